@@ -1,0 +1,1 @@
+"""The launcher: reads the machine, plans, binds, starts. Imports no torch."""

@@ -1,0 +1,85 @@
+"""The CPU quota and memory limit of this process's cgroup: v1 and v2, every level up to the root."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# A v1 group without a limit reports a number near 2^63; nothing real comes near a petabyte.
+NO_LIMIT_BYTES = 1 << 50
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The tightest limits met on the way to the root: CPUs (fractional) and bytes, None where unlimited."""
+
+    cpus: float | None
+    memory_bytes: int | None
+
+
+def read_limits(root: Path) -> Limits:
+    """Read every level of every hierarchy that /proc/self/cgroup names, and take the tightest.
+
+    Source: kernel docs, admin-guide/cgroup-v2.rst (cpu.max, memory.max) and cgroup-v1 (cpu.cfs_quota_us,
+    memory.limit_in_bytes). A container that sees only its own subtree shows its path as `/`.
+    """
+    cpus: list[float] = []
+    memory: list[int] = []
+    for folder in levels(root):
+        quota = v2_quota(folder) or v1_quota(folder)
+        if quota:
+            cpus.append(quota)
+        limit = number(folder / "memory.max") or number(folder / "memory.limit_in_bytes")
+        if limit and limit < NO_LIMIT_BYTES:
+            memory.append(limit)
+    return Limits(min(cpus, default=None), min(memory, default=None))
+
+
+def levels(root: Path) -> Iterator[Path]:
+    """Yield the folders of this process's groups, from its own up to each hierarchy's root."""
+    mount = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = ["0::/"]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and not {"cpu", "memory"} & set(controllers.split(",")):
+            continue
+        tops = (
+            [mount / controllers, *(mount / name for name in controllers.split(","))]
+            if controllers
+            else [
+                mount,
+                mount / "unified",
+            ]
+        )
+        for top in dict.fromkeys(tops):
+            if top.is_dir():
+                own = top / path.strip("/")
+                yield from (own, *(parent for parent in own.parents if parent.is_relative_to(top)))
+
+
+def v2_quota(folder: Path) -> float | None:
+    """Return the CPUs that `cpu.max` grants (`150000 100000` is 1.5), None for `max` or no file."""
+    try:
+        quota, _, period = (folder / "cpu.max").read_text().partition(" ")
+        return int(quota) / int(period or 100000)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
+
+
+def v1_quota(folder: Path) -> float | None:
+    """Return the CPUs that the CFS quota grants, None for -1 or no file."""
+    quota, period = number(folder / "cpu.cfs_quota_us"), number(folder / "cpu.cfs_period_us")
+    return quota / period if quota and period else None
+
+
+def number(path: Path) -> int | None:
+    """Return a file's positive number, None where there is none (`max`, -1, no such file)."""
+    try:
+        value = int(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if value > 0 else None

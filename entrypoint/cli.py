@@ -1,0 +1,128 @@
+"""The command line: verbs, flags that are the settings' own names, and what is left for the program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.errors import Refused, did_you_mean, shown
+from entrypoint.plan import Program
+from entrypoint.settings import PREFIX, LaunchSettings
+from entrypoint.variables import Settings, describe, flag_name
+
+VERBS = {
+    "train": "train with the built-in trainer (flags: launcher and trainer)",
+    "run": "run SCRIPT args… or run -m MODULE args…: any training script under the same plan",
+    "plan": "show what `train` (or `plan run SCRIPT`) would do and why; starts nothing",
+}
+SWITCHES = {"--json": "the plan as JSON", "--dry-run": "show the plan, start nothing", "--help": "this text"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command line taken apart: flags are by field name, the program is None for our trainer."""
+
+    verb: str
+    launch_flags: Mapping[str, str]
+    train_flags: Mapping[str, str]
+    switches: frozenset[str]
+    program: Program | None
+
+    @property
+    def starts(self) -> bool:
+        """Tell whether anything is to be started, or only shown."""
+        return self.verb != "plan" and not self.switches & {"--dry-run", "--json"}
+
+
+def parse(argv: Sequence[str], train_model: type[Settings]) -> Request:
+    """Take a command line apart; raises `Refused` for an unknown verb or flag, or a script that is not there."""
+    if not argv or argv[0] in ("--help", "-h", "help"):
+        return Request("help", {}, {}, frozenset(), None)
+    verb, tokens = argv[0], list(argv[1:])
+    if verb not in VERBS:
+        raise Refused(f"{shown(verb)}: no such command. {did_you_mean(verb, VERBS)}One of: {', '.join(VERBS)}.")
+    launch_fields, train_fields = LaunchSettings.model_fields, train_model.model_fields
+    target = verb
+    flags: dict[str, str] = {}
+    switches: set[str] = set()
+    while True:
+        models: list[type[Settings]] = [LaunchSettings] if target == "run" else [LaunchSettings, train_model]
+        more, seen, tokens = take_flags(tokens, models)
+        flags |= more
+        switches |= seen
+        if target != "plan" or not tokens or tokens[0] not in ("train", "run"):
+            break
+        target, tokens = tokens[0], tokens[1:]
+    if "--help" in switches:
+        return Request("help", {}, {}, frozenset(), None)
+    if target != "run" and tokens:
+        raise Refused(f"{shown(tokens[0])}: unexpected; `entrypoint run {shown(tokens[0])}` runs a script of yours")
+    if target == "run" and (stray := [field for field in flags if field not in launch_fields]):
+        raise Refused(f"{flag_name(stray[0])}: a trainer's flag; a script's own flags go after its name")
+    return Request(
+        verb,
+        {field: value for field, value in flags.items() if field in launch_fields},
+        {field: value for field, value in flags.items() if field in train_fields},
+        frozenset(switches),
+        find_program(tokens) if target == "run" else None,
+    )
+
+
+def take_flags(tokens: list[str], models: Sequence[type[Settings]]) -> tuple[dict[str, str], set[str], list[str]]:
+    """Consume leading flags: return them by field name, the switches seen, and the tokens that are left."""
+    fields = {flag_name(field): (field, info) for model in models for field, info in model.model_fields.items()}
+    flags: dict[str, str] = {}
+    switches: set[str] = set()
+    rest = list(tokens)
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        name, equals, value = rest.pop(0).partition("=")
+        if name in ("-h", *SWITCHES) and not equals:
+            switches.add("--help" if name == "-h" else name)
+            continue
+        if name not in fields:
+            known = [*fields, *SWITCHES]
+            raise Refused(f"{shown(name)}: no such flag. {did_you_mean(name, known)}See `entrypoint --help`.")
+        field, info = fields[name]
+        if not equals and info.annotation is bool:
+            value = rest.pop(0) if rest and rest[0] in ("0", "1") else "1"
+        elif not equals:
+            if not rest:
+                raise Refused(f"{name}: needs a value. {info.description}")
+            value = rest.pop(0)
+        flags[field] = value
+    return flags, switches, rest
+
+
+def find_program(tokens: Sequence[str]) -> Program:
+    """Return the person's own program; raises `Refused` where the script is not there."""
+    if not tokens:
+        raise Refused("run: no script; write `entrypoint run SCRIPT args…` or `entrypoint run -m MODULE args…`")
+    if tokens[0] == "-m":
+        if len(tokens) == 1:
+            raise Refused("run -m: no module; write `entrypoint run -m MODULE args…`")
+        return Program("module", (sys.executable, "-m", *tokens[1:]))
+    script = Path(tokens[0])
+    if not script.exists():
+        raise Refused(f"{shown(tokens[0])}: no such script in {Path.cwd()}; check the path")
+    if script.is_dir() and not (script / "__main__.py").exists():
+        raise Refused(f"{shown(tokens[0])}: a folder without __main__.py; name the script in it")
+    return Program("script", (sys.executable, *tokens))
+
+
+def help_text(train_model: type[Settings], train_prefix: str) -> str:
+    """Return the whole help: verbs, switches, every setting as flag and variable with its default."""
+    lines = ["usage: entrypoint VERB [flags] [script and its arguments]", ""]
+    lines += [f"  {verb:<7} {text}" for verb, text in VERBS.items()]
+    lines += ["", *(f"  {name:<11} {text}" for name, text in SWITCHES.items())]
+    groups: tuple[tuple[str, type[Settings], str], ...] = (
+        ("launcher", LaunchSettings, PREFIX),
+        ("trainer", train_model, train_prefix),
+    )
+    for title, model, prefix in groups:
+        lines += ["", f"settings of the {title}, as a flag or a variable [default]:"]
+        for flag, variable, default, info in describe(model, prefix):
+            lines.append(f"  {flag:<20} {variable:<26} {info.description} [{default}]")
+    lines += ["", "exit codes: 0 done, 2 usage, 3 machine, 4 rendezvous, 5 a rank failed, 75 preempted"]
+    return "\n".join(lines)

@@ -1,0 +1,88 @@
+"""Shared libraries that can be preloaded: where each may lie, and whether the file there fits this machine."""
+
+from __future__ import annotations
+
+import platform
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+# Package names differ in what they ship: Debian's libtcmalloc-minimal4 has no unversioned name without its -dev
+# package, which is why torch.backends.xeon.run_cpu, looking for exactly libtcmalloc.so, never finds it there.
+PATTERNS: Mapping[str, tuple[str, ...]] = {
+    "tcmalloc": ("libtcmalloc_minimal.so*", "libtcmalloc.so*"),
+    "jemalloc": ("libjemalloc.so*",),
+    "intel": ("libiomp5.so",),
+}
+INSTALL: Mapping[str, str] = {
+    "tcmalloc": "Debian's libtcmalloc-minimal4",
+    "jemalloc": "Debian's libjemalloc2",
+    "intel": "the Python package intel-openmp",
+}
+# ELF e_machine (System V ABI) by what uname(2) calls the architecture.
+ELF_MACHINES: Mapping[str, int] = {"x86_64": 62, "aarch64": 183, "ppc64le": 21, "riscv64": 243}
+
+
+@dataclass(frozen=True)
+class Library:
+    """One library as found: `path` is None where none fits, and `why` says where it was looked for or what is wrong."""
+
+    name: str
+    path: str | None
+    why: str
+
+
+def read_libraries(root: Path, prefix: Path, architecture: str | None = None) -> tuple[Library, ...]:
+    """Look for every library of the table below `prefix` (the virtual environment) and the folders under `root`."""
+    architecture = architecture or platform.machine()
+    folders = library_folders(root, prefix, architecture)
+    names = {folder: list_names(folder) for folder in folders}
+    return tuple(find(name, names, architecture) for name in PATTERNS)
+
+
+def library_folders(root: Path, prefix: Path, architecture: str) -> tuple[Path, ...]:
+    """Return the folders to look in: the environment's own first, then local, multiarch and plain system ones."""
+    system = ("usr/local/lib", f"usr/lib/{architecture}-linux-gnu", "usr/lib64", "usr/lib")
+    folders = (prefix / "lib", *(root / name for name in system))
+    return tuple(folder for folder in folders if folder.is_dir())
+
+
+def list_names(folder: Path) -> list[str]:
+    """Return a folder's file names in order, none where it cannot be read."""
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return []
+
+
+def find(name: str, names: Mapping[Path, list[str]], architecture: str) -> Library:
+    """Return the first file that fits, by the order of patterns and folders."""
+    wrong: list[str] = []
+    for pattern in PATTERNS[name]:
+        for folder, files in names.items():
+            for file in files:
+                if not fnmatch(file, pattern) or "debug" in file:
+                    continue
+                problem = misfit(folder / file, architecture)
+                if not problem:
+                    return Library(name, str(folder / file), f"found in {folder}")
+                wrong.append(f"{folder / file} {problem}")
+    looked = ", ".join(map(str, names)) or "no library folder"
+    missing = f"not in {looked}; {INSTALL[name]} has it"
+    return Library(name, None, "; ".join(wrong) if wrong else missing)
+
+
+def misfit(path: Path, architecture: str) -> str:
+    """Say why a file cannot be loaded on this architecture, nothing where it can."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(20)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if len(head) < 20 or not head.startswith(b"\x7fELF"):
+        return "is no shared library"
+    machine = struct.unpack("<H" if head[5] == 1 else ">H", head[18:20])[0]
+    wanted = ELF_MACHINES.get(architecture)
+    return f"is not for {architecture}" if wanted and machine != wanted else ""

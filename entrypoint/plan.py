@@ -1,0 +1,86 @@
+"""What a plan is: frozen values with a reason for each, that print, store and compare as they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+# Carries the plan from the node stage to the ranks and to the trainer, as JSON.
+VARIABLE = "ENTRYPOINT_PLAN"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One thing decided, and why."""
+
+    what: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of this node: the CPUs that it is bound to, its OpenMP threads, its GPU."""
+
+    local_rank: int
+    cpus: tuple[int, ...]
+    threads: int
+    gpu: int | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """What the ranks become: our trainer (`train`), or a person's own script or module."""
+
+    kind: str
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a launch does on this node; `training` holds what only our trainer reads."""
+
+    launcher: str
+    backend: str
+    device: str
+    nnodes: int
+    nproc_per_node: int
+    ranks: tuple[Rank, ...]
+    environment: Mapping[str, str]
+    yours: tuple[str, ...]
+    bind: bool
+    preload: tuple[str, ...]
+    program: Program
+    command: tuple[str, ...]
+    decisions: tuple[Decision, ...]
+    warnings: tuple[str, ...]
+    node: str = ""
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_training(
+        self, training: Mapping[str, Any], decisions: tuple[Decision, ...], warnings: tuple[str, ...] = ()
+    ) -> Plan:
+        """Return the plan with the trainer's own part added."""
+        return replace(
+            self,
+            training=dict(training),
+            decisions=self.decisions + decisions,
+            warnings=self.warnings + warnings,
+        )
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Return the plan as JSON, the keys in the order of the fields."""
+        return json.dumps(asdict(self), indent=indent)
+
+    @staticmethod
+    def from_json(text: str) -> Plan:
+        """Return the plan that `to_json` wrote; raises ValueError, KeyError or TypeError for other text."""
+        data = json.loads(text)
+        data["ranks"] = tuple(Rank(**{**rank, "cpus": tuple(rank["cpus"])}) for rank in data["ranks"])
+        data["program"] = Program(data["program"]["kind"], tuple(data["program"]["argv"]))
+        data["decisions"] = tuple(Decision(**decision) for decision in data["decisions"])
+        for name in ("yours", "preload", "command", "warnings"):
+            data[name] = tuple(data[name])
+        return Plan(**data)

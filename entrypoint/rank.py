@@ -1,0 +1,87 @@
+"""The last step before the program, in each rank: map the launcher's variables, bind, then exec."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import zlib
+from collections.abc import Mapping
+from typing import NoReturn
+
+from entrypoint.errors import Exit, Refused
+from entrypoint.job import Job
+from entrypoint.plan import VARIABLE, Plan, Rank
+from entrypoint.topology import format_cpu_list
+
+
+def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn:
+    """Turn this process into the plan's program as the job's rank; raises `Refused` where it cannot.
+
+    Binding comes before the program's interpreter starts, since OpenMP reads mask and variables only once.
+    """
+    if job.local_rank >= len(plan.ranks):
+        raise Refused(f"local rank {job.local_rank}: the plan has {len(plan.ranks)} ranks on this node; start as many")
+    rank = plan.ranks[job.local_rank]
+    environment = rank_environment(plan, rank, job, environ)
+    if plan.bind:
+        bind(rank)
+    replace_process(plan.program.argv, environment)
+
+
+def replace_process(argv: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
+    """Go on as another program, with nothing of ours left unwritten."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(argv[0], argv, environment)
+
+
+def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the whole environment of one rank; what a person has set wins."""
+    environment = {**environ, **plan.environment, VARIABLE: plan.to_json()}
+    if "OMP_NUM_THREADS" not in plan.yours:
+        environment["OMP_NUM_THREADS"] = str(rank.threads)
+    environment |= {
+        "RANK": str(job.rank),
+        "WORLD_SIZE": str(job.world_size),
+        "LOCAL_RANK": str(job.local_rank),
+        "LOCAL_WORLD_SIZE": str(job.local_world_size),
+    }
+    if plan.preload:
+        own = environment.get("LD_PRELOAD", "")
+        environment["LD_PRELOAD"] = ":".join((*plan.preload, *([own] if own else [])))
+    if not environment.get("MASTER_ADDR"):
+        if not job.on_one_node:
+            raise Refused(
+                f"MASTER_ADDR is not set: {job.launcher} started ranks on several nodes; set MASTER_ADDR and"
+                " MASTER_PORT to the first node's address and a free port",
+                Exit.RENDEZVOUS,
+            )
+        environment["MASTER_ADDR"] = "127.0.0.1"
+    if not environment.get("MASTER_PORT"):
+        environment["MASTER_PORT"] = str(master_port(job))
+    return environment
+
+
+def master_port(job: Job) -> int:
+    """Return a free port for a rank that is alone, else one that every rank works out from the job's id.
+
+    The latter lies above the ephemeral range of Linux (32768 to 60999).
+    """
+    if job.world_size == 1:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+    return 61000 + (int(job.id) if job.id.isdecimal() else zlib.crc32(job.id.encode())) % 4000
+
+
+def bind(rank: Rank) -> None:
+    """Pin this process, and so all its threads and children, to the rank's CPUs; raises `Refused`."""
+    try:
+        os.sched_setaffinity(0, rank.cpus)
+    except OSError as error:
+        raise Refused(
+            f"local rank {rank.local_rank}: cannot be bound to CPUs {format_cpu_list(rank.cpus)}"
+            f" ({error.strerror}); set LAUNCH_BIND=0 to go on unbound",
+            Exit.MACHINE,
+        ) from None

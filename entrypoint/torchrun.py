@@ -1,0 +1,105 @@
+"""torchrun's own agent, ending as the entrypoint promises: the first failure in one line, its exit code kept.
+
+torchrun itself prints a page for every failure, sorts failures that fall into one second by rank, and exits 1
+whatever the ranks' codes were. This module is the one part of the entrypoint that imports torch: it runs in
+the agent's process, which is torchrun's.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from typing import Any
+
+from entrypoint.errors import Exit
+
+
+def main(argv: list[str]) -> int:
+    """Run torchrun's agent with torchrun's arguments and return the job's exit code."""
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    ended_by_agent = watch_agent()
+    try:
+        torchrun.run(torchrun.parse_args(argv))  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        return tell_first_failure(error.failures, ended_by_agent)
+    except SignalException as error:
+        return say(f"stopped by {error.sigval.name}", 128 + error.sigval)
+    except (RuntimeError, OSError) as error:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        return say(f"the ranks could not be brought together: {first_line}", Exit.RENDEZVOUS)
+    return Exit.DONE
+
+
+class Witness(logging.Handler):
+    """Notes which processes the agent has ended itself; torch 2.13 counts those among the failed ones."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.pids: set[int] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note the process of `Sending process %s closing signal %s` and of `Unable to shutdown process %s …`."""
+        if "process %s" in record.msg and isinstance(record.args, tuple) and isinstance(record.args[0], int):
+            self.pids.add(record.args[0])
+
+
+def watch_agent() -> set[int]:
+    """Keep the agent's own pages of log off the terminal; return the set that its victims' pids go into."""
+    witness = Witness()
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed"):
+            logger = logging.getLogger(name)
+            logger.handlers, logger.propagate = [logging.NullHandler()], False
+    agent = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+    agent.setLevel(logging.WARNING)
+    agent.handlers, agent.propagate = [witness], False
+    return witness.pids
+
+
+def tell_first_failure(failures: dict[int, Any], ended_by_agent: set[int]) -> int:
+    """Say which rank failed first and with what, and return the code to end with.
+
+    A rank that the agent has ended, or that only lost its peer, is a consequence, so it comes after any other
+    failure. A rank's own code is kept; one that a signal ended gives 5.
+    """
+    rank, failure = min(failures.items(), key=lambda item: order(item[0], item[1], ended_by_agent))
+    extra = extra_info(failure)
+    if extra.get("refused"):
+        return say(failure.message["message"], failure.exitcode)
+    place = f"rank {rank} of this job (local rank {failure.local_rank}, pid {failure.pid})"
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        hint = "; the kernel does this when memory runs out" if name == "SIGKILL" else ""
+        return say(f"{place} failed first: killed by {name}{hint}", Exit.RANK_FAILED)
+    return say(f"{place} failed first, with exit code {failure.exitcode}", failure.exitcode)
+
+
+def order(rank: int, failure: Any, ended_by_agent: set[int]) -> tuple[bool, bool, int, int]:
+    """Return the sorting key of a failure: causes before consequences, signals first, then by time and rank.
+
+    A rank that a signal ended wrote no time, and one that ends by itself in the same second may be reacting.
+    """
+    extra = extra_info(failure)
+    consequence = failure.pid in ended_by_agent or bool(extra.get("lost_peer"))
+    when_ns = int(extra.get("time_ns", failure.timestamp * 10**9))
+    return consequence, failure.exitcode > 0, when_ns, rank
+
+
+def extra_info(failure: Any) -> dict[str, Any]:
+    """Return what a rank wrote beside its message into its error file, nothing where it wrote none."""
+    message = failure.error_file_data.get("message")
+    return dict(message.get("extraInfo", {})) if isinstance(message, dict) else {}
+
+
+def say(message: str, code: int) -> int:
+    """Print the job's last line and return its code."""
+    print(f"entrypoint: error: {message}", file=sys.stderr)
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

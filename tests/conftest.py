@@ -1,0 +1,182 @@
+"""What the tests share: a clean environment, real launches, small real pictures, built machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+PYTHON = sys.executable
+LAUNCH_LIMIT_S = 120
+
+# Whatever a launcher, a batch system or a person has set in the shell that runs the tests stays out of them.
+FOREIGN = (
+    "LAUNCH_", "TRAIN_", "OMPI_", "PMI_", "PMIX_", "MPI_", "MV2_", "SLURM_", "TORCHELASTIC_",
+    "OMP_", "KMP_", "GLOO_", "MASTER_", "PYTHON", "ENTRYPOINT_",
+)  # fmt: skip
+FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+
+
+def clean_environment() -> dict[str, str]:
+    """Return this process's environment without anything that a plan reads."""
+    return {
+        name: value for name, value in os.environ.items() if not name.startswith(FOREIGN) and name not in FOREIGN_NAMES
+    }
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error_lines(self) -> list[str]:
+        """The lines that the entrypoint itself calls errors."""
+        return [line for line in self.err.splitlines() if line.startswith("entrypoint: error: ")]
+
+
+class Entrypoint:
+    """Runs the real entrypoint in a folder of its own, as a person would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.home.mkdir()
+
+    def __call__(
+        self,
+        *arguments: str | Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        command: tuple[str, ...] = (PYTHON, "-m", "entrypoint"),
+    ) -> Result:
+        done = subprocess.run(
+            [*command, *map(str, arguments)],
+            cwd=cwd or self.folder,
+            env={**clean_environment(), "HOME": str(self.home), **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=LAUNCH_LIMIT_S,
+            check=False,
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    def plan(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> Any:
+        """Return the plan as parsed JSON."""
+        result = self("plan", "--json", *arguments, env=env)
+        assert result.code == 0, result.err
+        return json.loads(result.out)
+
+    def train(self, *arguments: str | Path, env: Mapping[str, str] | None = None) -> Any:
+        """Train, which must succeed, and return the summary."""
+        result = self("train", *arguments, env={"TRAIN_TENSORBOARD": "0", **(env or {})})
+        assert result.code == 0, result.err + result.out
+        return self.summary()
+
+    def summary(self, name: str = "latest") -> Any:
+        """Return a run's summary.json."""
+        return json.loads((self.folder / "runs" / name / "summary.json").read_text())
+
+
+@pytest.fixture
+def entrypoint(tmp_path: Path) -> Entrypoint:
+    return Entrypoint(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _no_foreign_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in set(os.environ) - set(clean_environment()):
+        monkeypatch.delenv(name)
+
+
+def paint(folder: Path, classes: int = 3, each: int = 8, size: tuple[int, int] = (16, 16), mode: str = "RGB") -> None:
+    """Write real picture files, a colour or grey a class with noise on it, PNG and JPEG by turns."""
+    random = np.random.default_rng(0)
+    for label in range(classes):
+        place = folder / f"class{label}"
+        place.mkdir(parents=True)
+        for index in range(each):
+            channels = (3,) if mode == "RGB" else ()
+            level = 40 + 170 * label // max(1, classes - 1)
+            pixels = (level + random.integers(-30, 30, size=(size[1], size[0], *channels))).clip(0, 255)
+            suffix = "png" if index % 2 else "jpg"
+            Image.fromarray(pixels.astype(np.uint8), mode).save(place / f"{index:03}.{suffix}")
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A small image folder: 3 classes, 24 train and 12 test pictures of 16x16."""
+    folder = tmp_path / "pictures"
+    paint(folder / "train", each=8)
+    paint(folder / "test", each=4)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cifar10_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The real CIFAR-10 as JPEGs: CIFAR10_IMAGES names the unpacked folder, or the archive."""
+    place = os.environ.get("CIFAR10_IMAGES")
+    if not place or not Path(place).exists():
+        pytest.skip("needs the real CIFAR-10 images: set CIFAR10_IMAGES to their folder or .tar.xz")
+    if Path(place).is_dir():
+        return Path(place)
+    folder = tmp_path_factory.mktemp("cifar10")
+    shutil.unpack_archive(place, folder)
+    return next(path.parent for path in folder.glob("**/train") if path.is_dir())
+
+
+TreeBuilder = Callable[..., Path]
+
+
+@pytest.fixture
+def built_machine(tmp_path: Path) -> TreeBuilder:
+    """Builds a root folder with /sys and /proc of a machine that is not here."""
+
+    def build(
+        sockets: int = 1,
+        cores_per_socket: int = 2,
+        threads_per_core: int = 1,
+        nodes_per_socket: int = 1,
+        interleaved: bool = True,
+        memory_kib: int = 8 << 20,
+        files: Mapping[str, str] | None = None,
+    ) -> Path:
+        root = tmp_path / "root"
+        system = root / "sys/devices/system"
+        total_cores = sockets * cores_per_socket
+        nodes: dict[int, list[int]] = {}
+        for core in range(total_cores):
+            socket, core_id = divmod(core, cores_per_socket)
+            node = socket * nodes_per_socket + core_id * nodes_per_socket // cores_per_socket
+            for thread in range(threads_per_core):
+                cpu = core + thread * total_cores if interleaved else core * threads_per_core + thread
+                topology = system / f"cpu/cpu{cpu}/topology"
+                topology.mkdir(parents=True)
+                (topology / "core_id").write_text(f"{core_id}\n")
+                (topology / "physical_package_id").write_text(f"{socket}\n")
+                nodes.setdefault(node, []).append(cpu)
+        for node, cpus in nodes.items():
+            folder = system / f"node/node{node}"
+            folder.mkdir(parents=True)
+            (folder / "cpulist").write_text(",".join(map(str, sorted(cpus))) + "\n")
+        (system / "cpu/online").write_text(f"0-{total_cores * threads_per_core - 1}\n")
+        for name, text in {"proc/meminfo": f"MemTotal: {memory_kib} kB\n", **(files or {})}.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return root
+
+    return build

@@ -1,0 +1,55 @@
+"""Any environment at all ends in a plan or in our own refusal: FUZZ_EXAMPLES says how many are tried."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from entrypoint.__main__ import node_stage
+from entrypoint.errors import Exit, Refused
+from entrypoint.job import LAUNCHERS
+from entrypoint.planner import STANDARD
+from entrypoint.settings import LaunchSettings
+from train.settings import TrainSettings
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "500"))
+
+OURS = [
+    prefix + field.upper()
+    for prefix, model in (("LAUNCH_", LaunchSettings), ("TRAIN_", TrainSettings))
+    for field in model.model_fields
+]
+LAUNCHERS_OWN = [
+    name
+    for row in LAUNCHERS
+    for name in (*row.present, row.rank, row.world_size, row.local_rank, row.local_world_size, *row.job_id)
+    if name
+]
+OTHERS = [*STANDARD, "LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_TASKS_PER_NODE"]
+MISSPELT = st.builds(str.__add__, st.sampled_from(["LAUNCH_", "TRAIN_", "launch_"]), st.text("ABCXYZ_", max_size=12))
+LIKELY = ["", "0", "1", "2", "-1", "auto", "cpu", "cuda", "gnu", "intel", "1.5", "nan", "2(x3),1", "imagefolder"]
+
+# What the kernel can hand to a process: any bytes but NUL, undecodable ones as surrogates (PEP 383).
+anything = st.binary(max_size=60).map(lambda raw: os.fsdecode(raw.replace(b"\0", b"")))
+values = st.sampled_from(LIKELY) | st.integers().map(str) | anything | st.just("x" * 70_000)
+environments = st.dictionaries(st.sampled_from([*OURS, *LAUNCHERS_OWN, *OTHERS]) | MISSPELT, values, max_size=8)
+commands = st.sampled_from([["plan"], ["plan", "--json"], ["train", "--dry-run"], ["plan", "run", "-m", "x"]])
+
+
+@settings(max_examples=EXAMPLES, deadline=1000, suppress_health_check=[HealthCheck.too_slow])
+@given(commands, environments)
+def test_any_environment_ends_in_a_plan_or_one_line_a_fault(command: list[str], environ: dict[str, str]) -> None:
+    out, kept = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), sys.stdout
+    sys.stdout = out
+    try:
+        assert node_stage(command, environ) == 0
+    except Refused as error:
+        assert error.code in (Exit.USAGE, Exit.MACHINE, Exit.RENDEZVOUS)
+        assert all(line.isprintable() and line for line in str(error).split("\n"))
+        assert len(str(error)) < 4000
+    finally:
+        sys.stdout = kept

@@ -1,0 +1,72 @@
+"""Libraries to preload, in built folders with real ELF headers."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from entrypoint.libraries import Library, read_libraries
+
+
+def elf(machine: int) -> bytes:
+    """Return the first bytes of a little-endian 64-bit shared object for a machine."""
+    return b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HH", 3, machine)
+
+
+X86, ARM = elf(62), elf(183)
+MULTIARCH = "usr/lib/x86_64-linux-gnu"
+
+
+def look(root: Path, files: dict[str, bytes], architecture: str = "x86_64") -> dict[str, Library]:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return {library.name: library for library in read_libraries(root, root / "venv", architecture)}
+
+
+@pytest.mark.parametrize(
+    ("files", "name", "found"),
+    [
+        ({f"{MULTIARCH}/libtcmalloc_minimal.so.4": X86}, "tcmalloc", f"{MULTIARCH}/libtcmalloc_minimal.so.4"),
+        ({f"{MULTIARCH}/libtcmalloc.so.4.5.9": X86}, "tcmalloc", f"{MULTIARCH}/libtcmalloc.so.4.5.9"),
+        ({"usr/lib64/libjemalloc.so.2": X86}, "jemalloc", "usr/lib64/libjemalloc.so.2"),
+        ({"venv/lib/libiomp5.so": X86, "usr/lib/libiomp5.so": X86}, "intel", "venv/lib/libiomp5.so"),
+        (
+            {"usr/local/lib/libtcmalloc_minimal.so.4": ARM, f"{MULTIARCH}/libtcmalloc_minimal.so.4": X86},
+            "tcmalloc",
+            f"{MULTIARCH}/libtcmalloc_minimal.so.4",
+        ),
+    ],
+)
+def test_run_cpu_wants_exactly_libtcmalloc_so_and_we_find_what_is_there(
+    tmp_path: Path, files: dict[str, bytes], name: str, found: str
+) -> None:
+    assert look(tmp_path, files)[name].path == str(tmp_path / found)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(ARM, "is not for x86_64"), (b"GROUP ( libc.so.6 )", "is no shared library"), (b"", "is no shared library")],
+)
+def test_a_file_that_does_not_fit_is_told(tmp_path: Path, content: bytes, said: str) -> None:
+    library = look(tmp_path, {f"{MULTIARCH}/libtcmalloc.so.4": content})["tcmalloc"]
+    assert library.path is None
+    assert said in library.why
+
+
+def test_what_is_absent_is_told_with_where_it_was_looked_for_and_who_has_it(tmp_path: Path) -> None:
+    library = look(tmp_path, {f"{MULTIARCH}/libtcmalloc_minimal_debug.so.4": X86})["tcmalloc"]
+    assert library.path is None
+    assert str(tmp_path / MULTIARCH) in library.why
+    assert "libtcmalloc-minimal4" in library.why
+
+
+def test_intels_runtime_is_found_beside_this_python_without_an_activated_environment() -> None:
+    if not Path(sys.prefix, "lib/libiomp5.so").exists():
+        pytest.skip("needs intel-openmp in this environment")
+    found = {library.name: library for library in read_libraries(Path("/"), Path(sys.prefix))}
+    assert found["intel"].path == str(Path(sys.prefix, "lib/libiomp5.so"))

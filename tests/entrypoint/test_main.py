@@ -1,0 +1,331 @@
+"""The entrypoint as people run it: real processes, real ranks, real exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PYTHON, Entrypoint, Result
+
+CORES = len(os.sched_getaffinity(0))
+needs_two_cores = pytest.mark.skipif(CORES < 2, reason=f"needs 2 cores, this process may use {CORES}")
+CONSOLE_COMMAND = Path(sys.executable).with_name("entrypoint")
+
+pytestmark = pytest.mark.launch
+
+# The shape of the book's scripts: plain env:// rendezvous, a DistributedSampler, DDP.
+BOOK_SCRIPT = """
+    import json, os, sys
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data.distributed import DistributedSampler
+
+    dist.init_process_group(backend="gloo", init_method="env://")
+    rank = dist.get_rank()
+    data = TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,)))
+    loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data))
+    model = DistributedDataParallel(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    told = dict(rank=rank, size=dist.get_world_size(), steps=len(loader), argv=sys.argv[1:],
+                cpus=sorted(os.sched_getaffinity(0)), threads=torch.get_num_threads(),
+                weights=[p.detach().flatten().tolist() for p in model.parameters()])
+    open(f"rank{rank}.json", "w").write(json.dumps(told))
+    dist.destroy_process_group()
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+@needs_two_cores
+def test_the_books_kind_of_script_runs_unchanged_with_two_ranks_each_on_its_own_core(entrypoint: Entrypoint) -> None:
+    write(entrypoint.folder, "book.py", BOOK_SCRIPT)
+    # Arguments that torchrun's own parser would take for its own.
+    arguments = ["--nnodes", "--rdzv", "x", "--lr=3", "-m"]
+    result = entrypoint("run", "--nproc-per-node", "2", "book.py", *arguments)
+    assert result.code == 0, result.err
+    first, second = (json.loads((entrypoint.folder / f"rank{rank}.json").read_text()) for rank in range(2))
+    assert (first["size"], second["size"]) == (2, 2)
+    assert first["argv"] == second["argv"] == arguments
+    assert first["steps"] == second["steps"] == 4
+    assert first["weights"] == second["weights"]
+    planned = entrypoint.plan("--nproc-per-node", "2")["ranks"]
+    assert [first["cpus"], second["cpus"]] == [rank["cpus"] for rank in planned]
+    assert not set(first["cpus"]) & set(second["cpus"])
+    assert [first["threads"], second["threads"]] == [rank["threads"] for rank in planned]
+
+
+def test_the_same_script_runs_with_one_rank(entrypoint: Entrypoint) -> None:
+    write(entrypoint.folder, "book.py", BOOK_SCRIPT)
+    result = entrypoint("run", "book.py")
+    assert result.code == 0, result.err
+    told = json.loads((entrypoint.folder / "rank0.json").read_text())
+    assert (told["size"], told["cpus"]) == (1, entrypoint.plan()["ranks"][0]["cpus"])
+
+
+def test_a_module_runs_from_the_current_folder(entrypoint: Entrypoint) -> None:
+    (entrypoint.folder / "pkg").mkdir()
+    write(entrypoint.folder / "pkg", "tool.py", "import sys; print('tool', sys.argv[1:])")
+    result = entrypoint("run", "-m", "pkg.tool", "a", "--b")
+    assert result.out == "tool ['a', '--b']\n"
+
+
+@pytest.mark.parametrize("command", [(PYTHON, "-m", "entrypoint"), (str(CONSOLE_COMMAND),)])
+@pytest.mark.parametrize("pythonpath", ["", "."])
+def test_a_train_py_of_the_users_is_never_taken_for_ours_nor_ours_for_theirs(
+    entrypoint: Entrypoint, command: tuple[str, ...], pythonpath: str
+) -> None:
+    write(entrypoint.folder, "train.py", "print('the user\\'s own train.py')")
+    write(entrypoint.folder, "script.py", "import train")
+    env = {"PYTHONPATH": pythonpath, "TRAIN_EPOCHS": "1", "TRAIN_TENSORBOARD": "0"}
+    ours = entrypoint("train", env=env, command=command)
+    assert "test accuracy" in ours.out
+    assert "user's own" not in ours.out + ours.err
+    for arguments in (["train.py"], ["-m", "train"], ["script.py"]):
+        theirs = entrypoint("run", *arguments, env=env | {"LAUNCH_QUIET": "1"}, command=command)
+        assert (theirs.out, theirs.err) == ("the user's own train.py\n", ""), arguments
+
+
+@pytest.mark.parametrize(("ending", "code"), [("sys.exit(7)", 7), ("pass", 0), ("1 / 0", 1)])
+def test_a_script_keeps_its_own_exit_code(entrypoint: Entrypoint, ending: str, code: int) -> None:
+    write(entrypoint.folder, "x.py", f"import sys\n{ending}\n")
+    assert entrypoint("run", "x.py").code == code
+
+
+@needs_two_cores
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        ("sys.exit(7)", 7, "rank 1 of this job (local rank 1, pid {pid}) failed first, with exit code 7"),
+        ("os.kill(os.getpid(), 9)", 5, "rank 1 of this job (local rank 1, pid {pid}) failed first: killed by SIGKILL"),
+        ("raise ValueError('mine')", 1, "rank 1 of this job (local rank 1, pid {pid}) failed first, with exit code 1"),
+    ],
+)
+def test_one_rank_dies_and_the_job_ends_with_its_code_and_no_orphan(
+    entrypoint: Entrypoint, ending: str, code: int, said: str
+) -> None:
+    write(
+        entrypoint.folder,
+        "x.py",
+        f"""
+        import os, sys, time
+        rank = os.environ["RANK"]
+        open(f"pid{{rank}}", "w").write(str(os.getpid()))
+        while not os.path.exists("pid0"):
+            time.sleep(0.01)
+        if rank == "1":
+            {ending}
+        time.sleep(60)
+        """,
+    )
+    result = entrypoint("run", "--nproc-per-node=2", "x.py")
+    pids = [int((entrypoint.folder / f"pid{rank}").read_text()) for rank in range(2)]
+    assert result.code == code
+    assert result.err.splitlines()[-1].startswith("entrypoint: error: " + said.format(pid=pids[1]))
+    assert "ChildFailedError" not in result.err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_plan_starts_nothing_and_says_why(entrypoint: Entrypoint) -> None:
+    write(entrypoint.folder, "x.py", "open('started', 'w')")
+    for arguments in (["plan", "run", "x.py"], ["run", "--dry-run", "x.py"]):
+        result = entrypoint(*arguments)
+        assert result.code == 0
+        assert "one rank needs none" in result.out
+        assert "would run: " in result.out
+    assert not (entrypoint.folder / "started").exists()
+    assert entrypoint("train", "--dry-run").code == 0
+    assert not (entrypoint.folder / "runs").exists()
+
+
+def test_the_plans_json_has_what_it_promises(entrypoint: Entrypoint) -> None:
+    plan = entrypoint.plan()
+    assert {
+        *("launcher", "backend", "device", "nnodes", "nproc_per_node", "ranks", "environment", "preload"),
+        *("command", "decisions", "warnings"),
+    } <= set(plan)
+    assert {"local_rank", "cpus", "threads"} <= set(plan["ranks"][0])
+    assert all({"what", "value", "why"} == set(decision) for decision in plan["decisions"])
+    assert {"feed", "workers"} <= {decision["what"] for decision in plan["decisions"]}
+
+
+def test_the_mask_of_taskset_is_the_plans(entrypoint: Entrypoint) -> None:
+    last = max(os.sched_getaffinity(0))
+    command = ("taskset", "-c", str(last), PYTHON, "-m", "entrypoint")
+    result = entrypoint("plan", "--json", command=command)
+    assert json.loads(result.out)["ranks"] == [{"local_rank": 0, "cpus": [last], "threads": 1, "gpu": None}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "code", "said"),
+    [
+        (["train"], {"TRAIN_EPOCH": "3"}, 2, "TRAIN_EPOCH=3: no such variable. Did you mean TRAIN_EPOCHS?"),
+        (["plan"], {"LAUNCH_NPROC": "3"}, 2, "LAUNCH_NPROC=3: no such variable. Did you mean LAUNCH_NPROC_PER_NODE?"),
+        (["train"], {"TRAIN_EPOCHS": "0"}, 2, "TRAIN_EPOCHS=0: should be greater than or equal to 1."),
+        (["train"], {"LAUNCH_NPROC_PER_NODE": "4096"}, 3, "LAUNCH_NPROC_PER_NODE=4096: more ranks than cores"),
+        (["train"], {"LAUNCH_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}, 3, "LAUNCH_DEVICE=cuda: no GPU is visible"),
+        (["run", "nowhere.py"], {}, 2, "nowhere.py: no such script"),
+        (
+            ["train"],
+            {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "/nowhere"},
+            2,
+            "TRAIN_DATA_DIR=/nowhere: no such",
+        ),
+        (["train"], {"TRAIN_FEED": "stream"}, 2, "TRAIN_FEED=stream: only imagefolder can be streamed"),
+        (["train"], {"TRAIN_ACCUMULATE": "65"}, 2, "TRAIN_BATCH_SIZE=64: too few for 1 ranks x 65 parts"),
+        (["rank"], {}, 2, "ENTRYPOINT_PLAN: no plan of the node stage"),
+    ],
+)
+def test_bad_input_is_one_line_and_the_documented_code(
+    entrypoint: Entrypoint, arguments: list[str], env: dict[str, str], code: int, said: str
+) -> None:
+    result = entrypoint(*arguments, env=env)
+    assert result.code == code
+    assert len(result.err.splitlines()) == 1
+    assert result.err.startswith(f"entrypoint: error: {said}")
+    assert result.out == ""
+
+
+def test_a_scripts_own_train_variables_are_its_own(entrypoint: Entrypoint) -> None:
+    write(entrypoint.folder, "x.py", "import os; print(os.environ['TRAIN_MY_OWN'])")
+    assert entrypoint("run", "x.py", env={"TRAIN_MY_OWN": "7"}).out == "7\n"
+
+
+def test_the_entrypoint_imports_no_torch() -> None:
+    program = (
+        "import sys, entrypoint.__main__ as m; sys.argv = ['entrypoint', 'plan', '--json']; m.main();"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([PYTHON, "-c", program], capture_output=True, check=False).returncode == 0
+
+
+def test_a_closed_pipe_is_no_error(entrypoint: Entrypoint) -> None:
+    done = subprocess.run(
+        f"{PYTHON} -m entrypoint --help | head -n 1; echo ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        cwd=entrypoint.folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+@needs_two_cores
+def test_torchrun_of_the_users_is_not_nested(entrypoint: Entrypoint) -> None:
+    write(
+        entrypoint.folder,
+        "x.py",
+        """
+        import os
+        rank = os.environ["RANK"]
+        open(f"rank{rank}", "w").write(f"{os.environ['WORLD_SIZE']} {sorted(os.sched_getaffinity(0))}")
+        """,
+    )
+    command = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "entrypoint")
+    result = entrypoint("run", "x.py", command=command)
+    assert result.code == 0, result.err
+    planned = entrypoint.plan("--nproc-per-node=2")["ranks"]
+    for rank in range(2):
+        assert (entrypoint.folder / f"rank{rank}").read_text() == f"2 {planned[rank]['cpus']}"
+    assert result.err.count("plan: ") == 1
+
+
+def launcher(*names: str, said: str) -> str:
+    """Return the first of these commands whose version says so; skips the test where there is none."""
+    for name in names:
+        path = shutil.which(name)
+        if path and said in subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout:
+            return path
+    pytest.skip(f"needs {said}: none of {', '.join(names)} is here")
+
+
+@needs_two_cores
+@pytest.mark.openmpi
+@pytest.mark.parametrize("bind", ["none", "core"])
+def test_ranks_of_open_mpi_on_one_node_become_what_they_are(entrypoint: Entrypoint, bind: str) -> None:
+    mpirun = launcher("mpirun.openmpi", "mpirun", said="Open MPI")
+    write(entrypoint.folder, "book.py", BOOK_SCRIPT)
+    command = (mpirun, "--allow-run-as-root", "--bind-to", bind, "-np", "2", PYTHON, "-m", "entrypoint")
+    check_two_ranks(entrypoint, entrypoint("run", "book.py", command=command))
+
+
+@needs_two_cores
+@pytest.mark.hydra
+def test_ranks_of_hydra_on_one_node_become_what_they_are(entrypoint: Entrypoint) -> None:
+    mpiexec = launcher("mpiexec.hydra", said="HYDRA")
+    write(entrypoint.folder, "book.py", BOOK_SCRIPT)
+    check_two_ranks(entrypoint, entrypoint("run", "book.py", command=(mpiexec, "-np", "2", PYTHON, "-m", "entrypoint")))
+
+
+def check_two_ranks(entrypoint: Entrypoint, result: Result) -> None:
+    """Check that the book's script ran as two ranks, each on a core and a thread of its own, from one plan."""
+    assert result.code == 0, result.err
+    assert result.err.count("plan: ") == 1
+    first, second = (json.loads((entrypoint.folder / f"rank{rank}.json").read_text()) for rank in range(2))
+    assert (first["size"], second["size"]) == (2, 2)
+    assert first["weights"] == second["weights"]
+    assert len(first["cpus"]) == len(second["cpus"]) == 1
+    assert first["cpus"] != second["cpus"]
+    assert first["threads"] == second["threads"] == 1
+
+
+def test_a_rank_stays_unbound_where_that_is_asked_for(entrypoint: Entrypoint) -> None:
+    write(entrypoint.folder, "x.py", "import os; print(sorted(os.sched_getaffinity(0)))")
+    result = entrypoint("run", "--bind=0", "--nproc-per-node=1", "x.py")
+    assert result.out == f"{sorted(os.sched_getaffinity(0))}\n"
+    assert "not bound" in result.err
+
+
+IN_CHARGE = """
+    import ctypes
+    import torch
+
+    class Found(ctypes.Structure):
+        _fields_ = [("file", ctypes.c_char_p), ("base", ctypes.c_void_p), ("symbol", ctypes.c_char_p),
+                    ("address", ctypes.c_void_p)]
+
+    here = ctypes.CDLL(None)
+    found = Found()
+    here.dladdr(ctypes.cast(here.GOMP_parallel, ctypes.c_void_p), ctypes.byref(found))
+    print(found.file.decode())
+    print(*sorted({line.split()[-1] for line in open("/proc/self/maps") if "malloc" in line}))
+"""
+
+
+@pytest.mark.parametrize(("openmp", "library"), [("intel", "libiomp5"), ("gnu", "libgomp")])
+def test_the_openmp_runtime_that_was_asked_for_is_in_charge(entrypoint: Entrypoint, openmp: str, library: str) -> None:
+    if openmp == "intel" and not Path(sys.prefix, "lib/libiomp5.so").exists():
+        pytest.skip("needs intel-openmp in this environment")
+    write(entrypoint.folder, "x.py", IN_CHARGE)
+    result = entrypoint("run", "--openmp", openmp, "x.py")
+    assert result.code == 0, result.err
+    assert Path(result.out.splitlines()[0]).name.startswith(library)
+
+
+@pytest.mark.parametrize("allocator", ["tcmalloc", "jemalloc"])
+def test_the_allocator_that_was_asked_for_is_loaded_or_refused(entrypoint: Entrypoint, allocator: str) -> None:
+    write(entrypoint.folder, "x.py", IN_CHARGE)
+    result = entrypoint("run", "--allocator", allocator, "x.py")
+    if result.code == 3:
+        assert f"--allocator={allocator}: not in " in result.error_lines[0]
+    else:
+        assert f"lib{allocator}" in result.out.splitlines()[1]

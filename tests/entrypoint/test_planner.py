@@ -1,0 +1,187 @@
+"""The plan: each decision, its reason, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from entrypoint.errors import Exit, Refused
+from entrypoint.gpus import Gpu
+from entrypoint.job import Job
+from entrypoint.machine import Machine
+from entrypoint.plan import Plan, Program
+from entrypoint.planner import Question, make_plan
+from entrypoint.settings import read_launch_settings
+from entrypoint.topology import Cpu
+
+SCRIPT = Program("script", ("python", "x.py"))
+
+
+def machine(cores: int = 4, online: int | None = None, quota: float | None = None, gpus: int = 0) -> Machine:
+    return Machine(
+        "node1",
+        "a CPU",
+        "AuthenticAMD",
+        tuple(Cpu(core, core, 0, 0) for core in range(cores)),
+        online or cores,
+        quota,
+        8 << 30,
+        64 << 20,
+        tuple(Gpu(index, f"GPU-{index}", "H200", 1 << 37) for index in range(gpus)),
+    )
+
+
+def plan(
+    node: Machine, environ: Mapping[str, str] | None = None, job: Job | None = None, program: Program = SCRIPT
+) -> Plan:
+    environ = environ or {}
+    settings = read_launch_settings(environ, {})
+    return make_plan(Question(settings, node, job or Job(), program, environ, "python"))
+
+
+def why(made: Plan, what: str) -> str:
+    return next(decision.why for decision in made.decisions if decision.what == what)
+
+
+def test_one_rank_takes_all_cores_and_no_launcher() -> None:
+    made = plan(machine(4))
+    assert (made.launcher, made.nproc_per_node, made.device, made.backend) == ("direct", 1, "cpu", "gloo")
+    assert made.ranks[0].cpus == (0, 1, 2, 3)
+    assert made.ranks[0].threads == 4
+    assert made.command == SCRIPT.argv
+
+
+def test_two_ranks_share_the_cores_under_torchrun() -> None:
+    made = plan(machine(5), {"LAUNCH_NPROC_PER_NODE": "2"})
+    assert made.launcher == "torchrun"
+    assert [rank.cpus for rank in made.ranks] == [(0, 1, 2), (3, 4)]
+    assert [rank.threads for rank in made.ranks] == [3, 2]
+    assert made.environment["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "--nproc-per-node=2" in made.command
+    assert "x.py" not in made.command, "torchrun's parser must never see the program's own arguments"
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(1.0, 1), (1.5, 1), (3.5, 3), (0.5, 1), (64.0, 4)])
+def test_a_quota_limits_threads_but_not_places(quota: float, threads: int) -> None:
+    made = plan(machine(4, quota=quota))
+    assert made.ranks[0].threads == threads
+    assert made.ranks[0].cpus == (0, 1, 2, 3)
+
+
+def test_more_ranks_than_cores_is_refused_with_what_limits_them() -> None:
+    with pytest.raises(Refused, match=r"LAUNCH_NPROC_PER_NODE=3: more ranks than cores: 2 physical cores allowed") as e:
+        plan(machine(2), {"LAUNCH_NPROC_PER_NODE": "3"})
+    assert e.value.code == Exit.MACHINE
+    with pytest.raises(Refused, match=r"the cgroup's quota is 1\.5 CPUs"):
+        plan(machine(8, quota=1.5), {"LAUNCH_NPROC_PER_NODE": "2"})
+
+
+def test_oversubscribed_ranks_share_and_wait_passively() -> None:
+    made = plan(machine(2), {"LAUNCH_NPROC_PER_NODE": "3", "LAUNCH_OVERSUBSCRIBE": "1"})
+    assert [rank.cpus for rank in made.ranks] == [(0, 1)] * 3
+    assert [rank.threads for rank in made.ranks] == [1, 1, 1]
+    assert made.environment["OMP_WAIT_POLICY"] == "passive"
+
+
+def test_a_gpu_each_gets_a_rank_and_nccl() -> None:
+    made = plan(machine(8, gpus=2))
+    assert (made.device, made.backend, made.nproc_per_node) == ("cuda", "nccl", 2)
+    assert [rank.gpu for rank in made.ranks] == [0, 1]
+
+
+def test_cpu_asked_for_on_a_gpu_node_is_cpu() -> None:
+    made = plan(machine(4, gpus=2), {"LAUNCH_DEVICE": "cpu"})
+    assert (made.device, made.backend, made.nproc_per_node) == ("cpu", "gloo", 1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "gpus", "said", "code"),
+    [
+        ({"LAUNCH_DEVICE": "cuda"}, 0, "LAUNCH_DEVICE=cuda: no GPU is visible", Exit.MACHINE),
+        ({"LAUNCH_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": "7"}, 0, "CUDA_VISIBLE_DEVICES=7 names none", Exit.MACHINE),
+        ({"LAUNCH_BACKEND": "nccl"}, 0, "LAUNCH_BACKEND=nccl: nccl needs a GPU", Exit.MACHINE),
+        ({"LAUNCH_NPROC_PER_NODE": "3"}, 2, "more ranks than the 2 visible GPUs", Exit.MACHINE),
+        ({"LAUNCH_THREADS": "2", "OMP_NUM_THREADS": "4"}, 0, "LAUNCH_THREADS=2 and OMP_NUM_THREADS=4", Exit.USAGE),
+        ({"OMP_NUM_THREADS": "lots"}, 0, "OMP_NUM_THREADS=lots: should be a whole number", Exit.USAGE),
+    ],
+)
+def test_what_cannot_be_is_refused(environ: dict[str, str], gpus: int, said: str, code: Exit) -> None:
+    with pytest.raises(Refused, match=said) as error:
+        plan(machine(4, gpus=gpus), environ)
+    assert error.value.code == code
+
+
+def test_what_a_person_sets_wins_and_is_marked() -> None:
+    environ = {"OMP_NUM_THREADS": "2", "GLOO_SOCKET_IFNAME": "eth7", "LAUNCH_NPROC_PER_NODE": "2"}
+    made = plan(machine(4), environ)
+    assert made.environment["OMP_NUM_THREADS"] == "2"
+    assert made.environment["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert set(made.yours) == {"OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"}
+    assert why(made, "threads") == "(yours) OMP_NUM_THREADS=2"
+    assert why(made, "GLOO_SOCKET_IFNAME") == "(yours) GLOO_SOCKET_IFNAME=eth7"
+    assert why(made, "ranks") == "(yours) LAUNCH_NPROC_PER_NODE=2"
+
+
+def test_more_threads_than_cores_is_warned_of() -> None:
+    made = plan(machine(2), {"LAUNCH_THREADS": "8"})
+    assert made.ranks[0].threads == 8
+    assert any("8 threads a rank on 2 cores" in warning for warning in made.warnings)
+
+
+def test_a_launcher_is_never_nested() -> None:
+    made = plan(machine(4), job=Job("torchrun", 1, 2, 1, 2))
+    assert made.launcher == "rank"
+    assert made.nproc_per_node == 2
+    with pytest.raises(Refused, match="contradicts torchrun"):
+        plan(machine(4), {"LAUNCH_NPROC_PER_NODE": "4"}, Job("torchrun", 1, 2, 1, 2))
+
+
+def test_a_mask_that_the_launcher_has_set_is_not_shared_again() -> None:
+    made = plan(machine(1, online=4), job=Job("Open MPI", 1, 2, 1, 2))
+    assert [rank.cpus for rank in made.ranks] == [(0,), (0,)]
+    assert why(made, "cores") == "Open MPI has bound this rank to them"
+    assert "OMP_WAIT_POLICY" not in made.environment
+
+
+def test_the_affinity_mask_is_named_where_it_limits() -> None:
+    assert "by the affinity mask (0-1)" in why(plan(machine(2, online=8)), "cores")
+
+
+def test_json_reads_back_as_the_same_plan() -> None:
+    made = plan(machine(4, gpus=2), {"LAUNCH_NPROC_PER_NODE": "2"})
+    assert Plan.from_json(made.to_json()) == made
+    assert made.to_json() == plan(machine(4, gpus=2), {"LAUNCH_NPROC_PER_NODE": "2"}).to_json()
+
+
+values = st.sampled_from(["", "auto", "0", "1", "2", "7", "cpu", "cuda", "gloo", "nccl", "x", "1.5"])
+names = st.sampled_from(
+    [
+        *(f"LAUNCH_{field.upper()}" for field in ("device", "nproc_per_node", "threads", "backend", "bind")),
+        *("LAUNCH_OVERSUBSCRIBE", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"),
+    ]
+)
+
+
+@given(
+    st.dictionaries(names, values),
+    st.integers(1, 40),
+    st.none() | st.floats(0.1, 50),
+    st.integers(0, 8),
+)
+def test_any_settings_on_any_machine_end_in_a_plan_or_a_refusal(
+    environ: dict[str, str], cores: int, quota: float | None, gpus: int
+) -> None:
+    node = machine(cores, quota=quota, gpus=gpus)
+    try:
+        made = plan(node, environ)
+    except Refused as error:
+        assert error.code in (Exit.USAGE, Exit.MACHINE)
+        return
+    assert len(made.ranks) == made.nproc_per_node
+    assert all(rank.threads >= 1 and rank.cpus for rank in made.ranks)
+    assert all(decision.value and decision.why for decision in made.decisions)
+    if not environ.get("OMP_NUM_THREADS") and environ.get("LAUNCH_THREADS", "auto") in ("", "auto"):
+        assert sum(rank.threads for rank in made.ranks) <= max(node.budget_cores, made.nproc_per_node)

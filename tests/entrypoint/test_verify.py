@@ -1,0 +1,51 @@
+"""What a rank really got, against what was planned."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from entrypoint.verify import Observed, mismatches, observe
+from tests.entrypoint.test_planner import machine, plan
+
+PLAN = plan(machine(4), {"LAUNCH_NPROC_PER_NODE": "2"})
+INTEL = replace(PLAN, preload=("/lib/libiomp5.so",))
+AS_PLANNED = Observed(1, 1, (2, 3), 2, "/lib/libgomp.so.1", ())
+
+
+def test_a_rank_as_planned_is_not_spoken_of() -> None:
+    assert mismatches(PLAN, AS_PLANNED) == ()
+    assert mismatches(INTEL, replace(AS_PLANNED, openmp="/lib/libiomp5.so", preloaded=INTEL.preload)) == ()
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        (replace(AS_PLANNED, cpus=(0,)), "rank 1: runs on CPUs 0, planned were 2-3"),
+        (replace(AS_PLANNED, threads=8), "rank 1: torch has 8 threads, planned were 2"),
+    ],
+)
+def test_each_difference_is_a_line_that_names_both(seen: Observed, said: str) -> None:
+    assert mismatches(PLAN, seen) == (said,)
+
+
+def test_a_preload_that_did_not_happen_is_told() -> None:
+    assert mismatches(INTEL, AS_PLANNED) == (
+        "rank 1: /lib/libiomp5.so was to be preloaded and is not loaded",
+        "rank 1: the OpenMP runtime in charge is /lib/libgomp.so.1, planned was Intel's",
+    )
+
+
+def test_an_unbound_rank_may_run_anywhere() -> None:
+    assert mismatches(replace(PLAN, bind=False), replace(AS_PLANNED, cpus=(0, 1, 2, 3))) == ()
+
+
+def test_this_process_is_seen_as_it_is() -> None:
+    import torch
+
+    seen = observe(PLAN)
+    assert seen.cpus == tuple(sorted(os.sched_getaffinity(0)))
+    assert seen.threads == torch.get_num_threads()
+    assert "omp" in seen.openmp

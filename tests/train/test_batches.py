@@ -1,0 +1,107 @@
+"""Feeds: every number of ranks and parts sees the same global batches, from memory or streamed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from train.batches import Feed, sequence
+from train.datasets import Images, load
+from train.decode import Crew
+from train.files import list_both
+from train.group import Group
+from train.memory import MemoryFeed
+from train.order import generator
+from train.settings import TrainSettings
+from train.stream import StreamFeed
+
+SHAPE = (3, 8, 8)
+
+
+def group(rank: int = 0, world_size: int = 1) -> Group:
+    return Group(rank, world_size, rank, torch.device("cpu"))
+
+
+def images(count: int) -> Images:
+    pixels = torch.randint(0, 256, (count, 8, 8, 3), dtype=torch.uint8, generator=generator("pixels"))
+    return Images(pixels, torch.arange(count))
+
+
+def memory_feed(settings: TrainSettings, rank: int, world_size: int, test: int = 10) -> MemoryFeed:
+    return MemoryFeed(images(50), images(test), SHAPE, settings, group(rank, world_size))
+
+
+def global_batches(settings: TrainSettings, world_size: int, epoch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Put the ranks' shares of each step together again."""
+    per_rank = [list(memory_feed(settings, rank, world_size).train_batches(epoch)) for rank in range(world_size)]
+    steps = []
+    for shares in zip(*per_rank, strict=True):
+        parts = [part for share in shares for part in share.parts]
+        steps.append((torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])))
+    return steps
+
+
+@pytest.mark.parametrize(("world_size", "accumulate"), [(1, 3), (2, 1), (2, 3), (3, 1), (4, 4), (5, 3), (16, 1)])
+@pytest.mark.parametrize("augment", ["none", "flip-crop"])
+def test_any_number_of_ranks_sees_the_same_global_batches(world_size: int, accumulate: int, augment: str) -> None:
+    alone = TrainSettings(batch_size=16, augment=augment)
+    shared = alone.model_copy(update={"accumulate": accumulate})
+    for (x, y), (xs, ys) in zip(
+        global_batches(alone, 1, epoch=2), global_batches(shared, world_size, epoch=2), strict=True
+    ):
+        assert torch.equal(y, ys)
+        assert torch.equal(x, xs)
+
+
+def test_only_full_batches_are_trained_and_none_twice() -> None:
+    labels = torch.cat([y for _, y in global_batches(TrainSettings(batch_size=16), 2, epoch=0)])
+    assert len(labels) == 48
+    assert len(set(labels.tolist())) == 48
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("count", [1, 10, 11])
+def test_every_test_image_is_on_exactly_one_rank(world_size: int, count: int) -> None:
+    settings = TrainSettings(eval_batch_size=3)
+    seen: list[int] = []
+    for rank in range(world_size):
+        for _, labels in memory_feed(settings, rank, world_size, test=count).test_batches():
+            seen += labels.tolist()
+    assert sorted(seen) == list(range(count))
+
+
+def test_floats_are_normalised_and_channels_last() -> None:
+    batch = next(memory_feed(TrainSettings(batch_size=50, augment="none"), 0, 1).train_batches(0))
+    x, _ = batch.parts[0]
+    assert x.shape == (50, 3, 8, 8)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-4)
+    assert torch.allclose(x.std((0, 2, 3)), torch.ones(3), atol=1e-3)
+
+
+@pytest.mark.parametrize(("dataset", "channels", "augments"), [("imagefolder", 3, True), ("imagefolder", 1, False)])
+def test_colour_is_augmented_by_default_and_grey_is_not(dataset: str, channels: int, augments: bool) -> None:
+    settings = TrainSettings.model_validate({"dataset": dataset})
+    assert sequence(100, (channels, 8, 8), settings, group()).augment is augments
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_streamed_and_cached_batches_show_the_same_pictures(pictures: Path, tmp_path: Path, workers: int) -> None:
+    settings = TrainSettings(
+        dataset="imagefolder", data_dir=pictures, batch_size=5, cache_dir=tmp_path / "cache", eval_batch_size=4
+    )
+    shape = (3, 16, 16)
+    cached = load(settings, shape, "memory", Crew(frozenset({0}), 1))
+    assert isinstance(cached.train, Images)
+    assert isinstance(cached.test, Images)
+    memory = MemoryFeed(cached.train, cached.test, shape, settings, group(1, 2))
+    stream = StreamFeed(list_both(pictures), shape, settings, group(1, 2), workers)
+    stream.normalise = memory.normalise
+    feeds: tuple[Feed, Feed] = (memory, stream)
+    trained = [[part for batch in feed.train_batches(1) for part in batch.parts] for feed in feeds]
+    tested = [list(feed.test_batches()) for feed in feeds]
+    for (x, y), (xs, ys) in zip(trained[0] + tested[0], trained[1] + tested[1], strict=True):
+        assert torch.equal(y, ys)
+        assert torch.equal(x, xs)

@@ -1,0 +1,160 @@
+"""The decoded cache: keyed by content, whole or absent, built once however many ask."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from entrypoint.errors import Refused
+from tests.conftest import paint
+from train.cache import Entry, cache_folder, load_or_build
+from train.decode import Crew, decode_both
+from train.files import list_both
+
+SHAPE = (3, 16, 16)
+CREW = Crew(frozenset(os.sched_getaffinity(0)), 2)
+
+
+def load(pictures: Path, folder: Path, policy: str = "error", count: Path | None = None) -> Entry:
+    listings = list_both(pictures)
+
+    def build(target: Path) -> dict[str, object]:
+        if count:
+            with count.open("a") as file:
+                file.write("built\n")
+        return decode_both(listings, SHAPE, policy, CREW, target)
+
+    folder.mkdir(exist_ok=True)
+    return load_or_build(listings, SHAPE, policy, folder, build)
+
+
+def builds(count: Path) -> int:
+    return len(count.read_text().splitlines()) if count.exists() else 0
+
+
+def test_arrays_hold_the_pictures_in_the_order_of_the_listing(pictures: Path, tmp_path: Path) -> None:
+    entry = load(pictures, tmp_path / "cache")
+    assert entry.train_images.shape == (24, 16, 16, 3)
+    assert entry.train_labels.tolist() == [0] * 8 + [1] * 8 + [2] * 8
+    means = [entry.train_images[entry.train_labels == label].mean() for label in range(3)]
+    assert means == sorted(means)
+    assert means[0] < 60 < 190 < means[2]
+
+
+def test_a_second_run_decodes_nothing(pictures: Path, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    first = load(pictures, tmp_path / "cache", count=count)
+    again = load(pictures, tmp_path / "cache", count=count)
+    assert builds(count) == 1
+    assert np.array_equal(first.train_images, again.train_images)
+
+
+def test_the_same_content_elsewhere_is_found(pictures: Path, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    load(pictures, tmp_path / "cache", count=count)
+    shutil.copytree(pictures, tmp_path / "copy")
+    load(tmp_path / "copy", tmp_path / "cache", count=count)
+    assert builds(count) == 1
+
+
+def test_a_changed_picture_is_seen_even_with_its_old_size_and_time(pictures: Path, tmp_path: Path) -> None:
+    before = load(pictures, tmp_path / "cache")
+    path, other = pictures / "train/class0/001.png", pictures / "train/class2/001.png"
+    stat, content = path.stat(), other.read_bytes()
+    path.write_bytes(content + b"\0" * (stat.st_size - len(content)))
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    after = load(pictures, tmp_path / "cache")
+    assert not np.array_equal(before.train_images[1], after.train_images[1])
+
+
+def test_a_moved_class_is_another_content(pictures: Path, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    load(pictures, tmp_path / "cache", count=count)
+    for split in ("train", "test"):
+        (pictures / split / "class0").rename(pictures / split / "zebra")
+    entry = load(pictures, tmp_path / "cache", count=count)
+    assert builds(count) == 2
+    assert entry.train_images[entry.train_labels == 2].mean() < 60
+
+
+def load_alone(arguments: tuple[Path, Path, Path]) -> float:
+    pictures, folder, count = arguments
+    return float(load(pictures, folder, count=count).train_images.mean())
+
+
+def test_many_at_once_build_once_and_read_the_same(tmp_path: Path) -> None:
+    pictures, count = tmp_path / "pictures", tmp_path / "count"
+    paint(pictures / "train", each=60)
+    paint(pictures / "test", each=4)
+    (tmp_path / "cache").mkdir()
+    with ProcessPoolExecutor(4) as pool:
+        means = list(pool.map(load_alone, [(pictures, tmp_path / "cache", count)] * 8))
+    assert len(set(means)) == 1
+    assert builds(count) == 1
+
+
+def test_a_build_that_dies_leaves_nothing_that_could_be_read(pictures: Path, tmp_path: Path) -> None:
+    listings, folder = list_both(pictures), tmp_path / "cache"
+    folder.mkdir()
+
+    def die(target: Path) -> dict[str, object]:
+        (target / "train_images.npy").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load_or_build(listings, SHAPE, "error", folder, die)
+    assert load(pictures, folder).train_images.shape == (24, 16, 16, 3)
+
+
+def test_what_a_killed_build_left_is_cleared_away(pictures: Path, tmp_path: Path) -> None:
+    left = tmp_path / "cache/.building-old"
+    left.mkdir(parents=True)
+    (left / "train_images.npy").write_bytes(b"half")
+    load(pictures, tmp_path / "cache")
+    assert not left.exists()
+
+
+def test_a_bad_picture_stops_the_build_by_name(pictures: Path, tmp_path: Path) -> None:
+    (pictures / "train/class1/000.jpg").write_text("no picture")
+    with pytest.raises(Refused, match=r"class1/000\.jpg: not an image; repair or remove it, or set TRAIN_BAD_IMAGES"):
+        load(pictures, tmp_path / "cache")
+
+
+def test_bad_pictures_can_be_left_out_and_are_listed(pictures: Path, tmp_path: Path) -> None:
+    (pictures / "train/class1/000.jpg").write_text("no picture")
+    (pictures / "test/class0/001.png").write_bytes(b"")
+    entry = load(pictures, tmp_path / "cache", policy="skip")
+    assert (len(entry.train_images), len(entry.test_images)) == (23, 11)
+    assert entry.train_labels.tolist() == [0] * 8 + [1] * 7 + [2] * 8
+    assert len(entry.notes["skipped"]) == 2
+    assert "class1/000.jpg: not an image" in entry.notes["skipped"][0]
+
+
+def test_leaving_pictures_out_is_another_entry_than_refusing_them(pictures: Path, tmp_path: Path) -> None:
+    (pictures / "train/class1/000.jpg").write_text("no picture")
+    load(pictures, tmp_path / "cache", policy="skip")
+    with pytest.raises(Refused):
+        load(pictures, tmp_path / "cache", policy="error")
+
+
+def test_the_users_cache_folder_is_taken_and_another_where_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder(None) == tmp_path / ".cache/reference-training"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert cache_folder(None) == tmp_path / f"reference-training-{os.getuid()}"
+
+
+def test_a_folder_asked_for_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refused, match="TRAIN_CACHE_DIR="):
+        cache_folder(tmp_path / "file/below")

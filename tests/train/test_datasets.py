@@ -1,0 +1,100 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from entrypoint.errors import Refused
+from train.datasets import Images, load
+from train.decode import Crew
+from train.settings import TrainSettings
+from train.survey import survey
+
+CREW = Crew(frozenset({0}), 1)
+
+
+def images(split: object) -> Images:
+    assert isinstance(split, Images)
+    return split
+
+
+def test_digits_are_scikit_learns_own() -> None:
+    sklearn = pytest.importorskip("sklearn.datasets")
+    oracle = sklearn.load_digits()
+    data = load(TrainSettings(), (1, 8, 8), "memory", CREW)
+    train, test = images(data.train), images(data.test)
+    assert len(train) + len(test) == len(oracle.target) == 1797
+    ours = sorted(
+        (int(label), tuple(image.flatten().tolist()))
+        for split in (train, test)
+        for image, label in zip(split.images, split.labels, strict=True)
+    )
+    theirs = sorted(
+        (int(label), tuple((image * 255 // 16).astype(int).flatten().tolist()))
+        for image, label in zip(oracle.images, oracle.target, strict=True)
+    )
+    assert ours == theirs
+
+
+def test_every_fifth_digit_of_each_class_is_for_the_test() -> None:
+    data = load(TrainSettings(), (1, 8, 8), "memory", CREW)
+    train, test = (torch.bincount(images(split).labels) for split in (data.train, data.test))
+    assert test.tolist() == [int(count) // 5 for count in train + test]
+
+
+def test_synthetic_data_has_any_shape_and_follows_the_seed() -> None:
+    settings = TrainSettings(dataset="synthetic", synthetic_images=60, synthetic_shape="2x5x7", synthetic_classes=4)
+    data = load(settings, survey(settings).shape, "memory", CREW)
+    train, again = images(data.train), images(load(settings, (2, 5, 7), "memory", CREW).train)
+    assert (tuple(train.images.shape), data.shape, len(data.classes)) == ((60, 5, 7, 2), (2, 5, 7), 4)
+    assert len(images(data.test)) == 12
+    assert torch.equal(train.images, again.images)
+    other = load(settings.model_copy(update={"seed": 1}), (2, 5, 7), "memory", CREW)
+    assert not torch.equal(train.images, images(other.train).images)
+
+
+def test_synthetic_classes_can_be_told_apart() -> None:
+    settings = TrainSettings(dataset="synthetic", synthetic_images=200)
+    data = load(settings, (3, 32, 32), "memory", CREW)
+    train, test = images(data.train), images(data.test)
+    centres = torch.stack([train.images[train.labels == label].float().mean(0) for label in range(10)])
+    distances = (test.images.float()[:, None] - centres[None]).flatten(2).norm(dim=2)
+    assert torch.equal(distances.argmin(1), test.labels)
+
+
+def write_idx(path: Path, data: np.ndarray) -> None:
+    """Write the format of the MNIST family (http://yann.lecun.com/exdb/mnist)."""
+    header = struct.pack(">HBB", 0, 8, data.ndim) + struct.pack(f">{data.ndim}I", *data.shape)
+    with gzip.open(path.with_suffix(".gz"), "wb") as file:
+        file.write(header + data.tobytes())
+    path.write_bytes(header + data.tobytes())
+
+
+def test_fashion_mnist_is_read_where_it_lies(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    folder = tmp_path / "FashionMNIST/raw"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for split, count in (("train", 30), ("t10k", 20)):
+        write_idx(folder / f"{split}-images-idx3-ubyte", random.integers(0, 256, (count, 28, 28), dtype=np.uint8))
+        write_idx(folder / f"{split}-labels-idx1-ubyte", random.integers(0, 10, count, dtype=np.uint8))
+    settings = TrainSettings(dataset="fashion-mnist", data_dir=tmp_path, download=False)
+    data = load(settings, (1, 28, 28), "memory", CREW)
+    assert tuple(images(data.train).images.shape) == (30, 28, 28, 1)
+    assert len(images(data.test)) == 20
+    assert data.classes[0] == "T-shirt/top"
+
+
+@pytest.mark.parametrize("name", ["fashion-mnist", "cifar10"])
+def test_what_is_not_there_and_not_to_be_fetched_is_told(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    settings = TrainSettings.model_validate({"dataset": name, "data_dir": tmp_path, "download": False})
+    with pytest.raises(Refused, match=rf"TRAIN_DATASET={name}: not in {tmp_path} and cannot be fetched") as error:
+        load(settings, survey(settings).shape, "memory", CREW)
+    assert len(str(error.value).splitlines()) == 1

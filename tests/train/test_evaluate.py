@@ -1,0 +1,44 @@
+"""Evaluation against torchmetrics as the oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from train.batches import LEFT_OUT
+from train.evaluate import evaluate
+from train.group import Group
+from train.order import generator
+
+ALONE = Group(0, 1, 0, torch.device("cpu"))
+
+
+def test_accuracy_and_loss_are_those_of_torchmetrics_and_torch() -> None:
+    metrics = pytest.importorskip("torchmetrics.classification")
+    x = torch.randn(103, 1, 4, 4, generator=generator("x"))
+    y = torch.randint(0, 5, (103,), generator=generator("y"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 5))
+    score = evaluate(model, [(x[:50], y[:50]), (x[50:51], y[50:51]), (x[51:], y[51:])], ALONE)
+    oracle = metrics.MulticlassAccuracy(num_classes=5, average="micro")
+    with torch.no_grad():
+        logits = model(x)
+    assert score.images == 103
+    assert score.accuracy == pytest.approx(100 * float(oracle(logits, y)), abs=1e-4)
+    assert score.loss == pytest.approx(float(nn.functional.cross_entropy(logits, y)), rel=1e-5)
+
+
+def test_pictures_that_were_left_out_do_not_count() -> None:
+    model = nn.Flatten()
+    x = torch.eye(4).view(4, 4, 1, 1)
+    score = evaluate(model, [(x, torch.tensor([0, 1, LEFT_OUT, 0]))], ALONE)
+    assert score.images == 3
+    assert score.accuracy == pytest.approx(200 / 3)
+
+
+def test_an_empty_share_is_no_error_and_the_model_trains_on_after() -> None:
+    model = nn.Sequential(nn.Dropout())
+    score = evaluate(model, [], ALONE)
+    assert (score.images, score.accuracy) == (0, 0.0)
+    assert model.training

@@ -1,0 +1,113 @@
+"""Image folders as they are found, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from entrypoint.errors import Refused
+from tests.conftest import paint
+from train.files import list_both
+from train.settings import TrainSettings
+from train.survey import Facts, survey
+
+
+def test_both_splits_are_listed_with_their_classes(pictures: Path) -> None:
+    train, test = list_both(pictures)
+    assert train.classes == test.classes == ("class0", "class1", "class2")
+    assert (len(train.files), len(test.files)) == (24, 12)
+    assert train.labels == (0,) * 8 + (1,) * 8 + (2,) * 8
+
+
+def test_val_stands_in_for_test_and_litter_is_passed_over(pictures: Path) -> None:
+    (pictures / "test").rename(pictures / "val")
+    (pictures / "train/class0/.DS_Store").write_text("x")
+    (pictures / "train/class0/Thumbs.db").write_text("x")
+    (pictures / "train/.cache").mkdir()
+    train, test = list_both(pictures)
+    assert (len(train.files), len(test.files)) == (24, 12)
+
+
+def test_pictures_in_subfolders_count(pictures: Path) -> None:
+    (pictures / "train/class0/more").mkdir()
+    (pictures / "train/class0/000.jpg").rename(pictures / "train/class0/more/000.jpg")
+    assert len(list_both(pictures)[0].files) == 24
+
+
+def break_folder(pictures: Path, how: str) -> Path:
+    match how:
+        case "missing":
+            return pictures / "nowhere"
+        case "a file":
+            return pictures / "train/class0/000.jpg"
+        case "empty":
+            (pictures / "void").mkdir()
+            return pictures / "void"
+        case "no test":
+            shutil.rmtree(pictures / "test")
+        case "no classes":
+            shutil.rmtree(pictures / "train")
+            (pictures / "train").mkdir()
+        case "an empty class":
+            (pictures / "train/class3").mkdir()
+            (pictures / "test/class3").mkdir()
+        case "other classes":
+            (pictures / "test/class2").rename(pictures / "test/zebra")
+    return pictures
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("missing", r"TRAIN_DATA_DIR=.*nowhere: no such folder"),
+        ("a file", r"is a file, not a folder"),
+        ("empty", r"is empty; it needs train/ and test/"),
+        ("no test", r"holds train; it needs train/ and test/"),
+        ("no classes", r"train: no class folders"),
+        ("an empty class", r"class3: the class has no images"),
+        ("other classes", r"classes differ, only in train/: class2; only in test/: zebra"),
+    ],
+)
+def test_a_folder_that_cannot_be_trained_on_is_told_why(pictures: Path, how: str, said: str) -> None:
+    with pytest.raises(Refused, match=said) as error:
+        list_both(break_folder(pictures, how))
+    assert error.value.code == 2
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_no_folder_named_is_told() -> None:
+    with pytest.raises(Refused, match="needs TRAIN_DATA_DIR"):
+        list_both(None)
+
+
+def imagefolder(folder: Path, **settings: object) -> TrainSettings:
+    return TrainSettings.model_validate({"dataset": "imagefolder", "data_dir": folder, **settings})
+
+
+def test_a_survey_counts_and_sizes_a_folder(pictures: Path) -> None:
+    assert survey(imagefolder(pictures)) == Facts(36, (3, 16, 16))
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "asked", "shape"),
+    [
+        ((20, 12), "RGB", "auto", (3, 12, 20)),
+        ((28, 28), "L", "auto", (1, 28, 28)),
+        ((200, 150), "RGB", "auto", (3, 224, 224)),
+        ((200, 150), "RGB", 64, (3, 64, 64)),
+    ],
+)
+def test_small_pictures_keep_their_size_and_large_ones_are_cut(
+    tmp_path: Path, size: tuple[int, int], mode: str, asked: object, shape: tuple[int, int, int]
+) -> None:
+    for split in ("train", "test"):
+        paint(tmp_path / split, each=1, size=size, mode=mode)
+    assert survey(imagefolder(tmp_path, image_size=asked)).shape == shape
+
+
+def test_a_survey_of_what_is_known_reads_nothing() -> None:
+    assert survey(TrainSettings()) == Facts(1797, (1, 8, 8))
+    synthetic = TrainSettings(dataset="synthetic", synthetic_images=100, synthetic_shape="2x5x7")
+    assert survey(synthetic) == Facts(120, (2, 5, 7))

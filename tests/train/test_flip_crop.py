@@ -1,0 +1,34 @@
+"""Flips and shifts of a batch against the plain way, one picture at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+from train import flip_crop
+from train.order import generator
+
+
+def one_at_a_time(image: torch.Tensor, down: int, right: int, flip: int, most: int) -> torch.Tensor:
+    """Pad by mirroring, crop, flip: the textbook's way."""
+    height, width, _ = image.shape
+    padded = pad(image.permute(2, 0, 1).float()[None], (most,) * 4, mode="reflect")[0].permute(1, 2, 0)
+    crop = padded[most + down : most + down + height, most + right : most + right + width]
+    return (crop.flip(1) if flip else crop).to(torch.uint8)
+
+
+def test_a_batch_gives_what_pad_crop_and_flip_give() -> None:
+    images = torch.randint(0, 256, (50, 32, 24, 3), dtype=torch.uint8, generator=generator("images"))
+    rows = torch.randperm(50, generator=generator("rows"))[:20]
+    drawn = flip_crop.draw(20, 32, generator("drawn"))
+    batch = flip_crop.apply(images, rows, drawn)
+    for place, row in enumerate(rows.tolist()):
+        down, right, flip = drawn[place].tolist()
+        assert torch.equal(batch[place], one_at_a_time(images[row], down, right, flip, 2))
+
+
+def test_shifts_are_symmetric_and_half_are_flipped() -> None:
+    drawn = flip_crop.draw(20_000, 32, generator("many")).float()
+    assert drawn[:, :2].abs().max() == 2
+    assert drawn[:, :2].mean().abs() < 0.05
+    assert abs(drawn[:, 2].mean() - 0.5) < 0.02

@@ -1,0 +1,90 @@
+"""One optimizer step and an epoch of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from entrypoint.errors import Exit, Refused
+from train.batches import LEFT_OUT, Batch
+from train.group import Group
+from train.loop import Learner, check_finite, train_epoch
+from train.optim import build_optimizer
+from train.order import generator
+from train.settings import TrainSettings
+
+ALONE = Group(0, 1, 0, torch.device("cpu"))
+X = torch.randn(12, 4, generator=generator("x"))
+Y = torch.randint(0, 3, (12,), generator=generator("y"))
+
+
+def learner(**settings: object) -> Learner:
+    torch.manual_seed(0)
+    chosen = TrainSettings.model_validate({"lr": 0.1, **settings})
+    model = nn.Linear(4, 3)
+    return Learner(model, build_optimizer(chosen, model), lambda _: 0.1, chosen, ALONE)
+
+
+def weights(one: Learner) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()])
+
+
+def test_parts_of_any_size_give_the_step_of_the_whole_batch() -> None:
+    whole, parts = learner(), learner()
+    loss = whole.learn(Batch(((X, Y),), 12))
+    cut = parts.learn(Batch(((X[:1], Y[:1]), (X[1:8], Y[1:8]), (X[8:], Y[8:])), 12))
+    assert cut.item() == pytest.approx(loss.item(), rel=1e-6)
+    assert torch.allclose(weights(whole), weights(parts), atol=1e-7)
+
+
+def test_the_loss_is_torchs_mean_with_label_smoothing() -> None:
+    one = learner(label_smoothing=0.1)
+    expected = nn.functional.cross_entropy(one.model(X), Y, label_smoothing=0.1)
+    assert one.learn(Batch(((X, Y),), 12)).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_picture_left_out_has_no_gradient() -> None:
+    some, none = learner(), learner()
+    labels = torch.cat((Y[:11], torch.tensor([LEFT_OUT])))
+    some.learn(Batch(((X, labels),), 12))
+    none.learn(Batch(((X[:11], Y[:11]),), 12))
+    assert torch.allclose(weights(some), weights(none), atol=1e-7)
+
+
+def test_gradients_are_clipped_where_asked() -> None:
+    one = learner(clip_norm=1e-3, momentum=0, weight_decay=0)
+    before = weights(one)
+    one.learn(Batch(((X, Y),), 12))
+    assert (weights(one) - before).norm() <= 1.01e-4
+
+
+class TwelveAtATime:
+    steps_per_epoch = 7
+
+    def train_batches(self, _epoch: int) -> Iterator[Batch]:
+        for _ in range(self.steps_per_epoch):
+            yield Batch(((X, Y),), 12)
+
+    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield X, Y
+
+
+def test_an_epoch_reports_each_interval_and_its_rest() -> None:
+    one, reports = learner(), []
+    mean = train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
+    assert [step for step, _, _ in reports] == [3, 6, 7]
+    assert mean == pytest.approx((3 * reports[0][1] + 3 * reports[1][1] + reports[2][1]) / 7)
+    assert reports[2][1] < reports[0][1]
+    assert one.step == 7
+    assert one.seconds > 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_the_first_loss_that_is_no_number_is_named_by_its_step(bad: float) -> None:
+    with pytest.raises(Refused, match="step 12: the loss is") as error:
+        check_finite([1.0, bad, bad], 10)
+    assert error.value.code == Exit.RANK_FAILED

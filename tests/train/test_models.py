@@ -1,0 +1,70 @@
+"""The models: the book's CNN to the parameter, torchvision's by name, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from entrypoint.errors import Refused
+from train.models import CNN, build_model, count_parameters
+
+try:
+    import torchvision  # noqa: F401
+
+    NO_TORCHVISION = ""
+except (ImportError, RuntimeError) as error:
+    NO_TORCHVISION = f"torchvision cannot be imported here: {error}"
+
+needs_torchvision = pytest.mark.skipif(bool(NO_TORCHVISION), reason=NO_TORCHVISION)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bias", "parameters"),
+    [((1, 28, 28), True, 1_630_090), ((3, 32, 32), True, 2_122_186), ((1, 28, 28), False, 1_629_472)],
+)
+def test_the_cnn_is_the_books_to_the_parameter(shape: tuple[int, int, int], bias: bool, parameters: int) -> None:
+    assert count_parameters(build_model("cnn", shape, 10, bias=bias)) == parameters
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 4), (3, 5, 9), (2, 33, 7), (1, 8, 8)])
+def test_the_cnn_takes_any_size_and_channels(shape: tuple[int, int, int]) -> None:
+    assert CNN(shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
+
+
+@needs_torchvision
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("resnet18", (3, 32, 32)),
+        ("resnet18", (1, 28, 28)),
+        ("mobilenet_v3_small", (3, 64, 64)),
+        ("vit_b_32", (3, 64, 64)),
+        ("googlenet", (3, 64, 64)),
+        ("inception_v3", (3, 96, 96)),
+    ],
+)
+def test_torchvisions_models_come_by_name(name: str, shape: tuple[int, int, int]) -> None:
+    model = build_model(name, shape, 5, bias=True)
+    model.train()
+    assert model(torch.zeros(2, *shape)).shape == (2, 5)
+
+
+@needs_torchvision
+@pytest.mark.parametrize(
+    ("name", "shape", "bias", "said"),
+    [
+        ("resnet81", (3, 32, 32), True, "TRAIN_MODEL=resnet81: no such model. Did you mean resnet18?"),
+        ("maskrcnn_resnet50_fpn", (3, 32, 32), True, "no such model"),
+        ("alexnet", (3, 16, 16), True, "TRAIN_MODEL=alexnet: cannot take 3x16x16 images"),
+        ("vit_b_16", (3, 30, 30), True, "cannot take 3x30x30 images"),
+        ("resnet18", (3, 32, 32), False, "TRAIN_BIAS=0: only the cnn"),
+    ],
+)
+def test_what_a_model_cannot_take_is_told(name: str, shape: tuple[int, int, int], bias: bool, said: str) -> None:
+    with pytest.raises(Refused, match=said.split("(")[0]):
+        build_model(name, shape, 5, bias=bias)
+
+
+def test_the_cnn_needs_four_pixels() -> None:
+    with pytest.raises(Refused, match="needs at least 4x4 pixels"):
+        build_model("cnn", (1, 3, 8), 10, bias=True)

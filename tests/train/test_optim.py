@@ -1,0 +1,68 @@
+"""Optimizers by name and the learning rate of every step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from train.optim import build_optimizer, lr_schedule, set_lr
+from train.settings import TrainSettings
+
+
+@pytest.mark.parametrize(("name", "kind"), [("sgd", "SGD"), ("adam", "Adam"), ("adamw", "AdamW")])
+def test_each_optimizer_lowers_a_loss(name: str, kind: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 1), torch.randn(64, 4)
+    y = x.sum(1, keepdim=True)
+    settings = TrainSettings.model_validate({"optimizer": name, "lr": 0.01})
+    optimizer = build_optimizer(settings, model)
+    assert type(optimizer).__name__ == kind
+    losses = []
+    for _ in range(50):
+        loss = nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+
+
+def test_sgd_has_nesterov_momentum_unless_there_is_no_momentum() -> None:
+    group = build_optimizer(TrainSettings(), nn.Linear(1, 1)).param_groups[0]
+    assert (group["nesterov"], group["momentum"]) == (True, 0.9)
+    group = build_optimizer(TrainSettings(momentum=0), nn.Linear(1, 1)).param_groups[0]
+    assert (group["nesterov"], group["momentum"]) == (False, 0)
+
+
+def rates(**settings: object) -> list[float]:
+    lr = lr_schedule(TrainSettings.model_validate({"lr": 1.0, **settings}), 100)
+    return [lr(step) for step in range(100)]
+
+
+def test_onecycle_rises_for_a_quarter_and_falls_to_nothing() -> None:
+    lr = rates(schedule="onecycle")
+    assert max(lr) == lr[25] == pytest.approx(1.0)
+    assert lr[0] < 0.05
+    assert lr[99] == pytest.approx(1 / 75)
+    assert sorted(lr[:26]) == lr[:26]
+    assert sorted(lr[25:], reverse=True) == lr[25:]
+
+
+def test_cosine_falls_from_the_peak() -> None:
+    lr = rates(schedule="cosine")
+    assert lr[0] == pytest.approx(1.0)
+    assert lr[50] == pytest.approx(0.5)
+    assert lr[99] < 0.001
+
+
+def test_constant_stays_after_its_warm_up() -> None:
+    lr = rates(schedule="constant", warmup=0.1)
+    assert lr[0] < 0.1
+    assert lr[10:] == [1.0] * 90
+
+
+def test_the_rate_reaches_every_group() -> None:
+    optimizer = build_optimizer(TrainSettings(), nn.Linear(1, 1))
+    set_lr(optimizer, 0.125)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.125]

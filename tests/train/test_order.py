@@ -1,0 +1,34 @@
+"""The order of examples: decided by seed and epoch, cut without loss."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train.order import cut, epoch_order, generator
+
+
+@given(st.integers(0, 10_000), st.integers(1, 64))
+def test_cuts_cover_everything_once_in_order(total: int, parts: int) -> None:
+    slices = [cut(total, part, parts) for part in range(parts)]
+    assert slices[0].start == 0
+    assert slices[-1].stop == total
+    assert all(left.stop == right.start for left, right in itertools.pairwise(slices))
+    sizes = [piece.stop - piece.start for piece in slices]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_an_epochs_order_is_a_permutation_that_seed_and_epoch_decide() -> None:
+    order = epoch_order(1000, 7, 3)
+    assert sorted(order.tolist()) == list(range(1000))
+    assert torch.equal(order, epoch_order(1000, 7, 3))
+    assert not torch.equal(order, epoch_order(1000, 7, 4))
+    assert not torch.equal(order, epoch_order(1000, 8, 3))
+
+
+def test_generators_of_different_purpose_do_not_follow_each_other() -> None:
+    draws = {tuple(torch.rand(4, generator=generator(*key)).tolist()) for key in [(0, "a"), (0, "b"), (1, "a"), (0,)]}
+    assert len(draws) == 4

@@ -1,0 +1,69 @@
+"""The trainer's part of the plan: feed, workers, and flags that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from entrypoint.errors import Refused
+from entrypoint.plan import Plan
+from tests.entrypoint.test_planner import machine, plan
+from train.planning import plan_training
+from train.settings import read_train_settings
+from train.survey import Facts
+
+GIB = 1 << 30
+PETS = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "/pets"}
+SMALL, LARGE = Facts(60_000, (3, 32, 32)), Facts(200_000, (3, 224, 224), counted_all=False)
+
+
+def planned(environ: Mapping[str, str], facts: Facts, ranks: int = 1, flags: Mapping[str, str] | None = None) -> Plan:
+    base = plan(machine(4), {"LAUNCH_NPROC_PER_NODE": str(ranks)})
+    return plan_training(base, read_train_settings(environ, flags or {}), facts, 8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("environ", "facts", "feed", "workers"),
+    [
+        ({}, Facts(1797, (1, 8, 8)), "memory", 0),
+        (PETS, SMALL, "memory", 0),
+        (PETS, LARGE, "stream", 2),
+        (PETS, Facts(20_000, (3, 224, 224)), "stream", 2),
+        (PETS | {"TRAIN_FEED": "stream"}, SMALL, "stream", 2),
+        (PETS | {"TRAIN_FEED": "stream", "TRAIN_WORKERS": "7"}, SMALL, "stream", 7),
+        (PETS | {"TRAIN_FEED": "memory"}, LARGE, "memory", 0),
+    ],
+)
+def test_small_sets_are_held_in_memory_and_large_ones_streamed(
+    environ: dict[str, str], facts: Facts, feed: str, workers: int
+) -> None:
+    made = planned(environ, facts, ranks=2)
+    assert (made.training["feed"], made.training["workers"]) == (feed, workers)
+    reasons = {decision.what: decision.why for decision in made.decisions}
+    assert ("(yours)" in reasons["feed"]) is ("TRAIN_FEED" in environ)
+
+
+def test_flags_travel_to_the_ranks_as_variables() -> None:
+    made = planned({"TRAIN_SEED": "3"}, SMALL, flags={"epochs": "5"})
+    assert made.environment["TRAIN_EPOCHS"] == "5"
+    assert "TRAIN_SEED" not in made.environment
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks", "said"),
+    [
+        ({"TRAIN_BATCH_SIZE": "3"}, 4, "TRAIN_BATCH_SIZE=3: too few for 4 ranks x 1 parts"),
+        ({"TRAIN_BATCH_SIZE": "7", "TRAIN_ACCUMULATE": "2"}, 4, "it must be at least 8|must be at least 8"),
+        ({"TRAIN_FEED": "stream"}, 1, "TRAIN_FEED=stream: only imagefolder can be streamed"),
+    ],
+)
+def test_what_cannot_be_fed_is_refused(environ: dict[str, str], ranks: int, said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        planned(environ, SMALL, ranks)
+
+
+def test_the_settings_table_and_the_environment_agree(tmp_path: Path) -> None:
+    given = read_train_settings({"TRAIN_DATA_DIR": str(tmp_path)}, {})
+    assert given.values.data_dir == tmp_path

@@ -1,0 +1,39 @@
+"""What is shown while training."""
+
+from __future__ import annotations
+
+import pytest
+
+from train.progress import Bar, Off, Plain, build_progress, duration
+from train.settings import TrainSettings
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (125, "2:05"), (3723, "1:02:03")])
+def test_durations_read_as_a_clock(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("asked", "leads", "kind"),
+    [("auto", True, Plain), ("plain", True, Plain), ("bar", True, Bar), ("off", True, Off), ("bar", False, Off)],
+)
+def test_the_display_is_what_was_asked_for_and_rank_0s_alone(asked: str, leads: bool, kind: type) -> None:
+    progress = build_progress(TrainSettings.model_validate({"progress": asked}), 10, leads=leads)
+    assert type(progress) is kind
+    progress.close()
+
+
+def test_a_plain_line_says_where_the_run_is(capsys: pytest.CaptureFixture[str]) -> None:
+    Plain(10, 500).at(2, 120, 1.23456, 12345.6, 61)
+    assert capsys.readouterr().out == "epoch 3/10  step 120/500  loss 1.2346  12,346 images/s  left 1:01\n"
+
+
+def test_a_bar_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = Bar(10, 500)
+    bar.at(2, 120, 1.23456, 12345.6, 61)
+    bar.say("epoch 3/10 [done]")
+    bar.close()
+    out = capsys.readouterr().out
+    assert "epoch 3/10 [done]" in out
+    assert "step 120/500" in out
+    assert "loss 1.2346" in out

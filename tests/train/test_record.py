@@ -1,0 +1,49 @@
+"""Metrics, events, curves and summary."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from train.record import Recorder, read_metrics
+
+
+def write_run(folder: Path, *, tensorboard: bool = False) -> None:
+    recorder = Recorder(folder, tensorboard=tensorboard)
+    for epoch in (1, 2):
+        step = {"epoch": epoch - 0.5, "loss": 1 / epoch, "images_per_second": 100.0}
+        recorder.line("step", 10 * epoch - 5, step)
+        done = {"epoch": epoch, "train_loss": 1 / epoch, "test_loss": 1.0, "test_accuracy": 50.0 * epoch}
+        recorder.line("epoch", 10 * epoch, done)
+    recorder.summary({"test_accuracy": 100.0})
+    recorder.close()
+
+
+def test_every_line_is_json_and_the_curves_are_a_picture(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    kinds = [line["kind"] for line in read_metrics(tmp_path)]
+    assert kinds == ["step", "epoch", "step", "epoch"]
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"test_accuracy": 100.0}
+    with Image.open(tmp_path / "curves.png") as curves:
+        colours = curves.convert("RGB").getcolors(1 << 24)
+    assert colours is not None
+    assert len(colours) > 50
+
+
+def test_a_step_trained_again_after_a_restart_counts_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        write_run(tmp_path)
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 8
+    assert len(read_metrics(tmp_path)) == 4
+
+
+def test_tensorboard_reads_the_same_numbers(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    write_run(tmp_path, tensorboard=True)
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    scalars = [(event.step, event.value) for event in events.Scalars("epoch/test_accuracy")]
+    assert scalars == [(10, 50.0), (20, 100.0)]

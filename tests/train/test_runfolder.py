@@ -1,0 +1,73 @@
+"""Where a run goes and what tells how it came about."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from entrypoint.errors import Refused
+from tests.entrypoint.test_planner import machine, plan
+from train import runfolder
+from train.settings import TrainSettings, read_train_settings
+
+
+def settings(output: Path, **more: object) -> TrainSettings:
+    return TrainSettings.model_validate({"output_dir": output, **more})
+
+
+def test_runs_of_the_same_second_get_folders_of_their_own_and_latest_is_the_newest(tmp_path: Path) -> None:
+    folders = [runfolder.open_folder(settings(tmp_path / "runs"))[0] for _ in range(5)]
+    assert len(set(folders)) == 5
+    assert (tmp_path / "runs/latest").resolve() == folders[-1].resolve()
+
+
+def test_a_named_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    folder, start = runfolder.open_folder(settings(tmp_path, run_name="mine"))
+    assert (folder, start) == (tmp_path / "mine", None)
+    (folder / "settings.json").write_text("{}")
+    with pytest.raises(Refused, match="already holds a run"):
+        runfolder.open_folder(settings(tmp_path, run_name="mine"))
+
+
+def test_resuming_takes_the_newest_checkpoint_of_the_newest_run(tmp_path: Path) -> None:
+    folder, _ = runfolder.open_folder(settings(tmp_path))
+    (folder / "checkpoint").mkdir()
+    for step in (1, 20):
+        (folder / f"checkpoint/step-{step:09d}.pt").write_text("")
+    again, start = runfolder.open_folder(settings(tmp_path, resume="auto"))
+    assert again == folder.resolve()
+    assert start is not None
+    assert start.name == "step-000000020.pt"
+
+
+def test_resuming_nothing_starts_a_new_run(tmp_path: Path) -> None:
+    folder, start = runfolder.open_folder(settings(tmp_path, resume="auto", run_name="mine"))
+    assert (folder, start) == (tmp_path / "mine", None)
+
+
+@pytest.mark.parametrize("output", ["/sys", "/sys/runs", "/dev/null/runs"])
+def test_a_folder_that_not_even_root_can_write_is_refused(output: str) -> None:
+    with pytest.raises(Refused, match=rf"TRAIN_OUTPUT_DIR={output}: cannot be written"):
+        runfolder.open_folder(settings(Path(output)))
+
+
+def test_the_command_has_every_setting_and_is_safe_to_paste(tmp_path: Path) -> None:
+    environ = {"TRAIN_DATA_DIR": str(tmp_path / "my $data; rm"), "TRAIN_RUN_NAME": "x", "LAUNCH_THREADS": "1"}
+    given = read_train_settings(environ, {"epochs": "3"})
+    words = shlex.split(runfolder.repeat_command(given, plan(machine(2), environ), environ))
+    assert words[:2] == ["cd", str(Path.cwd())]
+    assert {
+        "LAUNCH_THREADS=1",
+        "LAUNCH_NPROC_PER_NODE=1",
+        "TRAIN_EPOCHS=3",
+        f"TRAIN_DATA_DIR={tmp_path}/my $data; rm",
+    } <= set(words)
+    assert "TRAIN_RUN_NAME=x" not in words
+
+
+def test_versions_name_what_is_not_installed() -> None:
+    found = runfolder.versions()
+    assert found["torch"][0].isdigit()
+    assert set(runfolder.TOLD_VERSIONS) <= set(found)

@@ -1,0 +1,31 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from train.whole import whole_file, write_whole
+
+
+def test_what_is_written_takes_the_place_of_what_was(tmp_path: Path) -> None:
+    for text in ("old", "new"):
+        write_whole(tmp_path / "x", text)
+    assert (tmp_path / "x").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_write_that_fails_leaves_what_was(tmp_path: Path) -> None:
+    write_whole(tmp_path / "x", "old")
+
+    def half() -> None:
+        with whole_file(tmp_path / "x") as file:
+            file.write(b"half")
+            assert (tmp_path / "x").read_text() == "old"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        half()
+    assert (tmp_path / "x").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]

@@ -1,0 +1,45 @@
+"""Forked processes end quietly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import textwrap
+
+import pytest
+
+from tests.conftest import PYTHON
+
+# A forked worker of a parent that answers SIGTERM with an exception, as the trainer does.
+FORK = """
+    import os, signal, sys, time
+    from train.__main__ import stop
+    from train.workers import default_signals
+
+    signal.signal(signal.SIGTERM, stop)
+    child = os.fork()
+    if child == 0:
+        if sys.argv[1] == "undo":
+            default_signals()
+        print("ready", flush=True)
+        time.sleep(30)
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(("what", "quiet"), [("undo", True), ("keep", False)])
+def test_a_worker_that_is_ended_says_nothing(what: str, quiet: bool) -> None:
+    process = subprocess.Popen(
+        [PYTHON, "-c", textwrap.dedent(FORK), what], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    lines = sorted(process.stdout.readline().strip() for _ in range(2))
+    assert lines[1] == "ready"
+    os.kill(int(lines[0]), signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert ("Traceback" not in err) is quiet
+    assert (int(out) == -signal.SIGTERM) is quiet

@@ -1,0 +1,1 @@
+"""The trainer: one program for CPU and CUDA, one process or many."""

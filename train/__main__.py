@@ -1,0 +1,80 @@
+"""The trainer as a program: each rank runs it, started by the entrypoint's rank stage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from types import FrameType
+from typing import NoReturn
+
+from entrypoint.errors import Exit, Refused, report
+from entrypoint.plan import VARIABLE, Plan
+from train.settings import read_train_settings
+from train.workers import default_signals
+
+
+class Stopped(BaseException):
+    """A signal asked the trainer to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def main() -> int:
+    """Train as TRAIN_* and the plan say; return the exit code."""
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    try:
+        try:
+            return run()
+        except Refused as error:
+            return report(error)
+    except Stopped as stopped:
+        return tell(stopped)
+    finally:  # from here on nobody would catch what `stop` raises
+        default_signals()
+
+
+def tell(stopped: Stopped) -> int:
+    """Say once for all ranks what has stopped the run, and return the exit code."""
+    name = signal.Signals(stopped.number).name
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"train: stopped by {name}; the checkpoints up to here are kept", file=sys.stderr)
+    return Exit.INTERRUPTED if stopped.number == signal.SIGINT else Exit.TERMINATED
+
+
+def run() -> int:
+    """Read the plan and the settings, and train; raises `Refused`."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        become_planned()
+    plan = Plan.from_json(text)
+    given = read_train_settings(os.environ, {})
+    from train.group import as_lost_peer
+    from train.trainer import train
+
+    try:
+        train(given, plan, float(os.environ.get("ENTRYPOINT_STARTED", time.time())))
+    except RuntimeError as error:
+        lost = as_lost_peer(error, int(os.environ["RANK"]))
+        if lost is None:
+            raise
+        raise lost from None
+    return Exit.DONE
+
+
+def become_planned() -> NoReturn:
+    """Started by hand or by a launcher without a plan: go through the entrypoint, which makes one."""
+    os.execv(sys.executable, (sys.executable, "-I", "-m", "entrypoint", "train"))
+
+
+def stop(number: int, _: FrameType | None) -> NoReturn:
+    """Raise where the loop stands, so that everything that is open is closed."""
+    raise Stopped(number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

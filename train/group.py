@@ -1,0 +1,135 @@
+"""This process's place among the ranks, and the few collectives that the trainer needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from entrypoint.errors import Exit, LostPeer, Refused
+from entrypoint.plan import Plan
+
+T = TypeVar("T")
+
+# Until the failure detection of many nodes exists: long enough for one rank to decode a data set alone.
+TIMEOUT = timedelta(minutes=30)
+
+
+@dataclass(frozen=True)
+class Group:
+    """All ranks of the job. With one rank no process group exists and every collective is free."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """Tell whether this is rank 0, which alone writes and prints."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all ranks, in place, and return it."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def from_leader(self, make: Callable[[], T]) -> T:
+        """Run `make` on rank 0 and return its result on every rank; what it refuses, all refuse."""
+        if self.world_size == 1:
+            return make()
+        answer: list[T | Refused | None] = [None]
+        if self.leads:
+            try:
+                answer[0] = make()
+            except Refused as error:
+                answer[0] = error
+        dist.broadcast_object_list(answer, device=self.device)
+        if isinstance(answer[0], Refused):
+            raise answer[0]
+        return answer[0]  # type: ignore[return-value]
+
+    def from_all(self, value: T) -> list[T]:
+        """Return every rank's value, in order of rank, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[T | None] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
+
+    def share_from_leader(self, tensors: list[Tensor]) -> None:
+        """Overwrite tensors (such as BatchNorm's statistics) with rank 0's."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def leave(self) -> None:
+        """Destroy the process group, without which a rank can abort in its last breath."""
+        if self.world_size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(plan: Plan) -> Group:
+    """Meet the other ranks by RANK, WORLD_SIZE and MASTER_*; raises `Refused` where that fails."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = choose_device(plan, local_rank)
+    if world_size > 1:
+        try:
+            with quiet_stdout():
+                dist.init_process_group(plan.backend, timeout=TIMEOUT, rank=rank, world_size=world_size)
+        except (RuntimeError, ValueError) as error:
+            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            cause = (str(error).splitlines() or [""])[0]
+            raise Refused(
+                f"rank {rank} of {world_size}: could not meet the others at {where} by {plan.backend}: {cause}",
+                Exit.RENDEZVOUS,
+            ) from None
+    return Group(rank, world_size, local_rank, device)
+
+
+@contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """Keep what C++ prints off standard output: Gloo in torch 2.8 tells of each connection, out of step."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def choose_device(plan: Plan, local_rank: int) -> torch.device:
+    """Return this rank's device; raises `Refused` where the plan's CUDA is not in this build of torch."""
+    if plan.device != "cuda":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise Refused(
+            f"device cuda: torch {torch.__version__} finds no CUDA that it can use; set LAUNCH_DEVICE=cpu, or use"
+            " the CUDA image and a driver that is new enough for it",
+            Exit.MACHINE,
+        )
+    device = torch.device("cuda", plan.ranks[local_rank].gpu or 0)
+    torch.cuda.set_device(device)
+    return device
+
+
+def as_lost_peer(error: RuntimeError, rank: int) -> LostPeer | None:
+    """Return the refusal that a collective's failure stands for, None for any other error."""
+    text = str(error)
+    from_backend = isinstance(error, dist.DistBackendError) or "gloo" in text.lower()
+    if not from_backend and "Connection closed by peer" not in text:
+        return None
+    return LostPeer(f"rank {rank}: lost another rank while exchanging data: {text.splitlines()[0]}")

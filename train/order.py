@@ -1,0 +1,27 @@
+"""Which examples go into which step and to which rank: pure functions of seed, epoch and step.
+
+Nothing here depends on the number of ranks but the cut itself, so every number of ranks sees the same sequence
+of global batches with the same augmentation, and any step can be recomputed after a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+
+def generator(*key: int | str) -> torch.Generator:
+    """Return a generator whose stream is decided by the key alone: (seed, purpose, epoch, step…)."""
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> torch.Tensor:
+    """Return the order of one epoch: a permutation of range(count), int64."""
+    return torch.randperm(count, generator=generator(seed, "order", epoch))
+
+
+def cut(total: int, part: int, parts: int) -> slice:
+    """Return the slice of range(total) that belongs to one of `parts`: contiguous, disjoint, equal to ±1."""
+    return slice(total * part // parts, total * (part + 1) // parts)

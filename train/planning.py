@@ -1,0 +1,74 @@
+"""The trainer's part of the plan: how data reaches the model, decided before any process starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from entrypoint.errors import Refused
+from entrypoint.plan import Decision, Plan
+from entrypoint.variables import Given
+from train.settings import PREFIX, TrainSettings
+from train.survey import Facts
+
+# Decoded images may take this share of the memory that the job may use; the rest is the model's and the cache's.
+MEMORY_SHARE = 0.25
+
+
+def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, memory_bytes: int) -> Plan:
+    """Return the plan with feed and workers decided, and the trainer's flags passed on as variables.
+
+    Raises `Refused` where a batch has fewer images than there are ranks and parts to share them.
+    """
+    settings = given.values
+    ranks = plan.nproc_per_node
+    if settings.batch_size < ranks * settings.accumulate:
+        raise Refused(
+            f"TRAIN_BATCH_SIZE={settings.batch_size}: too few for {ranks} ranks x {settings.accumulate} parts;"
+            f" it is shared among all ranks, so it must be at least {ranks * settings.accumulate}"
+        )
+    feed, feed_decision = decide_feed(given, facts, memory_bytes)
+    workers, workers_decision = decide_workers(given, plan, feed)
+    flags = given.as_variables(PREFIX, flags_only=True)
+    decided = replace(plan, environment={**plan.environment, **flags})
+    return decided.with_training(
+        {"feed": feed, "workers": workers, "shape": list(facts.shape)},
+        (
+            Decision("batch", str(settings.batch_size), batch_reason(given, ranks)),
+            feed_decision,
+            workers_decision,
+        ),
+    )
+
+
+def batch_reason(given: Given[TrainSettings], ranks: int) -> str:
+    """Say how a batch is shared, and whose choice its size was."""
+    share = "" if ranks == 1 else f"images a step over all ranks, about {given.values.batch_size // ranks} each"
+    own = f"(yours) {given.source['batch_size']}" if "batch_size" in given.source else ""
+    return "; ".join(part for part in (own, share) if part) or "images a step"
+
+
+def decide_feed(given: Given[TrainSettings], facts: Facts, memory_bytes: int) -> tuple[str, Decision]:
+    """Keep small sets in memory as bytes, stream large ones through loader workers."""
+    size = f"{'' if facts.counted_all else 'over '}{facts.images:,} images, {facts.bytes / 2**20:,.0f} MiB decoded"
+    asked, streamable = given.values.feed, given.values.dataset == "imagefolder"
+    if asked == "stream" and not streamable:
+        raise Refused(
+            f"{given.source['feed']}: only imagefolder can be streamed; {given.values.dataset} is held in memory"
+        )
+    if asked != "auto":
+        return asked, Decision("feed", asked, f"(yours) {given.source['feed']}; {size}")
+    fits = facts.counted_all and facts.bytes <= memory_bytes * MEMORY_SHARE
+    if not streamable or fits:
+        return "memory", Decision("feed", "memory", f"{size}: decoded once, fed in whole batches")
+    return "stream", Decision("feed", "stream", f"{size}: over a quarter of memory, so decoded as they are needed")
+
+
+def decide_workers(given: Given[TrainSettings], plan: Plan, feed: str) -> tuple[int, Decision]:
+    """Loader workers of each rank: none where nothing is left to decode."""
+    asked = given.values.workers
+    if feed == "memory":
+        return 0, Decision("workers", "0", "batches are cut from memory, which needs none")
+    if asked != "auto":
+        return asked, Decision("workers", str(asked), f"(yours) {given.source['workers']}")
+    workers = min(rank.threads for rank in plan.ranks)
+    return workers, Decision("workers", str(workers), "one a thread of the rank, decoding while it computes")

@@ -1,0 +1,136 @@
+"""One run's folder: where it is, and what tells how the run came about and how to repeat it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from entrypoint.errors import Refused
+from entrypoint.plan import Plan
+from entrypoint.settings import PREFIX as LAUNCH_PREFIX
+from entrypoint.variables import Given, variable_name
+from entrypoint.verify import Observed
+from train import checkpoint
+from train.settings import PREFIX, TrainSettings
+from train.whole import write_whole
+
+TOLD_VERSIONS = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "pillow",
+    "intel-extension-for-pytorch",
+    "intel-openmp",
+    "nni",
+    "reference-training",
+)
+# These name the folder itself; a repetition gets a folder of its own.
+NOT_REPEATED = frozenset({"run_name", "resume"})
+
+
+def open_folder(settings: TrainSettings) -> tuple[Path, Path | None]:
+    """Return the run's folder, made where it is new, and the checkpoint to go on from.
+
+    Raises `Refused` where it cannot be written, or already holds a run that is not to be resumed.
+    """
+    output = settings.output_dir
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        if not os.access(output, os.W_OK | os.X_OK):
+            raise PermissionError(13, "Permission denied")
+        folder, start = choose_folder(settings)
+        folder.mkdir(exist_ok=start is not None or settings.run_name is not None)
+        point_latest(output, folder)
+    except OSError as error:
+        raise Refused(
+            f"TRAIN_OUTPUT_DIR={output}: cannot be written ({error.strerror}); name a folder that can"
+        ) from None
+    return folder, start
+
+
+def choose_folder(settings: TrainSettings) -> tuple[Path, Path | None]:
+    """Return the folder and the checkpoint to start from, which TRAIN_RESUME decides."""
+    output, resume = settings.output_dir, settings.resume
+    named = output / settings.run_name if settings.run_name else None
+    if resume == "auto":
+        candidate = named or output / "latest"
+        start = checkpoint.newest(candidate / "checkpoint")
+        if start:
+            return candidate.resolve(), start
+    elif resume != "off":
+        start = Path(resume)
+        if not start.is_file():
+            raise Refused(f"TRAIN_RESUME={resume}: no such checkpoint; it is auto, off, or a checkpoint's path")
+        return named or start.resolve().parents[1], start
+    if named and (named / "settings.json").exists():
+        raise Refused(
+            f"TRAIN_RUN_NAME={settings.run_name}: {named} already holds a run; choose another name, or go on with"
+            " it by TRAIN_RESUME=auto"
+        )
+    return named or fresh(output, settings), None
+
+
+def fresh(output: Path, settings: TrainSettings) -> Path:
+    """Return a folder name of the moment that nobody has yet."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model}-{settings.dataset}"
+    taken = (output / (name if count == 1 else f"{name}-{count}") for count in range(1, 10_000))
+    return next(folder for folder in taken if not folder.exists())
+
+
+def point_latest(output: Path, folder: Path) -> None:
+    """Let `latest` in the output folder point to this run, replaced in one step."""
+    if folder.parent.resolve() != output.resolve():
+        return
+    aside = output / f".latest-{os.getpid()}"
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(folder.name)
+    aside.replace(output / "latest")
+
+
+def write_provenance(folder: Path, given: Given[TrainSettings], plan: Plan, environ: Mapping[str, str]) -> None:
+    """Leave the plan, the settings, the versions and the command that repeats the run."""
+    write_whole(folder / "plan.json", plan.to_json(indent=2) + "\n")
+    write_whole(folder / "settings.json", as_json(given.values.model_dump(mode="json")))
+    write_whole(folder / "versions.json", as_json(versions()))
+    write_whole(folder / "command.txt", repeat_command(given, plan, environ) + "\n")
+
+
+def write_ranks(folder: Path, ranks: list[Observed]) -> None:
+    """Leave what each rank really got: CPUs, threads, OpenMP runtime, preloads."""
+    write_whole(folder / "ranks.json", as_json([asdict(rank) for rank in ranks]))
+
+
+def repeat_command(given: Given[TrainSettings], plan: Plan, environ: Mapping[str, str]) -> str:
+    """Return a shell command that trains again with the same settings, number of ranks and versions."""
+    not_repeated = {variable_name(PREFIX, field) for field in NOT_REPEATED}
+    variables = {name: value for name, value in given.as_variables(PREFIX).items() if name not in not_repeated}
+    launch = {name: environ[name] for name in sorted(environ) if name.startswith(LAUNCH_PREFIX) and environ[name]}
+    launch[f"{LAUNCH_PREFIX}NPROC_PER_NODE"] = str(plan.nproc_per_node)
+    words = [f"{name}={shlex.quote(value)}" for name, value in (launch | variables).items()]
+    command = [shlex.quote(sys.executable), "-I", "-m", "entrypoint", "train"]
+    return f"cd {shlex.quote(str(Path.cwd()))} && env {' '.join([*words, *command])}"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide what a run computes."""
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for name in TOLD_VERSIONS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def as_json(data: Any) -> str:
+    """Return data as indented JSON with a newline at its end."""
+    return json.dumps(data, indent=2) + "\n"

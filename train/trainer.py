@@ -1,0 +1,260 @@
+"""One run from settings and plan to its summary: data, model, epochs, and what they leave."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from entrypoint.errors import Exit, Refused
+from entrypoint.plan import Plan
+from entrypoint.variables import Given
+from entrypoint.verify import mismatches, observe
+from train import checkpoint, runfolder
+from train.batches import Feed
+from train.checkpoint import Checkpoint
+from train.datasets import DataSet, Images, load
+from train.decode import Crew
+from train.evaluate import Score, evaluate
+from train.files import Listing
+from train.group import Group, join
+from train.loop import Learner, train_epoch
+from train.memory import MemoryFeed
+from train.models import build_model, count_parameters
+from train.optim import build_optimizer, lr_schedule
+from train.progress import Progress, build_progress
+from train.record import Recorder
+from train.settings import TrainSettings
+from train.stream import StreamFeed
+
+
+@dataclass
+class Run:
+    """What the epochs work with; `recorder` is rank 0's alone."""
+
+    settings: TrainSettings
+    group: Group
+    feed: Feed
+    learner: Learner
+    folder: Path
+    recorder: Recorder | None
+    progress: Progress
+    first_epoch: int
+
+    @property
+    def log_interval(self) -> int:
+        """Steps between log lines: by default an epoch is cut into up to five, of at least 20 steps."""
+        asked, steps = self.settings.log_interval, self.feed.steps_per_epoch
+        return -(-steps // max(1, min(5, steps // 20))) if asked == "auto" else asked
+
+
+def train(given: Given[TrainSettings], plan: Plan, started: float) -> None:
+    """Train as the settings say, on this rank's share; `started` is the whole command's start (Unix time, s).
+
+    Raises `Refused` for input that cannot be trained on, and where the loss is no number.
+    """
+    settings = given.values
+    make_deterministic(settings)
+    data = load_data(settings, plan)
+    group = join(plan)
+    try:
+        run = prepare(given, plan, data, group)
+        try:
+            score = train_epochs(run)
+            finish(run, score, plan, started)
+        finally:
+            run.progress.close()
+    finally:
+        group.leave()
+
+
+def make_deterministic(settings: TrainSettings) -> None:
+    """Seed what the model draws from, and keep to reproducible kernels where that is asked for."""
+    torch.manual_seed(settings.seed)
+    if settings.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    elif torch.cuda.is_available():
+        torch.backends.cudnn.benchmark = True
+
+
+def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
+    """Return the data set; refuses one that is smaller than a batch."""
+    crew = Crew(frozenset(cpu for rank in plan.ranks for cpu in rank.cpus), sum(rank.threads for rank in plan.ranks))
+    channels, height, width = plan.training["shape"]
+    data = load(settings, (channels, height, width), plan.training["feed"], crew)
+    count = len(data.train.files) if isinstance(data.train, Listing) else len(data.train)
+    if count < settings.batch_size:
+        raise Refused(
+            f"TRAIN_BATCH_SIZE={settings.batch_size}: larger than the training set of {count} images; lower it"
+        )
+    return data
+
+
+def prepare(given: Given[TrainSettings], plan: Plan, data: DataSet, group: Group) -> Run:
+    """Build the model and all around it, and go on from a checkpoint where the settings say so."""
+    settings = given.values
+    feed = build_feed(data, settings, group, plan)
+    model = build_model(settings.model, data.shape, len(data.classes), bias=settings.bias)
+    model = model.to(group.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    total_steps = settings.epochs * feed.steps_per_epoch
+    learner = Learner(model, build_optimizer(settings, model), lr_schedule(settings, total_steps), settings, group)
+    folder, start = group.from_leader(lambda: runfolder.open_folder(settings))
+    first_epoch = resume(learner, start, settings) if start else 0
+    ranks = group.from_all(observe(plan))
+    recorder: Recorder | None = None
+    if group.leads:
+        runfolder.write_provenance(folder, given, plan, os.environ)
+        runfolder.write_ranks(folder, ranks)
+        recorder = Recorder(folder, tensorboard=settings.tensorboard)
+    progress = build_progress(settings, total_steps, leads=group.leads)
+    for line in (line for rank in ranks for line in mismatches(plan, rank)):
+        progress.say(f"warning: {line}")
+    if data.skipped:
+        progress.say(f"{len(data.skipped)} pictures left out that cannot be read, first {data.skipped[0]}")
+    if start:
+        progress.say(f"going on from {start}, epoch {first_epoch + 1}")
+    return Run(settings, group, feed, learner, folder, recorder, progress, first_epoch)
+
+
+def build_feed(data: DataSet, settings: TrainSettings, group: Group, plan: Plan) -> Feed:
+    """Return the feed for how the data came."""
+    if isinstance(data.train, Images) and isinstance(data.test, Images):
+        return MemoryFeed(data.train, data.test, data.shape, settings, group)
+    assert isinstance(data.train, Listing)
+    assert isinstance(data.test, Listing)
+    return StreamFeed((data.train, data.test), data.shape, settings, group, plan.training["workers"])
+
+
+def resume(learner: Learner, start: Path, settings: TrainSettings) -> int:
+    """Put a checkpoint's state into the learner; return the epoch to go on with."""
+    saved = checkpoint.load(start, settings.model_dump(mode="json"))
+    learner.model.load_state_dict(dict(saved.model))
+    learner.optimizer.load_state_dict(dict(saved.optimizer))
+    learner.step, learner.seconds = saved.step, saved.seconds
+    return saved.epoch
+
+
+def train_epochs(run: Run) -> Score:
+    """Train the epochs that are left, with evaluation, log and checkpoint after each; return the last score."""
+    score: Score | None = None
+    total = run.settings.epochs * run.feed.steps_per_epoch
+    for epoch in range(run.first_epoch, run.settings.epochs):
+
+        def report(step: int, loss: float, speed: float, epoch: int = epoch) -> None:
+            left_s = (total - step) * run.settings.batch_size / speed
+            run.progress.at(epoch, step, loss, speed, left_s)
+            if run.recorder:
+                place = epoch + (step - epoch * run.feed.steps_per_epoch) / run.feed.steps_per_epoch
+                values = {"epoch": round(place, 4), "loss": loss, "images_per_second": round(speed, 1)}
+                run.recorder.line("step", step, {**values, "lr": run.learner.lr(step - 1)})
+
+        loss = train_epoch(run.learner, run.feed, epoch, run.log_interval, report)
+        score = evaluate(run.learner.model, run.feed.test_batches(), run.group)
+        close_epoch(run, epoch + 1, loss, score)
+    return score or evaluate(run.learner.model, run.feed.test_batches(), run.group)
+
+
+def close_epoch(run: Run, epoch: int, loss: float, score: Score) -> None:
+    """Log a finished epoch and save a checkpoint, unless the weights are no numbers any more."""
+    run.progress.say(
+        f"epoch {epoch}/{run.settings.epochs}  train loss {loss:.4f}  test loss {score.loss:.4f}"
+        f"  test accuracy {score.accuracy:.2f} %"
+    )
+    if run.recorder:
+        values = {
+            "epoch": epoch,
+            "train_loss": loss,
+            "test_loss": score.loss,
+            "test_accuracy": score.accuracy,
+        }
+        run.recorder.line("epoch", run.learner.step, values)
+    every = run.settings.checkpoint_every
+    if every and (epoch % every == 0 or epoch == run.settings.epochs):
+        check_weights(run.learner)
+        if run.recorder:
+            save(run, epoch)
+
+
+def check_weights(learner: Learner) -> None:
+    """Refuse to save weights that are no numbers: the checkpoint before is the last good one."""
+    for name, parameter in learner.model.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise Refused(
+                f"step {learner.step}: {name} is no longer finite; lower TRAIN_LR, or set TRAIN_CLIP_NORM=1",
+                Exit.RANK_FAILED,
+            )
+
+
+def save(run: Run, epoch: int) -> None:
+    """Save a checkpoint of the run after so many epochs."""
+    learner = run.learner
+    state: dict[str, Any] = {
+        "model": learner.model.state_dict(),
+        "optimizer": learner.optimizer.state_dict(),
+        "settings": run.settings.model_dump(mode="json"),
+    }
+    try:
+        checkpoint.save(
+            run.folder / "checkpoint",
+            Checkpoint(epoch=epoch, step=learner.step, seconds=learner.seconds, **state),
+            run.settings.keep,
+        )
+    except OSError as error:
+        raise Refused(
+            f"{run.folder / 'checkpoint'}: cannot be written ({error.strerror}); the checkpoints before are kept",
+            Exit.MACHINE,
+        ) from None
+
+
+def finish(run: Run, score: Score, plan: Plan, started: float) -> None:
+    """Write the summary and the curves, and show what came out."""
+    if not run.recorder:
+        return
+    learner = run.learner
+    images = learner.step * run.settings.batch_size
+    summary = {
+        "test_accuracy": round(score.accuracy, 4),
+        "test_loss": score.loss,
+        "test_images": score.images,
+        "epochs": run.settings.epochs,
+        "steps": learner.step,
+        "train_seconds": round(learner.seconds, 3),
+        "images_per_second": round(images / learner.seconds, 1) if learner.seconds else 0.0,
+        "parameters": count_parameters(learner.model),
+        "model": run.settings.model,
+        "dataset": run.settings.dataset,
+        "batch_size": run.settings.batch_size,
+        "world_size": run.group.world_size,
+        "threads": torch.get_num_threads(),
+        "feed": plan.training["feed"],
+        "device": str(run.group.device),
+        "precision": "fp32",
+        "seed": run.settings.seed,
+    }
+    run.recorder.close()
+    run.progress.close()
+    total = round(time.time() - started, 3)
+    run.recorder.summary({**summary, "total_seconds": total})
+    if run.settings.progress != "off":
+        show_summary(summary, total, run.folder)
+
+
+def show_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -> None:
+    """Print what came out in a few lines."""
+    print(
+        f"test accuracy  {summary['test_accuracy']:.2f} % of {summary['test_images']:,} images"
+        f" after {summary['epochs']} epochs, {summary['steps']:,} steps\n"
+        f"training       {summary['train_seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s,"
+        f" the whole command {total_seconds:.1f} s\n"
+        f"model          {summary['model']}, {summary['parameters']:,} parameters, {summary['precision']}"
+        f" on {summary['world_size']} x {summary['device']} with {summary['threads']} threads\n"
+        f"run folder     {folder}",
+        file=sys.stdout,
+        flush=True,
+    )
