@@ -31,11 +31,23 @@ def main() -> int:
         try:
             return run()
         except Refused as error:
+            if stopped_by(error):
+                raise
             return report(error)
-    except Stopped as stopped:
+    except BaseException as error:
+        stopped = stopped_by(error)
+        if stopped is None:
+            raise
         return tell(stopped)
     finally:  # from here on nobody would catch what `stop` raises
         default_signals()
+
+
+def stopped_by(error: BaseException | None) -> Stopped | None:
+    """Return the signal behind an error: a library that it interrupts may answer with an error of its own."""
+    while error is not None and not isinstance(error, Stopped):
+        error = error.__context__
+    return error
 
 
 def tell(stopped: Stopped) -> int:

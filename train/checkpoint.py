@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,17 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write a checkpoint whole, then remove all but the newest `keep`; returns its path, raises OSError."""
+    """Write a checkpoint whole, then remove all but the newest `keep`; returns its path, raises OSError.
+
+    It is made in memory first: where writing stops amid torch.save, by a signal or a full disk, torch raises
+    `RuntimeError: unexpected pos` in place of what happened.
+    """
     folder.mkdir(exist_ok=True)
     path = folder / f"step-{checkpoint.step:09d}.pt"
+    content = BytesIO()
+    torch.save(dict(vars(checkpoint)), content)
     with whole_file(path) as file:
-        torch.save(dict(vars(checkpoint)), file)
+        file.write(content.getbuffer())
     for old in sorted(folder.glob("step-*.pt"))[:-keep]:
         old.unlink()
     return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,18 @@ def test_the_newest_are_kept_and_nothing_half_written(tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
     assert names == ["step-000000020.pt", "step-000000300.pt"]
     assert newest(tmp_path / "checkpoint") == tmp_path / "checkpoint/step-000000300.pt"
+
+
+def test_a_disk_that_is_full_is_an_os_error_and_keeps_what_was_there(tmp_path: Path) -> None:
+    before = save(tmp_path / "checkpoint", checkpoint(1), keep=2)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save(tmp_path / "checkpoint", checkpoint(2), keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((tmp_path / "checkpoint").iterdir()) == [before]
 
 
 def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""The trainer as a program: what a signal ends is told as that, whatever it interrupted."""
+
+from __future__ import annotations
+
+import io
+import signal
+
+import pytest
+import torch
+
+from train.__main__ import Stopped, stopped_by
+
+
+class Interrupted(io.RawIOBase):
+    """A file whose writing runs into a signal, as CPython's buffered writer does between two blocks."""
+
+    def __init__(self, blocks: int) -> None:
+        self.blocks = blocks
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, block: memoryview) -> int:  # type: ignore[override]
+        self.blocks -= 1
+        if self.blocks < 0:
+            raise Stopped(signal.SIGINT)
+        return len(block)
+
+
+def test_an_error_that_a_library_made_of_a_signal_is_the_signal() -> None:
+    seen = set()
+    for blocks in range(12):
+        with pytest.raises((Stopped, RuntimeError)) as caught:
+            torch.save({"w": torch.ones(100_000)}, Interrupted(blocks))
+        found = stopped_by(caught.value)
+        assert found is not None
+        assert found.number == signal.SIGINT
+        seen.add(type(caught.value))
+    assert seen == {Stopped, RuntimeError}
+
+
+def test_an_error_of_its_own_is_no_signal() -> None:
+    assert stopped_by(ValueError("of its own")) is None
