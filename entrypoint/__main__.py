@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -19,6 +20,7 @@ from entrypoint.plan import VARIABLE, Plan
 
 if TYPE_CHECKING:
     from entrypoint.cli import Request
+    from entrypoint.question import Question
     from entrypoint.settings import LaunchSettings
     from entrypoint.variables import Given
 
@@ -44,6 +46,7 @@ def node_stage(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "1"  # looking for some reads every installed package's metadata
     from entrypoint import cli
     from entrypoint.launch import launch
+    from entrypoint.launcher_defaults import without_defaults
     from entrypoint.settings import read_launch_settings
     from entrypoint.show import plan_lines
     from train.settings import PREFIX, TrainSettings
@@ -52,8 +55,13 @@ def node_stage(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if request.verb == "help":
         print(cli.help_text(TrainSettings, PREFIX))
         return Exit.DONE
+    if request.verb == "verify":
+        return show_running(request)
     settings, job = read_launch_settings(environ, request.launch_flags), read_job(environ)
-    plan = draw_plan(request, settings, job, environ)
+    question = ask(request, settings, job, without_defaults(environ, job))
+    if request.verb == "doctor":
+        return show_checks(request, question)
+    plan = draw_plan(request, question)
     if "--json" in request.switches:
         print(plan.to_json(indent=2))
     elif not request.starts:
@@ -62,27 +70,68 @@ def node_stage(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return Exit.DONE
     if job.rank == 0 and not settings.values.quiet:
         print("\n".join(plan_lines(plan)), file=sys.stderr)
-    launch(plan, job, environ, started)
+    launch(plan, job, question.environ, started)
 
 
-def draw_plan(request: Request, settings: Given[LaunchSettings], job: Job, environ: Mapping[str, str]) -> Plan:
-    """Read the machine and plan; for our own trainer also what its data and settings call for."""
+def ask(request: Request, settings: Given[LaunchSettings], job: Job, environ: Mapping[str, str]) -> Question:
+    """Read the machine, and try out what no file tells."""
+    from entrypoint.backends import problem_of
+    from entrypoint.launcher_defaults import read_mask
+    from entrypoint.libraries import broken_preloads
     from entrypoint.machine import read_machine
     from entrypoint.plan import Program
-    from entrypoint.planner import Question, make_plan
+    from entrypoint.question import Question
 
-    machine = read_machine()
-    # -I: our trainer runs with what is installed beside it, whatever PYTHONPATH, ~/.local or this folder hold.
-    program = request.program or Program("train", (sys.executable, "-I", "-m", "train"))
-    plan = make_plan(Question(settings, machine, job, program, environ))
+    mask, squeezed_to = read_mask(job)
+    return Question(
+        settings,
+        replace(read_machine(affinity=mask), squeezed_to=squeezed_to),
+        job,
+        # -I: our trainer runs with what is installed beside it, whatever PYTHONPATH, ~/.local or this folder hold.
+        request.program or Program("train", (sys.executable, "-I", "-m", "train")),
+        environ,
+        backend_problem=problem_of(settings.values.backend, sys.executable),
+        broken_preloads=broken_preloads(environ.get("LD_PRELOAD", "")),
+    )
+
+
+def draw_plan(request: Request, question: Question) -> Plan:
+    """Plan; for our own trainer also what its data and settings call for."""
+    from entrypoint.planner import make_plan
+
+    plan = make_plan(question)
     if request.program is None:
         from train.planning import plan_training
         from train.settings import read_train_settings
         from train.survey import survey
 
-        training = read_train_settings(environ, request.train_flags)
-        plan = plan_training(plan, training, survey(training.values), machine.memory_bytes)
+        training = read_train_settings(question.environ, request.train_flags)
+        plan = plan_training(plan, training, survey(training.values), question.machine)
     return plan
+
+
+def show_checks(request: Request, question: Question) -> int:
+    """Print every check of the doctor; exit 3 where one fails."""
+    from entrypoint.doctor import examine, report
+    from train.cache import cache_folder
+    from train.settings import read_train_settings
+
+    training = read_train_settings(question.environ, request.train_flags).values
+    folders = [("TRAIN_OUTPUT_DIR", training.output_dir), ("TRAIN_CACHE_DIR", cache_folder(training.cache_dir))]
+    checks = examine(question, folders)
+    print(report(checks, as_json="--json" in request.switches))
+    return Exit.MACHINE if any(check.state == "failure" for check in checks) else Exit.DONE
+
+
+def show_running(request: Request) -> int:
+    """Print what the ranks that run here have, beside their plans; exit 3 where they differ."""
+    from entrypoint.running import as_json, describe, verify_running
+
+    ranks = verify_running(request.processes)
+    print(
+        as_json(ranks) if "--json" in request.switches else "\n".join(line for one in ranks for line in describe(one))
+    )
+    return Exit.MACHINE if any(one.lines for one in ranks) else Exit.DONE
 
 
 def rank_stage(environ: Mapping[str, str]) -> NoReturn:
@@ -90,7 +139,7 @@ def rank_stage(environ: Mapping[str, str]) -> NoReturn:
     from entrypoint.rank import become_program
 
     try:
-        plan = Plan.from_json(environ[VARIABLE])
+        plan = Plan.from_variable(environ[VARIABLE])
     except (KeyError, TypeError, ValueError):
         raise Refused(
             f"{VARIABLE}: no plan of the node stage; `entrypoint rank` is started by the launcher, not by hand"

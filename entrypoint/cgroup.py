@@ -44,6 +44,8 @@ def levels(root: Path) -> Iterator[Path]:
     except OSError:
         lines = ["0::/"]
     for line in lines:
+        if line.count(":") < 2:
+            continue
         _, controllers, path = line.split(":", 2)
         if controllers and not {"cpu", "memory"} & set(controllers.split(",")):
             continue

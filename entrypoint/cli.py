@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ VERBS = {
     "train": "train with the built-in trainer (flags: launcher and trainer)",
     "run": "run SCRIPT args… or run -m MODULE args…: any training script under the same plan",
     "plan": "show what `train` (or `plan run SCRIPT`) would do and why; starts nothing",
+    "doctor": "check machine, container, packages and plan; exit 3 where something fails",
+    "verify": "show what the ranks that run here really have, beside their plans (or verify PID…)",
 }
 SWITCHES = {"--json": "the plan as JSON", "--dry-run": "show the plan, start nothing", "--help": "this text"}
 
@@ -29,6 +32,7 @@ class Request:
     train_flags: Mapping[str, str]
     switches: frozenset[str]
     program: Program | None
+    processes: tuple[int, ...] = ()
 
     @property
     def starts(self) -> bool:
@@ -57,6 +61,8 @@ def parse(argv: Sequence[str], train_model: type[Settings]) -> Request:
         target, tokens = tokens[0], tokens[1:]
     if "--help" in switches:
         return Request("help", {}, {}, frozenset(), None)
+    if target == "verify":
+        return Request(verb, {}, {}, frozenset(switches), None, process_ids(tokens))
     if target != "run" and tokens:
         raise Refused(f"{shown(tokens[0])}: unexpected; `entrypoint run {shown(tokens[0])}` runs a script of yours")
     if target == "run" and (stray := [field for field in flags if field not in launch_fields]):
@@ -93,6 +99,16 @@ def take_flags(tokens: list[str], models: Sequence[type[Settings]]) -> tuple[dic
             value = rest.pop(0)
         flags[field] = value
     return flags, switches, rest
+
+
+def process_ids(tokens: Sequence[str]) -> tuple[int, ...]:
+    """Return the processes that `verify` was given; raises `Refused` for what is no process id."""
+    for token in tokens:
+        if not re.fullmatch(r"[1-9]\d{0,9}", token, re.ASCII):
+            raise Refused(
+                f"verify {shown(token)}: no process id; write `entrypoint verify` or `entrypoint verify PID…`"
+            )
+    return tuple(map(int, tokens))
 
 
 def find_program(tokens: Sequence[str]) -> Program:

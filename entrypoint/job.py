@@ -6,16 +6,21 @@ torchrun inside srun sees both, and `mpirun` inside sbatch leaves SLURM_PROCID=0
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from entrypoint.errors import Refused, shown
+from entrypoint.errors import Refused
+from entrypoint.slurm import granted_cpus, job_cpus, number, slurm_tasks_here, srun_binding
 
 
 @dataclass(frozen=True)
 class Job:
-    """This process's place: no launcher means that a person (or a batch script) started it alone."""
+    """This process's place: no launcher means that a person (or a batch script) started it alone.
+
+    `binding` says whether the launcher has bound this rank to CPUs: `asked` by a person or the scheduler, by
+    `default` of an MPI that knows nothing of threads, or not at all (empty). `granted_cpus` are those that the
+    scheduler grants the ranks of this node, `node_cpus` those that it grants the whole job there.
+    """
 
     launcher: str | None = None
     rank: int = 0
@@ -23,6 +28,9 @@ class Job:
     local_rank: int = 0
     local_world_size: int = 1
     id: str = ""
+    binding: str = ""
+    granted_cpus: int | None = None
+    node_cpus: int | None = None
 
     @property
     def on_one_node(self) -> bool:
@@ -42,22 +50,22 @@ class Launcher:
     local_world_size: str
     job_id: tuple[str, ...] = ()
     local_size_of: Callable[[Mapping[str, str]], int] | None = None
+    binding_of: Callable[[Mapping[str, str]], str] = lambda _: ""
 
 
-def slurm_tasks_here(environ: Mapping[str, str]) -> int:
-    """Return the tasks of this step on this node, from `2(x3),1` and the node's index.
+def open_mpi_binding(environ: Mapping[str, str]) -> str:
+    """Open MPI binds to a core up to two ranks, to a socket above; --bind-to shows in the policy (mpirun(1))."""
+    policy = environ.get("OMPI_MCA_hwloc_base_binding_policy", "")
+    return "default" if not policy else "" if policy.startswith("none") else "asked"
 
-    The form is that of srun(1), SLURM_TASKS_PER_NODE. Raises `Refused` for another.
-    """
-    text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "1")
-    counts: list[int] = []
-    for group in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", group)
-        if not match:
-            raise Refused(f"SLURM_TASKS_PER_NODE={shown(text)}: cannot be read; expected a form like 2(x3),1")
-        counts += [int(match[1])] * int(match[2] or 1)
-    node = int(environ.get("SLURM_NODEID", "0"))
-    return counts[min(node, len(counts) - 1)]
+
+def hydra_binding(environ: Mapping[str, str]) -> str:
+    """MPICH binds where it is asked to; Intel MPI by default, unless I_MPI_PIN says no (its developer reference)."""
+    if environ.get("HYDRA_USER_PROVIDED_BINDING"):
+        return "asked"
+    intel = any(name.startswith("I_MPI_") for name in environ)
+    pinned = environ.get("I_MPI_PIN", "1").lower() not in ("0", "no", "off", "disable")
+    return ("asked" if "I_MPI_PIN_DOMAIN" in environ else "default") if intel and pinned else ""
 
 
 LAUNCHERS = (
@@ -78,6 +86,7 @@ LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
         ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        binding_of=open_mpi_binding,
     ),
     Launcher(
         "MVAPICH",
@@ -94,6 +103,7 @@ LAUNCHERS = (
         "PMI_SIZE",
         "MPI_LOCALRANKID",
         "MPI_LOCALNRANKS",
+        binding_of=hydra_binding,
     ),
     Launcher(
         "srun",
@@ -105,16 +115,17 @@ LAUNCHERS = (
         "",
         ("SLURM_JOB_ID",),
         slurm_tasks_here,
+        srun_binding,
     ),
 )
 
 
 def read_job(environ: Mapping[str, str]) -> Job:
     """Find the innermost launcher whose variables are all set; raises `Refused` where one is no number."""
-    for row in LAUNCHERS:
-        if all(environ.get(name, "") != "" for name in row.present):
-            return place(row, environ)
-    return Job()
+    started_by = (row for row in LAUNCHERS if all(environ.get(name, "") != "" for name in row.present))
+    row = next(started_by, None)
+    job = place(row, environ) if row else Job()
+    return replace(job, granted_cpus=granted_cpus(environ), node_cpus=job_cpus(environ))
 
 
 def place(row: Launcher, environ: Mapping[str, str]) -> Job:
@@ -130,12 +141,4 @@ def place(row: Launcher, environ: Mapping[str, str]) -> Job:
                 f" {size - 1}; unset what an outer launcher left behind"
             )
     job_id = next((environ[name] for name in row.job_id if environ.get(name)), "")
-    return Job(row.name, rank, world_size, local_rank, local_size, job_id)
-
-
-def number(environ: Mapping[str, str], name: str, default: int) -> int:
-    """Return a variable as a whole number; raises `Refused` naming it where it is none."""
-    text = environ.get(name) or str(default)
-    if not re.fullmatch(r"-?\d{1,9}", text, re.ASCII):
-        raise Refused(f"{name}={shown(text)}: not a whole number; a launcher sets it, so unset it if you did")
-    return int(text)
+    return Job(row.name, rank, world_size, local_rank, local_size, job_id, row.binding_of(environ))

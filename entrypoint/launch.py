@@ -18,4 +18,4 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
     environ = {**environ, STARTED: str(started)}
     if plan.launcher != "torchrun":
         become_program(plan, job, environ)
-    replace_process(plan.command, {**environ, **plan.environment, VARIABLE: plan.to_json()})
+    replace_process(plan.command, {**environ, **plan.environment, VARIABLE: plan.to_variable()})

@@ -86,3 +86,13 @@ def misfit(path: Path, architecture: str) -> str:
     machine = struct.unpack("<H" if head[5] == 1 else ">H", head[18:20])[0]
     wanted = ELF_MACHINES.get(architecture)
     return f"is not for {architecture}" if wanted and machine != wanted else ""
+
+
+def broken_preloads(own_preload: str, root: Path = Path("/")) -> dict[str, str]:
+    """Return the files of an LD_PRELOAD that the loader would only warn of, each with what is wrong with it.
+
+    A name without a slash is looked for by the loader itself (ld.so(8)).
+    """
+    paths = [file for file in own_preload.replace(":", " ").split() if "/" in file]
+    problems = {file: misfit(root / file.lstrip("/"), platform.machine()) for file in paths}
+    return {file: problem for file, problem in problems.items() if problem}

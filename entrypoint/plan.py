@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 # Carries the plan from the node stage to the ranks and to the trainer, as JSON.
 VARIABLE = "ENTRYPOINT_PLAN"
+PLAIN_BYTES = 64 << 10
+PACKED = "zlib:"
 
 
 @dataclass(frozen=True)
@@ -22,12 +26,13 @@ class Decision:
 
 @dataclass(frozen=True)
 class Rank:
-    """One process of this node: the CPUs that it is bound to, its OpenMP threads, its GPU."""
+    """One process of this node: the CPUs that it is bound to, its OpenMP threads, its GPU, its memory's NUMA nodes."""
 
     local_rank: int
     cpus: tuple[int, ...]
     threads: int
     gpu: int | None = None
+    memory_nodes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,13 +55,15 @@ class Plan:
     ranks: tuple[Rank, ...]
     environment: Mapping[str, str]
     yours: tuple[str, ...]
-    bind: bool
+    bind: str
+    memory_policy: str
     preload: tuple[str, ...]
     program: Program
     command: tuple[str, ...]
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
     node: str = ""
+    map: tuple[str, ...] = ()
     training: Mapping[str, Any] = field(default_factory=dict)
 
     def with_training(
@@ -74,13 +81,34 @@ class Plan:
         """Return the plan as JSON, the keys in the order of the fields."""
         return json.dumps(asdict(self), indent=indent)
 
+    def to_variable(self) -> str:
+        """Return the plan as an environment variable holds it: packed where it is long.
+
+        Linux takes 128 KiB in one variable, which over a thousand ranks would fill.
+        """
+        text = self.to_json()
+        return text if len(text) <= PLAIN_BYTES else PACKED + b64encode(zlib.compress(text.encode())).decode()
+
+    @staticmethod
+    def from_variable(text: str) -> Plan:
+        """Return the plan that `to_variable` wrote; raises ValueError, KeyError or TypeError for other text."""
+        if not text.startswith(PACKED):
+            return Plan.from_json(text)
+        try:
+            return Plan.from_json(zlib.decompress(b64decode(text.removeprefix(PACKED))).decode())
+        except zlib.error as error:
+            raise ValueError(str(error)) from None
+
     @staticmethod
     def from_json(text: str) -> Plan:
         """Return the plan that `to_json` wrote; raises ValueError, KeyError or TypeError for other text."""
         data = json.loads(text)
-        data["ranks"] = tuple(Rank(**{**rank, "cpus": tuple(rank["cpus"])}) for rank in data["ranks"])
+        data["ranks"] = tuple(
+            Rank(**{**rank, "cpus": tuple(rank["cpus"]), "memory_nodes": tuple(rank["memory_nodes"])})
+            for rank in data["ranks"]
+        )
         data["program"] = Program(data["program"]["kind"], tuple(data["program"]["argv"]))
         data["decisions"] = tuple(Decision(**decision) for decision in data["decisions"])
-        for name in ("yours", "preload", "command", "warnings"):
+        for name in ("yours", "preload", "command", "warnings", "map"):
             data[name] = tuple(data[name])
         return Plan(**data)

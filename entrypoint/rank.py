@@ -24,8 +24,8 @@ def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn
         raise Refused(f"local rank {job.local_rank}: the plan has {len(plan.ranks)} ranks on this node; start as many")
     rank = plan.ranks[job.local_rank]
     environment = rank_environment(plan, rank, job, environ)
-    if plan.bind:
-        bind(rank)
+    if plan.bind != "none":
+        bind(rank, plan.memory_policy)
     replace_process(plan.program.argv, environment)
 
 
@@ -38,7 +38,7 @@ def replace_process(argv: tuple[str, ...], environment: Mapping[str, str]) -> No
 
 def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of one rank; what a person has set wins."""
-    environment = {**environ, **plan.environment, VARIABLE: plan.to_json()}
+    environment = {**environ, **plan.environment, VARIABLE: plan.to_variable()}
     if "OMP_NUM_THREADS" not in plan.yours:
         environment["OMP_NUM_THREADS"] = str(rank.threads)
     environment |= {
@@ -75,13 +75,28 @@ def master_port(job: Job) -> int:
     return 61000 + (int(job.id) if job.id.isdecimal() else zlib.crc32(job.id.encode())) % 4000
 
 
-def bind(rank: Rank) -> None:
-    """Pin this process, and so all its threads and children, to the rank's CPUs; raises `Refused`."""
+def bind(rank: Rank, memory_policy: str) -> None:
+    """Pin this process, and so all its threads and children, to the rank's CPUs and memory.
+
+    Raises `Refused` where the CPUs are not to be had. Memory that cannot be bound is warned of: it comes from the
+    CPUs' own node all the same while that has any (a container's seccomp filter forbids the call).
+    """
     try:
         os.sched_setaffinity(0, rank.cpus)
     except OSError as error:
         raise Refused(
             f"local rank {rank.local_rank}: cannot be bound to CPUs {format_cpu_list(rank.cpus)}"
-            f" ({error.strerror}); set LAUNCH_BIND=0 to go on unbound",
+            f" ({error.strerror}); set LAUNCH_BIND=none to go on unbound",
             Exit.MACHINE,
         ) from None
+    if rank.memory_nodes:
+        from entrypoint.memory_policy import bind_memory
+
+        try:
+            bind_memory(memory_policy, rank.memory_nodes)
+        except OSError as error:
+            print(
+                f"entrypoint: warning: local rank {rank.local_rank}: memory cannot be bound to node"
+                f" {format_cpu_list(rank.memory_nodes)} ({error.strerror}); LAUNCH_MEMORY=default does not try",
+                file=sys.stderr,
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -9,6 +10,7 @@ from entrypoint.errors import Exit, Refused, shown
 from entrypoint.libraries import Library
 from entrypoint.machine import Machine
 from entrypoint.plan import Decision
+from entrypoint.question import Question
 from entrypoint.settings import LaunchSettings
 from entrypoint.variables import Given
 
@@ -19,31 +21,75 @@ MALLOC_CONF = "oversize_threshold:1,background_thread:true,metadata_thp:auto,dir
 ALLOCATOR_WORD = "malloc"
 
 
+STATIC = "equal parts for loops that leave it open, which GNU's runtime would deal out one by one"
+SHORT_WAIT = "Intel's guide for deep learning: threads sleep soon after a parallel part, by default after 200 ms"
+PASSIVE = "cores are shared or rationed: a thread that spins takes another's time"
+PINNED = "each thread on its own core"
+# Each runtime's own way to pin threads one by one; the other's variables would be read by nobody.
+PINNING = {
+    "intel": {"KMP_AFFINITY": "granularity=fine,compact,1,0"},
+    "gnu": {"OMP_PLACES": "cores", "OMP_PROC_BIND": "close"},
+}
+AFFINITY_VARIABLES = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES")
+
+
 @dataclass(frozen=True)
 class Runtime:
-    """What is preloaded, the variables that go with it, and why."""
+    """What is preloaded, the variables that go with it (each with its value and reason), and why."""
 
     preload: tuple[str, ...]
-    environment: dict[str, str]
+    environment: Mapping[str, tuple[str, str]]
     decisions: tuple[Decision, ...]
+    warnings: tuple[str, ...] = ()
 
 
-def decide_runtime(settings: Given[LaunchSettings], machine: Machine, own_preload: str, waits: bool) -> Runtime:
+def decide_runtime(question: Question, waits: bool) -> Runtime:
     """Choose allocator and OpenMP runtime; `waits` says that ranks or their quota make spinning threads costly.
 
     Raises `Refused` where a library is asked for and absent. Only the variables of the runtime that is chosen are
-    set: the other's would be read by nobody, or worse, by a second copy. Threads are not pinned one by one: a
-    pinned thread's forked loader workers would all inherit its single CPU, and the rank's own mask holds anyway.
+    set.
     """
+    settings, machine, own_preload = question.settings, question.machine, question.environ.get("LD_PRELOAD", "")
     allocator, allocator_decision = decide_allocator(settings, machine, own_preload)
     intel, openmp_decision = decide_openmp(settings, machine, own_preload)
-    environment: dict[str, str] = {}
+    environment = openmp_variables(question, openmp_decision.value, waits)
     if allocator and allocator.name == "jemalloc":
-        environment["MALLOC_CONF"] = MALLOC_CONF
-    if waits:
-        environment |= {"KMP_BLOCKTIME": "0"} if intel else {"OMP_WAIT_POLICY": "passive"}
+        environment["MALLOC_CONF"] = (MALLOC_CONF, "jemalloc for large tensors that live long")
     preload = tuple(library.path for library in (intel, allocator) if library and library.path)
-    return Runtime(preload, environment, (openmp_decision, allocator_decision))
+    warnings = unread_variables(question, openmp_decision.value)
+    return Runtime(preload, environment, (openmp_decision, allocator_decision), warnings)
+
+
+def openmp_variables(question: Question, runtime: str, waits: bool) -> dict[str, tuple[str, str]]:
+    """Return the variables that the runtime in charge gets, each with its reason; raises `Refused` for a conflict.
+
+    Threads are pinned one by one only where that is asked for: the thread that starts the others is pinned too, and
+    what it forks or starts later (loader workers, Gloo's threads) would all inherit its single CPU.
+    """
+    variables = {"OMP_SCHEDULE": ("static", STATIC)}
+    if runtime == "intel":
+        variables["KMP_BLOCKTIME"] = ("0", PASSIVE) if waits else ("1", SHORT_WAIT)
+    elif waits:
+        variables["OMP_WAIT_POLICY"] = ("passive", PASSIVE)
+    own = [name for name in AFFINITY_VARIABLES if question.environ.get(name)]
+    if question.settings.values.bind == "threads":
+        if own:
+            raise Refused(
+                f"{question.settings.source['bind']} and {own[0]}={shown(question.environ[own[0]])} both pin threads;"
+                " unset one of them"
+            )
+        variables |= {name: (value, PINNED) for name, value in PINNING[runtime].items()}
+    return variables
+
+
+def unread_variables(question: Question, runtime: str) -> tuple[str, ...]:
+    """Warn of variables of Intel's runtime that a person has set and GNU's, in charge, does not read."""
+    own = [name for name in question.environ if name.startswith("KMP_")] if runtime == "gnu" else []
+    return tuple(
+        f"{name}={shown(question.environ[name])} is read by Intel's OpenMP runtime only, and GNU's is in charge;"
+        " LAUNCH_OPENMP=intel takes Intel's"
+        for name in sorted(own)
+    )
 
 
 def decide_allocator(

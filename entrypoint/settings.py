@@ -19,15 +19,30 @@ class LaunchSettings(Settings):
         "auto", description="Where to train: auto takes CUDA where a GPU and its driver are seen."
     )
     nproc_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field(
-        "auto", description="Ranks on this node: auto is one a GPU, on CPU one."
+        "auto", description="Ranks on this node: auto is one a GPU, on CPU one a NUMA node."
+    )
+    gpus: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
+        "auto",
+        description="How many GPUs to use, a rank each, the best connected ones: auto is all visible ones."
+        " CUDA_VISIBLE_DEVICES names particular ones.",
     )
     threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field(
         "auto", description="OpenMP threads of each rank: auto is its share of the physical cores."
     )
-    backend: Literal["auto", "gloo", "nccl"] = Field(
+    cores: Literal["auto", "performance", "physical", "logical"] = Field(
+        "auto",
+        description="Which cores: auto is the physical ones, of a hybrid CPU the performance cores; logical is all"
+        " CPUs, siblings too.",
+    )
+    backend: Literal["auto", "gloo", "ccl", "nccl", "mpi"] = Field(
         "auto", description="Collectives between ranks: auto is nccl on CUDA, gloo on CPU."
     )
-    bind: bool = Field(True, description="Pin each rank to its own physical cores: 1 or 0.")
+    bind: Literal["ranks", "threads", "none"] = Field(
+        "ranks", description="What is pinned: each rank to its own cores, also each OpenMP thread to one, or nothing."
+    )
+    memory: Literal["auto", "bind", "preferred", "default"] = Field(
+        "auto", description="Memory of a rank within one NUMA node: auto binds it there, preferred lets it spill over."
+    )
     openmp: Literal["auto", "intel", "gnu"] = Field(
         "auto", description="OpenMP runtime: auto is Intel's, by preload, on Intel CPUs where it is installed."
     )

@@ -13,6 +13,7 @@ def plan_lines(plan: Plan, *, command: bool = False) -> list[str]:
     what_width = max(len(what) for what, _, _ in rows)
     value_width = min(24, max(len(value) for _, value, _ in rows))
     lines = [f"plan: {plan.node}"]
+    lines += [f"  {line}" for line in plan.map]
     lines += [f"  {what:<{what_width}}  {value:<{value_width}}  {why}".rstrip() for what, value, why in rows]
     lines += [f"  warning: {warning}" for warning in plan.warnings]
     if command:

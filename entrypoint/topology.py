@@ -8,12 +8,26 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Cpu:
-    """One logical CPU. `core` is unique within its socket, as the kernel's core_id is."""
+    """One logical CPU.
+
+    `core` is unique within its socket; `efficiency` marks the slower cores of a hybrid CPU.
+    """
 
     id: int
     core: int
     socket: int
     node: int
+    efficiency: bool = False
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The CPUs of the mask, how many the node has online, its NUMA nodes with memory, and what was assumed."""
+
+    cpus: tuple[Cpu, ...]
+    online_cpus: int
+    memory_nodes: tuple[int, ...]
+    assumed: tuple[str, ...]
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
@@ -39,38 +53,98 @@ def format_cpu_list(ids: tuple[int, ...]) -> str:
     return ",".join(parts)
 
 
-def read_cpus(root: Path, mask: frozenset[int]) -> tuple[tuple[Cpu, ...], int, tuple[str, ...]]:
-    """Return the CPUs of the mask, how many the node has online, and what had to be assumed.
+def read_ids(path: Path) -> tuple[int, ...]:
+    """Return the ids of a file with a kernel CPU list, none where it is hidden, empty or no list."""
+    try:
+        return parse_cpu_list(path.read_text())
+    except (OSError, ValueError):
+        return ()
 
-    Where /sys hides the topology (gVisor, some sandboxes) each CPU counts as a core of its own on socket 0.
+
+def read_number(path: Path) -> int | None:
+    """Return a file's whole number, None where it is hidden or holds none."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def read_topology(root: Path, mask: frozenset[int]) -> Topology:
+    """Read the CPUs of the mask under `root`; what /sys hides (gVisor, some sandboxes) is assumed and said.
+
+    Siblings are those of core_cpus_list, whatever their numbering: core_id repeats in each cluster of some Arm
+    systems. Source: kernel docs, admin-guide/cputopology.rst.
     """
     base = root / "sys/devices/system"
-    nodes = numa_nodes(base / "node")
-    online_file = base / "cpu/online"
-    online = parse_cpu_list(online_file.read_text()) if online_file.is_file() else tuple(sorted(mask))
-    cpus: list[Cpu] = []
-    blind: list[int] = []
-    for cpu in sorted(mask & frozenset(online)) or sorted(mask):
-        topology = base / f"cpu/cpu{cpu}/topology"
-        try:
-            core = int((topology / "core_id").read_text())
-            socket = max(0, int((topology / "physical_package_id").read_text()))
-        except (OSError, ValueError):
-            blind.append(cpu)
-            core, socket = cpu, 0
-        cpus.append(Cpu(cpu, core, socket, nodes.get(cpu, 0)))
-    assumed = (
-        (f"/sys hides the topology of CPUs {format_cpu_list(tuple(blind))}: each counts as a physical core",)
-        if blind
-        else ()
-    )
-    return tuple(cpus), len(online), assumed
+    online = read_ids(base / "cpu/online") or tuple(sorted(mask))
+    allowed = sorted(mask & frozenset(online)) or sorted(mask)
+    cores, hidden = read_cores(base / "cpu", allowed)
+    sockets = read_sockets(base / "cpu", allowed)
+    nodes = read_nodes(base / "node")
+    slow = efficiency_cpus(root, allowed)
+    assumed: list[str] = []
+    if hidden:
+        assumed.append(f"/sys hides the topology of CPUs {format_cpu_list(hidden)}: each counts as a physical core")
+    if not nodes and len(set(sockets.values())) > 1:
+        assumed.append("/sys hides the NUMA nodes: each socket counts as one")
+        nodes = sockets
+    cpus = tuple(Cpu(cpu, cores[cpu], sockets[cpu], nodes.get(cpu, 0), cpu in slow) for cpu in allowed)
+    return Topology(cpus, len(online), read_ids(base / "node/has_memory"), tuple(assumed))
 
 
-def numa_nodes(folder: Path) -> dict[int, int]:
-    """Return CPU id → NUMA node id for the nodes that have CPUs; empty where the kernel has no NUMA."""
+def read_cores(folder: Path, allowed: list[int]) -> tuple[dict[int, int], tuple[int, ...]]:
+    """Return CPU id → core id for the allowed CPUs, and those whose topology is hidden.
+
+    A core's id is its first sibling's: one file tells all siblings of a core, so that 1,024 CPUs stay cheap.
+    """
+    cores: dict[int, int] = {}
+    hidden: list[int] = []
+    for cpu in allowed:
+        if cpu in cores:
+            continue
+        topology = folder / f"cpu{cpu}/topology"
+        siblings = read_ids(topology / "core_cpus_list") or read_ids(topology / "thread_siblings_list")
+        core = min(siblings) if cpu in siblings else read_number(topology / "core_id")
+        if core is None:
+            hidden.append(cpu)
+        cores |= dict.fromkeys(siblings if cpu in siblings else (cpu,), cpu if core is None else core)
+    return cores, tuple(hidden)
+
+
+def read_sockets(folder: Path, allowed: list[int]) -> dict[int, int]:
+    """Return CPU id → socket for the allowed CPUs; the kernel's -1 for unknown, and a hidden one, count as 0."""
+    sockets: dict[int, int] = {}
+    for cpu in allowed:
+        if cpu not in sockets:
+            topology = folder / f"cpu{cpu}/topology"
+            socket = max(0, read_number(topology / "physical_package_id") or 0)
+            sockets |= dict.fromkeys((cpu, *read_ids(topology / "package_cpus_list")), socket)
+    return sockets
+
+
+def read_nodes(folder: Path) -> dict[int, int]:
+    """Return CPU id → NUMA node id for the nodes that have CPUs; empty where the kernel has no NUMA or hides it."""
     return {
         cpu: int(path.parent.name.removeprefix("node"))
         for path in folder.glob("node[0-9]*/cpulist")
-        for cpu in parse_cpu_list(path.read_text())
+        for cpu in read_ids(path)
     }
+
+
+# A core this much slower than the fastest is another kind; cores of one kind differ by a few percent.
+EFFICIENCY_CAPACITY = 0.8
+
+
+def efficiency_cpus(root: Path, allowed: list[int]) -> frozenset[int]:
+    """Return the slower CPUs of a hybrid machine, none of a uniform one.
+
+    Source: Intel's hybrid PMUs (/sys/devices/cpu_atom/cpus), Arm's cpu_capacity (kernel docs, sched-capacity.rst).
+    """
+    slow = {cpu for name in ("cpu_atom", "cpu_lowpower") for cpu in read_ids(root / "sys/devices" / name / "cpus")}
+    if slow:
+        return frozenset(slow)
+    folder = root / "sys/devices/system/cpu"
+    if not allowed or not (folder / f"cpu{allowed[0]}/cpu_capacity").exists():
+        return frozenset()
+    capacity = {cpu: read_number(folder / f"cpu{cpu}/cpu_capacity") or 0 for cpu in allowed}
+    return frozenset(cpu for cpu in allowed if capacity[cpu] < EFFICIENCY_CAPACITY * max(capacity.values()))

@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.machines import smp
+
 PYTHON = sys.executable
 LAUNCH_LIMIT_S = 120
+# How many cases each property and the environment fuzz tries: `make fuzz` sets more.
+FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000"))
+CORES = len(os.sched_getaffinity(0))
+needs_two_cores = pytest.mark.skipif(CORES < 2, reason=f"needs 2 cores, this process may use {CORES}")
 
 # Whatever a launcher, a batch system or a person has set in the shell that runs the tests stays out of them.
 FOREIGN = (
@@ -91,6 +98,22 @@ class Entrypoint:
         return json.loads((self.folder / "runs" / name / "summary.json").read_text())
 
 
+def launcher(*names: str, said: str) -> str:
+    """Return the first of these commands whose version says so; skips the test where there is none."""
+    for name in names:
+        path = shutil.which(name)
+        if path and said in subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout:
+            return path
+    pytest.skip(f"needs {said}: none of {', '.join(names)} is here")
+
+
+def script(folder: Path, name: str, text: str) -> Path:
+    """Write a person's script."""
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
 @pytest.fixture
 def entrypoint(tmp_path: Path) -> Entrypoint:
     return Entrypoint(tmp_path)
@@ -143,40 +166,34 @@ TreeBuilder = Callable[..., Path]
 
 @pytest.fixture
 def built_machine(tmp_path: Path) -> TreeBuilder:
-    """Builds a root folder with /sys and /proc of a machine that is not here."""
+    """Builds a root folder with /sys and /proc of a machine that is not here; the arguments are those of `smp`."""
 
-    def build(
-        sockets: int = 1,
-        cores_per_socket: int = 2,
-        threads_per_core: int = 1,
-        nodes_per_socket: int = 1,
-        interleaved: bool = True,
-        memory_kib: int = 8 << 20,
-        files: Mapping[str, str] | None = None,
-    ) -> Path:
-        root = tmp_path / "root"
-        system = root / "sys/devices/system"
-        total_cores = sockets * cores_per_socket
-        nodes: dict[int, list[int]] = {}
-        for core in range(total_cores):
-            socket, core_id = divmod(core, cores_per_socket)
-            node = socket * nodes_per_socket + core_id * nodes_per_socket // cores_per_socket
-            for thread in range(threads_per_core):
-                cpu = core + thread * total_cores if interleaved else core * threads_per_core + thread
-                topology = system / f"cpu/cpu{cpu}/topology"
-                topology.mkdir(parents=True)
-                (topology / "core_id").write_text(f"{core_id}\n")
-                (topology / "physical_package_id").write_text(f"{socket}\n")
-                nodes.setdefault(node, []).append(cpu)
-        for node, cpus in nodes.items():
-            folder = system / f"node/node{node}"
-            folder.mkdir(parents=True)
-            (folder / "cpulist").write_text(",".join(map(str, sorted(cpus))) + "\n")
-        (system / "cpu/online").write_text(f"0-{total_cores * threads_per_core - 1}\n")
-        for name, text in {"proc/meminfo": f"MemTotal: {memory_kib} kB\n", **(files or {})}.items():
-            path = root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        return root
+    def build(sockets: int = 1, cores_per_socket: int = 2, threads_per_core: int = 1, **more: Any) -> Path:
+        return smp(sockets, cores_per_socket, threads_per_core, **more).build(tmp_path / "root")
 
     return build
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture
+def under_quota() -> Iterator[Callable[[float], tuple[str, ...]]]:
+    """Returns for a number of CPUs the words that start a command in a real cgroup with that quota."""
+    made: list[Path] = []
+
+    def limit(cpus: float) -> tuple[str, ...]:
+        v1 = (CGROUPS / "cpu/cpu.cfs_quota_us").exists() or (CGROUPS / "cpu/tasks").exists()
+        group = (CGROUPS / "cpu" if v1 else CGROUPS) / f"reference-training-{os.getpid()}-{len(made)}"
+        try:
+            group.mkdir()
+            made.append(group)
+            quota = f"{cpus * 100_000:.0f}"
+            (group / ("cpu.cfs_quota_us" if v1 else "cpu.max")).write_text(quota if v1 else f"{quota} 100000")
+        except OSError as error:
+            pytest.skip(f"needs a cgroup that it may make: {error}")
+        return ("sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh")
+
+    yield limit
+    for group in made:
+        group.rmdir()

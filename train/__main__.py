@@ -63,7 +63,7 @@ def run() -> int:
     text = os.environ.get(VARIABLE)
     if not text:
         become_planned()
-    plan = Plan.from_json(text)
+    plan = Plan.from_variable(text)
     given = read_train_settings(os.environ, {})
     from train.group import as_lost_peer
     from train.trainer import train

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from entrypoint.errors import Refused
 from train.cache import cache_folder, load_or_build
-from train.decode import Crew, decode_both
+from train.decode import decode_both
 from train.files import Listing, list_both
 from train.order import generator
 from train.pictures import Shape
 from train.settings import TrainSettings
 from train.survey import synthetic_shape
+from train.workers import Crew
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -17,17 +15,9 @@ from numpy.lib.format import open_memmap
 from entrypoint.errors import Refused
 from train.files import Listing
 from train.pictures import BadImage, Shape, read_picture
-from train.workers import default_signals
+from train.workers import Crew, begin_work
 
 CHUNK = 512
-
-
-@dataclass(frozen=True)
-class Crew:
-    """Who decodes while all ranks of the node wait: so many processes, anywhere on these CPUs."""
-
-    cpus: frozenset[int]
-    processes: int
 
 
 def decode_both(
@@ -71,12 +61,6 @@ def decode_split(listing: Listing, shape: Shape, crew: Crew, target: Path) -> di
     with ProcessPoolExecutor(crew.processes, context, initializer=begin_work, initargs=(crew.cpus,)) as pool:
         chunks = pool.map(decode_chunk, ranges(listing), repeat(shape), repeat(target))
         return dict(sorted(item for chunk in chunks for item in chunk))
-
-
-def begin_work(cpus: frozenset[int]) -> None:
-    """Let a decoding process use all of the crew's CPUs, and end quietly."""
-    default_signals()
-    os.sched_setaffinity(0, cpus)
 
 
 def ranges(listing: Listing) -> Iterator[tuple[int, tuple[Path, ...]]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from entrypoint.errors import Refused
+from entrypoint.errors import Exit, Refused
+from entrypoint.machine import Machine
 from entrypoint.plan import Decision, Plan
 from entrypoint.variables import Given
 from train.settings import PREFIX, TrainSettings
@@ -12,9 +13,13 @@ from train.survey import Facts
 
 # Decoded images may take this share of the memory that the job may use; the rest is the model's and the cache's.
 MEMORY_SHARE = 0.25
+# Batches that each loader worker has ready in /dev/shm: its two prefetched ones and the one that it makes.
+PREFETCHED = 3
+# What of /dev/shm they may take; Gloo and NCCL put their own buffers there.
+SHM_SHARE = 0.5
 
 
-def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, memory_bytes: int) -> Plan:
+def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine: Machine) -> Plan:
     """Return the plan with feed and workers decided, and the trainer's flags passed on as variables.
 
     Raises `Refused` where a batch has fewer images than there are ranks and parts to share them.
@@ -26,8 +31,8 @@ def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, memory_
             f"TRAIN_BATCH_SIZE={settings.batch_size}: too few for {ranks} ranks x {settings.accumulate} parts;"
             f" it is shared among all ranks, so it must be at least {ranks * settings.accumulate}"
         )
-    feed, feed_decision = decide_feed(given, facts, memory_bytes)
-    workers, workers_decision = decide_workers(given, plan, feed)
+    feed, feed_decision = decide_feed(given, facts, machine.memory_bytes)
+    workers, workers_decision = decide_workers(given, plan, facts, feed, machine.surroundings.shm_bytes)
     flags = given.as_variables(PREFIX, flags_only=True)
     decided = replace(plan, environment={**plan.environment, **flags})
     return decided.with_training(
@@ -63,12 +68,28 @@ def decide_feed(given: Given[TrainSettings], facts: Facts, memory_bytes: int) ->
     return "stream", Decision("feed", "stream", f"{size}: over a quarter of memory, so decoded as they are needed")
 
 
-def decide_workers(given: Given[TrainSettings], plan: Plan, feed: str) -> tuple[int, Decision]:
-    """Loader workers of each rank: none where nothing is left to decode."""
+def decide_workers(
+    given: Given[TrainSettings], plan: Plan, facts: Facts, feed: str, shm_bytes: int
+) -> tuple[int, Decision]:
+    """Loader workers of each rank: none where nothing is left to decode, no more than /dev/shm can serve.
+
+    Raises `Refused` where more are asked for: a worker that finds /dev/shm full dies of SIGBUS.
+    """
     asked = given.values.workers
     if feed == "memory":
         return 0, Decision("workers", "0", "batches are cut from memory, which needs none")
+    channels, height, width = facts.shape
+    each_bytes = PREFETCHED * given.values.batch_size * channels * height * width  # a worker on every rank
+    fitting = int(shm_bytes * SHM_SHARE) // each_bytes
+    room = f"/dev/shm has {shm_bytes / 2**20:,.0f} MiB, and a worker on each rank needs {each_bytes / 2**20:,.0f} MiB"
     if asked != "auto":
+        if asked > fitting:
+            raise Refused(
+                f"{given.source['workers']}: {room}; lower it to {fitting}, or start with a larger --shm-size",
+                Exit.MACHINE,
+            )
         return asked, Decision("workers", str(asked), f"(yours) {given.source['workers']}")
     workers = min(rank.threads for rank in plan.ranks)
+    if workers > fitting:
+        return fitting, Decision("workers", str(fitting), f"{room}; start with a larger --shm-size for {workers}")
     return workers, Decision("workers", str(workers), "one a thread of the rank, decoding while it computes")

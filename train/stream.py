@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from train.files import Listing
 from train.group import Group
 from train.pictures import BadImage, Shape, read_picture
 from train.settings import TrainSettings
-from train.workers import default_signals
+from train.workers import Crew, begin_work
 
 EVAL_BATCH = 256
 # ImageNet's means and deviations in bytes: a streamed set is not seen whole before training.
@@ -50,7 +51,7 @@ class Pictures(Dataset[Loaded]):
 
 
 class StreamFeed:
-    """The batches of one rank, decoded ahead of the loop by the plan's number of workers."""
+    """The batches of one rank, decoded ahead of the loop by the plan's loader workers."""
 
     def __init__(
         self,
@@ -58,12 +59,12 @@ class StreamFeed:
         shape: Shape,
         settings: TrainSettings,
         group: Group,
-        workers: int,
+        crew: Crew,
     ) -> None:
         train, test = splits
         self.settings = settings
         self.group = group
-        self.workers = workers
+        self.crew = crew
         self.sequence = sequence(len(train.files), shape, settings, group)
         self.steps_per_epoch = self.sequence.steps_per_epoch
         mean, deviation = COLOUR if shape[0] == 3 else GREY
@@ -93,13 +94,13 @@ class StreamFeed:
 
     def load(self, pictures: Pictures, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield bytes and labels of each list of rows, in order; refuses or tells of bad pictures."""
-        options: dict[str, Any] = {"prefetch_factor": 2} if self.workers else {}
+        options: dict[str, Any] = {"prefetch_factor": 2} if self.crew.processes else {}
         loader: DataLoader[Loaded] = DataLoader(
             pictures,
             batch_size=None,
             sampler=batches,
-            num_workers=self.workers,
-            worker_init_fn=default_signals,
+            num_workers=self.crew.processes,
+            worker_init_fn=partial(begin_work, self.crew.cpus),
             pin_memory=self.group.device.type == "cuda",
             **options,
         )

@@ -19,7 +19,6 @@ from train import checkpoint, runfolder
 from train.batches import Feed
 from train.checkpoint import Checkpoint
 from train.datasets import DataSet, Images, load
-from train.decode import Crew
 from train.evaluate import Score, evaluate
 from train.files import Listing
 from train.group import Group, join
@@ -31,6 +30,7 @@ from train.progress import Progress, build_progress
 from train.record import Recorder
 from train.settings import TrainSettings
 from train.stream import StreamFeed
+from train.workers import Crew
 
 
 @dataclass
@@ -128,7 +128,9 @@ def build_feed(data: DataSet, settings: TrainSettings, group: Group, plan: Plan)
         return MemoryFeed(data.train, data.test, data.shape, settings, group)
     assert isinstance(data.train, Listing)
     assert isinstance(data.test, Listing)
-    return StreamFeed((data.train, data.test), data.shape, settings, group, plan.training["workers"])
+    sharing = plan.ranks if plan.bind == "none" else (plan.ranks[group.local_rank],)
+    crew = Crew(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.training["workers"])
+    return StreamFeed((data.train, data.test), data.shape, settings, group, crew)
 
 
 def resume(learner: Learner, start: Path, settings: TrainSettings) -> int:

@@ -10,13 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from entrypoint.__main__ import node_stage
+from entrypoint.environment import STANDARD
 from entrypoint.errors import Exit, Refused
 from entrypoint.job import LAUNCHERS
-from entrypoint.planner import STANDARD
 from entrypoint.settings import LaunchSettings
+from tests.conftest import FUZZ_EXAMPLES
 from train.settings import TrainSettings
-
-EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "500"))
 
 OURS = [
     prefix + field.upper()
@@ -40,7 +39,7 @@ environments = st.dictionaries(st.sampled_from([*OURS, *LAUNCHERS_OWN, *OTHERS])
 commands = st.sampled_from([["plan"], ["plan", "--json"], ["train", "--dry-run"], ["plan", "run", "-m", "x"]])
 
 
-@settings(max_examples=EXAMPLES, deadline=1000, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=FUZZ_EXAMPLES, deadline=1000, suppress_health_check=[HealthCheck.too_slow])
 @given(commands, environments)
 def test_any_environment_ends_in_a_plan_or_one_line_a_fault(command: list[str], environ: dict[str, str]) -> None:
     out, kept = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), sys.stdout

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.gpus import Gpu, read_gpus, select
+from entrypoint.gpus import Driver, Gpu, read_gpus, select
+from tests.machines import LINKS_10_1, MACHINES, NVLINK_NODES, RecordedNvml, nvlink_node, nvswitch_node
 
-FOUND = tuple(Gpu(index, f"GPU-{index}abc", "H200", 1 << 37) for index in range(4))
+FOUND = tuple(Gpu(index, f"GPU-{index}abc", "H200", 1 << 37, links=("X",) * 4) for index in range(4))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,54 @@ def test_visible_devices_follow_cudas_own_rule(visible: str | None, uuids: list[
 
 
 def test_no_driver_is_no_error(tmp_path: Path) -> None:
-    assert read_gpus(tmp_path) == ()
+    assert read_gpus(tmp_path) == ((), Driver())
+
+
+def test_a_driver_that_does_not_answer_is_told(tmp_path: Path) -> None:
+    gpus, driver = read_gpus(tmp_path, nvml=RecordedNvml((), problem="Driver/library version mismatch"))
+    assert (gpus, driver.problem) == ((), "Driver/library version mismatch")
+
+
+def test_the_nvlink_node_is_read_as_table_10_1(tmp_path: Path) -> None:
+    root = MACHINES["8-GPU NVLink node"]().build(tmp_path)
+    gpus, driver = read_gpus(root, nvml=nvlink_node())
+    assert tuple(gpu.links for gpu in gpus) == LINKS_10_1
+    assert tuple(gpu.node for gpu in gpus) == NVLINK_NODES
+    assert (driver.version, driver.cuda) == ("580.65.06", "13.0")
+    assert gpus[0].memory_bytes == 32 << 30
+
+
+def test_every_pair_of_an_nvswitch_node_has_all_links(tmp_path: Path) -> None:
+    gpus, _ = read_gpus(MACHINES["8-GPU NVSwitch node"]().build(tmp_path), nvml=nvswitch_node())
+    assert {link for gpu in gpus for link in gpu.links} == {"X", "NV18"}
+
+
+def test_links_follow_the_visible_order(tmp_path: Path) -> None:
+    root = MACHINES["8-GPU NVLink node"]().build(tmp_path)
+    gpus, _ = read_gpus(root, "3,0,7", nvlink_node())
+    assert [gpu.uuid for gpu in gpus] == ["GPU-00000003", "GPU-00000000", "GPU-00000007"]
+    assert [gpu.links for gpu in gpus] == [("X", "NV2", "NV1"), ("NV2", "X", "SYS"), ("NV1", "SYS", "X")]
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        (None, ["MIG-00000000-0"]),
+        ("MIG-00000000-2", ["MIG-00000000-2"]),
+        ("MIG-00000000-1,MIG-00000000-2", ["MIG-00000000-1"]),
+        ("1", ["GPU-00000001"]),
+        ("0", ["MIG-00000000-0"]),
+        ("GPU-00000001", ["GPU-00000001"]),
+    ],
+)
+def test_cuda_shows_one_mig_device_and_no_gpu_beside_it(
+    tmp_path: Path, visible: str | None, uuids: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml = RecordedNvml((("X", "NODE"), ("NODE", "X")), migs={0: 3}, name="NVIDIA A100-SXM4-80GB")
+    gpus, _ = read_gpus(tmp_path, visible, nvml)
+    assert [gpu.uuid for gpu in gpus] == uuids
+    assert all(gpu.mig is gpu.uuid.startswith("MIG") for gpu in gpus)
 
 
 @pytest.mark.cuda
@@ -38,6 +86,6 @@ def test_nvml_tells_what_torch_sees() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
-    assert [gpu.name for gpu in read_gpus(Path("/"))] == [
+    assert [gpu.name for gpu in read_gpus(Path("/"))[0]] == [
         torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
     ]

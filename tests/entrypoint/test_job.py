@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from entrypoint.errors import Refused
-from entrypoint.job import Job, read_job, slurm_tasks_here
+from entrypoint.job import Job, read_job
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x",
@@ -24,12 +24,12 @@ STEP = {
 CASES = {
     "nobody": ({}, Job()),
     "torchrun": (TORCHRUN, Job("torchrun", 3, 4, 1, 2, "x")),
-    "Open MPI": (OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77")),
+    "Open MPI": (OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77", "default")),
     "hydra": (HYDRA, Job("hydra (MPICH, Intel MPI)", 2, 4, 0, 2)),
     "srun": (STEP, Job("srun", 5, 7, 1, 2, "42")),
     "a batch script without srun is started by nobody": (BATCH, Job()),
     "torchrun inside srun": (STEP | TORCHRUN, Job("torchrun", 3, 4, 1, 2, "x")),
-    "mpirun inside sbatch": (BATCH | OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77")),
+    "mpirun inside sbatch": (BATCH | OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77", "default")),
     "hydra inside sbatch": (BATCH | HYDRA, Job("hydra (MPICH, Intel MPI)", 2, 4, 0, 2)),
     "a size alone proves nothing": ({"WORLD_SIZE": "4"}, Job()),
 }
@@ -47,7 +47,7 @@ def test_the_innermost_launcher_is_recognised(name: str) -> None:
         (TORCHRUN | {"RANK": "four"}, "RANK=four: not a whole number"),
         (TORCHRUN | {"RANK": "4"}, "RANK=4: torchrun says that there are 4 ranks"),
         (TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1"),
-        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_TASKS_PER_NODE=two"),
+        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_STEP_TASKS_PER_NODE=two"),
     ],
 )
 def test_what_no_launcher_would_set_is_refused_by_name(environ: dict[str, str], said: str) -> None:
@@ -55,6 +55,21 @@ def test_what_no_launcher_would_set_is_refused_by_name(environ: dict[str, str], 
         read_job(environ)
 
 
-@pytest.mark.parametrize(("text", "node", "tasks"), [("2(x3),1", 0, 2), ("2(x3),1", 3, 1), ("4", 0, 4), ("1,3", 1, 3)])
-def test_slurms_counts_are_expanded(text: str, node: int, tasks: int) -> None:
-    assert slurm_tasks_here({"SLURM_STEP_TASKS_PER_NODE": text, "SLURM_NODEID": str(node)}) == tasks
+@pytest.mark.parametrize(
+    ("environ", "binding"),
+    [
+        (OPEN_MPI, "default"),
+        (OPEN_MPI | {"OMPI_MCA_hwloc_base_binding_policy": "none"}, ""),
+        (OPEN_MPI | {"OMPI_MCA_hwloc_base_binding_policy": "core"}, "asked"),
+        (HYDRA, ""),
+        (HYDRA | {"HYDRA_USER_PROVIDED_BINDING": "1"}, "asked"),
+        (HYDRA | {"I_MPI_MPIRUN": "mpirun"}, "default"),
+        (HYDRA | {"I_MPI_MPIRUN": "mpirun", "I_MPI_PIN": "off"}, ""),
+        (HYDRA | {"I_MPI_PIN_DOMAIN": "omp"}, "asked"),
+        (STEP | {"SLURM_CPU_BIND_TYPE": "mask_cpu:"}, "asked"),
+        (STEP | {"SLURM_CPU_BIND_TYPE": "none"}, ""),
+        (TORCHRUN, ""),
+    ],
+)
+def test_who_has_bound_this_rank_and_whether_anybody_asked(environ: dict[str, str], binding: str) -> None:
+    assert read_job(environ).binding == binding

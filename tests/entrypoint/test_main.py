@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import PYTHON, Entrypoint, Result
+from tests.conftest import PYTHON, Entrypoint, Result, launcher, needs_two_cores, script
 
-CORES = len(os.sched_getaffinity(0))
-needs_two_cores = pytest.mark.skipif(CORES < 2, reason=f"needs 2 cores, this process may use {CORES}")
 CONSOLE_COMMAND = Path(sys.executable).with_name("entrypoint")
 
 pytestmark = pytest.mark.launch
@@ -47,15 +43,9 @@ BOOK_SCRIPT = """
 """
 
 
-def write(folder: Path, name: str, text: str) -> Path:
-    path = folder / name
-    path.write_text(textwrap.dedent(text))
-    return path
-
-
 @needs_two_cores
 def test_the_books_kind_of_script_runs_unchanged_with_two_ranks_each_on_its_own_core(entrypoint: Entrypoint) -> None:
-    write(entrypoint.folder, "book.py", BOOK_SCRIPT)
+    script(entrypoint.folder, "book.py", BOOK_SCRIPT)
     # Arguments that torchrun's own parser would take for its own.
     arguments = ["--nnodes", "--rdzv", "x", "--lr=3", "-m"]
     result = entrypoint("run", "--nproc-per-node", "2", "book.py", *arguments)
@@ -72,7 +62,7 @@ def test_the_books_kind_of_script_runs_unchanged_with_two_ranks_each_on_its_own_
 
 
 def test_the_same_script_runs_with_one_rank(entrypoint: Entrypoint) -> None:
-    write(entrypoint.folder, "book.py", BOOK_SCRIPT)
+    script(entrypoint.folder, "book.py", BOOK_SCRIPT)
     result = entrypoint("run", "book.py")
     assert result.code == 0, result.err
     told = json.loads((entrypoint.folder / "rank0.json").read_text())
@@ -81,7 +71,7 @@ def test_the_same_script_runs_with_one_rank(entrypoint: Entrypoint) -> None:
 
 def test_a_module_runs_from_the_current_folder(entrypoint: Entrypoint) -> None:
     (entrypoint.folder / "pkg").mkdir()
-    write(entrypoint.folder / "pkg", "tool.py", "import sys; print('tool', sys.argv[1:])")
+    script(entrypoint.folder / "pkg", "tool.py", "import sys; print('tool', sys.argv[1:])")
     result = entrypoint("run", "-m", "pkg.tool", "a", "--b")
     assert result.out == "tool ['a', '--b']\n"
 
@@ -91,8 +81,8 @@ def test_a_module_runs_from_the_current_folder(entrypoint: Entrypoint) -> None:
 def test_a_train_py_of_the_users_is_never_taken_for_ours_nor_ours_for_theirs(
     entrypoint: Entrypoint, command: tuple[str, ...], pythonpath: str
 ) -> None:
-    write(entrypoint.folder, "train.py", "print('the user\\'s own train.py')")
-    write(entrypoint.folder, "script.py", "import train")
+    script(entrypoint.folder, "train.py", "print('the user\\'s own train.py')")
+    script(entrypoint.folder, "script.py", "import train")
     env = {"PYTHONPATH": pythonpath, "TRAIN_EPOCHS": "1", "TRAIN_TENSORBOARD": "0"}
     ours = entrypoint("train", env=env, command=command)
     assert "test accuracy" in ours.out
@@ -104,7 +94,7 @@ def test_a_train_py_of_the_users_is_never_taken_for_ours_nor_ours_for_theirs(
 
 @pytest.mark.parametrize(("ending", "code"), [("sys.exit(7)", 7), ("pass", 0), ("1 / 0", 1)])
 def test_a_script_keeps_its_own_exit_code(entrypoint: Entrypoint, ending: str, code: int) -> None:
-    write(entrypoint.folder, "x.py", f"import sys\n{ending}\n")
+    script(entrypoint.folder, "x.py", f"import sys\n{ending}\n")
     assert entrypoint("run", "x.py").code == code
 
 
@@ -120,7 +110,7 @@ def test_a_script_keeps_its_own_exit_code(entrypoint: Entrypoint, ending: str, c
 def test_one_rank_dies_and_the_job_ends_with_its_code_and_no_orphan(
     entrypoint: Entrypoint, ending: str, code: int, said: str
 ) -> None:
-    write(
+    script(
         entrypoint.folder,
         "x.py",
         f"""
@@ -143,7 +133,7 @@ def test_one_rank_dies_and_the_job_ends_with_its_code_and_no_orphan(
 
 
 def test_a_plan_starts_nothing_and_says_why(entrypoint: Entrypoint) -> None:
-    write(entrypoint.folder, "x.py", "open('started', 'w')")
+    script(entrypoint.folder, "x.py", "open('started', 'w')")
     for arguments in (["plan", "run", "x.py"], ["run", "--dry-run", "x.py"]):
         result = entrypoint(*arguments)
         assert result.code == 0
@@ -169,7 +159,9 @@ def test_the_mask_of_taskset_is_the_plans(entrypoint: Entrypoint) -> None:
     last = max(os.sched_getaffinity(0))
     command = ("taskset", "-c", str(last), PYTHON, "-m", "entrypoint")
     result = entrypoint("plan", "--json", command=command)
-    assert json.loads(result.out)["ranks"] == [{"local_rank": 0, "cpus": [last], "threads": 1, "gpu": None}]
+    assert json.loads(result.out)["ranks"] == [
+        {"local_rank": 0, "cpus": [last], "threads": 1, "gpu": None, "memory_nodes": []}
+    ]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +195,7 @@ def test_bad_input_is_one_line_and_the_documented_code(
 
 
 def test_a_scripts_own_train_variables_are_its_own(entrypoint: Entrypoint) -> None:
-    write(entrypoint.folder, "x.py", "import os; print(os.environ['TRAIN_MY_OWN'])")
+    script(entrypoint.folder, "x.py", "import os; print(os.environ['TRAIN_MY_OWN'])")
     assert entrypoint("run", "x.py", env={"TRAIN_MY_OWN": "7"}).out == "7\n"
 
 
@@ -231,7 +223,7 @@ def test_a_closed_pipe_is_no_error(entrypoint: Entrypoint) -> None:
 
 @needs_two_cores
 def test_torchrun_of_the_users_is_not_nested(entrypoint: Entrypoint) -> None:
-    write(
+    script(
         entrypoint.folder,
         "x.py",
         """
@@ -249,21 +241,12 @@ def test_torchrun_of_the_users_is_not_nested(entrypoint: Entrypoint) -> None:
     assert result.err.count("plan: ") == 1
 
 
-def launcher(*names: str, said: str) -> str:
-    """Return the first of these commands whose version says so; skips the test where there is none."""
-    for name in names:
-        path = shutil.which(name)
-        if path and said in subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout:
-            return path
-    pytest.skip(f"needs {said}: none of {', '.join(names)} is here")
-
-
 @needs_two_cores
 @pytest.mark.openmpi
 @pytest.mark.parametrize("bind", ["none", "core"])
 def test_ranks_of_open_mpi_on_one_node_become_what_they_are(entrypoint: Entrypoint, bind: str) -> None:
     mpirun = launcher("mpirun.openmpi", "mpirun", said="Open MPI")
-    write(entrypoint.folder, "book.py", BOOK_SCRIPT)
+    script(entrypoint.folder, "book.py", BOOK_SCRIPT)
     command = (mpirun, "--allow-run-as-root", "--bind-to", bind, "-np", "2", PYTHON, "-m", "entrypoint")
     check_two_ranks(entrypoint, entrypoint("run", "book.py", command=command))
 
@@ -272,7 +255,7 @@ def test_ranks_of_open_mpi_on_one_node_become_what_they_are(entrypoint: Entrypoi
 @pytest.mark.hydra
 def test_ranks_of_hydra_on_one_node_become_what_they_are(entrypoint: Entrypoint) -> None:
     mpiexec = launcher("mpiexec.hydra", said="HYDRA")
-    write(entrypoint.folder, "book.py", BOOK_SCRIPT)
+    script(entrypoint.folder, "book.py", BOOK_SCRIPT)
     check_two_ranks(entrypoint, entrypoint("run", "book.py", command=(mpiexec, "-np", "2", PYTHON, "-m", "entrypoint")))
 
 
@@ -289,8 +272,8 @@ def check_two_ranks(entrypoint: Entrypoint, result: Result) -> None:
 
 
 def test_a_rank_stays_unbound_where_that_is_asked_for(entrypoint: Entrypoint) -> None:
-    write(entrypoint.folder, "x.py", "import os; print(sorted(os.sched_getaffinity(0)))")
-    result = entrypoint("run", "--bind=0", "--nproc-per-node=1", "x.py")
+    script(entrypoint.folder, "x.py", "import os; print(sorted(os.sched_getaffinity(0)))")
+    result = entrypoint("run", "--bind=none", "--nproc-per-node=1", "x.py")
     assert result.out == f"{sorted(os.sched_getaffinity(0))}\n"
     assert "not bound" in result.err
 
@@ -315,7 +298,7 @@ IN_CHARGE = """
 def test_the_openmp_runtime_that_was_asked_for_is_in_charge(entrypoint: Entrypoint, openmp: str, library: str) -> None:
     if openmp == "intel" and not Path(sys.prefix, "lib/libiomp5.so").exists():
         pytest.skip("needs intel-openmp in this environment")
-    write(entrypoint.folder, "x.py", IN_CHARGE)
+    script(entrypoint.folder, "x.py", IN_CHARGE)
     result = entrypoint("run", "--openmp", openmp, "x.py")
     assert result.code == 0, result.err
     assert Path(result.out.splitlines()[0]).name.startswith(library)
@@ -323,7 +306,7 @@ def test_the_openmp_runtime_that_was_asked_for_is_in_charge(entrypoint: Entrypoi
 
 @pytest.mark.parametrize("allocator", ["tcmalloc", "jemalloc"])
 def test_the_allocator_that_was_asked_for_is_loaded_or_refused(entrypoint: Entrypoint, allocator: str) -> None:
-    write(entrypoint.folder, "x.py", IN_CHARGE)
+    script(entrypoint.folder, "x.py", IN_CHARGE)
     result = entrypoint("run", "--allocator", allocator, "x.py")
     if result.code == 3:
         assert f"--allocator={allocator}: not in " in result.error_lines[0]

@@ -13,8 +13,10 @@ from entrypoint.gpus import Gpu
 from entrypoint.job import Job
 from entrypoint.machine import Machine
 from entrypoint.plan import Plan, Program
-from entrypoint.planner import Question, make_plan
-from entrypoint.settings import read_launch_settings
+from entrypoint.planner import make_plan
+from entrypoint.question import Question
+from entrypoint.settings import LaunchSettings, read_launch_settings
+from entrypoint.surroundings import Surroundings
 from entrypoint.topology import Cpu
 
 SCRIPT = Program("script", ("python", "x.py"))
@@ -29,8 +31,8 @@ def machine(cores: int = 4, online: int | None = None, quota: float | None = Non
         online or cores,
         quota,
         8 << 30,
-        64 << 20,
         tuple(Gpu(index, f"GPU-{index}", "H200", 1 << 37) for index in range(gpus)),
+        surroundings=Surroundings(shm_bytes=1 << 30),
     )
 
 
@@ -140,7 +142,7 @@ def test_a_launcher_is_never_nested() -> None:
 
 
 def test_a_mask_that_the_launcher_has_set_is_not_shared_again() -> None:
-    made = plan(machine(1, online=4), job=Job("Open MPI", 1, 2, 1, 2))
+    made = plan(machine(1, online=4), job=Job("Open MPI", 1, 2, 1, 2, binding="asked"))
     assert [rank.cpus for rank in made.ranks] == [(0,), (0,)]
     assert why(made, "cores") == "Open MPI has bound this rank to them"
     assert "OMP_WAIT_POLICY" not in made.environment
@@ -159,8 +161,8 @@ def test_json_reads_back_as_the_same_plan() -> None:
 values = st.sampled_from(["", "auto", "0", "1", "2", "7", "cpu", "cuda", "gloo", "nccl", "x", "1.5"])
 names = st.sampled_from(
     [
-        *(f"LAUNCH_{field.upper()}" for field in ("device", "nproc_per_node", "threads", "backend", "bind")),
-        *("LAUNCH_OVERSUBSCRIBE", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"),
+        *(f"LAUNCH_{field.upper()}" for field in LaunchSettings.model_fields),
+        *("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"),
     ]
 )
 
@@ -184,4 +186,4 @@ def test_any_settings_on_any_machine_end_in_a_plan_or_a_refusal(
     assert all(rank.threads >= 1 and rank.cpus for rank in made.ranks)
     assert all(decision.value and decision.why for decision in made.decisions)
     if not environ.get("OMP_NUM_THREADS") and environ.get("LAUNCH_THREADS", "auto") in ("", "auto"):
-        assert sum(rank.threads for rank in made.ranks) <= max(node.budget_cores, made.nproc_per_node)
+        assert sum(rank.threads for rank in made.ranks) <= max(int(quota or cores), made.nproc_per_node)

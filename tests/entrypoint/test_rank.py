@@ -50,4 +50,4 @@ def test_ranks_on_several_nodes_need_a_master() -> None:
 
 def test_the_plan_travels_to_the_program() -> None:
     found = environment(Job())
-    assert Plan.from_json(found[VARIABLE]) == plan(machine(4))
+    assert Plan.from_variable(found[VARIABLE]) == plan(machine(4))

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from entrypoint.errors import Exit, Refused
+from entrypoint.job import Job
 from entrypoint.libraries import Library
+from entrypoint.question import Question
 from entrypoint.runtime import Runtime, decide_runtime
 from entrypoint.settings import read_launch_settings
-from tests.entrypoint.test_planner import machine
+from tests.entrypoint.test_planner import SCRIPT, machine
 
 ALL = tuple(Library(name, f"/lib/{name}.so", "found") for name in ("tcmalloc", "jemalloc", "intel"))
 NONE = tuple(Library(name, None, "not in /lib; a package has it") for name in ("tcmalloc", "jemalloc", "intel"))
@@ -25,7 +27,12 @@ def decide(
     waits: bool = False,
 ) -> Runtime:
     node = replace(machine(2), libraries=libraries, cpu_vendor=vendor)
-    return decide_runtime(read_launch_settings(environ, {}), node, own_preload, waits)
+    settings = read_launch_settings({name: value for name, value in environ.items() if name.startswith("LAUNCH_")}, {})
+    return decide_runtime(Question(settings, node, Job(), SCRIPT, {**environ, "LD_PRELOAD": own_preload}), waits)
+
+
+def variables(made: Runtime) -> dict[str, str]:
+    return {name: value for name, (value, _) in made.environment.items()}
 
 
 @pytest.mark.parametrize(
@@ -57,11 +64,46 @@ def test_asked_for_and_absent_is_an_error_that_says_what_to_install(setting: str
     assert error.value.code == Exit.MACHINE
 
 
-def test_each_runtime_gets_its_own_variables_and_never_the_others() -> None:
-    assert decide({"LAUNCH_OPENMP": "intel"}, waits=True).environment == {"KMP_BLOCKTIME": "0"}
-    assert decide({"LAUNCH_OPENMP": "gnu"}, waits=True).environment == {"OMP_WAIT_POLICY": "passive"}
-    assert decide({"LAUNCH_OPENMP": "intel"}).environment == {}
-    assert set(decide({"LAUNCH_ALLOCATOR": "jemalloc"}).environment) == {"MALLOC_CONF"}
+@pytest.mark.parametrize(
+    ("environ", "waits", "expected"),
+    [
+        ({"LAUNCH_OPENMP": "intel"}, True, {"KMP_BLOCKTIME": "0"}),
+        ({"LAUNCH_OPENMP": "intel"}, False, {"KMP_BLOCKTIME": "1"}),
+        ({"LAUNCH_OPENMP": "gnu"}, True, {"OMP_WAIT_POLICY": "passive"}),
+        ({"LAUNCH_OPENMP": "gnu"}, False, {}),
+        (
+            {"LAUNCH_OPENMP": "intel", "LAUNCH_BIND": "threads"},
+            False,
+            {"KMP_BLOCKTIME": "1", "KMP_AFFINITY": "granularity=fine,compact,1,0"},
+        ),
+        (
+            {"LAUNCH_OPENMP": "gnu", "LAUNCH_BIND": "threads"},
+            False,
+            {"OMP_PLACES": "cores", "OMP_PROC_BIND": "close"},
+        ),
+    ],
+)
+def test_each_runtime_gets_its_own_variables_and_never_the_others(
+    environ: dict[str, str], waits: bool, expected: dict[str, str]
+) -> None:
+    made = decide(environ | {"LAUNCH_ALLOCATOR": "tcmalloc"}, waits=waits)
+    assert variables(made) == {"OMP_SCHEDULE": "static", **expected}
+
+
+def test_jemalloc_gets_its_conf() -> None:
+    assert "MALLOC_CONF" in variables(decide({"LAUNCH_ALLOCATOR": "jemalloc"}))
+    assert "MALLOC_CONF" not in variables(decide({"LAUNCH_ALLOCATOR": "tcmalloc"}))
+
+
+def test_threads_that_both_sides_pin_are_refused_naming_both() -> None:
+    with pytest.raises(Refused, match="LAUNCH_BIND=threads and KMP_AFFINITY=disabled both pin threads"):
+        decide({"LAUNCH_BIND": "threads", "KMP_AFFINITY": "disabled"})
+
+
+def test_a_variable_that_the_runtime_in_charge_does_not_read_is_told() -> None:
+    told = "KMP_AFFINITY=compact is read by Intel's OpenMP runtime only, and GNU's is in charge"
+    assert decide({"LAUNCH_OPENMP": "gnu", "KMP_AFFINITY": "compact"}).warnings[0].startswith(told)
+    assert decide({"LAUNCH_OPENMP": "intel", "KMP_AFFINITY": "compact"}).warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -1,33 +1,22 @@
-"""Sharing cores among ranks, as properties over built machines."""
+"""Sharing cores among ranks, as properties over generated machines."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from entrypoint.budget import Core, find_budget
+from entrypoint.job import Job
 from entrypoint.machine import Machine
-from entrypoint.shares import share_cpus, share_threads, split
-from entrypoint.topology import Cpu
+from entrypoint.shares import cpus_of, share_cores, share_near, share_threads, split
+from tests.conftest import FUZZ_EXAMPLES as EXAMPLES
+from tests.entrypoint.test_budget import KINDS, grants, machines
 
 
-@st.composite
-def machines(draw: st.DrawFn) -> Machine:
-    sockets, cores, threads = draw(st.integers(1, 4)), draw(st.integers(1, 16)), draw(st.integers(1, 2))
-    total = sockets * cores
-    cpus = [
-        Cpu(core + thread * total, core % cores, core // cores, core // cores)
-        for thread in range(threads)
-        for core in range(total)
-    ]
-    mask = draw(st.sets(st.sampled_from(cpus), min_size=1))
-    quota = draw(st.none() | st.floats(0.1, 200))
-    allowed = tuple(sorted(mask, key=lambda cpu: cpu.id))
-    return Machine("m", "cpu", "vendor", allowed, len(cpus), quota, 1 << 33, 1 << 26)
-
-
+@settings(max_examples=EXAMPLES)
 @given(st.integers(0, 5000), st.integers(1, 300))
 def test_split_gives_equal_parts_to_within_one(total: int, parts: int) -> None:
     sizes = split(total, parts)
@@ -36,46 +25,64 @@ def test_split_gives_equal_parts_to_within_one(total: int, parts: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(machines(), st.integers(1, 64))
-def test_shares_are_disjoint_whole_cores_of_the_mask(machine: Machine, nproc: int) -> None:
-    shares = share_cpus(machine, nproc)
-    cores = {cpu.id for cpu in machine.physical_cores}
+@settings(max_examples=EXAMPLES)
+@given(machines(), KINDS, st.integers(1, 64))
+def test_shares_are_disjoint_equal_and_inside_the_budget(machine: Machine, kind: str, nproc: int) -> None:
+    cores = find_budget(machine, Job(), kind, nproc).cores
+    shares = share_cores(cores, nproc)
     assert len(shares) == nproc
-    assert all(set(share) <= cores for share in shares)
+    assert all(set(share) <= set(cores) for share in shares)
     if nproc <= len(cores):
-        dealt = [cpu for share in shares for cpu in share]
+        dealt = [cpu for share in shares for cpu in cpus_of(share)]
         assert len(set(dealt)) == len(dealt)
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
     else:
-        assert all(set(share) == cores for share in shares)
+        assert all(set(share) == set(cores) for share in shares)
+    assert shares == share_cores(cores, nproc), "the same input gives the same plan"
 
 
+@settings(max_examples=EXAMPLES)
 @given(machines(), st.integers(1, 64))
 def test_no_rank_crosses_a_node_where_its_share_fits_into_one(machine: Machine, nproc: int) -> None:
-    node_of = {cpu.id: (cpu.socket, cpu.node) for cpu in machine.cpus}
-    sizes = Counter(node_of[cpu.id] for cpu in machine.physical_cores)
-    shares = share_cpus(machine, nproc)
-    if nproc <= len(machine.physical_cores) and len(machine.physical_cores) // nproc <= max(sizes.values()):
-        assert all(len({node_of[cpu] for cpu in share}) == 1 for share in shares)
-    elif nproc <= len(machine.physical_cores):
-        assert sum(map(len, shares)) == len(machine.physical_cores), "what must cross leaves nothing over"
+    cores = find_budget(machine, Job(), "physical").cores
+    sizes = Counter(core.place for core in cores)
+    shares = share_cores(cores, nproc)
+    if nproc <= len(cores) and len(cores) // nproc <= max(sizes.values()):
+        assert all(len({core.place for core in share}) == 1 for share in shares)
+        smallest = min(map(len, shares))
+        assert sum(count // (smallest + 1) for count in sizes.values()) < nproc, "no larger size would have fitted"
+    elif nproc <= len(cores):
+        assert sum(map(len, shares)) == len(cores), "what must cross leaves nothing over"
 
 
-@given(machines(), st.integers(1, 64))
-def test_no_size_that_is_larger_by_one_would_have_fitted(machine: Machine, nproc: int) -> None:
-    sizes = Counter((cpu.socket, cpu.node) for cpu in machine.physical_cores)
-    if nproc <= len(machine.physical_cores):
-        smallest = min(map(len, share_cpus(machine, nproc)))
-        assert sum(cores // (smallest + 1) for cores in sizes.values()) < nproc
-
-
-@given(machines(), st.integers(1, 64))
-def test_threads_never_exceed_the_budget_unless_ranks_do(machine: Machine, nproc: int) -> None:
-    cpus = share_cpus(machine, nproc)
-    threads = share_threads(machine, cpus)
+@settings(max_examples=EXAMPLES)
+@given(machines(), grants, KINDS, st.integers(1, 64))
+def test_threads_never_exceed_quota_grant_and_cores_unless_ranks_do(
+    machine: Machine, job: Job, kind: str, nproc: int
+) -> None:
+    budget = find_budget(machine, job, kind, nproc)
+    cpus = tuple(cpus_of(share) for share in share_cores(budget.cores, nproc))
+    threads = share_threads(budget.threads, cpus)
     assert min(threads) >= 1
-    assert sum(threads) <= max(machine.budget_cores, nproc)
+    assert sum(threads) <= max(budget.threads, nproc)
     assert all(count <= len(share) for count, share in zip(threads, cpus, strict=True))
+
+
+@settings(max_examples=EXAMPLES)
+@given(machines(), st.lists(st.none() | st.integers(0, 40), min_size=1, max_size=16))
+def test_ranks_are_near_their_gpus_or_nowhere_in_particular(machine: Machine, wanted: list[int | None]) -> None:
+    cores = find_budget(machine, Job(), "auto", len(wanted)).cores
+    shares = share_near(cores, wanted)
+    room = Counter(core.place[1] for core in cores)
+    possible = None not in wanted and all(
+        room[node] >= count for node, count in Counter(wanted).items() if node is not None
+    )
+    assert (shares is not None) is possible
+    if shares is not None:
+        assert all(core.place[1] == node for share, node in zip(shares, wanted, strict=True) for core in share)
+        dealt = [core for share in shares for core in share]
+        assert len(set(dealt)) == len(dealt)
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -91,6 +98,11 @@ def test_threads_never_exceed_the_budget_unless_ranks_do(machine: Machine, nproc
     ],
 )
 def test_nodes_are_filled_as_an_expert_would(nodes: list[int], nproc: int, sizes: list[int]) -> None:
-    cpus = [Cpu(core + 100 * node, core, node, node) for node, cores in enumerate(nodes) for core in range(cores)]
-    machine = Machine("m", "cpu", "vendor", tuple(cpus), len(cpus), None, 1 << 33, 1 << 26)
-    assert [len(share) for share in share_cpus(machine, nproc)] == sizes
+    cores = [Core((node, node), (core + 100 * node,)) for node, count in enumerate(nodes) for core in range(count)]
+    assert [len(share) for share in share_cores(cores, nproc)] == sizes
+
+
+def test_a_node_fewer_cores_than_its_gpus_have_ranks_gives_up_nearness() -> None:
+    cores = [Core((0, 0), (0,)), Core((1, 1), (1,)), Core((1, 1), (2,))]
+    assert share_near(cores, [0, 0]) is None
+    assert share_near(cores, [1, 1]) == ((cores[1],), (cores[2],))

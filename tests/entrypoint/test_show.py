@@ -10,8 +10,9 @@ def test_every_decision_is_a_line_with_its_reason() -> None:
     made = plan(machine(4), {"LAUNCH_NPROC_PER_NODE": "2"})
     lines = plan_lines(made)
     assert lines[0] == "plan: node1: a CPU, 4 of 4 CPUs (4 physical cores), 8.0 GiB, no GPU"
-    assert len(lines) == 1 + len(made.decisions)
-    for decision, line in zip(made.decisions, lines[1:], strict=True):
+    assert lines[1] == "  socket 0 node 0: 0011"
+    assert len(lines) == 1 + len(made.map) + len(made.decisions)
+    for decision, line in zip(made.decisions, lines[2:], strict=True):
         assert line.split()[0] == decision.what
         assert line.endswith(decision.why)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint.topology import format_cpu_list, parse_cpu_list, read_cpus
+from entrypoint.topology import format_cpu_list, parse_cpu_list, read_topology
 from tests.conftest import TreeBuilder
+from tests.machines import MACHINES, MASKS, smp
 
 
 @pytest.mark.parametrize(
@@ -30,28 +32,86 @@ def test_siblings_share_a_core_however_they_are_numbered(
     built_machine: TreeBuilder, interleaved: bool, sibling_of_0: int
 ) -> None:
     root = built_machine(sockets=1, cores_per_socket=4, threads_per_core=2, interleaved=interleaved)
-    cpus, online, assumed = read_cpus(root, frozenset(range(8)))
-    place = {cpu.id: (cpu.socket, cpu.core) for cpu in cpus}
-    assert online == 8
+    found = read_topology(root, frozenset(range(8)))
+    place = {cpu.id: (cpu.socket, cpu.core) for cpu in found.cpus}
+    assert found.online_cpus == 8
     assert place[0] == place[sibling_of_0]
     assert len(set(place.values())) == 4
-    assert assumed == ()
+    assert found.assumed == ()
 
 
 def test_numa_nodes_come_from_their_cpu_lists(built_machine: TreeBuilder) -> None:
     root = built_machine(sockets=2, cores_per_socket=8, nodes_per_socket=4)
-    cpus, _, _ = read_cpus(root, frozenset(range(16)))
+    cpus = read_topology(root, frozenset(range(16))).cpus
     assert [cpu.node for cpu in cpus] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
 
 
 def test_only_the_masks_cpus_are_returned(built_machine: TreeBuilder) -> None:
-    cpus, online, _ = read_cpus(built_machine(cores_per_socket=8), frozenset({2, 5}))
-    assert [cpu.id for cpu in cpus] == [2, 5]
-    assert online == 8
+    found = read_topology(built_machine(cores_per_socket=8), frozenset({2, 5}))
+    assert [cpu.id for cpu in found.cpus] == [2, 5]
+    assert found.online_cpus == 8
 
 
 def test_a_hidden_sys_counts_each_cpu_as_a_core_and_says_so(tmp_path: Path) -> None:
-    cpus, online, assumed = read_cpus(tmp_path, frozenset({0, 1, 2}))
-    assert [(cpu.id, cpu.core) for cpu in cpus] == [(0, 0), (1, 1), (2, 2)]
-    assert online == 3
-    assert "hides the topology of CPUs 0-2" in assumed[0]
+    found = read_topology(tmp_path, frozenset({0, 1, 2}))
+    assert [(cpu.id, cpu.core) for cpu in found.cpus] == [(0, 0), (1, 1), (2, 2)]
+    assert found.online_cpus == 3
+    assert "hides the topology of CPUs 0-2" in found.assumed[0]
+
+
+def test_hidden_numa_nodes_are_taken_for_the_sockets(tmp_path: Path) -> None:
+    root = smp(2, 4).build(tmp_path)
+    shutil.rmtree(root / "sys/devices/system/node")
+    found = read_topology(root, frozenset(range(8)))
+    assert [cpu.node for cpu in found.cpus] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert found.assumed == ("/sys hides the NUMA nodes: each socket counts as one",)
+
+
+def test_hidden_siblings_are_told_by_core_id(tmp_path: Path) -> None:
+    root = smp(2, 2, 2).build(tmp_path)
+    for name in ("core_cpus_list", "thread_siblings_list"):
+        for path in root.glob(f"sys/devices/system/cpu/cpu*/topology/{name}"):
+            path.unlink()
+    places = {(cpu.socket, cpu.core) for cpu in read_topology(root, frozenset(range(8))).cpus}
+    assert len(places) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "sockets", "nodes", "slow"),
+    [
+        ("VM of 1 CPU", 1, 1, 1, 0),
+        ("VM of 2 CPUs", 2, 1, 1, 0),
+        ("hybrid laptop", 14, 1, 1, 8),
+        ("Arm big.LITTLE", 8, 1, 1, 4),
+        ("2-socket Xeon, siblings adjacent", 56, 2, 2, 0),
+        ("2-socket Xeon, siblings interleaved", 56, 2, 2, 0),
+        ("2-socket Xeon, SNC-4", 112, 2, 8, 0),
+        ("2-socket EPYC, NPS4", 128, 2, 8, 0),
+        ("2-socket Arm without SMT", 128, 2, 2, 0),
+        ("8-GPU NVLink node", 40, 2, 2, 0),
+        ("8-GPU NVSwitch node", 112, 2, 2, 0),
+        ("Kubernetes pod with quota 3.5", 32, 2, 2, 0),
+        ("Slurm step with a cpuset", 4, 1, 1, 0),
+        ("1,024 CPUs", 512, 4, 8, 0),
+        ("nodes with gaps", 16, 2, 2, 0),
+        ("offline siblings", 8, 1, 1, 0),
+    ],
+)
+def test_each_machine_is_read_as_it_is(
+    tmp_path: Path, name: str, cores: int, sockets: int, nodes: int, slow: int
+) -> None:
+    tree = MACHINES[name]()
+    found = read_topology(tree.build(tmp_path), MASKS.get(name, tree.cpus))
+    assert len({(cpu.socket, cpu.core) for cpu in found.cpus}) == cores
+    assert len({cpu.socket for cpu in found.cpus}) == sockets
+    assert len({cpu.node for cpu in found.cpus}) == nodes
+    assert sum(cpu.efficiency for cpu in found.cpus) == slow
+    assert found.online_cpus == len(tree.cpus)
+    assert found.assumed == ()
+
+
+def test_nodes_without_memory_and_memory_without_cpus_are_told_apart(tmp_path: Path) -> None:
+    tree = MACHINES["nodes with gaps"]()
+    found = read_topology(tree.build(tmp_path), tree.cpus)
+    assert {cpu.node for cpu in found.cpus} == {0, 8}
+    assert found.memory_nodes == (0, 252, 253, 254, 255)

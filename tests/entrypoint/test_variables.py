@@ -44,10 +44,14 @@ def test_every_setting_is_described() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "said_of_it"),
     [
-        ("LAUNCH_BACKEND", "ncl", "LAUNCH_BACKEND=ncl: no such backend. Did you mean nccl? One of: auto, gloo, nccl."),
+        (
+            "LAUNCH_BACKEND",
+            "ncl",
+            "LAUNCH_BACKEND=ncl: no such backend. Did you mean nccl? One of: auto, gloo, ccl, ",
+        ),
         ("LAUNCH_THREADS", "0", "LAUNCH_THREADS=0: should be greater than or equal to 1 or auto."),
         ("LAUNCH_THREADS", "many", "LAUNCH_THREADS=many: should be a valid integer or auto."),
-        ("LAUNCH_BIND", "perhaps", "LAUNCH_BIND=perhaps: should be a valid boolean."),
+        ("LAUNCH_OVERSUBSCRIBE", "perhaps", "LAUNCH_OVERSUBSCRIBE=perhaps: should be a valid boolean."),
         ("LAUNCH_NPROC", "2", "LAUNCH_NPROC=2: no such variable. Did you mean LAUNCH_NPROC_PER_NODE?"),
         ("launch_threads", "2", "launch_threads=2: no such variable. Did you mean LAUNCH_THREADS?"),
     ],

@@ -9,13 +9,13 @@ import torch
 
 from train.batches import Feed, sequence
 from train.datasets import Images, load
-from train.decode import Crew
 from train.files import list_both
 from train.group import Group
 from train.memory import MemoryFeed
 from train.order import generator
 from train.settings import TrainSettings
 from train.stream import StreamFeed
+from train.workers import Crew
 
 SHAPE = (3, 8, 8)
 
@@ -97,7 +97,7 @@ def test_streamed_and_cached_batches_show_the_same_pictures(pictures: Path, tmp_
     assert isinstance(cached.train, Images)
     assert isinstance(cached.test, Images)
     memory = MemoryFeed(cached.train, cached.test, shape, settings, group(1, 2))
-    stream = StreamFeed(list_both(pictures), shape, settings, group(1, 2), workers)
+    stream = StreamFeed(list_both(pictures), shape, settings, group(1, 2), Crew(frozenset({0}), workers))
     stream.normalise = memory.normalise
     feeds: tuple[Feed, Feed] = (memory, stream)
     trained = [[part for batch in feed.train_batches(1) for part in batch.parts] for feed in feeds]

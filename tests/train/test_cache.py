@@ -13,8 +13,9 @@ import pytest
 from entrypoint.errors import Refused
 from tests.conftest import paint
 from train.cache import Entry, cache_folder, load_or_build
-from train.decode import Crew, decode_both
+from train.decode import decode_both
 from train.files import list_both
+from train.workers import Crew
 
 SHAPE = (3, 16, 16)
 CREW = Crew(frozenset(os.sched_getaffinity(0)), 2)

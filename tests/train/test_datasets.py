@@ -12,9 +12,9 @@ import torch
 
 from entrypoint.errors import Refused
 from train.datasets import Images, load
-from train.decode import Crew
 from train.settings import TrainSettings
 from train.survey import survey
+from train.workers import Crew
 
 CREW = Crew(frozenset({0}), 1)
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from entrypoint.errors import Refused
 from entrypoint.plan import Plan
+from entrypoint.surroundings import Surroundings
 from tests.entrypoint.test_planner import machine, plan
 from train.planning import plan_training
 from train.settings import read_train_settings
 from train.survey import Facts
 
-GIB = 1 << 30
+SHM = Surroundings(shm_bytes=4 << 30)
 PETS = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "/pets"}
 SMALL, LARGE = Facts(60_000, (3, 32, 32)), Facts(200_000, (3, 224, 224), counted_all=False)
 
 
 def planned(environ: Mapping[str, str], facts: Facts, ranks: int = 1, flags: Mapping[str, str] | None = None) -> Plan:
     base = plan(machine(4), {"LAUNCH_NPROC_PER_NODE": str(ranks)})
-    return plan_training(base, read_train_settings(environ, flags or {}), facts, 8 * GIB)
+    return plan_training(base, read_train_settings(environ, flags or {}), facts, replace(machine(4), surroundings=SHM))
 
 
 @pytest.mark.parametrize(

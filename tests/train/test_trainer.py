@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,10 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.conftest import PYTHON, Entrypoint, clean_environment
+from tests.conftest import CORES, PYTHON, Entrypoint, clean_environment, needs_two_cores
 
-CORES = len(os.sched_getaffinity(0))
-needs_two_cores = pytest.mark.skipif(CORES < 2, reason=f"needs 2 cores, this process may use {CORES}")
 TWO_RANKS = {"LAUNCH_NPROC_PER_NODE": "2"}
 SMALL = {"TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_IMAGES": "640", "TRAIN_SYNTHETIC_SHAPE": "1x8x8"}
 

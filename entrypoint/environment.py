@@ -1,0 +1,94 @@
+"""The variables that every rank of this node gets, whose they are, and what of the host's is kept out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from entrypoint.devices import Devices
+from entrypoint.errors import Exit, Refused, shown
+from entrypoint.plan import Decision, Rank
+from entrypoint.question import Question
+from entrypoint.runtime import AFFINITY_VARIABLES
+from entrypoint.settings import PREFIX
+
+# Standard variables of others that the plan would set, and leaves alone where a person has set them.
+STANDARD = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_SCHEDULE", "KMP_BLOCKTIME", *AFFINITY_VARIABLES),
+    *("MALLOC_CONF", "GLOO_SOCKET_IFNAME", "CUDA_DEVICE_ORDER", "PYTHONNOUSERSITE"),
+)
+
+
+def decide_environment(
+    question: Question, devices: Devices, ranks: tuple[Rank, ...], runtime: Mapping[str, tuple[str, str]]
+) -> tuple[dict[str, str], tuple[Decision, ...]]:
+    """Return variables for every rank of this node; a person's own are kept and said to be theirs."""
+    wanted: dict[str, tuple[str, str]] = {}
+    if question.program.kind == "train":  # its run folder tells how to repeat the run, flags included
+        flags = question.settings.as_variables(PREFIX, flags_only=True)
+        wanted |= {name: (value, "") for name, value in flags.items()}
+    if len({rank.threads for rank in ranks}) == 1:
+        wanted["OMP_NUM_THREADS"] = (str(ranks[0].threads), "")
+    wanted |= {**runtime, **cuda_variables(question, devices)}
+    if len(ranks) > 1 and question.job.on_one_node:
+        wanted["GLOO_SOCKET_IFNAME"] = ("lo", "all ranks are on this node, whatever its name resolves to")
+    if question.machine.surroundings.container == "Apptainer":
+        wanted["PYTHONNOUSERSITE"] = ("1", "~/.local is the host's: its packages are kept out of the image's")
+    wanted |= without_broken_preloads(question)
+    environment: dict[str, str] = {}
+    decisions: list[Decision] = []
+    for name, (value, why) in wanted.items():
+        own = question.environ.get(name) if name in STANDARD else None
+        environment[name] = own or value
+        if why:
+            decisions.append(
+                Decision(name, shown(own or value) or "unset", f"(yours) {name}={shown(own)}" if own else why)
+            )
+    ours = {name for name, (_, why) in wanted.items() if why}
+    decisions += [
+        Decision(name, shown(question.environ[name]), f"(yours) {name}={shown(question.environ[name])}")
+        for name in AFFINITY_VARIABLES
+        if question.environ.get(name) and name not in ours
+    ]
+    return environment, tuple(decisions)
+
+
+def cuda_variables(question: Question, devices: Devices) -> dict[str, tuple[str, str]]:
+    """Return how CUDA is told the GPUs: by UUID where not all visible ones are used.
+
+    CUDA counts the fastest first and NVML by bus, so on mixed nodes an index alone is ambiguous.
+    """
+    own = question.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices.narrowed:
+        of_yours = f", of (yours) CUDA_VISIBLE_DEVICES={shown(own)}" if own else ""
+        uuids = ",".join(gpu.uuid for gpu in devices.gpus)
+        return {"CUDA_VISIBLE_DEVICES": (uuids, f"the GPUs chosen above{of_yours}")}
+    if len(devices.gpus) > 1 and own is None:
+        return {"CUDA_DEVICE_ORDER": ("PCI_BUS_ID", "CUDA counts GPUs as nvidia-smi does")}
+    return {}
+
+
+def without_broken_preloads(question: Question) -> dict[str, tuple[str, str]]:
+    """Return LD_PRELOAD without the host's files that are not in an Apptainer image; elsewhere refuse them.
+
+    The loader would go on without them, with a line for each process that nobody reads.
+    """
+    if not question.broken_preloads:
+        return {}
+    own = question.environ["LD_PRELOAD"]
+    told = "; ".join(f"{shown(file)} {problem}" for file, problem in question.broken_preloads.items())
+    if question.machine.surroundings.container != "Apptainer":
+        raise Refused(f"LD_PRELOAD={shown(own)}: {told}; correct or unset it", Exit.MACHINE)
+    rest = ":".join(file for file in own.replace(":", " ").split() if file not in question.broken_preloads)
+    return {"LD_PRELOAD": (rest, f"the host's, without what is not in the image: {told}")}
+
+
+def leaks(question: Question) -> tuple[str, ...]:
+    """Warn of what Apptainer passes in from the host and that may break the image's own packages."""
+    if question.machine.surroundings.container != "Apptainer":
+        return ()
+    return tuple(
+        f"{name}={shown(question.environ[name])} comes from the host; if it is not meant for the image, unset it"
+        " or start with --cleanenv"
+        for name in ("PYTHONPATH", "PYTHONHOME", "LD_PRELOAD")
+        if question.environ.get(name)
+    )

@@ -1,0 +1,48 @@
+"""What launchers put on a rank that nobody asked for: Open MPI's squeeze to one core, torchrun's single thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from entrypoint.job import Job
+from entrypoint.surroundings import ancestors, read_lines
+
+# The process of each MPI that forks the ranks of a node, as /proc/PID/comm has it.
+MPI_PROCESSES = ("mpirun", "mpirun.openmpi", "orterun", "orted", "prterun", "prted", "mpiexec", "hydra_pmi_proxy")
+ROOT = Path("/")
+
+
+def read_mask(job: Job) -> tuple[frozenset[int], tuple[int, ...]]:
+    """Return the CPUs that this process may use, and those that its launcher's default had left it (else none).
+
+    Open MPI binds a rank of several threads to one core unless told otherwise, on every node to the same one. Where
+    nobody asked for that, the launcher's own mask is what the ranks share, and each is bound anew by the plan.
+    A person's or a scheduler's binding stands.
+    """
+    own = frozenset(os.sched_getaffinity(0))
+    if job.binding == "default":
+        names = {process: "".join(read_lines(ROOT / f"proc/{process}/comm")) for process in ancestors(ROOT)}
+        launcher = next((process for process, name in names.items() if name in MPI_PROCESSES), None)
+        if launcher and own < (launchers := frozenset(os.sched_getaffinity(int(launcher)))):
+            return launchers, tuple(sorted(own))
+    return own, ()
+
+
+def without_defaults(environ: Mapping[str, str], job: Job) -> dict[str, str]:
+    """Return the environment without the OMP_NUM_THREADS that torchrun itself put there.
+
+    torchrun sets 1 where nobody has set any (torch/distributed/run.py). The agent's own environment, as it was
+    started, tells the two apart; where /proc hides it, the variable counts as a person's.
+    """
+    if job.launcher != "torchrun" or "OMP_NUM_THREADS" not in environ:
+        return dict(environ)
+    for process in ancestors(ROOT):
+        command = "".join(read_lines(ROOT / f"proc/{process}/cmdline"))
+        if "torchrun" in command or "torch.distributed.run" in command:
+            started_with = "\n".join(read_lines(ROOT / f"proc/{process}/environ"))
+            if started_with and "OMP_NUM_THREADS=" not in started_with:
+                return {name: value for name, value in environ.items() if name != "OMP_NUM_THREADS"}
+            break
+    return dict(environ)

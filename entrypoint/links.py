@@ -1,0 +1,35 @@
+"""How GPUs are connected, and which of them belong together: pure arithmetic over link classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+# `nvidia-smi topo -m`, from the worst: across sockets, across host bridges of a node, over a host bridge, over
+# several PCIe switches, over one. NV# is that many NVLinks, better than any of these; X is the GPU itself.
+CLASSES = ("SYS", "NODE", "PHB", "PXB", "PIX")
+SELF = "X"
+
+
+def rank_of(link: str) -> int:
+    """Return how good a link is: 0 for SYS up to 4 for PIX, more for NV1, NV2, …"""
+    return len(CLASSES) - 1 + int(link[2:]) if link.startswith("NV") else CLASSES.index(link)
+
+
+def best_connected(links: Sequence[Sequence[str]], count: int) -> tuple[int, ...]:
+    """Return the `count` GPUs with the best worst link, then the best sum, then the lowest indices.
+
+    `links[a][b]` is the class of the link between GPUs a and b.
+    """
+
+    def worth(chosen: tuple[int, ...]) -> tuple[int, int]:
+        ranks = [rank_of(links[a][b]) for a, b in combinations(chosen, 2)]
+        return min(ranks, default=0), sum(ranks)
+
+    return max(combinations(range(len(links)), count), key=worth)
+
+
+def describe_links(links: Sequence[Sequence[str]], chosen: Sequence[int]) -> str:
+    """Say the worst link among the chosen GPUs and how many pairs have which: `NV2` or `NV1 to NV2`."""
+    found = sorted({links[a][b] for a, b in combinations(chosen, 2)}, key=rank_of)
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}" if found else "alone"

@@ -1,0 +1,41 @@
+"""Which versions of torch and what goes with it the program's Python has, told by files and not by importing them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Packages that a plan or the doctor speaks of, as their metadata folders are called.
+NAMES = ("torch", "torchvision", "intel_extension_for_pytorch", "oneccl_bind_pt", "nni", "triton")
+
+
+@dataclass(frozen=True)
+class Packages:
+    """Versions by name; `torch_cuda` is the CUDA that torch is built for, empty for a CPU build, None without torch."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    torch_cuda: str | None = None
+
+
+def read_packages(prefix: Path) -> Packages:
+    """Read the site-packages below `prefix`, the environment of this interpreter (none there: nothing is known)."""
+    versions: dict[str, str] = {}
+    cuda: str | None = None
+    for folder in sorted(prefix.glob("lib/python3*/site-packages")):
+        for name in NAMES:
+            for metadata in folder.glob(f"{name}-*.dist-info"):
+                versions[name] = metadata.name.removesuffix(".dist-info").removeprefix(f"{name}-")
+        cuda = cuda_of_torch(folder / "torch/version.py") if cuda is None else cuda
+    return Packages(versions, cuda)
+
+
+def cuda_of_torch(file: Path) -> str | None:
+    """Return the CUDA version that torch's own version.py names, empty for None, None where there is no such file."""
+    try:
+        text = file.read_text()
+    except OSError:
+        return None
+    match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return match[1] if match else ""

@@ -1,0 +1,44 @@
+"""What a plan is made from: settings, machine, job, program and the environment they came with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from entrypoint.job import Job
+from entrypoint.machine import Machine
+from entrypoint.plan import Program
+from entrypoint.settings import LaunchSettings
+from entrypoint.variables import Given
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the plan is made from; `environ` is what the process was started with, less what a launcher put there.
+
+    `backend_problem` says why the backend that was asked for cannot be used, empty where it can; `broken_preloads`
+    are the files of a person's LD_PRELOAD that cannot be loaded, each with the reason.
+    """
+
+    settings: Given[LaunchSettings]
+    machine: Machine
+    job: Job
+    program: Program
+    environ: Mapping[str, str]
+    python: str = sys.executable
+    backend_problem: str = ""
+    broken_preloads: Mapping[str, str] = field(default_factory=dict)
+
+    def why(self, field: str, reason: str) -> str:
+        """Return the reason for a setting's value: the person's own words where they gave it."""
+        return f"(yours) {self.settings.source[field]}" if self.given(field) else reason
+
+    def given(self, field: str) -> bool:
+        """Tell whether a person chose this setting, and not `auto`."""
+        return field in self.settings.source and getattr(self.settings.values, field) != "auto"
+
+    @property
+    def bound_by_launcher(self) -> bool:
+        """Tell whether the affinity mask is this rank's own, as srun and `mpirun --bind-to core` leave it."""
+        return bool(self.job.binding) and len(self.machine.cpus) < self.machine.online_cpus

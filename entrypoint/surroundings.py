@@ -1,0 +1,100 @@
+"""What the container and the kernel put around the process: its root file system, /dev/shm, locked memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# What each engine leaves in the root of its containers.
+MARKERS = {".singularity.d": "Apptainer", "run/.containerenv": "Podman", ".dockerenv": "Docker"}
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """`container` is the engine or empty; `rootfs` the type of `/`; None bytes of memlock are no limit.
+
+    `rdma` names the node's RDMA adapters, which lock memory.
+    """
+
+    container: str = ""
+    rootfs: str = ""
+    shm_bytes: int = 0
+    memlock_bytes: int | None = None
+    rdma: tuple[str, ...] = ()
+
+    @property
+    def on_fuse(self) -> bool:
+        """Tell whether every read of the image passes a FUSE process, as an unprivileged SIF mount's does."""
+        return "fuse" in self.rootfs
+
+
+def read_surroundings(root: Path) -> Surroundings:
+    """Read what lies under `root`; what is hidden stays at its default."""
+    container = next((engine for marker, engine in MARKERS.items() if (root / marker).exists()), "")
+    adapters = tuple(sorted(path.name for path in (root / "sys/class/infiniband").glob("*")))
+    return Surroundings(container, rootfs(root), shm_bytes(root), memlock_bytes(root), adapters)
+
+
+def rootfs(root: Path) -> str:
+    """Return the type of the file system at `/`; empty where /proc hides it.
+
+    An unprivileged Apptainer puts an overlay of the kernel over a FUSE mount that it hides; the process that serves
+    it, a child of the runtime that is one of our own ancestors, gives it away.
+    """
+    types = {}
+    for line in read_lines(root / "proc/self/mounts"):
+        fields = line.split()
+        if len(fields) >= 3:
+            types[fields[1]] = fields[2]
+    kind = types.get("/", "")
+    served = next((name for name in beside_ancestors(root) if "squashfuse" in name), "") if kind == "overlay" else ""
+    return f"overlay over fuse.{served}" if served else kind
+
+
+def beside_ancestors(root: Path) -> Iterator[str]:
+    """Yield the names of the processes that have a parent in common with this one or with an ancestor of it."""
+    for ancestor in ancestors(root):
+        for child in " ".join(read_lines(root / f"proc/{ancestor}/task/{ancestor}/children")).split():
+            yield from read_lines(root / f"proc/{child}/comm")
+
+
+def ancestors(root: Path) -> Iterator[str]:
+    """Yield the ids of this process's ancestors, nearest first, as far as /proc shows them."""
+    parent = parent_of(root, "self")
+    while parent and parent != "0":
+        yield parent
+        parent = parent_of(root, parent)
+
+
+def parent_of(root: Path, process: str) -> str:
+    """Return the id of a process's parent, empty where /proc hides it."""
+    lines = read_lines(root / f"proc/{process}/status")
+    return next((line.split()[1] for line in lines if line.startswith("PPid:")), "")
+
+
+def shm_bytes(root: Path) -> int:
+    """Return the size of /dev/shm in bytes, 0 where there is none."""
+    try:
+        stat = os.statvfs(root / "dev/shm")
+    except OSError:
+        return 0
+    return stat.f_blocks * stat.f_frsize
+
+
+def memlock_bytes(root: Path) -> int | None:
+    """Return how many bytes may be locked in memory (RDMA and pinned buffers count), None for no limit."""
+    for line in read_lines(root / "proc/self/limits"):
+        if line.startswith("Max locked memory"):
+            soft = line.split()[3]
+            return int(soft) if soft.isdecimal() else None
+    return None
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return a file's lines, none where it cannot be read."""
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,25 @@
+"""Backends that are tried out before they are planned."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from entrypoint.backends import problem_of
+
+
+@pytest.mark.parametrize("backend", ["auto", "gloo", "nccl"])
+def test_what_every_torch_has_is_not_tried(backend: str) -> None:
+    assert problem_of(backend, "/no/such/python") == ""
+
+
+@pytest.mark.parametrize(
+    ("backend", "said"),
+    [
+        ("ccl", "cannot be used (ModuleNotFoundError: No module named 'oneccl_bindings_for_pytorch'); install oneccl"),
+        ("mpi", "cannot be used (this torch is built without MPI); use a torch that is built from source with MPI"),
+    ],
+)
+def test_what_is_absent_is_told_with_what_to_install(backend: str, said: str) -> None:
+    assert problem_of(backend, sys.executable).startswith(said)

@@ -1,0 +1,140 @@
+"""The CPUs that the ranks may use together: as properties over generated machines, and for real on this one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrypoint.budget import Budget, find_budget
+from entrypoint.job import Job
+from entrypoint.machine import Machine
+from entrypoint.topology import Cpu
+from tests.conftest import FUZZ_EXAMPLES as EXAMPLES
+from tests.conftest import PYTHON, Entrypoint, needs_two_cores
+
+KINDS = st.sampled_from(["auto", "performance", "physical", "logical"])
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> Machine:
+    """Any symmetric, hybrid or ragged machine: siblings either way, nodes with gaps, a mask, a quota."""
+    sockets, cores, threads = draw(st.integers(1, 4)), draw(st.integers(1, 16)), draw(st.integers(1, 4))
+    per_socket, stride = draw(st.integers(1, 4)), draw(st.sampled_from([1, 8]))
+    interleaved, slow = draw(st.booleans()), draw(st.integers(0, 8))
+    total = sockets * cores
+    cpus = [
+        Cpu(
+            core + thread * total if interleaved else core * threads + thread,
+            core % cores,
+            core // cores,
+            stride * (core // cores * per_socket + core % cores * per_socket // cores),
+            core % cores < slow,
+        )
+        for thread in range(threads)
+        for core in range(total)
+    ]
+    mask = draw(st.sets(st.sampled_from(cpus), min_size=1))
+    quota = draw(st.none() | st.floats(0.1, 200))
+    allowed = tuple(sorted(mask, key=lambda cpu: cpu.id))
+    return Machine("m", "cpu", "vendor", allowed, len(cpus), quota, 1 << 33)
+
+
+grants = st.builds(Job, granted_cpus=st.none() | st.integers(1, 300))
+
+
+@settings(max_examples=EXAMPLES)
+@given(machines(), grants, KINDS, st.integers(1, 64))
+def test_the_budget_is_whole_cores_of_the_mask_physical_first(
+    machine: Machine, job: Job, kind: str, nproc: int
+) -> None:
+    budget = find_budget(machine, job, kind, nproc)
+    allowed = {cpu.id: cpu for cpu in machine.cpus}
+    dealt = [cpu for core in budget.cores for cpu in core.cpus]
+    assert len(set(dealt)) == len(dealt)
+    assert set(dealt) <= set(allowed)
+    places = Counter((allowed[cpu].socket, allowed[cpu].core) for cpu in dealt)
+    assert kind == "logical" or set(places.values()) == {1}, "siblings only when asked"
+    assert kind not in ("physical", "logical") or set(places) == {(cpu.socket, cpu.core) for cpu in machine.cpus}
+    if kind == "logical":
+        assert set(dealt) == set(allowed)
+    limits = [limit for limit in (machine.quota_cpus, job.granted_cpus) if limit is not None]
+    assert 1 <= budget.threads <= max(1, min([len(dealt), *limits]))
+
+
+@settings(max_examples=EXAMPLES)
+@given(machines())
+def test_efficiency_cores_stay_out_unless_ranks_outnumber_the_others(machine: Machine) -> None:
+    slow = {cpu.id for cpu in machine.cpus if cpu.efficiency}
+    fast = {(cpu.socket, cpu.node, cpu.core) for cpu in machine.cpus if not cpu.efficiency}
+    few = find_budget(machine, Job(), "auto", max(1, len(fast)))
+    assert not fast or not slow.intersection(cpu for core in few.cores for cpu in core.cpus)
+    many = find_budget(machine, Job(), "auto", len(fast) + 1)
+    assert many.cores == find_budget(machine, Job(), "physical").cores
+
+
+def test_a_budget_says_what_limits_it() -> None:
+    cpus = (Cpu(0, 0, 0, 0), Cpu(1, 1, 0, 0), Cpu(2, 2, 0, 0, efficiency=True), Cpu(8, 0, 0, 0))
+    machine = Machine("m", "cpu", "vendor", cpus, 16, 1.5, 1 << 33)
+    found: Budget = find_budget(machine, Job(granted_cpus=3), "auto")
+    assert found.text == (
+        "2 physical cores allowed by the affinity mask (0-2,8), 1 efficiency cores left out: equal parts would wait for"
+        " them (LAUNCH_CORES=physical), the cgroup's quota is 1.5 CPUs, Slurm grants 3 CPUs"
+    )
+    assert (found.threads, found.rationed) == (1, True)
+    siblings = find_budget(replace(machine, quota_cpus=None), Job(), "logical")
+    assert [core.cpus for core in siblings.cores] == [(0, 8), (1,), (2,)]
+    assert "their siblings too: 4 CPUs" in siblings.text
+
+
+MASK_OF_ONE = ("taskset", "-c", str(max(os.sched_getaffinity(0))))
+
+
+@pytest.mark.launch
+@needs_two_cores
+@pytest.mark.parametrize(
+    ("cpus", "masked", "cores", "threads", "waits"),
+    [
+        (None, False, 2, 2, None),
+        (None, True, 1, 1, None),
+        (1.0, False, 2, 1, "passive"),
+        (1.5, False, 2, 1, "passive"),
+        (0.5, True, 1, 1, "passive"),
+        (64.0, False, 2, 2, None),
+    ],
+)
+def test_mask_and_quota_of_this_machine_are_heeded(
+    entrypoint: Entrypoint,
+    under_quota: Callable[[float], tuple[str, ...]],
+    cpus: float | None,
+    masked: bool,
+    cores: int,
+    threads: int,
+    waits: str | None,
+) -> None:
+    two = ("taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:2])))
+    command = (*(under_quota(cpus) if cpus else ()), *(MASK_OF_ONE if masked else two), PYTHON, "-m", "entrypoint")
+    made = json.loads(entrypoint("plan", "--json", command=command).out)
+    assert len(made["ranks"][0]["cpus"]) == cores
+    assert made["ranks"][0]["threads"] == threads
+    assert made["environment"].get("OMP_WAIT_POLICY") == waits
+    (why,) = (decision["why"] for decision in made["decisions"] if decision["what"] == "cores")
+    assert (f"the cgroup's quota is {cpus:g} CPUs" in why) is True if cpus and cpus < cores else "quota" not in why
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_two_ranks_under_a_quota_of_one_cpu_are_refused(
+    entrypoint: Entrypoint, under_quota: Callable[[float], tuple[str, ...]]
+) -> None:
+    command = (*under_quota(1.0), PYTHON, "-m", "entrypoint")
+    result = entrypoint("run", "--nproc-per-node=2", "-m", "this", command=command)
+    assert result.code == 3
+    assert "more ranks than cores" in result.err
+    assert "the cgroup's quota is 1 CPUs" in result.err

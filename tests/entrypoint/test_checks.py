@@ -1,0 +1,82 @@
+"""The doctor's fast checks: what is seen, whether that is well, what to do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from entrypoint.checks import fast_checks
+from entrypoint.gpus import Driver
+from entrypoint.job import Job
+from entrypoint.machine import Machine
+from entrypoint.packages import Packages
+from entrypoint.plan import Program
+from entrypoint.question import Question
+from entrypoint.settings import read_launch_settings
+from entrypoint.surroundings import Surroundings
+from tests.entrypoint.test_planner import SCRIPT, machine, plan
+
+WELL = machine(4)
+TORCH = {"torch": "2.8.0"}
+
+
+def with_around(**changes: Any) -> Machine:
+    return replace(WELL, surroundings=replace(WELL.surroundings, **changes))
+
+
+def lines(node: Machine, program: Program = SCRIPT) -> list[str]:
+    question = Question(read_launch_settings({}, {}), node, Job(), program, {})
+    return [check.line for check in fast_checks(question) if check.state != "ok"]
+
+
+def test_a_machine_that_is_well_says_nothing() -> None:
+    assert lines(WELL) == []
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        (with_around(shm_bytes=64 << 20), "/dev/shm: 64 MiB; loader workers may die of a bus error"),
+        (
+            with_around(container="Apptainer", rootfs="overlay over fuse.squashfuse_ll"),
+            "image mount: overlay over fuse",
+        ),
+        (with_around(memlock_bytes=8 << 20, rdma=("mlx5_0",)), "locked memory: 8 MiB with mlx5_0; RDMA may fail"),
+        (replace(WELL, assumed=("/sys hides the NUMA nodes",)), "topology: /sys hides the NUMA nodes; let the"),
+        (replace(WELL, driver=Driver(problem="Driver/library version mismatch")), "NVIDIA driver: Driver/library"),
+        (
+            replace(WELL, packages=Packages(TORCH | {"torchvision": "0.28.0"})),
+            "torchvision: 0.28.0 with torch 2.8.0; it will not import; install its version .23",
+        ),
+        (
+            replace(WELL, packages=Packages(TORCH | {"intel_extension_for_pytorch": "2.7.0"})),
+            "intel_extension_for_pytorch: 2.7.0 with torch 2.8.0; it will not import",
+        ),
+    ],
+)
+def test_what_would_bite_is_told_before_it_does(node: Machine, said: str) -> None:
+    assert len(lines(node)) == 1
+    assert lines(node)[0].startswith(said)
+    assert lines(node)[0] in plan(node).warnings, "every launch makes the fast checks"
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        with_around(memlock_bytes=8 << 20),
+        with_around(memlock_bytes=None, rdma=("mlx5_0",)),
+        with_around(rootfs="fuse.sshfs"),
+        replace(WELL, driver=Driver("580.65", "13.0"), packages=Packages(TORCH, "12.8")),
+        replace(WELL, packages=Packages(TORCH | {"torchvision": "0.23.0", "intel_extension_for_pytorch": "2.8.0"})),
+        replace(WELL, packages=Packages({"torch": "2.13.0", "torchvision": "0.28.0"})),
+    ],
+)
+def test_what_does_no_harm_is_no_warning(node: Machine) -> None:
+    assert lines(node) == []
+
+
+def test_the_trainers_own_workers_are_planned_by_the_size_of_shm_instead() -> None:
+    node = replace(WELL, surroundings=Surroundings(shm_bytes=64 << 20))
+    assert lines(node, Program("train", ("python", "-m", "train"))) == []

@@ -1,0 +1,66 @@
+"""The doctor on this machine, as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import venv
+from pathlib import Path
+
+import pytest
+
+from entrypoint.doctor import check_imports, report
+from tests.conftest import Entrypoint, script
+
+pytestmark = pytest.mark.launch
+
+
+def test_every_check_is_told(entrypoint: Entrypoint) -> None:
+    result = entrypoint("doctor", "--json")
+    assert result.code == 0, result.out + result.err
+    checks = json.loads(result.out)
+    assert [set(check) for check in checks] == [{"what", "state", "seen", "advice"}] * len(checks)
+    assert {
+        *("topology", "image mount", "/dev/shm", "locked memory", "NVIDIA driver", "torch", "plan", "tcmalloc"),
+        *("intel", "compiler", "TRAIN_OUTPUT_DIR", "TRAIN_CACHE_DIR", "host name", "import torch"),
+    } <= {check["what"] for check in checks}
+    (torch,) = (check for check in checks if check["what"] == "import torch")
+    assert torch["state"] == "ok"
+    assert torch["seen"][0].isdigit()
+
+
+def test_each_failure_is_a_line_with_what_to_do_and_the_end_is_exit_3(entrypoint: Entrypoint) -> None:
+    (entrypoint.folder / "file").write_text("")
+    result = entrypoint("doctor", env={"TRAIN_OUTPUT_DIR": "file/runs", "LAUNCH_NPROC_PER_NODE": "4000"})
+    assert result.code == 3
+    failures = [line for line in result.out.splitlines() if line.startswith("FAILURE")]
+    assert len(failures) == 2
+    assert "LAUNCH_NPROC_PER_NODE=4000: more ranks than cores" in failures[0]
+    assert "file/runs cannot be written to; bind a folder there, or set TRAIN_OUTPUT_DIR to another" in failures[1]
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "seen"),
+    [
+        ("__version__ = '2.8.0'", "ok", "2.8.0"),
+        ("import os; os.exit(127)", "failure", "AttributeError: module 'os' has no attribute 'exit'"),
+        ("import os; os._exit(9)", "failure", "the interpreter ended with code 9"),
+    ],
+)
+def test_a_package_that_does_not_import_is_a_failure_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, state: str, seen: str
+) -> None:
+    # -I leaves PYTHONPATH out, so the stand-in is put into an interpreter of its own.
+    venv.create(tmp_path / "venv", symlinks=True)
+    monkeypatch.delenv("PYTHONHOME", raising=False)
+    script(next(tmp_path.glob("venv/lib/python3*/site-packages")), "torch.py", code)
+    checks = list(check_imports(str(tmp_path / "venv/bin/python")))
+    assert (checks[0].what, checks[0].state, checks[0].seen) == ("import torch", state, seen)
+    assert len(checks) == (1 if "ended" in seen else 5), "the others are tried all the same"
+
+
+def test_advice_follows_what_was_seen() -> None:
+    from entrypoint.checks import Check
+
+    assert report([Check("a", "ok", "b"), Check("cc", "warning", "d", "e")], as_json=False) == (
+        "ok       a   b\nwarning  cc  d; e"
+    )

@@ -1,0 +1,58 @@
+"""What launchers do that nobody asked for, with the real launchers."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from tests.conftest import PYTHON, Entrypoint, launcher, needs_two_cores, script
+
+pytestmark = [pytest.mark.launch, needs_two_cores]
+
+TELL = """
+    import json, os
+    told = dict(cpus=sorted(os.sched_getaffinity(0)), threads=os.environ["OMP_NUM_THREADS"])
+    open(f"rank{os.environ['RANK']}.json", "w").write(json.dumps(told))
+"""
+ALL = sorted(os.sched_getaffinity(0))
+
+
+def told(entrypoint: Entrypoint, ranks: int) -> list[dict[str, object]]:
+    return [json.loads((entrypoint.folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.openmpi
+def test_one_rank_that_open_mpi_squeezed_to_a_core_unasked_gets_them_all(entrypoint: Entrypoint) -> None:
+    mpirun = launcher("mpirun.openmpi", "mpirun", said="Open MPI")
+    script(entrypoint.folder, "x.py", TELL)
+    command = (mpirun, "--allow-run-as-root", "-np", "1", PYTHON, "-m", "entrypoint")
+    result = entrypoint("run", "x.py", command=command)
+    assert result.code == 0, result.err
+    assert told(entrypoint, 1) == [{"cpus": ALL, "threads": str(len(ALL))}]
+    assert "Open MPI had squeezed this rank to " in result.err
+
+
+@pytest.mark.openmpi
+def test_what_a_person_bound_with_open_mpi_stands(entrypoint: Entrypoint) -> None:
+    mpirun = launcher("mpirun.openmpi", "mpirun", said="Open MPI")
+    script(entrypoint.folder, "x.py", TELL)
+    command = (mpirun, "--allow-run-as-root", "--bind-to", "core", "-np", "1", PYTHON, "-m", "entrypoint")
+    result = entrypoint("run", "x.py", command=command)
+    assert result.code == 0, result.err
+    (rank,) = told(entrypoint, 1)
+    assert len(rank["cpus"]) == 1  # type: ignore[arg-type]
+    assert "Open MPI has bound this rank to them" in result.err
+
+
+@pytest.mark.parametrize(("own", "threads"), [({}, len(ALL) // 2), ({"OMP_NUM_THREADS": "1"}, 1)])
+def test_torchruns_single_thread_is_not_taken_for_a_persons(
+    entrypoint: Entrypoint, own: dict[str, str], threads: int
+) -> None:
+    script(entrypoint.folder, "x.py", TELL)
+    torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "entrypoint")
+    result = entrypoint("run", "x.py", command=torchrun, env=own)
+    assert result.code == 0, result.err
+    assert [rank["threads"] for rank in told(entrypoint, 2)] == [str(threads)] * 2
+    assert ("(yours) OMP_NUM_THREADS=1" in result.err) is bool(own)

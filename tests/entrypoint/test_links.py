@@ -1,0 +1,49 @@
+"""Which GPUs belong together."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from entrypoint.links import best_connected, describe_links, rank_of
+from tests.machines import LINKS_10_1
+
+TREE = (
+    ("X", "PIX", "NODE", "SYS"),
+    ("PIX", "X", "NODE", "SYS"),
+    ("NODE", "NODE", "X", "PHB"),
+    ("SYS", "SYS", "PHB", "X"),
+)
+
+
+def test_link_classes_are_ordered_as_nvidia_smi_explains_them() -> None:
+    order = ["SYS", "NODE", "PHB", "PXB", "PIX", "NV1", "NV2", "NV18"]
+    assert sorted(order, key=rank_of) == order
+
+
+def test_two_of_table_10_1_are_a_pair_with_two_links() -> None:
+    a, b = best_connected(LINKS_10_1, 2)
+    assert LINKS_10_1[a][b] == "NV2"
+    assert (a, b) == (0, 3)
+
+
+def test_four_of_table_10_1_have_the_best_worst_link_and_then_the_best_sum() -> None:
+    chosen = best_connected(LINKS_10_1, 4)
+    assert describe_links(LINKS_10_1, chosen) == "NV1 to NV2"
+
+    def worth(four: tuple[int, ...]) -> tuple[int, int]:
+        ranks = [rank_of(LINKS_10_1[a][b]) for a, b in combinations(four, 2)]
+        return min(ranks), sum(ranks)
+
+    assert worth(chosen) == max(worth(four) for four in combinations(range(8), 4))
+    assert chosen in ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+@pytest.mark.parametrize(
+    ("count", "chosen", "said"),
+    [(1, (0,), "alone"), (2, (0, 1), "PIX"), (3, (0, 1, 2), "NODE to PIX"), (4, (0, 1, 2, 3), "SYS to PIX")],
+)
+def test_without_nvlink_the_nearest_on_pcie_are_taken(count: int, chosen: tuple[int, ...], said: str) -> None:
+    assert best_connected(TREE, count) == chosen
+    assert describe_links(TREE, chosen) == said

@@ -1,0 +1,44 @@
+"""Versions told by files."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+from entrypoint.packages import Packages, cuda_of_torch, read_packages
+from tests.machines import write
+
+SITE = "lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda"),
+    [
+        ("cuda: Optional[str] = '12.8'\ngit_version = 'x'", "12.8"),
+        ("cuda: str | None = None", ""),
+        ("cuda = None", ""),
+    ],
+)
+def test_torchs_own_file_tells_its_cuda(tmp_path: Path, text: str, cuda: str) -> None:
+    write(tmp_path, {"version.py": text})
+    assert cuda_of_torch(tmp_path / "version.py") == cuda
+    assert cuda_of_torch(tmp_path / "nowhere.py") is None
+
+
+def test_metadata_folders_tell_versions(tmp_path: Path) -> None:
+    write(
+        tmp_path, {f"{SITE}/torch-2.13.0+cpu.dist-info/METADATA": "", f"{SITE}/torchmetrics-1.0.dist-info/METADATA": ""}
+    )
+    assert read_packages(tmp_path) == Packages({"torch": "2.13.0+cpu"}, None)
+
+
+def test_this_environments_versions_are_those_of_its_metadata() -> None:
+    found = read_packages(Path(sys.prefix)).versions
+    for name in ("torch", "torchvision"):
+        try:
+            assert found[name] == version(name)
+        except PackageNotFoundError:
+            assert name not in found

@@ -1,0 +1,54 @@
+"""The container and the kernel's limits around the process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint.surroundings import Surroundings, read_surroundings
+from tests.machines import write
+
+# As an unprivileged Apptainer 1.4 shows them: our process 283 and its FUSE server 297 are children of the runtime.
+SIF = {
+    ".singularity.d/actions/run": "",
+    "proc/self/mounts": "overlay / overlay ro,lowerdir=/var/lib/apptainer/mnt/session/rootfs 0 0\ntmpfs /tmp tmpfs rw",
+    "proc/self/status": "Name:\tpython\nPPid:\t746",
+    "proc/746/status": "Name:\tstarter\nPPid:\t0",
+    "proc/746/task/746/children": "283 297 ",
+    "proc/283/comm": "python",
+    "proc/297/comm": "squashfuse_ll",
+}  # fmt: skip
+SETUID = {**SIF, "proc/746/task/746/children": "283 "}
+LIMITS = "Limit              Soft Limit  Hard Limit  Units\nMax locked memory  {0}         {0}         bytes"
+
+
+@pytest.mark.parametrize(
+    ("files", "container", "rootfs", "on_fuse"),
+    [
+        ({}, "", "", False),
+        ({"proc/self/mounts": "/dev/vda / ext4 rw 0 0"}, "", "ext4", False),
+        ({".dockerenv": "", "proc/self/mounts": "overlay / overlay rw 0 0"}, "Docker", "overlay", False),
+        ({"run/.containerenv": "", "proc/self/mounts": "fuse-overlayfs / fuse.fuse-overlayfs rw"}, "Podman",
+         "fuse.fuse-overlayfs", True),
+        (SIF, "Apptainer", "overlay over fuse.squashfuse_ll", True),
+        (SETUID, "Apptainer", "overlay", False),
+    ],
+)  # fmt: skip
+def test_the_root_file_system_is_told_with_what_serves_it(
+    tmp_path: Path, files: dict[str, str], container: str, rootfs: str, on_fuse: bool
+) -> None:
+    write(tmp_path, files)
+    found = read_surroundings(tmp_path)
+    assert (found.container, found.rootfs, found.on_fuse) == (container, rootfs, on_fuse)
+
+
+@pytest.mark.parametrize(("limit", "found"), [("8388608", 8388608), ("unlimited", None)])
+def test_locked_memory_is_told(tmp_path: Path, limit: str, found: int | None) -> None:
+    write(tmp_path, {"proc/self/limits": LIMITS.format(limit), "sys/class/infiniband/mlx5_0/x": ""})
+    assert read_surroundings(tmp_path).memlock_bytes == found
+    assert read_surroundings(tmp_path).rdma == ("mlx5_0",)
+
+
+def test_an_empty_root_is_no_error(tmp_path: Path) -> None:
+    assert read_surroundings(tmp_path) == Surroundings()
