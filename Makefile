@@ -18,7 +18,7 @@ test: $(VENV)/installed ## every test that this machine can run
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 fuzz: $(VENV)/installed ## 100,000 generated machines for each property, 100,000 environments for the command line (an hour)
-	@FUZZ_EXAMPLES=100000 $(BIN)/python -m pytest -q tests/entrypoint/test_{budget,shares,fuzz}.py -m "not launch"
+	@FUZZ_EXAMPLES=100000 $(BIN)/python -m pytest -q tests/entrypoint/test_budget.py tests/entrypoint/test_shares.py tests/entrypoint/test_fuzz.py -m "not launch"
 
 check: $(VENV)/installed ## format, lint, types, shell scripts, Dockerfiles
 	@PATH="$(abspath $(BIN)):$$PATH" bash containers/check.sh
