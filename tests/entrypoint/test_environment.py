@@ -1,0 +1,66 @@
+"""The variables of the ranks: whose they are, and what of the host's is kept out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from entrypoint.errors import Exit, Refused
+from entrypoint.job import Job
+from entrypoint.plan import Plan
+from entrypoint.planner import make_plan
+from entrypoint.question import Question
+from entrypoint.settings import read_launch_settings
+from tests.entrypoint.test_planner import SCRIPT, machine, why
+
+
+def plan_in(container: str, environ: Mapping[str, str], broken: Mapping[str, str] | None = None) -> Plan:
+    node = machine(4)
+    node = replace(node, surroundings=replace(node.surroundings, container=container))
+    settings = read_launch_settings({}, {})
+    return make_plan(Question(settings, node, Job(), SCRIPT, environ, "python", broken_preloads=broken or {}))
+
+
+@pytest.mark.parametrize(
+    ("container", "environ", "value"),
+    [
+        ("Apptainer", {}, "1"),
+        ("Apptainer", {"PYTHONNOUSERSITE": "x"}, "x"),
+        ("Docker", {}, None),
+        ("", {}, None),
+    ],
+)
+def test_apptainers_home_of_the_host_is_kept_out(container: str, environ: dict[str, str], value: str | None) -> None:
+    assert plan_in(container, environ).environment.get("PYTHONNOUSERSITE") == value
+
+
+@pytest.mark.parametrize(("container", "told"), [("Apptainer", True), ("Docker", False), ("", False)])
+def test_a_pythonpath_that_came_in_from_the_host_is_told(container: str, told: bool) -> None:
+    warnings = plan_in(container, {"PYTHONPATH": "/home/me/lib"}).warnings
+    assert any(line.startswith("PYTHONPATH=/home/me/lib comes from the host") for line in warnings) is told
+
+
+BROKEN = {"/host/liby.so": "cannot be read (No such file or directory)"}
+PRELOAD = {"LD_PRELOAD": "/host/liby.so:/opt/libx.so"}
+
+
+def test_a_preload_that_is_not_there_is_refused() -> None:
+    with pytest.raises(Refused, match=r"LD_PRELOAD=/host/liby.so:/opt/libx.so: /host/liby.so cannot be read") as error:
+        plan_in("", PRELOAD, BROKEN)
+    assert error.value.code == Exit.MACHINE
+
+
+def test_the_hosts_preload_that_is_not_in_an_apptainer_image_is_left_out_and_told() -> None:
+    made = plan_in("Apptainer", PRELOAD, BROKEN)
+    assert made.environment["LD_PRELOAD"] == "/opt/libx.so"
+    assert why(made, "LD_PRELOAD").startswith("the host's, without what is not in the image: /host/liby.so")
+
+
+def test_a_variable_of_openmps_that_a_person_has_set_is_shown_as_theirs() -> None:
+    made = plan_in("", {"OMP_PROC_BIND": "spread", "OMP_SCHEDULE": "dynamic"})
+    assert why(made, "OMP_PROC_BIND") == "(yours) OMP_PROC_BIND=spread"
+    assert why(made, "OMP_SCHEDULE") == "(yours) OMP_SCHEDULE=dynamic"
+    assert made.environment["OMP_SCHEDULE"] == "dynamic"
+    assert "OMP_PROC_BIND" not in made.environment, "left as it is"
