@@ -21,8 +21,8 @@ DRIVER_FILES = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg")
 class Gpu:
     """One visible GPU or MIG device; `index` counts the visible ones, as CUDA does.
 
-    `node` is its NUMA node, None where the kernel knows none; `links` are the classes of `nvidia-smi topo -m` to
-    every visible GPU in their order, itself included.
+    `capability` is its compute capability times ten; `node` is its NUMA node, None where the kernel knows none;
+    `links` are the classes of `nvidia-smi topo -m` to every visible GPU in their order, itself included.
     """
 
     index: int
@@ -31,6 +31,7 @@ class Gpu:
     memory_bytes: int
     node: int | None = None
     mig: bool = False
+    capability: int = 0
     links: tuple[str, ...] = ()
 
 
@@ -91,6 +92,7 @@ def read_devices(root: Path, nvml: Any) -> Iterator[Gpu]:
             int(nvml.nvmlDeviceGetMemoryInfo(device).total),
             numa_node(root, bus_id(nvml, parent)),
             device is not parent,
+            capability_of(nvml, parent),
             tuple(
                 SELF if other == own else "PIX" if place == parents[own] else table[parents[own], place]
                 for other, place in enumerate(parents)
@@ -107,6 +109,12 @@ def mig_devices(nvml: Any, handle: Any) -> tuple[Any, ...]:
                 with suppress(nvml.NVMLError):  # places that hold no device
                     found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
     return tuple(found)
+
+
+def capability_of(nvml: Any, handle: Any) -> int:
+    """Return a GPU's compute capability times ten: 90 for 9.0."""
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return 10 * int(major) + int(minor)
 
 
 def bus_id(nvml: Any, handle: Any) -> str:

@@ -229,6 +229,9 @@ class RecordedNvml:
     def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any:  # noqa: N802
         return SimpleNamespace(total=32 << 30 if handle[1] is None else 10 << 30)
 
+    def nvmlDeviceGetCudaComputeCapability(self, _: Any) -> tuple[int, int]:  # noqa: N802
+        return (9, 0) if "H100" in self.name else (7, 0)
+
     def nvmlDeviceGetPciInfo(self, handle: Any) -> Any:  # noqa: N802
         return SimpleNamespace(busId=f"0000{gpu_address(handle[0]).upper()}")
 

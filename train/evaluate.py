@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from train.batches import LEFT_OUT
 from train.group import Group
+from train.precision import computing
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,9 @@ class Score:
     images: int
 
 
-def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], group: Group) -> Score:
+def evaluate(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], group: Group, precision: str = "fp32"
+) -> Score:
     """Return the score of all ranks' batches together, the same on every rank.
 
     Shares may differ in size, and be empty: counts and sums are added up, never means. Statistics such as
@@ -34,7 +37,9 @@ def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], group: 
     model.eval()
     with torch.inference_mode():
         for images, labels in batches:
-            logits = model(images).float()
+            with computing(precision, group.device):
+                logits = model(images)
+            logits = logits.float()
             counted = labels != LEFT_OUT
             right = (logits.argmax(1) == labels) & counted
             loss = cross_entropy(logits, labels, reduction="sum", ignore_index=LEFT_OUT)

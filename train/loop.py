@@ -18,18 +18,23 @@ from entrypoint.errors import Exit, Refused
 from train.batches import LEFT_OUT, Batch, Feed
 from train.group import Group
 from train.optim import set_lr
+from train.precision import computing
 from train.settings import TrainSettings
 
 
 @dataclass
 class Learner:
-    """A model with its optimizer, and how far it is; `forward` is the model, wrapped where there are peers."""
+    """A model with its optimizer, and how far it is; `forward` is the model, wrapped where there are peers.
+
+    `precision` is what it computes in, fp32 or bf16.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     lr: Callable[[int], float]
     settings: TrainSettings
     group: Group
+    precision: str = "fp32"
     step: int = 0
     seconds: float = 0.0
     forward: nn.Module = field(init=False)
@@ -54,8 +59,10 @@ class Learner:
         for index, (images, labels) in enumerate(batch.parts):
             last = index == len(batch.parts) - 1
             with nullcontext() if last or self.forward is self.model else self.forward.no_sync():  # type: ignore[operator]
+                with computing(self.precision, self.group.device):
+                    logits = self.forward(images)
                 loss = cross_entropy(
-                    self.forward(images),
+                    logits.float(),
                     labels,
                     reduction="sum",
                     ignore_index=LEFT_OUT,

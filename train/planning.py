@@ -34,13 +34,15 @@ def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine
     feed, feed_decision = decide_feed(given, facts, machine.memory_bytes)
     workers, workers_decision = decide_workers(given, plan, facts, feed, machine.surroundings.shm_bytes)
     flags = given.as_variables(PREFIX, flags_only=True)
+    precision = decide_precision(given, plan.device, machine)
     decided = replace(plan, environment={**plan.environment, **flags})
     return decided.with_training(
-        {"feed": feed, "workers": workers, "shape": list(facts.shape)},
+        {"feed": feed, "workers": workers, "shape": list(facts.shape), "precision": precision.value},
         (
             Decision("batch", str(settings.batch_size), batch_reason(given, ranks)),
             feed_decision,
             workers_decision,
+            precision,
         ),
     )
 
@@ -93,3 +95,32 @@ def decide_workers(
     if workers > fitting:
         return fitting, Decision("workers", str(fitting), f"{room}; start with a larger --shm-size for {workers}")
     return workers, Decision("workers", str(workers), "one a thread of the rank, decoding while it computes")
+
+
+# What computes in bfloat16 itself: AVX-512's and AMX's instructions, Arm's extension, and NVIDIA's GPUs from Ampere on.
+BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
+BF16_CAPABILITY = 80
+
+
+def decide_precision(given: Given[TrainSettings], device: str, machine: Machine) -> Decision:
+    """On auto, bf16 where the hardware has units for it; elsewhere it is emulated, and up to 14 times slower.
+
+    fp32 stays the default: rounded to bf16, runs of one seed on one and on two ranks part sooner.
+    """
+    unit = bf16_unit(device, machine)
+    if given.values.precision == "auto":
+        why = f"{unit}; weights stay fp32" if unit else "no unit computes in bf16, and emulating it is slow"
+        return Decision("precision", "bf16" if unit else "fp32", why)
+    if "precision" in given.source:
+        return Decision("precision", given.values.precision, f"(yours) {given.source['precision']}")
+    hint = f"; TRAIN_PRECISION=auto would take bf16: {unit}" if unit else ""
+    return Decision("precision", given.values.precision, f"the default{hint}")
+
+
+def bf16_unit(device: str, machine: Machine) -> str:
+    """Say what computes in bfloat16 itself, nothing where nothing does."""
+    if device == "cuda":
+        least = min(gpu.capability for gpu in machine.gpus)
+        return f"the GPU has compute capability {least / 10:.1f}" if least >= BF16_CAPABILITY else ""
+    flag = next((flag for flag in BF16_FLAGS if flag in machine.cpu_flags), None)
+    return f"the CPU has {flag}" if flag else ""

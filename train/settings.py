@@ -68,6 +68,10 @@ class TrainSettings(Settings):
     schedule: Literal["onecycle", "cosine", "constant"] = Field("onecycle", description="Learning rate over time.")
     warmup: Auto | Share = Field("auto", description="Share of all steps that warms up: auto is 0.25 for onecycle.")
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Label smoothing.")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "fp32",
+        description="auto is bf16 (autocast, weights stay fp32) where the CPU's or GPU's own units compute in it.",
+    )
     clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="Largest norm of the gradient; 0 is off.")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="Decides weights, order and augmentation.")
     deterministic: bool = Field(False, description="Only deterministic kernels, slower on CUDA: 1 or 0.")

@@ -103,7 +103,10 @@ def prepare(given: Given[TrainSettings], plan: Plan, data: DataSet, group: Group
     model = build_model(settings.model, data.shape, len(data.classes), bias=settings.bias)
     model = model.to(group.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     total_steps = settings.epochs * feed.steps_per_epoch
-    learner = Learner(model, build_optimizer(settings, model), lr_schedule(settings, total_steps), settings, group)
+    precision = plan.training["precision"]
+    learner = Learner(
+        model, build_optimizer(settings, model), lr_schedule(settings, total_steps), settings, group, precision
+    )
     folder, start = group.from_leader(lambda: runfolder.open_folder(settings))
     first_epoch = resume(learner, start, settings) if start else 0
     ranks = group.from_all(observe(plan))
@@ -157,9 +160,14 @@ def train_epochs(run: Run) -> Score:
                 run.recorder.line("step", step, {**values, "lr": run.learner.lr(step - 1)})
 
         loss = train_epoch(run.learner, run.feed, epoch, run.log_interval, report)
-        score = evaluate(run.learner.model, run.feed.test_batches(), run.group)
+        score = judge(run)
         close_epoch(run, epoch + 1, loss, score)
-    return score or evaluate(run.learner.model, run.feed.test_batches(), run.group)
+    return score or judge(run)
+
+
+def judge(run: Run) -> Score:
+    """Evaluate the model as it stands."""
+    return evaluate(run.learner.model, run.feed.test_batches(), run.group, run.learner.precision)
 
 
 def close_epoch(run: Run, epoch: int, loss: float, score: Score) -> None:
@@ -236,7 +244,7 @@ def finish(run: Run, score: Score, plan: Plan, started: float) -> None:
         "threads": torch.get_num_threads(),
         "feed": plan.training["feed"],
         "device": str(run.group.device),
-        "precision": "fp32",
+        "precision": learner.precision,
         "seed": run.settings.seed,
     }
     run.recorder.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,6 +61,18 @@ def test_gradients_are_clipped_where_asked() -> None:
     before = weights(one)
     one.learn(Batch(((X, Y),), 12))
     assert (weights(one) - before).norm() <= 1.01e-4
+
+
+def test_in_bf16_the_model_computes_in_it_and_weights_and_loss_stay_fp32() -> None:
+    one = replace(learner(), precision="bf16")
+    seen = []
+    one.model.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    loss = one.learn(Batch(((X, Y),), 12))
+    assert seen == [torch.bfloat16]
+    assert loss.dtype == weights(one).dtype == torch.float32
+    exact = learner()
+    assert exact.learn(Batch(((X, Y),), 12)).item() == pytest.approx(loss.item(), rel=0.02)
+    assert torch.allclose(weights(exact), weights(one), atol=0.01)
 
 
 class TwelveAtATime:

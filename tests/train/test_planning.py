@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import Refused
+from entrypoint.errors import Exit, Refused
 from entrypoint.plan import Plan
 from entrypoint.surroundings import Surroundings
 from tests.entrypoint.test_planner import machine, plan
@@ -69,3 +69,49 @@ def test_what_cannot_be_fed_is_refused(environ: dict[str, str], ranks: int, said
 def test_the_settings_table_and_the_environment_agree(tmp_path: Path) -> None:
     given = read_train_settings({"TRAIN_DATA_DIR": str(tmp_path)}, {})
     assert given.values.data_dir == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "precision", "why"),
+    [
+        ({}, (), "fp32", "the default"),
+        ({}, ("avx512_bf16",), "fp32", "the default; TRAIN_PRECISION=auto would take bf16: the CPU has avx512_bf16"),
+        ({"TRAIN_PRECISION": "auto"}, ("avx512_bf16",), "bf16", "the CPU has avx512_bf16; weights stay fp32"),
+        ({"TRAIN_PRECISION": "auto"}, ("amx_bf16", "avx512_bf16"), "bf16", "the CPU has amx_bf16; weights stay fp32"),
+        ({"TRAIN_PRECISION": "auto"}, ("avx512f",), "fp32", "no unit computes in bf16, and emulating it is slow"),
+        ({"TRAIN_PRECISION": "bf16"}, (), "bf16", "(yours) TRAIN_PRECISION=bf16"),
+    ],
+)  # fmt: skip
+def test_bf16_is_taken_on_auto_only_where_the_cpu_computes_in_it(
+    environ: dict[str, str], flags: tuple[str, ...], precision: str, why: str
+) -> None:
+    node = replace(machine(4), cpu_flags=flags)
+    made = plan_training(plan(node), read_train_settings(environ, {}), SMALL, node)
+    assert made.training["precision"] == precision
+    assert {decision.what: decision.why for decision in made.decisions}["precision"] == why
+
+
+@pytest.mark.parametrize(("capability", "precision"), [(70, "fp32"), (80, "bf16"), (90, "bf16")])
+def test_bf16_is_taken_on_auto_from_ampere_on(capability: int, precision: str) -> None:
+    node = machine(4, gpus=1)
+    node = replace(node, gpus=tuple(replace(gpu, capability=capability) for gpu in node.gpus))
+    made = plan_training(plan(node), read_train_settings({"TRAIN_PRECISION": "auto"}, {}), SMALL, node)
+    assert made.training["precision"] == precision
+
+
+STREAM = PETS | {"TRAIN_FEED": "stream", "TRAIN_BATCH_SIZE": "256"}
+
+
+def test_workers_are_no_more_than_shm_can_serve() -> None:
+    node = replace(machine(4), surroundings=Surroundings(shm_bytes=64 << 20))
+    made = plan_training(plan(node), read_train_settings(STREAM, {}), Facts(100, (3, 32, 32)), node)
+    assert made.training["workers"] == 4
+    crowded = plan_training(plan(node), read_train_settings(STREAM, {}), Facts(100, (3, 96, 96)), node)
+    assert crowded.training["workers"] == 1
+    (why,) = (decision.why for decision in crowded.decisions if decision.what == "workers")
+    assert why == "/dev/shm has 64 MiB, and a worker on each rank needs 20 MiB; start with a larger --shm-size for 4"
+    with pytest.raises(Refused, match=r"TRAIN_WORKERS=3: /dev/shm has 64 MiB.*; lower it to 1, or start with") as error:
+        plan_training(
+            plan(node), read_train_settings(STREAM | {"TRAIN_WORKERS": "3"}, {}), Facts(100, (3, 96, 96)), node
+        )
+    assert error.value.code == Exit.MACHINE

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from tests.conftest import CORES, PYTHON, Entrypoint, clean_environment, needs_two_cores
@@ -221,6 +222,17 @@ def test_what_the_trainer_refuses_is_one_line(entrypoint: Entrypoint, env: dict[
     assert len(result.err.splitlines()) == 1
 
 
+def test_bf16_learns_as_well_and_resumes(entrypoint: Entrypoint) -> None:
+    env = {"TRAIN_PRECISION": "bf16", "TRAIN_RUN_NAME": "half"}
+    summary = entrypoint.train(env=env)
+    assert summary["precision"] == "bf16"
+    assert summary["test_accuracy"] >= 97
+    newest = max((entrypoint.folder / "runs/half/checkpoint").glob("*.pt"))
+    assert {tensor.dtype for tensor in torch.load(newest, weights_only=True)["model"].values()} == {torch.float32}
+    other = entrypoint("train", env=env | {"TRAIN_PRECISION": "fp32", "TRAIN_RESUME": "auto"})
+    assert "TRAIN_PRECISION was bf16, is fp32" in other.err
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
 def test_a_signal_ends_it_in_one_line_with_its_checkpoints_kept(
@@ -257,7 +269,6 @@ def test_a_terminal_gets_a_bar(entrypoint: Entrypoint) -> None:
 
 @pytest.mark.cuda
 def test_the_same_program_trains_on_a_gpu(entrypoint: Entrypoint) -> None:
-    torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     summary = entrypoint.train()
