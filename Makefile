@@ -17,8 +17,9 @@ plan: $(VENV)/installed ## what `make train` would do here, and why
 test: $(VENV)/installed ## every test that this machine can run
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-fuzz: $(VENV)/installed ## 100,000 generated machines for each property, 100,000 environments for the command line (an hour)
-	@FUZZ_EXAMPLES=100000 $(BIN)/python -m pytest -q tests/entrypoint/test_budget.py tests/entrypoint/test_shares.py tests/entrypoint/test_fuzz.py -m "not launch"
+fuzz: $(VENV)/installed ## 100,000 generated machines a property, and as many environments (an hour)
+	@FUZZ_EXAMPLES=100000 $(BIN)/python -m pytest -q -m "not launch" \
+	  $(addprefix tests/entrypoint/test_,budget.py shares.py planner.py fuzz.py)
 
 check: $(VENV)/installed ## format, lint, types, shell scripts, Dockerfiles
 	@PATH="$(abspath $(BIN)):$$PATH" bash containers/check.sh

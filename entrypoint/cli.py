@@ -11,7 +11,7 @@ from pathlib import Path
 from entrypoint.errors import Refused, did_you_mean, shown
 from entrypoint.plan import Program
 from entrypoint.settings import PREFIX, LaunchSettings
-from entrypoint.variables import Settings, describe, flag_name
+from entrypoint.variables import Settings, describe, flag_name, numeric, words
 
 VERBS = {
     "train": "train with the built-in trainer (flags: launcher and trainer)",
@@ -20,7 +20,11 @@ VERBS = {
     "doctor": "check machine, container, packages and plan; exit 3 where something fails",
     "verify": "show what the ranks that run here really have, beside their plans (or verify PID…)",
 }
-SWITCHES = {"--json": "the plan as JSON", "--dry-run": "show the plan, start nothing", "--help": "this text"}
+SWITCHES = {
+    "--json": "plan, checks or ranks as JSON",
+    "--dry-run": "show the plan, start nothing",
+    "--help": "this text",
+}
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,8 @@ def help_text(train_model: type[Settings], train_prefix: str) -> str:
     for title, model, prefix in groups:
         lines += ["", f"settings of the {title}, as a flag or a variable [default]:"]
         for flag, variable, default, info in describe(model, prefix):
-            lines.append(f"  {flag:<20} {variable:<26} {info.description} [{default}]")
+            choices = () if numeric(info.annotation) else words(info.annotation)
+            listed = f" One of: {', '.join(choices)}." if choices else ""
+            lines.append(f"  {flag:<20} {variable:<26} {info.description}{listed} [{default}]")
     lines += ["", "exit codes: 0 done, 2 usage, 3 machine, 4 rendezvous, 5 a rank failed, 75 preempted"]
     return "\n".join(lines)

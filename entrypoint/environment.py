@@ -75,7 +75,9 @@ def without_broken_preloads(question: Question) -> dict[str, tuple[str, str]]:
     if not question.broken_preloads:
         return {}
     own = question.environ["LD_PRELOAD"]
-    told = "; ".join(f"{shown(file)} {problem}" for file, problem in question.broken_preloads.items())
+    file, problem = next(iter(question.broken_preloads.items()))
+    more = len(question.broken_preloads) - 1
+    told = f"{shown(file)} {problem}" + (f" (and {more} more)" if more else "")
     if question.machine.surroundings.container != "Apptainer":
         raise Refused(f"LD_PRELOAD={shown(own)}: {told}; correct or unset it", Exit.MACHINE)
     rest = ":".join(file for file in own.replace(":", " ").split() if file not in question.broken_preloads)

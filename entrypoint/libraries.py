@@ -88,11 +88,11 @@ def misfit(path: Path, architecture: str) -> str:
     return f"is not for {architecture}" if wanted and machine != wanted else ""
 
 
-def broken_preloads(own_preload: str, root: Path = Path("/")) -> dict[str, str]:
+def broken_preloads(own_preload: str) -> dict[str, str]:
     """Return the files of an LD_PRELOAD that the loader would only warn of, each with what is wrong with it.
 
-    A name without a slash is looked for by the loader itself (ld.so(8)).
+    A name without a slash, or with one of the loader's own tokens, is looked for by the loader itself (ld.so(8)).
     """
-    paths = [file for file in own_preload.replace(":", " ").split() if "/" in file]
-    problems = {file: misfit(root / file.lstrip("/"), platform.machine()) for file in paths}
+    paths = [file for file in own_preload.replace(":", " ").split() if "/" in file and "$" not in file]
+    problems = {file: misfit(Path(file), platform.machine()) for file in paths}
     return {file: problem for file, problem in problems.items() if problem}

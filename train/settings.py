@@ -70,7 +70,7 @@ class TrainSettings(Settings):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Label smoothing.")
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "fp32",
-        description="auto is bf16 (autocast, weights stay fp32) where the CPU's or GPU's own units compute in it.",
+        description="bf16 is autocast, weights stay fp32; auto takes it where CPU or GPU have units for it.",
     )
     clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="Largest norm of the gradient; 0 is off.")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="Decides weights, order and augmentation.")

@@ -28,7 +28,18 @@ LAUNCHERS_OWN = [
     for name in (*row.present, row.rank, row.world_size, row.local_rank, row.local_world_size, *row.job_id)
     if name
 ]
-OTHERS = [*STANDARD, "LD_PRELOAD", "CUDA_VISIBLE_DEVICES", "MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_TASKS_PER_NODE"]
+SLURMS = ["SLURM_JOB_ID", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE", "SLURM_CPU_BIND_TYPE", "SLURM_NODEID"]
+MPIS = ["OMPI_MCA_hwloc_base_binding_policy", "HYDRA_USER_PROVIDED_BINDING", "I_MPI_PIN", "I_MPI_PIN_DOMAIN"]
+OTHERS = [
+    *STANDARD,
+    *SLURMS,
+    *MPIS,
+    "LD_PRELOAD",
+    "CUDA_VISIBLE_DEVICES",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_STEP_TASKS_PER_NODE",
+]
 MISSPELT = st.builds(str.__add__, st.sampled_from(["LAUNCH_", "TRAIN_", "launch_"]), st.text("ABCXYZ_", max_size=12))
 LIKELY = ["", "0", "1", "2", "-1", "auto", "cpu", "cuda", "gnu", "intel", "1.5", "nan", "2(x3),1", "imagefolder"]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 import struct
 import sys
 from pathlib import Path
 
 import pytest
 
-from entrypoint.libraries import Library, read_libraries
+from entrypoint.libraries import ELF_MACHINES, Library, broken_preloads, read_libraries
 
 
 def elf(machine: int) -> bytes:
@@ -17,6 +18,7 @@ def elf(machine: int) -> bytes:
 
 
 X86, ARM = elf(62), elf(183)
+ARM_OR_X86 = {62: 183, 183: 62}
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
 
 
@@ -70,3 +72,16 @@ def test_intels_runtime_is_found_beside_this_python_without_an_activated_environ
         pytest.skip("needs intel-openmp in this environment")
     found = {library.name: library for library in read_libraries(Path("/"), Path(sys.prefix))}
     assert found["intel"].path == str(Path(sys.prefix, "lib/libiomp5.so"))
+
+
+def test_preloads_that_the_loader_would_only_warn_of_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = ELF_MACHINES[platform.machine()]
+    for name, content in {"good.so": elf(here), "other.so": elf(ARM_OR_X86[here]), "text.so": b"text"}.items():
+        Path(name).write_bytes(content)
+    assert broken_preloads(f"libfound.so:{tmp_path}/good.so ./good.so /usr/$LIB/x.so") == {}
+    assert broken_preloads(f"{tmp_path}/other.so:./text.so:/no/such.so") == {
+        f"{tmp_path}/other.so": f"is not for {platform.machine()}",
+        "./text.so": "is no shared library",
+        "/no/such.so": "cannot be read (No such file or directory)",
+    }

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrypoint.errors import Exit, Refused
 from entrypoint.gpus import Gpu
 from entrypoint.job import Job
 from entrypoint.machine import Machine
+from entrypoint.packages import Packages
 from entrypoint.plan import Plan, Program
 from entrypoint.planner import make_plan
 from entrypoint.question import Question
 from entrypoint.settings import LaunchSettings, read_launch_settings
 from entrypoint.surroundings import Surroundings
 from entrypoint.topology import Cpu
+from tests.conftest import FUZZ_EXAMPLES
+from tests.entrypoint.test_budget import machines
 
 SCRIPT = Program("script", ("python", "x.py"))
 
@@ -40,8 +44,8 @@ def plan(
     node: Machine, environ: Mapping[str, str] | None = None, job: Job | None = None, program: Program = SCRIPT
 ) -> Plan:
     environ = environ or {}
-    settings = read_launch_settings(environ, {})
-    return make_plan(Question(settings, node, job or Job(), program, environ, "python"))
+    chosen = read_launch_settings(environ, {})
+    return make_plan(Question(chosen, node, job or Job(), program, environ, "python"))
 
 
 def why(made: Plan, what: str) -> str:
@@ -158,32 +162,91 @@ def test_json_reads_back_as_the_same_plan() -> None:
     assert made.to_json() == plan(machine(4, gpus=2), {"LAUNCH_NPROC_PER_NODE": "2"}).to_json()
 
 
-values = st.sampled_from(["", "auto", "0", "1", "2", "7", "cpu", "cuda", "gloo", "nccl", "x", "1.5"])
+values = st.sampled_from(
+    [
+        "",
+        "auto",
+        "0",
+        "1",
+        "2",
+        "7",
+        "cpu",
+        "cuda",
+        "gloo",
+        "nccl",
+        "logical",
+        "physical",
+        "threads",
+        "none",
+        "gnu",
+        "x",
+    ]
+)
 names = st.sampled_from(
     [
         *(f"LAUNCH_{field.upper()}" for field in LaunchSettings.model_fields),
-        *("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"),
+        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"),
     ]
 )
 
 
-@given(
-    st.dictionaries(names, values),
-    st.integers(1, 40),
-    st.none() | st.floats(0.1, 50),
-    st.integers(0, 8),
-)
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    launcher = draw(st.sampled_from([None, "torchrun", "Open MPI", "srun"]))
+    granted = draw(st.none() | st.integers(1, 300))
+    if launcher is None:
+        return Job(granted_cpus=granted)
+    local, nodes = draw(st.integers(1, 16)), draw(st.integers(1, 3))
+    binding = "" if launcher == "torchrun" else draw(st.sampled_from(["", "asked", "default"]))
+    return Job(launcher, 0, local * nodes, 0, local, "7", binding, granted, draw(st.none() | st.integers(1, 300)))
+
+
+@st.composite
+def machines_with_gpus(draw: st.DrawFn) -> Machine:
+    node = draw(machines())
+    count = draw(st.sampled_from([0, 0, 1, 2, 4, 8]))
+    links = tuple(tuple(draw(st.sampled_from(["SYS", "PIX", "NV2"])) for _ in range(count)) for _ in range(count))
+    gpus = tuple(
+        Gpu(index, f"GPU-{index}", "H200", 1 << 37, draw(st.none() | st.integers(0, 9)), links=links[index])
+        for index in range(count)
+    )
+    known = tuple(sorted({cpu.node for cpu in node.cpus if draw(st.booleans())}))
+    return replace(
+        node, gpus=gpus, memory_nodes=known, packages=Packages({}, draw(st.sampled_from([None, "", "12.8"])))
+    )
+
+
+@settings(max_examples=FUZZ_EXAMPLES)
+@given(st.dictionaries(names, values, max_size=4), machines_with_gpus(), jobs())
 def test_any_settings_on_any_machine_end_in_a_plan_or_a_refusal(
-    environ: dict[str, str], cores: int, quota: float | None, gpus: int
+    environ: dict[str, str], node: Machine, job: Job
 ) -> None:
-    node = machine(cores, quota=quota, gpus=gpus)
     try:
-        made = plan(node, environ)
+        made = plan(node, environ, job)
     except Refused as error:
         assert error.code in (Exit.USAGE, Exit.MACHINE)
         return
+    assert plan(node, environ, job) == made, "the same input gives the same plan"
+    assert Plan.from_variable(made.to_variable()) == made
     assert len(made.ranks) == made.nproc_per_node
-    assert all(rank.threads >= 1 and rank.cpus for rank in made.ranks)
     assert all(decision.value and decision.why for decision in made.decisions)
-    if not environ.get("OMP_NUM_THREADS") and environ.get("LAUNCH_THREADS", "auto") in ("", "auto"):
-        assert sum(rank.threads for rank in made.ranks) <= max(int(quota or cores), made.nproc_per_node)
+    allowed = {cpu.id: cpu for cpu in node.cpus}
+    assert all(rank.threads >= 1 and rank.cpus and set(rank.cpus) <= set(allowed) for rank in made.ranks)
+    for rank in made.ranks:
+        assert set(rank.memory_nodes) <= set(node.memory_nodes)
+        assert not rank.memory_nodes or {allowed[cpu].node for cpu in rank.cpus} == set(rank.memory_nodes)
+        assert (rank.gpu is not None) is (made.device == "cuda")
+    own_threads = any(environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    if not own_threads and environ.get("LAUNCH_THREADS", "auto") in ("", "auto") and not job.binding:
+        limits = [limit for limit in (node.quota_cpus, job.granted_cpus) if limit is not None]
+        assert sum(rank.threads for rank in made.ranks) <= max(made.nproc_per_node, min([len(node.cpus), *limits]))
+
+
+def test_a_plan_of_a_thousand_ranks_fits_into_a_variable() -> None:
+    made = plan(machine(1024), {"LAUNCH_NPROC_PER_NODE": "1024"})
+    assert len(made.to_json()) > 65536
+    assert len(made.to_variable()) < 65536
+    assert Plan.from_variable(made.to_variable()) == made
+    for text in ("zlib:", "zlib:AAAA", "zlib:!", "{}", "null"):
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            Plan.from_variable(text)
