@@ -44,20 +44,23 @@ class Request:
         return self.verb != "plan" and not self.switches & {"--dry-run", "--json"}
 
 
-def parse(argv: Sequence[str], train_model: type[Settings]) -> Request:
-    """Take a command line apart; raises `Refused` for an unknown verb or flag, or a script that is not there."""
+def parse(argv: Sequence[str], train_model: type[Settings] | None) -> Request:
+    """Take a command line apart; raises `Refused` for an unknown verb or flag, or a script that is not there.
+
+    `train_model` are the trainer's settings, whose flags every verb but `run` takes.
+    """
     if not argv or argv[0] in ("--help", "-h", "help"):
         return Request("help", {}, {}, frozenset(), None)
     verb, tokens = argv[0], list(argv[1:])
     if verb not in VERBS:
         raise Refused(f"{shown(verb)}: no such command. {did_you_mean(verb, VERBS)}One of: {', '.join(VERBS)}.")
-    launch_fields, train_fields = LaunchSettings.model_fields, train_model.model_fields
+    both: list[type[Settings]] = [LaunchSettings, *([train_model] if train_model else [])]
+    launch_fields = LaunchSettings.model_fields
     target = verb
     flags: dict[str, str] = {}
     switches: set[str] = set()
     while True:
-        models: list[type[Settings]] = [LaunchSettings] if target == "run" else [LaunchSettings, train_model]
-        more, seen, tokens = take_flags(tokens, models)
+        more, seen, tokens = take_flags(tokens, both[:1] if target == "run" else both)
         flags |= more
         switches |= seen
         if target != "plan" or not tokens or tokens[0] not in ("train", "run"):
@@ -74,7 +77,7 @@ def parse(argv: Sequence[str], train_model: type[Settings]) -> Request:
     return Request(
         verb,
         {field: value for field, value in flags.items() if field in launch_fields},
-        {field: value for field, value in flags.items() if field in train_fields},
+        {field: value for field, value in flags.items() if field not in launch_fields},
         frozenset(switches),
         find_program(tokens) if target == "run" else None,
     )
@@ -131,14 +134,17 @@ def find_program(tokens: Sequence[str]) -> Program:
     return Program("script", (sys.executable, *tokens))
 
 
-def help_text(train_model: type[Settings], train_prefix: str) -> str:
+def help_text() -> str:
     """Return the whole help: verbs, switches, every setting as flag and variable with its default."""
+    from train.settings import PREFIX as TRAIN_PREFIX
+    from train.settings import TrainSettings
+
     lines = ["usage: entrypoint VERB [flags] [script and its arguments]", ""]
     lines += [f"  {verb:<7} {text}" for verb, text in VERBS.items()]
     lines += ["", *(f"  {name:<11} {text}" for name, text in SWITCHES.items())]
     groups: tuple[tuple[str, type[Settings], str], ...] = (
         ("launcher", LaunchSettings, PREFIX),
-        ("trainer", train_model, train_prefix),
+        ("trainer", TrainSettings, TRAIN_PREFIX),
     )
     for title, model, prefix in groups:
         lines += ["", f"settings of the {title}, as a flag or a variable [default]:"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import struct
 from collections.abc import Mapping
@@ -50,9 +51,9 @@ def library_folders(root: Path, prefix: Path, architecture: str) -> tuple[Path, 
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return a folder's file names in order, none where it cannot be read."""
+    """Return the names of a folder's shared libraries in order, none where it cannot be read."""
     try:
-        return sorted(path.name for path in folder.iterdir())
+        return sorted(name for name in os.listdir(folder) if ".so" in name)
     except OSError:
         return []
 

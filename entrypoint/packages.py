@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,9 +25,10 @@ def read_packages(prefix: Path) -> Packages:
     versions: dict[str, str] = {}
     cuda: str | None = None
     for folder in sorted(prefix.glob("lib/python3*/site-packages")):
-        for name in NAMES:
-            for metadata in folder.glob(f"{name}-*.dist-info"):
-                versions[name] = metadata.name.removesuffix(".dist-info").removeprefix(f"{name}-")
+        for entry in os.listdir(folder):
+            name, _, version = entry.removesuffix(".dist-info").partition("-")
+            if name in NAMES and entry.endswith(".dist-info"):
+                versions[name] = version
         cuda = cuda_of_torch(folder / "torch/version.py") if cuda is None else cuda
     return Packages(versions, cuda)
 

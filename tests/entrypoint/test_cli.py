@@ -75,6 +75,6 @@ def test_what_cannot_be_understood_is_refused(argv: list[str], said: str) -> Non
 
 
 def test_help_names_every_setting() -> None:
-    text = help_text(TrainSettings, "TRAIN_")
+    text = help_text()
     for prefix, model in (("LAUNCH_", LaunchSettings), ("TRAIN_", TrainSettings)):
         assert all(prefix + field.upper() in text for field in model.model_fields)
