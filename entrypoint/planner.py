@@ -94,5 +94,5 @@ def describe_node(machine: Machine) -> str:
     numa = f", {nodes} NUMA nodes" if nodes > 1 else ""
     return (
         f"{machine.hostname}: {machine.cpu_model}, {len(machine.cpus)} of {machine.online_cpus} CPUs"
-        f" ({cores} physical cores{numa}), {memory}, {gpus}"
+        f" ({cores} physical core{'s' if cores != 1 else ''}{numa}), {memory}, {gpus}"
     )
