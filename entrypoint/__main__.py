@@ -90,11 +90,11 @@ def ask(request: Request, settings: Given[LaunchSettings], job: Job, environ: Ma
     from entrypoint.plan import Program
     from entrypoint.question import Question
 
-    mask, squeezed_to = read_mask(job)
+    mask, settled, squeezed_to = read_mask(job)
     return Question(
         settings,
         replace(read_machine(affinity=mask), squeezed_to=squeezed_to),
-        job,
+        settled,
         # -I: our trainer runs with what is installed beside it, whatever PYTHONPATH, ~/.local or this folder hold.
         request.program or Program("train", (sys.executable, "-I", "-m", "train")),
         environ,

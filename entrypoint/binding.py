@@ -96,7 +96,7 @@ def deal_cores(question: Question, budget: Budget, devices: Devices) -> tuple[tu
     why += ", each rank's near its GPU" if near else ", dealt out disjoint" if devices.nproc > 1 else ""
     squeezed = question.machine.squeezed_to
     if squeezed:
-        why += f"; {question.job.launcher} had squeezed this rank to {format_cpu_list(squeezed)}, unasked"
+        why += f"; {question.job.launcher} had put this rank on {format_cpu_list(squeezed)}, unasked"
     return cpus, Decision("cores", dealt, why)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from entrypoint.job import Job
@@ -14,20 +15,24 @@ MPI_PROCESSES = ("mpirun", "mpirun.openmpi", "orterun", "orted", "prterun", "prt
 ROOT = Path("/")
 
 
-def read_mask(job: Job) -> tuple[frozenset[int], tuple[int, ...]]:
-    """Return the CPUs that this process may use, and those that its launcher's default had left it (else none).
+def read_mask(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:
+    """Return the CPUs that this process may use, the job with its binding settled, and what it was squeezed to.
 
-    Open MPI binds a rank of several threads to one core unless told otherwise, on every node to the same one. Where
-    nobody asked for that, the launcher's own mask is what the ranks share, and each is bound anew by the plan.
-    A person's or a scheduler's binding stands.
+    Open MPI binds a rank of several threads to one core unless told otherwise, on every node to the same one, and
+    under taskset to one outside of the mask. Where nobody asked for that, the launcher's own mask is what the ranks
+    share, and each is bound anew by the plan.
+    A person's or a scheduler's binding stands, and so does one whose launcher /proc does not show.
     """
     own = frozenset(os.sched_getaffinity(0))
-    if job.binding == "default":
-        names = {process: "".join(read_lines(ROOT / f"proc/{process}/comm")) for process in ancestors(ROOT)}
-        launcher = next((process for process, name in names.items() if name in MPI_PROCESSES), None)
-        if launcher and own < (launchers := frozenset(os.sched_getaffinity(int(launcher)))):
-            return launchers, tuple(sorted(own))
-    return own, ()
+    if job.binding != "default":
+        return own, job, ()
+    names = {process: "".join(read_lines(ROOT / f"proc/{process}/comm")) for process in ancestors(ROOT)}
+    launcher = next((process for process, name in names.items() if name in MPI_PROCESSES), None)
+    if launcher is None:
+        return own, replace(job, binding="asked"), ()
+    unbound = replace(job, binding="")
+    launchers = frozenset(os.sched_getaffinity(int(launcher)))
+    return launchers, unbound, tuple(sorted(own)) if own != launchers else ()
 
 
 def without_defaults(environ: Mapping[str, str], job: Job) -> dict[str, str]:

@@ -31,7 +31,7 @@ def test_one_rank_that_open_mpi_squeezed_to_a_core_unasked_gets_them_all(entrypo
     result = entrypoint("run", "x.py", command=command)
     assert result.code == 0, result.err
     assert told(entrypoint, 1) == [{"cpus": ALL, "threads": str(len(ALL))}]
-    assert "Open MPI had squeezed this rank to " in result.err
+    assert "Open MPI had put this rank on " in result.err
 
 
 @pytest.mark.openmpi
@@ -44,6 +44,20 @@ def test_what_a_person_bound_with_open_mpi_stands(entrypoint: Entrypoint) -> Non
     (rank,) = told(entrypoint, 1)
     assert len(rank["cpus"]) == 1  # type: ignore[arg-type]
     assert "Open MPI has bound this rank to them" in result.err
+
+
+@pytest.mark.openmpi
+def test_ranks_that_open_mpi_put_on_one_cpu_know_that_they_share_it(entrypoint: Entrypoint) -> None:
+    mpirun = launcher("mpirun.openmpi", "mpirun", said="Open MPI")
+    script(entrypoint.folder, "x.py", TELL)
+    masked = ("taskset", "-c", str(ALL[0]), mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "2")
+    command = (*masked, PYTHON, "-m", "entrypoint")
+    refused = entrypoint("run", "x.py", command=command)
+    assert "entrypoint: error: 2 ranks: more ranks than cores" in refused.err
+    result = entrypoint("run", "--oversubscribe", "x.py", command=command)
+    assert result.code == 0, result.err
+    assert told(entrypoint, 2) == [{"cpus": [ALL[0]], "threads": "1"}] * 2
+    assert "OMP_WAIT_POLICY" in result.err
 
 
 @pytest.mark.parametrize(("own", "threads"), [({}, len(ALL) // 2), ({"OMP_NUM_THREADS": "1"}, 1)])
