@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 
@@ -37,9 +38,13 @@ def verify_running(processes: tuple[int, ...] = ()) -> tuple[Running, ...]:
         raise Refused(f"verify: process {missing[0]} is no rank that the entrypoint started, or not yours to look at")
     # What a rank forks (loader workers, compilers) carries its variables too.
     ranks = [process for process in found if not descends(process, found.keys() - {process})]
-    if not ranks:
+    seen: list[Running] = []
+    for process in sorted(ranks, key=int):
+        with nullcontext() if chosen else suppress(Refused):  # one that nobody named may have ended meanwhile
+            seen.append(look(process, found[process]))
+    if not seen:
         raise Refused("verify: no rank started by the entrypoint runs here; start one, or name its process")
-    return tuple(look(process, found[process]) for process in sorted(ranks, key=int))
+    return tuple(seen)
 
 
 def planned_processes() -> Iterator[tuple[str, dict[str, str]]]:

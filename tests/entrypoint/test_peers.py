@@ -131,7 +131,8 @@ def ranks_below(folder: Path) -> Iterator[tuple[int, int]]:
     """Yield the rank and process id of every process of a job in this folder."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            environ = dict(item.split("=", 1) for item in (path / "environ").read_text().split("\0") if "=" in item)
+            items = (path / "environ").read_text(errors="replace").split("\0")
+            environ = dict(item.split("=", 1) for item in items if "=" in item)
             if "RANK" in environ and (path / "cwd").resolve() == folder.resolve():
                 yield int(environ["RANK"]), int(path.name)
         except OSError:
