@@ -151,10 +151,12 @@ def decide_memory(
         return bound, (
             Decision("memory", "default", "a rank's cores lie on several NUMA nodes: first touch places it"),
         )
-    where = " | ".join(dict.fromkeys(f"node {within[0]}" for within in bound if within))
+    where = format_cpu_list(tuple({node for within in bound for node in within}))
     policy = "bind" if values.memory == "auto" else values.memory
-    why = question.why("memory", "each rank's with its cores; LAUNCH_MEMORY=preferred lets it spill over")
-    return bound, (Decision("memory", f"{policy}: {where}", why),)
+    why = question.why(
+        "memory", "each rank's to the NUMA node of its cores; LAUNCH_MEMORY=preferred lets it spill over"
+    )
+    return bound, (Decision("memory", f"{policy} {where}", why),)
 
 
 def left_short(question: Question) -> tuple[str, ...]:

@@ -70,8 +70,7 @@ def find(name: str, names: Mapping[Path, list[str]], architecture: str) -> Libra
                 if not problem:
                     return Library(name, str(folder / file), f"found in {folder}")
                 wrong.append(f"{folder / file} {problem}")
-    looked = ", ".join(map(str, names)) or "no library folder"
-    missing = f"not in {looked}; {INSTALL[name]} has it"
+    missing = f"not in {', '.join(map(str, names)) or 'any library folder'}; {INSTALL[name]} has it"
     return Library(name, None, "; ".join(wrong) if wrong else missing)
 
 
