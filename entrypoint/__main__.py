@@ -126,7 +126,7 @@ def show_checks(request: Request, question: Question) -> int:
 
     training = read_train_settings(question.environ, request.train_flags).values
     folders = [("TRAIN_OUTPUT_DIR", training.output_dir), ("TRAIN_CACHE_DIR", cache_folder(training.cache_dir))]
-    checks = examine(question, folders)
+    checks = examine(question, lambda: draw_plan(request, question), folders)
     print(report(checks, as_json="--json" in request.switches))
     return Exit.MACHINE if any(check.state == "failure" for check in checks) else Exit.DONE
 

@@ -8,14 +8,14 @@ import shutil
 import socket
 import subprocess
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from entrypoint.checks import Check, fast_checks
 from entrypoint.errors import Refused
 from entrypoint.libraries import PATTERNS
-from entrypoint.planner import make_plan
+from entrypoint.plan import Plan
 from entrypoint.question import Question
 
 # What the program will import, tried in its own interpreter. IPEX dies of AttributeError where it does not fit.
@@ -36,11 +36,12 @@ for name in sys.argv[1:]:
 SIGNS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
 
 
-def examine(question: Question, folders: Sequence[tuple[str, Path]]) -> tuple[Check, ...]:
-    """Return every check; `folders` are those that a run writes to, with the setting that names each."""
+def examine(question: Question, draw: Callable[[], Plan], folders: Sequence[tuple[str, Path]]) -> tuple[Check, ...]:
+    """Return every check; `draw` makes the plan, and `folders` are those that a run writes to, by their settings."""
+    fast = fast_checks(question)
     return (
-        *fast_checks(question),
-        *check_plan(question),
+        *fast,
+        *check_plan(draw, fast),
         *check_libraries(question),
         check_compiler(),
         *(check_writable(name, folder) for name, folder in folders),
@@ -49,16 +50,17 @@ def examine(question: Question, folders: Sequence[tuple[str, Path]]) -> tuple[Ch
     )
 
 
-def check_plan(question: Question) -> Iterator[Check]:
-    """Make the plan: what it refuses is a failure, what it warns of a warning."""
+def check_plan(draw: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Check]:
+    """Make the plan: what it refuses is a failure, what it warns of beyond the fast checks a warning."""
     try:
-        plan = make_plan(question)
+        plan = draw()
     except Refused as error:
         yield from (Check("plan", "failure", line, "see `entrypoint plan`") for line in str(error).splitlines())
         return
     cores = next(decision.value for decision in plan.decisions if decision.what == "cores")
-    yield Check("plan", "ok", f"{plan.nproc_per_node} ranks on {plan.device} by {plan.launcher}, cores {cores}")
-    told = {check.line for check in fast_checks(question)}
+    ranks = f"{plan.nproc_per_node} rank{'s' if plan.nproc_per_node != 1 else ''}"
+    yield Check("plan", "ok", f"{ranks} on {plan.device} by {plan.launcher}, cores {cores}")
+    told = {check.line for check in fast}
     yield from (
         Check("plan", "warning", warning, "see `entrypoint plan`") for warning in plan.warnings if warning not in told
     )
