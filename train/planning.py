@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from entrypoint.checks import second_number
 from entrypoint.errors import Exit, Refused
 from entrypoint.machine import Machine
 from entrypoint.plan import Decision, Plan
@@ -35,14 +36,22 @@ def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine
     workers, workers_decision = decide_workers(given, plan, facts, feed, machine.surroundings.shm_bytes)
     flags = given.as_variables(PREFIX, flags_only=True)
     precision = decide_precision(given, plan.device, machine)
+    ipex = decide_ipex(given, plan.device, machine, facts)
     decided = replace(plan, environment={**plan.environment, **flags})
     return decided.with_training(
-        {"feed": feed, "workers": workers, "shape": list(facts.shape), "precision": precision.value},
+        {
+            "feed": feed,
+            "workers": workers,
+            "shape": list(facts.shape),
+            "precision": precision.value,
+            "ipex": ipex.value == "on",
+        },
         (
             Decision("batch", str(settings.batch_size), batch_reason(given, ranks)),
             feed_decision,
             workers_decision,
             precision,
+            ipex,
         ),
     )
 
@@ -124,3 +133,40 @@ def bf16_unit(device: str, machine: Machine) -> str:
         return f"the GPU has compute capability {least / 10:.1f}" if least >= BF16_CAPABILITY else ""
     flag = next((flag for flag in BF16_FLAGS if flag in machine.cpu_flags), None)
     return f"the CPU has {flag}" if flag else ""
+
+
+IPEX = "intel_extension_for_pytorch"
+# Its import takes 5 s in every rank: what it can gain of a shorter run is less. Values are pixels times channels.
+IPEX_PAYS_FROM_VALUES = 400_000_000
+
+
+def decide_ipex(given: Given[TrainSettings], device: str, machine: Machine, facts: Facts) -> Decision:
+    """On auto, only with AMX and for a run that pays its import back; asked for and unusable is refused.
+
+    On AVX-512 it gained nothing for the CNN and up to a sixth for ResNet-18, on AVX2 it was slower (1.26 times).
+    """
+    asked = given.values.ipex
+    problem = ipex_problem(device, machine)
+    if asked == "on" and problem:
+        raise Refused(f"{given.source['ipex']}: {problem}; set TRAIN_IPEX=auto", Exit.MACHINE)
+    if asked != "auto":
+        return Decision("ipex", asked, f"(yours) {given.source['ipex']}")
+    if problem:
+        return Decision("ipex", "off", problem)
+    if "amx_bf16" not in machine.cpu_flags:
+        return Decision("ipex", "off", "it gains little or nothing on a CPU without AMX")
+    if facts.bytes * given.values.epochs < IPEX_PAYS_FROM_VALUES:
+        return Decision("ipex", "off", "the run is too short to pay its import of 5 s back")
+    return Decision("ipex", "on", "the CPU has AMX, and the run pays its import of 5 s back")
+
+
+def ipex_problem(device: str, machine: Machine) -> str:
+    """Say why Intel's extension cannot be used, nothing where it can: it goes with one minor version of torch."""
+    versions = machine.packages.versions
+    if device != "cpu":
+        return "Intel's extension is for CPUs"
+    if IPEX not in versions:
+        return "Intel's extension is not installed"
+    if second_number(versions[IPEX]) != second_number(versions.get("torch", "")):
+        return f"Intel's extension {versions[IPEX]} does not go with torch {versions.get('torch')}"
+    return ""

@@ -72,6 +72,9 @@ class TrainSettings(Settings):
         "fp32",
         description="bf16 is autocast, weights stay fp32; auto takes it where CPU or GPU have units for it.",
     )
+    ipex: Literal["auto", "on", "off"] = Field(
+        "auto", description="Intel's extension: auto takes it on CPUs with AMX, where it gains, for runs of minutes."
+    )
     clip_norm: Annotated[float, Field(ge=0)] = Field(0.0, description="Largest norm of the gradient; 0 is off.")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="Decides weights, order and augmentation.")
     deterministic: bool = Field(False, description="Only deterministic kernels, slower on CUDA: 1 or 0.")

@@ -25,7 +25,7 @@ from train.group import Group, join
 from train.loop import Learner, train_epoch
 from train.memory import MemoryFeed
 from train.models import build_model, count_parameters
-from train.optim import build_optimizer, lr_schedule
+from train.optim import build_optimizer, lr_schedule, with_ipex
 from train.progress import Progress, build_progress
 from train.record import Recorder
 from train.settings import TrainSettings
@@ -103,10 +103,11 @@ def prepare(given: Given[TrainSettings], plan: Plan, data: DataSet, group: Group
     model = build_model(settings.model, data.shape, len(data.classes), bias=settings.bias)
     model = model.to(group.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     total_steps = settings.epochs * feed.steps_per_epoch
-    precision = plan.training["precision"]
-    learner = Learner(
-        model, build_optimizer(settings, model), lr_schedule(settings, total_steps), settings, group, precision
-    )
+    optimizer = build_optimizer(settings, model)
+    if plan.training["ipex"]:
+        model, optimizer = with_ipex(model, optimizer)
+    schedule = lr_schedule(settings, total_steps)
+    learner = Learner(model, optimizer, schedule, settings, group, plan.training["precision"])
     folder, start = group.from_leader(lambda: runfolder.open_folder(settings))
     first_epoch = resume(learner, start, settings) if start else 0
     ranks = group.from_all(observe(plan))

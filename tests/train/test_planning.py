@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.errors import Exit, Refused
+from entrypoint.packages import Packages
 from entrypoint.plan import Plan
 from entrypoint.surroundings import Surroundings
 from tests.entrypoint.test_planner import machine, plan
@@ -97,6 +98,40 @@ def test_bf16_is_taken_on_auto_from_ampere_on(capability: int, precision: str) -
     node = replace(node, gpus=tuple(replace(gpu, capability=capability) for gpu in node.gpus))
     made = plan_training(plan(node), read_train_settings({"TRAIN_PRECISION": "auto"}, {}), SMALL, node)
     assert made.training["precision"] == precision
+
+
+AMX, VNNI = ("amx_bf16", "avx512f"), ("avx512_bf16", "avx512f")
+FITS = {"torch": "2.8.0", "intel_extension_for_pytorch": "2.8.0"}
+MISFITS = {"torch": "2.13.0", "intel_extension_for_pytorch": "2.8.0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "versions", "ipex", "why"),
+    [
+        ({}, AMX, FITS, True, "the CPU has AMX, and the run pays its import of 5 s back"),
+        ({"TRAIN_EPOCHS": "1"}, AMX, FITS, False, "the run is too short to pay its import of 5 s back"),
+        ({}, VNNI, FITS, False, "it gains little or nothing on a CPU without AMX"),
+        ({}, AMX, {"torch": "2.8.0"}, False, "Intel's extension is not installed"),
+        ({}, AMX, MISFITS, False, "Intel's extension 2.8.0 does not go with torch 2.13.0"),
+        ({"TRAIN_IPEX": "on"}, (), FITS, True, "(yours) TRAIN_IPEX=on"),
+        ({"TRAIN_IPEX": "off"}, AMX, FITS, False, "(yours) TRAIN_IPEX=off"),
+    ],
+)
+def test_intels_extension_is_taken_on_auto_only_where_it_gains(
+    environ: dict[str, str], flags: tuple[str, ...], versions: dict[str, str], ipex: bool, why: str
+) -> None:
+    node = replace(machine(4), cpu_flags=flags, packages=Packages(versions))
+    made = plan_training(plan(machine(4)), read_train_settings(environ, {}), SMALL, node)
+    assert made.training["ipex"] is ipex
+    assert {decision.what: decision.why for decision in made.decisions}["ipex"] == why
+
+
+@pytest.mark.parametrize(("versions", "said"), [({}, "is not installed"), (MISFITS, "does not go with torch 2.13.0")])
+def test_intels_extension_asked_for_and_unusable_is_refused(versions: dict[str, str], said: str) -> None:
+    node = replace(machine(4), packages=Packages(versions))
+    with pytest.raises(Refused, match=f"TRAIN_IPEX=on: Intel's extension .*{said}; set TRAIN_IPEX=auto") as error:
+        plan_training(plan(machine(4)), read_train_settings({"TRAIN_IPEX": "on"}, {}), SMALL, node)
+    assert error.value.code == Exit.MACHINE
 
 
 STREAM = PETS | {"TRAIN_FEED": "stream", "TRAIN_BATCH_SIZE": "256"}

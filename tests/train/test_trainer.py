@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,24 @@ def test_bf16_learns_as_well_and_resumes(entrypoint: Entrypoint) -> None:
     assert {tensor.dtype for tensor in torch.load(newest, weights_only=True)["model"].values()} == {torch.float32}
     other = entrypoint("train", env=env | {"TRAIN_PRECISION": "fp32", "TRAIN_RESUME": "auto"})
     assert "TRAIN_PRECISION was bf16, is fp32" in other.err
+
+
+def test_intels_extension_trains_the_same_model_and_resumes(entrypoint: Entrypoint) -> None:
+    if not find_spec("intel_extension_for_pytorch"):
+        pytest.skip("needs Intel's extension, which ends at torch 2.8")
+    env = SMALL | {"TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_EPOCHS": "2"}
+    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "plain", "TRAIN_IPEX": "off"})
+    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "ipex", "TRAIN_IPEX": "on"})
+    assert losses(entrypoint, "ipex") == pytest.approx(losses(entrypoint, "plain"), rel=1e-3)
+    newest = max((entrypoint.folder / "runs/ipex/checkpoint").glob("*.pt"))
+    shapes = {name: tensor.shape for name, tensor in torch.load(newest, weights_only=True)["model"].items()}
+    plain = torch.load(str(newest).replace("/ipex/", "/plain/"), weights_only=True)["model"]
+    assert shapes == {name: tensor.shape for name, tensor in plain.items()}, "a checkpoint of either is the other's"
+    newest.unlink()
+    again = entrypoint("train", env=env | {"TRAIN_RUN_NAME": "ipex", "TRAIN_IPEX": "on", "TRAIN_RESUME": "auto"})
+    assert again.code == 0, again.err
+    assert "going on from" in again.out
+    assert losses(entrypoint, "ipex")[-1] == pytest.approx(losses(entrypoint, "plain")[-1], rel=1e-3)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
