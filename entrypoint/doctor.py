@@ -70,7 +70,7 @@ def check_libraries(question: Question) -> Iterator[Check]:
     """Tell which allocators and OpenMP runtimes can be preloaded, and where they were looked for."""
     for name in PATTERNS:
         library = question.machine.library(name)
-        yield Check(name, "ok", library.path or f"{library.why}")
+        yield Check(name, "ok", library.path or library.why)
 
 
 def check_compiler() -> Check:

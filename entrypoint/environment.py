@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from entrypoint.devices import Devices
 from entrypoint.errors import Exit, Refused, shown
+from entrypoint.libraries import preload_files
 from entrypoint.plan import Decision, Rank
 from entrypoint.question import Question
 from entrypoint.runtime import AFFINITY_VARIABLES
@@ -80,7 +81,7 @@ def without_broken_preloads(question: Question) -> dict[str, tuple[str, str]]:
     told = f"{shown(file)} {problem}" + (f" (and {more} more)" if more else "")
     if question.machine.surroundings.container != "Apptainer":
         raise Refused(f"LD_PRELOAD={shown(own)}: {told}; correct or unset it", Exit.MACHINE)
-    rest = ":".join(file for file in own.replace(":", " ").split() if file not in question.broken_preloads)
+    rest = ":".join(file for file in preload_files(own) if file not in question.broken_preloads)
     return {"LD_PRELOAD": (rest, f"the host's, without what is not in the image: {told}")}
 
 

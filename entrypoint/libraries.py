@@ -88,11 +88,16 @@ def misfit(path: Path, architecture: str) -> str:
     return f"is not for {architecture}" if wanted and machine != wanted else ""
 
 
+def preload_files(own_preload: str) -> list[str]:
+    """Return the files of an LD_PRELOAD, which colons or spaces separate (ld.so(8))."""
+    return own_preload.replace(":", " ").split()
+
+
 def broken_preloads(own_preload: str) -> dict[str, str]:
     """Return the files of an LD_PRELOAD that the loader would only warn of, each with what is wrong with it.
 
     A name without a slash, or with one of the loader's own tokens, is looked for by the loader itself (ld.so(8)).
     """
-    paths = [file for file in own_preload.replace(":", " ").split() if "/" in file and "$" not in file]
+    paths = [file for file in preload_files(own_preload) if "/" in file and "$" not in file]
     problems = {file: misfit(Path(file), platform.machine()) for file in paths}
     return {file: problem for file, problem in problems.items() if problem}

@@ -30,6 +30,6 @@ def best_connected(links: Sequence[Sequence[str]], count: int) -> tuple[int, ...
 
 
 def describe_links(links: Sequence[Sequence[str]], chosen: Sequence[int]) -> str:
-    """Say the worst link among the chosen GPUs and how many pairs have which: `NV2` or `NV1 to NV2`."""
+    """Say the worst and the best link among the chosen GPUs: `NV2` or `NV1 to NV2`."""
     found = sorted({links[a][b] for a, b in combinations(chosen, 2)}, key=rank_of)
     return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}" if found else "alone"

@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 
 from entrypoint.errors import Refused
+from entrypoint.libraries import preload_files
 from entrypoint.memory_policy import memory_nodes_in_force
 from entrypoint.plan import VARIABLE, Plan
-from entrypoint.surroundings import parent_of
+from entrypoint.surroundings import ancestors
 from entrypoint.topology import format_cpu_list
 from entrypoint.verify import Observed, cpus_of_process, mapped_of, mismatches
 
@@ -21,10 +22,9 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class Running:
-    """A rank's process with its plan, what it was seen to have, and each difference as a line."""
+    """A rank's process, what it was seen to have, and each difference from its plan as a line."""
 
     process: int
-    plan: Plan
     seen: Observed
     lines: tuple[str, ...]
 
@@ -37,7 +37,7 @@ def verify_running(processes: tuple[int, ...] = ()) -> tuple[Running, ...]:
     if missing:
         raise Refused(f"verify: process {missing[0]} is no rank that the entrypoint started, or not yours to look at")
     # What a rank forks (loader workers, compilers) carries its variables too.
-    ranks = [process for process in found if not descends(process, found.keys() - {process})]
+    ranks = [process for process in found if found.keys().isdisjoint(ancestors(ROOT, process))]
     seen: list[Running] = []
     for process in sorted(ranks, key=int):
         with nullcontext() if chosen else suppress(Refused):  # one that nobody named may have ended meanwhile
@@ -61,16 +61,6 @@ def planned_processes() -> Iterator[tuple[str, dict[str, str]]]:
                 yield folder.name, environ
 
 
-def descends(process: str, others: set[str]) -> bool:
-    """Tell whether one of the others is an ancestor of a process."""
-    parent = parent_of(ROOT, process)
-    while parent and parent != "0":
-        if parent in others:
-            return True
-        parent = parent_of(ROOT, parent)
-    return False
-
-
 def look(process: str, environ: dict[str, str]) -> Running:
     """Return what one rank has; a library that is preloaded first is the one in charge. Raises `Refused`."""
     try:
@@ -88,14 +78,13 @@ def look(process: str, environ: dict[str, str]) -> Running:
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"verify: process {process} cannot be looked at ({error})") from None
-    return Running(int(process), plan, seen, mismatches(plan, seen))
+    return Running(int(process), seen, mismatches(plan, seen))
 
 
 def in_charge(words: tuple[str, ...], environ: dict[str, str], maps: str) -> str:
     """Return the first preloaded library with one of the words in its name that is mapped, else any that is."""
     mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
-    preloaded = environ.get("LD_PRELOAD", "").replace(":", " ").split()
-    real = [str(Path(file).resolve()) for file in preloaded]
+    real = [str(Path(file).resolve()) for file in preload_files(environ.get("LD_PRELOAD", ""))]
     for file in [*(file for file in real if file in mapped), *sorted(mapped)]:
         if any(word in PurePath(file).name for word in words):
             return file

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from entrypoint.errors import Exit, Refused, shown
-from entrypoint.libraries import Library
+from entrypoint.libraries import Library, preload_files
 from entrypoint.machine import Machine
 from entrypoint.plan import Decision
 from entrypoint.question import Question
@@ -143,5 +143,4 @@ def decide_openmp(
 
 def own_file(own_preload: str, word: str) -> str:
     """Return the file in a person's LD_PRELOAD whose name has the word, nothing where there is none."""
-    files = own_preload.replace(":", " ").split()
-    return next((file for file in files if word in PurePath(file).name), "")
+    return next((file for file in preload_files(own_preload) if word in PurePath(file).name), "")

@@ -60,9 +60,9 @@ def beside_ancestors(root: Path) -> Iterator[str]:
             yield from read_lines(root / f"proc/{child}/comm")
 
 
-def ancestors(root: Path) -> Iterator[str]:
-    """Yield the ids of this process's ancestors, nearest first, as far as /proc shows them."""
-    parent = parent_of(root, "self")
+def ancestors(root: Path, process: str = "self") -> Iterator[str]:
+    """Yield the ids of a process's ancestors, nearest first, as far as /proc shows them."""
+    parent = parent_of(root, process)
     while parent and parent != "0":
         yield parent
         parent = parent_of(root, parent)
