@@ -15,6 +15,7 @@ lock() { # IN OUT
 }
 
 lock uv.in uv.txt
+lock sbom.in sbom.txt
 lock cuda/requirements.in cuda/requirements.txt
 lock cpu-intel/requirements.in cpu-intel/requirements.txt
 lock dev.in dev.txt

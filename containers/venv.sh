@@ -17,15 +17,10 @@ uv=("$venv/tools/bin/uv" pip)
 to=(--quiet --python "$venv/bin/python" --compile-bytecode)
 locked=("$here/cpu-intel/requirements.txt" "$here/dev.txt")
 
-# PyTorch's own index has the CPU build (0.2 GB); the package index has only the CUDA build (3 GB to fetch).
-if UV_HTTP_RETRIES=0 UV_HTTP_TIMEOUT=10 "${uv[@]}" install --quiet --dry-run --no-deps --reinstall --python "$venv/bin/python" \
-  --torch-backend cpu -r "$here/cpu-intel/torch-cpu.txt" 2>/dev/null; then
-  echo "venv.sh: torch: PyTorch's own CPU build"
-  "${uv[@]}" sync "${to[@]}" --torch-backend cpu "${locked[@]}" "$here/cpu-intel/torch-cpu.txt"
-else
-  echo "venv.sh: torch: the package index's CUDA build (PyTorch's CPU wheel index is not reachable from here)"
-  "${uv[@]}" sync "${to[@]}" --require-hashes "${locked[@]}" "$here/cpu-intel/torch-pypi.txt"
-fi
+# shellcheck source=containers/torch.sh
+. "$here/torch.sh"
+choose_torch "$here/cpu-intel" auto "$venv/bin/python"
+"${uv[@]}" sync "${to[@]}" "${locked[@]}" "${torch[@]}"
 "${uv[@]}" install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --no-index \
   --config-setting editable_mode=compat --editable "$here/.."
 cp "$here/entrypoint.pth" "$venv"/lib/python3.*/site-packages/

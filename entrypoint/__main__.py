@@ -47,17 +47,25 @@ def node_stage(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from entrypoint import cli
     from entrypoint.launch import launch
     from entrypoint.launcher_defaults import without_defaults
+    from entrypoint.places import stand_in
+    from entrypoint.rank import replace_process
+    from entrypoint.selftest import selftest_command
     from entrypoint.settings import read_launch_settings
     from entrypoint.show import plan_lines
+    from entrypoint.surroundings import read_image
 
-    request = cli.parse(argv, train_settings_of(argv))
+    request = cli.parse(argv, train_settings_of(argv), in_image=bool(read_image(Path("/"))))
     if request.verb == "help":
         print(cli.help_text())
         return Exit.DONE
     if request.verb == "verify":
         return show_running(request)
+    instead = stand_in(environ, make=request.starts)
+    environ = {**environ, **{name: value for name, (value, _) in instead.items()}}
+    if request.verb in ("other", "selftest"):
+        replace_process(request.program.argv if request.program else selftest_command(), environ)
     settings, job = read_launch_settings(environ, request.launch_flags), read_job(environ)
-    question = ask(request, settings, job, without_defaults(environ, job))
+    question = replace(ask(request, settings, job, without_defaults(environ, job)), substitutes=instead)
     if request.verb == "doctor":
         return show_checks(request, question)
     plan = draw_plan(request, question)

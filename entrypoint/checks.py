@@ -37,6 +37,7 @@ def fast_checks(question: Question) -> tuple[Check, ...]:
     """Return every check that needs no more than what was read for the plan."""
     return (
         check_topology(question),
+        check_image(question),
         check_image_mount(question),
         check_shm(question),
         check_memlock(question),
@@ -52,6 +53,14 @@ def check_topology(question: Question) -> Check:
     if not machine.assumed:
         return Check("topology", "ok", seen)
     return Check("topology", "warning", "; ".join(machine.assumed), "let the container see the host's /sys")
+
+
+def check_image(question: Question) -> Check:
+    """Tell which image this is, and what was left out of it."""
+    image = question.machine.surroundings.image
+    if not image:
+        return Check("image", "ok", "none of ours")
+    return Check("image", "ok", f"{image['name']}, revision {image['revision'][:12]}, oneCCL {image['oneccl']}")
 
 
 def check_image_mount(question: Question) -> Check:

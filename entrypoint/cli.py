@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ VERBS = {
     "run": "run SCRIPT args… or run -m MODULE args…: any training script under the same plan",
     "plan": "show what `train` (or `plan run SCRIPT`) would do and why; starts nothing",
     "doctor": "check machine, container, packages and plan; exit 3 where something fails",
+    "selftest": "test this installation itself: planning, data, a few real runs (a minute)",
     "verify": "show what the ranks that run here really have, beside their plans (or verify PID…)",
 }
 SWITCHES = {
@@ -44,14 +46,17 @@ class Request:
         return self.verb != "plan" and not self.switches & {"--dry-run", "--json"}
 
 
-def parse(argv: Sequence[str], train_model: type[Settings] | None) -> Request:
+def parse(argv: Sequence[str], train_model: type[Settings] | None, *, in_image: bool = False) -> Request:
     """Take a command line apart; raises `Refused` for an unknown verb or flag, or a script that is not there.
 
-    `train_model` are the trainer's settings, whose flags every verb but `run` takes.
+    `train_model` are the trainer's settings, whose flags every verb but `run` takes. Where the entrypoint is an
+    image's own (`in_image`), any other program may follow it: `docker run IMAGE bash`.
     """
     if not argv or argv[0] in ("--help", "-h", "help"):
         return Request("help", {}, {}, frozenset(), None)
     verb, tokens = argv[0], list(argv[1:])
+    if verb not in VERBS and in_image and (path := shutil.which(verb)):
+        return Request("other", {}, {}, frozenset(), Program("other", (path, *tokens)))
     if verb not in VERBS:
         raise Refused(f"{shown(verb)}: no such command. {did_you_mean(verb, VERBS)}One of: {', '.join(VERBS)}.")
     both: list[type[Settings]] = [LaunchSettings, *([train_model] if train_model else [])]
@@ -70,6 +75,8 @@ def parse(argv: Sequence[str], train_model: type[Settings] | None) -> Request:
         return Request("help", {}, {}, frozenset(), None)
     if target == "verify":
         return Request(verb, {}, {}, frozenset(switches), None, process_ids(tokens))
+    if target in ("selftest", "verify") and flags:
+        raise Refused(f"{target}: takes no {flag_name(next(iter(flags)))}; see `entrypoint --help`")
     if target != "run" and tokens:
         raise Refused(f"{shown(tokens[0])}: unexpected; `entrypoint run {shown(tokens[0])}` runs a script of yours")
     if target == "run" and (stray := [field for field in flags if field not in launch_fields]):
@@ -140,7 +147,7 @@ def help_text() -> str:
     from train.settings import TrainSettings
 
     lines = ["usage: entrypoint VERB [flags] [script and its arguments]", ""]
-    lines += [f"  {verb:<7} {text}" for verb, text in VERBS.items()]
+    lines += [f"  {verb:<8} {text}" for verb, text in VERBS.items()]
     lines += ["", *(f"  {name:<11} {text}" for name, text in SWITCHES.items())]
     groups: tuple[tuple[str, type[Settings], str], ...] = (
         ("launcher", LaunchSettings, PREFIX),

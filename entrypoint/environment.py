@@ -32,9 +32,10 @@ def decide_environment(
     wanted |= {**runtime, **cuda_variables(question, devices)}
     if len(ranks) > 1 and question.job.on_one_node:
         wanted["GLOO_SOCKET_IFNAME"] = ("lo", "all ranks are on this node, whatever its name resolves to")
-    if question.machine.surroundings.container == "Apptainer":
+    if question.machine.surroundings.container == "Apptainer" and not question.machine.surroundings.image:
         wanted["PYTHONNOUSERSITE"] = ("1", "~/.local is the host's: its packages are kept out of the image's")
     wanted |= without_broken_preloads(question)
+    wanted |= question.substitutes
     environment: dict[str, str] = {}
     decisions: list[Decision] = []
     for name, (value, why) in wanted.items():
@@ -86,8 +87,11 @@ def without_broken_preloads(question: Question) -> dict[str, tuple[str, str]]:
 
 
 def leaks(question: Question) -> tuple[str, ...]:
-    """Warn of what Apptainer passes in from the host and that may break the image's own packages."""
-    if question.machine.surroundings.container != "Apptainer":
+    """Warn of what Apptainer passes in from the host and that may break the packages of an image that is not ours.
+
+    Ours let in only what is meant for them (`--env`).
+    """
+    if question.machine.surroundings.container != "Apptainer" or question.machine.surroundings.image:
         return ()
     return tuple(
         f"{name}={shown(question.environ[name])} comes from the host; if it is not meant for the image, unset it"

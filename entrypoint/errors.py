@@ -67,10 +67,16 @@ def report(error: Refused) -> int:
             "timestamp": str(now_ns // 10**9),
             "time_ns": now_ns,
             "refused": True,
+            "code": int(error.code),
             "lost_peer": isinstance(error, LostPeer),
         }
         Path(error_file).write_text(json.dumps({"message": {"message": str(error), "extraInfo": extra}}))
     else:
         for line in str(error).splitlines():
-            print(f"entrypoint: error: {line}", file=sys.stderr)
+            print(f"{prefix(error.code)}{line}", file=sys.stderr)
     return int(error.code)
+
+
+def prefix(code: int) -> str:
+    """Return what a last line begins with: a preempted run is no error, it goes on when it is run again."""
+    return "entrypoint: preempted: " if code == Exit.PREEMPTED else "entrypoint: error: "

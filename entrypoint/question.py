@@ -18,7 +18,8 @@ class Question:
     """What the plan is made from; `environ` is what the process was started with, less what a launcher put there.
 
     `backend_problem` says why the backend that was asked for cannot be used, empty where it can; `broken_preloads`
-    are the files of a person's LD_PRELOAD that cannot be loaded, each with the reason.
+    are the files of a person's LD_PRELOAD that cannot be loaded, each with the reason. `substitutes` are variables that
+    stand in for a home or a temporary folder that cannot be used, each with the reason; `environ` has them already.
     """
 
     settings: Given[LaunchSettings]
@@ -29,6 +30,7 @@ class Question:
     python: str = sys.executable
     backend_problem: str = ""
     broken_preloads: Mapping[str, str] = field(default_factory=dict)
+    substitutes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def why(self, field: str, reason: str) -> str:
         """Return the reason for a setting's value: the person's own words where they gave it."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 # What each engine leaves in the root of its containers.
+# What our own images say of themselves: name, revision, oneccl.
+IMAGE = "opt/reference-training/image.json"
 MARKERS = {".singularity.d": "Apptainer", "run/.containerenv": "Podman", ".dockerenv": "Docker"}
 
 
@@ -15,7 +18,7 @@ MARKERS = {".singularity.d": "Apptainer", "run/.containerenv": "Podman", ".docke
 class Surroundings:
     """`container` is the engine or empty; `rootfs` the type of `/`; None bytes of memlock are no limit.
 
-    `rdma` names the node's RDMA adapters, which lock memory.
+    `rdma` names the node's RDMA adapters, which lock memory. `image` is what an image of ours says of itself.
     """
 
     container: str = ""
@@ -23,6 +26,7 @@ class Surroundings:
     shm_bytes: int = 0
     memlock_bytes: int | None = None
     rdma: tuple[str, ...] = ()
+    image: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def on_fuse(self) -> bool:
@@ -34,7 +38,13 @@ def read_surroundings(root: Path) -> Surroundings:
     """Read what lies under `root`; what is hidden stays at its default."""
     container = next((engine for marker, engine in MARKERS.items() if (root / marker).exists()), "")
     adapters = tuple(sorted(path.name for path in (root / "sys/class/infiniband").glob("*")))
-    return Surroundings(container, rootfs(root), shm_bytes(root), memlock_bytes(root), adapters)
+    return Surroundings(container, rootfs(root), shm_bytes(root), memlock_bytes(root), adapters, read_image(root))
+
+
+def read_image(root: Path) -> Mapping[str, str]:
+    """Return what an image of ours says of itself, nothing outside of one."""
+    lines = read_lines(root / IMAGE)
+    return {str(name): str(value) for name, value in json.loads("\n".join(lines)).items()} if lines else {}
 
 
 def rootfs(root: Path) -> str:

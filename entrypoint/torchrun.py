@@ -7,12 +7,15 @@ the agent's process, which is torchrun's.
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
-from entrypoint.errors import Exit
+from entrypoint.errors import Exit, prefix
 
 
 def main(argv: list[str]) -> int:
@@ -22,15 +25,16 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     ended_by_agent = watch_agent()
-    try:
-        torchrun.run(torchrun.parse_args(argv))  # type: ignore[no-untyped-call]
-    except ChildFailedError as error:
-        return tell_first_failure(error.failures, ended_by_agent)
-    except SignalException as error:
-        return say(f"stopped by {error.sigval.name}", 128 + error.sigval)
-    except (RuntimeError, OSError) as error:
-        first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        return say(f"the ranks could not be brought together: {first_line}", Exit.RENDEZVOUS)
+    with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:
+        try:
+            torchrun.run(torchrun.parse_args([f"--log-dir={folder}", *argv]))  # type: ignore[no-untyped-call]
+        except ChildFailedError as error:
+            return tell_first_failure(error.failures, ended_by_agent)
+        except SignalException as error:
+            return tell_end(Path(folder), error.sigval)
+        except (RuntimeError, OSError) as error:
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
+            return say(f"the ranks could not be brought together: {first_line}", Exit.RENDEZVOUS)
     return Exit.DONE
 
 
@@ -58,6 +62,18 @@ def watch_agent() -> set[int]:
     agent.setLevel(logging.WARNING)
     agent.handlers, agent.propagate = [witness], False
     return witness.pids
+
+
+def tell_end(folder: Path, number: signal.Signals) -> int:
+    """Say how the ranks took a signal that the agent has passed on to them: saved, to go on, or just ended.
+
+    `folder` holds the file of each rank that had something to say.
+    """
+    for file in sorted(folder.glob("**/error.json")):
+        message = json.loads(file.read_text())["message"]
+        if isinstance(message, dict) and message.get("extraInfo", {}).get("code") == Exit.PREEMPTED:
+            return say(message["message"], Exit.PREEMPTED)
+    return say(f"stopped by {number.name}", 128 + number)
 
 
 def tell_first_failure(failures: dict[int, Any], ended_by_agent: set[int]) -> int:
@@ -97,7 +113,7 @@ def extra_info(failure: Any) -> dict[str, Any]:
 
 def say(message: str, code: int) -> int:
     """Print the job's last line and return its code."""
-    print(f"entrypoint: error: {message}", file=sys.stderr)
+    print(f"{prefix(code)}{message}", file=sys.stderr)
     return int(code)
 
 

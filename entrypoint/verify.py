@@ -55,7 +55,7 @@ def observe(plan: Plan) -> Observed:
         threads=torch.get_num_threads() if torch else None,
         openmp=provider("GOMP_parallel"),
         preloaded=mapped_of(plan.preload, Path("/proc/self/maps").read_text()),
-        allocator=provider("malloc"),
+        allocator=provider("posix_memalign"),
         memory_nodes=memory_nodes_in_force(),
         gpu=torch.cuda.current_device() if torch is not None and cuda else None,
     )
@@ -80,7 +80,9 @@ def provider(function: str) -> str:
     """Return the file that a function resolves to in this process, empty where there is none.
 
     Where two OpenMP runtimes are mapped, only GOMP_parallel's tells which one runs: torch's parallel_info() and
-    __config__ read the same either way.
+    __config__ read the same either way. Of an allocator's functions ask for posix_memalign, which torch takes its
+    memory by: malloc's address is the interpreter's own in an executable that is not position-independent, as
+    Debian's is.
     """
     here = ctypes.CDLL(None)
     try:

@@ -6,27 +6,18 @@ import os
 import signal
 import sys
 import time
-from types import FrameType
 from typing import NoReturn
 
 from entrypoint.errors import Exit, Refused, report
 from entrypoint.plan import VARIABLE, Plan
 from train.settings import read_train_settings
+from train.stopping import STOPPING, Stopped
 from train.workers import default_signals
-
-
-class Stopped(BaseException):
-    """A signal asked the trainer to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 def main() -> int:
     """Train as TRAIN_* and the plan say; return the exit code."""
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
+    STOPPING.listen()
     try:
         try:
             return run()
@@ -39,7 +30,7 @@ def main() -> int:
         if stopped is None:
             raise
         return tell(stopped)
-    finally:  # from here on nobody would catch what `stop` raises
+    finally:  # from here on nobody would catch what a signal raises
         default_signals()
 
 
@@ -81,11 +72,6 @@ def run() -> int:
 def become_planned() -> NoReturn:
     """Started by hand or by a launcher without a plan: go through the entrypoint, which makes one."""
     os.execv(sys.executable, (sys.executable, "-I", "-m", "entrypoint", "train"))
-
-
-def stop(number: int, _: FrameType | None) -> NoReturn:
-    """Raise where the loop stands, so that everything that is open is closed."""
-    raise Stopped(number)
 
 
 if __name__ == "__main__":

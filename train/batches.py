@@ -35,8 +35,8 @@ class Feed(Protocol):
 
     steps_per_epoch: int
 
-    def train_batches(self, epoch: int) -> Iterator[Batch]:
-        """Yield the epoch's batches; those images that would fill only a part of a batch wait for the next."""
+    def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Yield the epoch's batches from the one of number `first`; images that would fill only a part wait."""
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's share of the test images, each image on exactly one rank."""
@@ -69,12 +69,12 @@ class Sequence:
         """The number of full batches in the split."""
         return self.images // self.settings.batch_size
 
-    def epoch(self, epoch: int) -> Iterator[tuple[Part, ...]]:
-        """Yield this rank's parts of each step."""
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Part, ...]]:
+        """Yield this rank's parts of each step, from the one of number `first` in the epoch."""
         size, seed = self.settings.batch_size, self.settings.seed
         order = epoch_order(self.images, seed, epoch)
         mine = cut(size, self.group.rank, self.group.world_size)
-        for step in range(self.steps_per_epoch):
+        for step in range(first, self.steps_per_epoch):
             rows = order[step * size : (step + 1) * size][mine]
             shifts: Tensor | None = None
             if self.augment:

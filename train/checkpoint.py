@@ -31,7 +31,10 @@ FREE = frozenset(
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after `epoch` epochs and `step` steps; `seconds` is the training time until then."""
+    """The state after `step` steps, `epoch` of the epochs closed; `seconds` is the training time until then.
+
+    `losses` are those of the epoch under way, a number a step.
+    """
 
     epoch: int
     step: int
@@ -39,6 +42,7 @@ class Checkpoint:
     model: Mapping[str, Any]
     optimizer: Mapping[str, Any]
     settings: Mapping[str, Any]
+    losses: tuple[float, ...] = ()
 
 
 def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:

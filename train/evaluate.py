@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -24,27 +24,37 @@ class Score:
 
 
 def evaluate(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], group: Group, precision: str = "fp32"
-) -> Score:
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    group: Group,
+    precision: str = "fp32",
+    stop: Callable[[], bool] = lambda: False,
+) -> Score | None:
     """Return the score of all ranks' batches together, the same on every rank.
 
     Shares may differ in size, and be empty: counts and sums are added up, never means. Statistics such as
     BatchNorm's are taken from rank 0 first, so that every rank judges the same model. top-1 is counted here and
-    not by torchmetrics, whose import takes 6 s; a test holds the two against each other.
+    not by torchmetrics, whose import takes 6 s; a test holds the two against each other. None where `stop` says on any
+    rank that the run is to end.
     """
     group.share_from_leader(list(model.buffers()))
-    totals = torch.zeros(3, dtype=torch.float64, device=group.device)
+    totals = torch.zeros(4, dtype=torch.float64, device=group.device)
     model.eval()
     with torch.inference_mode():
         for images, labels in batches:
+            if stop():
+                totals[3] = 1
+                break
             with computing(precision, group.device):
                 logits = model(images)
             logits = logits.float()
             counted = labels != LEFT_OUT
             right = (logits.argmax(1) == labels) & counted
             loss = cross_entropy(logits, labels, reduction="sum", ignore_index=LEFT_OUT)
-            totals += torch.stack((right.sum(), loss, counted.sum())).to(torch.float64)
+            totals[:3] += torch.stack((right.sum(), loss, counted.sum())).to(torch.float64)
     model.train()
-    right_count, loss_sum, images_count = group.sum(totals).tolist()
+    right_count, loss_sum, images_count, stopped = group.sum(totals).tolist()
+    if stopped:
+        return None
     count = max(1.0, images_count)
     return Score(100 * right_count / count, loss_sum / count, int(images_count))

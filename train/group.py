@@ -25,12 +25,16 @@ TIMEOUT = timedelta(minutes=30)
 
 @dataclass(frozen=True)
 class Group:
-    """All ranks of the job. With one rank no process group exists and every collective is free."""
+    """All ranks of the job. With one rank no process group exists and every collective is free.
+
+    `control` is what numbers on the CPU are exchanged over: Gloo beside another backend, None for the backend itself.
+    """
 
     rank: int
     world_size: int
     local_rank: int
     device: torch.device
+    control: dist.ProcessGroup | None = None
 
     @property
     def leads(self) -> bool:
@@ -72,6 +76,22 @@ class Group:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
+    def vote(self, ballot: bool) -> Callable[[], bool]:
+        """Begin to ask all ranks; what is returned waits for the answer, true on all where any said yes.
+
+        Asked before a step and answered after it, it costs the step nothing.
+        """
+        if self.world_size == 1:
+            return lambda: ballot
+        box = torch.tensor([int(ballot)], dtype=torch.int32)
+        work = dist.all_reduce(box, dist.ReduceOp.MAX, group=self.control, async_op=True)
+
+        def answer() -> bool:
+            work.wait()
+            return bool(box.item())
+
+        return answer
+
     def leave(self) -> None:
         """Destroy the process group, without which a rank can abort in its last breath."""
         if self.world_size > 1 and dist.is_initialized():
@@ -94,7 +114,8 @@ def join(plan: Plan) -> Group:
                 f"rank {rank} of {world_size}: could not meet the others at {where} by {plan.backend}: {cause}",
                 Exit.RENDEZVOUS,
             ) from None
-    return Group(rank, world_size, local_rank, device)
+    beside = world_size > 1 and plan.backend != "gloo"
+    return Group(rank, world_size, local_rank, device, dist.new_group(backend="gloo") if beside else None)
 
 
 @contextmanager

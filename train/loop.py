@@ -26,7 +26,7 @@ from train.settings import TrainSettings
 class Learner:
     """A model with its optimizer, and how far it is; `forward` is the model, wrapped where there are peers.
 
-    `precision` is what it computes in, fp32 or bf16.
+    `precision` is what it computes in, fp32 or bf16; `losses` are those of the epoch under way, a number a step.
     """
 
     model: nn.Module
@@ -37,6 +37,7 @@ class Learner:
     precision: str = "fp32"
     step: int = 0
     seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
     forward: nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,28 +82,40 @@ class Learner:
 Report = Callable[[int, float, float], None]
 
 
-def train_epoch(learner: Learner, feed: Feed, epoch: int, log_interval: int, report: Report) -> float:
-    """Train one epoch and return its mean loss.
+def train_epoch(
+    learner: Learner,
+    feed: Feed,
+    epoch: int,
+    log_interval: int,
+    report: Report,
+    stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Train what is left of an epoch; return whether it was finished, which it is not where `stop` said so on any rank.
 
     Losses stay on the device until a log interval ends; then one collective sums them over the ranks, so that
     the loop never waits for a number in between. `report` gets the step, the interval's mean loss, and images/s.
     Raises `Refused` at the first loss that is not finite.
     """
     pending: list[Tensor] = []
-    all_losses: list[float] = []
+    first = learner.step - epoch * feed.steps_per_epoch
     before = time.perf_counter()
-    for batch in feed.train_batches(epoch):
+    for batch in feed.train_batches(epoch, first):
+        to_stop = learner.group.vote(stop())
         pending.append(learner.learn(batch))
-        if len(pending) < log_interval and len(all_losses) + len(pending) < feed.steps_per_epoch:
+        stopping = to_stop()
+        done = len(learner.losses) + len(pending)
+        if len(pending) < log_interval and done < feed.steps_per_epoch and not stopping:
             continue
         losses = learner.group.sum(torch.stack(pending)).tolist()
         check_finite(losses, learner.step - len(losses))
         now = time.perf_counter()
         report(learner.step, sum(losses) / len(losses), batch.size * len(losses) / (now - before))
         learner.seconds += now - before
-        all_losses += losses
+        learner.losses += losses
         pending, before = [], now
-    return sum(all_losses) / max(1, len(all_losses))
+        if stopping:
+            return False
+    return True
 
 
 def check_finite(losses: list[float], first_step: int) -> None:

@@ -31,9 +31,9 @@ class MemoryFeed:
         self.train = to_device(train, group.device)
         self.test = test
 
-    def train_batches(self, epoch: int) -> Iterator[Batch]:
-        """Yield this rank's share of every full batch of the epoch."""
-        for parts in self.sequence.epoch(epoch):
+    def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Yield this rank's share of every full batch of the epoch, from one on."""
+        for parts in self.sequence.epoch(epoch, first):
             yield Batch(tuple(self.gather(part) for part in parts), self.settings.batch_size)
 
     def gather(self, part: Part) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ from train.files import Listing
 from train.group import Group
 from train.pictures import BadImage, Shape, read_picture
 from train.settings import TrainSettings
-from train.workers import Crew, begin_work
+from train.workers import Crew, begin_work, ignore_signals
 
 EVAL_BATCH = 256
 # ImageNet's means and deviations in bytes: a streamed set is not seen whole before training.
@@ -72,9 +72,9 @@ class StreamFeed:
         self.train, self.test = Pictures(train, shape), Pictures(test, shape)
         self.told: set[str] = set()
 
-    def train_batches(self, epoch: int) -> Iterator[Batch]:
-        """Yield this rank's share of every full batch of the epoch."""
-        steps = list(self.sequence.epoch(epoch))
+    def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Yield this rank's share of every full batch of the epoch, from one on."""
+        steps = list(self.sequence.epoch(epoch, first))
         loaded = self.load(self.train, [part.rows.tolist() for parts in steps for part in parts])
         for parts in steps:
             ready = []
@@ -100,7 +100,7 @@ class StreamFeed:
             batch_size=None,
             sampler=batches,
             num_workers=self.crew.processes,
-            worker_init_fn=partial(begin_work, self.crew.cpus),
+            worker_init_fn=partial(begin_work, self.crew.cpus, signals=ignore_signals),
             pin_memory=self.group.device.type == "cuda",
             **options,
         )

@@ -7,7 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -29,6 +29,7 @@ from train.optim import build_optimizer, lr_schedule, with_ipex
 from train.progress import Progress, build_progress
 from train.record import Recorder
 from train.settings import TrainSettings
+from train.stopping import STOPPING, Preempted
 from train.stream import StreamFeed
 from train.workers import Crew
 
@@ -65,8 +66,9 @@ def train(given: Given[TrainSettings], plan: Plan, started: float) -> None:
     try:
         run = prepare(given, plan, data, group)
         try:
-            score = train_epochs(run)
-            finish(run, score, plan, started)
+            with STOPPING.deferred(worth_saving=settings.checkpoint_every > 0):
+                score = train_epochs(run)
+                finish(run, score, plan, started)
         finally:
             run.progress.close()
     finally:
@@ -122,7 +124,7 @@ def prepare(given: Given[TrainSettings], plan: Plan, data: DataSet, group: Group
     if data.skipped:
         progress.say(f"{len(data.skipped)} pictures left out that cannot be read, first {data.skipped[0]}")
     if start:
-        progress.say(f"going on from {start}, epoch {first_epoch + 1}")
+        progress.say(f"going on from {start}, epoch {first_epoch + 1}, step {learner.step}")
     return Run(settings, group, feed, learner, folder, recorder, progress, first_epoch)
 
 
@@ -138,16 +140,19 @@ def build_feed(data: DataSet, settings: TrainSettings, group: Group, plan: Plan)
 
 
 def resume(learner: Learner, start: Path, settings: TrainSettings) -> int:
-    """Put a checkpoint's state into the learner; return the epoch to go on with."""
+    """Put a checkpoint's state into the learner; return the epoch to go on in."""
     saved = checkpoint.load(start, settings.model_dump(mode="json"))
     learner.model.load_state_dict(dict(saved.model))
     learner.optimizer.load_state_dict(dict(saved.optimizer))
-    learner.step, learner.seconds = saved.step, saved.seconds
+    learner.step, learner.seconds, learner.losses = saved.step, saved.seconds, list(saved.losses)
     return saved.epoch
 
 
 def train_epochs(run: Run) -> Score:
-    """Train the epochs that are left, with evaluation, log and checkpoint after each; return the last score."""
+    """Train what is left, with evaluation, log and checkpoint after each epoch; return the last score.
+
+    Raises `Preempted` where a signal asked any rank to end, with a checkpoint of where all of them stood.
+    """
     score: Score | None = None
     total = run.settings.epochs * run.feed.steps_per_epoch
     for epoch in range(run.first_epoch, run.settings.epochs):
@@ -160,19 +165,39 @@ def train_epochs(run: Run) -> Score:
                 values = {"epoch": round(place, 4), "loss": loss, "images_per_second": round(speed, 1)}
                 run.recorder.line("step", step, {**values, "lr": run.learner.lr(step - 1)})
 
-        loss = train_epoch(run.learner, run.feed, epoch, run.log_interval, report)
-        score = judge(run)
-        close_epoch(run, epoch + 1, loss, score)
-    return score or judge(run)
+        if not train_epoch(run.learner, run.feed, epoch, run.log_interval, report, lambda: STOPPING.asked):
+            preempt(run, epoch)
+        score = judge(run, epoch)
+        close_epoch(run, epoch + 1, score)
+    return score or judge(run, run.settings.epochs)
 
 
-def judge(run: Run) -> Score:
-    """Evaluate the model as it stands."""
-    return evaluate(run.learner.model, run.feed.test_batches(), run.group, run.learner.precision)
+def judge(run: Run, epochs: int) -> Score:
+    """Evaluate the model as it stands, `epochs` of its epochs closed; raises `Preempted` as `train_epochs` does."""
+    score = evaluate(
+        run.learner.model, run.feed.test_batches(), run.group, run.learner.precision, lambda: STOPPING.asked
+    )
+    if score is None:
+        preempt(run, epochs)
+    return score
 
 
-def close_epoch(run: Run, epoch: int, loss: float, score: Score) -> None:
+def preempt(run: Run, epochs: int) -> NoReturn:
+    """Save where all ranks stand and end, to go on from there."""
+    check_weights(run.learner)
+    if run.recorder:
+        save(run, epochs)
+        run.recorder.close()
+    raise Preempted(
+        f"stopped by {STOPPING.name}: step {run.learner.step} is saved in {run.folder / 'checkpoint'};"
+        " run it again with TRAIN_RESUME=auto"
+    )
+
+
+def close_epoch(run: Run, epoch: int, score: Score) -> None:
     """Log a finished epoch and save a checkpoint, unless the weights are no numbers any more."""
+    loss = sum(run.learner.losses) / max(1, len(run.learner.losses))
+    run.learner.losses = []
     run.progress.say(
         f"epoch {epoch}/{run.settings.epochs}  train loss {loss:.4f}  test loss {score.loss:.4f}"
         f"  test accuracy {score.accuracy:.2f} %"
@@ -203,7 +228,7 @@ def check_weights(learner: Learner) -> None:
 
 
 def save(run: Run, epoch: int) -> None:
-    """Save a checkpoint of the run after so many epochs."""
+    """Save a checkpoint of the run, so many of its epochs closed."""
     learner = run.learner
     state: dict[str, Any] = {
         "model": learner.model.state_dict(),
@@ -213,7 +238,7 @@ def save(run: Run, epoch: int) -> None:
     try:
         checkpoint.save(
             run.folder / "checkpoint",
-            Checkpoint(epoch=epoch, step=learner.step, seconds=learner.seconds, **state),
+            Checkpoint(epoch=epoch, step=learner.step, seconds=learner.seconds, losses=tuple(learner.losses), **state),
             run.settings.keep,
         )
     except OSError as error:

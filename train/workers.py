@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 
@@ -26,10 +26,19 @@ def default_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def begin_work(cpus: Iterable[int], *_: object) -> None:
+def ignore_signals() -> None:
+    """Leave SIGTERM to the rank as well: it still wants batches until the step at which all ranks save.
+
+    A worker ends with its loader, or a few seconds after its rank, which it watches.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def begin_work(cpus: Iterable[int], *_: object, signals: Callable[[], None] = default_signals) -> None:
     """Let a forked process run on all of these CPUs, and end quietly.
 
     Where OpenMP's threads are pinned one by one, the rank's main thread is too, and its children inherit its one CPU.
     """
-    default_signals()
+    signals()
     os.sched_setaffinity(0, cpus)

@@ -78,8 +78,8 @@ def test_in_bf16_the_model_computes_in_it_and_weights_and_loss_stay_fp32() -> No
 class TwelveAtATime:
     steps_per_epoch = 7
 
-    def train_batches(self, _epoch: int) -> Iterator[Batch]:
-        for _ in range(self.steps_per_epoch):
+    def train_batches(self, _epoch: int, first: int = 0) -> Iterator[Batch]:
+        for _ in range(first, self.steps_per_epoch):
             yield Batch(((X, Y),), 12)
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -88,12 +88,23 @@ class TwelveAtATime:
 
 def test_an_epoch_reports_each_interval_and_its_rest() -> None:
     one, reports = learner(), []
-    mean = train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
+    assert train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
     assert [step for step, _, _ in reports] == [3, 6, 7]
-    assert mean == pytest.approx((3 * reports[0][1] + 3 * reports[1][1] + reports[2][1]) / 7)
+    assert sum(one.losses) == pytest.approx(3 * reports[0][1] + 3 * reports[1][1] + reports[2][1])
     assert reports[2][1] < reports[0][1]
     assert one.step == 7
     assert one.seconds > 0
+
+
+def test_asked_to_stop_an_epoch_ends_after_the_step_and_goes_on_there() -> None:
+    one, reports = learner(), []
+    assert not train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report), lambda: one.step == 4)
+    assert (one.step, len(one.losses)) == (5, 5)
+    assert train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
+    assert [step for step, _, _ in reports] == [3, 5, 7]
+    straight = learner()
+    train_epoch(straight, TwelveAtATime(), 0, 3, lambda *_: None)
+    assert one.losses == straight.losses
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -8,7 +8,8 @@ import signal
 import pytest
 import torch
 
-from train.__main__ import Stopped, stopped_by
+from train.__main__ import stopped_by
+from train.stopping import Stopped
 
 
 class Interrupted(io.RawIOBase):

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import CORES, PYTHON, Entrypoint, clean_environment, needs_two_cores
+from train.checkpoint import newest
 
 TWO_RANKS = {"LAUNCH_NPROC_PER_NODE": "2"}
 SMALL = {"TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_IMAGES": "640", "TRAIN_SYNTHETIC_SHAPE": "1x8x8"}
@@ -252,12 +253,15 @@ def test_intels_extension_trains_the_same_model_and_resumes(entrypoint: Entrypoi
     assert losses(entrypoint, "ipex")[-1] == pytest.approx(losses(entrypoint, "plain")[-1], rel=1e-3)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "every", "code"), [(signal.SIGTERM, "1", 75), (signal.SIGINT, "1", 75), (signal.SIGTERM, "0", 143)]
+)
 @pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
-def test_a_signal_ends_it_in_one_line_with_its_checkpoints_kept(
-    entrypoint: Entrypoint, number: int, code: int, ranks: dict[str, str]
+def test_a_signal_ends_it_in_one_line_after_a_checkpoint(
+    entrypoint: Entrypoint, number: int, every: str, code: int, ranks: dict[str, str]
 ) -> None:
     env = {**clean_environment(), **SMALL, **ranks, "HOME": str(entrypoint.home), "TRAIN_EPOCHS": "100000"}
+    env["TRAIN_CHECKPOINT_EVERY"] = every
     process = subprocess.Popen(
         [PYTHON, "-m", "entrypoint", "train"],
         cwd=entrypoint.folder,
@@ -275,7 +279,35 @@ def test_a_signal_ends_it_in_one_line_with_its_checkpoints_kept(
     assert process.returncode == code
     assert "Traceback" not in err
     assert f"stopped by {signal.Signals(number).name}" in err
-    assert list((entrypoint.folder / "runs/latest/checkpoint").glob("step-*.pt"))
+    assert code != 75 or len(err.splitlines()) == 1
+    assert bool(list((entrypoint.folder / "runs/latest/checkpoint").glob("step-*.pt"))) is (code == 75)
+
+
+@pytest.mark.parametrize("feed", ["memory", "stream"])
+@pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
+def test_preempted_amid_an_epoch_it_goes_on_with_the_very_next_step(
+    entrypoint: Entrypoint, pictures: Path, feed: str, ranks: dict[str, str]
+) -> None:
+    env = {
+        **SMALL, **ranks, "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(pictures), "TRAIN_FEED": feed,
+        "TRAIN_BATCH_SIZE": "2", "TRAIN_EPOCHS": "3", "TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_LOG_INTERVAL": "1",
+    }  # fmt: skip
+    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "straight"})
+    stopping = {**clean_environment(), **env, "HOME": str(entrypoint.home), "TRAIN_RUN_NAME": "stopped"}
+    process = subprocess.Popen(
+        [PYTHON, "-m", "entrypoint", "train"], cwd=entrypoint.folder, env=stopping, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("epoch 2/3  step 15/"):
+            process.send_signal(signal.SIGTERM)
+            break
+    process.communicate(timeout=60)
+    assert process.returncode == 75
+    stopped_at = torch.load(newest(entrypoint.folder / "runs/stopped/checkpoint"), weights_only=True)["step"]
+    assert 15 <= stopped_at < 36
+    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "stopped", "TRAIN_RESUME": "auto"})
+    assert losses(entrypoint, "stopped") == losses(entrypoint, "straight")
 
 
 def test_a_terminal_gets_a_bar(entrypoint: Entrypoint) -> None:

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# project.sh cpu-intel|cuda: installs this project over its wheels, with its tests, the bill of materials and what
+# the image says of itself. From the environment: REVISION, and WITH_ONECCL for cpu-intel.
+set -euo pipefail
+umask 022
+image=$1
+here=$(cd "$(dirname "$0")/../.." && pwd)
+venv=/opt/venv
+ours=/opt/reference-training
+export UV_NO_CACHE=1 UV_LINK_MODE=copy
+
+# setuptools writes beside what it builds.
+source=$(mktemp -d)
+cp -r "$here"/{pyproject.toml,README.md,entrypoint,train} "$source"
+/opt/tools/bin/uv build --quiet --wheel --no-build-isolation --offline --python "$venv/bin/python" --out-dir "$source/wheel" "$source"
+/opt/tools/bin/uv pip install --quiet --python "$venv/bin/python" --no-deps --no-index "$source"/wheel/*.whl
+# These say where and when it was built.
+rm -rf "$venv"/lib/python3.11/site-packages/reference_training-*.dist-info/{direct_url.json,uv_cache.json}
+sed -i '/direct_url.json\|uv_cache.json/d' "$venv"/lib/python3.11/site-packages/reference_training-*.dist-info/RECORD
+cp "$here/containers/entrypoint.pth" "$venv/lib/python3.11/site-packages/"
+
+mkdir -p "$ours"
+cp -r "$here/pyproject.toml" "$here/tests" "$ours/"
+rm -rf "$ours/tests/containers"
+cp "$here/containers/environment.sh" "$ours/"
+find "$ours" "$venv/lib/python3.11/site-packages"/{entrypoint,train} -name __pycache__ -prune -exec rm -rf {} +
+"$venv/bin/python" -m compileall -q --invalidation-mode unchecked-hash \
+  "$venv/lib/python3.11/site-packages"/{entrypoint,train} "$ours/tests"
+PYTHONPATH=/opt/tools PYTHONDONTWRITEBYTECODE=1 python3.11 "$here/containers/steps/sbom.py" "$image" "$venv" >"$ours/sbom.json"
+case $image/${WITH_ONECCL:-1} in
+  cuda/*) oneccl="not for CUDA" ;;
+  */1) oneccl=installed ;;
+  *) oneccl="left out (WITH_ONECCL=0)" ;;
+esac
+printf '{"name": "%s", "revision": "%s", "oneccl": "%s"}\n' "$image" "${REVISION:-unknown}" "$oneccl" >"$ours/image.json"
+# Any UID may train here where nothing is bound.
+mkdir -p /workspace
+chmod 1777 /workspace
+rm -rf "$source"
