@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # What every program in an Apptainer image finds, the entrypoint's and any other: /opt/reference-training's own
 # packages and nothing of the host's, which Apptainer passes in. What is meant for the image goes in by
 # `apptainer exec --env NAME=VALUE`, which comes after this.

@@ -4,6 +4,7 @@
 # Fills the array `torch` with the arguments of uv that install torch, and `torch_build` with its name: cpu is
 # PyTorch's own CPU build (0.2 GB), pypi the package index's CUDA build (3 GB to fetch), auto the first that is
 # to be had. Reads the array `uv`.
+# shellcheck disable=SC2034,SC2154  # `uv` is the caller's, `torch` is for the caller
 choose_torch() { # FOLDER auto|cpu|pypi PYTHON
   local folder=$1 asked=$2 python=$3
   torch_build=$asked
