@@ -179,5 +179,6 @@ def decide_backend(question: Question, device: str, nproc: int) -> Decision:
     if question.backend_problem:
         raise Refused(f"{question.settings.source['backend']}: {question.backend_problem}", Exit.MACHINE)
     backend = ("nccl" if device == "cuda" else "gloo") if asked == "auto" else asked
-    alone = "; unused by a single rank" if nproc == 1 and question.job.world_size == 1 else ""
+    ranks = max(question.job.world_size, nproc * question.settings.values.nnodes)
+    alone = "; unused by a single rank" if ranks == 1 else ""
     return Decision("backend", backend, question.why("backend", f"the one for {device}{alone}"))

@@ -30,7 +30,7 @@ def decide_environment(
     if len({rank.threads for rank in ranks}) == 1:
         wanted["OMP_NUM_THREADS"] = (str(ranks[0].threads), "")
     wanted |= {**runtime, **cuda_variables(question, devices)}
-    if len(ranks) > 1 and question.job.on_one_node:
+    if len(ranks) > 1 and question.job.on_one_node and question.settings.values.nnodes == 1:
         wanted["GLOO_SOCKET_IFNAME"] = ("lo", "all ranks are on this node, whatever its name resolves to")
     if question.machine.surroundings.container == "Apptainer" and not question.machine.surroundings.image:
         wanted["PYTHONNOUSERSITE"] = ("1", "~/.local is the host's: its packages are kept out of the image's")

@@ -65,6 +65,9 @@ class Plan:
     node: str = ""
     map: tuple[str, ...] = ()
     training: Mapping[str, Any] = field(default_factory=dict)
+    node_rank: int = 0
+    rendezvous_timeout_s: int = 1800
+    fail_timeout_s: int = 1800
 
     def with_training(
         self, training: Mapping[str, Any], decisions: tuple[Decision, ...], warnings: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ def make_plan(question: Question) -> Plan:
     Raises `Refused` for what the machine cannot do (exit 3) and for settings that contradict (exit 2).
     """
     values, warnings = question.settings.values, heed(fast_checks(question))
+    nodes = decide_nodes(question)
     devices = decide_devices(question)
     binding = decide_binding(question, devices)
     backend = decide_backend(question, devices.device, devices.nproc)
@@ -30,7 +31,7 @@ def make_plan(question: Question) -> Plan:
         launcher=launcher,
         backend=backend.value,
         device=devices.device,
-        nnodes=1,
+        nnodes=values.nnodes,
         nproc_per_node=devices.nproc,
         ranks=binding.ranks,
         environment=environment,
@@ -41,6 +42,7 @@ def make_plan(question: Question) -> Plan:
         program=question.program,
         command=command(question, launcher, devices.nproc),
         decisions=(
+            *nodes,
             *devices.decisions,
             *binding.decisions,
             backend,
@@ -50,8 +52,34 @@ def make_plan(question: Question) -> Plan:
         ),
         warnings=warnings + devices.warnings + binding.warnings + runtime.warnings + leaks(question),
         node=describe_node(question.machine),
+        node_rank=values.node_rank,
+        rendezvous_timeout_s=values.rendezvous_timeout_s,
+        fail_timeout_s=(60 if values.nnodes > 1 or not question.job.on_one_node else 1800)
+        if values.fail_timeout_s == "auto"
+        else values.fail_timeout_s,
         map=core_map(question.machine, binding.ranks),
     )
+
+
+def decide_nodes(question: Question) -> tuple[Decision, ...]:
+    """Tell this node's place; refuses one that cannot be, or that a launcher has given already."""
+    values, job = question.settings.values, question.job
+    if values.nnodes == 1 and not values.node_rank:
+        return ()
+    if job.launcher:
+        raise Refused(
+            f"LAUNCH_NNODES={values.nnodes}: {job.launcher} has started this process and says where it stands; unset it"
+        )
+    if values.node_rank >= values.nnodes:
+        raise Refused(
+            f"LAUNCH_NODE_RANK={values.node_rank}: there are LAUNCH_NNODES={values.nnodes} nodes, counted from 0"
+        )
+    if not question.environ.get("MASTER_ADDR"):
+        raise Refused(
+            f"LAUNCH_NNODES={values.nnodes}: needs MASTER_ADDR, the name or address of the node of LAUNCH_NODE_RANK=0"
+        )
+    why = f"(yours) {question.settings.source['nnodes']}, this is number {values.node_rank}"
+    return (Decision("nodes", str(values.nnodes), why),)
 
 
 def heed(checks: tuple[Check, ...]) -> tuple[str, ...]:
@@ -67,6 +95,10 @@ def decide_launcher(question: Question, nproc: int) -> tuple[str, Decision]:
     job = question.job
     if job.launcher:
         return "rank", Decision("launcher", "rank", f"this is rank {job.rank} of {job.world_size} by {job.launcher}")
+    nnodes = question.settings.values.nnodes
+    if nnodes > 1:
+        why = f"starts and watches this node's ranks, {nproc} of {nproc * nnodes}; the others' meet them at MASTER_ADDR"
+        return "torchrun", Decision("launcher", "torchrun", why)
     if nproc == 1:
         return "direct", Decision("launcher", "direct", "one rank needs none, and torchrun would cost seconds")
     return "torchrun", Decision("launcher", "torchrun", f"starts and watches {nproc} ranks on this node")

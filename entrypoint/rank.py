@@ -7,12 +7,21 @@ import socket
 import sys
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NoReturn
 
 from entrypoint.errors import Exit, Refused
 from entrypoint.job import Job
+from entrypoint.meeting import meeting_variables
 from entrypoint.plan import VARIABLE, Plan, Rank
 from entrypoint.topology import format_cpu_list
+
+# What a person has said of the job's master, while torchrun's agent says its own to the ranks of one node.
+KEPT = "ENTRYPOINT_"
+
+
+# Names of variables that `launch` has set for torchrun's agent alone.
+AGENTS_OWN = "ENTRYPOINT_AGENTS_OWN"
 
 
 def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn:
@@ -23,10 +32,24 @@ def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn
     if job.local_rank >= len(plan.ranks):
         raise Refused(f"local rank {job.local_rank}: the plan has {len(plan.ranks)} ranks on this node; start as many")
     rank = plan.ranks[job.local_rank]
+    if plan.nnodes > 1:
+        job = among_nodes(plan, job)
     environment = rank_environment(plan, rank, job, environ)
+    if plan.nnodes > 1:
+        environment |= meeting_variables(environment, plan.rendezvous_timeout_s)
     if plan.bind != "none":
         bind(rank, plan.memory_policy)
     replace_process(plan.program.argv, environment)
+
+
+def among_nodes(plan: Plan, job: Job) -> Job:
+    """Return a rank's place in the whole job; each node's agent knows only its own ranks.
+
+    Agents do not meet: what they would share they could lose, and of two that are cut off from each other each would
+    hang for minutes. Every node starts the same number of ranks.
+    """
+    size = plan.nproc_per_node
+    return replace(job, rank=plan.node_rank * size + job.local_rank, world_size=plan.nnodes * size, id="")
 
 
 def replace_process(argv: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
@@ -38,6 +61,8 @@ def replace_process(argv: tuple[str, ...], environment: Mapping[str, str]) -> No
 
 def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of one rank; what a person has set wins."""
+    agents = {AGENTS_OWN, *environ.get(AGENTS_OWN, "").split(",")}
+    environ = {name: value for name, value in environ.items() if name not in agents}
     environment = {**environ, **plan.environment, VARIABLE: plan.to_variable()}
     if "OMP_NUM_THREADS" not in plan.yours:
         environment["OMP_NUM_THREADS"] = str(rank.threads)
@@ -47,6 +72,11 @@ def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str
         "LOCAL_RANK": str(job.local_rank),
         "LOCAL_WORLD_SIZE": str(job.local_world_size),
     }
+    if plan.nnodes > 1:  # this node's agent has set its own; `launch` keeps the person's for us
+        environment |= {name: environ.get(KEPT + name, "") for name in ("MASTER_ADDR", "MASTER_PORT")}
+        environment |= {"GROUP_RANK": str(plan.node_rank), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+        if plan.program.kind == "train":  # a page of c10d's where names do not resolve back; ours says what matters
+            environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if plan.preload:
         own = environment.get("LD_PRELOAD", "")
         environment["LD_PRELOAD"] = ":".join((*plan.preload, *([own] if own else [])))

@@ -21,6 +21,18 @@ class LaunchSettings(Settings):
     nproc_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field(
         "auto", description="Ranks on this node: auto is one a GPU, on CPU one a NUMA node."
     )
+    nnodes: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        1, description="Nodes of the job, where no scheduler says it: start the same command on each."
+    )
+    node_rank: Annotated[int, Field(ge=0, lt=100_000)] = Field(
+        0, description="This node's number among them, from 0; MASTER_ADDR names number 0 on all."
+    )
+    rendezvous_timeout_s: Annotated[int, Field(ge=1, le=86_400)] = Field(
+        1800, description="How long ranks wait for each other at the start."
+    )
+    fail_timeout_s: Literal["auto"] | Annotated[int, Field(ge=1, le=86_400)] = Field(
+        "auto", description="How long an exchange between ranks may stall: auto is 60 over nodes, 1800 on one."
+    )
     gpus: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         "auto",
         description="How many GPUs to use, a rank each, the best connected ones: auto is all visible ones."

@@ -56,16 +56,9 @@ def run() -> int:
         become_planned()
     plan = Plan.from_variable(text)
     given = read_train_settings(os.environ, {})
-    from train.group import as_lost_peer
     from train.trainer import train
 
-    try:
-        train(given, plan, float(os.environ.get("ENTRYPOINT_STARTED", time.time())))
-    except RuntimeError as error:
-        lost = as_lost_peer(error, int(os.environ["RANK"]))
-        if lost is None:
-            raise
-        raise lost from None
+    train(given, plan, float(os.environ.get("ENTRYPOINT_STARTED", time.time())))
     return Exit.DONE
 
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -14,20 +14,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from entrypoint.errors import Exit, LostPeer, Refused
+from entrypoint.errors import Exit, Refused
 from entrypoint.plan import Plan
+from train.peers import Peer, introduce, meet
 
 T = TypeVar("T")
-
-# Until the failure detection of many nodes exists: long enough for one rank to decode a data set alone.
-TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
 class Group:
     """All ranks of the job. With one rank no process group exists and every collective is free.
 
-    `control` is what numbers on the CPU are exchanged over: Gloo beside another backend, None for the backend itself.
+    `peers` are all of its ranks; `control` is what numbers on the CPU are exchanged over: Gloo beside another
+    backend, None for the backend itself.
     """
 
     rank: int
@@ -35,6 +34,7 @@ class Group:
     local_rank: int
     device: torch.device
     control: dist.ProcessGroup | None = None
+    peers: tuple[Peer, ...] = ()
 
     @property
     def leads(self) -> bool:
@@ -103,10 +103,12 @@ def join(plan: Plan) -> Group:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank = int(os.environ["LOCAL_RANK"])
     device = choose_device(plan, local_rank)
+    limit = timedelta(seconds=plan.fail_timeout_s)
     if world_size > 1:
         try:
+            store = meet(rank, world_size, plan.rendezvous_timeout_s)
             with quiet_stdout():
-                dist.init_process_group(plan.backend, timeout=TIMEOUT, rank=rank, world_size=world_size)
+                dist.init_process_group(plan.backend, timeout=limit, store=store, rank=rank, world_size=world_size)
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             cause = (str(error).splitlines() or [""])[0]
@@ -115,7 +117,11 @@ def join(plan: Plan) -> Group:
                 Exit.RENDEZVOUS,
             ) from None
     beside = world_size > 1 and plan.backend != "gloo"
-    return Group(rank, world_size, local_rank, device, dist.new_group(backend="gloo") if beside else None)
+    control = dist.new_group(backend="gloo", timeout=limit) if beside else None
+    group = Group(rank, world_size, local_rank, device, control)
+    if world_size > 1:
+        group = replace(group, peers=tuple(group.from_all(introduce(rank))))
+    return group
 
 
 @contextmanager
@@ -145,12 +151,3 @@ def choose_device(plan: Plan, local_rank: int) -> torch.device:
     device = torch.device("cuda", plan.ranks[local_rank].gpu or 0)
     torch.cuda.set_device(device)
     return device
-
-
-def as_lost_peer(error: RuntimeError, rank: int) -> LostPeer | None:
-    """Return the refusal that a collective's failure stands for, None for any other error."""
-    text = str(error)
-    from_backend = isinstance(error, dist.DistBackendError) or "gloo" in text.lower()
-    if not from_backend and "Connection closed by peer" not in text:
-        return None
-    return LostPeer(f"rank {rank}: lost another rank while exchanging data: {text.splitlines()[0]}")

@@ -26,6 +26,7 @@ from train.loop import Learner, train_epoch
 from train.memory import MemoryFeed
 from train.models import build_model, count_parameters
 from train.optim import build_optimizer, lr_schedule, with_ipex
+from train.peers import naming_the_lost
 from train.progress import Progress, build_progress
 from train.record import Recorder
 from train.settings import TrainSettings
@@ -64,13 +65,14 @@ def train(given: Given[TrainSettings], plan: Plan, started: float) -> None:
     data = load_data(settings, plan)
     group = join(plan)
     try:
-        run = prepare(given, plan, data, group)
-        try:
-            with STOPPING.deferred(worth_saving=settings.checkpoint_every > 0):
-                score = train_epochs(run)
-                finish(run, score, plan, started)
-        finally:
-            run.progress.close()
+        with naming_the_lost(group.rank, group.peers):
+            run = prepare(given, plan, data, group)
+            try:
+                with STOPPING.deferred(worth_saving=settings.checkpoint_every > 0):
+                    score = train_epochs(run)
+                    finish(run, score, plan, started)
+            finally:
+                run.progress.close()
     finally:
         group.leave()
 
@@ -111,15 +113,19 @@ def prepare(given: Given[TrainSettings], plan: Plan, data: DataSet, group: Group
     schedule = lr_schedule(settings, total_steps)
     learner = Learner(model, optimizer, schedule, settings, group, plan.training["precision"])
     folder, start = group.from_leader(lambda: runfolder.open_folder(settings))
-    first_epoch = resume(learner, start, settings) if start else 0
-    ranks = group.from_all(observe(plan))
+    wanted = settings.model_dump(mode="json")
+    # Read once and sent on: the folder may lie on the first node's own disk.
+    first_epoch = resume(learner, group.from_leader(lambda: checkpoint.load(start, wanted))) if start else 0
+    seen = observe(plan)
+    ranks = group.from_all(seen)
+    surprises = group.from_all(mismatches(plan, seen))  # each against the plan of its own node
     recorder: Recorder | None = None
     if group.leads:
         runfolder.write_provenance(folder, given, plan, os.environ)
         runfolder.write_ranks(folder, ranks)
         recorder = Recorder(folder, tensorboard=settings.tensorboard)
     progress = build_progress(settings, total_steps, leads=group.leads)
-    for line in (line for rank in ranks for line in mismatches(plan, rank)):
+    for line in (line for lines in surprises for line in lines):
         progress.say(f"warning: {line}")
     if data.skipped:
         progress.say(f"{len(data.skipped)} pictures left out that cannot be read, first {data.skipped[0]}")
@@ -139,9 +145,8 @@ def build_feed(data: DataSet, settings: TrainSettings, group: Group, plan: Plan)
     return StreamFeed((data.train, data.test), data.shape, settings, group, crew)
 
 
-def resume(learner: Learner, start: Path, settings: TrainSettings) -> int:
+def resume(learner: Learner, saved: Checkpoint) -> int:
     """Put a checkpoint's state into the learner; return the epoch to go on in."""
-    saved = checkpoint.load(start, settings.model_dump(mode="json"))
     learner.model.load_state_dict(dict(saved.model))
     learner.optimizer.load_state_dict(dict(saved.optimizer))
     learner.step, learner.seconds, learner.losses = saved.step, saved.seconds, list(saved.losses)
