@@ -1,6 +1,6 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help train test fuzz check plan bench-launch lock clean
+.PHONY: help train test fuzz check plan bench-launch lock clean images sif-cpu-intel sif-cuda image-report image-compare
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/cpu-intel/*.txt)
@@ -26,6 +26,19 @@ check: $(VENV)/installed ## format, lint, types, shell scripts, Dockerfiles
 
 bench-launch: $(VENV)/installed ## time from the command to a script's first line, against peers
 	@$(BIN)/python benchmarks/launch.py
+
+images: ## build both Docker images (ONECCL_INDEX=… takes oneCCL in, TORCH_BUILD=cpu|pypi chooses torch)
+	@bash containers/build.sh docker cpu-intel
+	@bash containers/build.sh docker cuda
+
+sif-cpu-intel sif-cuda: sif-%: ## build sif/NAME.sif with Apptainer
+	@bash containers/build.sh sif $*
+
+image-report: $(VENV)/installed ## sizes and start times of the images, beside the virtual environment
+	@$(BIN)/python benchmarks/images.py
+
+image-compare: ## build cpu-intel twice without a cache, and tell which files differ
+	@bash containers/compare.sh cpu-intel
 
 lock: $(VENV)/installed ## resolve containers/*.in anew into locked requirements
 	@UV=$(abspath $(VENV))/tools/bin/uv bash containers/lock.sh

@@ -75,8 +75,9 @@ def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str
     if plan.nnodes > 1:  # this node's agent has set its own; `launch` keeps the person's for us
         environment |= {name: environ.get(KEPT + name, "") for name in ("MASTER_ADDR", "MASTER_PORT")}
         environment |= {"GROUP_RANK": str(plan.node_rank), "TORCHELASTIC_USE_AGENT_STORE": "False"}
-        if plan.program.kind == "train":  # a page of c10d's where names do not resolve back; ours says what matters
-            environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if job.world_size > 1 and plan.program.kind == "train":
+        # c10d warns at length of names that do not resolve back; what matters, the trainer says itself.
+        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if plan.preload:
         own = environment.get("LD_PRELOAD", "")
         environment["LD_PRELOAD"] = ":".join((*plan.preload, *([own] if own else [])))

@@ -11,6 +11,8 @@ export UV_NO_CACHE=1 UV_LINK_MODE=copy
 
 # setuptools writes beside what it builds.
 source=$(mktemp -d)
+trap 'rm -rf "$source"' EXIT
+export TMPDIR=$source
 cp -r "$here"/{pyproject.toml,README.md,entrypoint,train} "$source"
 /opt/tools/bin/uv build --quiet --wheel --no-build-isolation --offline --python "$venv/bin/python" --out-dir "$source/wheel" "$source"
 /opt/tools/bin/uv pip install --quiet --python "$venv/bin/python" --no-deps --no-index "$source"/wheel/*.whl
@@ -20,7 +22,7 @@ sed -i '/direct_url.json\|uv_cache.json/d' "$venv"/lib/python3.11/site-packages/
 cp "$here/containers/entrypoint.pth" "$venv/lib/python3.11/site-packages/"
 
 mkdir -p "$ours"
-cp -r "$here/pyproject.toml" "$here/tests" "$ours/"
+cp -r "$here"/{pyproject.toml,README.md,tests} "$ours/"
 rm -rf "$ours/tests/containers"
 cp "$here/containers/environment.sh" "$ours/"
 find "$ours" "$venv/lib/python3.11/site-packages"/{entrypoint,train} -name __pycache__ -prune -exec rm -rf {} +
@@ -36,4 +38,4 @@ printf '{"name": "%s", "revision": "%s", "oneccl": "%s"}\n' "$image" "${REVISION
 # Any UID may train here where nothing is bound.
 mkdir -p /workspace
 chmod 1777 /workspace
-rm -rf "$source"
+rm -f "$venv/.lock"

@@ -5,6 +5,7 @@ The same packages give the same bytes: it holds no time, and its serial number i
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -66,8 +67,9 @@ def main(image: str, venv: str) -> None:
     )
     content = "\n".join(str(part.bom_ref) for part in parts)
     bom.serial_number = uuid5(NAMESPACE_URL, content)
-    text = JsonV1Dot6(bom).output_as_string(indent=2)
-    print(re.sub(r'\n *"timestamp": "[^"]*",?', "", text))
+    made = json.loads(JsonV1Dot6(bom).output_as_string())
+    del made["metadata"]["timestamp"]
+    print(json.dumps(made, indent=1))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,10 @@ umask 022
 image=$1
 here=$(cd "$(dirname "$0")/.." && pwd)
 venv=/opt/venv
+if [[ $image == cpu-intel && ${WITH_ONECCL:-1} == 1 && -z ${ONECCL_INDEX:-} ]]; then
+  echo "wheels.sh: WITH_ONECCL=1 needs ONECCL_INDEX, Intel's wheel index for oneccl-bind-pt; or set WITH_ONECCL=0" >&2
+  exit 2
+fi
 # What a site's own certificate authority signs is trusted where the base image trusts it.
 export UV_NO_CACHE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
 /opt/tools/bin/uv venv --quiet --python /usr/bin/python3.11 "$venv"
@@ -15,10 +19,6 @@ to=(--quiet --python "$venv/bin/python")
 if [[ $image == cuda ]]; then
   "${uv[@]}" sync "${to[@]}" --require-hashes "$here/cuda/requirements.txt"
 else
-  if [[ ${WITH_ONECCL:-1} == 1 && -z ${ONECCL_INDEX:-} ]]; then
-    echo "wheels.sh: WITH_ONECCL=1 needs ONECCL_INDEX, Intel's wheel index for oneccl-bind-pt; or set WITH_ONECCL=0" >&2
-    exit 2
-  fi
   # shellcheck source=containers/torch.sh
   . "$here/torch.sh"
   choose_torch "$here/cpu-intel" "${TORCH_BUILD:-auto}" "$venv/bin/python"
@@ -37,3 +37,4 @@ done
 # Compiled files that hold no times: the same in every build, and not looked at again before each import. Some
 # packages carry templates that are no Python, which compileall counts as failures.
 "$venv/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$venv/lib" >/dev/null || true
+rm -f "$venv/.lock"

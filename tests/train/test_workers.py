@@ -14,10 +14,10 @@ from tests.conftest import PYTHON
 # A forked worker of a parent that answers SIGTERM with an exception, as the trainer does.
 FORK = """
     import os, signal, sys, time
-    from train.__main__ import stop
+    from train.stopping import STOPPING
     from train.workers import default_signals
 
-    signal.signal(signal.SIGTERM, stop)
+    STOPPING.listen()
     child = os.fork()
     if child == 0:
         if sys.argv[1] == "undo":

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# build.sh docker|sif cpu-intel|cuda: builds an image from this checkout, labelled with its revision.
+#   docker   reference-training:NAME, from containers/NAME/Dockerfile
+#   sif      $SIFS/NAME.sif (default: sif/), from containers/NAME/apptainer.def
+# From the environment: ONECCL_INDEX (taken in where it is set), TORCH_BUILD, APPTAINER (the command), MKSQUASHFS
+# (its arguments), and BOOTSTRAP=docker-daemon to take the base image from the local engine.
+set -euo pipefail
+kind=$1 image=$2
+cd "$(dirname "$0")/.."
+revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
+[[ -z $(git status --porcelain -- containers entrypoint train tests pyproject.toml README.md 2>/dev/null) ]] || revision+=-dirty
+source=$(git config --get remote.origin.url || true)
+[[ $source == *://* ]] || source=unknown # a folder of this machine is nobody else's source
+args=(--build-arg "REVISION=$revision" --build-arg "SOURCE=$source")
+if [[ $image == cpu-intel ]]; then
+  args+=(--build-arg "TORCH_BUILD=${TORCH_BUILD:-auto}" --build-arg "WITH_ONECCL=$([[ -n ${ONECCL_INDEX:-} ]] && echo 1 || echo 0)")
+  args+=(--build-arg "ONECCL_INDEX=${ONECCL_INDEX:-}")
+fi
+
+if [[ $kind == docker ]]; then
+  export DOCKER_BUILDKIT=1
+  docker build --file "containers/$image/Dockerfile" --tag "reference-training:$image" "${args[@]}" "${@:3}" .
+else
+  sifs=${SIFS:-sif}
+  mkdir -p "$sifs"
+  definition=containers/$image/apptainer.def
+  if [[ -n ${BOOTSTRAP:-} ]]; then
+    sed "s/^Bootstrap: docker$/Bootstrap: $BOOTSTRAP/" "$definition" >"$sifs/$image.def"
+    definition=$sifs/$image.def
+  fi
+  read -ra command <<<"${APPTAINER:-apptainer}"
+  "${command[@]}" build --force ${MKSQUASHFS:+--mksquashfs-args "$MKSQUASHFS"} "${args[@]}" "$sifs/$image.sif" "$definition"
+fi

@@ -1,0 +1,156 @@
+"""The same images as SIFs, under a real Apptainer and as an ordinary user: what the host passes in stays out."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment, script
+from tests.containers.conftest import IMAGES, Apptainer
+
+pytestmark = pytest.mark.apptainer
+
+SHORT = {"TRAIN_EPOCHS": "1", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1"}
+POISON = "raise SystemExit('the host leaked in')\n"
+
+
+@pytest.fixture
+def place(apptainer: Apptainer) -> Path:
+    """A new folder below the work folder, as the tests see it; all may write to it."""
+    folder = apptainer.work / f"test-{os.getpid()}-{time.monotonic_ns()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+def inside(apptainer: Apptainer, path: Path) -> str:
+    """Return a path below the work folder as Apptainer sees it."""
+    return f"{apptainer.sifs}/{path.relative_to(apptainer.work)}"
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_run_is_what_docker_run_is(apptainer: Apptainer, place: Path, image: str) -> None:
+    here = ("--pwd", inside(apptainer, place))
+    trained = apptainer("run", image, options=here)
+    assert trained.code == 0, trained.err
+    accuracy = re.search(r"test accuracy +([\d.]+) %", trained.out)
+    assert accuracy
+    assert float(accuracy[1]) >= 97
+    assert {path.lstat().st_uid for path in (place / "runs").rglob("*")} == {place_owner(apptainer)}
+    script(place, "x.py", "import sys, torch; print(torch.get_num_threads(), sys.argv[1:])")
+    assert apptainer("run", image, "run", "x.py", "-v", options=here).out == f"{os.cpu_count()} ['-v']\n"
+    assert apptainer("run", image, "plan").out.startswith("plan: ")
+    assert apptainer("run", image, "bash", "-c", "echo $0").out == "/usr/bin/bash\n"
+
+
+def place_owner(apptainer: Apptainer) -> int:
+    """Return the user that Apptainer runs as."""
+    return int(apptainer("exec", "cpu-intel", "id", "-u").out)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_exec_nv_runs_the_entrypoint_and_a_bare_script_alike(apptainer: Apptainer, place: Path, image: str) -> None:
+    script(place, "x.py", "import os, sys, torch; print(sys.prefix, torch.get_num_threads(), os.environ['PATH'])")
+    here = ("--nv", "--pwd", inside(apptainer, place))
+    bare = apptainer("exec", image, "python", "x.py", options=here)
+    assert bare.out.startswith(f"/opt/venv {os.cpu_count()} /opt/venv/bin:"), bare.err
+    planned = apptainer("exec", image, "entrypoint", "run", "x.py", options=here)
+    assert (planned.code, planned.out) == (0, bare.out)
+
+
+@pytest.mark.parametrize("verb", [("exec", "python", "x.py"), ("run", "run", "x.py")])
+def test_a_poisoned_home_and_environment_leak_nothing(apptainer: Apptainer, place: Path, verb: tuple[str, ...]) -> None:
+    packages = place / "home/.local/lib/python3.11/site-packages"
+    packages.mkdir(parents=True)
+    poison = place / "poison"
+    poison.mkdir()
+    for name in ("torch", "numpy", "entrypoint", "sitecustomize"):
+        (packages / f"{name}.py").write_text(POISON)
+        (poison / f"{name}.py").write_text(POISON)
+    (packages / "evil.pth").write_text("import sys; sys.exit('the host leaked in')\n")
+    script(place, "x.py", "import torch, numpy, os; print(torch.__file__, os.environ.get('LD_LIBRARY_PATH'))")
+    result = apptainer(
+        verb[0],
+        "cpu-intel",
+        *verb[1:],
+        options=("--home", f"{inside(apptainer, place)}/home", "--pwd", inside(apptainer, place)),
+        PYTHONPATH=inside(apptainer, poison),
+        PYTHONHOME=inside(apptainer, poison),
+        PYTHONSTARTUP=f"{inside(apptainer, poison)}/torch.py",
+        LD_LIBRARY_PATH=inside(apptainer, poison),
+        LD_PRELOAD="/nowhere/libbroken.so",
+    )
+    assert result.code == 0, result.err
+    expected = "/opt/venv/lib/python3.11/site-packages/torch/__init__.py /.singularity.d/libs\n"
+    assert result.out == expected
+    # The host's own programs complain of the preload before the container begins, the container's do not.
+    assert result.err.count("libbroken.so") == apptainer(
+        "exec", "cpu-intel", "true", LD_PRELOAD="/nowhere/libbroken.so"
+    ).err.count("libbroken.so")
+
+
+def test_what_is_meant_for_the_image_goes_in_by_env(apptainer: Apptainer, place: Path) -> None:
+    script(place, "mine.py", "print('mine')")
+    options = ("--env", f"PYTHONPATH={inside(apptainer, place)}")
+    assert apptainer("exec", "cpu-intel", "python", "-c", "import mine", options=options).out == "mine\n"
+
+
+def test_a_home_to_read_only_will_do(apptainer: Apptainer, place: Path) -> None:
+    (place / "out").mkdir()
+    (place / "out").chmod(0o777)
+    options = (
+        "--no-home",
+        "--bind",
+        f"{inside(apptainer, place)}/out:/out",
+        "--pwd",
+        "/out",
+        "--env",
+        "HOME=/usr/share",
+    )
+    result = apptainer("run", "cpu-intel", options=options, **SHORT)
+    assert (result.code, result.err) == (0, "")
+    assert (place / "out/runs/latest/summary.json").exists()
+
+
+def test_scancels_signal_saves_and_ends_with_75(apptainer: Apptainer, place: Path) -> None:
+    command = (*apptainer.command, "--quiet", "run", "--pwd", inside(apptainer, place), apptainer.sif("cpu-intel"))
+    process = subprocess.Popen(
+        command,
+        env={**clean_environment(), **SHORT, "TRAIN_EPOCHS": "100000", "TRAIN_RUN_NAME": "long"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("epoch 3/"):
+            break
+    os.killpg(process.pid, signal.SIGTERM)  # as Slurm does: every process of the step gets it
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 75, err
+    assert err.splitlines()[-1].startswith("entrypoint: preempted: stopped by SIGTERM: step ")
+    result = apptainer(
+        "run",
+        "cpu-intel",
+        options=("--pwd", inside(apptainer, place)),
+        **{**SHORT, "TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "long", "TRAIN_RESUME": "auto"},
+    )
+    assert "TRAIN_EPOCHS was 100000, is 1" in result.err, "and the checkpoint is the run's own"
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_nv_without_a_driver_is_one_line_and_on_auto_the_cpu(apptainer: Apptainer, place: Path, image: str) -> None:
+    options = ("--nv", "--pwd", inside(apptainer, place))
+    refused = apptainer("run", image, options=options, LAUNCH_DEVICE="cuda")
+    assert refused.code == 3
+    told = [line for line in refused.err.splitlines() if not line.startswith(("INFO:", "WARNING:"))]
+    assert len(told) == 1
+    assert told[0].startswith("entrypoint: error: LAUNCH_DEVICE=cuda: ")
+    assert apptainer("run", image, options=options, **SHORT).code == 0

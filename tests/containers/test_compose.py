@@ -1,0 +1,161 @@
+"""compose.yaml for real: two nodes train as one does, and what happens when one of them is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from entrypoint.settings import PREFIX as LAUNCH
+from entrypoint.settings import LaunchSettings
+from tests.conftest import Result
+from tests.containers.conftest import REPOSITORY, Docker, run
+from train.settings import PREFIX as TRAIN
+from train.settings import TrainSettings
+
+COMPOSE = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())
+
+
+class Nodes:
+    """The two nodes of compose.yaml as a project of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.project = f"test{os.getpid()}"
+        self.runs = folder
+        self.base = {"RUNS": str(folder), "DATA": str(folder), "LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0"}
+
+    def __call__(self, *words: str, **env: str) -> Result:
+        return run(
+            "docker", "compose", "--project-name", self.project, "--profile", "nodes", *words, env=self.base | env
+        )
+
+    def name(self, number: int) -> str:
+        return f"{self.project}-node{number}-1"
+
+    def log(self) -> str:
+        return re.sub(r"\x1b\[\w*", "", self("logs", "--no-log-prefix").out)
+
+    def codes(self) -> list[int]:
+        """Wait until both have ended and return their exit codes."""
+        return [int(run("docker", "wait", self.name(number)).out) for number in (0, 1)]
+
+    def start(self, until: str, **env: str) -> None:
+        """Start both and wait until one has printed something."""
+        started = self("up", "--detach", "--no-build", "--force-recreate", "node0", "node1", **env)
+        assert started.code == 0, started.err
+        limit = time.monotonic() + 90
+        while until not in (log := self.log()):
+            assert time.monotonic() < limit, log
+            time.sleep(0.2)
+
+    def summary(self, name: str) -> Any:
+        return json.loads((self.runs / name / "summary.json").read_text())
+
+
+@pytest.fixture
+def nodes(docker: Docker, bound: Path) -> Iterator[Nodes]:
+    docker.tag("cpu-intel")
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs 2 cores")
+    two = Nodes(bound)
+    yield two
+    two("down", "--volumes")
+
+
+def test_every_setting_is_passed_on() -> None:
+    ours = {LAUNCH + name.upper() for name in LaunchSettings.model_fields}
+    ours |= {TRAIN + name.upper() for name in TrainSettings.model_fields}
+    assert ours <= set(COMPOSE["x-settings"])
+
+
+def test_what_a_machine_may_not_grant_is_in_the_override_alone() -> None:
+    for service in COMPOSE["services"].values():
+        assert not {"privileged", "ulimits", "deploy", "gpus", "cap_add"} & set(service)
+    override = yaml.safe_load((REPOSITORY / "compose.gpu.yaml").read_text())["services"]["cuda"]
+    assert {"deploy", "ulimits"} <= set(override)
+
+
+@pytest.mark.docker
+@pytest.mark.usefixtures("docker")
+def test_both_files_are_understood_by_compose() -> None:
+    files = ("-f", "compose.yaml", "-f", "compose.gpu.yaml")
+    result = run("docker", "compose", *files, "--profile", "cuda", "config", "--format", "json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["services"]["cuda"]["ulimits"] == {"memlock": -1}
+
+
+@pytest.mark.docker
+def test_two_nodes_reach_what_one_reaches(nodes: Nodes) -> None:
+    one = nodes("run", "--rm", "--no-TTY", "cpu", TRAIN_RUN_NAME="one")
+    assert one.code == 0, one.err
+    nodes.start("test accuracy  ", TRAIN_RUN_NAME="two")
+    assert nodes.codes() == [0, 0]
+    one_summary, two_summary = nodes.summary("one"), nodes.summary("two")
+    assert two_summary["world_size"] == 2
+    assert two_summary["test_accuracy"] == pytest.approx(one_summary["test_accuracy"], abs=0.5)
+    ranks = json.loads((nodes.runs / "two/ranks.json").read_text())
+    assert [rank["cpus"] for rank in ranks] == [[0], [1]], "each on its own CPU set"
+    assert "warning" not in nodes.log()
+
+
+FAULTS = {
+    "node 1 is killed": (("kill", 1), [5, 137], r"rank 0: lost rank 1 on node1 \(", 10),
+    "node 0 is killed": (("kill", 0), [137, 5], r"rank 1: lost rank 0 on node0 \(", 10),
+    "node 1 is cut off": (("cut", 1), [5, 5], r"rank 0: lost rank 1 on node1 \(.*Timed out", 30),
+    "node 1 is stopped": (("stop", 1), [75, 75], r"preempted: stopped by SIGTERM: step \d+ is saved", 10),
+}
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_node_that_goes_ends_the_other_by_name_and_the_job_goes_on_when_restarted(nodes: Nodes, fault: str) -> None:
+    (how, number), codes, said, limit_s = FAULTS[fault]
+    env = {"TRAIN_EPOCHS": "150", "LAUNCH_FAIL_TIMEOUT_S": "10"}
+    nodes.start("epoch 3/", **env)
+    started = time.monotonic()
+    if how == "cut":
+        assert run("docker", "network", "disconnect", f"{nodes.project}_nodes", nodes.name(number)).code == 0
+    else:
+        assert run("docker", how, nodes.name(number)).code == 0
+    assert nodes.codes() == codes
+    assert time.monotonic() - started < limit_s
+    assert re.search(said, nodes.log()), nodes.log()[-2000:]
+    assert sorted((nodes.runs / "nodes/checkpoint").glob("step-*.pt"))
+    nodes.start("going on from runs/nodes/checkpoint/step-", **env)
+    nodes("kill")
+
+
+@pytest.mark.docker
+def test_a_node_that_comes_late_is_waited_for_by_name(nodes: Nodes) -> None:
+    assert nodes("up", "--detach", "--no-build", "node0").code == 0
+    limit = time.monotonic() + 60
+    while "entrypoint: waiting for rank 1 (" not in (log := nodes.log()):
+        assert time.monotonic() < limit, log
+        time.sleep(0.3)
+    assert nodes("up", "--detach", "--no-build", "node0", "node1").code == 0
+    assert nodes.codes() == [0, 0]
+
+
+@pytest.mark.docker
+def test_tensorboard_serves_the_runs(nodes: Nodes) -> None:
+    from urllib.request import urlopen
+
+    env = {"TENSORBOARD_PORT": "16006"}
+    assert nodes("--profile", "tensorboard", "up", "--detach", "--no-build", "tensorboard", **env).code == 0
+    limit = time.monotonic() + 60
+    while True:
+        try:
+            with urlopen("http://127.0.0.1:16006/data/logdir", timeout=5) as answer:
+                assert json.load(answer)["logdir"] == "/workspace/runs"
+                break
+        except (OSError, ValueError):
+            assert time.monotonic() < limit
+            time.sleep(0.5)
+    nodes("--profile", "tensorboard", "down")

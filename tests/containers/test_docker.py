@@ -1,0 +1,237 @@
+"""The images under a real Docker Engine: what each command does, as whom, within which limits, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import script
+from tests.containers.conftest import IMAGES, Docker, run
+
+pytestmark = pytest.mark.docker
+
+LEAST = ("--read-only", "--network=none", "--cap-drop=ALL", "--security-opt=no-new-privileges")
+SHORT = ("-e", "TRAIN_EPOCHS=1", "-e", "TRAIN_TENSORBOARD=0", "-e", "LAUNCH_QUIET=1")
+LONG = ("-e", "TRAIN_EPOCHS=100000", "-e", "LAUNCH_QUIET=1", "-e", "TRAIN_RUN_NAME=long")
+
+
+def wait_for(docker: Docker, container: str, words: str, limit_s: float = 60) -> None:
+    """Wait until a container has printed something."""
+    until = time.monotonic() + limit_s
+    while words not in docker.logs(container):
+        assert time.monotonic() < until, docker.logs(container)
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_without_a_word_it_trains_to_97_percent(docker: Docker, image: str) -> None:
+    result = docker.run(image)
+    assert result.code == 0, result.err
+    accuracy = re.search(r"test accuracy +([\d.]+) %", result.out.splitlines()[-4])
+    assert accuracy
+    assert float(accuracy[1]) >= 97
+    assert "warning" not in result.out + result.err
+    assert "matplotlib" not in (result.out + result.err).lower()
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_each_word_does_what_it_says(docker: Docker, image: str, bound: Path) -> None:
+    script(bound, "x.py", "import sys, torch; print(torch.get_num_threads(), sys.argv[1:])")
+    here = ("-v", f"{bound}:/workspace")
+    assert docker.run(image, "run", "x.py", "--lr", "1", options=here).out == f"{os.cpu_count()} ['--lr', '1']\n"
+    assert docker.run(image, "plan").out.startswith("plan: ")
+    doctor = docker.run(image, "doctor")
+    assert doctor.code == 0, doctor.out
+    assert re.search(rf"^ok +image +{image}, revision ", doctor.out, re.MULTILINE)
+    assert docker.run(image, "bash", "-c", "echo $0 $PWD").out == "/usr/bin/bash /workspace\n"
+    assert docker.run(image, "python", "-c", "import torch; print(torch.__version__)").code == 0
+    assert docker.run(image, "pln").err == (
+        "entrypoint: error: pln: no such command. Did you mean plan?"
+        " One of: train, run, plan, doctor, selftest, verify.\n"
+    )
+
+
+def test_a_script_fails_with_its_own_code(docker: Docker, bound: Path) -> None:
+    script(bound, "x.py", "raise SystemExit(9)")
+    assert docker.run("cpu-intel", "run", "x.py", options=("-v", f"{bound}:/workspace")).code == 9
+
+
+USERS = {
+    "one without a name": ("--user", "54321:54321"),
+    "one without a home": ("--user", "54321:54321", "-e", "HOME="),
+    "one whose home is read-only": ("--user", "54321:54321", "-e", "HOME=/usr/share"),
+    "root": ("--user", "0:0"),
+}
+
+
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_any_user_trains_with_the_least_rights_and_owns_what_it_wrote(
+    docker: Docker, bound: Path, user: str, ranks: str
+) -> None:
+    if ranks == "2" and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs 2 cores")
+    options = (*LEAST, *SHORT, *USERS[user], "--tmpfs=/tmp", "-v", f"{bound}:/out", "-e", "TRAIN_OUTPUT_DIR=/out")
+    result = docker.run("cpu-intel", options=(*options, "-e", f"LAUNCH_NPROC_PER_NODE={ranks}"))
+    assert result.code == 0, result.err
+    assert (result.err, "warning" in result.out) == ("", False)
+    owners = {path.lstat().st_uid for path in bound.rglob("*")}
+    assert owners == {int(USERS[user][1].split(":")[0])}
+
+
+def test_nothing_but_the_output_folder_needs_to_be_writable(docker: Docker, bound: Path) -> None:
+    options = (*LEAST, "-e", "TRAIN_EPOCHS=1", "-v", f"{bound}:/out", "-e", "TRAIN_OUTPUT_DIR=/out")
+    result = docker.run("cpu-intel", options=options)
+    assert result.code == 0, result.err
+    assert "TMPDIR" in result.err, "the plan says where temporary files go"
+
+
+def test_where_nothing_can_be_written_it_says_what_to_bind(docker: Docker) -> None:
+    result = docker.run("cpu-intel", options=(*LEAST, *SHORT))
+    assert (result.code, result.out) == (2, "")
+    assert result.err == (
+        "entrypoint: error: TRAIN_OUTPUT_DIR=runs: cannot be written (Read-only file system); name a folder that can\n"
+    )
+
+
+def test_inductor_compiles_as_a_user_without_a_name(docker: Docker, bound: Path) -> None:
+    script(bound, "x.py", "import torch; print(torch.compile(lambda x: x.sin() + 1)(torch.zeros(3)).sum().item())")
+    options = (*LEAST, "--user=54321", "--tmpfs=/tmp:exec", "-v", f"{bound}:/workspace:ro")
+    result = docker.run("cpu-intel", "run", "x.py", options=options)
+    assert (result.code, result.out) == (0, "3.0\n"), result.err
+
+
+@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_docker_stop_saves_and_the_next_start_goes_on(docker: Docker, bound: Path, image: str, ranks: str) -> None:
+    if ranks == "2" and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs 2 cores")
+    place = (*LONG, "-e", f"LAUNCH_NPROC_PER_NODE={ranks}", "-v", f"{bound}:/workspace/runs")
+    container = docker.start(image, options=place)
+    wait_for(docker, container, "epoch 3/")
+    started = time.monotonic()
+    assert run("docker", "stop", container).code == 0
+    assert time.monotonic() - started < 8, "inside docker stop's own grace of 10 s"
+    assert run("docker", "wait", container).out == "75\n"
+    assert docker.logs(container).splitlines()[-1].startswith("entrypoint: preempted: stopped by SIGTERM: step ")
+    again = docker.start(image, options=(*place, "-e", "TRAIN_RESUME=auto"))
+    wait_for(docker, again, "going on from runs/long/checkpoint/step-")
+    wait_for(docker, again, "test accuracy")
+
+
+def test_a_script_without_a_handler_ends_at_once(docker: Docker, bound: Path) -> None:
+    script(bound, "x.py", "import time; print('here', flush=True); time.sleep(600)")
+    container = docker.start("cpu-intel", "run", "x.py", options=("-v", f"{bound}:/workspace"))
+    wait_for(docker, container, "here")
+    started = time.monotonic()
+    run("docker", "stop", container)
+    assert time.monotonic() - started < 5
+    assert run("docker", "wait", container).out == "143\n"
+
+
+def test_pid_1_reaps_what_a_script_leaves_behind(docker: Docker, bound: Path) -> None:
+    script(
+        bound,
+        "x.py",
+        """
+        import glob, os, subprocess, sys, time
+        subprocess.run(["sh", "-c", "sleep 0.2 & sleep 0.2 & true"])
+        time.sleep(1)
+        states = [open(path).read().rpartition(")")[2].split()[0] for path in glob.glob("/proc/[0-9]*/stat")]
+        print(open("/proc/1/comm").read().strip(), states.count("Z"), len(states))
+        """,
+    )
+    result = docker.run("cpu-intel", "run", "x.py", options=("-v", f"{bound}:/workspace"))
+    assert result.out == "tini 0 2\n"
+
+
+LIMITS = {
+    "a quota": (("--cpus=1",), {"threads": 1, "ranks": 1}),
+    "a CPU set": (("--cpuset-cpus=1",), {"threads": 1, "cpus": [1]}),
+    "memory": (("--memory=3g",), {"node": ", 3.0 GiB, "}),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_the_plan_sees_the_containers_limits(docker: Docker, limit: str) -> None:
+    options, expected = LIMITS[limit]
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs 2 cores")
+    result = docker.run("cpu-intel", "plan", "--json", options=options)
+    assert result.code == 0, result.err
+    plan = json.loads(result.out)
+    seen = {
+        "threads": plan["ranks"][0]["threads"],
+        "ranks": len(plan["ranks"]),
+        "cpus": plan["ranks"][0]["cpus"],
+        "node": plan["node"],
+    }
+    for what, value in expected.items():
+        assert value in seen[what] if what == "node" else value == seen[what]
+
+
+def test_shared_memory_too_small_for_the_workers_asked_is_told_before_training(docker: Docker, bound: Path) -> None:
+    from tests.conftest import paint
+
+    paint(bound / "train", each=8)
+    paint(bound / "test", each=4)
+    env = {
+        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "/data", "TRAIN_FEED": "stream", "TRAIN_WORKERS": "4",
+        "TRAIN_IMAGE_SIZE": "224", "TRAIN_BATCH_SIZE": "16",
+    }  # fmt: skip
+    options = ("-v", f"{bound}:/data:ro", *(word for name in env for word in ("-e", f"{name}={env[name]}")))
+    refused = docker.run("cpu-intel", options=(*options, "--shm-size=16m"))
+    assert refused.code == 3
+    assert "TRAIN_WORKERS=4: /dev/shm has 16 MiB" in refused.err
+    assert "lower it to 1, or start with a larger --shm-size" in refused.err
+    doctor = docker.run("cpu-intel", "doctor", options=("--shm-size=16m",))
+    assert re.search(r"^ok +/dev/shm +16 MiB", doctor.out, re.MULTILINE)
+    enough = docker.run("cpu-intel", options=(*options, *SHORT, "--shm-size=256m"))
+    assert enough.code == 0, enough.err
+
+
+def test_cuda_without_a_driver_is_one_clear_line(docker: Docker) -> None:
+    result = docker.run("cuda", options=("-e", "LAUNCH_DEVICE=cuda"))
+    assert result.code == 3
+    assert len(result.err.splitlines()) == 1
+    assert result.err.startswith("entrypoint: error: LAUNCH_DEVICE=cuda: ")
+
+
+# What --nv and --gpus bind from the host: a driver of 2021, whose CUDA is older than the image's.
+OLD_DRIVER = """
+#include <string.h>
+typedef int R; typedef void *D;
+R nvmlInit_v2(void) { return 0; }
+R nvmlInitWithFlags(unsigned f) { return 0; }
+R nvmlShutdown(void) { return 0; }
+R nvmlSystemGetDriverVersion(char *s, unsigned n) { strncpy(s, "470.57.02", n); return 0; }
+R nvmlSystemGetCudaDriverVersion_v2(int *v) { *v = 11040; return 0; }
+R nvmlSystemGetCudaDriverVersion(int *v) { *v = 11040; return 0; }
+R nvmlDeviceGetCount_v2(unsigned *n) { *n = 1; return 0; }
+R nvmlDeviceGetHandleByIndex_v2(unsigned i, D *d) { *d = (D)1; return 0; }
+R nvmlDeviceGetName(D d, char *s, unsigned n) { strncpy(s, "NVIDIA A100", n); return 0; }
+R nvmlDeviceGetUUID(D d, char *s, unsigned n) { strncpy(s, "GPU-1", n); return 0; }
+R nvmlDeviceGetCudaComputeCapability(D d, int *a, int *b) { *a = 8; *b = 0; return 0; }
+R nvmlDeviceGetMigMode(D d, unsigned *a, unsigned *b) { *a = *b = 0; return 3; }
+const char *nvmlErrorString(R r) { return "Not Supported"; }
+"""
+
+
+def test_a_driver_too_old_is_one_clear_line_and_on_auto_the_cpu(docker: Docker, bound: Path) -> None:
+    (bound / "nvml.c").write_text(OLD_DRIVER)
+    library = bound / "libnvidia-ml.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(bound / "nvml.c")], check=True)
+    driver = ("-v", f"{library}:/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1:ro")
+    refused = docker.run("cuda", options=(*driver, "-e", "LAUNCH_DEVICE=cuda"))
+    assert (refused.code, len(refused.err.splitlines())) == (3, 1)
+    assert "470.57.02" in refused.err
+    assert "11.4" in refused.err
+    auto = docker.run("cuda", options=(*driver, "-e", "TRAIN_EPOCHS=1"))
+    assert auto.code == 0, auto.err
+    assert re.search(r"^ +device +cpu +.*470\.57\.02", auto.err, re.MULTILINE)
