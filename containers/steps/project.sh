@@ -6,6 +6,7 @@ umask 022
 image=$1
 here=$(cd "$(dirname "$0")/../.." && pwd)
 venv=/opt/venv
+tools=${TOOLS:-/opt/tools}
 ours=/opt/reference-training
 export UV_NO_CACHE=1 UV_LINK_MODE=copy
 
@@ -14,8 +15,8 @@ source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 export TMPDIR=$source
 cp -r "$here"/{pyproject.toml,README.md,entrypoint,train} "$source"
-/opt/tools/bin/uv build --quiet --wheel --no-build-isolation --offline --python "$venv/bin/python" --out-dir "$source/wheel" "$source"
-/opt/tools/bin/uv pip install --quiet --python "$venv/bin/python" --no-deps --no-index "$source"/wheel/*.whl
+"$tools/bin/uv" build --quiet --wheel --no-build-isolation --offline --python "$venv/bin/python" --out-dir "$source/wheel" "$source"
+"$tools/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-index "$source"/wheel/*.whl
 # These say where and when it was built.
 rm -rf "$venv"/lib/python3.11/site-packages/reference_training-*.dist-info/{direct_url.json,uv_cache.json}
 sed -i '/direct_url.json\|uv_cache.json/d' "$venv"/lib/python3.11/site-packages/reference_training-*.dist-info/RECORD
@@ -28,7 +29,7 @@ cp "$here/containers/environment.sh" "$ours/"
 find "$ours" "$venv/lib/python3.11/site-packages"/{entrypoint,train} -name __pycache__ -prune -exec rm -rf {} +
 "$venv/bin/python" -m compileall -q --invalidation-mode unchecked-hash \
   "$venv/lib/python3.11/site-packages"/{entrypoint,train} "$ours/tests"
-PYTHONPATH=/opt/tools PYTHONDONTWRITEBYTECODE=1 python3.11 "$here/containers/steps/sbom.py" "$image" "$venv" >"$ours/sbom.json"
+PYTHONPATH=$tools PYTHONDONTWRITEBYTECODE=1 python3.11 "$here/containers/steps/sbom.py" "$image" "$venv" >"$ours/sbom.json"
 case $image/${WITH_ONECCL:-1} in
   cuda/*) oneccl="not for CUDA" ;;
   */1) oneccl=installed ;;

@@ -6,14 +6,15 @@ umask 022
 image=$1
 here=$(cd "$(dirname "$0")/.." && pwd)
 venv=/opt/venv
+tools=${TOOLS:-/opt/tools}
 if [[ $image == cpu-intel && ${WITH_ONECCL:-1} == 1 && -z ${ONECCL_INDEX:-} ]]; then
   echo "wheels.sh: WITH_ONECCL=1 needs ONECCL_INDEX, Intel's wheel index for oneccl-bind-pt; or set WITH_ONECCL=0" >&2
   exit 2
 fi
 # What a site's own certificate authority signs is trusted where the base image trusts it.
 export UV_NO_CACHE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
-/opt/tools/bin/uv venv --quiet --python /usr/bin/python3.11 "$venv"
-uv=(/opt/tools/bin/uv pip)
+"$tools/bin/uv" venv --quiet --python /usr/bin/python3.11 "$venv"
+uv=("$tools/bin/uv" pip)
 to=(--quiet --python "$venv/bin/python")
 
 if [[ $image == cuda ]]; then

@@ -218,6 +218,11 @@ R nvmlDeviceGetHandleByIndex_v2(unsigned i, D *d) { *d = (D)1; return 0; }
 R nvmlDeviceGetName(D d, char *s, unsigned n) { strncpy(s, "NVIDIA A100", n); return 0; }
 R nvmlDeviceGetUUID(D d, char *s, unsigned n) { strncpy(s, "GPU-1", n); return 0; }
 R nvmlDeviceGetCudaComputeCapability(D d, int *a, int *b) { *a = 8; *b = 0; return 0; }
+struct memory { unsigned long long total, free, used; };
+R nvmlDeviceGetMemoryInfo(D d, struct memory *m) { m->total = 40ull << 30; return 0; }
+struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
+R nvmlDeviceGetPciInfo_v3(D d, struct pci *p) { strcpy(p->bus_id, "00000000:06:00.0"); return 0; }
+R nvmlDeviceGetNvLinkState(D d, unsigned l, unsigned *a) { return 3; }
 R nvmlDeviceGetMigMode(D d, unsigned *a, unsigned *b) { *a = *b = 0; return 3; }
 const char *nvmlErrorString(R r) { return "Not Supported"; }
 """
@@ -227,7 +232,7 @@ def test_a_driver_too_old_is_one_clear_line_and_on_auto_the_cpu(docker: Docker, 
     (bound / "nvml.c").write_text(OLD_DRIVER)
     library = bound / "libnvidia-ml.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(bound / "nvml.c")], check=True)
-    driver = ("-v", f"{library}:/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1:ro")
+    driver = ("-v", f"{library}:/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1:ro", "-v", "/dev/null:/dev/nvidiactl")
     refused = docker.run("cuda", options=(*driver, "-e", "LAUNCH_DEVICE=cuda"))
     assert (refused.code, len(refused.err.splitlines())) == (3, 1)
     assert "470.57.02" in refused.err

@@ -1,0 +1,146 @@
+"""How large the images are and of what, and what a container adds to the same command's start.
+
+Claims: cpu-intel with PyTorch's CPU wheels at most 1.8 GB; all that is not wheels at most 450 MB; the start of a
+container adds at most 0.5 s (Docker) or 0.6 s (Apptainer) to the same command in the virtual environment.
+Conditions: sizes are those of the files in MB (10^6 bytes); where the package index's torch was installed, the parts
+of it that the CPU build does not have are a row of their own. Starts alternate, medians and spread of ROUNDS: to the
+plan's first line and to the first optimizer step's. An engine or image that is not here is a row that says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+IMAGES = ("cpu-intel", "cuda")
+BIN = Path(sys.executable).parent
+SETTINGS = {"TRAIN_EPOCHS": "1", "TRAIN_LOG_INTERVAL": "1", "TRAIN_TENSORBOARD": "0"}
+FIRST_LINE, FIRST_STEP = "plan: ", "epoch 1/1  step 1/"
+# Runs in the image: bytes of every file by what it is.
+SORT = r"""
+import json, os, re
+kinds = {"wheels": 0, "wheels: CUDA and Triton": 0, "system": 0, "ours": 0}
+CUDA = re.compile("/site-packages/(nvidia|triton)/|/libtorch_cuda|/libc10_cuda|/libcaffe2_nvrtc|/libtorch_nvshmem")
+for top, folders, files in os.walk("/"):
+    if top == "/":
+        folders[:] = [name for name in folders if name not in ("proc", "sys", "dev")]
+    for name in files:
+        path = os.path.join(top, name)
+        info = os.lstat(path)
+        mine = re.match("/opt/reference-training/|/opt/venv/lib/python3.11/site-packages/(entrypoint|train)/", path)
+        kind = "ours" if mine else "system" if not path.startswith("/opt/venv/") else "wheels"
+        if kind == "wheels" and CUDA.search(path):
+            kind = "wheels: CUDA and Triton"
+        kinds[kind] += info.st_size
+print(json.dumps(kinds))
+"""
+
+
+def output(*command: str) -> str:
+    """Return what a command prints, empty where it fails or is not there."""
+    if not shutil.which(command[0]):
+        return ""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout if done.returncode == 0 else ""
+
+
+def sizes(image: str) -> None:
+    """Print an image's layers and its content by what it is."""
+    tag = f"reference-training:{image}"
+    kinds = output("docker", "run", "--rm", "--user=0", tag, "python", "-c", SORT)
+    if not kinds:
+        print(f"\n{image}: not built for a Docker Engine here (make images)")
+        return
+    print(f"\n{image}, by layer")
+    history = output("docker", "history", "--format", "{{.Size}}\t{{.CreatedBy}}", "--no-trunc", tag)
+    for line in history.splitlines():
+        size, made_by = line.split("\t", 1)
+        if size != "0B":
+            print(f"{size:>10}  {' '.join(made_by.split())[-70:]}")
+    found = json.loads(kinds)
+    print(f"{image}, by what it is")
+    for kind, count in found.items():
+        print(f"{count / 1e6:>8,.0f} MB  {kind}")
+    total = sum(found.values())
+    print(f"{total / 1e6:>8,.0f} MB  in all")
+    print(f"{(found['system'] + found['ours']) / 1e6:>8,.0f} MB  that is not wheels (at most 450)")
+    if image == "cpu-intel":
+        without = total - found["wheels: CUDA and Triton"]
+        print(f"{without / 1e6:>8,.0f} MB  without CUDA's part, which the CPU wheels do not have (at most 1,800)")
+
+
+def starts() -> dict[str, list[str]]:
+    """Return the commands that are to be had here, by name."""
+    settings = [word for name, value in SETTINGS.items() for word in ("--env", f"{name}={value}")]
+    found = {"venv": [str(BIN / "entrypoint"), "train"]}
+    apptainer = shlex.split(os.environ.get("APPTAINER", "apptainer"))
+    sifs = os.environ.get("APPTAINER_SIFS", "sif")
+    for image in IMAGES:
+        if output("docker", "image", "inspect", f"reference-training:{image}"):
+            found[f"docker, {image}"] = ["docker", "run", "--rm", *settings, f"reference-training:{image}"]
+        if (Path(os.environ.get("APPTAINER_WORK", sifs)) / f"{image}.sif").exists():
+            found[f"apptainer, {image}"] = [*apptainer, "run", "--pwd", "/tmp", f"{sifs}/{image}.sif"]
+    return found
+
+
+def seconds_to(command: list[str], folder: Path) -> tuple[float, float]:
+    """Return the seconds from a command's start to its plan's first line and to its first step's."""
+    started = time.monotonic()
+    environ = {**os.environ, **SETTINGS}
+    process = subprocess.Popen(
+        command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    line_s = step_s = 0.0
+    for line in process.stdout:
+        now = time.monotonic() - started
+        line_s = line_s or (now if line.startswith(FIRST_LINE) else 0.0)
+        step_s = step_s or (now if line.startswith(FIRST_STEP) else 0.0)
+    if process.wait() or not step_s:
+        raise SystemExit(f"{shlex.join(command)}: ended with {process.returncode} before its first step")
+    return line_s, step_s
+
+
+def measure(rounds: int) -> None:
+    """Print how long each start takes, variants alternating; the first round warms up."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        commands = starts()
+        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+        for round_number in range(rounds + 1):
+            for one, command in commands.items():
+                taken = seconds_to(command, folder)
+                if round_number:
+                    seconds[one].append(taken)
+    for index, what in enumerate(("plan's first line", "first training step")):
+        print(f"\nto the {what}\n{'':<22}{'median':>9}{'min':>9}{'max':>9}{'adds':>9}")
+        base = statistics.median(taken[index] for taken in seconds["venv"])
+        for one, all_taken in seconds.items():
+            values = [taken[index] for taken in all_taken]
+            median = statistics.median(values)
+            print(f"{one:<22}{median:>8.2f}s{min(values):>8.2f}s{max(values):>8.2f}s{median - base:>+8.2f}s")
+    for engine in ("docker", "apptainer"):
+        if not any(one.startswith(engine) for one in seconds):
+            print(f"{engine}: no engine with our images here")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    for image in IMAGES:
+        sizes(image)
+    measure(rounds)
+
+
+if __name__ == "__main__":
+    main()
