@@ -30,6 +30,7 @@ else
 fi
 
 cd "$venv/lib"
+shopt -s globstar
 sed '/^#/d' "$here/wheels.excludes" | while read -r pattern; do
   # The pattern is one of names, to be expanded.
   # shellcheck disable=SC2086

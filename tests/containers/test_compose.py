@@ -40,7 +40,7 @@ class Nodes:
         return f"{self.project}-node{number}-1"
 
     def log(self) -> str:
-        return re.sub(r"\x1b\[\w*", "", self("logs", "--no-log-prefix").out)
+        return re.sub(r"\x1b\[[\d;]*m", "", self("logs", "--no-log-prefix").out)
 
     def codes(self) -> list[int]:
         """Wait until both have ended and return their exit codes."""
