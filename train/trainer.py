@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
 
 import torch
 
-from entrypoint.errors import Exit, Refused
+from entrypoint.errors import Refused
 from entrypoint.plan import Plan
 from entrypoint.variables import Given
 from entrypoint.verify import mismatches, observe
@@ -24,35 +19,18 @@ from train.files import Listing
 from train.group import Group, join
 from train.loop import Learner, train_epoch
 from train.memory import MemoryFeed
-from train.models import build_model, count_parameters
+from train.models import build_model
 from train.optim import build_optimizer, lr_schedule, with_ipex
 from train.peers import naming_the_lost
-from train.progress import Progress, build_progress
+from train.progress import build_progress
 from train.record import Recorder
+from train.run import Run
+from train.saving import check_weights, preempt, save
 from train.settings import TrainSettings
-from train.stopping import STOPPING, Preempted
+from train.stopping import STOPPING
 from train.stream import StreamFeed
+from train.summary import finish
 from train.workers import Crew
-
-
-@dataclass
-class Run:
-    """What the epochs work with; `recorder` is rank 0's alone."""
-
-    settings: TrainSettings
-    group: Group
-    feed: Feed
-    learner: Learner
-    folder: Path
-    recorder: Recorder | None
-    progress: Progress
-    first_epoch: int
-
-    @property
-    def log_interval(self) -> int:
-        """Steps between log lines: by default an epoch is cut into up to five, of at least 20 steps."""
-        asked, steps = self.settings.log_interval, self.feed.steps_per_epoch
-        return -(-steps // max(1, min(5, steps // 20))) if asked == "auto" else asked
 
 
 def train(given: Given[TrainSettings], plan: Plan, started: float) -> None:
@@ -187,18 +165,6 @@ def judge(run: Run, epochs: int) -> Score:
     return score
 
 
-def preempt(run: Run, epochs: int) -> NoReturn:
-    """Save where all ranks stand and end, to go on from there."""
-    check_weights(run.learner)
-    if run.recorder:
-        save(run, epochs)
-        run.recorder.close()
-    raise Preempted(
-        f"stopped by {STOPPING.name}: step {run.learner.step} is saved in {run.folder / 'checkpoint'};"
-        " run it again with TRAIN_RESUME=auto"
-    )
-
-
 def close_epoch(run: Run, epoch: int, score: Score) -> None:
     """Log a finished epoch and save a checkpoint, unless the weights are no numbers any more."""
     loss = sum(run.learner.losses) / max(1, len(run.learner.losses))
@@ -220,82 +186,3 @@ def close_epoch(run: Run, epoch: int, score: Score) -> None:
         check_weights(run.learner)
         if run.recorder:
             save(run, epoch)
-
-
-def check_weights(learner: Learner) -> None:
-    """Refuse to save weights that are no numbers: the checkpoint before is the last good one."""
-    for name, parameter in learner.model.named_parameters():
-        if not bool(parameter.isfinite().all()):
-            raise Refused(
-                f"step {learner.step}: {name} is no longer finite; lower TRAIN_LR, or set TRAIN_CLIP_NORM=1",
-                Exit.RANK_FAILED,
-            )
-
-
-def save(run: Run, epoch: int) -> None:
-    """Save a checkpoint of the run, so many of its epochs closed."""
-    learner = run.learner
-    state: dict[str, Any] = {
-        "model": learner.model.state_dict(),
-        "optimizer": learner.optimizer.state_dict(),
-        "settings": run.settings.model_dump(mode="json"),
-    }
-    try:
-        checkpoint.save(
-            run.folder / "checkpoint",
-            Checkpoint(epoch=epoch, step=learner.step, seconds=learner.seconds, losses=tuple(learner.losses), **state),
-            run.settings.keep,
-        )
-    except OSError as error:
-        raise Refused(
-            f"{run.folder / 'checkpoint'}: cannot be written ({error.strerror}); the checkpoints before are kept",
-            Exit.MACHINE,
-        ) from None
-
-
-def finish(run: Run, score: Score, plan: Plan, started: float) -> None:
-    """Write the summary and the curves, and show what came out."""
-    if not run.recorder:
-        return
-    learner = run.learner
-    images = learner.step * run.settings.batch_size
-    summary = {
-        "test_accuracy": round(score.accuracy, 4),
-        "test_loss": score.loss,
-        "test_images": score.images,
-        "epochs": run.settings.epochs,
-        "steps": learner.step,
-        "train_seconds": round(learner.seconds, 3),
-        "images_per_second": round(images / learner.seconds, 1) if learner.seconds else 0.0,
-        "parameters": count_parameters(learner.model),
-        "model": run.settings.model,
-        "dataset": run.settings.dataset,
-        "batch_size": run.settings.batch_size,
-        "world_size": run.group.world_size,
-        "threads": torch.get_num_threads(),
-        "feed": plan.training["feed"],
-        "device": str(run.group.device),
-        "precision": learner.precision,
-        "seed": run.settings.seed,
-    }
-    run.recorder.close()
-    run.progress.close()
-    total = round(time.time() - started, 3)
-    run.recorder.summary({**summary, "total_seconds": total})
-    if run.settings.progress != "off":
-        show_summary(summary, total, run.folder)
-
-
-def show_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -> None:
-    """Print what came out in a few lines."""
-    print(
-        f"test accuracy  {summary['test_accuracy']:.2f} % of {summary['test_images']:,} images"
-        f" after {summary['epochs']} epochs, {summary['steps']:,} steps\n"
-        f"training       {summary['train_seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s,"
-        f" the whole command {total_seconds:.1f} s\n"
-        f"model          {summary['model']}, {summary['parameters']:,} parameters, {summary['precision']}"
-        f" on {summary['world_size']} x {summary['device']} with {summary['threads']} threads\n"
-        f"run folder     {folder}",
-        file=sys.stdout,
-        flush=True,
-    )
