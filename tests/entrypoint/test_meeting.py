@@ -1,0 +1,54 @@
+"""How a node finds the job's master, and the way to it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from entrypoint.errors import Exit, Refused
+from entrypoint.meeting import find_master, interface_towards, meeting_variables
+
+NOWHERE = "no-such-node.invalid"
+
+
+def own_address() -> str:
+    """This machine's own address in a network; skips the test where it has none but loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("needs a network interface with a route beside loopback")
+        return str(probe.getsockname()[0])
+
+
+def test_a_name_that_never_resolves_is_waited_for_and_then_refused_by_name() -> None:
+    with pytest.raises(Refused, match=rf"MASTER_ADDR={NOWHERE}: does not resolve here \(.*\) after 1 s") as error:
+        find_master(NOWHERE, 1, print)
+    assert error.value.code == Exit.RENDEZVOUS
+
+
+def test_an_address_is_its_own_name() -> None:
+    assert find_master("192.0.2.7", 1, print) == "192.0.2.7"
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.1.1"])
+def test_a_master_on_loopback_is_refused_before_anybody_waits_for_it(name: str) -> None:
+    with pytest.raises(Refused, match=rf"MASTER_ADDR={name}: is (127|::1).* here, which other nodes cannot") as error:
+        meeting_variables({"MASTER_ADDR": name}, 1)
+    assert error.value.code == Exit.RENDEZVOUS
+
+
+def test_ranks_meet_over_the_interface_that_leads_to_the_master() -> None:
+    address = own_address()
+    name = interface_towards(address)
+    assert name in {name for _, name in socket.if_nameindex()}
+    # The kernel reaches an address of its own over loopback, yet from that address: the interface is the address's.
+    assert name != "lo"
+    assert meeting_variables({"MASTER_ADDR": address}, 1) == {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+
+
+def test_a_persons_interface_stays() -> None:
+    found = meeting_variables({"MASTER_ADDR": own_address(), "GLOO_SOCKET_IFNAME": "ib0"}, 1)
+    assert "GLOO_SOCKET_IFNAME" not in found
+    assert "NCCL_SOCKET_IFNAME" in found
