@@ -36,7 +36,8 @@ sed '/^#/d' "$here/wheels.excludes" | while read -r pattern; do
   # shellcheck disable=SC2086
   rm -rf $pattern
 done
-# Compiled files that hold no times: the same in every build, and not looked at again before each import. Some
-# packages carry templates that are no Python, which compileall counts as failures.
-"$venv/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$venv/lib" >/dev/null || true
+# Compiled files that hold no times: the same in every build, and not looked at again before each import. By force,
+# since the interpreter has by now compiled what starts with it. Some packages carry templates that are no Python,
+# which compileall counts as failures.
+"$venv/bin/python" -m compileall -qf -j 0 --invalidation-mode unchecked-hash "$venv/lib" >/dev/null || true
 rm -f "$venv/.lock"
