@@ -77,7 +77,7 @@ def node_stage(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return Exit.DONE
     if job.rank == 0 and not settings.values.quiet:
         print("\n".join(plan_lines(plan)), file=sys.stderr)
-    launch(plan, job, question.environ, started)
+    launch(plan, question.job, question.environ, started)
 
 
 def train_settings_of(argv: Sequence[str]) -> type[Settings] | None:
@@ -95,9 +95,13 @@ def ask(request: Request, settings: Given[LaunchSettings], job: Job, environ: Ma
     from entrypoint.launcher_defaults import read_mask
     from entrypoint.libraries import broken_preloads
     from entrypoint.machine import read_machine
+    from entrypoint.nodes import read_nodes
     from entrypoint.plan import Program
     from entrypoint.question import Question
 
+    nodes = read_nodes(settings, environ, job)
+    if job.starts_own(settings.values):  # then this task is the node's, and the ranks are still to be started
+        job = Job(id=job.id, granted_cpus=job.granted_cpus, node_cpus=job.node_cpus, nodes=job.nodes, master=job.master)
     mask, settled, squeezed_to = read_mask(job)
     return Question(
         settings,
@@ -108,6 +112,7 @@ def ask(request: Request, settings: Given[LaunchSettings], job: Job, environ: Ma
         environ,
         backend_problem=problem_of(settings.values.backend, sys.executable),
         broken_preloads=broken_preloads(environ.get("LD_PRELOAD", "")),
+        nodes=nodes,
     )
 
 

@@ -108,6 +108,9 @@ def decide_nproc(question: Question, visible: tuple[Gpu, ...]) -> tuple[int, Dec
                 Exit.MACHINE,
             )
         return values.nproc_per_node, Decision("ranks", str(values.nproc_per_node), question.why("nproc_per_node", ""))
+    if question.nodes.nproc_per_node:
+        nproc = question.nodes.nproc_per_node
+        return nproc, Decision("ranks", str(nproc), f"on each node as {question.nodes.said_by} comes with it")
     if visible:
         nproc = len(visible) if values.gpus == "auto" else values.gpus
         return nproc, Decision("ranks", str(nproc), "one a GPU")
@@ -179,6 +182,6 @@ def decide_backend(question: Question, device: str, nproc: int) -> Decision:
     if question.backend_problem:
         raise Refused(f"{question.settings.source['backend']}: {question.backend_problem}", Exit.MACHINE)
     backend = ("nccl" if device == "cuda" else "gloo") if asked == "auto" else asked
-    ranks = max(question.job.world_size, nproc * question.settings.values.nnodes)
+    ranks = max(question.job.world_size, nproc * question.nodes.count)
     alone = "; unused by a single rank" if ranks == 1 else ""
     return Decision("backend", backend, question.why("backend", f"the one for {device}{alone}"))

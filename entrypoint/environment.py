@@ -15,7 +15,7 @@ from entrypoint.settings import PREFIX
 # Standard variables of others that the plan would set, and leaves alone where a person has set them.
 STANDARD = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_SCHEDULE", "KMP_BLOCKTIME", *AFFINITY_VARIABLES),
-    *("MALLOC_CONF", "GLOO_SOCKET_IFNAME", "CUDA_DEVICE_ORDER", "PYTHONNOUSERSITE"),
+    *("MALLOC_CONF", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "CUDA_DEVICE_ORDER", "PYTHONNOUSERSITE"),
 )
 
 
@@ -30,8 +30,11 @@ def decide_environment(
     if len({rank.threads for rank in ranks}) == 1:
         wanted["OMP_NUM_THREADS"] = (str(ranks[0].threads), "")
     wanted |= {**runtime, **cuda_variables(question, devices)}
-    if len(ranks) > 1 and question.job.on_one_node and question.settings.values.nnodes == 1:
+    if len(ranks) > 1 and question.job.on_one_node and question.nodes.count == 1:
         wanted["GLOO_SOCKET_IFNAME"] = ("lo", "all ranks are on this node, whatever its name resolves to")
+    if question.nodes.interface:
+        why = f"the network that {question.nodes.said_by.partition('=')[0]}'s platform names"
+        wanted |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), (question.nodes.interface, why))
     if question.machine.surroundings.container == "Apptainer" and not question.machine.surroundings.image:
         wanted["PYTHONNOUSERSITE"] = ("1", "~/.local is the host's: its packages are kept out of the image's")
     wanted |= without_broken_preloads(question)

@@ -6,11 +6,16 @@ torchrun inside srun sees both, and `mpirun` inside sbatch leaves SLURM_PROCID=0
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from entrypoint.errors import Refused
-from entrypoint.slurm import granted_cpus, job_cpus, number, slurm_tasks_here, srun_binding
+from entrypoint.slurm import granted_cpus, job_cpus, number, slurm_nodes, slurm_tasks_here, srun_binding
+
+if TYPE_CHECKING:
+    from entrypoint.settings import LaunchSettings
 
 
 @dataclass(frozen=True)
@@ -19,7 +24,8 @@ class Job:
 
     `binding` says whether the launcher has bound this rank to CPUs: `asked` by a person or the scheduler, by
     `default` of an MPI that knows nothing of threads, or not at all (empty). `granted_cpus` are those that the
-    scheduler grants the ranks of this node, `node_cpus` those that it grants the whole job there.
+    scheduler grants the ranks of this node, `node_cpus` those that it grants the whole job there. `master` is where
+    rank 0 runs, as far as the launcher tells, and `nodes` the names of the job's nodes in its order.
     """
 
     launcher: str | None = None
@@ -31,11 +37,18 @@ class Job:
     binding: str = ""
     granted_cpus: int | None = None
     node_cpus: int | None = None
+    nodes: tuple[str, ...] = ()
+    master: str = ""
 
     @property
     def on_one_node(self) -> bool:
         """Tell whether every rank of the job is on this node."""
         return self.local_world_size == self.world_size
+
+    def starts_own(self, values: LaunchSettings) -> bool:
+        """Tell whether this is srun's one task on a node, and starts the ranks there itself."""
+        asked = values.with_ == "torchrun" or (values.nproc_per_node != "auto" and values.nproc_per_node > 1)
+        return self.launcher == "srun" and self.local_world_size == 1 and asked
 
 
 @dataclass(frozen=True)
@@ -51,6 +64,7 @@ class Launcher:
     job_id: tuple[str, ...] = ()
     local_size_of: Callable[[Mapping[str, str]], int] | None = None
     binding_of: Callable[[Mapping[str, str]], str] = lambda _: ""
+    master_of: Callable[[Mapping[str, str]], str] = lambda _: ""
 
 
 def open_mpi_binding(environ: Mapping[str, str]) -> str:
@@ -66,6 +80,15 @@ def hydra_binding(environ: Mapping[str, str]) -> str:
     intel = any(name.startswith("I_MPI_") for name in environ)
     pinned = environ.get("I_MPI_PIN", "1").lower() not in ("0", "no", "off", "disable")
     return ("asked" if "I_MPI_PIN_DOMAIN" in environ else "default") if intel and pinned else ""
+
+
+def open_mpi_master(environ: Mapping[str, str]) -> str:
+    """Return the address of mpirun's own node, which has rank 0 unless a person's list of hosts says otherwise.
+
+    Open MPI 4 gives it to every rank, as `1263468544.0;tcp://10.78.0.1:34657` (orte's `hnp_uri`).
+    """
+    match = re.search(r";tcp://([0-9.]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
+    return match[1] if match else ""
 
 
 LAUNCHERS = (
@@ -87,6 +110,7 @@ LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
         ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
         binding_of=open_mpi_binding,
+        master_of=open_mpi_master,
     ),
     Launcher(
         "MVAPICH",
@@ -125,7 +149,10 @@ def read_job(environ: Mapping[str, str]) -> Job:
     started_by = (row for row in LAUNCHERS if all(environ.get(name, "") != "" for name in row.present))
     row = next(started_by, None)
     job = place(row, environ) if row else Job()
-    return replace(job, granted_cpus=granted_cpus(environ), node_cpus=job_cpus(environ))
+    nodes = slurm_nodes(environ)
+    master = (row.master_of(environ) if row else "") or (nodes[0] if nodes else "")
+    granted = {"granted_cpus": granted_cpus(environ), "node_cpus": job_cpus(environ)}
+    return replace(job, **granted, nodes=nodes, master=master)  # type: ignore[arg-type]
 
 
 def place(row: Launcher, environ: Mapping[str, str]) -> Job:

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from entrypoint.job import Job
 from entrypoint.plan import VARIABLE, Plan
-from entrypoint.rank import AGENTS_OWN, KEPT, become_program, replace_process
+from entrypoint.rank import AGENTS_OWN, become_program, replace_process
 
 # When the whole command began (Unix time, s): the trainer's total_seconds counts from here.
 STARTED = "ENTRYPOINT_STARTED"
@@ -22,6 +22,4 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
     quiet = {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     quiet = {name: value for name, value in quiet.items() if name not in environ}
     environ |= {**quiet, AGENTS_OWN: ",".join(quiet)}
-    if plan.nnodes > 1:
-        environ |= {KEPT + name: environ[name] for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)}
     replace_process(plan.command, {**environ, **plan.environment, VARIABLE: plan.to_variable()})

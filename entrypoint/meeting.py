@@ -8,13 +8,21 @@ import socket
 import struct
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from entrypoint.errors import Exit, Refused, shown
+from entrypoint.job import Job
 
 SIOCGIFADDR = 0x8915
 TELL_EVERY_S = 10.0
 PAUSE_S = 0.5
+
+
+def agreed_port(job_id: str) -> int:
+    """Return the port that every node works out from the job's id, above Linux's ephemeral range (32768 to 60999)."""
+    return 61000 + (int(job_id) if job_id.isdecimal() else zlib.crc32(job_id.encode())) % 4000
 
 
 def find_master(name: str, timeout_s: float, say: Callable[[str], None]) -> str:
@@ -62,19 +70,49 @@ def address_of(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def meeting_variables(environ: Mapping[str, str], timeout_s: float) -> dict[str, str]:
+def meeting_variables(environ: Mapping[str, str], timeout_s: float, job: Job) -> dict[str, str]:
     """Return what ranks need beside MASTER_ADDR to meet over several nodes; a person's own interface stays.
 
-    Raises `Refused` where the master cannot be found, or is this node's loopback, which no other node can reach.
+    The master's own name may be its loopback there (Debian's 127.0.1.1): then the way to another node tells the
+    interface. Raises `Refused` where the master cannot be found, or is loopback on a node that is not the master.
     """
     name = environ["MASTER_ADDR"]
     address = find_master(name, timeout_s, lambda line: print(f"entrypoint: {line}", file=sys.stderr, flush=True))
-    if ipaddress.ip_address(address).is_loopback:
+    own = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME", "")
+    if own or not ipaddress.ip_address(address).is_loopback:
+        interface = own or interface_towards(address)
+    elif is_own_name(name) or job.rank == 0:
+        interface = own_interface(job.nodes)
+    else:
         raise Refused(
             f"MASTER_ADDR={shown(name)}: is {address} here, which other nodes cannot reach; set it to this node's"
             " address in their network",
             Exit.RENDEZVOUS,
         )
-    interface = interface_towards(address)
     wanted = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ()
     return {name: interface for name in wanted if not environ.get(name)}
+
+
+def is_own_name(name: str) -> bool:
+    """Tell whether a host name is this node's, with or without its domain."""
+    return name.partition(".")[0] == socket.gethostname().partition(".")[0]
+
+
+def own_interface(nodes: tuple[str, ...]) -> str:
+    """Return the interface that leads to the job's other nodes; where none is known, the only one that there is.
+
+    Raises `Refused` where several might be it.
+    """
+    for node in nodes:
+        with suppress(OSError):
+            address = str(socket.getaddrinfo(node, None, type=socket.SOCK_STREAM)[0][4][0])
+            if not is_own_name(node) and (interface := interface_towards(address)):
+                return interface
+    found = [name for _, name in socket.if_nameindex() if address_of(name) and not address_of(name).startswith("127.")]
+    if len(found) == 1:
+        return found[0]
+    raise Refused(
+        f"MASTER_ADDR: this node's own name is its loopback, and it has {len(found)} interfaces ({', '.join(found)});"
+        " set MASTER_ADDR to this node's address in the job's network, or GLOO_SOCKET_IFNAME to its interface",
+        Exit.RENDEZVOUS,
+    )

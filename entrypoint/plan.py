@@ -65,7 +65,10 @@ class Plan:
     node: str = ""
     map: tuple[str, ...] = ()
     training: Mapping[str, Any] = field(default_factory=dict)
+    world_size: int = 1
     node_rank: int = 0
+    master_addr: str = ""
+    master_port: str = ""
     rendezvous_timeout_s: int = 1800
     fail_timeout_s: int = 1800
 

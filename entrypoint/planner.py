@@ -9,6 +9,7 @@ from entrypoint.devices import decide_backend, decide_devices
 from entrypoint.environment import STANDARD, decide_environment, leaks
 from entrypoint.errors import Exit, Refused
 from entrypoint.machine import Machine
+from entrypoint.meeting import agreed_port
 from entrypoint.plan import Decision, Plan
 from entrypoint.question import Question
 from entrypoint.runtime import decide_runtime
@@ -31,7 +32,7 @@ def make_plan(question: Question) -> Plan:
         launcher=launcher,
         backend=backend.value,
         device=devices.device,
-        nnodes=values.nnodes,
+        nnodes=question.nodes.count,
         nproc_per_node=devices.nproc,
         ranks=binding.ranks,
         environment=environment,
@@ -52,9 +53,12 @@ def make_plan(question: Question) -> Plan:
         ),
         warnings=warnings + devices.warnings + binding.warnings + runtime.warnings + leaks(question),
         node=describe_node(question.machine),
-        node_rank=values.node_rank,
+        world_size=question.job.world_size if question.job.launcher else question.nodes.count * devices.nproc,
+        node_rank=question.nodes.rank,
+        master_addr=question.nodes.master or question.job.master,
+        master_port=question.nodes.port or (str(agreed_port(question.job.id)) if question.nodes.count > 1 else ""),
         rendezvous_timeout_s=values.rendezvous_timeout_s,
-        fail_timeout_s=(60 if values.nnodes > 1 or not question.job.on_one_node else 1800)
+        fail_timeout_s=(60 if question.nodes.count > 1 or not question.job.on_one_node else 1800)
         if values.fail_timeout_s == "auto"
         else values.fail_timeout_s,
         map=core_map(question.machine, binding.ranks),
@@ -62,24 +66,13 @@ def make_plan(question: Question) -> Plan:
 
 
 def decide_nodes(question: Question) -> tuple[Decision, ...]:
-    """Tell this node's place; refuses one that cannot be, or that a launcher has given already."""
-    values, job = question.settings.values, question.job
-    if values.nnodes == 1 and not values.node_rank:
+    """Tell this node's place among several on each of which an entrypoint was started."""
+    nodes = question.nodes
+    if nodes.count == 1:
         return ()
-    if job.launcher:
-        raise Refused(
-            f"LAUNCH_NNODES={values.nnodes}: {job.launcher} has started this process and says where it stands; unset it"
-        )
-    if values.node_rank >= values.nnodes:
-        raise Refused(
-            f"LAUNCH_NODE_RANK={values.node_rank}: there are LAUNCH_NNODES={values.nnodes} nodes, counted from 0"
-        )
-    if not question.environ.get("MASTER_ADDR"):
-        raise Refused(
-            f"LAUNCH_NNODES={values.nnodes}: needs MASTER_ADDR, the name or address of the node of LAUNCH_NODE_RANK=0"
-        )
-    why = f"(yours) {question.settings.source['nnodes']}, this is number {values.node_rank}"
-    return (Decision("nodes", str(values.nnodes), why),)
+    yours = "(yours) " if nodes.said_by in question.settings.source.values() else ""
+    why = f"{yours}{nodes.said_by}, this is number {nodes.rank}, number 0 is {nodes.master}"
+    return (Decision("nodes", str(nodes.count), why),)
 
 
 def heed(checks: tuple[Check, ...]) -> tuple[str, ...]:
@@ -95,7 +88,7 @@ def decide_launcher(question: Question, nproc: int) -> tuple[str, Decision]:
     job = question.job
     if job.launcher:
         return "rank", Decision("launcher", "rank", f"this is rank {job.rank} of {job.world_size} by {job.launcher}")
-    nnodes = question.settings.values.nnodes
+    nnodes = question.nodes.count
     if nnodes > 1:
         why = f"starts and watches this node's ranks, {nproc} of {nproc * nnodes}; the others' meet them at MASTER_ADDR"
         return "torchrun", Decision("launcher", "torchrun", why)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from entrypoint.job import Job
 from entrypoint.machine import Machine
+from entrypoint.nodes import Nodes
 from entrypoint.plan import Program
 from entrypoint.settings import LaunchSettings
 from entrypoint.variables import Given
@@ -20,6 +21,7 @@ class Question:
     `backend_problem` says why the backend that was asked for cannot be used, empty where it can; `broken_preloads`
     are the files of a person's LD_PRELOAD that cannot be loaded, each with the reason. `substitutes` are variables that
     stand in for a home or a temporary folder that cannot be used, each with the reason; `environ` has them already.
+    `nodes` are those on which an entrypoint each starts ranks; it is one where a launcher has started them.
     """
 
     settings: Given[LaunchSettings]
@@ -31,6 +33,7 @@ class Question:
     backend_problem: str = ""
     broken_preloads: Mapping[str, str] = field(default_factory=dict)
     substitutes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    nodes: Nodes = field(default_factory=Nodes)
 
     def why(self, field: str, reason: str) -> str:
         """Return the reason for a setting's value: the person's own words where they gave it."""

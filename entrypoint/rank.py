@@ -5,20 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
 from entrypoint.errors import Exit, Refused
 from entrypoint.job import Job
-from entrypoint.meeting import meeting_variables
+from entrypoint.meeting import agreed_port, meeting_variables
 from entrypoint.plan import VARIABLE, Plan, Rank
 from entrypoint.topology import format_cpu_list
-
-# What a person has said of the job's master, while torchrun's agent says its own to the ranks of one node.
-KEPT = "ENTRYPOINT_"
-
 
 # Names of variables that `launch` has set for torchrun's agent alone.
 AGENTS_OWN = "ENTRYPOINT_AGENTS_OWN"
@@ -35,8 +30,8 @@ def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn
     if plan.nnodes > 1:
         job = among_nodes(plan, job)
     environment = rank_environment(plan, rank, job, environ)
-    if plan.nnodes > 1:
-        environment |= meeting_variables(environment, plan.rendezvous_timeout_s)
+    if not job.on_one_node:
+        environment |= meeting_variables(environment, plan.rendezvous_timeout_s, job)
     if plan.bind != "none":
         bind(rank, plan.memory_policy)
     replace_process(plan.program.argv, environment)
@@ -49,7 +44,8 @@ def among_nodes(plan: Plan, job: Job) -> Job:
     hang for minutes. Every node starts the same number of ranks.
     """
     size = plan.nproc_per_node
-    return replace(job, rank=plan.node_rank * size + job.local_rank, world_size=plan.nnodes * size, id="")
+    rank = plan.node_rank * size + job.local_rank
+    return replace(job, rank=rank, world_size=plan.nnodes * size, local_world_size=size, id="")
 
 
 def replace_process(argv: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
@@ -72,8 +68,8 @@ def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str
         "LOCAL_RANK": str(job.local_rank),
         "LOCAL_WORLD_SIZE": str(job.local_world_size),
     }
-    if plan.nnodes > 1:  # this node's agent has set its own; `launch` keeps the person's for us
-        environment |= {name: environ.get(KEPT + name, "") for name in ("MASTER_ADDR", "MASTER_PORT")}
+    if plan.nnodes > 1:  # this node's agent has set its own
+        environment |= {"MASTER_ADDR": plan.master_addr, "MASTER_PORT": plan.master_port}
         environment |= {"GROUP_RANK": str(plan.node_rank), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     if job.world_size > 1 and plan.program.kind == "train":
         # c10d warns at length of names that do not resolve back; what matters, the trainer says itself.
@@ -82,28 +78,35 @@ def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str
         own = environment.get("LD_PRELOAD", "")
         environment["LD_PRELOAD"] = ":".join((*plan.preload, *([own] if own else [])))
     if not environment.get("MASTER_ADDR"):
-        if not job.on_one_node:
-            raise Refused(
-                f"MASTER_ADDR is not set: {job.launcher} started ranks on several nodes; set MASTER_ADDR and"
-                " MASTER_PORT to the first node's address and a free port",
-                Exit.RENDEZVOUS,
-            )
-        environment["MASTER_ADDR"] = "127.0.0.1"
+        environment["MASTER_ADDR"] = "127.0.0.1" if job.on_one_node else known_master(plan, job)
     if not environment.get("MASTER_PORT"):
         environment["MASTER_PORT"] = str(master_port(job))
     return environment
 
 
-def master_port(job: Job) -> int:
-    """Return a free port for a rank that is alone, else one that every rank works out from the job's id.
+# How each launcher is told a variable for all of its ranks (its manual).
+TELL_ALL = {"Open MPI": "mpirun -x MASTER_ADDR=HOST", "hydra": "mpiexec -genv MASTER_ADDR HOST"}
 
-    The latter lies above the ephemeral range of Linux (32768 to 60999).
-    """
+
+def known_master(plan: Plan, job: Job) -> str:
+    """Return where rank 0 runs as the launcher tells it; raises `Refused` where it does not."""
+    if plan.master_addr:
+        return plan.master_addr
+    how = next((line for name, line in TELL_ALL.items() if (job.launcher or "").startswith(name)), "MASTER_ADDR=HOST")
+    raise Refused(
+        f"MASTER_ADDR is not set: {job.launcher} started ranks on several nodes and does not say where rank 0 is; start"
+        f" them with {how}, the node of rank 0",
+        Exit.RENDEZVOUS,
+    )
+
+
+def master_port(job: Job) -> int:
+    """Return a free port for a rank that is alone, else one that every rank works out from the job's id."""
     if job.world_size == 1:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             return int(probe.getsockname()[1])
-    return 61000 + (int(job.id) if job.id.isdecimal() else zlib.crc32(job.id.encode())) % 4000
+    return agreed_port(job.id)
 
 
 def bind(rank: Rank, memory_policy: str) -> None:

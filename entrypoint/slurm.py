@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from entrypoint.errors import Refused, shown
+from entrypoint.nodelist import expand
 
 
 def number(environ: Mapping[str, str], name: str, default: int) -> int:
@@ -58,3 +59,10 @@ def granted_cpus(environ: Mapping[str, str]) -> int | None:
 def job_cpus(environ: Mapping[str, str]) -> int | None:
     """Return the CPUs that the whole job has on this node; None outside a job."""
     return here(environ, ("SLURM_JOB_CPUS_PER_NODE",)) if environ.get("SLURM_JOB_ID") else None
+
+
+def slurm_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of the step's nodes, outside a step those of the job's, in order; none outside a job."""
+    names = ("SLURM_STEP_NODELIST",) if environ.get("SLURM_STEP_ID") else ()
+    name = next((name for name in (*names, "SLURM_JOB_NODELIST") if environ.get(name)), "")
+    return expand(environ[name], name) if name and environ.get("SLURM_JOB_ID") else ()

@@ -47,13 +47,16 @@ class Given(Generic[SettingsT]):
 
 
 def variable_name(prefix: str, field: str) -> str:
-    """Return the environment variable of a field: `LAUNCH_` and `threads` give `LAUNCH_THREADS`."""
-    return prefix + field.upper()
+    """Return the environment variable of a field: `LAUNCH_` and `threads` give `LAUNCH_THREADS`, so does `threads_`.
+
+    The underscore at the end keeps a field from being a word of Python's.
+    """
+    return prefix + field.upper().rstrip("_")
 
 
 def flag_name(field: str) -> str:
     """Return the command-line flag of a field: `nproc_per_node` gives `--nproc-per-node`."""
-    return "--" + field.replace("_", "-")
+    return "--" + field.rstrip("_").replace("_", "-")
 
 
 def read_settings(
@@ -110,7 +113,7 @@ def explain(model: type[Settings], written: Mapping[str, str], error: Validation
         choices = words(info.annotation)
         if choices and not numeric(info.annotation):
             hint = did_you_mean(value, choices)
-            why = f"no such {field.replace('_', ' ')}. {hint}One of: {', '.join(choices)}."
+            why = f"no such {field.rstrip('_').replace('_', ' ')}. {hint}One of: {', '.join(choices)}."
         else:
             reason = complaint.removeprefix("Value error, ").removeprefix("Input should be ").split(",")[0]
             also = "".join(f" or {word}" for word in choices)

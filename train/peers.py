@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from entrypoint.errors import Exit, LostPeer, Refused
+from entrypoint.meeting import address_of
 
 # How long a node may take to answer a question that any live kernel answers at once.
 ANSWER_S = 3.0
@@ -38,7 +39,10 @@ class Peer:
 
 def introduce(rank: int) -> Peer:
     """Return this process as its peers may know it."""
-    return Peer(rank, socket.gethostname(), own_address(os.environ.get("MASTER_ADDR", "127.0.0.1")))
+    # On the master, its name may be its loopback: then the network's interface tells its address in the job.
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    address = address_of(interface) if interface else ""
+    return Peer(rank, socket.gethostname(), address or own_address(os.environ.get("MASTER_ADDR", "127.0.0.1")))
 
 
 def own_address(master: str) -> str:

@@ -26,7 +26,7 @@ def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine
     Raises `Refused` where a batch has fewer images than there are ranks and parts to share them.
     """
     settings = given.values
-    ranks = plan.nnodes * plan.nproc_per_node
+    ranks = plan.world_size
     if settings.batch_size < ranks * settings.accumulate:
         raise Refused(
             f"TRAIN_BATCH_SIZE={settings.batch_size}: too few for {ranks} ranks x {settings.accumulate} parts;"

@@ -15,6 +15,7 @@ import yaml
 
 from entrypoint.settings import PREFIX as LAUNCH
 from entrypoint.settings import LaunchSettings
+from entrypoint.variables import variable_name
 from tests.conftest import Result
 from tests.containers.conftest import REPOSITORY, Docker, run
 from train.settings import PREFIX as TRAIN
@@ -70,8 +71,8 @@ def nodes(docker: Docker, bound: Path) -> Iterator[Nodes]:
 
 
 def test_every_setting_is_passed_on() -> None:
-    ours = {LAUNCH + name.upper() for name in LaunchSettings.model_fields}
-    ours |= {TRAIN + name.upper() for name in TrainSettings.model_fields}
+    ours = {variable_name(LAUNCH, name) for name in LaunchSettings.model_fields}
+    ours |= {variable_name(TRAIN, name) for name in TrainSettings.model_fields}
     assert ours <= set(COMPOSE["x-settings"])
 
 

@@ -10,6 +10,7 @@ import pytest
 from entrypoint.cli import help_text, parse
 from entrypoint.errors import Refused
 from entrypoint.settings import LaunchSettings
+from entrypoint.variables import variable_name
 from train.settings import TrainSettings
 
 
@@ -77,4 +78,4 @@ def test_what_cannot_be_understood_is_refused(argv: list[str], said: str) -> Non
 def test_help_names_every_setting() -> None:
     text = help_text()
     for prefix, model in (("LAUNCH_", LaunchSettings), ("TRAIN_", TrainSettings)):
-        assert all(prefix + field.upper() in text for field in model.model_fields)
+        assert all(variable_name(prefix, field) in text for field in model.model_fields)

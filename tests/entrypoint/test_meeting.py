@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 
 from entrypoint.errors import Exit, Refused
-from entrypoint.meeting import find_master, interface_towards, meeting_variables
+from entrypoint.job import Job
+from entrypoint.meeting import address_of, find_master, interface_towards, meeting_variables
 
 NOWHERE = "no-such-node.invalid"
 
@@ -32,11 +34,29 @@ def test_an_address_is_its_own_name() -> None:
     assert find_master("192.0.2.7", 1, print) == "192.0.2.7"
 
 
+THERE = Job("srun", 1, 2, 0, 1)
+HERE = Job("srun", 0, 2, 0, 1)
+
+
 @pytest.mark.parametrize("name", ["localhost", "127.0.1.1"])
-def test_a_master_on_loopback_is_refused_before_anybody_waits_for_it(name: str) -> None:
+def test_a_master_on_loopback_is_refused_elsewhere_before_anybody_waits_for_it(name: str) -> None:
     with pytest.raises(Refused, match=rf"MASTER_ADDR={name}: is (127|::1).* here, which other nodes cannot") as error:
-        meeting_variables({"MASTER_ADDR": name}, 1)
+        meeting_variables({"MASTER_ADDR": name}, 1, THERE)
     assert error.value.code == Exit.RENDEZVOUS
+
+
+def test_on_the_master_its_own_name_may_be_loopback_as_debian_has_it() -> None:
+    own = interface_towards(own_address())
+    others = tuple(name for _, name in socket.if_nameindex() if name not in ("lo", own) and address_of(name))
+    if others:
+        with pytest.raises(Refused, match=r"set MASTER_ADDR to this node's address .* or GLOO_SOCKET_IFNAME"):
+            meeting_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)
+    else:
+        assert meeting_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)["GLOO_SOCKET_IFNAME"] == own
+    beside = replace(HERE, nodes=("192.0.2.9",))
+    assert meeting_variables({"MASTER_ADDR": "127.0.1.1"}, 1, beside)["GLOO_SOCKET_IFNAME"] == own, (
+        "the way to the rest"
+    )
 
 
 def test_ranks_meet_over_the_interface_that_leads_to_the_master() -> None:
@@ -45,10 +65,10 @@ def test_ranks_meet_over_the_interface_that_leads_to_the_master() -> None:
     assert name in {name for _, name in socket.if_nameindex()}
     # The kernel reaches an address of its own over loopback, yet from that address: the interface is the address's.
     assert name != "lo"
-    assert meeting_variables({"MASTER_ADDR": address}, 1) == {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    found = meeting_variables({"MASTER_ADDR": address}, 1, THERE)
+    assert found == {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 
 
-def test_a_persons_interface_stays() -> None:
-    found = meeting_variables({"MASTER_ADDR": own_address(), "GLOO_SOCKET_IFNAME": "ib0"}, 1)
-    assert "GLOO_SOCKET_IFNAME" not in found
-    assert "NCCL_SOCKET_IFNAME" in found
+def test_a_persons_interface_stays_and_goes_for_both() -> None:
+    found = meeting_variables({"MASTER_ADDR": own_address(), "GLOO_SOCKET_IFNAME": "ib0"}, 1, THERE)
+    assert found == {"NCCL_SOCKET_IFNAME": "ib0"}

@@ -7,7 +7,7 @@ import pytest
 from entrypoint.errors import Exit, Refused
 from entrypoint.job import Job
 from entrypoint.plan import VARIABLE, Plan
-from entrypoint.rank import KEPT, among_nodes, master_port, rank_environment
+from entrypoint.rank import among_nodes, master_port, rank_environment
 from tests.entrypoint.test_planner import machine, plan
 
 
@@ -43,21 +43,29 @@ def test_what_a_person_has_set_is_kept() -> None:
 
 
 def test_ranks_on_several_nodes_need_a_master() -> None:
-    with pytest.raises(Refused, match="MASTER_ADDR is not set: srun started ranks on several nodes") as error:
-        environment(Job("srun", 0, 4, 0, 2, "1"))
+    with pytest.raises(
+        Refused, match=r"MASTER_ADDR is not set: hydra started ranks on several .* -genv"
+    ) as error:
+        environment(Job("hydra", 0, 4, 0, 2))
     assert error.value.code == Exit.RENDEZVOUS
+    assert environment(Job("hydra", 0, 4, 0, 2), {"MASTER_ADDR": "r1"})["MASTER_ADDR"] == "r1"
+
+
+def test_the_master_is_where_the_launcher_says_that_rank_0_is() -> None:
+    found = environment(Job("srun", 2, 4, 0, 2, "9000", nodes=("n1", "n2"), master="n1"))
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("n1", str(61000 + 9000 % 4000))
 
 
 def test_a_rank_of_a_nodes_own_agent_is_placed_in_the_whole_job() -> None:
     environ = {
         "LAUNCH_NNODES": "3", "LAUNCH_NODE_RANK": "2", "LAUNCH_NPROC_PER_NODE": "2",
-        "MASTER_ADDR": "127.0.0.1", f"{KEPT}MASTER_ADDR": "r1", f"{KEPT}MASTER_PORT": "",
+        "MASTER_ADDR": "r1",
     }  # fmt: skip
     made = plan(machine(4), environ)
     agents = Job("torchrun", rank=1, world_size=2, local_rank=1, local_world_size=2, id="agent's own")
     job = among_nodes(made, agents)
     assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (5, 6, 1, 2)
-    found = rank_environment(made, made.ranks[1], job, environ)
+    found = rank_environment(made, made.ranks[1], job, environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"})
     assert (found["RANK"], found["WORLD_SIZE"], found["GROUP_RANK"]) == ("5", "6", "2")
     assert found["MASTER_ADDR"] == "r1", "the person's, not the agent's"
     assert found["MASTER_PORT"] == str(master_port(among_nodes(made, Job("torchrun", 0, 2, 0, 2)))), (

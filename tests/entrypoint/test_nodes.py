@@ -1,0 +1,96 @@
+"""Which node of how many this is, and who says so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from entrypoint.errors import Exit, Refused
+from entrypoint.job import Job, read_job
+from entrypoint.nodes import Nodes, read_nodes
+from entrypoint.settings import read_launch_settings
+
+HAND = {"LAUNCH_NNODES": "2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "r1"}
+# Kubeflow's training operator, a PyTorchJob of 2 nodes with 4 processes each.
+KUBERNETES = {
+    "PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-master-0",
+    "PET_MASTER_PORT": "23456", "WORLD_SIZE": "8", "RANK": "1",
+}  # fmt: skip
+SAGEMAKER = {
+    "SM_HOSTS": '["algo-2","algo-1"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "0", "SM_NUM_CPUS": "4",
+    "SM_NETWORK_INTERFACE_NAME": "eth0",
+}  # fmt: skip
+STEP = {
+    "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "n[1-2]",
+}  # fmt: skip
+RANK = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x"}
+
+CASES = {
+    "alone": ({}, Nodes()),
+    "by hand": (HAND, Nodes(2, 1, "r1", said_by="LAUNCH_NNODES=2")),
+    "Kubernetes": (KUBERNETES, Nodes(2, 1, "job-master-0", "23456", 4, said_by="PET_NNODES=2")),
+    "Kubernetes with as many ranks as there are GPUs": (
+        KUBERNETES | {"PET_NPROC_PER_NODE": "auto"},
+        Nodes(2, 1, "job-master-0", "23456", said_by="PET_NNODES=2"),
+    ),
+    "Kubernetes, one node": ({"PET_NNODES": "1", "PET_NODE_RANK": "0"}, Nodes(said_by="PET_NNODES=1")),
+    "a rank that torchrun started there": (KUBERNETES | RANK, Nodes()),
+    "SageMaker": (
+        SAGEMAKER,
+        Nodes(2, 1, "algo-1", interface="eth0", said_by='SM_HOSTS=["algo-2","algo-1"]'),
+    ),
+    "srun, a task a node that is a rank": (STEP, Nodes()),
+    "srun, a task a node that is to start ranks": (
+        STEP | {"LAUNCH_NPROC_PER_NODE": "2"},
+        Nodes(2, 1, "n1", said_by="srun"),
+    ),
+    "srun, a task a node for torchrun": (STEP | {"LAUNCH_WITH": "torchrun"}, Nodes(2, 1, "n1", said_by="srun")),
+    "two that agree": (HAND | KUBERNETES, Nodes(2, 1, "r1", said_by="LAUNCH_NNODES=2")),
+}
+
+
+def read(environ: dict[str, str]) -> Nodes:
+    return read_nodes(read_launch_settings(environ, {}), environ, read_job(environ))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_whoever_started_the_nodes_says_which_this_is(name: str) -> None:
+    environ, nodes = CASES[name]
+    assert read(environ) == nodes
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"LAUNCH_NNODES": "2"}, "LAUNCH_NNODES=2: needs MASTER_ADDR"),
+        (HAND | {"LAUNCH_NODE_RANK": "2"}, "LAUNCH_NODE_RANK=2: there are LAUNCH_NNODES=2 nodes"),
+        ({"LAUNCH_NODE_RANK": "1"}, "LAUNCH_NODE_RANK=1: there are LAUNCH_NNODES=1 nodes"),
+        (HAND | STEP, "LAUNCH_NNODES=2: srun has started this process"),
+        (KUBERNETES | {"PET_NODE_RANK": "2"}, "PET_NODE_RANK=2: PET_NNODES=2 nodes, counted from 0"),
+        (KUBERNETES | {"PET_NNODES": "two"}, "PET_NNODES=two: not a number of nodes"),
+        (KUBERNETES | {"PET_MASTER_ADDR": ""}, "PET_NNODES=2: needs MASTER_ADDR"),
+        (SAGEMAKER | {"SM_HOSTS": "algo-1"}, "SM_HOSTS=algo-1: not a JSON list"),
+        (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, "SM_CURRENT_HOST=algo-3: not among SM_HOSTS"),
+        (HAND | KUBERNETES | {"PET_NODE_RANK": "0"}, "LAUNCH_NNODES=2 and PET_NNODES=2 contradict each other: node 1"),
+        (HAND | {"LAUNCH_NNODES": "3"} | SAGEMAKER, "LAUNCH_NNODES=3 and SM_HOSTS=.* contradict"),
+    ],
+)
+def test_what_cannot_be_or_contradicts_is_refused_by_name(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(Refused, match=said) as error:
+        read(environ)
+    assert error.value.code == Exit.USAGE
+
+
+def test_a_step_of_several_tasks_a_node_starts_no_ranks_of_its_own() -> None:
+    job = replace(read_job(STEP), local_world_size=2)
+    assert not job.starts_own(read_launch_settings({"LAUNCH_NPROC_PER_NODE": "2"}, {}).values)
+    assert not Job().starts_own(read_launch_settings({"LAUNCH_WITH": "torchrun"}, {}).values)
+
+
+def test_hosts_of_sagemaker_are_counted_in_the_same_order_on_all() -> None:
+    hosts = [f"algo-{number}" for number in (3, 1, 2)]
+    found = {read(SAGEMAKER | {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host}).rank for host in hosts}
+    assert found == {0, 1, 2}
