@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from entrypoint.meeting import agreed_port, meeting_variables
 from entrypoint.plan import VARIABLE, Plan, Rank
 from entrypoint.topology import format_cpu_list
 
+PR_SET_PDEATHSIG = 1
 # Names of variables that `launch` has set for torchrun's agent alone.
 AGENTS_OWN = "ENTRYPOINT_AGENTS_OWN"
 
@@ -34,7 +36,19 @@ def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn
         environment |= meeting_variables(environment, plan.rendezvous_timeout_s, job)
     if plan.bind != "none":
         bind(rank, plan.memory_policy)
+    if job.launcher:
+        end_with_launcher()
     replace_process(plan.program.argv, environment)
+
+
+def end_with_launcher() -> None:
+    """Have the kernel ask this process to end when its launcher is gone (prctl(2), PR_SET_PDEATHSIG).
+
+    A launcher that was killed cannot end its ranks: they would train on unseen, and hold their peers.
+    """
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def among_nodes(plan: Plan, job: Job) -> Job:

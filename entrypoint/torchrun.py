@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from entrypoint.errors import Exit, prefix
@@ -25,6 +28,7 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     ended_by_agent = watch_agent()
+    signal.signal(signal.SIGUSR1, warn_ranks)
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:
         try:
             torchrun.run(torchrun.parse_args([f"--log-dir={folder}", *argv]))  # type: ignore[no-untyped-call]
@@ -36,6 +40,14 @@ def main(argv: list[str]) -> int:
             first_line = (str(error).splitlines() or [type(error).__name__])[0]
             return say(f"the ranks could not be brought together: {first_line}", Exit.RENDEZVOUS)
     return Exit.DONE
+
+
+def warn_ranks(number: int, _: FrameType | None) -> None:
+    """Pass on a scheduler's warning, which would end the agent: its ranks know what to do with it."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), number)
 
 
 class Witness(logging.Handler):

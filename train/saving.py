@@ -13,10 +13,13 @@ from train.stopping import STOPPING, Preempted
 
 
 def preempt(run: Run, epochs: int) -> NoReturn:
-    """Save where all ranks stand and end, to go on from there."""
+    """Save where all ranks stand and end, to go on from there.
+
+    All wait until it is saved: a rank that ended sooner would have its launcher end the one that still writes.
+    """
     check_weights(run.learner)
+    run.group.from_leader(lambda: save(run, epochs))
     if run.recorder:
-        save(run, epochs)
         run.recorder.close()
     raise Preempted(
         f"stopped by {STOPPING.name}: step {run.learner.step} is saved in {run.folder / 'checkpoint'};"

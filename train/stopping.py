@@ -10,7 +10,9 @@ from types import FrameType
 
 from entrypoint.errors import Exit, Refused
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+# What a scheduler sends ahead of the end (`sbatch --signal=USR1@120`): it only ever asks.
+WARNING = signal.SIGUSR1
 # A launcher and the terminal may both pass one signal on: what follows so soon is the same one.
 ECHO_S = 1.0
 
@@ -36,6 +38,7 @@ class Stopping:
     def __init__(self) -> None:
         self.number: int | None = None
         self.deferring = False
+        self.saves = True
         self.since = 0.0
 
     @property
@@ -54,8 +57,17 @@ class Stopping:
             signal.signal(number, self.take)
 
     def take(self, number: int, _: FrameType | None) -> None:
-        """Note the first signal while deferring; else raise `Stopped` where the program stands."""
+        """Note the first signal while deferring; else raise `Stopped` where the program stands.
+
+        A warning is noted at any time, if the run saves at all, and does not count as the first of two.
+        """
         now = time.monotonic()
+        if number == WARNING:
+            if self.saves and self.number is None:
+                self.number = number
+            return
+        if self.number == WARNING:
+            self.number = None
         if self.deferring and (self.number is None or now - self.since < ECHO_S):
             self.number = self.number or number
             self.since = self.since or now
@@ -65,7 +77,9 @@ class Stopping:
     @contextmanager
     def deferred(self, *, worth_saving: bool) -> Iterator[None]:
         """Let signals wait for the next step inside this block, where the run saves checkpoints at all."""
-        self.deferring = worth_saving
+        self.deferring = self.saves = worth_saving
+        if not worth_saving and self.number == WARNING:
+            self.number = None
         try:
             yield
         finally:

@@ -43,9 +43,7 @@ def test_what_a_person_has_set_is_kept() -> None:
 
 
 def test_ranks_on_several_nodes_need_a_master() -> None:
-    with pytest.raises(
-        Refused, match=r"MASTER_ADDR is not set: hydra started ranks on several .* -genv"
-    ) as error:
+    with pytest.raises(Refused, match=r"MASTER_ADDR is not set: hydra started ranks on several .* -genv") as error:
         environment(Job("hydra", 0, 4, 0, 2))
     assert error.value.code == Exit.RENDEZVOUS
     assert environment(Job("hydra", 0, 4, 0, 2), {"MASTER_ADDR": "r1"})["MASTER_ADDR"] == "r1"

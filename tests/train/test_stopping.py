@@ -37,3 +37,21 @@ def test_a_run_that_saves_is_asked_first_and_ended_by_the_second_signal(monkeypa
         clock[0] += 1
         with pytest.raises(Stopped):
             one.take(signal.SIGTERM, None)
+
+
+def test_a_schedulers_warning_asks_at_any_time_and_is_not_the_first_of_two() -> None:
+    one = Stopping()
+    one.take(signal.SIGUSR1, None)  # while the data are read: the run will save after its first step
+    with one.deferred(worth_saving=True):
+        assert one.asked
+        one.take(signal.SIGTERM, None)  # the end that it warned of
+        assert one.name == "SIGTERM"
+
+
+def test_a_warning_to_a_run_that_saves_nothing_is_nothing() -> None:
+    one = Stopping()
+    one.take(signal.SIGUSR1, None)
+    with one.deferred(worth_saving=False):
+        assert not one.asked
+        one.take(signal.SIGUSR1, None)
+        assert not one.asked
