@@ -45,7 +45,7 @@ def node_stage(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     started = time.time()
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "1"  # looking for some reads every installed package's metadata
     from entrypoint import cli
-    from entrypoint.launch import launch
+    from entrypoint.launch import STARTERS, launch
     from entrypoint.launcher_defaults import without_defaults
     from entrypoint.places import stand_in
     from entrypoint.rank import replace_process
@@ -76,7 +76,8 @@ def node_stage(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if not request.starts:
         return Exit.DONE
     if job.rank == 0 and not settings.values.quiet:
-        print("\n".join(plan_lines(plan)), file=sys.stderr)
+        only = "launcher" if plan.launcher in STARTERS else ""  # each rank's node shows the rest
+        print("\n".join(plan_lines(plan, only=only)), file=sys.stderr)
     launch(plan, question.job, question.environ, started)
 
 
@@ -98,6 +99,7 @@ def ask(request: Request, settings: Given[LaunchSettings], job: Job, environ: Ma
     from entrypoint.nodes import read_nodes
     from entrypoint.plan import Program
     from entrypoint.question import Question
+    from entrypoint.starters import find_starter
 
     nodes = read_nodes(settings, environ, job)
     if job.starts_own(settings.values):  # then this task is the node's, and the ranks are still to be started
@@ -113,12 +115,15 @@ def ask(request: Request, settings: Given[LaunchSettings], job: Job, environ: Ma
         backend_problem=problem_of(settings.values.backend, sys.executable),
         broken_preloads=broken_preloads(environ.get("LD_PRELOAD", "")),
         nodes=nodes,
+        starter=find_starter(settings.values, job, nodes.count),
+        token=str(os.getpid()),
     )
 
 
 def draw_plan(request: Request, question: Question) -> Plan:
     """Plan; for our own trainer also what its data and settings call for."""
     from entrypoint.planner import make_plan
+    from entrypoint.starters import with_starter
 
     plan = make_plan(question)
     if request.program is None:
@@ -128,7 +133,7 @@ def draw_plan(request: Request, question: Question) -> Plan:
 
         training = read_train_settings(question.environ, request.train_flags)
         plan = plan_training(plan, training, survey(training.values), question.machine)
-    return plan
+    return with_starter(plan, question)
 
 
 def show_checks(request: Request, question: Question) -> int:

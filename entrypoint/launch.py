@@ -11,11 +11,15 @@ from entrypoint.rank import AGENTS_OWN, become_program, replace_process
 
 # When the whole command began (Unix time, s): the trainer's total_seconds counts from here.
 STARTED = "ENTRYPOINT_STARTED"
+# They start ranks that plan for themselves, each on its node.
+STARTERS = ("mpirun", "srun")
 
 
 def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> NoReturn:
     """Become torchrun's agent where ranks must be started, else become the program as this job's rank."""
-    environ = {**environ, STARTED: str(started)}
+    environ = {STARTED: str(started), **environ}
+    if plan.launcher in STARTERS:
+        replace_process(plan.command, {**environ, **plan.environment})
     if plan.launcher != "torchrun":
         become_program(plan, job, environ)
     # The agent's store looks its own address up by name; where no server answers, that is 20 s and a page of warnings.

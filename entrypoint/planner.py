@@ -89,12 +89,23 @@ def decide_launcher(question: Question, nproc: int) -> tuple[str, Decision]:
     if job.launcher:
         return "rank", Decision("launcher", "rank", f"this is rank {job.rank} of {job.world_size} by {job.launcher}")
     nnodes = question.nodes.count
+    if question.starter:
+        name, yours = ("mpirun" if question.starter.mpi else "srun"), question.why("with_", "")
+        why = yours or (
+            question.settings.source["hosts"]
+            if question.settings.values.hosts
+            else f"the batch job has {len(question.job.nodes)} nodes"
+        )
+        return name, Decision("launcher", name, f"{why}; {question.starter.path} starts the ranks, each plans anew")
+    if question.settings.values.with_ == "direct" and nproc > 1:
+        raise Refused(f"{question.settings.source['with_']}: starts one rank, not {nproc}; set LAUNCH_NPROC_PER_NODE=1")
     if nnodes > 1:
         why = f"starts and watches this node's ranks, {nproc} of {nproc * nnodes}; the others' meet them at MASTER_ADDR"
         return "torchrun", Decision("launcher", "torchrun", why)
-    if nproc == 1:
+    if nproc == 1 and question.settings.values.with_ != "torchrun":
         return "direct", Decision("launcher", "direct", "one rank needs none, and torchrun would cost seconds")
-    return "torchrun", Decision("launcher", "torchrun", f"starts and watches {nproc} ranks on this node")
+    why = question.why("with_", f"starts and watches {nproc} ranks on this node")
+    return "torchrun", Decision("launcher", "torchrun", why)
 
 
 def command(question: Question, launcher: str, nproc: int) -> tuple[str, ...]:

@@ -15,13 +15,26 @@ from entrypoint.variables import Given
 
 
 @dataclass(frozen=True)
+class Starter:
+    """A program that starts ranks on several nodes: its path, whose MPI it is, and the nodes with ranks on each.
+
+    `mpi` is empty for srun; ranks of 0 are as many as on this node.
+    """
+
+    path: str
+    mpi: str = ""
+    hosts: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class Question:
     """What the plan is made from; `environ` is what the process was started with, less what a launcher put there.
 
     `backend_problem` says why the backend that was asked for cannot be used, empty where it can; `broken_preloads`
     are the files of a person's LD_PRELOAD that cannot be loaded, each with the reason. `substitutes` are variables that
     stand in for a home or a temporary folder that cannot be used, each with the reason; `environ` has them already.
-    `nodes` are those on which an entrypoint each starts ranks; it is one where a launcher has started them.
+    `nodes` are those on which an entrypoint each starts ranks; it is one where a launcher has started them. `starter`
+    is what starts ranks on other nodes too, None where nothing does; `token` is a text that no other run here has.
     """
 
     settings: Given[LaunchSettings]
@@ -34,6 +47,8 @@ class Question:
     broken_preloads: Mapping[str, str] = field(default_factory=dict)
     substitutes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     nodes: Nodes = field(default_factory=Nodes)
+    starter: Starter | None = None
+    token: str = ""
 
     def why(self, field: str, reason: str) -> str:
         """Return the reason for a setting's value: the person's own words where they gave it."""

@@ -7,13 +7,13 @@ import shlex
 from entrypoint.plan import Plan
 
 
-def plan_lines(plan: Plan, *, command: bool = False) -> list[str]:
-    """Return the plan's lines; with `command` also what would be executed."""
-    rows = [(decision.what, decision.value, decision.why) for decision in plan.decisions]
+def plan_lines(plan: Plan, *, command: bool = False, only: str = "") -> list[str]:
+    """Return the plan's lines, or of the decisions `only` one; with `command` also what would be executed."""
+    rows = [(one.what, one.value, one.why) for one in plan.decisions if only in ("", one.what)]
     what_width = max(len(what) for what, _, _ in rows)
     value_width = min(24, max(len(value) for _, value, _ in rows))
     lines = [f"plan: {plan.node}"]
-    lines += [f"  {line}" for line in plan.map]
+    lines += [f"  {line}" for line in plan.map if not only]
     lines += [f"  {what:<{what_width}}  {value:<{value_width}}  {why}".rstrip() for what, value, why in rows]
     lines += [f"  warning: {warning}" for warning in plan.warnings]
     if command:

@@ -1,0 +1,155 @@
+"""What starts ranks on several nodes, and what it is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint.errors import Exit, Refused
+from entrypoint.job import Job, read_job
+from entrypoint.nodes import Nodes
+from entrypoint.plan import Plan
+from entrypoint.planner import make_plan
+from entrypoint.question import Question, Starter
+from entrypoint.settings import read_launch_settings
+from entrypoint.starters import find_starter, passed, read_hosts, wanted, which_mpi, with_starter
+from tests.conftest import script
+from tests.entrypoint.test_planner import SCRIPT, machine
+
+BATCH = {
+    "SLURM_JOB_ID": "42", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
+    "SLURM_TASKS_PER_NODE": "1(x2)",
+}  # fmt: skip
+
+
+def plan(environ: dict[str, str], starter: Starter | None, cores: int = 8) -> Plan:
+    settings, job = read_launch_settings(environ, {}), read_job(environ)
+    question = Question(settings, machine(cores), job, SCRIPT, environ, "python", starter=starter, token="77")
+    return with_starter(make_plan(question), question)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", ()),
+        ("r1:4,r2:2", (("r1", 4), ("r2", 2))),
+        ("r1,r2.site.org", (("r1", 0), ("r2.site.org", 0))),
+        ("10.0.0.1:1", (("10.0.0.1", 1),)),
+    ],
+)
+def test_hosts_are_listed_with_the_ranks_on_each(text: str, hosts: tuple[tuple[str, int], ...]) -> None:
+    assert read_hosts(text) == hosts
+
+
+def test_a_file_of_hosts_may_have_open_mpis_form(tmp_path: Path) -> None:
+    file = script(tmp_path, "hosts", "r1 slots=4\n# the small one\nr2:2\n\nr3  # as many as here\n")
+    assert read_hosts(str(file)) == (("r1", 4), ("r2", 2), ("r3", 0))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("r1:x", "r1:x is no host; expected a form like r1:4,r2:2"),
+        ("r1,,r2", "is no host"),
+        ("r1:0", "r1:0 is no host"),
+        ("/nowhere/hosts", "cannot be read"),
+        ("-oProxyCommand=x", "is no host"),
+    ],
+)
+def test_what_names_no_hosts_is_refused(text: str, said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        read_hosts(text)
+
+
+@pytest.mark.parametrize(
+    ("environ", "nodes", "name"),
+    [
+        ({}, 1, ""),
+        ({"LAUNCH_HOSTS": "r1,r2"}, 1, "mpirun"),
+        ({"LAUNCH_WITH": "mpirun"}, 1, "mpirun"),
+        (BATCH, 1, "srun"),
+        (BATCH | {"LAUNCH_WITH": "mpirun"}, 1, "mpirun"),
+        (BATCH | {"LAUNCH_WITH": "direct"}, 1, ""),
+        (BATCH | {"LAUNCH_WITH": "torchrun"}, 1, ""),
+        (BATCH | {"SLURM_JOB_NODELIST": "n1"}, 1, ""),
+        (BATCH | {"LAUNCH_NNODES": "2"}, 2, ""),
+        (BATCH | {"SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}, 1, ""),
+    ],
+)
+def test_ranks_on_other_nodes_are_started_where_somebody_names_them(
+    environ: dict[str, str], nodes: int, name: str
+) -> None:
+    assert wanted(read_launch_settings(environ, {}).values, read_job(environ), nodes) == name
+
+
+def test_a_batch_script_without_srun_is_told_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(Refused, match=r"2 nodes \(n1 …\) and no srun is here .*; write: srun apptainer exec") as error:
+        find_starter(read_launch_settings(BATCH, {}).values, read_job(BATCH), 1)
+    assert error.value.code == Exit.MACHINE
+    with pytest.raises(Refused, match="LAUNCH_WITH=mpirun: no mpirun on PATH here; inside a container start it from"):
+        find_starter(read_launch_settings({"LAUNCH_WITH": "mpirun"}, {}).values, Job(), Nodes().count)
+
+
+@pytest.mark.parametrize(
+    ("version", "mpi"),
+    [
+        ("mpirun (Open MPI) 4.1.4", "Open MPI"),
+        ("HYDRA build details:", "hydra"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13", "hydra"),
+    ],
+)
+def test_an_mpirun_says_whose_it_is(tmp_path: Path, version: str, mpi: str) -> None:
+    program = script(tmp_path, "mpirun", f"#!/bin/sh\necho '{version}'\n")
+    program.chmod(0o755)
+    assert which_mpi(str(program)) == mpi
+    program.write_text("#!/bin/sh\necho someone else\n")
+    with pytest.raises(Refused, match="--version says someone else, neither Open MPI nor"):
+        which_mpi(str(program))
+
+
+@pytest.mark.parametrize(
+    ("more", "tasks", "cpus"),
+    [
+        ({}, 2, 8),
+        ({"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}, 4, 4),
+        ({"SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "3"}, 4, 3),
+        ({"SLURM_NTASKS": "4", "LAUNCH_NPROC_PER_NODE": "4"}, 8, 2),
+    ],
+)
+def test_srun_starts_the_jobs_tasks_and_gives_each_its_cpus(more: dict[str, str], tasks: int, cpus: int) -> None:
+    made = plan(BATCH | more, Starter("/usr/bin/srun"))
+    assert (made.launcher, made.world_size) == ("srun", tasks)
+    assert made.command == (
+        *("/usr/bin/srun", "--nodes=2", f"--ntasks={tasks}", f"--cpus-per-task={cpus}", "--cpu-bind=none"),
+        *("--kill-on-bad-exit=1", "python", "-I", "-m", "entrypoint", "run", "x.py"),
+    )
+
+
+def test_mpirun_is_told_hosts_and_names_of_variables_and_binds_nothing() -> None:
+    environ = {"LAUNCH_HOSTS": "r1:4,r2:2", "TRAIN_EPOCHS": "3", "AWS_SECRET_ACCESS_KEY": "x", "HOME": "/root"}
+    hosts = read_hosts(environ["LAUNCH_HOSTS"])
+    made = plan(environ, Starter("/usr/bin/mpirun", "Open MPI", hosts))
+    words = " ".join(made.command)
+    assert words.startswith("/usr/bin/mpirun --bind-to none -np 6 --host r1:4,r2:2 ")
+    assert words.endswith(" python -I -m entrypoint run x.py")
+    named = [name for flag, name in zip(made.command, made.command[1:], strict=False) if flag == "-x"]
+    assert named == ["ENTRYPOINT_STARTED", "LAUNCH_HOSTS", "MASTER_ADDR", "MASTER_PORT", "TRAIN_EPOCHS"]
+    assert (made.world_size, made.environment["MASTER_ADDR"]) == (6, "r1")
+    assert "OMP_NUM_THREADS" not in made.environment, "each node's own, not this one's"
+
+    hydra = plan(environ, Starter("/opt/mpirun", "hydra", hosts)).command
+    assert hydra[:5] == ("/opt/mpirun", "-n", "6", "-hosts", "r1:4,r2:2")
+    assert hydra[5:7] == ("-genvlist", ",".join(named))
+
+
+def test_mpirun_in_a_batch_job_takes_the_jobs_nodes_and_tasks() -> None:
+    environ = BATCH | {"LAUNCH_WITH": "mpirun", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}
+    words = " ".join(plan(environ, Starter("/usr/bin/mpirun", "Open MPI")).command)
+    assert "-np 3 --host n1:2,n2:1" in words
+
+
+def test_no_secret_goes_over_the_network() -> None:
+    secrets = {"GITHUB_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "x", "WANDB_API_KEY": "x", "SSH_AUTH_SOCK": "x"}
+    assert not set(passed(secrets)) & set(secrets)
