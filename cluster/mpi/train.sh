@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Trains on a list of machines without a scheduler, by Open MPI over ssh:  train.sh [the trainer's flags]
+# Adapt these lines; the image lies under the same path on all machines, which reach each other by ssh without a word.
+HOSTS=${HOSTS:-node1:1,node2:1} # name:ranks, the first one is where this is started
+IMAGE=${IMAGE-$PWD/cpu-intel.sif}
+# For data: export TRAIN_DATASET=imagefolder TRAIN_DATA_DIR=/data/pets APPTAINER_BIND=/data
+# ---- nothing to adapt from here on
+set -u
+export MASTER_ADDR=${MASTER_ADDR:-${HOSTS%%[:,]*}}
+ranks=0
+for host in ${HOSTS//,/ }; do
+  count=${host#*:}
+  if [[ $count == "$host" ]]; then count=1; fi
+  ranks=$((ranks + count))
+done
+
+# Without an image: the entrypoint of an installation that all machines share.
+start=(entrypoint train)
+if [[ -n $IMAGE ]]; then start=(apptainer run --nv "$IMAGE" train); fi
+
+# Ranks on other machines see what is named here and nothing else of this environment.
+passed=()
+for name in $(compgen -e | grep -E '^(TRAIN|LAUNCH|APPTAINER|OMP|KMP|NCCL|GLOO)_|^(PATH|MASTER_ADDR|MASTER_PORT)$'); do
+  passed+=(-x "$name")
+done
+
+# A machine that has not answered for half a minute is lost, and the job ends.
+alive=(--mca oob_tcp_keepalive_time 10 --mca oob_tcp_keepalive_intvl 5 --mca oob_tcp_keepalive_probes 4)
+exec mpirun --bind-to none -np "$ranks" --host "$HOSTS" "${alive[@]}" "${passed[@]}" "${start[@]}" "$@"

@@ -1,0 +1,222 @@
+"""Several nodes for the tests: hosts with their own address, name and processes, ssh and Slurm between them.
+
+CLUSTER_NODES names a program with the verbs `up N`, `down`, `exec NODE COMMAND…`, `cut NODE`, `heal NODE`, `kill NODE`
+and `hosts NODE FILE`, CLUSTER_SSH the ssh configuration with which its nodes reach each other, CLUSTER_SLURM one with
+`up N`, `down` and `exec COMMAND…` on the first node. Nodes share the file system. Tests that need them skip elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Result, clean_environment, launcher, script
+
+LIMIT_S = 120
+ENTRYPOINT = (sys.executable, "-m", "entrypoint")
+OURS = {"TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "plain", "LAUNCH_QUIET": "1"}
+# Prints the pids of a node's processes whose command line has the words, the program's own name first.
+FIND = r"""
+import glob, sys
+for path in glob.glob("/proc/[0-9]*/cmdline"):
+    words = open(path).read().replace("\0", " ")
+    if sys.argv[1] in words and "FIND" not in words:
+        print(path.split("/")[2])
+# FIND
+"""
+
+
+@dataclass
+class Started:
+    """A command that runs on a node, and what it prints."""
+
+    process: subprocess.Popen[str]
+    log: Path
+
+    def text(self) -> str:
+        """Return what it has printed so far."""
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, words: str, limit_s: float = 60) -> None:
+        """Wait until it has printed something."""
+        until = time.monotonic() + limit_s
+        while words not in self.text():
+            assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.text()[-3000:]}"
+            assert time.monotonic() < until, self.text()[-3000:]
+            time.sleep(0.05)
+
+    def code(self, limit_s: float = LIMIT_S) -> int:
+        """Wait for its end and return its exit code."""
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still runs after {limit_s} s: {self.text()[-3000:]}") from None
+
+
+@dataclass
+class Cluster:
+    """Runs commands on the nodes, breaks them, and leaves nothing running."""
+
+    tool: str
+    ssh: str
+    folder: Path
+    count: int = 2
+    started: list[Started] = field(default_factory=list)
+    bins: dict[str, Path] = field(default_factory=dict)
+
+    def do(self, verb: str, *words: str | Path) -> None:
+        """Run one of the tool's verbs, which must succeed."""
+        subprocess.run([self.tool, verb, *map(str, words)], check=True, stdout=subprocess.DEVNULL, timeout=LIMIT_S)
+
+    def environ(self, env: Mapping[str, str] | None) -> dict[str, str]:
+        """Return the environment of a command: ours, what the MPIs need to reach the nodes by ssh, and more."""
+        rsh = script(self.folder, "ssh.sh", f'#!/bin/sh\nexec ssh -F {self.ssh} "$@"\n')
+        rsh.chmod(0o755)
+        mpi = {
+            "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMPI_MCA_plm_rsh_agent": str(rsh), "OMPI_MCA_oob_tcp_if_include": "eth0",
+            "OMPI_MCA_btl_tcp_if_include": "eth0", "HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": str(rsh),
+            "HYDRA_IFACE": "eth0",
+        }  # fmt: skip
+        return {**clean_environment(), "HOME": str(self.folder), **mpi, **OURS, **(env or {})}
+
+    def start(self, node: str, *words: str | Path, env: Mapping[str, str] | None = None, tool: str = "") -> Started:
+        """Start a command on a node, in the tests' folder."""
+        log = self.folder / f"log{len(self.started)}"
+        where = [tool, "exec"] if tool else [self.tool, "exec", node]
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                [*where, *map(str, words)],
+                cwd=self.folder,
+                env=self.environ(env),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                text=True,
+            )
+        self.started.append(Started(process, log))
+        return self.started[-1]
+
+    def run(self, node: str, *words: str | Path, env: Mapping[str, str] | None = None, tool: str = "") -> Result:
+        """Run a command on a node to its end."""
+        one = self.start(node, *words, env=env, tool=tool)
+        code = one.code()
+        return Result(code, one.text(), "")
+
+    def pids(self, node: str, words: str) -> list[int]:
+        """Return the processes of a node whose command line has these words."""
+        where = [self.tool, "exec", node, sys.executable, "-c", FIND, words]
+        found = subprocess.run(where, capture_output=True, text=True, check=False, timeout=LIMIT_S).stdout
+        return [int(pid) for pid in found.split()]
+
+    def signal(self, node: str, words: str, number: signal.Signals) -> int:
+        """Send a signal to a node's processes with these words on their command line; return how many."""
+        pids = self.pids(node, words)
+        if pids:
+            subprocess.run([self.tool, "exec", node, "kill", f"-{int(number)}", *map(str, pids)], check=False)
+        return len(pids)
+
+    def left(self) -> dict[str, list[int]]:
+        """Return the ranks and agents that still run, by node."""
+        names = [f"node{number + 1}" for number in range(self.count)]
+        return {name: pids for name in names if (pids := self.pids(name, " train") + self.pids(name, "entrypoint"))}
+
+    def gone(self, limit_s: float) -> float:
+        """Wait until nothing of ours runs on any node; return the seconds that took."""
+        began = time.monotonic()
+        while left := self.left():
+            assert time.monotonic() - began < limit_s, left
+            time.sleep(0.1)
+        return time.monotonic() - began
+
+    def mpi(self, which: str) -> dict[str, str]:
+        """Return a PATH on which mpirun is this MPI's; skips the test where it is not here."""
+        names = {"Open MPI": ("mpirun.openmpi", "mpirun"), "hydra": ("mpiexec.hydra", "mpirun")}[which]
+        real = launcher(*names, said={"Open MPI": "Open MPI", "hydra": "HYDRA"}[which])
+        bin_folder = self.folder / which.replace(" ", "")
+        bin_folder.mkdir(exist_ok=True)
+        script(bin_folder, "mpirun", f'#!/bin/sh\nexec {real} "$@"\n').chmod(0o755)
+        return {"PATH": f"{bin_folder}:{os.environ['PATH']}"}
+
+    def summary(self, name: str) -> Any:
+        """Return a run's summary.json."""
+        return json.loads((self.folder / "runs" / name / "summary.json").read_text())
+
+    def losses(self, name: str) -> list[float]:
+        """Return a run's train losses by epoch."""
+        lines = (self.folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+        return [line["train_loss"] for line in map(json.loads, lines) if "train_loss" in line]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Two nodes, new for each test: what one breaks, the next does not see."""
+    tool, ssh = os.environ.get("CLUSTER_NODES", ""), os.environ.get("CLUSTER_SSH", "")
+    if not tool:
+        pytest.skip("needs several nodes: CLUSTER_NODES names no program that makes them")
+    nodes = Cluster(tool, ssh, tmp_path)
+    nodes.do("up", "2")
+    try:
+        yield nodes
+    finally:
+        for one in nodes.started:
+            one.process.kill()
+            one.process.wait()
+        nodes.do("down")
+
+
+@dataclass
+class Slurm:
+    """A Slurm over a cluster's nodes."""
+
+    tool: str
+    cluster: Cluster
+
+    def start(self, *words: str | Path, env: Mapping[str, str] | None = None) -> Started:
+        """Start a client command (srun, sbatch …) on the first node."""
+        return self.cluster.start("node1", *words, env=env, tool=self.tool)
+
+    def run(self, *words: str | Path, env: Mapping[str, str] | None = None) -> Result:
+        """Run a client command on the first node to its end."""
+        return self.cluster.run("node1", *words, env=env, tool=self.tool)
+
+    def submit(self, file: Path, *options: str, env: Mapping[str, str] | None = None) -> str:
+        """Submit a batch script and return the job's number."""
+        done = self.run("sbatch", "--parsable", *options, file, env=env)
+        assert done.code == 0, done.out
+        return done.out.split()[-1].split(";")[0]
+
+    def state(self, job: str) -> dict[str, str]:
+        """Return what the controller knows of a job."""
+        text = self.run("scontrol", "show", "job", job).out
+        return dict(word.split("=", 1) for word in text.split() if "=" in word)
+
+    def ended(self, job: str, limit_s: float = LIMIT_S) -> dict[str, str]:
+        """Wait for a job's end and return what the controller knows of it."""
+        until = time.monotonic() + limit_s
+        while (state := self.state(job)).get("JobState") in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING"):
+            assert time.monotonic() < until, state
+            time.sleep(0.3)
+        return state
+
+
+@pytest.fixture
+def slurm(cluster: Cluster) -> Iterator[Slurm]:
+    tool = os.environ.get("CLUSTER_SLURM", "")
+    if not tool:
+        pytest.skip("needs Slurm: CLUSTER_SLURM names no program that starts one over the nodes")
+    subprocess.run([tool, "up", str(cluster.count)], check=True, timeout=LIMIT_S)
+    try:
+        yield Slurm(tool, cluster)
+    finally:
+        subprocess.run([tool, "down"], check=False, timeout=LIMIT_S)

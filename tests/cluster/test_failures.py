@@ -1,0 +1,123 @@
+"""What goes wrong between nodes, caused for real: the whole job ends soon, nothing is left, the cause is named."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tests.cluster.conftest import ENTRYPOINT, Cluster, Slurm, Started
+
+pytestmark = pytest.mark.cluster
+
+TIMEOUT_S = 10
+LONG = {"TRAIN_EPOCHS": "100000", "TRAIN_RUN_NAME": "long", "LAUNCH_FAIL_TIMEOUT_S": str(TIMEOUT_S)}
+RANK = "-I -m train"  # on the command line of every rank
+
+
+def agents(cluster: Cluster) -> list[Started]:
+    env = LONG | {"LAUNCH_NNODES": "2", "MASTER_ADDR": "node1"}
+    return [
+        cluster.start(f"node{rank + 1}", *ENTRYPOINT, "train", env=env | {"LAUNCH_NODE_RANK": str(rank)})
+        for rank in (0, 1)
+    ]
+
+
+def mpirun(which: str) -> Callable[[Cluster], list[Started]]:
+    def start(cluster: Cluster) -> list[Started]:
+        hosts = "--hosts=node1:1,node2:1"
+        return [cluster.start("node1", *ENTRYPOINT, "train", hosts, env=LONG | cluster.mpi(which))]
+
+    return start
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to start the job, and what to look for on the command line of its launcher on the first node."""
+
+    start: Callable[[Cluster], list[Started]]
+    launcher: str
+
+
+WAYS = {
+    "agents": Way(agents, "entrypoint.torchrun"),
+    "Open MPI": Way(mpirun("Open MPI"), "mpirun.openmpi"),
+    "hydra": Way(mpirun("hydra"), "mpiexec.hydra"),
+}
+
+
+def kill_rank(cluster: Cluster, _: Way) -> None:
+    assert cluster.signal("node2", RANK, signal.SIGKILL) == 1
+
+
+def kill_launcher(cluster: Cluster, way: Way) -> None:
+    assert cluster.signal("node1", way.launcher, signal.SIGKILL) >= 1
+
+
+def stop_rank(cluster: Cluster, _: Way) -> None:
+    assert cluster.signal("node2", RANK, signal.SIGSTOP) == 1
+
+
+def power_off(cluster: Cluster, _: Way) -> None:
+    cluster.do("kill", "node2")
+    cluster.count = 1
+
+
+def cut(cluster: Cluster, _: Way) -> None:
+    cluster.do("cut", "node2")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong, how soon all is to be over, and what is to be said by whom is left."""
+
+    cause: Callable[[Cluster, Way], None]
+    limit_s: float
+    said: str
+
+
+FAULTS = {
+    "a rank is killed": Fault(kill_rank, 10, r"lost rank 1 on node2 \(|rank 1 of this job .* killed by SIGKILL"),
+    "the launcher is killed": Fault(kill_launcher, 15, ""),
+    "a rank is stopped": Fault(stop_rank, TIMEOUT_S + 40, r"rank 0: lost another rank|rank 0: lost rank 1 on node2"),
+    "a node is powered off": Fault(power_off, TIMEOUT_S + 40, r"rank 0: lost rank 1 on node2 \("),
+    "a node is cut off": Fault(cut, TIMEOUT_S + 40, r"rank 0: lost rank 1 on node2 \("),
+}
+
+
+def over(cluster: Cluster, started: list[Started], fault: Fault, began: float) -> None:
+    """Check that all ended in time, unsuccessfully, with nothing left, and that the cause was named."""
+    codes = [one.code(fault.limit_s + 5) for one in started]
+    cluster.gone(max(1.0, fault.limit_s - (time.monotonic() - began)))
+    took_s = time.monotonic() - began
+    text = "\n".join(one.text() for one in started)
+    print(f"over after {took_s:.1f} s with {codes}")
+    assert took_s <= fault.limit_s
+    assert 0 not in codes, text[-3000:]
+    assert re.search(fault.said, text), text[-3000:]
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("way", WAYS)
+def test_the_whole_job_ends_soon_and_says_why(cluster: Cluster, way: str, name: str) -> None:
+    started = WAYS[way].start(cluster)
+    started[0].wait_for("epoch 3/")
+    began = time.monotonic()
+    FAULTS[name].cause(cluster, WAYS[way])
+    over(cluster, started, FAULTS[name], began)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("name", [name for name in FAULTS if name != "the launcher is killed"])
+def test_a_step_of_srun_ends_soon_and_says_why(slurm: Slurm, name: str) -> None:
+    words = ("srun", "-N2", "-n2", "-c2", "--kill-on-bad-exit=1", *ENTRYPOINT, "train")
+    started = [slurm.start(*words, env=LONG)]
+    started[0].wait_for("epoch 3/")
+    began = time.monotonic()
+    FAULTS[name].cause(slurm.cluster, Way(agents, "srun"))
+    over(slurm.cluster, started, FAULTS[name], began)

@@ -1,0 +1,151 @@
+"""Every launcher over two nodes, for real: the same losses and accuracy as one process with the same global batch."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from tests.cluster.conftest import ENTRYPOINT, Cluster, Slurm, Started
+from tests.conftest import LAUNCH_LIMIT_S, script
+
+pytestmark = pytest.mark.cluster
+
+TRAIN = {"TRAIN_EPOCHS": "2", "TRAIN_RUN_NAME": "many"}
+Start = Callable[[Cluster, int], list[Started]]
+
+
+def by_hand(cluster: Cluster, ranks: int) -> list[Started]:
+    """The same command on each node: the nodes' own agents start the ranks."""
+    env = TRAIN | {"LAUNCH_NNODES": "2", "MASTER_ADDR": "node1", "LAUNCH_NPROC_PER_NODE": str(ranks)}
+    return [
+        cluster.start(f"node{rank + 1}", *ENTRYPOINT, "train", env=env | {"LAUNCH_NODE_RANK": str(rank)})
+        for rank in (0, 1)
+    ]
+
+
+def by_mpirun(which: str) -> Start:
+    """`entrypoint train --hosts …` on the first node: mpirun starts the ranks."""
+
+    def start(cluster: Cluster, ranks: int) -> list[Started]:
+        hosts = f"--hosts=node1:{ranks},node2:{ranks}"
+        return [cluster.start("node1", *ENTRYPOINT, "train", hosts, env=TRAIN | cluster.mpi(which))]
+
+    return start
+
+
+def under_mpirun(cluster: Cluster, ranks: int) -> list[Started]:
+    """`mpirun … entrypoint train`, as the hybrid model has it: nobody says where rank 0 is."""
+    env = TRAIN | cluster.mpi("Open MPI")
+    names = [word for name in ("TRAIN_EPOCHS", "TRAIN_RUN_NAME", "TRAIN_TENSORBOARD") for word in ("-x", name)]
+    hosts = ("-np", str(2 * ranks), "--host", f"node1:{ranks},node2:{ranks}")
+    return [cluster.start("node1", "mpirun", *hosts, *names, *ENTRYPOINT, "train", env=env)]
+
+
+def under_hydra(cluster: Cluster, ranks: int) -> list[Started]:
+    """`mpiexec -genv MASTER_ADDR … entrypoint train`."""
+    hosts = ("-n", str(2 * ranks), "-hosts", f"node1:{ranks},node2:{ranks}", "-genv", "MASTER_ADDR", "node1")
+    return [cluster.start("node1", "mpirun", *hosts, *ENTRYPOINT, "train", env=TRAIN | cluster.mpi("hydra"))]
+
+
+BY_SSH: dict[str, Start] = {
+    "by hand": by_hand,
+    "mpirun of Open MPI": by_mpirun("Open MPI"),
+    "mpirun of hydra": by_mpirun("hydra"),
+    "under mpirun": under_mpirun,
+    "under hydra": under_hydra,
+}
+BY_SLURM: dict[str, tuple[str, ...]] = {
+    "srun": ("srun", "-N2", "-n{tasks}", "-c{cpus}"),
+    "srun with PMI-2": ("srun", "-N2", "-n{tasks}", "-c{cpus}", "--mpi=pmi2"),
+    "srun with PMIx": ("srun", "-N2", "-n{tasks}", "-c{cpus}", "--mpi=pmix"),
+}
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one process reaches, and its train losses by epoch."""
+
+    accuracy: float
+    losses: list[float]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    one = Cluster("", "", tmp_path_factory.mktemp("alone"))
+    command = (*ENTRYPOINT, "train")
+    subprocess.run(
+        command, cwd=one.folder, env=one.environ(TRAIN), check=True, capture_output=True, timeout=LAUNCH_LIMIT_S
+    )
+    return Alone(one.summary("many")["test_accuracy"], one.losses("many"))
+
+
+def check(alone: Alone, cluster: Cluster, started: list[Started], world_size: int) -> None:
+    codes = [one.code() for one in started]
+    assert codes == [0] * len(started), "\n".join(one.text()[-3000:] for one in started)
+    assert cluster.summary("many")["world_size"] == world_size
+    assert cluster.losses("many") == pytest.approx(alone.losses, rel=1e-4), "to rounding"
+    assert cluster.summary("many")["test_accuracy"] == pytest.approx(alone.accuracy, abs=0.5)
+    assert "warning" not in "".join(one.text() for one in started)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", BY_SSH)
+def test_two_nodes_by_ssh_or_by_hand(alone: Alone, cluster: Cluster, name: str, ranks: int) -> None:
+    check(alone, cluster, BY_SSH[name](cluster, ranks), 2 * ranks)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", BY_SLURM)
+def test_two_nodes_by_srun(alone: Alone, slurm: Slurm, name: str, ranks: int) -> None:
+    words = [word.format(tasks=2 * ranks, cpus=2 // ranks) for word in BY_SLURM[name]]
+    check(alone, slurm.cluster, [slurm.start(*words, *ENTRYPOINT, "train", env=TRAIN)], 2 * ranks)
+
+
+@pytest.mark.slurm
+def test_srun_of_one_task_a_node_that_starts_two_ranks(alone: Alone, slurm: Slurm) -> None:
+    words = ("srun", "-N2", "-n2", "-c2", *ENTRYPOINT, "train", "--nproc-per-node=2")
+    check(alone, slurm.cluster, [slurm.start(*words, env=TRAIN)], 4)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("with_", ["auto", "mpirun"])
+def test_a_batch_script_that_starts_nothing_itself(alone: Alone, slurm: Slurm, with_: str) -> None:
+    cluster = slurm.cluster
+    env = TRAIN | {"LAUNCH_WITH": with_} | (cluster.mpi("Open MPI") if with_ == "mpirun" else {})
+    file = script(cluster.folder, "job.sh", f"#!/bin/sh\nexec {' '.join(ENTRYPOINT)} train\n")
+    job = slurm.submit(file, "-N2", "--ntasks-per-node=2", "--output=job.out", env=env)
+    state = slurm.ended(job)
+    out = (cluster.folder / "job.out").read_text()
+    assert state["JobState"] == "COMPLETED", out
+    check(alone, cluster, [], 4)
+
+
+def test_the_books_own_script_for_several_machines_runs_unchanged(cluster: Cluster) -> None:
+    script(
+        cluster.folder,
+        "book.py",
+        """
+        import os
+        import torch
+        import torch.distributed as dist
+
+        os.environ['RANK'] = os.environ['OMPI_COMM_WORLD_RANK']
+        os.environ['WORLD_SIZE'] = os.environ['OMPI_COMM_WORLD_SIZE']
+        dist.init_process_group(backend='gloo', init_method='env://')
+        total = torch.ones(1) * dist.get_rank()
+        dist.all_reduce(total)
+        print(f'rank {dist.get_rank()} of {dist.get_world_size()}: {total.item()}')
+        dist.destroy_process_group()
+        """,
+    )
+    env = cluster.mpi("Open MPI") | {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+    words = ("mpirun", "-np", "4", "--host", "node1:2,node2:2", "-x", "MASTER_ADDR", "-x", "MASTER_PORT")
+    done = cluster.run("node1", *words, *ENTRYPOINT, "run", "book.py", env=env)
+    assert done.code == 0, done.out
+    assert sorted(line for line in done.out.splitlines() if line.startswith("rank ")) == [
+        f"rank {rank} of 4: 6.0" for rank in range(4)
+    ]
