@@ -12,7 +12,6 @@ from entrypoint.errors import Exit, Refused, report
 from entrypoint.plan import VARIABLE, Plan
 from train.settings import read_train_settings
 from train.stopping import STOPPING, Stopped
-from train.workers import default_signals
 
 
 def main() -> int:
@@ -30,8 +29,8 @@ def main() -> int:
         if stopped is None:
             raise
         return tell(stopped)
-    finally:  # from here on nobody would catch what a signal raises
-        default_signals()
+    finally:
+        STOPPING.ignore()
 
 
 def stopped_by(error: BaseException | None) -> Stopped | None:

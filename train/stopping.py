@@ -56,6 +56,14 @@ class Stopping:
         for number in SIGNALS:
             signal.signal(number, self.take)
 
+    def ignore(self) -> None:
+        """Ignore this process's signals: it ends anyway, and the code that it ends with is settled.
+
+        A launcher ends all ranks as soon as it has seen the first one end.
+        """
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
     def take(self, number: int, _: FrameType | None) -> None:
         """Note the first signal while deferring; else raise `Stopped` where the program stands.
 

@@ -125,7 +125,7 @@ def test_a_node_that_goes_ends_the_other_by_name_and_the_job_goes_on_when_restar
         assert run("docker", "network", "disconnect", f"{nodes.project}_nodes", nodes.name(number)).code == 0
     else:
         assert run("docker", how, nodes.name(number)).code == 0
-    assert nodes.codes() == codes
+    assert nodes.codes() == codes, nodes.log()[-4000:]
     assert time.monotonic() - started < limit_s
     assert re.search(said, nodes.log()), nodes.log()[-2000:]
     assert sorted((nodes.runs / "nodes/checkpoint").glob("step-*.pt"))
