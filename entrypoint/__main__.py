@@ -93,7 +93,7 @@ def train_settings_of(argv: Sequence[str]) -> type[Settings] | None:
 def ask(request: Request, settings: Given[LaunchSettings], job: Job, environ: Mapping[str, str]) -> Question:
     """Read the machine, and try out what no file tells."""
     from entrypoint.backends import problem_of
-    from entrypoint.launcher_defaults import read_mask
+    from entrypoint.launcher_defaults import read_mask, refuse_mixed_up
     from entrypoint.libraries import broken_preloads
     from entrypoint.machine import read_machine
     from entrypoint.nodes import read_nodes
@@ -102,6 +102,8 @@ def ask(request: Request, settings: Given[LaunchSettings], job: Job, environ: Ma
     from entrypoint.starters import find_starter
 
     nodes = read_nodes(settings, environ, job)
+    if settings.values.with_ == "auto" and nodes.count == 1:
+        refuse_mixed_up(job)
     if job.starts_own(settings.values):  # then this task is the node's, and the ranks are still to be started
         job = Job(id=job.id, granted_cpus=job.granted_cpus, node_cpus=job.node_cpus, nodes=job.nodes, master=job.master)
     mask, settled, squeezed_to = read_mask(job)

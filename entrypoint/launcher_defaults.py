@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from entrypoint.errors import Refused
 from entrypoint.job import Job
 from entrypoint.surroundings import ancestors, read_lines
 
@@ -33,6 +34,23 @@ def read_mask(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:
     unbound = replace(job, binding="")
     launchers = frozenset(os.sched_getaffinity(int(launcher)))
     return launchers, unbound, tuple(sorted(own)) if own != launchers else ()
+
+
+def refuse_mixed_up(job: Job) -> None:
+    """Raise `Refused` where an MPI's launcher started this process and none of its variables came along.
+
+    Each rank would believe that it is alone, and all would train the same on one folder (singularity#5118).
+    """
+    if job.launcher:
+        return
+    names = ("".join(read_lines(ROOT / f"proc/{process}/comm")) for process in ancestors(ROOT))
+    name = next((name for name in names if name in MPI_PROCESSES), None)
+    if name:
+        raise Refused(
+            f"{name} started this process, but no launcher's variables are here: each rank would believe that it is"
+            " rank 0 of 1. Pass the environment on (not apptainer --cleanenv, env -i), and use an mpirun of Open MPI,"
+            " MPICH, Intel MPI or MVAPICH; to start ranks of its own, set LAUNCH_WITH=torchrun or direct"
+        )
 
 
 def without_defaults(environ: Mapping[str, str], job: Job) -> dict[str, str]:

@@ -70,3 +70,24 @@ def test_torchruns_single_thread_is_not_taken_for_a_persons(
     assert result.code == 0, result.err
     assert [rank["threads"] for rank in told(entrypoint, 2)] == [str(threads)] * 2
     assert ("(yours) OMP_NUM_THREADS=1" in result.err) is bool(own)
+
+
+@pytest.mark.parametrize(
+    ("names", "said", "options"),
+    [
+        pytest.param(("mpirun.openmpi", "mpirun"), "Open MPI", ("--allow-run-as-root",), marks=pytest.mark.openmpi),
+        pytest.param(("mpiexec.hydra", "mpirun"), "HYDRA", (), marks=pytest.mark.hydra),
+    ],
+)
+def test_ranks_that_would_each_believe_to_be_alone_are_told(
+    entrypoint: Entrypoint, names: tuple[str, ...], said: str, options: tuple[str, ...]
+) -> None:
+    script(entrypoint.folder, "x.py", "print('trained')")
+    without = ("env", "-i", f"PATH={os.environ['PATH']}", f"HOME={entrypoint.home}")  # as apptainer --cleanenv does
+    command = (launcher(*names, said=said), *options, "-np", "2", *without, PYTHON, "-m", "entrypoint")
+    result = entrypoint("run", "x.py", command=command)
+    assert result.code != 0
+    assert "trained" not in result.out
+    assert "each rank would believe that it is rank 0 of 1" in result.err
+    allowed = entrypoint("run", "--with=direct", "x.py", command=command)
+    assert allowed.out == "trained\ntrained\n", allowed.err
