@@ -12,7 +12,17 @@ from entrypoint.job import Job
 from entrypoint.surroundings import ancestors, read_lines
 
 # The process of each MPI that forks the ranks of a node, as /proc/PID/comm has it.
-MPI_PROCESSES = ("mpirun", "mpirun.openmpi", "orterun", "orted", "prterun", "prted", "mpiexec", "hydra_pmi_proxy")
+MPI_PROCESSES = (
+    "mpirun",
+    "mpirun.openmpi",
+    "orterun",
+    "orted",
+    "prterun",
+    "prted",
+    "mpiexec",
+    "mpiexec.hydra",
+    "hydra_pmi_proxy",
+)
 ROOT = Path("/")
 
 

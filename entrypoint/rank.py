@@ -17,6 +17,7 @@ from entrypoint.plan import VARIABLE, Plan, Rank
 from entrypoint.topology import format_cpu_list
 
 PR_SET_PDEATHSIG = 1
+GUARDS_PORT = 65000
 # Names of variables that `launch` has set for torchrun's agent alone.
 AGENTS_OWN = "ENTRYPOINT_AGENTS_OWN"
 
@@ -38,7 +39,22 @@ def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn
         bind(rank, plan.memory_policy)
     if job.launcher:
         end_with_launcher()
+    if not job.on_one_node:
+        become_guard(plan, job, environment)
     replace_process(plan.program.argv, environment)
+
+
+def become_guard(plan: Plan, job: Job, environment: Mapping[str, str]) -> NoReturn:
+    """Stay beside the program as its guard; all guards of the job meet at the master, above the ranks' own ports."""
+    from entrypoint.bond import Place
+    from entrypoint.guard import guard
+
+    port = GUARDS_PORT + int(environment["MASTER_PORT"]) % (65536 - GUARDS_PORT)
+    token = f"{environment['MASTER_PORT']} {job.world_size} {job.id}"
+    place = Place(job.rank, socket.gethostname(), environment["MASTER_ADDR"], port, token)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    guard(plan.program.argv, environment, place, plan.fail_timeout_s)
 
 
 def end_with_launcher() -> None:

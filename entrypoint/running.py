@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 
 from entrypoint.errors import Refused
+from entrypoint.guard import NAME as GUARD
 from entrypoint.libraries import preload_files
 from entrypoint.memory_policy import memory_nodes_in_force
 from entrypoint.plan import VARIABLE, Plan
@@ -52,6 +53,8 @@ def planned_processes() -> Iterator[tuple[str, dict[str, str]]]:
     for folder in (ROOT / "proc").iterdir():
         if folder.name.isdecimal():
             try:
+                if (folder / "comm").read_text().strip() == GUARD:  # a rank's parent, not a rank
+                    continue
                 items = (folder / "environ").read_bytes().split(b"\0")
             except OSError:  # another user's, or gone
                 continue

@@ -1,0 +1,158 @@
+"""A guard for each rank of several nodes: its parent, which sees to it that all ranks end when one has failed.
+
+Launchers do not: mpirun waits for ever for a node that is cut off, hydra for ranks that are stuck when one has failed,
+torchrun's agent on one node knows nothing of the other's ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from entrypoint.bond import NODE_LOST, Bond, Place, Verdict
+from entrypoint.errors import Exit, prefix
+from entrypoint.launcher_defaults import MPI_PROCESSES, ROOT
+from entrypoint.surroundings import ancestors, read_lines
+
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+# What `verify` knows guards by.
+NAME = "rank-guard"
+# When another rank has failed: what this one has to end by itself, then after SIGTERM.
+ALONE_S, TERM_S = 5.0, 5.0
+# Between a rank's end and the bond's: others that failed sooner may still be on their way.
+SETTLE_S = 0.3
+LAUNCHER_S = 5.0
+POLL_S = 0.1
+
+
+def guard(argv: tuple[str, ...], environment: Mapping[str, str], place: Place, timeout_s: float) -> NoReturn:
+    """Run the rank's program as a child to its end, and end as it did; a rank that a signal has ended gives 5."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, NAME.encode())
+    child = spawn(argv, environment)
+    asked: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        os.kill(child, number)
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    bond = Bond(place, timeout_s)
+    status, ended_by_guard = wait(child, bond, place)
+    code = os.waitstatus_to_exitcode(status)
+    how = describe(code)
+    mine = bond.verdict is None
+    if code:
+        time.sleep(SETTLE_S)
+    if code < 0 and -code in asked:  # the launcher's wish
+        code = 128 - code
+    bond.ended(code if mine else 0, how)
+    if mine and bond.verdict:
+        leave_word(bond.verdict, environment) if code < 0 else tell(bond.verdict, place)
+    if bond.verdict and bond.verdict.code == NODE_LOST:
+        end_stuck_launchers()
+    if ended_by_guard or code < 0:
+        code = Exit.RANK_FAILED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def spawn(argv: tuple[str, ...], environment: Mapping[str, str]) -> int:
+    """Start the program, which the kernel asks to end when this guard is gone; return its process id."""
+    libc, guard_id = ctypes.CDLL(None), os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == guard_id:
+            os.execve(argv[0], argv, environment)
+    finally:
+        os._exit(127)
+
+
+def wait(child: int, bond: Bond, place: Place) -> tuple[int, bool]:
+    """Wait for the child, and end it where another rank has failed; return its status and whether that was needed."""
+    ends = []
+    with suppress(OSError):  # an old kernel or a container's seccomp filter: then it is looked at every POLL_S
+        ends.append(os.pidfd_open(child))
+    since, forced = 0.0, False
+    while True:
+        select.select(ends, [], [], POLL_S)
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return status, forced
+        if bond.verdict is None:
+            continue
+        now = time.monotonic()
+        if not since:
+            since = now
+            tell(bond.verdict, place)
+        patience = ALONE_S if bond.verdict.code != Exit.PREEMPTED else 6 * ALONE_S
+        if now - since > patience + TERM_S:
+            os.kill(child, signal.SIGKILL)
+        elif now - since > patience and not forced:
+            forced = True
+            os.kill(child, signal.SIGTERM)
+
+
+def describe(code: int) -> str:
+    """Say how a rank ended."""
+    if code >= 0:
+        return f"exit code {code}"
+    hint = "; the kernel does this when memory runs out" if -code == signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-code).name}{hint}"
+
+
+def sentence(verdict: Verdict) -> str:
+    """Return the line that names who failed first."""
+    return f"rank {verdict.rank} on {verdict.node} failed first: {verdict.how}"
+
+
+def tell(verdict: Verdict, place: Place) -> None:
+    """Say on rank 0 which rank failed first."""
+    if place.rank == 0 and verdict.code != Exit.PREEMPTED:
+        print(f"{prefix(Exit.RANK_FAILED)}{sentence(verdict)}", file=sys.stderr, flush=True)
+
+
+def leave_word(verdict: Verdict, environment: Mapping[str, str]) -> None:
+    """Say that this guard's own rank was ended by a signal: to torchrun's agent where one listens."""
+    file = environment.get("TORCHELASTIC_ERROR_FILE", "")
+    if file:
+        extra = {"timestamp": str(int(time.time())), "time_ns": time.time_ns(), "refused": True, "code": 5}
+        Path(file).write_text(json.dumps({"message": {"message": sentence(verdict), "extraInfo": extra}}))
+    else:
+        print(f"{prefix(Exit.RANK_FAILED)}{sentence(verdict)}", file=sys.stderr, flush=True)
+
+
+def end_stuck_launchers() -> None:
+    """End an MPI's launcher on this node that still waits for a node which is lost, after a moment to end by itself.
+
+    Open MPI's mpirun waits for its daemon there for a quarter of an hour (tcp_retries2), hydra's for ever.
+    """
+    stuck = [int(pid) for pid in ancestors(ROOT) if "".join(read_lines(ROOT / f"proc/{pid}/comm")) in MPI_PROCESSES]
+    ends = []
+    for pid in stuck:
+        with suppress(OSError):
+            ends.append(os.pidfd_open(pid))
+    if not ends or os.fork():
+        return
+    os.setsid()
+    for number in PASSED_ON:
+        signal.signal(number, signal.SIG_IGN)
+    time.sleep(LAUNCHER_S)
+    for end in ends:
+        with suppress(OSError):
+            signal.pidfd_send_signal(end, signal.SIGKILL)
+    os._exit(0)

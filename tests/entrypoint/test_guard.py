@@ -1,0 +1,102 @@
+"""A rank's guard ends as its rank does, passes signals on, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from entrypoint.guard import describe
+from tests.conftest import PYTHON, clean_environment, script
+from tests.entrypoint.test_bond import free_port
+
+GUARD = """
+    import os, sys
+    from entrypoint.bond import Place
+    from entrypoint.guard import guard
+    guard((sys.executable, *sys.argv[2:]), dict(os.environ), Place(0, "node1", "127.0.0.1", int(sys.argv[1]), "x"), 30)
+"""
+
+
+def start(folder: Path, text: str) -> subprocess.Popen[str]:
+    guard, program = script(folder, "guard_main.py", GUARD), script(folder, "x.py", text)
+    return subprocess.Popen(
+        [PYTHON, str(guard), str(free_port()), str(program)],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("print('done')", 0, ""),
+        ("raise SystemExit(9)", 9, "rank 0 on node1 failed first: exit code 9"),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            5,
+            "failed first: killed by SIGKILL; the kernel does",
+        ),
+        ("raise SystemExit(75)", 75, ""),
+    ],
+)
+def test_it_ends_as_its_rank_did(tmp_path: Path, text: str, code: int, said: str) -> None:
+    process = start(tmp_path, text)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert said in err
+    assert bool(err) is bool(said)
+
+
+def test_a_signal_reaches_the_rank_and_its_answer_counts(tmp_path: Path) -> None:
+    text = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+        print("ready", flush=True)
+        while True:
+            time.sleep(0.05)
+    """
+    process = start(tmp_path, text)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.wait(60) == 75
+
+
+def test_a_rank_without_a_handler_ends_by_the_launchers_signal(tmp_path: Path) -> None:
+    process = start(tmp_path, "import time; print('ready', flush=True); time.sleep(60)")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.terminate()
+    assert process.wait(60) == 143
+
+
+def test_where_the_guard_is_killed_its_rank_ends(tmp_path: Path) -> None:
+    process = start(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    assert process.stdout is not None
+    rank = int(process.stdout.readline())
+    process.kill()
+    until = time.monotonic() + 20
+    while Path(f"/proc/{rank}/stat").exists() and state(rank) != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def state(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(3, "exit code 3"), (-signal.SIGSEGV, "killed by SIGSEGV"), (-9, "killed by SIGKILL; ")],
+)
+def test_how_a_rank_ended_is_told_in_words(code: int, said: str) -> None:
+    assert describe(code).startswith(said)
