@@ -3,6 +3,7 @@
 CLUSTER_NODES names a program with the verbs `up N`, `down`, `exec NODE COMMAND…`, `cut NODE`, `heal NODE`, `kill NODE`
 and `hosts NODE FILE`, CLUSTER_SSH the ssh configuration with which its nodes reach each other, CLUSTER_SLURM one with
 `up N`, `down` and `exec COMMAND…` on the first node. Nodes share the file system. Tests that need them skip elsewhere.
+CLUSTER_ALL=1 runs every combination, which takes a quarter of an hour, instead of the main ones.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import pytest
 from tests.conftest import Result, clean_environment, launcher, script
 
 LIMIT_S = 120
+ALL = os.environ.get("CLUSTER_ALL") == "1"
 ENTRYPOINT = (sys.executable, "-m", "entrypoint")
 OURS = {"TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "plain", "LAUNCH_QUIET": "1"}
 # Prints the pids of a node's processes whose command line has the words, the program's own name first.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.cluster.conftest import ENTRYPOINT, Cluster, Slurm, Started
+from tests.cluster.conftest import ALL, ENTRYPOINT, Cluster, Slurm, Started
 
 pytestmark = pytest.mark.cluster
 
@@ -102,8 +102,20 @@ def over(cluster: Cluster, started: list[Started], fault: Fault, began: float) -
     assert "Traceback" not in text
 
 
-@pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("way", WAYS)
+MAIN = {
+    "agents": ("a rank is killed", "the launcher is killed", "a rank is stopped", "a node is cut off"),
+    "Open MPI": ("a rank is killed", "a node is cut off"),
+    "hydra": ("a rank is stopped",),
+    "srun": ("a rank is killed", "a node is cut off"),
+}
+
+
+def chosen(way: str) -> list[str]:
+    """Return the faults to cause, in one way to start a job."""
+    return list(FAULTS) if ALL else list(MAIN[way])
+
+
+@pytest.mark.parametrize(("way", "name"), [(way, name) for way in WAYS for name in chosen(way)])
 def test_the_whole_job_ends_soon_and_says_why(cluster: Cluster, way: str, name: str) -> None:
     started = WAYS[way].start(cluster)
     started[0].wait_for("epoch 3/")
@@ -113,7 +125,7 @@ def test_the_whole_job_ends_soon_and_says_why(cluster: Cluster, way: str, name: 
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("name", [name for name in FAULTS if name != "the launcher is killed"])
+@pytest.mark.parametrize("name", [name for name in chosen("srun") if name != "the launcher is killed"])
 def test_a_step_of_srun_ends_soon_and_says_why(slurm: Slurm, name: str) -> None:
     words = ("srun", "-N2", "-n2", "-c2", "--kill-on-bad-exit=1", *ENTRYPOINT, "train")
     started = [slurm.start(*words, env=LONG)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.cluster.conftest import ENTRYPOINT, Cluster, Slurm, Started
+from tests.cluster.conftest import ALL, ENTRYPOINT, Cluster, Slurm, Started
 from tests.conftest import LAUNCH_LIMIT_S, script
 
 pytestmark = pytest.mark.cluster
@@ -91,14 +91,17 @@ def check(alone: Alone, cluster: Cluster, started: list[Started], world_size: in
     assert "warning" not in "".join(one.text() for one in started)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+RANKS = [1, 2] if ALL else [2]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", BY_SSH)
 def test_two_nodes_by_ssh_or_by_hand(alone: Alone, cluster: Cluster, name: str, ranks: int) -> None:
     check(alone, cluster, BY_SSH[name](cluster, ranks), 2 * ranks)
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", BY_SLURM)
 def test_two_nodes_by_srun(alone: Alone, slurm: Slurm, name: str, ranks: int) -> None:
     words = [word.format(tasks=2 * ranks, cpus=2 // ranks) for word in BY_SLURM[name]]
