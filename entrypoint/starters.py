@@ -63,7 +63,10 @@ def missing(name: str, job: Job) -> str:
 
 def which_mpi(path: str) -> str:
     """Tell whose mpirun this is by its version text; raises `Refused` where it is neither Open MPI's nor hydra."""
-    done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False)
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Refused(f"{path}: --version does not answer ({type(error).__name__})", Exit.MACHINE) from None
     text = done.stdout + done.stderr
     if "Open MPI" in text or "OpenRTE" in text:
         return "Open MPI"

@@ -92,6 +92,7 @@ def test_a_batch_script_without_srun_is_told_what_to_write(monkeypatch: pytest.M
         find_starter(read_launch_settings({"LAUNCH_WITH": "mpirun"}, {}).values, Job(), Nodes().count)
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize(
     ("version", "mpi"),
     [
