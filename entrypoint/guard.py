@@ -30,7 +30,7 @@ NAME = "rank-guard"
 # When another rank has failed: what this one has to end by itself, then after SIGTERM.
 ALONE_S, TERM_S = 5.0, 5.0
 # Between a rank's end and the bond's: others that failed sooner may still be on their way.
-SETTLE_S = 0.3
+SETTLE_S = 1.0
 LAUNCHER_S = 5.0
 POLL_S = 0.1
 
@@ -43,7 +43,8 @@ def guard(argv: tuple[str, ...], environment: Mapping[str, str], place: Place, t
 
     def pass_on(number: int, _: object) -> None:
         asked.append(number)
-        os.kill(child, number)
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
 
     for number in PASSED_ON:
         signal.signal(number, pass_on)
@@ -51,9 +52,9 @@ def guard(argv: tuple[str, ...], environment: Mapping[str, str], place: Place, t
     status, ended_by_guard = wait(child, bond, place)
     code = os.waitstatus_to_exitcode(status)
     how = describe(code)
-    mine = bond.verdict is None
     if code:
         time.sleep(SETTLE_S)
+    mine = bond.verdict is None
     if code < 0 and -code in asked:  # the launcher's wish
         code = 128 - code
     bond.ended(code if mine else 0, how)
