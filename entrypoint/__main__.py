@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -118,7 +119,7 @@ def ask(request: Request, settings: Given[LaunchSettings], job: Job, environ: Ma
         broken_preloads=broken_preloads(environ.get("LD_PRELOAD", "")),
         nodes=nodes,
         starter=find_starter(settings.values, job, nodes.count),
-        token=str(os.getpid()),
+        token=f"{socket.gethostname()}-{os.getpid()}",
     )
 
 
@@ -129,12 +130,14 @@ def draw_plan(request: Request, question: Question) -> Plan:
 
     plan = make_plan(question)
     if request.program is None:
+        from train.naming import fresh
         from train.planning import plan_training
         from train.settings import read_train_settings
         from train.survey import survey
 
         training = read_train_settings(question.environ, request.train_flags)
-        plan = plan_training(plan, training, survey(training.values), question.machine)
+        free_name = fresh(training.values.output_dir, training.values).name
+        plan = plan_training(plan, training, survey(training.values), question.machine, free_name)
     return with_starter(plan, question)
 
 

@@ -1,11 +1,13 @@
 """The bond between the guards of a job's ranks: who failed first is known to all, and a node that falls silent is lost.
 
-Rank 0's guard listens, the others connect; each says how its rank ended. Lines of JSON; an empty line is a heartbeat.
+Rank 0's guard listens and tells the others the port that ranks meet on; each says how its rank ended. Lines of JSON; an
+empty line is a heartbeat.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -13,8 +15,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from entrypoint.errors import Exit, Refused
+from entrypoint.meeting import PAUSE_S, TELL_EVERY_S
+
 BEAT_S = 0.5
 CONNECT_S = 2.0
+LONGEST_ANSWER = 4096
 # The code of a verdict on a rank whose node does not answer any more.
 NODE_LOST = -1
 
@@ -31,26 +37,64 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Place:
-    """A rank, its node's name, and where rank 0's guard is; `token` tells the job from others on that port."""
+    """A rank, its node's name, and the ports on the first of which rank 0's guard is that is free there.
+
+    `token` tells the job from others on those ports.
+    """
 
     rank: int
     node: str
     host: str
-    port: int
+    ports: tuple[int, ...]
     token: str
 
 
 class Bond:
-    """Runs in threads of the guard; `verdict` is set as soon as any rank has failed or a node is lost."""
+    """Runs in threads of the guard; `verdict` is set as soon as any rank has failed or a node is lost.
 
-    def __init__(self, place: Place, timeout_s: float) -> None:
+    Of `ports` rank 0 takes the first that is free for the ranks to meet on, and tells the others; without any, their
+    launcher has said where they meet.
+    """
+
+    def __init__(self, place: Place, timeout_s: float, ports: tuple[int, ...] = ()) -> None:
         self.place = place
         self.timeout_s = timeout_s
+        self.ports = ports
+        self.port = 0
+        self.settled = threading.Event()
         self.verdict: Verdict | None = None
         self.lock = threading.Lock()
         self.peers: dict[socket.socket, Place] = {}
         self.over = threading.Event()
-        threading.Thread(target=self.listen if place.rank == 0 else self.connect, daemon=True).start()
+
+    def start(self) -> None:
+        """Listen on rank 0, else connect to it; raises `Refused` where no port is free for the ranks to meet on."""
+        if self.place.rank:
+            threading.Thread(target=self.connect, daemon=True).start()
+            return
+        if self.ports:
+            self.port = first_free(self.ports)
+        self.settled.set()
+        server = next(filter(None, map(listening, self.place.ports)), None)
+        if server:
+            threading.Thread(target=self.listen, args=(server,), daemon=True).start()
+        elif self.ports:  # else there is just no bond
+            raise Refused(all_taken(self.place.ports), Exit.RENDEZVOUS)
+
+    def wait_for_port(self, timeout_s: float, say: Callable[[str], None]) -> int:
+        """Return the port that rank 0 has taken; raises `Refused` where it does not say so within `timeout_s`."""
+        began = time.monotonic()
+        where = f"rank 0 at {self.place.host}, ports {self.place.ports[0]} to {self.place.ports[-1]}"
+        while not self.settled.wait(min(TELL_EVERY_S, timeout_s)):
+            waited = time.monotonic() - began
+            if waited >= timeout_s:
+                raise Refused(
+                    f"rank {self.place.rank}: {where}, did not answer within {timeout_s:.0f} s; see why there, or raise"
+                    " LAUNCH_RENDEZVOUS_TIMEOUT_S",
+                    Exit.RENDEZVOUS,
+                )
+            say(f"rank {self.place.rank} waits for {where} ({waited:.0f} of {timeout_s:.0f} s)")
+        return self.port
 
     def fail(self, verdict: Verdict) -> None:
         """Keep the first failure and tell it to all."""
@@ -72,15 +116,8 @@ class Bond:
             send(peer, {"bye": True})
         self.over.set()
 
-    def listen(self) -> None:
-        """Take the other guards' connections, a thread each; without the port there is no bond."""
-        family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-        try:
-            server = socket.create_server(
-                ("", self.place.port), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=1024
-            )
-        except OSError:
-            return
+    def listen(self, server: socket.socket) -> None:
+        """Take the other guards' connections, a thread each."""
         with server:
             while not self.over.is_set():
                 peer, _ = server.accept()
@@ -100,7 +137,7 @@ class Bond:
                 with self.lock:
                     self.peers[peer] = who
                     known = self.verdict
-                send(peer, {"verdict": asdict(known)} if known else {})
+                send(peer, {"port": self.port} | ({"verdict": asdict(known)} if known else {}))
             if "verdict" in message:
                 self.fail(Verdict(**message["verdict"]))  # type: ignore[arg-type]
             return "bye" not in message
@@ -113,14 +150,17 @@ class Bond:
 
     def connect(self) -> None:
         """Reach rank 0's guard, which may come later, and follow it."""
-        while not self.over.is_set():
+        for port in itertools.cycle(self.place.ports):
+            if self.over.is_set():
+                return
             try:
-                peer = socket.create_connection((self.place.host, self.place.port), timeout=CONNECT_S)
-                break
+                peer = socket.create_connection((self.place.host, port), timeout=CONNECT_S)
             except OSError:
-                time.sleep(BEAT_S)
-        else:
-            return
+                time.sleep(PAUSE_S)
+                continue
+            if self.is_ours(peer):
+                break
+            peer.close()
 
         def take(message: dict[str, object]) -> bool:
             if "verdict" in message:
@@ -129,12 +169,57 @@ class Bond:
 
         with self.lock:
             self.peers[peer] = self.place
-        send(peer, {"hello": asdict(self.place)})
+        self.settled.set()
         lost = follow(peer, self.timeout_s, take)
         with self.lock:
             self.peers.pop(peer, None)
         if lost and not self.over.is_set():
             self.fail(Verdict(0, self.place.host, NODE_LOST, f"its node is lost: {lost}"))
+
+    def is_ours(self, peer: socket.socket) -> bool:
+        """Greet who listens there, and learn the ranks' port from it; not so where it is another program."""
+        send(peer, {"hello": asdict(self.place)})
+        answer = b""
+        try:
+            while b"}" not in answer or not answer.endswith(b"\n"):
+                data = peer.recv(65536)
+                if not data or len(answer) > LONGEST_ANSWER:
+                    return False
+                answer += data
+            messages = [json.loads(line) for line in answer.split(b"\n") if line]
+            self.port = int(messages[0]["port"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        for message in messages:
+            if "verdict" in message:
+                self.fail(Verdict(**message["verdict"]))
+        return True
+
+
+def first_free(ports: tuple[int, ...]) -> int:
+    """Return the first port that nobody listens on here; raises `Refused` where there is none."""
+    for port in ports:
+        if server := listening(port):
+            server.close()
+            return port
+    raise Refused(all_taken(ports), Exit.RENDEZVOUS)
+
+
+def all_taken(ports: tuple[int, ...]) -> str:
+    """Say that ranks find no port to meet on."""
+    return (
+        f"ports {ports[0]} to {ports[-1]} are all taken here, and ranks need one to meet on; set MASTER_PORT to a free"
+        " one on all nodes"
+    )
+
+
+def listening(port: int) -> socket.socket | None:
+    """Return a socket that listens on a port, None where another program does."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    try:
+        return socket.create_server(("", port), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=1024)
+    except OSError:
+        return None
 
 
 def send(peer: socket.socket, message: dict[str, object]) -> None:
@@ -164,5 +249,8 @@ def follow(peer: socket.socket, timeout_s: float, take: Callable[[dict[str, obje
             heard = time.monotonic()
             *lines, rest = (rest + data).split(b"\n")
             for line in filter(None, lines):
-                if not take(json.loads(line)):
-                    return ""
+                try:
+                    if not take(json.loads(line)):
+                        return ""
+                except (ValueError, TypeError, AttributeError):  # whoever looks for open ports, say
+                    return "speaks another language"

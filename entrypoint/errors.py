@@ -25,6 +25,10 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
+# What starting the ranks again would not mend.
+FINAL = (Exit.USAGE, Exit.MACHINE, Exit.PREEMPTED)
+
+
 class Refused(Exception):
     """What is wrong, the value seen and what to do, with the exit code that says which kind it is."""
 

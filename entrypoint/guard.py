@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from entrypoint.bond import NODE_LOST, Bond, Place, Verdict
-from entrypoint.errors import Exit, prefix
+from entrypoint.errors import FINAL, Exit, prefix
 from entrypoint.launcher_defaults import MPI_PROCESSES, ROOT
 from entrypoint.surroundings import ancestors, read_lines
 
@@ -35,10 +35,14 @@ LAUNCHER_S = 5.0
 POLL_S = 0.1
 
 
-def guard(argv: tuple[str, ...], environment: Mapping[str, str], place: Place, timeout_s: float) -> NoReturn:
-    """Run the rank's program as a child to its end, and end as it did; a rank that a signal has ended gives 5."""
+def guard(argv: tuple[str, ...], environment: Mapping[str, str], bond: Bond, timeout_s: float) -> NoReturn:
+    """Run the rank's program as a child to its end, and end as it did; a rank that a signal has ended gives 5.
+
+    Raises `Refused` where ranks have to agree on a port and rank 0 cannot be asked within `timeout_s` seconds.
+    """
     ctypes.CDLL(None).prctl(PR_SET_NAME, NAME.encode())
-    child = spawn(argv, environment)
+    child, gate = spawn(argv, environment)
+    place = bond.place
     asked: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
@@ -48,7 +52,11 @@ def guard(argv: tuple[str, ...], environment: Mapping[str, str], place: Place, t
 
     for number in PASSED_ON:
         signal.signal(number, pass_on)
-    bond = Bond(place, timeout_s)
+    bond.start()
+    if bond.ports:
+        environment = {**environment, "MASTER_PORT": str(bond.wait_for_port(timeout_s, say))}
+    os.write(gate, environment["MASTER_PORT"].encode())
+    os.close(gate)
     status, ended_by_guard = wait(child, bond, place)
     code = os.waitstatus_to_exitcode(status)
     how = describe(code)
@@ -62,23 +70,43 @@ def guard(argv: tuple[str, ...], environment: Mapping[str, str], place: Place, t
         leave_word(bond.verdict, environment) if code < 0 else tell(bond.verdict, place)
     if bond.verdict and bond.verdict.code == NODE_LOST:
         end_stuck_launchers()
-    if ended_by_guard or code < 0:
+    if ended_by_guard and bond.verdict and bond.verdict.code in FINAL:
+        code = bond.verdict.code
+    elif ended_by_guard or code < 0:
         code = Exit.RANK_FAILED
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def spawn(argv: tuple[str, ...], environment: Mapping[str, str]) -> int:
-    """Start the program, which the kernel asks to end when this guard is gone; return its process id."""
-    libc, guard_id = ctypes.CDLL(None), os.getpid()
+def spawn(argv: tuple[str, ...], environment: Mapping[str, str]) -> tuple[int, int]:
+    """Fork the program, which the kernel asks to end when this guard is gone; return its process id and its gate.
+
+    It starts when it is written there which port ranks meet on. The fork comes before this guard has any threads.
+    """
+    port, gate = os.pipe()
+    child = spawn_child(argv, environment, gate=port)
+    os.close(port)
+    return child, gate
+
+
+def spawn_child(
+    argv: tuple[str, ...], environment: Mapping[str, str], *, gate: int | None = None, stderr: int = 2
+) -> int:
+    """Fork and become a program that the kernel asks to end with this process (prctl(2)); return its process id.
+
+    With a `gate` it waits there first for the port that it is told as MASTER_PORT, and ends where nothing comes.
+    """
+    libc, parent = ctypes.CDLL(None), os.getpid()
     child = os.fork()
     if child:
         return child
     try:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() == guard_id:
-            os.execve(argv[0], argv, environment)
+        os.dup2(stderr, 2)
+        told = os.read(gate, 16).decode() if gate is not None else None
+        if told != "" and os.getppid() == parent:
+            os.execve(argv[0], argv, {**environment, **({"MASTER_PORT": told} if told else {})})
     finally:
         os._exit(127)
 
@@ -106,6 +134,11 @@ def wait(child: int, bond: Bond, place: Place) -> tuple[int, bool]:
         elif now - since > patience and not forced:
             forced = True
             os.kill(child, signal.SIGTERM)
+
+
+def say(line: str) -> None:
+    """Print how the start stands."""
+    print(f"entrypoint: {line}", file=sys.stderr, flush=True)
 
 
 def describe(code: int) -> str:

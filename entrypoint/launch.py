@@ -1,7 +1,8 @@
-"""Starts what the plan says, by exec: signals reach it, and no extra process stays behind."""
+"""Starts what the plan says, by exec: signals reach it, and no extra process stays behind but over mpirun."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -18,12 +19,18 @@ STARTERS = ("mpirun", "srun")
 def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> NoReturn:
     """Become torchrun's agent where ranks must be started, else become the program as this job's rank."""
     environ = {STARTED: str(started), **environ}
+    if plan.launcher == "mpirun":
+        from entrypoint import mpirun
+
+        sys.exit(mpirun.run(plan.command, {**environ, **plan.environment}))
     if plan.launcher in STARTERS:
         replace_process(plan.command, {**environ, **plan.environment})
     if plan.launcher != "torchrun":
         become_program(plan, job, environ)
     # The agent's store looks its own address up by name; where no server answers, that is 20 s and a page of warnings.
     quiet = {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if plan.agents_meet:  # a store for each start of the ranks: stale keys of the last one cost restarts
+        quiet["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     quiet = {name: value for name, value in quiet.items() if name not in environ}
     environ |= {**quiet, AGENTS_OWN: ",".join(quiet)}
     replace_process(plan.command, {**environ, **plan.environment, VARIABLE: plan.to_variable()})

@@ -16,6 +16,9 @@ from entrypoint.errors import Exit, Refused, shown
 from entrypoint.job import Job
 
 SIOCGIFADDR = 0x8915
+# Tells a job from others to ranks whose launcher does not: mpirun started by us passes it on.
+JOB = "ENTRYPOINT_JOB"
+TRIED_PORTS = 8
 TELL_EVERY_S = 10.0
 PAUSE_S = 0.5
 
@@ -23,6 +26,16 @@ PAUSE_S = 0.5
 def agreed_port(job_id: str) -> int:
     """Return the port that every node works out from the job's id, above Linux's ephemeral range (32768 to 60999)."""
     return 61000 + (int(job_id) if job_id.isdecimal() else zlib.crc32(job_id.encode())) % 4000
+
+
+def next_ports(port: int) -> tuple[int, ...]:
+    """Return the ports that ranks meet on: one of `agreed_port`, and those that they take where it is taken."""
+    return tuple(61000 + (port - 61000 + step) % 4000 for step in range(TRIED_PORTS))
+
+
+def guards_ports(port: int) -> tuple[int, ...]:
+    """Return the ports of which the ranks' guards meet on the first that is free, above the ranks' own."""
+    return tuple(65000 + (port + step) % 536 for step in range(TRIED_PORTS))
 
 
 def find_master(name: str, timeout_s: float, say: Callable[[str], None]) -> str:
@@ -91,6 +104,15 @@ def meeting_variables(environ: Mapping[str, str], timeout_s: float, job: Job) ->
         )
     wanted = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ()
     return {name: interface for name in wanted if not environ.get(name)}
+
+
+def local_address(environ: Mapping[str, str], timeout_s: float, job: Job) -> str:
+    """Return this node's address in the network that leads to MASTER_ADDR, empty where it has none of IPv4.
+
+    Raises `Refused` as `meeting_variables` does.
+    """
+    interface = {**environ, **meeting_variables(environ, timeout_s, job)}.get("GLOO_SOCKET_IFNAME", "")
+    return address_of(interface.split(",")[0]) if interface else ""
 
 
 def is_own_name(name: str) -> bool:

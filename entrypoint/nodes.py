@@ -7,6 +7,7 @@ srun started one task on each node that is to start more.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ class Nodes:
 
     `master` is the address or name of number 0 as far as it is known, `port` the one to meet it on (empty: ours to
     choose), `nproc_per_node` the ranks on each that the environment asks for, `interface` the network that it names.
+    `fewest` is how many nodes are enough to go on with; of `count` that may come then, number 0 is known, the others
+    are numbered as they come.
     """
 
     count: int = 1
@@ -32,6 +35,7 @@ class Nodes:
     nproc_per_node: int | None = None
     interface: str = ""
     said_by: str = ""
+    fewest: int | None = None
 
 
 def read_nodes(settings: Given[LaunchSettings], environ: Mapping[str, str], job: Job) -> Nodes:
@@ -55,12 +59,12 @@ def read_nodes(settings: Given[LaunchSettings], environ: Mapping[str, str], job:
 def claimed(settings: Given[LaunchSettings], environ: Mapping[str, str], job: Job) -> Iterator[Nodes]:
     """Yield what each that has a say says, a person first."""
     values = settings.values
-    if values.nnodes > 1 or values.node_rank:
+    if values.nnodes != 1 or values.node_rank:
         yield by_person(settings, environ, job)
     if job.starts_own(values):
         yield Nodes(job.world_size, job.rank, master_of(environ, job), environ.get("MASTER_PORT", ""), said_by="srun")
     elif not job.launcher:
-        if environ.get("PET_NNODES") and environ.get("PET_NODE_RANK"):
+        if environ.get("PET_NNODES") and (environ.get("PET_NODE_RANK") or ":" in environ["PET_NNODES"]):
             yield by_kubernetes(environ)
         if environ.get("SM_HOSTS") and environ.get("SM_CURRENT_HOST"):
             yield by_sagemaker(environ)
@@ -73,33 +77,35 @@ def by_person(settings: Given[LaunchSettings], environ: Mapping[str, str], job: 
         raise Refused(
             f"LAUNCH_NNODES={values.nnodes}: {job.launcher} has started this process and says where it stands; unset it"
         )
-    if values.node_rank >= values.nnodes:
-        raise Refused(
-            f"LAUNCH_NODE_RANK={values.node_rank}: there are LAUNCH_NNODES={values.nnodes} nodes, counted from 0"
-        )
+    said_by = settings.source.get("nnodes") or settings.source["node_rank"]
+    fewest, count = node_range(str(values.nnodes), said_by)
+    if values.node_rank >= count:
+        raise Refused(f"LAUNCH_NODE_RANK={values.node_rank}: there are LAUNCH_NNODES={count} nodes, counted from 0")
     if not environ.get("MASTER_ADDR"):
         raise Refused(
             f"LAUNCH_NNODES={values.nnodes}: needs MASTER_ADDR, the name or address of the node of LAUNCH_NODE_RANK=0"
         )
-    said_by = settings.source.get("nnodes") or settings.source["node_rank"]
-    return Nodes(
-        values.nnodes, values.node_rank, environ["MASTER_ADDR"], environ.get("MASTER_PORT", ""), said_by=said_by
-    )
+    master, port = environ["MASTER_ADDR"], environ.get("MASTER_PORT", "")
+    return Nodes(count, values.node_rank, master, port, said_by=said_by, fewest=fewest)
 
 
 def by_kubernetes(environ: Mapping[str, str]) -> Nodes:
     """Return the place that Kubeflow's operator gives in torchrun's own variables, PET_<OPTION> (torchrun's manual)."""
     text = environ["PET_NNODES"]
-    least, _, most = text.partition(":")
-    if not (least.isdecimal() and (most or least).isdecimal()):
-        raise Refused(f"PET_NNODES={shown(text)}: not a number of nodes; Kubernetes sets it, so unset it if you did")
-    count, rank = int(most or least), number(environ, "PET_NODE_RANK", 0)
-    check_place("PET_NODE_RANK", rank, count, f"PET_NNODES={text}")
+    said_by = f"PET_NNODES={shown(text)}"
+    if not NODE_RANGE.fullmatch(text):
+        raise Refused(f"{said_by}: not a number of nodes; Kubernetes sets it, so unset it if you did")
+    fewest, count = node_range(text, said_by)
     each = environ.get("PET_NPROC_PER_NODE", "")
-    master = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR", "")
-    port = environ.get("MASTER_PORT") or environ.get("PET_MASTER_PORT", "")
-    need_master(master, count, f"PET_NNODES={text}")
-    return Nodes(count, rank, master, port, int(each) if each.isdecimal() else None, said_by=f"PET_NNODES={text}")
+    met, _, met_port = environ.get("PET_RDZV_ENDPOINT", "").partition(":")
+    master = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR") or met
+    port = environ.get("MASTER_PORT") or environ.get("PET_MASTER_PORT") or met_port
+    need_master(master, count, said_by)
+    # Elastic pods have no number; a pod's host name is its own, and a service of that name leads to it.
+    first = environ.get("HOSTNAME", "").partition(".")[0] == master.partition(".")[0]
+    rank = number(environ, "PET_NODE_RANK", 0 if first or fewest is None else 1)
+    check_place("PET_NODE_RANK", rank, count, said_by)
+    return Nodes(count, rank, master, port, int(each) if each.isdecimal() else None, said_by=said_by, fewest=fewest)
 
 
 def by_sagemaker(environ: Mapping[str, str]) -> Nodes:
@@ -124,6 +130,20 @@ def by_sagemaker(environ: Mapping[str, str]) -> Nodes:
         interface=interface,
         said_by=f"SM_HOSTS={text}",
     )
+
+
+NODE_RANGE = re.compile(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?")
+
+
+def node_range(text: str, said_by: str) -> tuple[int | None, int]:
+    """Return the fewest nodes (None: all) and the most of `4` or `1:4`; raises `Refused` for what is no such range."""
+    match = NODE_RANGE.fullmatch(text)
+    if not match:
+        raise Refused(f"{said_by}: not a number of nodes, or a range of them like 1:4")
+    fewest, most = int(match[1]), int(match[2] or match[1])
+    if fewest > most:
+        raise Refused(f"{said_by}: {fewest} is more than {most}; write the fewest nodes first")
+    return (fewest if fewest < most else None), most
 
 
 def master_of(environ: Mapping[str, str], job: Job) -> str:

@@ -45,7 +45,11 @@ class Program:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a launch does on this node; `training` holds what only our trainer reads."""
+    """Everything that a launch does on this node; `training` holds what only our trainer reads.
+
+    `min_nodes` of the `nnodes` are enough to go on with when others are lost. Where the master's port is ours to choose
+    (`port_moves`), the ranks take the next one if it is taken.
+    """
 
     launcher: str
     backend: str
@@ -71,6 +75,14 @@ class Plan:
     master_port: str = ""
     rendezvous_timeout_s: int = 1800
     fail_timeout_s: int = 1800
+    max_restarts: int = 0
+    min_nodes: int = 1
+    port_moves: bool = False
+
+    @property
+    def agents_meet(self) -> bool:
+        """Tell whether the agents of several nodes number the ranks together, anew after each loss."""
+        return self.nnodes > 1 and (self.max_restarts > 0 or self.min_nodes < self.nnodes)
 
     def with_training(
         self, training: Mapping[str, Any], decisions: tuple[Decision, ...], warnings: tuple[str, ...] = ()

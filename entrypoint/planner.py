@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from entrypoint.agents import agent_command, decide_restarts, meeting_port
 from entrypoint.binding import decide_binding
 from entrypoint.checks import Check, fast_checks
 from entrypoint.coremap import core_map
@@ -9,7 +10,6 @@ from entrypoint.devices import decide_backend, decide_devices
 from entrypoint.environment import STANDARD, decide_environment, leaks
 from entrypoint.errors import Exit, Refused
 from entrypoint.machine import Machine
-from entrypoint.meeting import agreed_port
 from entrypoint.plan import Decision, Plan
 from entrypoint.question import Question
 from entrypoint.runtime import decide_runtime
@@ -25,7 +25,8 @@ def make_plan(question: Question) -> Plan:
     devices = decide_devices(question)
     binding = decide_binding(question, devices)
     backend = decide_backend(question, devices.device, devices.nproc)
-    launcher, launcher_decision = decide_launcher(question, devices.nproc)
+    restarts, restarts_decision = decide_restarts(question)
+    launcher, launcher_decision = decide_launcher(question, devices.nproc, restarts)
     runtime = decide_runtime(question, binding.waits)
     environment, environment_decisions = decide_environment(question, devices, binding.ranks, runtime.environment)
     return Plan(
@@ -41,13 +42,14 @@ def make_plan(question: Question) -> Plan:
         memory_policy="bind" if values.memory == "auto" else values.memory,
         preload=runtime.preload,
         program=question.program,
-        command=command(question, launcher, devices.nproc),
+        command=agent_command(question, devices.nproc, restarts) if launcher == "torchrun" else question.program.argv,
         decisions=(
             *nodes,
             *devices.decisions,
             *binding.decisions,
             backend,
             launcher_decision,
+            *restarts_decision,
             *runtime.decisions,
             *environment_decisions,
         ),
@@ -56,11 +58,14 @@ def make_plan(question: Question) -> Plan:
         world_size=question.job.world_size if question.job.launcher else question.nodes.count * devices.nproc,
         node_rank=question.nodes.rank,
         master_addr=question.nodes.master or question.job.master,
-        master_port=question.nodes.port or (str(agreed_port(question.job.id)) if question.nodes.count > 1 else ""),
+        master_port=meeting_port(question),
         rendezvous_timeout_s=values.rendezvous_timeout_s,
         fail_timeout_s=(60 if question.nodes.count > 1 or not question.job.on_one_node else 1800)
         if values.fail_timeout_s == "auto"
         else values.fail_timeout_s,
+        max_restarts=restarts,
+        port_moves=not (question.nodes.port if question.nodes.count > 1 else question.environ.get("MASTER_PORT")),
+        min_nodes=question.nodes.fewest or question.nodes.count,
         map=core_map(question.machine, binding.ranks),
     )
 
@@ -72,7 +77,7 @@ def decide_nodes(question: Question) -> tuple[Decision, ...]:
         return ()
     yours = "(yours) " if nodes.said_by in question.settings.source.values() else ""
     why = f"{yours}{nodes.said_by}, this is number {nodes.rank}, number 0 is {nodes.master}"
-    return (Decision("nodes", str(nodes.count), why),)
+    return (Decision("nodes", f"{nodes.fewest}:{nodes.count}" if nodes.fewest else str(nodes.count), why),)
 
 
 def heed(checks: tuple[Check, ...]) -> tuple[str, ...]:
@@ -83,8 +88,8 @@ def heed(checks: tuple[Check, ...]) -> tuple[str, ...]:
     return tuple(check.line for check in checks if check.state == "warning")
 
 
-def decide_launcher(question: Question, nproc: int) -> tuple[str, Decision]:
-    """Never nest: what a launcher started becomes its rank; one rank needs no launcher."""
+def decide_launcher(question: Question, nproc: int, restarts: int) -> tuple[str, Decision]:
+    """Never nest: what a launcher started becomes its rank; one rank needs no launcher unless it is to restart."""
     job = question.job
     if job.launcher:
         return "rank", Decision("launcher", "rank", f"this is rank {job.rank} of {job.world_size} by {job.launcher}")
@@ -102,23 +107,10 @@ def decide_launcher(question: Question, nproc: int) -> tuple[str, Decision]:
     if nnodes > 1:
         why = f"starts and watches this node's ranks, {nproc} of {nproc * nnodes}; the others' meet them at MASTER_ADDR"
         return "torchrun", Decision("launcher", "torchrun", why)
-    if nproc == 1 and question.settings.values.with_ != "torchrun":
+    if nproc == 1 and question.settings.values.with_ != "torchrun" and not restarts:
         return "direct", Decision("launcher", "direct", "one rank needs none, and torchrun would cost seconds")
     why = question.why("with_", f"starts and watches {nproc} ranks on this node")
     return "torchrun", Decision("launcher", "torchrun", why)
-
-
-def command(question: Question, launcher: str, nproc: int) -> tuple[str, ...]:
-    """Return what the launch executes: the program itself, or torchrun's agent over our rank stage."""
-    if launcher != "torchrun":
-        return question.program.argv
-    # -I keeps the user's folder and PYTHONPATH out of the launcher; the program itself starts as it asks to.
-    return (
-        *(question.python, "-I", "-m", "entrypoint.torchrun"),
-        *("--nnodes=1", f"--nproc-per-node={nproc}", "--standalone", "--local-addr=127.0.0.1"),
-        *("--max-restarts=0", "--no-python"),
-        *(question.python, "-I", "-m", "entrypoint", "rank"),
-    )
 
 
 def describe_node(machine: Machine) -> str:

@@ -12,12 +12,11 @@ from typing import NoReturn
 
 from entrypoint.errors import Exit, Refused
 from entrypoint.job import Job
-from entrypoint.meeting import agreed_port, meeting_variables
+from entrypoint.meeting import JOB, agreed_port, guards_ports, meeting_variables, next_ports
 from entrypoint.plan import VARIABLE, Plan, Rank
 from entrypoint.topology import format_cpu_list
 
 PR_SET_PDEATHSIG = 1
-GUARDS_PORT = 65000
 # Names of variables that `launch` has set for torchrun's agent alone.
 AGENTS_OWN = "ENTRYPOINT_AGENTS_OWN"
 
@@ -30,7 +29,7 @@ def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn
     if job.local_rank >= len(plan.ranks):
         raise Refused(f"local rank {job.local_rank}: the plan has {len(plan.ranks)} ranks on this node; start as many")
     rank = plan.ranks[job.local_rank]
-    if plan.nnodes > 1:
+    if plan.nnodes > 1 and not plan.agents_meet:
         job = among_nodes(plan, job)
     environment = rank_environment(plan, rank, job, environ)
     if not job.on_one_node:
@@ -46,15 +45,16 @@ def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn
 
 def become_guard(plan: Plan, job: Job, environment: Mapping[str, str]) -> NoReturn:
     """Stay beside the program as its guard; all guards of the job meet at the master, above the ranks' own ports."""
-    from entrypoint.bond import Place
+    from entrypoint.bond import Bond, Place
     from entrypoint.guard import guard
 
-    port = GUARDS_PORT + int(environment["MASTER_PORT"]) % (65536 - GUARDS_PORT)
-    token = f"{environment['MASTER_PORT']} {job.world_size} {job.id}"
-    place = Place(job.rank, socket.gethostname(), environment["MASTER_ADDR"], port, token)
+    port = int(environment["MASTER_PORT"])
+    token = f"{port} {job.world_size} {job.id} {environment.get(JOB, '')}"
+    place = Place(job.rank, socket.gethostname(), environment["MASTER_ADDR"], guards_ports(port), token)
+    ports = next_ports(port) if plan.port_moves and not plan.agents_meet else ()
     sys.stdout.flush()
     sys.stderr.flush()
-    guard(plan.program.argv, environment, place, plan.fail_timeout_s)
+    guard(plan.program.argv, environment, Bond(place, plan.fail_timeout_s, ports), plan.rendezvous_timeout_s)
 
 
 def end_with_launcher() -> None:
@@ -98,7 +98,7 @@ def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str
         "LOCAL_RANK": str(job.local_rank),
         "LOCAL_WORLD_SIZE": str(job.local_world_size),
     }
-    if plan.nnodes > 1:  # this node's agent has set its own
+    if plan.nnodes > 1 and not plan.agents_meet:  # this node's agent has set its own
         environment |= {"MASTER_ADDR": plan.master_addr, "MASTER_PORT": plan.master_port}
         environment |= {"GROUP_RANK": str(plan.node_rank), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     if job.world_size > 1 and plan.program.kind == "train":
@@ -110,7 +110,7 @@ def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str
     if not environment.get("MASTER_ADDR"):
         environment["MASTER_ADDR"] = "127.0.0.1" if job.on_one_node else known_master(plan, job)
     if not environment.get("MASTER_PORT"):
-        environment["MASTER_PORT"] = str(master_port(job))
+        environment["MASTER_PORT"] = str(master_port(job, environment.get(JOB, "")))
     return environment
 
 
@@ -130,13 +130,13 @@ def known_master(plan: Plan, job: Job) -> str:
     )
 
 
-def master_port(job: Job) -> int:
+def master_port(job: Job, job_token: str = "") -> int:
     """Return a free port for a rank that is alone, else one that every rank works out from the job's id."""
     if job.world_size == 1:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             return int(probe.getsockname()[1])
-    return agreed_port(job.id)
+    return agreed_port(job.id or job_token)
 
 
 def bind(rank: Rank, memory_policy: str) -> None:

@@ -21,8 +21,12 @@ class LaunchSettings(Settings):
     nproc_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field(
         "auto", description="Ranks on this node: auto is one a GPU, on CPU one a NUMA node."
     )
-    nnodes: Annotated[int, Field(ge=1, le=100_000)] = Field(
-        1, description="Nodes of the job, where no scheduler says it: start the same command on each."
+    nnodes: Annotated[int, Field(ge=1, le=100_000)] | Annotated[str, Field(pattern=r"^[1-9]\d{0,5}:[1-9]\d{0,5}$")] = (
+        Field(
+            1,
+            description="Nodes of the job, where no scheduler says it: start the same command on each. 1:4 goes on with"
+            " as few as one when others are lost, and takes up to four.",
+        )
     )
     node_rank: Annotated[int, Field(ge=0, lt=100_000)] = Field(
         0, description="This node's number among them, from 0; MASTER_ADDR names number 0 on all."
@@ -34,6 +38,11 @@ class LaunchSettings(Settings):
     )
     hosts: str = Field(
         "", description="Nodes for mpirun, with ranks on each: r1:4,r2:2, or a file with such a line for each node."
+    )
+    max_restarts: Literal["auto"] | Annotated[int, Field(ge=0, le=1000)] = Field(
+        "auto",
+        description="How often ranks that fail are started again, from the last checkpoint: auto is 3 with"
+        " LAUNCH_NNODES=1:4, else 0.",
     )
     rendezvous_timeout_s: Annotated[int, Field(ge=1, le=86_400)] = Field(
         1800, description="How long ranks wait for each other at the start."

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from entrypoint.errors import Exit, Refused, shown
 from entrypoint.job import Job
-from entrypoint.meeting import agreed_port
+from entrypoint.meeting import JOB
 from entrypoint.plan import Plan
 from entrypoint.question import Question, Starter
 from entrypoint.settings import PREFIX, LaunchSettings
@@ -143,9 +143,9 @@ def asks_for_tasks(question: Question) -> bool:
 
 
 def where_to_meet(question: Question, hosts: tuple[tuple[str, int], ...]) -> dict[str, str]:
-    """Return what mpirun's ranks are told beside a person's variables: where rank 0 is, and a port of this run."""
+    """Return what mpirun's ranks are told beside a person's variables: where rank 0 is, and which run this is."""
     first = hosts[0][0] if len(hosts) > 1 else "127.0.0.1"
-    told = {"MASTER_ADDR": first, "MASTER_PORT": str(agreed_port(question.job.id or question.token))}
+    told = {"MASTER_ADDR": first, JOB: question.job.id or question.token}
     return {name: value for name, value in told.items() if not question.environ.get(name)}
 
 
@@ -156,8 +156,10 @@ def srun(question: Question, starter: Starter, nproc: int, again: tuple[str, ...
     """
     nodes = max(1, len(question.job.nodes))
     tasks = number(question.environ, "SLURM_NTASKS", 0) if asks_for_tasks(question) else nodes * nproc
-    each = -(-tasks // nodes)
-    cpus = number(question.environ, "SLURM_CPUS_PER_TASK", 0) or max(1, (question.job.node_cpus or 1) // each)
+    cpus = number(question.environ, "SLURM_CPUS_PER_TASK", 0)
+    if question.settings.values.max_restarts not in ("auto", 0):  # then a task is a node's agent
+        tasks, cpus = nodes, 0
+    cpus = cpus or max(1, (question.job.node_cpus or 1) // -(-tasks // nodes))
     limits = (f"--nodes={nodes}", f"--ntasks={tasks}", f"--cpus-per-task={cpus}")
     return tasks, (starter.path, *limits, "--cpu-bind=none", "--kill-on-bad-exit=1", *again)
 
@@ -185,4 +187,4 @@ def hydra(
 def passed(environ: Mapping[str, str]) -> list[str]:
     """Return the names of the variables that ranks on other nodes are given."""
     names = {name for name in environ if name.startswith(PASSED) or name in PASSED_NAMES}
-    return sorted(names | {"MASTER_ADDR", "MASTER_PORT", "ENTRYPOINT_STARTED"})
+    return sorted(names | {"MASTER_ADDR", "ENTRYPOINT_STARTED", JOB})

@@ -1,8 +1,8 @@
 """torchrun's own agent, ending as the entrypoint promises: the first failure in one line, its exit code kept.
 
 torchrun itself prints a page for every failure, sorts failures that fall into one second by rank, and exits 1
-whatever the ranks' codes were. This module is the one part of the entrypoint that imports torch: it runs in
-the agent's process, which is torchrun's.
+whatever the ranks' codes were. This module and `elastic` are the parts of the entrypoint that import torch: they run
+in the agent's process, which is torchrun's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from entrypoint.errors import Exit, prefix
+from entrypoint.errors import Exit, Refused, prefix
+from entrypoint.plan import VARIABLE, Plan
 
 
 def main(argv: list[str]) -> int:
@@ -27,13 +28,21 @@ def main(argv: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from entrypoint.elastic import restarting, where_agents_meet
+
+    plan = Plan.from_variable(os.environ[VARIABLE])
     ended_by_agent = watch_agent()
-    signal.signal(signal.SIGUSR1, warn_ranks)
+    warned = signals_for_ranks()
+    try:
+        argv = [*where_agents_meet(plan, os.environ), *argv]
+    except Refused as error:
+        return say(str(error), error.code)
+    restarting(plan, warned, lambda failures: first_failure(failures, ended_by_agent)[0])
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:
         try:
             torchrun.run(torchrun.parse_args([f"--log-dir={folder}", *argv]))  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
-            return tell_first_failure(error.failures, ended_by_agent)
+            return say(*first_failure(error.failures, ended_by_agent))
         except SignalException as error:
             return tell_end(Path(folder), error.sigval)
         except (RuntimeError, OSError) as error:
@@ -42,12 +51,22 @@ def main(argv: list[str]) -> int:
     return Exit.DONE
 
 
-def warn_ranks(number: int, _: FrameType | None) -> None:
-    """Pass on a scheduler's warning, which would end the agent: its ranks know what to do with it."""
-    for children in Path("/proc/self/task").glob("*/children"):
-        for pid in children.read_text().split():
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), number)
+def signals_for_ranks() -> list[int]:
+    """Pass on a scheduler's warning, which would end the agent: its ranks know what to do with it.
+
+    Returns the list that each one which comes is put into.
+    """
+    seen: list[int] = []
+
+    def warn_ranks(number: int, _: FrameType | None) -> None:
+        seen.append(number)
+        for children in Path("/proc/self/task").glob("*/children"):
+            for pid in children.read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), number)
+
+    signal.signal(signal.SIGUSR1, warn_ranks)
+    return seen
 
 
 class Witness(logging.Handler):
@@ -79,17 +98,17 @@ def watch_agent() -> set[int]:
 def tell_end(folder: Path, number: signal.Signals) -> int:
     """Say how the ranks took a signal that the agent has passed on to them: saved, to go on, or just ended.
 
-    `folder` holds the file of each rank that had something to say.
+    `folder` holds the file of each rank that had something to say, in a folder for each time that ranks were started.
     """
-    for file in sorted(folder.glob("**/error.json")):
+    for file in sorted(folder.glob("**/error.json"), key=lambda path: path.stat().st_mtime, reverse=True):
         message = json.loads(file.read_text())["message"]
         if isinstance(message, dict) and message.get("extraInfo", {}).get("code") == Exit.PREEMPTED:
             return say(message["message"], Exit.PREEMPTED)
     return say(f"stopped by {number.name}", 128 + number)
 
 
-def tell_first_failure(failures: dict[int, Any], ended_by_agent: set[int]) -> int:
-    """Say which rank failed first and with what, and return the code to end with.
+def first_failure(failures: dict[int, Any], ended_by_agent: set[int]) -> tuple[str, int]:
+    """Return which rank failed first and with what, and the code to end with.
 
     A rank that the agent has ended, or that only lost its peer, is a consequence, so it comes after any other
     failure. A rank's own code is kept; one that a signal ended gives 5.
@@ -97,13 +116,13 @@ def tell_first_failure(failures: dict[int, Any], ended_by_agent: set[int]) -> in
     rank, failure = min(failures.items(), key=lambda item: order(item[0], item[1], ended_by_agent))
     extra = extra_info(failure)
     if extra.get("refused"):
-        return say(failure.message["message"], failure.exitcode)
+        return failure.message["message"], failure.exitcode
     place = f"rank {rank} of this job (local rank {failure.local_rank}, pid {failure.pid})"
     if failure.exitcode < 0:
         name = signal.Signals(-failure.exitcode).name
         hint = "; the kernel does this when memory runs out" if name == "SIGKILL" else ""
-        return say(f"{place} failed first: killed by {name}{hint}", Exit.RANK_FAILED)
-    return say(f"{place} failed first, with exit code {failure.exitcode}", failure.exitcode)
+        return f"{place} failed first: killed by {name}{hint}", Exit.RANK_FAILED
+    return f"{place} failed first, with exit code {failure.exitcode}", failure.exitcode
 
 
 def order(rank: int, failure: Any, ended_by_agent: set[int]) -> tuple[bool, bool, int, int]:

@@ -20,10 +20,11 @@ PREFETCHED = 3
 SHM_SHARE = 0.5
 
 
-def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine: Machine) -> Plan:
+def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine: Machine, free_name: str = "") -> Plan:
     """Return the plan with feed and workers decided, and the trainer's flags passed on as variables.
 
-    Raises `Refused` where a batch has fewer images than there are ranks and parts to share them.
+    `free_name` is one that no run has yet, for a run that must be named. Raises `Refused` where a batch has fewer
+    images than there are ranks and parts to share them.
     """
     settings = given.values
     ranks = plan.world_size
@@ -35,9 +36,10 @@ def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine
     feed, feed_decision = decide_feed(given, facts, machine.memory_bytes)
     workers, workers_decision = decide_workers(given, plan, facts, feed, machine.surroundings.shm_bytes)
     flags = given.as_variables(PREFIX, flags_only=True)
+    again, again_decision = decide_going_on(given, plan, free_name)
     precision = decide_precision(given, plan.device, machine)
     ipex = decide_ipex(given, plan.device, machine, facts)
-    decided = replace(plan, environment={**plan.environment, **flags})
+    decided = replace(plan, environment={**plan.environment, **flags, **again})
     return decided.with_training(
         {
             "feed": feed,
@@ -52,7 +54,33 @@ def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine
             workers_decision,
             precision,
             ipex,
+            *again_decision,
         ),
+    )
+
+
+def decide_going_on(
+    given: Given[TrainSettings], plan: Plan, free_name: str
+) -> tuple[dict[str, str], tuple[Decision, ...]]:
+    """Where ranks may be started again they go on from the run's own last checkpoint; return the variables for it.
+
+    Over several nodes the run must be named, since each node would name it otherwise; raises `Refused` there.
+    """
+    if not plan.max_restarts:
+        return {}, ()
+    values = given.values
+    if values.resume != "auto" and "resume" in given.source:
+        raise Refused(
+            f"{given.source['resume']}: with restarts a run goes on from its own last checkpoint; set TRAIN_RESUME=auto"
+            " and TRAIN_RUN_NAME"
+        )
+    if not values.run_name and plan.nnodes > 1:
+        raise Refused("TRAIN_RUN_NAME is not set: ranks that are started again on several nodes find their run by it")
+    if not values.checkpoint_every:
+        raise Refused("TRAIN_CHECKPOINT_EVERY=0: ranks that are started again go on from checkpoints; set 1 or more")
+    why = "ranks that are started again go on from the run's last checkpoint"
+    return {f"{PREFIX}RESUME": "auto", f"{PREFIX}RUN_NAME": values.run_name or free_name}, (
+        Decision("resume", "auto", why),
     )
 
 

@@ -7,7 +7,6 @@ import os
 import platform
 import shlex
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +19,7 @@ from entrypoint.settings import PREFIX as LAUNCH_PREFIX
 from entrypoint.variables import Given, variable_name
 from entrypoint.verify import Observed
 from train import checkpoint
+from train.naming import fresh
 from train.settings import PREFIX, TrainSettings
 from train.whole import write_whole
 
@@ -77,13 +77,6 @@ def choose_folder(settings: TrainSettings) -> tuple[Path, Path | None]:
             " it by TRAIN_RESUME=auto"
         )
     return named or fresh(output, settings), None
-
-
-def fresh(output: Path, settings: TrainSettings) -> Path:
-    """Return a folder name of the moment that nobody has yet."""
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model}-{settings.dataset}"
-    taken = (output / (name if count == 1 else f"{name}-{count}") for count in range(1, 10_000))
-    return next(folder for folder in taken if not folder.exists())
 
 
 def point_latest(output: Path, folder: Path) -> None:

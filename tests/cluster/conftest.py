@@ -150,6 +150,14 @@ class Cluster:
         script(bin_folder, "mpirun", f'#!/bin/sh\nexec {real} "$@"\n').chmod(0o755)
         return {"PATH": f"{bin_folder}:{os.environ['PATH']}"}
 
+    def wait_for_file(self, path: Path, limit_s: float = 60) -> None:
+        """Wait until something is at this place in the tests' folder; a folder must hold something."""
+        until = time.monotonic() + limit_s
+        place = self.folder / path
+        while not (any(place.iterdir()) if place.is_dir() else place.exists()):
+            assert time.monotonic() < until, "\n".join(one.text()[-3000:] for one in self.started)
+            time.sleep(0.05)
+
     def summary(self, name: str) -> Any:
         """Return a run's summary.json."""
         return json.loads((self.folder / "runs" / name / "summary.json").read_text())

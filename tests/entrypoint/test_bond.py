@@ -6,7 +6,10 @@ import socket
 import time
 from collections.abc import Callable
 
+import pytest
+
 from entrypoint.bond import NODE_LOST, Bond, Place, Verdict
+from entrypoint.errors import Exit, Refused
 
 
 def free_port() -> int:
@@ -15,10 +18,18 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def bond(
+    rank: int, ports: tuple[int, ...], token: str = "x", timeout_s: float = 30, meet: tuple[int, ...] = ()
+) -> Bond:
+    made = Bond(Place(rank, f"node{rank}", "127.0.0.1", ports, token), timeout_s, meet)
+    made.start()
+    return made
+
+
 def bonds(count: int, timeout_s: float = 30, tokens: tuple[str, ...] = ()) -> list[Bond]:
     port = free_port()
     tokens = tokens or ("job 7",) * count
-    return [Bond(Place(rank, f"node{rank}", "127.0.0.1", port, tokens[rank]), timeout_s) for rank in range(count)]
+    return [bond(rank, (port,), tokens[rank], timeout_s) for rank in range(count)]
 
 
 def within(limit_s: float, holds: Callable[[], bool]) -> bool:
@@ -53,18 +64,18 @@ def test_ranks_that_end_well_tell_nobody_to_end() -> None:
 
 def test_a_rank_that_comes_late_learns_what_has_happened() -> None:
     port = free_port()
-    leader = Bond(Place(0, "node0", "127.0.0.1", port, "x"), 30)
+    leader = bond(0, (port,))
     leader.fail(Verdict(0, "node0", 3, "exit code 3"))
-    late = Bond(Place(1, "node1", "127.0.0.1", port, "x"), 30)
+    late = bond(1, (port,))
     assert within(10, lambda: late.verdict is not None)
 
 
 def test_a_node_that_falls_silent_is_lost() -> None:
     port = free_port()
-    leader = Bond(Place(0, "node0", "127.0.0.1", port, "x"), 1.0)
+    leader = bond(0, (port,), timeout_s=1.0)
     assert within(10, lambda: port_answers(port))
     with socket.create_connection(("127.0.0.1", port)) as peer:
-        peer.sendall(b'{"hello": {"rank": 1, "node": "node1", "host": "", "port": 0, "token": "x"}}\n')
+        peer.sendall(b'{"hello": {"rank": 1, "node": "node1", "host": "", "ports": [], "token": "x"}}\n')
         assert within(10, lambda: leader.verdict is not None)
     assert leader.verdict == Verdict(1, "node1", NODE_LOST, "its node is lost: silent for 1 s")
 
@@ -86,3 +97,51 @@ def test_another_jobs_guard_on_the_same_port_is_none_of_ours() -> None:
 
 def joined_within_a_second(leader: Bond) -> bool:
     return within(1, lambda: bool(leader.peers))
+
+
+def listen_on(port: int) -> socket.socket:
+    return socket.create_server(("", port))
+
+
+def test_ranks_meet_on_the_next_port_where_one_is_taken_and_all_learn_which() -> None:
+    guards, ranks = (free_port(), free_port()), (free_port(), free_port())
+    with listen_on(guards[0]), listen_on(ranks[0]):  # another program's, which takes connections and says nothing
+        one = bond(1, guards, meet=ranks)
+        leader = bond(0, guards, meet=ranks)
+        told: list[str] = []
+        assert one.wait_for_port(30, told.append) == leader.wait_for_port(1, told.append) == ranks[1]
+    one.ended(9, "exit code 9")
+    assert within(5, lambda: leader.verdict is not None)
+
+
+def test_an_outsider_on_the_port_does_no_harm(capfd: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    leader = bond(0, (port,))
+    assert within(10, lambda: port_answers(port))
+    for text in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"hello": 7}\n', b'{"hello": {"rank": 1}}\n'):
+        with socket.create_connection(("127.0.0.1", port)) as peer:
+            peer.sendall(text)
+            while peer.recv(4096):
+                pass
+    assert leader.verdict is None
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_rank_0_that_does_not_answer_is_told_meanwhile_and_refused_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("entrypoint.bond.TELL_EVERY_S", 0.2)
+    told: list[str] = []
+    port = free_port()
+    with pytest.raises(Refused, match=f"rank 1: rank 0 at 127.0.0.1, ports {port} to {port}, did not answer") as error:
+        bond(1, (port,), meet=(1, 2)).wait_for_port(1, told.append)
+    assert error.value.code == Exit.RENDEZVOUS
+    assert told[0] == f"rank 1 waits for rank 0 at 127.0.0.1, ports {port} to {port} (0 of 1 s)"
+
+
+@pytest.mark.parametrize("which", ["guards", "ranks"])
+def test_where_every_port_is_taken_it_says_so(which: str) -> None:
+    free, taken = (free_port(),), (free_port(),)
+    with listen_on(taken[0]), pytest.raises(Refused, match="are all taken here") as error:
+        bond(0, taken if which == "guards" else free, meet=free if which == "guards" else taken)
+    assert error.value.code == Exit.RENDEZVOUS

@@ -15,9 +15,10 @@ from tests.entrypoint.test_bond import free_port
 
 GUARD = """
     import os, sys
-    from entrypoint.bond import Place
+    from entrypoint.bond import Bond, Place
     from entrypoint.guard import guard
-    guard((sys.executable, *sys.argv[2:]), dict(os.environ), Place(0, "node1", "127.0.0.1", int(sys.argv[1]), "x"), 30)
+    place = Place(0, "node1", "127.0.0.1", (int(sys.argv[1]),), "x")
+    guard((sys.executable, *sys.argv[2:]), {**os.environ, "MASTER_PORT": "61000"}, Bond(place, 30), 30)
 """
 
 

@@ -48,6 +48,15 @@ CASES = {
         Nodes(2, 1, "n1", said_by="srun"),
     ),
     "srun, a task a node for torchrun": (STEP | {"LAUNCH_WITH": "torchrun"}, Nodes(2, 1, "n1", said_by="srun")),
+    "by hand, as few as one": (
+        HAND | {"LAUNCH_NNODES": "1:4"},
+        Nodes(4, 1, "r1", said_by="LAUNCH_NNODES=1:4", fewest=1),
+    ),
+    "by hand, a range of one number": (HAND | {"LAUNCH_NNODES": "2:2"}, Nodes(2, 1, "r1", said_by="LAUNCH_NNODES=2:2")),
+    "srun, a task a node that is to start ranks again": (
+        STEP | {"LAUNCH_MAX_RESTARTS": "1"},
+        Nodes(2, 1, "n1", said_by="srun"),
+    ),
     "two that agree": (HAND | KUBERNETES, Nodes(2, 1, "r1", said_by="LAUNCH_NNODES=2")),
 }
 
@@ -68,6 +77,7 @@ def test_whoever_started_the_nodes_says_which_this_is(name: str) -> None:
         ({"LAUNCH_NNODES": "2"}, "LAUNCH_NNODES=2: needs MASTER_ADDR"),
         (HAND | {"LAUNCH_NODE_RANK": "2"}, "LAUNCH_NODE_RANK=2: there are LAUNCH_NNODES=2 nodes"),
         ({"LAUNCH_NODE_RANK": "1"}, "LAUNCH_NODE_RANK=1: there are LAUNCH_NNODES=1 nodes"),
+        (HAND | {"LAUNCH_NNODES": "4:2"}, "LAUNCH_NNODES=4:2: 4 is more than 2; write the fewest nodes first"),
         (HAND | STEP, "LAUNCH_NNODES=2: srun has started this process"),
         (KUBERNETES | {"PET_NODE_RANK": "2"}, "PET_NODE_RANK=2: PET_NNODES=2 nodes, counted from 0"),
         (KUBERNETES | {"PET_NNODES": "two"}, "PET_NNODES=two: not a number of nodes"),

@@ -136,7 +136,7 @@ def test_mpirun_is_told_hosts_and_names_of_variables_and_binds_nothing() -> None
     assert words.startswith("/usr/bin/mpirun --bind-to none -np 6 --host r1:4,r2:2 ")
     assert words.endswith(" python -I -m entrypoint run x.py")
     named = [name for flag, name in zip(made.command, made.command[1:], strict=False) if flag == "-x"]
-    assert named == ["ENTRYPOINT_STARTED", "LAUNCH_HOSTS", "MASTER_ADDR", "MASTER_PORT", "TRAIN_EPOCHS"]
+    assert named == ["ENTRYPOINT_JOB", "ENTRYPOINT_STARTED", "LAUNCH_HOSTS", "MASTER_ADDR", "TRAIN_EPOCHS"]
     assert (made.world_size, made.environment["MASTER_ADDR"]) == (6, "r1")
     assert "OMP_NUM_THREADS" not in made.environment, "each node's own, not this one's"
 

@@ -48,6 +48,39 @@ def test_small_sets_are_held_in_memory_and_large_ones_streamed(
     assert ("(yours)" in reasons["feed"]) is ("TRAIN_FEED" in environ)
 
 
+RESTARTS = {"LAUNCH_MAX_RESTARTS": "2"}
+NODES = RESTARTS | {"LAUNCH_NNODES": "2", "MASTER_ADDR": "r1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "name"),
+    [
+        (RESTARTS, "free"),
+        (RESTARTS | {"TRAIN_RUN_NAME": "mine", "TRAIN_RESUME": "auto"}, "mine"),
+        (NODES | {"TRAIN_RUN_NAME": "mine"}, "mine"),
+    ],
+)
+def test_ranks_that_may_be_started_again_know_their_run(environ: dict[str, str], name: str) -> None:
+    base = plan(machine(4), environ)
+    node = replace(machine(4), surroundings=SHM)
+    made = plan_training(base, read_train_settings(environ, {}), SMALL, node, free_name="free")
+    assert (made.environment["TRAIN_RESUME"], made.environment["TRAIN_RUN_NAME"]) == ("auto", name)
+    assert next(one.value for one in made.decisions if one.what == "resume") == "auto"
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        (NODES, "TRAIN_RUN_NAME is not set: ranks that are started again on several nodes"),
+        (RESTARTS | {"TRAIN_RESUME": "off"}, "TRAIN_RESUME=off: with restarts a run goes on from its own"),
+        (RESTARTS | {"TRAIN_CHECKPOINT_EVERY": "0"}, "TRAIN_CHECKPOINT_EVERY=0: ranks that are started again"),
+    ],
+)
+def test_a_run_that_could_not_go_on_is_refused(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        plan_training(plan(machine(4), environ), read_train_settings(environ, {}), SMALL, machine(4))
+
+
 def test_flags_travel_to_the_ranks_as_variables() -> None:
     made = planned({"TRAIN_SEED": "3"}, SMALL, flags={"epochs": "5"})
     assert made.environment["TRAIN_EPOCHS"] == "5"

@@ -1,0 +1,123 @@
+"""Agents that start their ranks again: when that helps, what they say meanwhile, and how those of several nodes meet.
+
+It runs in the agent's process, beside `torchrun`.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from entrypoint.errors import FINAL, Exit, Refused
+from entrypoint.job import read_job
+from entrypoint.meeting import PAUSE_S, TELL_EVERY_S, local_address
+from entrypoint.plan import Plan
+
+CONNECT_S = 2.0
+
+
+def where_agents_meet(plan: Plan, environ: Mapping[str, str]) -> list[str]:
+    """Return torchrun's arguments that this node alone can tell, once the master's agent is there to be met.
+
+    Empty where agents do not meet. Raises `Refused` where the master cannot be found or its port is taken.
+    """
+    if not plan.agents_meet:
+        return []
+    there = {**environ, "MASTER_ADDR": plan.master_addr}
+    place = read_job(environ)
+    address = local_address(there, plan.rendezvous_timeout_s, place)
+    if plan.node_rank == 0:
+        refuse_taken(int(plan.master_port))
+    else:
+        wait_for_master(plan)
+    return [f"--local-addr={address}"] if address else []
+
+
+def refuse_taken(port: int) -> None:
+    """Raise `Refused` where another program already listens on this port."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise Refused(
+            f"MASTER_PORT={port}: cannot be listened on here ({error.strerror}); set another one on all nodes",
+            Exit.RENDEZVOUS,
+        ) from None
+
+
+def wait_for_master(plan: Plan) -> None:
+    """Wait until the agent of node 0 listens, and say so meanwhile; raises `Refused` after the plan's time-out."""
+    where = f"{plan.master_addr}:{plan.master_port}"
+    with saying(f"waiting for node 0 at {where}", plan.rendezvous_timeout_s):
+        began = time.monotonic()
+        while True:
+            try:
+                socket.create_connection((plan.master_addr, int(plan.master_port)), timeout=CONNECT_S).close()
+                return
+            except OSError as error:
+                cause = error.strerror or str(error)
+            if time.monotonic() - began > plan.rendezvous_timeout_s:
+                raise Refused(
+                    f"node 0 at {where} did not come within {plan.rendezvous_timeout_s} s ({cause}); see why there, or"
+                    " raise LAUNCH_RENDEZVOUS_TIMEOUT_S",
+                    Exit.RENDEZVOUS,
+                )
+            time.sleep(PAUSE_S)
+
+
+@contextmanager
+def saying(what: str, timeout_s: int) -> Iterator[None]:
+    """Print a line every few seconds as long as this lasts."""
+    over, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not over.wait(TELL_EVERY_S):
+            waited = f"{time.monotonic() - began:.0f} of {timeout_s} s"
+            print(f"entrypoint: {what} ({waited})", file=sys.stderr, flush=True)
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def restarting(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]], str]) -> None:
+    """Have torchrun's agent start ranks again only where that can help, and say why it does.
+
+    Not after a wrong setting, which would be as wrong again, nor after a warning of the scheduler's (`warned`): what
+    was saved then is for the next job. A node that is lost or told to end is no reason to end the others, as long as
+    enough are left.
+    """
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.launcher import api
+
+    varying = plan.min_nodes < plan.nnodes
+
+    class Agent(LocalElasticAgent):
+        def _rendezvous(self, worker_group: WorkerGroup) -> None:
+            few = plan.min_nodes if varying else plan.nnodes
+            wanted = f"{few} node{'s' if few > 1 else ''} at {plan.master_addr}:{plan.master_port}"
+            with saying(f"waiting for the agents of {wanted}", plan.rendezvous_timeout_s):
+                super()._rendezvous(worker_group)
+
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            result: RunResult = super()._monitor_workers(worker_group)
+            if result.state != WorkerState.FAILED or not self._remaining_restarts:
+                return result
+            codes = {failure.exitcode for failure in result.failures.values()}
+            elsewhere = codes == {int(Exit.PREEMPTED)} and varying and not warned
+            if codes & set(FINAL) and not elsewhere:
+                self._remaining_restarts = 0
+            else:
+                count = plan.max_restarts - self._remaining_restarts + 1
+                why = "another node's ranks were told to end" if elsewhere else describe(result.failures)
+                print(f"entrypoint: restart {count} of {plan.max_restarts}: {why}", file=sys.stderr, flush=True)
+            return result
+
+    api.LocalElasticAgent = Agent  # type: ignore[attr-defined]

@@ -1,0 +1,89 @@
+"""mpirun as a child of ours: its signals passed on, its exit code made one of the documented table.
+
+Open MPI's ends with 255 where a node was lost, with 137 where it had to be killed; hydra's with 0 after a SIGTERM,
+whatever became of its ranks. What the ranks themselves said last, through it, tells better.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+
+from entrypoint.errors import Exit, prefix
+from entrypoint.guard import PASSED_ON, POLL_S, spawn_child
+
+PREEMPTED = prefix(Exit.PREEMPTED).encode()
+# What rank 0's guard says of a rank that ended by itself.
+OWN_CODE = re.compile(rb"rank \d+ on \S+ failed first: exit code (\d+)")
+NODE_GONE = 255
+
+
+class LastWords:
+    """What was said on standard error, as far as it tells how the job ended."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+        self.preempted = False
+        self.own_code: int | None = None
+
+    def hear(self, data: bytes) -> None:
+        """Take more of it, in pieces of any size."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            self.preempted |= PREEMPTED in line
+            match = OWN_CODE.search(line)
+            if match:
+                self.own_code = int(match[1])
+
+
+def run(argv: tuple[str, ...], environment: Mapping[str, str]) -> int:
+    """Run mpirun to its end and return the job's exit code; what it says on standard error goes through here."""
+    said, into = os.pipe()
+    child = spawn_child(argv, environment, stderr=into)
+    os.close(into)
+    asked: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    words, data = LastWords(), b" "
+    while True:
+        # What mpirun leaves behind when it is killed (its ssh) may hold this open: its own end counts.
+        ended, status = os.waitpid(child, os.WNOHANG)
+        while select.select([said], [], [], 0 if ended else POLL_S)[0] and (data := os.read(said, 65536)):
+            words.hear(data)
+            write_all(2, data)
+        if ended:
+            return exit_code(os.waitstatus_to_exitcode(status), asked, words)
+        if not data:
+            time.sleep(POLL_S)
+
+
+def write_all(file: int, data: bytes) -> None:
+    """Write all of it; who reads may have gone."""
+    with suppress(BrokenPipeError):
+        while data:
+            data = data[os.write(file, data) :]
+
+
+def exit_code(code: int, asked: list[int], words: LastWords) -> int:
+    """Return the job's code of mpirun's (negative: the signal that ended it) and of what was said and `asked`."""
+    ends = [number for number in asked if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    if words.preempted:
+        return Exit.PREEMPTED
+    if words.own_code is not None:
+        return words.own_code
+    if ends and (code <= 0 or code >= 128):
+        return 128 + ends[0]
+    if code < 0 or code == NODE_GONE or code > 128:
+        return Exit.RANK_FAILED
+    return code

@@ -1,0 +1,98 @@
+"""Nodes that come, go and fail while a run goes on, which ends with the accuracy of one that nothing happened to."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import ENTRYPOINT, Cluster, Started
+from tests.conftest import LAUNCH_LIMIT_S
+
+pytestmark = pytest.mark.cluster
+
+TRAIN = {"TRAIN_EPOCHS": "40", "TRAIN_RUN_NAME": "many", "TRAIN_CHECKPOINT_EVERY": "2"}
+NODES = TRAIN | {"LAUNCH_NNODES": "1:2", "MASTER_ADDR": "node1", "LAUNCH_FAIL_TIMEOUT_S": "10", "LAUNCH_THREADS": "1"}
+
+
+def agent(cluster: Cluster, number: int, **more: str) -> Started:
+    """Start the command on a node, numbered from 0."""
+    return cluster.start(
+        f"node{number + 1}", *ENTRYPOINT, "train", env=NODES | {"LAUNCH_NODE_RANK": str(number), **more}
+    )
+
+
+@pytest.fixture(scope="module")
+def accuracy(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """What one process reaches that nothing happens to."""
+    one = Cluster("", "", tmp_path_factory.mktemp("alone"))
+    words = (*ENTRYPOINT, "train")
+    subprocess.run(
+        words, cwd=one.folder, env=one.environ(TRAIN), check=True, capture_output=True, timeout=LAUNCH_LIMIT_S
+    )
+    return float(one.summary("many")["test_accuracy"])
+
+
+def ended_well(cluster: Cluster, accuracy: float, world_size: int, started: Started) -> None:
+    """Check that a run has come to its end, with so many ranks in the end."""
+    assert started.code() == 0, started.text()[-3000:]
+    found = cluster.summary("many")
+    assert (found["world_size"], found["epochs"]) == (world_size, 40)
+    assert found["test_accuracy"] == pytest.approx(accuracy, abs=0.5)
+    assert re.search(r"going on from \S+/checkpoint/step-\d+\.pt", started.text()), started.text()[-3000:]
+    assert "Traceback" not in started.text()
+
+
+def test_a_rank_that_is_killed_is_started_again_with_all_others(cluster: Cluster, accuracy: float) -> None:
+    one, two = agent(cluster, 0), agent(cluster, 1)
+    cluster.wait_for_file(Path("runs/many/checkpoint"))
+    assert cluster.signal("node2", "-I -m train", signal.SIGKILL) == 1
+    two.wait_for("entrypoint: restart 1 of 3: rank 1 on node2 failed first: killed by SIGKILL")
+    assert two.code() == 0, two.text()[-3000:]
+    ended_well(cluster, accuracy, 2, one if "going on" in one.text() else two)
+
+
+def test_a_node_that_is_lost_is_done_without(cluster: Cluster, accuracy: float) -> None:
+    one, _ = agent(cluster, 0), agent(cluster, 1)
+    cluster.wait_for_file(Path("runs/many/checkpoint"))
+    cluster.do("kill", "node2")
+    cluster.count = 1
+    ended_well(cluster, accuracy, 1, one)
+
+
+def test_a_node_that_is_told_to_end_leaves_the_others_training(cluster: Cluster, accuracy: float) -> None:
+    one, two = agent(cluster, 0), agent(cluster, 1)
+    cluster.wait_for_file(Path("runs/many/checkpoint"))
+    assert cluster.signal("node2", "entrypoint.torchrun", signal.SIGTERM) == 1
+    assert two.code(60) == 75, two.text()
+    assert "entrypoint: preempted: stopped by SIGTERM" in two.text()
+    ended_well(cluster, accuracy, 1, one)
+
+
+def test_a_node_that_comes_later_is_taken_in(cluster: Cluster) -> None:
+    one = agent(cluster, 0, TRAIN_EPOCHS="2000")
+    one.wait_for("epoch 7/")
+    two = agent(cluster, 1, TRAIN_EPOCHS="2000")
+    one.wait_for("going on from ")
+    cluster.signal("node1", "entrypoint.torchrun", signal.SIGUSR1)
+    cluster.signal("node2", "entrypoint.torchrun", signal.SIGUSR1)
+    assert (one.code(60), two.code(60)) == (75, 75), one.text() + two.text()
+    assert "restart" not in one.text() + two.text(), "a scheduler's warning is no failure"
+
+
+def test_a_node_that_is_late_is_waited_for_by_name(cluster: Cluster) -> None:
+    one = agent(cluster, 0, LAUNCH_NNODES="2", TRAIN_EPOCHS="2")
+    one.wait_for("entrypoint: waiting for rank 1 (")
+    two = agent(cluster, 1, LAUNCH_NNODES="2", TRAIN_EPOCHS="2")
+    assert (one.code(), two.code()) == (0, 0), one.text() + two.text()
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_node_that_never_comes_ends_the_other_with_4(cluster: Cluster, late: int) -> None:
+    one = agent(cluster, 1 - late, LAUNCH_NNODES="2", TRAIN_EPOCHS="2", LAUNCH_RENDEZVOUS_TIMEOUT_S="4")
+    assert one.code(60) == 4, one.text()
+    missing = "rank 0 at node1, ports" if late == 0 else "rank 1 did not come within 4 s"
+    assert missing in one.text().splitlines()[-1]

@@ -1,0 +1,117 @@
+"""What torchrun's agents are told: to be alone, or to meet the other nodes' and start ranks again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from entrypoint.errors import Refused
+from entrypoint.job import Job, read_job
+from entrypoint.nodes import read_nodes
+from entrypoint.plan import Plan
+from entrypoint.planner import make_plan
+from entrypoint.question import Question, Starter
+from entrypoint.settings import read_launch_settings
+from tests.entrypoint.test_nodes import KUBERNETES, STEP
+from tests.entrypoint.test_planner import SCRIPT, machine, plan, why
+
+HAND = {"LAUNCH_NNODES": "2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "r1"}
+# Kubeflow's elastic policy gives pods a range and an endpoint, and no number.
+ELASTIC_POD = {
+    "PET_NNODES": "1:3", "PET_NPROC_PER_NODE": "2", "PET_RDZV_ENDPOINT": "job-worker-0:29400",
+    "HOSTNAME": "job-worker-0",
+}  # fmt: skip
+
+
+def told(made: Plan) -> dict[str, str]:
+    """Return the agent's own options."""
+    own = made.command[: made.command.index("--no-python")]
+    return dict(word.split("=", 1) for word in own if word.startswith("--") and "=" in word)
+
+
+def planned(environ: dict[str, str]) -> Plan:
+    job = read_job(environ)
+    if job.starts_own(read_launch_settings(environ, {}).values):
+        chosen = read_launch_settings(environ, {})
+        nodes = read_nodes(chosen, environ, job)
+        alone = Job(id=job.id, nodes=job.nodes, master=job.master)
+        return make_plan(Question(chosen, machine(4), alone, SCRIPT, environ, "python", nodes=nodes))
+    return plan(machine(4), environ, job)
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "restarts"),
+    [
+        ({"LAUNCH_NPROC_PER_NODE": "2"}, {"--nnodes": "1"}, 0),
+        ({"LAUNCH_MAX_RESTARTS": "2"}, {"--nnodes": "1"}, 2),
+        (HAND, {"--nnodes": "1"}, 0),
+        (HAND | {"LAUNCH_MAX_RESTARTS": "2"}, {"--nnodes": "2:2", "--rdzv-endpoint": "r1:61000"}, 2),
+        (HAND | {"LAUNCH_NNODES": "1:4"}, {"--nnodes": "1:4", "--rdzv-endpoint": "r1:61000"}, 3),
+        (HAND | {"LAUNCH_NNODES": "2:2"}, {"--nnodes": "1"}, 0),
+        (HAND | {"LAUNCH_NNODES": "1:4", "MASTER_PORT": "29500"}, {"--rdzv-endpoint": "r1:29500"}, 3),
+        (ELASTIC_POD, {"--nnodes": "1:3", "--rdzv-endpoint": "job-worker-0:29400", "--nproc-per-node": "2"}, 3),
+        (KUBERNETES | {"PET_NNODES": "2:3"}, {"--nnodes": "2:3", "--rdzv-endpoint": "job-master-0:23456"}, 3),
+        (STEP | {"LAUNCH_MAX_RESTARTS": "1"}, {"--nnodes": "2:2", "--rdzv-endpoint": "n1:61042", "--rdzv-id": "42"}, 1),
+    ],
+)
+def test_agents_meet_only_where_ranks_may_have_to_start_again(
+    environ: dict[str, str], options: dict[str, str], restarts: int
+) -> None:
+    made = planned(environ)
+    found = told(made)
+    assert {name: found.get(name) for name in options} == options
+    assert found["--max-restarts"] == str(made.max_restarts) == str(restarts)
+    assert made.agents_meet is ("--rdzv-endpoint" in found)
+
+
+@pytest.mark.parametrize(
+    ("environ", "host"),
+    [
+        (HAND | {"LAUNCH_NNODES": "1:4"}, False),
+        (HAND | {"LAUNCH_NNODES": "1:4", "LAUNCH_NODE_RANK": "0"}, True),
+        (ELASTIC_POD, True),
+        (ELASTIC_POD | {"HOSTNAME": "job-worker-2"}, False),
+    ],
+)
+def test_only_node_0_hosts_the_meeting(environ: dict[str, str], host: bool) -> None:
+    assert f"is_host={int(host)}," in told(planned(environ))["--rdzv-conf"]
+
+
+def test_a_single_rank_that_may_be_started_again_has_an_agent_and_the_plan_says_so() -> None:
+    made = plan(machine(4), {"LAUNCH_MAX_RESTARTS": "2"})
+    assert (made.launcher, made.nproc_per_node) == ("torchrun", 1)
+    assert why(made, "restarts") == "(yours) LAUNCH_MAX_RESTARTS=2; all ranks start again when one fails"
+    varying = plan(machine(4), HAND | {"LAUNCH_NNODES": "1:4"})
+    assert why(varying, "restarts").endswith("all ranks start again when one fails, on 1 to 4 nodes")
+    assert next(one.value for one in varying.decisions if one.what == "nodes") == "1:4"
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        (
+            STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x1)"},
+            "LAUNCH_MAX_RESTARTS=1: srun started the ranks and starts none",
+        ),
+        ({"LAUNCH_WITH": "direct"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_WITH=direct contradict each other"),
+    ],
+)
+def test_where_nothing_could_start_ranks_again_it_is_refused(environ: dict[str, str], said: str) -> None:
+    environ = environ | {"LAUNCH_MAX_RESTARTS": "1"}
+    with pytest.raises(Refused, match=said):
+        planned(environ)
+
+
+def test_mpirun_starts_no_ranks_again_and_srun_one_agent_a_node() -> None:
+    batch = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    environ = batch | {"LAUNCH_MAX_RESTARTS": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
+    question = Question(read_launch_settings(environ, {}), machine(4), read_job(environ), SCRIPT, environ, "python")
+    with pytest.raises(Refused, match="LAUNCH_MAX_RESTARTS=1: /usr/bin/mpirun starts no ranks again"):
+        make_plan(replace(question, starter=Starter("/usr/bin/mpirun", "Open MPI")))
+
+    from entrypoint.starters import with_starter
+
+    asked = replace(question, starter=Starter("/usr/bin/srun"))
+    command = with_starter(make_plan(asked), asked).command
+    assert command[:4] == ("/usr/bin/srun", "--nodes=2", "--ntasks=2", "--cpus-per-task=4")

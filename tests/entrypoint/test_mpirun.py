@@ -1,0 +1,91 @@
+"""mpirun as a child: the job's exit code is one of the table, whatever mpirun's is."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from entrypoint.mpirun import LastWords, exit_code
+from tests.conftest import PYTHON, clean_environment, script
+
+TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
+
+
+@pytest.mark.parametrize(
+    ("code", "asked", "said", "ends_with"),
+    [
+        (0, [], "", 0),
+        (7, [], "", 7),
+        (5, [], "", 5),
+        (255, [], "ORTE has lost communication with a remote daemon", 5),
+        (255, [], "entrypoint: error: rank 1 on node2 failed first: exit code 255", 255),
+        (-9, [], "", 5),
+        (137, [], "", 5),
+        (75, [], "entrypoint: preempted: stopped by SIGUSR1: step 7 is saved", 75),
+        (0, [TERM], "entrypoint: preempted: stopped by SIGTERM: step 7 is saved", 75),
+        (143, [USR1], "[1,0]<stderr>:entrypoint: preempted: stopped by SIGUSR1", 75),
+        (0, [TERM], "", 143),
+        (0, [USR1], "", 0),
+        (-2, [signal.SIGINT], "", 130),
+        (143, [TERM], "", 143),
+        (2, [], "entrypoint: error: rank 3 on node2 failed first: exit code 2", 2),
+    ],
+)
+def test_the_jobs_code_is_what_became_of_its_ranks(code: int, asked: list[int], said: str, ends_with: int) -> None:
+    words = LastWords()
+    for start in range(0, len(said), 7):  # in pieces, as a pipe gives it
+        words.hear(said[start : start + 7].encode())
+    words.hear(b"\n")
+    assert exit_code(code, asked, words) == ends_with
+
+
+RUN = """
+    import os, sys
+    from entrypoint.mpirun import run
+    sys.exit(run(("/bin/sh", sys.argv[1]), dict(os.environ)))
+"""
+
+
+def start(folder: Path, text: str) -> subprocess.Popen[str]:
+    main, mpirun = script(folder, "main.py", RUN), script(folder, "mpirun.sh", text)
+    return subprocess.Popen(
+        [PYTHON, str(main), str(mpirun)],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_what_it_prints_comes_through_whole(tmp_path: Path) -> None:
+    text = "seq 50000 >&2; echo out; printf 'no newline' >&2; exit 3"
+    out, err = (process := start(tmp_path, text)).communicate(timeout=60)
+    assert (process.returncode, out) == (3, "out\n")
+    assert err == "".join(f"{number}\n" for number in range(1, 50001)) + "no newline"
+
+
+def test_signals_reach_it_and_what_it_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
+    text = "trap 'echo preempted soon >&2; exit 0' TERM; sleep 60 & echo ready; while :; do sleep 0.1; done"
+    process = start(tmp_path, text)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    began = time.monotonic()
+    process.terminate()
+    assert process.wait(30) == 143
+    assert time.monotonic() - began < 20, "its sleeping child still holds standard error"
+
+
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    process = start(tmp_path, f"trap 'touch {ended}; exit' TERM; echo ready; while :; do sleep 0.1; done")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.kill()
+    until = time.monotonic() + 20
+    while not ended.exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
