@@ -118,7 +118,7 @@ def ask(request: Request, settings: Given[LaunchSettings], job: Job, environ: Ma
         backend_problem=problem_of(settings.values.backend, sys.executable),
         broken_preloads=broken_preloads(environ.get("LD_PRELOAD", "")),
         nodes=nodes,
-        starter=find_starter(settings.values, job, nodes.count),
+        starter=find_starter(settings.values, job, nodes.count, environ),
         token=f"{socket.gethostname()}-{os.getpid()}",
     )
 

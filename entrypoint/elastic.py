@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from entrypoint.errors import FINAL, Exit, Refused
@@ -29,7 +30,7 @@ def where_agents_meet(plan: Plan, environ: Mapping[str, str]) -> list[str]:
     if not plan.agents_meet:
         return []
     there = {**environ, "MASTER_ADDR": plan.master_addr}
-    place = read_job(environ)
+    place = replace(read_job(environ), rank=plan.node_rank)
     address = local_address(there, plan.rendezvous_timeout_s, place)
     if plan.node_rank == 0:
         refuse_taken(int(plan.master_port))

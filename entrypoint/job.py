@@ -25,7 +25,8 @@ class Job:
     `binding` says whether the launcher has bound this rank to CPUs: `asked` by a person or the scheduler, by
     `default` of an MPI that knows nothing of threads, or not at all (empty). `granted_cpus` are those that the
     scheduler grants the ranks of this node, `node_cpus` those that it grants the whole job there. `master` is where
-    rank 0 runs, as far as the launcher tells, and `nodes` the names of the job's nodes in its order.
+    rank 0 runs, as far as the launcher tells, and `nodes` the names of the job's nodes in its order; of a heterogeneous
+    job's `parts`, a batch script sees those of the first.
     """
 
     launcher: str | None = None
@@ -39,6 +40,7 @@ class Job:
     node_cpus: int | None = None
     nodes: tuple[str, ...] = ()
     master: str = ""
+    parts: int = 1
 
     @property
     def on_one_node(self) -> bool:
@@ -153,7 +155,8 @@ def read_job(environ: Mapping[str, str]) -> Job:
     nodes = slurm_nodes(environ)
     master = (row.master_of(environ) if row else "") or (nodes[0] if nodes else "")
     granted = {"granted_cpus": granted_cpus(environ), "node_cpus": job_cpus(environ)}
-    return replace(job, **granted, nodes=nodes, master=master)  # type: ignore[arg-type]
+    parts = number(environ, "SLURM_HET_SIZE", 1)
+    return replace(job, **granted, nodes=nodes, master=master, parts=parts)  # type: ignore[arg-type]
 
 
 def place(row: Launcher, environ: Mapping[str, str]) -> Job:

@@ -18,6 +18,14 @@ from entrypoint.settings import PREFIX, LaunchSettings
 from entrypoint.slurm import count_at, number
 
 VERSION_LIMIT_S = 20
+# What has mpirun reach other nodes by something else than ssh: a scheduler, or a person's word.
+REACHED_BY = (
+    "SLURM_JOB_ID",
+    "OMPI_MCA_plm_rsh_agent",
+    "HYDRA_LAUNCHER_EXEC",
+    "HYDRA_LAUNCHER",
+    "I_MPI_HYDRA_BOOTSTRAP",
+)
 HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?::| +slots *= *)([1-9][0-9]{0,3}))?")
 # What ranks on other nodes are told: our settings and what steers threads, networks and devices. Nothing else of a
 # person's environment goes over the network, where it may hold secrets.
@@ -34,19 +42,30 @@ def wanted(values: LaunchSettings, job: Job, nodes: int) -> str:
     if values.with_ in ("mpirun", "srun"):
         return values.with_
     if values.with_ == "auto":
-        return "mpirun" if values.hosts else "srun" if len(job.nodes) > 1 else ""
+        return "mpirun" if values.hosts else "srun" if len(job.nodes) > 1 or job.parts > 1 else ""
     return ""
 
 
-def find_starter(values: LaunchSettings, job: Job, nodes: int) -> Starter | None:
+def find_starter(values: LaunchSettings, job: Job, nodes: int, environ: Mapping[str, str]) -> Starter | None:
     """Look for what is to start the ranks; None where nothing is. Raises `Refused` where it is not here."""
     name = wanted(values, job, nodes)
     if not name:
         return None
+    if name == "srun" and job.parts > 1:
+        raise Refused(
+            f"this batch job has {job.parts} parts, which srun from here would not start alike; write: srun"
+            f" --het-group=0-{job.parts - 1} entrypoint …, or set LAUNCH_WITH=direct for this node alone"
+        )
     path = shutil.which(name)
     if not path:
         raise Refused(missing(name, job), Exit.MACHINE)
     hosts = read_hosts(values.hosts)
+    if len(hosts) > 1 and not any(environ.get(name) for name in REACHED_BY) and not shutil.which("ssh"):
+        raise Refused(
+            f"LAUNCH_HOSTS={shown(values.hosts)}: no ssh is here to reach {hosts[1][0]} with; inside a container start"
+            " it from outside: mpirun … apptainer exec IMAGE entrypoint …",
+            Exit.MACHINE,
+        )
     return Starter(path, which_mpi(path) if name == "mpirun" else "", hosts)
 
 

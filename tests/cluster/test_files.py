@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import signal
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +34,27 @@ def installed(cluster: Cluster) -> dict[str, str]:
     return {"PATH": path}
 
 
+@pytest.fixture
+def contained(cluster: Cluster, installed: dict[str, str]) -> Iterator[dict[str, str]]:
+    """What the files in cluster/ need to take the image: Apptainer, the SIF, a folder that its user may write to."""
+    tool, sifs, work = (os.environ.get(f"APPTAINER{part}", "") for part in ("", "_SIFS", "_WORK"))
+    if not tool or not Path(work, "cpu-intel.sif").is_file():
+        pytest.skip("needs Apptainer and cpu-intel.sif: set APPTAINER, APPTAINER_SIFS, APPTAINER_WORK")
+    folder = Path(installed["PATH"].split(":")[0])
+    # A second apart: starts of Apptainer in its own root, as CI has it, get into each other's way.
+    lock = f"(flock 9; sleep 1) 9>{folder}/lock"
+    script(folder, "apptainer", f'#!/bin/sh\n{lock}\nexec {tool} "$@"\n').chmod(0o755)
+    runs = Path(tempfile.mkdtemp(prefix="runs-", dir=work))
+    runs.chmod(0o777)
+    # Apptainer binds the host's own, which is not the node's here.
+    (runs / "hosts").write_text(cluster.run("node1", "cat", "/etc/hosts").out)
+    inside = f"{sifs}/{runs.name}"
+    bound = ",".join(filter(None, (os.environ.get("APPTAINER_BIND"), f"{inside}/hosts:/etc/hosts")))
+    more = {"IMAGE": f"{sifs}/cpu-intel.sif", "TRAIN_OUTPUT_DIR": inside, "APPTAINER_BIND": bound}
+    yield installed | more | {"RUNS": str(runs)}
+    shutil.rmtree(runs)
+
+
 def output(cluster: Cluster, job: str) -> str:
     """Return what a job has printed so far."""
     return "".join(path.read_text(errors="replace") for path in cluster.folder.glob(f"train*-{job}.out"))
@@ -49,6 +75,29 @@ def test_a_batch_script_trains_on_two_nodes(slurm: Slurm, installed: dict[str, s
     state = slurm.ended(job)
     assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), output(slurm.cluster, job)
     assert slurm.cluster.summary("job")["world_size"] == 2
+
+
+@pytest.mark.slurm
+@pytest.mark.apptainer
+@pytest.mark.parametrize("file", ["train.sbatch", "train-mpi.sbatch"])
+def test_a_batch_script_trains_in_the_image(slurm: Slurm, contained: dict[str, str], file: str) -> None:
+    job = slurm.submit(FILES / "slurm" / file, env=SHORT | contained)
+    state = slurm.ended(job)
+    assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), output(slurm.cluster, job)
+    check_run_in_the_image(contained)
+
+
+@pytest.mark.apptainer
+def test_a_list_of_machines_trains_in_the_image(cluster: Cluster, contained: dict[str, str]) -> None:
+    done = cluster.run("node1", FILES / "mpi/train.sh", env=SHORT | contained)
+    assert done.code == 0, done.out
+    check_run_in_the_image(contained)
+
+
+def check_run_in_the_image(contained: dict[str, str]) -> None:
+    run = Path(contained["RUNS"], "job")
+    assert json.loads((run / "summary.json").read_text())["world_size"] == 2
+    assert [rank["rank"] for rank in json.loads((run / "ranks.json").read_text())] == [0, 1]
 
 
 def test_a_list_of_machines_trains_without_a_scheduler(cluster: Cluster, installed: dict[str, str]) -> None:

@@ -1,10 +1,11 @@
-"""Every launcher over two nodes, for real: the same losses and accuracy as one process with the same global batch."""
+"""Every launcher over two nodes, on real pictures: losses and accuracy of one process with the same global batch."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,9 @@ from tests.conftest import LAUNCH_LIMIT_S, script
 
 pytestmark = pytest.mark.cluster
 
-TRAIN = {"TRAIN_EPOCHS": "2", "TRAIN_RUN_NAME": "many"}
+TRAIN = {"TRAIN_EPOCHS": "3", "TRAIN_RUN_NAME": "many", "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "cifar10"}
+# Pictures of each class.
+SUBSET = {"train": 128, "test": 50}
 Start = Callable[[Cluster, int], list[Started]]
 
 
@@ -39,7 +42,7 @@ def by_mpirun(which: str) -> Start:
 def under_mpirun(cluster: Cluster, ranks: int) -> list[Started]:
     """`mpirun … entrypoint train`, as the hybrid model has it: nobody says where rank 0 is."""
     env = TRAIN | cluster.mpi("Open MPI")
-    names = [word for name in ("TRAIN_EPOCHS", "TRAIN_RUN_NAME", "TRAIN_TENSORBOARD") for word in ("-x", name)]
+    names = [word for name in (*TRAIN, "TRAIN_TENSORBOARD") for word in ("-x", name)]
     hosts = ("-np", str(2 * ranks), "--host", f"node1:{ranks},node2:{ranks}")
     return [cluster.start("node1", "mpirun", *hosts, *names, *ENTRYPOINT, "train", env=env)]
 
@@ -73,8 +76,27 @@ class Alone:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+def subset(cifar10_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same few of CIFAR-10's pictures each time."""
+    folder = tmp_path_factory.mktemp("subset")
+    for part, each in SUBSET.items():
+        for label in sorted((cifar10_images / part).iterdir()):
+            (folder / part / label.name).mkdir(parents=True)
+            for picture in sorted(label.iterdir())[:each]:
+                (folder / part / label.name / picture.name).symlink_to(picture)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _with_pictures(request: pytest.FixtureRequest, subset: Path) -> None:
+    if "cluster" in request.fixturenames:
+        (request.getfixturevalue("cluster").folder / "cifar10").symlink_to(subset)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, subset: Path) -> Alone:
     one = Cluster("", "", tmp_path_factory.mktemp("alone"))
+    (one.folder / "cifar10").symlink_to(subset)
     command = (*ENTRYPOINT, "train")
     subprocess.run(
         command, cwd=one.folder, env=one.environ(TRAIN), check=True, capture_output=True, timeout=LAUNCH_LIMIT_S

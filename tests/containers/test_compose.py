@@ -109,7 +109,7 @@ def test_two_nodes_reach_what_one_reaches(nodes: Nodes) -> None:
 FAULTS = {
     "node 1 is killed": (("kill", 1), [5, 137], r"rank 0: lost rank 1 on node1 \(", 10),
     "node 0 is killed": (("kill", 0), [137, 5], r"rank 1: lost rank 0 on node0 \(", 10),
-    "node 1 is cut off": (("cut", 1), [5, 5], r"rank 0: lost rank 1 on node1 \(.*Timed out", 30),
+    "node 1 is cut off": (("cut", 1), [5, 5], r"rank 0: lost rank 1 on node1 \(.*(Timed out|timeout)", 30),
     "node 1 is stopped": (("stop", 1), [75, 75], r"preempted: stopped by SIGTERM: step \d+ is saved", 10),
 }
 

@@ -86,10 +86,10 @@ def test_ranks_on_other_nodes_are_started_where_somebody_names_them(
 def test_a_batch_script_without_srun_is_told_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(Refused, match=r"2 nodes \(n1 …\) and no srun is here .*; write: srun apptainer exec") as error:
-        find_starter(read_launch_settings(BATCH, {}).values, read_job(BATCH), 1)
+        find_starter(read_launch_settings(BATCH, {}).values, read_job(BATCH), 1, BATCH)
     assert error.value.code == Exit.MACHINE
     with pytest.raises(Refused, match="LAUNCH_WITH=mpirun: no mpirun on PATH here; inside a container start it from"):
-        find_starter(read_launch_settings({"LAUNCH_WITH": "mpirun"}, {}).values, Job(), Nodes().count)
+        find_starter(read_launch_settings({"LAUNCH_WITH": "mpirun"}, {}).values, Job(), Nodes().count, {})
 
 
 @pytest.mark.launch
@@ -108,6 +108,18 @@ def test_an_mpirun_says_whose_it_is(tmp_path: Path, version: str, mpi: str) -> N
     program.write_text("#!/bin/sh\necho someone else\n")
     with pytest.raises(Refused, match="--version says someone else, neither Open MPI nor"):
         which_mpi(str(program))
+
+
+def test_other_nodes_that_nothing_here_can_reach_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script(tmp_path, "mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    environ = {"LAUNCH_HOSTS": "r1:4,r2:2"}
+    values = read_launch_settings(environ, {}).values
+    with pytest.raises(Refused, match=r"LAUNCH_HOSTS=r1:4,r2:2: no ssh is here to reach r2 with; .* apptainer exec"):
+        find_starter(values, Job(), 1, environ)
+    assert find_starter(values, Job(), 1, environ | {"SLURM_JOB_ID": "7"})
+    script(tmp_path, "ssh", "#!/bin/sh\n").chmod(0o755)
+    assert find_starter(values, Job(), 1, environ)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +161,15 @@ def test_mpirun_in_a_batch_job_takes_the_jobs_nodes_and_tasks() -> None:
     environ = BATCH | {"LAUNCH_WITH": "mpirun", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}
     words = " ".join(plan(environ, Starter("/usr/bin/mpirun", "Open MPI")).command)
     assert "-np 3 --host n1:2,n2:1" in words
+
+
+def test_a_batch_job_of_several_parts_is_told_what_to_write() -> None:
+    environ = BATCH | {"SLURM_HET_SIZE": "3"}
+    chosen = read_launch_settings(environ, {})
+    with pytest.raises(Refused, match=r"has 3 parts.* write: srun --het-group=0-2 entrypoint"):
+        find_starter(chosen.values, read_job(environ), 1, environ)
+    chosen = read_launch_settings({"LAUNCH_WITH": "direct"}, {})
+    assert find_starter(chosen.values, read_job(environ), 1, environ) is None
 
 
 def test_no_secret_goes_over_the_network() -> None:

@@ -1,0 +1,71 @@
+"""Nodes whose names resolve badly or not at all: the ranks meet all the same, or are told before they wait in vain."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.conftest import ALL, ENTRYPOINT, Cluster, Started
+from tests.conftest import script
+
+pytestmark = pytest.mark.cluster
+
+LOCAL = "127.0.0.1 localhost\n"
+# Agents that meet do so by names too.
+WAYS = {"agents alone": {}, "agents that meet": {"LAUNCH_MAX_RESTARTS": "1"}}
+
+
+def address(cluster: Cluster, node: str) -> str:
+    """Return a node's address in the network that they share."""
+    return cluster.run(node, "getent", "ahostsv4", node).out.split()[0]
+
+
+def start(cluster: Cluster, master: str, **more: str) -> list[Started]:
+    """Start the same command on both nodes."""
+    env = {"TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "many", "LAUNCH_NNODES": "2", "MASTER_ADDR": master, **more}
+    return [
+        cluster.start(f"node{rank + 1}", *ENTRYPOINT, "train", env=env | {"LAUNCH_NODE_RANK": str(rank)})
+        for rank in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("first", "second", "master"),
+    [
+        ("127.0.1.1 node1\n{two} node2\n", "{one} node1\n127.0.1.1 node2\n", "node1"),
+        ("", "", "{one}"),
+        ("{one} node1\n", "{one} node1\n", "node1"),
+    ],
+    ids=[
+        "each one's own name is its loopback, as on Debian",
+        "no names at all, an address",
+        "the first one's name alone",
+    ],
+)
+def test_ranks_meet(cluster: Cluster, way: str, first: str, second: str, master: str) -> None:
+    if way != "agents alone" and master != "node1" and not ALL:
+        pytest.skip("one of the combinations that CLUSTER_ALL=1 runs")
+    known = {"one": address(cluster, "node1"), "two": address(cluster, "node2")}
+    for node, text in (("node1", first), ("node2", second)):
+        cluster.do("hosts", node, script(cluster.folder, f"hosts-{node}", LOCAL + text.format(**known)))
+    started = start(cluster, master.format(**known), **WAYS[way])
+    assert [one.code() for one in started] == [0, 0], "\n".join(one.text()[-2000:] for one in started)
+    assert cluster.summary("many")["world_size"] == 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ("", "MASTER_ADDR=node1: does not resolve here"),
+        ("127.0.1.1 node1\n", "MASTER_ADDR=node1: is 127.0.1.1 here, which other nodes cannot reach"),
+    ],
+    ids=["it does not resolve there", "it is loopback there"],
+)
+def test_where_the_first_nodes_name_leads_nowhere_it_is_told(
+    cluster: Cluster, way: str, second: str, said: str
+) -> None:
+    cluster.do("hosts", "node2", script(cluster.folder, "hosts", LOCAL + second))
+    _, two = start(cluster, "node1", LAUNCH_RENDEZVOUS_TIMEOUT_S="5", **WAYS[way])
+    assert two.code(30) == 4, two.text()
+    assert two.text().splitlines()[-1].startswith(f"entrypoint: error: {said}"), two.text()

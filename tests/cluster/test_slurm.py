@@ -1,0 +1,114 @@
+"""Slurm's own ways with a job: its time limit, preemption, requeueing, arrays and jobs of several parts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import ALL, ENTRYPOINT, Slurm
+from tests.cluster.test_files import FILES, LONG, SHORT, output, wait_for
+from tests.cluster.test_files import installed as installed
+from tests.conftest import script
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slurm]
+
+# Jobs of several parts want the backfill scheduler; a partition of a higher tier takes nodes from the other one.
+MORE = """
+    set -e
+    sed -i 's,SchedulerType=.*,SchedulerType=sched/backfill,; s/^SchedulerParameters=.*/&,bf_interval=1/' "$SLURM_CONF"
+    printf '%s\\n' PreemptType=preempt/partition_prio PreemptMode=REQUEUE \\
+      'PartitionName=urgent Nodes=ALL PriorityTier=10 OverSubscribe=NO MaxTime=INFINITE State=UP' >>"$SLURM_CONF"
+    pid=$(cat "$(dirname "$SLURM_CONF")/run/slurmctld.pid")
+    kill "$pid"
+    while kill -0 "$pid" 2>/dev/null; do sleep 0.1; done
+    slurmctld -f "$SLURM_CONF"
+    until sinfo --noheader >/dev/null 2>&1; do sleep 0.1; done
+    scontrol reconfigure
+"""
+
+
+@pytest.fixture
+def more(slurm: Slurm) -> Slurm:
+    """A Slurm with a partition that preempts the other, and jobs of several parts."""
+    done = slurm.run("bash", script(slurm.cluster.folder, "more.sh", MORE))
+    assert done.code == 0, done.out
+    return slurm
+
+
+def goes_on(slurm: Slurm, job: str, saved: str) -> None:
+    """Check that a job saved, was started again by Slurm, and went on from the very step that it saved."""
+    wait_for(slurm.cluster, job, saved)
+    wait_for(slurm.cluster, job, "going on from runs/job/checkpoint/step-", 120)
+    assert slurm.state(job)["Restarts"] == "1"
+    text = output(slurm.cluster, job)
+    steps = [int(step) for step in re.findall(r"step[ -]0*(\d+)(?: is saved|\.pt)", text)]
+    assert steps[0] == steps[1], text[-3000:]
+    slurm.run("scancel", job)
+
+
+FILES_BY_SIGNAL = [("train.sbatch", "USR1@45"), ("train-mpi.sbatch", "B:USR1@45")]
+
+
+@pytest.mark.parametrize(("file", "warning"), FILES_BY_SIGNAL if ALL else FILES_BY_SIGNAL[:1])
+def test_ahead_of_its_time_limit_a_job_saves_and_goes_on_in_the_next(
+    slurm: Slurm, installed: dict[str, str], file: str, warning: str
+) -> None:
+    limits = ("--time=1", f"--signal={warning}")
+    job = slurm.submit(FILES / "slurm" / file, *limits, env=LONG | installed)
+    goes_on(slurm, job, "preempted: stopped by SIGUSR1: step ")
+
+
+def test_a_job_that_a_more_urgent_one_displaces_saves_and_goes_on_after_it(
+    more: Slurm, installed: dict[str, str]
+) -> None:
+    job = more.submit(FILES / "slurm/train.sbatch", env=LONG | installed)
+    wait_for(more.cluster, job, "epoch 3/")
+    urgent = script(more.cluster.folder, "urgent.sh", "#!/bin/sh\nsleep 3\n")
+    more.submit(urgent, "--partition=urgent", "--nodes=2", "--ntasks-per-node=2", "--output=urgent.out")
+    goes_on(more, job, "preempted: stopped by SIGTERM: step ")
+
+
+def test_a_job_that_is_requeued_from_outside_goes_on(slurm: Slurm, installed: dict[str, str]) -> None:
+    job = slurm.submit(FILES / "slurm/train.sbatch", env=LONG | installed)
+    wait_for(slurm.cluster, job, "epoch 3/")
+    slurm.run("scontrol", "requeue", job)
+    goes_on(slurm, job, "preempted: stopped by SIGTERM: step ")
+
+
+def test_the_jobs_of_an_array_run_beside_each_other(slurm: Slurm, installed: dict[str, str]) -> None:
+    env = {name: value for name, value in SHORT.items() if name != "TRAIN_RUN_NAME"} | installed
+    array = slurm.submit(FILES / "slurm/train.sbatch", "--array=0-1", "--cpus-per-task=1", env=env)
+    jobs = {slurm.ended(f"{array}_{index}")["JobId"] for index in (0, 1)}
+    texts = [path.read_text() for path in slurm.cluster.folder.glob("train-*.out")]
+    assert len(jobs) == len(texts) == 2
+    for job in jobs:
+        assert slurm.cluster.summary(f"job-{job}")["world_size"] == 2, texts
+
+
+PARTS = """\
+#!/bin/sh
+#SBATCH --nodes=1 --ntasks=1 --cpus-per-task=2 --output=parts.out
+#SBATCH hetjob
+#SBATCH --nodes=1 --ntasks=2 --cpus-per-task=1
+"""
+
+
+def of_parts(more: Slurm, command: str) -> str:
+    """Run a batch job of two parts, of one and of two tasks; return what it printed."""
+    file = script(more.cluster.folder, "parts.sh", f"{PARTS}{command}\n")
+    more.ended(more.submit(file, env=SHORT))
+    return Path(more.cluster.folder / "parts.out").read_text()
+
+
+def test_ranks_of_a_job_of_several_parts_are_one_job(more: Slurm) -> None:
+    text = of_parts(more, f"srun --het-group=0,1 {' '.join(ENTRYPOINT)} train")
+    assert more.cluster.summary("job")["world_size"] == 3, text
+    assert '"rank": 2' in (more.cluster.folder / "runs/job/ranks.json").read_text()
+
+
+def test_a_batch_script_of_several_parts_is_told_how_to_start_on_all(more: Slurm) -> None:
+    text = of_parts(more, f"{' '.join(ENTRYPOINT)} train")
+    assert "this batch job has 2 parts" in text
+    assert "srun --het-group=0-1 " in text
