@@ -112,9 +112,9 @@ class Bond:
             self.fail(Verdict(self.place.rank, self.place.node, code, how))
         with self.lock:
             peers = list(self.peers)
+        self.over.set()  # ahead of the farewell: who hears it hangs up, which is no loss any more
         for peer in peers:
             send(peer, {"bye": True})
-        self.over.set()
 
     def listen(self, server: socket.socket) -> None:
         """Take the other guards' connections, a thread each."""
@@ -232,11 +232,15 @@ def send(peer: socket.socket, message: dict[str, object]) -> None:
 def follow(peer: socket.socket, timeout_s: float, take: Callable[[dict[str, object]], bool]) -> str:
     """Read messages until `take` says no, heartbeats going out meanwhile; return why the peer is lost, or nothing."""
     heard, rest = time.monotonic(), b""
+    beat_s, due = min(BEAT_S, timeout_s / 4), heard
     with peer:
-        peer.settimeout(min(BEAT_S, timeout_s / 4))
         while True:
-            send(peer, {})
+            now = time.monotonic()
+            if now >= due:  # by the clock, never in answer to the other's: the two would keep each other busy
+                send(peer, {})
+                due = now + beat_s
             try:
+                peer.settimeout(due - now)
                 data = peer.recv(65536)
             except TimeoutError:
                 if time.monotonic() - heard > timeout_s:

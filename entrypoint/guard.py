@@ -43,15 +43,7 @@ def guard(argv: tuple[str, ...], environment: Mapping[str, str], bond: Bond, tim
     ctypes.CDLL(None).prctl(PR_SET_NAME, NAME.encode())
     child, gate = spawn(argv, environment)
     place = bond.place
-    asked: list[int] = []
-
-    def pass_on(number: int, _: object) -> None:
-        asked.append(number)
-        with suppress(ProcessLookupError):
-            os.kill(child, number)
-
-    for number in PASSED_ON:
-        signal.signal(number, pass_on)
+    asked = signals_passed_on(child)
     bond.start()
     if bond.ports:
         environment = {**environment, "MASTER_PORT": str(bond.wait_for_port(timeout_s, say))}
@@ -68,7 +60,7 @@ def guard(argv: tuple[str, ...], environment: Mapping[str, str], bond: Bond, tim
     bond.ended(code if mine else 0, how)
     if mine and bond.verdict:
         leave_word(bond.verdict, environment) if code < 0 else tell(bond.verdict, place)
-    if bond.verdict and bond.verdict.code == NODE_LOST:
+    if code and bond.verdict and bond.verdict.code == NODE_LOST:
         end_stuck_launchers()
     if ended_by_guard and bond.verdict and bond.verdict.code in FINAL:
         code = bond.verdict.code
@@ -77,6 +69,20 @@ def guard(argv: tuple[str, ...], environment: Mapping[str, str], bond: Bond, tim
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def signals_passed_on(child: int) -> list[int]:
+    """Pass this process's signals on to a child; return the list that each one which comes is put into."""
+    asked: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        asked.append(number)
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    return asked
 
 
 def spawn(argv: tuple[str, ...], environment: Mapping[str, str]) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from entrypoint.errors import Exit, prefix
-from entrypoint.guard import PASSED_ON, POLL_S, spawn_child
+from entrypoint.guard import POLL_S, signals_passed_on, spawn_child
 
 PREEMPTED = prefix(Exit.PREEMPTED).encode()
 # What rank 0's guard says of a rank that ended by itself.
@@ -46,15 +46,7 @@ def run(argv: tuple[str, ...], environment: Mapping[str, str]) -> int:
     said, into = os.pipe()
     child = spawn_child(argv, environment, stderr=into)
     os.close(into)
-    asked: list[int] = []
-
-    def pass_on(number: int, _: object) -> None:
-        asked.append(number)
-        with suppress(ProcessLookupError):
-            os.kill(child, number)
-
-    for number in PASSED_ON:
-        signal.signal(number, pass_on)
+    asked = signals_passed_on(child)
     words, data = LastWords(), b" "
     while True:
         # What mpirun leaves behind when it is killed (its ssh) may hold this open: its own end counts.

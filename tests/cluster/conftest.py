@@ -3,7 +3,7 @@
 CLUSTER_NODES names a program with the verbs `up N`, `down`, `exec NODE COMMAND…`, `cut NODE`, `heal NODE`, `kill NODE`
 and `hosts NODE FILE`, CLUSTER_SSH the ssh configuration with which its nodes reach each other, CLUSTER_SLURM one with
 `up N`, `down` and `exec COMMAND…` on the first node. Nodes share the file system. Tests that need them skip elsewhere.
-CLUSTER_ALL=1 runs every combination, which takes a quarter of an hour, instead of the main ones.
+CLUSTER_ALL=1 runs every combination, half an hour, instead of the main ones; CLUSTER_REPEAT=20 runs each 20 times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ import pytest
 from tests.conftest import Result, clean_environment, launcher, script
 
 LIMIT_S = 120
+REPEAT = int(os.environ.get("CLUSTER_REPEAT", "1"))
 ALL = os.environ.get("CLUSTER_ALL") == "1"
+in_all = pytest.mark.skipif(not ALL, reason="one of the combinations that CLUSTER_ALL=1 runs")
 ENTRYPOINT = (sys.executable, "-m", "entrypoint")
 OURS = {"TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "plain", "LAUNCH_QUIET": "1"}
 # Prints the pids of a node's processes whose command line has the words, the program's own name first.
@@ -36,6 +38,13 @@ for path in glob.glob("/proc/[0-9]*/cmdline"):
         print(path.split("/")[2])
 # FIND
 """
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test over nodes as often as CLUSTER_REPEAT says."""
+    if REPEAT > 1 and "cluster" in metafunc.fixturenames:
+        metafunc.fixturenames.append("turn")
+        metafunc.parametrize("turn", range(REPEAT))
 
 
 @dataclass

@@ -98,8 +98,9 @@ def over(cluster: Cluster, started: list[Started], fault: Fault, began: float) -
     text = "\n".join(one.text() for one in started)
     print(f"over after {took_s:.1f} s with {codes}")
     assert took_s <= fault.limit_s
-    assert set(codes) <= {5, -9}, text[-3000:]
-    assert fault.cause in (kill_launcher, power_off) or -9 not in codes, text[-3000:]
+    # Of what was killed there is no code; ranks whose launcher is gone are asked to end, and save.
+    allowed = {kill_launcher: {5, 75, -9}, power_off: {5, -9}}.get(fault.cause, {5})
+    assert set(codes) <= allowed, text[-3000:]
     assert re.search(fault.said, text), text[-3000:]
     assert "Traceback" not in text
 

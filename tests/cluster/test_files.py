@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import ENTRYPOINT, Cluster, Slurm
+from tests.cluster.conftest import ENTRYPOINT, Cluster, Slurm, in_all
 from tests.conftest import script
 from tests.containers.conftest import REPOSITORY
 
@@ -79,7 +79,7 @@ def test_a_batch_script_trains_on_two_nodes(slurm: Slurm, installed: dict[str, s
 
 @pytest.mark.slurm
 @pytest.mark.apptainer
-@pytest.mark.parametrize("file", ["train.sbatch", "train-mpi.sbatch"])
+@pytest.mark.parametrize("file", ["train.sbatch", pytest.param("train-mpi.sbatch", marks=in_all)])
 def test_a_batch_script_trains_in_the_image(slurm: Slurm, contained: dict[str, str], file: str) -> None:
     job = slurm.submit(FILES / "slurm" / file, env=SHORT | contained)
     state = slurm.ended(job)

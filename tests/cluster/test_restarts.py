@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import ENTRYPOINT, Cluster, Started
+from tests.cluster.conftest import ENTRYPOINT, Cluster, Started, in_all
 from tests.conftest import LAUNCH_LIMIT_S
 
 pytestmark = pytest.mark.cluster
@@ -63,6 +63,7 @@ def test_a_node_that_is_lost_is_done_without(cluster: Cluster, accuracy: float) 
     ended_well(cluster, accuracy, 1, one)
 
 
+@in_all
 def test_a_node_that_is_told_to_end_leaves_the_others_training(cluster: Cluster, accuracy: float) -> None:
     one, two = agent(cluster, 0), agent(cluster, 1)
     cluster.wait_for_file(Path("runs/many/checkpoint"))
@@ -72,6 +73,7 @@ def test_a_node_that_is_told_to_end_leaves_the_others_training(cluster: Cluster,
     ended_well(cluster, accuracy, 1, one)
 
 
+@in_all
 def test_a_node_that_comes_later_is_taken_in(cluster: Cluster) -> None:
     one = agent(cluster, 0, TRAIN_EPOCHS="2000")
     one.wait_for("epoch 7/")

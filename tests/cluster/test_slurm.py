@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import ALL, ENTRYPOINT, Slurm
+from tests.cluster.conftest import ENTRYPOINT, Slurm, in_all
 from tests.cluster.test_files import FILES, LONG, SHORT, output, wait_for
 from tests.cluster.test_files import installed as installed
 from tests.conftest import script
@@ -48,10 +48,8 @@ def goes_on(slurm: Slurm, job: str, saved: str) -> None:
     slurm.run("scancel", job)
 
 
-FILES_BY_SIGNAL = [("train.sbatch", "USR1@45"), ("train-mpi.sbatch", "B:USR1@45")]
-
-
-@pytest.mark.parametrize(("file", "warning"), FILES_BY_SIGNAL if ALL else FILES_BY_SIGNAL[:1])
+@in_all
+@pytest.mark.parametrize(("file", "warning"), [("train.sbatch", "USR1@45"), ("train-mpi.sbatch", "B:USR1@45")])
 def test_ahead_of_its_time_limit_a_job_saves_and_goes_on_in_the_next(
     slurm: Slurm, installed: dict[str, str], file: str, warning: str
 ) -> None:
@@ -70,6 +68,7 @@ def test_a_job_that_a_more_urgent_one_displaces_saves_and_goes_on_after_it(
     goes_on(more, job, "preempted: stopped by SIGTERM: step ")
 
 
+@in_all
 def test_a_job_that_is_requeued_from_outside_goes_on(slurm: Slurm, installed: dict[str, str]) -> None:
     job = slurm.submit(FILES / "slurm/train.sbatch", env=LONG | installed)
     wait_for(slurm.cluster, job, "epoch 3/")

@@ -62,12 +62,33 @@ def test_ranks_that_end_well_tell_nobody_to_end() -> None:
     assert not within(1.5, lambda: any(bond.verdict for bond in (leader, one, two)))
 
 
+def test_a_rank_that_ends_well_never_takes_it_for_a_loss_that_the_others_hang_up() -> None:
+    for _ in range(10):
+        leader, one = bonds(2)
+        assert joined(leader, 1)
+        one.ended(0, "exit code 0")
+        assert within(5, lambda leader=leader: not leader.peers)
+        assert within(5, lambda one=one: not one.peers)
+        assert (leader.verdict, one.verdict) == (None, None)
+        leader.ended(0, "exit code 0")
+
+
 def test_a_rank_that_comes_late_learns_what_has_happened() -> None:
     port = free_port()
     leader = bond(0, (port,))
     leader.fail(Verdict(0, "node0", 3, "exit code 3"))
     late = bond(1, (port,))
     assert within(10, lambda: late.verdict is not None)
+
+
+def test_guards_that_have_nothing_to_say_leave_the_cores_to_the_ranks() -> None:
+    made = bonds(5)
+    assert joined(made[0], 4)
+    began, used = time.monotonic(), time.process_time()
+    time.sleep(3)
+    share = (time.process_time() - used) / (time.monotonic() - began)
+    assert share < 0.05, "of one core, all five together"
+    made[0].ended(0, "exit code 0")
 
 
 def test_a_node_that_falls_silent_is_lost() -> None:
@@ -116,7 +137,7 @@ def test_ranks_meet_on_the_next_port_where_one_is_taken_and_all_learn_which() ->
 
 def test_an_outsider_on_the_port_does_no_harm(capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
-    leader = bond(0, (port,))
+    leader = bond(0, (port,), timeout_s=1)
     assert within(10, lambda: port_answers(port))
     for text in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"hello": 7}\n', b'{"hello": {"rank": 1}}\n'):
         with socket.create_connection(("127.0.0.1", port)) as peer:
