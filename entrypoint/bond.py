@@ -112,7 +112,7 @@ class Bond:
             self.fail(Verdict(self.place.rank, self.place.node, code, how))
         with self.lock:
             peers = list(self.peers)
-        self.over.set()  # ahead of the farewell: who hears it hangs up, which is no loss any more
+            self.over.set()  # ahead of the farewell: who hears it hangs up, which is no loss any more
         for peer in peers:
             send(peer, {"bye": True})
 
@@ -124,20 +124,24 @@ class Bond:
                 threading.Thread(target=self.attend, args=(peer,), daemon=True).start()
 
     def attend(self, peer: socket.socket) -> None:
-        """Follow one guard from its greeting to its end."""
+        """Follow one guard from its greeting to its end; before it has joined, its going away is no loss."""
         who: Place | None = None
+        greeting = self.place
 
         def take(message: dict[str, object]) -> bool:
-            nonlocal who
+            nonlocal who, greeting
             if "hello" in message:
                 greeting = Place(**message["hello"])  # type: ignore[arg-type]
                 if greeting.token != self.place.token:
                     return False
+                send(peer, {"port": self.port})
+            if "joined" in message:
                 who = greeting
                 with self.lock:
                     self.peers[peer] = who
                     known = self.verdict
-                send(peer, {"port": self.port} | ({"verdict": asdict(known)} if known else {}))
+                if known:
+                    send(peer, {"verdict": asdict(known)})
             if "verdict" in message:
                 self.fail(Verdict(**message["verdict"]))  # type: ignore[arg-type]
             return "bye" not in message
@@ -169,6 +173,12 @@ class Bond:
 
         with self.lock:
             self.peers[peer] = self.place
+            message: dict[str, object] = {"joined": True}
+            if self.verdict:
+                message["verdict"] = asdict(self.verdict)
+            if self.over.is_set():
+                message["bye"] = True
+        send(peer, message)
         self.settled.set()
         lost = follow(peer, self.timeout_s, take)
         with self.lock:
@@ -186,13 +196,9 @@ class Bond:
                 if not data or len(answer) > LONGEST_ANSWER:
                     return False
                 answer += data
-            messages = [json.loads(line) for line in answer.split(b"\n") if line]
-            self.port = int(messages[0]["port"])
+            self.port = int(json.loads(answer)["port"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        for message in messages:
-            if "verdict" in message:
-                self.fail(Verdict(**message["verdict"]))
         return True
 
 

@@ -96,7 +96,9 @@ def test_a_node_that_falls_silent_is_lost() -> None:
     leader = bond(0, (port,), timeout_s=1.0)
     assert within(10, lambda: port_answers(port))
     with socket.create_connection(("127.0.0.1", port)) as peer:
-        peer.sendall(b'{"hello": {"rank": 1, "node": "node1", "host": "", "ports": [], "token": "x"}}\n')
+        peer.sendall(
+            b'{"hello": {"rank": 1, "node": "node1", "host": "", "ports": [], "token": "x"}}\n{"joined": true}\n'
+        )
         assert within(10, lambda: leader.verdict is not None)
     assert leader.verdict == Verdict(1, "node1", NODE_LOST, "its node is lost: silent for 1 s")
 
