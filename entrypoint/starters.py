@@ -191,7 +191,19 @@ def open_mpi(
     alive = [word for name, value in KEEPALIVE for word in ("--mca", f"oob_tcp_keepalive_{name}", value)]
     where = ("--host", ",".join(f"{name}:{count}" for name, count in hosts))
     count = str(sum(count for _, count in hosts))
-    return (starter.path, "--bind-to", "none", "-np", count, *where, *alive, *names, *again)
+    return (starter.path, "--bind-to", "none", "-np", count, *where, *alive, *daemons(environ), *names, *again)
+
+
+def daemons(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return how Open MPI's daemon is started on other nodes from inside Apptainer: in the same image there.
+
+    Outside it they may have no Open MPI, or another one (orte_launch_agent; APPTAINER_* of Apptainer's user guide).
+    """
+    image = environ.get("APPTAINER_CONTAINER", "")
+    if not image or environ.get("OMPI_MCA_orte_launch_agent"):
+        return ()
+    gpus = " --nv" if environ.get("APPTAINER_NV") else ""
+    return ("--mca", "orte_launch_agent", f"apptainer exec{gpus} {image} orted")
 
 
 def hydra(

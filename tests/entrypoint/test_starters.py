@@ -157,6 +157,16 @@ def test_mpirun_is_told_hosts_and_names_of_variables_and_binds_nothing() -> None
     assert hydra[5:7] == ("-genvlist", ",".join(named))
 
 
+def test_from_inside_apptainer_open_mpis_daemons_start_in_the_same_image() -> None:
+    environ = {"LAUNCH_HOSTS": "r1:1,r2:1", "APPTAINER_CONTAINER": "/images/cuda.sif"}
+    starter = Starter("/usr/bin/mpirun", "Open MPI", read_hosts(environ["LAUNCH_HOSTS"]))
+    for more, words in (({}, "apptainer exec"), ({"APPTAINER_NV": "1"}, "apptainer exec --nv")):
+        command = plan(environ | more, starter).command
+        assert command[command.index("orte_launch_agent") + 1] == f"{words} /images/cuda.sif orted"
+    own = plan(environ | {"OMPI_MCA_orte_launch_agent": "orted"}, starter).command
+    assert "orte_launch_agent" not in own, "a person's own stands"
+
+
 def test_mpirun_in_a_batch_job_takes_the_jobs_nodes_and_tasks() -> None:
     environ = BATCH | {"LAUNCH_WITH": "mpirun", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}
     words = " ".join(plan(environ, Starter("/usr/bin/mpirun", "Open MPI")).command)
