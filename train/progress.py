@@ -21,13 +21,16 @@ class Progress(Protocol):
         """Leave the terminal as it was."""
 
 
-def build_progress(settings: TrainSettings, total_steps: int, *, leads: bool) -> Progress:
-    """Return the progress display that the settings ask for; ranks but the first show nothing."""
+def build_progress(settings: TrainSettings, total_steps: int, *, leads: bool, relayed: bool = False) -> Progress:
+    """Return the progress display that the settings ask for; ranks but the first show nothing.
+
+    What a launcher relays is no terminal, even where it looks like one: Open MPI gives ranks a pseudo-terminal each.
+    """
     kind = settings.progress
     if not leads or kind == "off":
         return Off()
     if kind == "auto":
-        kind = "bar" if sys.stdout.isatty() else "plain"
+        kind = "bar" if sys.stdout.isatty() and not relayed else "plain"
     return Bar(settings.epochs, total_steps) if kind == "bar" else Plain(settings.epochs, total_steps)
 
 

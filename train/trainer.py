@@ -102,7 +102,7 @@ def prepare(given: Given[TrainSettings], plan: Plan, data: DataSet, group: Group
         runfolder.write_provenance(folder, given, plan, os.environ)
         runfolder.write_ranks(folder, ranks)
         recorder = Recorder(folder, tensorboard=settings.tensorboard)
-    progress = build_progress(settings, total_steps, leads=group.leads)
+    progress = build_progress(settings, total_steps, leads=group.leads, relayed=plan.launcher == "rank")
     for line in (line for lines in surprises for line in lines):
         progress.say(f"warning: {line}")
     if data.skipped:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.cluster.conftest import ALL, ENTRYPOINT, Cluster, Slurm, Started
+from tests.cluster.conftest import ALL, ENTRYPOINT, Cluster, Slurm, Started, in_all
 from tests.conftest import script
 
 pytestmark = pytest.mark.cluster
@@ -146,7 +146,7 @@ RAISES = """
 """
 
 
-@pytest.mark.parametrize("way", ["agents", "Open MPI"])
+@pytest.mark.parametrize("way", [pytest.param("agents", marks=in_all), "Open MPI"])
 def test_a_script_that_raises_on_one_node_ends_on_all_and_its_own_words_come_first(cluster: Cluster, way: str) -> None:
     file = script(cluster.folder, "x.py", RAISES)
     if way == "agents":

@@ -94,6 +94,30 @@ def test_a_list_of_machines_trains_in_the_image(cluster: Cluster, contained: dic
     check_run_in_the_image(contained)
 
 
+@in_all
+@pytest.mark.apptainer
+def test_from_inside_the_image_ranks_on_other_nodes_start_in_the_same_image(
+    cluster: Cluster, contained: dict[str, str]
+) -> None:
+    runs, inside = Path(contained["RUNS"]), contained["TRAIN_OUTPUT_DIR"]
+    keys = Path(cluster.ssh).parent
+    config = Path(cluster.ssh).read_text().replace(f"{keys}/id", f"{inside}/id")
+    script(runs, "config", config)
+    # What a login on the other node gives a person: Apptainer on PATH, and the same settings.
+    there = f"PATH={contained['PATH'].split(':')[0]}:\\$PATH APPTAINER_BIND={contained['APPTAINER_BIND']}"
+    reach = f'#!/bin/sh\nhost=$1\nshift\nexec ssh -F {inside}/config "$host" "export {there}; $*"\n'
+    script(runs, "reach", reach).chmod(0o755)
+    (runs / "id").write_text((keys / "id").read_text())
+    (runs / "id").chmod(0o600)
+    for file in (runs / "id", runs / "config", runs):
+        os.chown(file, 1000, 1000)  # the user that CI's Apptainer runs as
+    env = SHORT | contained | {"OMPI_MCA_plm_rsh_agent": f"{inside}/reach"}
+    words = ("apptainer", "exec", contained["IMAGE"], "entrypoint", "train", "--hosts=node1:1,node2:1")
+    done = cluster.run("node1", "env", "-C", runs, *words, env=env)
+    assert done.code == 0, done.out
+    check_run_in_the_image(contained)
+
+
 def check_run_in_the_image(contained: dict[str, str]) -> None:
     run = Path(contained["RUNS"], "job")
     assert json.loads((run / "summary.json").read_text())["world_size"] == 2

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import ALL, ENTRYPOINT, Cluster, Slurm, Started
+from tests.cluster.conftest import ALL, ENTRYPOINT, Cluster, Slurm, Started, in_all
 from tests.conftest import LAUNCH_LIMIT_S, script
 
 pytestmark = pytest.mark.cluster
@@ -121,15 +122,20 @@ def check(alone: Alone, cluster: Cluster, started: list[Started], world_size: in
 RANKS = [1, 2] if ALL else [2]
 
 
+def main_ones(ways: Iterable[str], rarer: str) -> list[Any]:
+    """Return the ways to start a job, one of them only where all are asked for."""
+    return [pytest.param(way, marks=in_all) if way == rarer else way for way in ways]
+
+
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("name", BY_SSH)
+@pytest.mark.parametrize("name", main_ones(BY_SSH, "under hydra"))
 def test_two_nodes_by_ssh_or_by_hand(alone: Alone, cluster: Cluster, name: str, ranks: int) -> None:
     check(alone, cluster, BY_SSH[name](cluster, ranks), 2 * ranks)
 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("name", BY_SLURM)
+@pytest.mark.parametrize("name", main_ones(BY_SLURM, "srun with PMI-2"))
 def test_two_nodes_by_srun(alone: Alone, slurm: Slurm, name: str, ranks: int) -> None:
     words = [word.format(tasks=2 * ranks, cpus=2 // ranks) for word in BY_SLURM[name]]
     check(alone, slurm.cluster, [slurm.start(*words, *ENTRYPOINT, "train", env=TRAIN)], 2 * ranks)
@@ -142,7 +148,7 @@ def test_srun_of_one_task_a_node_that_starts_two_ranks(alone: Alone, slurm: Slur
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize("with_", ["auto", "mpirun"])
+@pytest.mark.parametrize("with_", main_ones(["auto", "mpirun"], "mpirun"))
 def test_a_batch_script_that_starts_nothing_itself(alone: Alone, slurm: Slurm, with_: str) -> None:
     cluster = slurm.cluster
     env = TRAIN | {"LAUNCH_WITH": with_} | (cluster.mpi("Open MPI") if with_ == "mpirun" else {})

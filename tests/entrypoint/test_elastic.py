@@ -39,6 +39,8 @@ def test_a_rank_that_is_killed_is_started_again_with_all_others_and_the_job_ends
         count, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["RANK"]
         open(f"rank{rank}", "a").write(str(count))
         if count == 0:
+            while rank == "1" and not os.path.exists("rank0"):
+                time.sleep(0.05)
             if rank == "1":
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)

@@ -23,6 +23,17 @@ def test_the_display_is_what_was_asked_for_and_rank_0s_alone(asked: str, leads: 
     progress.close()
 
 
+@pytest.mark.parametrize(("relayed", "kind"), [(False, Bar), (True, Plain)])
+def test_a_terminal_of_a_launchers_own_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], relayed: bool, kind: type
+) -> None:
+    with capsys.disabled():
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+        progress = build_progress(TrainSettings(), 10, leads=True, relayed=relayed)
+    assert type(progress) is kind
+    progress.close()
+
+
 def test_a_plain_line_says_where_the_run_is(capsys: pytest.CaptureFixture[str]) -> None:
     Plain(10, 500).at(2, 120, 1.23456, 12345.6, 61)
     assert capsys.readouterr().out == "epoch 3/10  step 120/500  loss 1.2346  12,346 images/s  left 1:01\n"
