@@ -110,6 +110,7 @@ def test_an_mpirun_says_whose_it_is(tmp_path: Path, version: str, mpi: str) -> N
         which_mpi(str(program))
 
 
+@pytest.mark.launch
 def test_other_nodes_that_nothing_here_can_reach_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path, "mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
