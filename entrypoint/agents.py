@@ -7,8 +7,7 @@ they can lose.
 from __future__ import annotations
 
 from entrypoint.errors import Refused
-from entrypoint.meeting import agreed_port
-from entrypoint.plan import Decision
+from entrypoint.plan import Decision, Plan
 from entrypoint.question import Question
 
 AUTO_RESTARTS = 3
@@ -40,29 +39,23 @@ def decide_restarts(question: Question) -> tuple[int, tuple[Decision, ...]]:
     return count, (Decision("restarts", str(count), f"{why}; all ranks start again when one fails{enough}"),)
 
 
-def agent_command(question: Question, nproc: int, restarts: int) -> tuple[str, ...]:
+def agent_command(plan: Plan, question: Question) -> tuple[str, ...]:
     """Return the command of this node's agent, which starts our rank stage in each rank.
 
     Agents that meet do so at the master, where the agent of node 0 has to be (torchrun's manual, c10d rendezvous).
     """
-    nodes, values = question.nodes, question.settings.values
-    if nodes.count > 1 and (restarts or nodes.fewest is not None):
+    if plan.agents_meet:
         together: tuple[str, ...] = (
-            *(f"--nnodes={nodes.fewest or nodes.count}:{nodes.count}", f"--nproc-per-node={nproc}"),
-            *("--rdzv-backend=c10d", f"--rdzv-endpoint={nodes.master}:{meeting_port(question)}"),
+            *(f"--nnodes={plan.min_nodes}:{plan.nnodes}", f"--nproc-per-node={plan.nproc_per_node}"),
+            *("--rdzv-backend=c10d", f"--rdzv-endpoint={plan.master_addr}:{plan.master_port}"),
             f"--rdzv-id={question.job.id or 'by-hand'}",
-            f"--rdzv-conf=is_host={int(nodes.rank == 0)},join_timeout={values.rendezvous_timeout_s},{RENDEZVOUS}",
+            f"--rdzv-conf=is_host={int(plan.node_rank == 0)},join_timeout={plan.rendezvous_timeout_s},{RENDEZVOUS}",
         )
     else:
-        together = ("--nnodes=1", f"--nproc-per-node={nproc}", "--standalone", "--local-addr=127.0.0.1")
+        together = ("--nnodes=1", f"--nproc-per-node={plan.nproc_per_node}", "--standalone", "--local-addr=127.0.0.1")
     # -I keeps the user's folder and PYTHONPATH out of the launcher; the program itself starts as it asks to.
     return (
         *(question.python, "-I", "-m", "entrypoint.torchrun"),
-        *(*together, f"--max-restarts={restarts}", "--no-python"),
+        *(*together, f"--max-restarts={plan.max_restarts}", "--no-python"),
         *(question.python, "-I", "-m", "entrypoint", "rank"),
     )
-
-
-def meeting_port(question: Question) -> str:
-    """Return the port at the master on which several nodes meet, empty where there is one."""
-    return question.nodes.port or (str(agreed_port(question.job.id)) if question.nodes.count > 1 else "")

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from entrypoint.errors import Exit, Refused
 from entrypoint.meeting import PAUSE_S, TELL_EVERY_S
@@ -125,30 +125,35 @@ class Bond:
 
     def attend(self, peer: socket.socket) -> None:
         """Follow one guard from its greeting to its end; before it has joined, its going away is no loss."""
-        who: Place | None = None
         greeting = self.place
 
         def take(message: dict[str, object]) -> bool:
-            nonlocal who, greeting
+            nonlocal greeting
             if "hello" in message:
                 greeting = Place(**message["hello"])  # type: ignore[arg-type]
                 if greeting.token != self.place.token:
                     return False
                 send(peer, {"port": self.port})
             if "joined" in message:
-                who = greeting
                 with self.lock:
-                    self.peers[peer] = who
+                    self.peers[peer] = greeting
                     known = self.verdict
                 if known:
                     send(peer, {"verdict": asdict(known)})
-            if "verdict" in message:
-                self.fail(Verdict(**message["verdict"]))  # type: ignore[arg-type]
-            return "bye" not in message
+            return self.heed(message)
 
-        lost = follow(peer, self.timeout_s, take)
+        self.part(peer, follow(peer, self.timeout_s, take))
+
+    def heed(self, message: dict[str, object]) -> bool:
+        """Take another's verdict as this bond's, and return whether more is to come."""
+        if "verdict" in message:
+            self.fail(Verdict(**message["verdict"]))  # type: ignore[arg-type]
+        return "bye" not in message
+
+    def part(self, peer: socket.socket, lost: str) -> None:
+        """Forget a guard; the node of one that had joined and went without a farewell (`lost` says how) is lost."""
         with self.lock:
-            self.peers.pop(peer, None)
+            who = self.peers.pop(peer, None)
         if who and lost and not self.over.is_set():
             self.fail(Verdict(who.rank, who.node, NODE_LOST, f"its node is lost: {lost}"))
 
@@ -166,13 +171,8 @@ class Bond:
                 break
             peer.close()
 
-        def take(message: dict[str, object]) -> bool:
-            if "verdict" in message:
-                self.fail(Verdict(**message["verdict"]))  # type: ignore[arg-type]
-            return "bye" not in message
-
         with self.lock:
-            self.peers[peer] = self.place
+            self.peers[peer] = replace(self.place, rank=0, node=self.place.host)
             message: dict[str, object] = {"joined": True}
             if self.verdict:
                 message["verdict"] = asdict(self.verdict)
@@ -180,11 +180,7 @@ class Bond:
                 message["bye"] = True
         send(peer, message)
         self.settled.set()
-        lost = follow(peer, self.timeout_s, take)
-        with self.lock:
-            self.peers.pop(peer, None)
-        if lost and not self.over.is_set():
-            self.fail(Verdict(0, self.place.host, NODE_LOST, f"its node is lost: {lost}"))
+        self.part(peer, follow(peer, self.timeout_s, self.heed))
 
     def is_ours(self, peer: socket.socket) -> bool:
         """Greet who listens there, and learn the ranks' port from it; not so where it is another program."""

@@ -30,8 +30,8 @@ def read_limits(root: Path) -> Limits:
         quota = v2_quota(folder) or v1_quota(folder)
         if quota:
             cpus.append(quota)
-        limit = number(folder / "memory.max") or number(folder / "memory.limit_in_bytes")
-        if limit and limit < NO_LIMIT_BYTES:
+        limit = memory_limit(folder)
+        if limit:
             memory.append(limit)
     return Limits(min(cpus, default=None), min(memory, default=None))
 
@@ -61,6 +61,12 @@ def levels(root: Path) -> Iterator[Path]:
             if top.is_dir():
                 own = top / path.strip("/")
                 yield from (own, *(parent for parent in own.parents if parent.is_relative_to(top)))
+
+
+def memory_limit(folder: Path) -> int | None:
+    """Return the bytes that a group may use, None where it has no limit."""
+    limit = number(folder / "memory.max") or number(folder / "memory.limit_in_bytes")
+    return limit if limit and limit < NO_LIMIT_BYTES else None
 
 
 def v2_quota(folder: Path) -> float | None:

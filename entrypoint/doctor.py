@@ -7,12 +7,12 @@ import os
 import shutil
 import socket
 import subprocess
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from entrypoint.checks import Check, fast_checks
+from entrypoint.compilers import PACKAGES, compiler_problem
 from entrypoint.errors import Refused
 from entrypoint.libraries import PATTERNS
 from entrypoint.plan import Plan
@@ -43,7 +43,7 @@ def examine(question: Question, draw: Callable[[], Plan], folders: Sequence[tupl
         *fast,
         *check_plan(draw, fast),
         *check_libraries(question),
-        check_compiler(),
+        *check_compilers(question),
         *(check_writable(name, folder) for name, folder in folders),
         check_host_name(),
         *check_imports(question.python),
@@ -73,15 +73,13 @@ def check_libraries(question: Question) -> Iterator[Check]:
         yield Check(name, "ok", library.path or library.why)
 
 
-def check_compiler() -> Check:
-    """Inductor compiles C++ at run time, against Python's headers."""
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    headers = Path(sysconfig.get_path("include")) / "Python.h"
-    missing = [name for name, there in (("a C++ compiler", compiler), ("Python.h", headers.exists())) if not there]
-    if missing:
-        advice = "torch.compile will fail; install g++ and Python's headers"
-        return Check("compiler", "warning", f"no {' and no '.join(missing)}", advice)
-    return Check("compiler", "ok", f"{compiler}, {headers}")
+def check_compilers(question: Question) -> Iterator[Check]:
+    """Tell which backends of torch.compile can be used; the default one is to work."""
+    device = "cuda" if question.machine.gpus else "cpu"
+    for name in PACKAGES:
+        problem = compiler_problem(name, device, question.machine.packages.versions)
+        seen = f"not usable: {problem}" if problem else "usable"
+        yield Check(f"compile {name}", "warning" if problem and name == "inductor" else "ok", seen)
 
 
 def check_writable(name: str, folder: Path) -> Check:

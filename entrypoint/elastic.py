@@ -5,8 +5,8 @@ It runs in the agent's process, beside `torchrun`.
 
 from __future__ import annotations
 
+import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from entrypoint.errors import FINAL, Exit, Refused
+from entrypoint.errors import FINAL, Exit, Refused, say
 from entrypoint.job import read_job
-from entrypoint.meeting import PAUSE_S, TELL_EVERY_S, local_address
+from entrypoint.meeting import TELL_EVERY_S, keep_trying, local_address
 from entrypoint.plan import Plan
 
 CONNECT_S = 2.0
@@ -53,21 +53,16 @@ def refuse_taken(port: int) -> None:
 def wait_for_master(plan: Plan) -> None:
     """Wait until the agent of node 0 listens, and say so meanwhile; raises `Refused` after the plan's time-out."""
     where = f"{plan.master_addr}:{plan.master_port}"
-    with saying(f"waiting for node 0 at {where}", plan.rendezvous_timeout_s):
-        began = time.monotonic()
-        while True:
-            try:
-                socket.create_connection((plan.master_addr, int(plan.master_port)), timeout=CONNECT_S).close()
-                return
-            except OSError as error:
-                cause = error.strerror or str(error)
-            if time.monotonic() - began > plan.rendezvous_timeout_s:
-                raise Refused(
-                    f"node 0 at {where} did not come within {plan.rendezvous_timeout_s} s ({cause}); see why there, or"
-                    " raise LAUNCH_RENDEZVOUS_TIMEOUT_S",
-                    Exit.RENDEZVOUS,
-                )
-            time.sleep(PAUSE_S)
+    timeout_s = plan.rendezvous_timeout_s
+
+    def connect() -> None:
+        socket.create_connection((plan.master_addr, int(plan.master_port)), timeout=CONNECT_S).close()
+
+    def refusal(cause: str) -> str:
+        late = f"node 0 at {where} did not come within {timeout_s} s ({cause})"
+        return f"{late}; see why there, or raise LAUNCH_RENDEZVOUS_TIMEOUT_S"
+
+    keep_trying(connect, f"node 0 at {where}", timeout_s, refusal)
 
 
 @contextmanager
@@ -77,8 +72,7 @@ def saying(what: str, timeout_s: int) -> Iterator[None]:
 
     def tell() -> None:
         while not over.wait(TELL_EVERY_S):
-            waited = f"{time.monotonic() - began:.0f} of {timeout_s} s"
-            print(f"entrypoint: {what} ({waited})", file=sys.stderr, flush=True)
+            say(f"{what} ({time.monotonic() - began:.0f} of {timeout_s} s)")
 
     threading.Thread(target=tell, daemon=True).start()
     try:
@@ -107,6 +101,11 @@ def restarting(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]
             with saying(f"waiting for the agents of {wanted}", plan.rendezvous_timeout_s):
                 super()._rendezvous(worker_group)
 
+        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *more: Any, **named: Any) -> None:
+            if self._pcontext:  # torchrun's own patience is 30 s
+                self._pcontext.close(death_sig, timeout=plan.grace_s)
+            super()._shutdown(death_sig, *more, **named)
+
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             result: RunResult = super()._monitor_workers(worker_group)
             if result.state != WorkerState.FAILED or not self._remaining_restarts:
@@ -118,7 +117,7 @@ def restarting(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]
             else:
                 count = plan.max_restarts - self._remaining_restarts + 1
                 why = "another node's ranks were told to end" if elsewhere else describe(result.failures)
-                print(f"entrypoint: restart {count} of {plan.max_restarts}: {why}", file=sys.stderr, flush=True)
+                say(f"restart {count} of {plan.max_restarts}: {why}")
             return result
 
     api.LocalElasticAgent = Agent  # type: ignore[attr-defined]

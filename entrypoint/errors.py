@@ -1,10 +1,11 @@
-"""How a refusal ends: one clear line and an exit code of the documented table."""
+"""What is said on standard error, and how a refusal ends: one clear line, an exit code of the documented table."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable
@@ -51,6 +52,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def first_line(error: BaseException) -> str:
+    """Return an error's first line, or its name where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `Did you mean X? ` where a known word is close to the one seen, else nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
@@ -79,6 +85,21 @@ def report(error: Refused) -> int:
         for line in str(error).splitlines():
             print(f"{prefix(error.code)}{line}", file=sys.stderr)
     return int(error.code)
+
+
+def say(line: str) -> None:
+    """Tell how things stand."""
+    print(f"entrypoint: {line}", file=sys.stderr, flush=True)
+
+
+def how_ended(code: int, out_of_memory: str = "") -> str:
+    """Say how a process ended; a negative code is the signal that ended it, and why the kernel killed may be known."""
+    if code >= 0:
+        return f"exit code {code}"
+    hint = ""
+    if -code == signal.SIGKILL:
+        hint = f": {out_of_memory}" if out_of_memory else "; the kernel does this when memory runs out"
+    return f"killed by {signal.Signals(-code).name}{hint}"
 
 
 def prefix(code: int) -> str:

@@ -7,7 +7,6 @@ torchrun's agent on one node knows nothing of the other's ranks.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import select
 import signal
@@ -15,16 +14,17 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import NoReturn
 
 from entrypoint.bond import NODE_LOST, Bond, Place, Verdict
-from entrypoint.errors import FINAL, Exit, prefix
+from entrypoint.errors import FINAL, Exit, Refused, how_ended, prefix, report, say
 from entrypoint.launcher_defaults import MPI_PROCESSES, ROOT
+from entrypoint.oom import out_of_memory, read_memory
+from entrypoint.rank import end_with_parent
 from entrypoint.surroundings import ancestors, read_lines
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PR_SET_NAME = 15
 # What `verify` knows guards by.
 NAME = "rank-guard"
 # When another rank has failed: what this one has to end by itself, then after SIGTERM.
@@ -35,31 +35,35 @@ LAUNCHER_S = 5.0
 POLL_S = 0.1
 
 
-def guard(argv: tuple[str, ...], environment: Mapping[str, str], bond: Bond, timeout_s: float) -> NoReturn:
+def guard(
+    argv: tuple[str, ...], environment: Mapping[str, str], bond: Bond, timeout_s: float, grace_s: float
+) -> NoReturn:
     """Run the rank's program as a child to its end, and end as it did; a rank that a signal has ended gives 5.
 
     Raises `Refused` where ranks have to agree on a port and rank 0 cannot be asked within `timeout_s` seconds.
     """
     ctypes.CDLL(None).prctl(PR_SET_NAME, NAME.encode())
     child, gate = spawn(argv, environment)
-    place = bond.place
+    place, memory = bond.place, read_memory(ROOT)
     asked = signals_passed_on(child)
     bond.start()
     if bond.ports:
         environment = {**environment, "MASTER_PORT": str(bond.wait_for_port(timeout_s, say))}
     os.write(gate, environment["MASTER_PORT"].encode())
     os.close(gate)
-    status, ended_by_guard = wait(child, bond, place)
+    status, ended_by_guard = wait(child, bond, place, grace_s)
     code = os.waitstatus_to_exitcode(status)
-    how = describe(code)
+    how = how_ended(code, out_of_memory(memory, read_memory(ROOT)))
     if code:
         time.sleep(SETTLE_S)
     mine = bond.verdict is None
     if code < 0 and -code in asked:  # the launcher's wish
         code = 128 - code
+    if bond.verdict and not mine and code - 128 in asked:  # a launcher that has seen the first failure ends the others
+        ended_by_guard = code != bond.verdict.code
     bond.ended(code if mine else 0, how)
     if mine and bond.verdict:
-        leave_word(bond.verdict, environment) if code < 0 else tell(bond.verdict, place)
+        leave_word(bond.verdict) if code < 0 else tell(bond.verdict, place)
     if code and bond.verdict and bond.verdict.code == NODE_LOST:
         end_stuck_launchers()
     if ended_by_guard and bond.verdict and bond.verdict.code in FINAL:
@@ -103,12 +107,12 @@ def spawn_child(
 
     With a `gate` it waits there first for the port that it is told as MASTER_PORT, and ends where nothing comes.
     """
-    libc, parent = ctypes.CDLL(None), os.getpid()
+    parent = os.getpid()
     child = os.fork()
     if child:
         return child
     try:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        end_with_parent()
         os.dup2(stderr, 2)
         told = os.read(gate, 16).decode() if gate is not None else None
         if told != "" and os.getppid() == parent:
@@ -117,8 +121,11 @@ def spawn_child(
         os._exit(127)
 
 
-def wait(child: int, bond: Bond, place: Place) -> tuple[int, bool]:
-    """Wait for the child, and end it where another rank has failed; return its status and whether that was needed."""
+def wait(child: int, bond: Bond, place: Place, grace_s: float) -> tuple[int, bool]:
+    """Wait for the child, and end it where another rank has failed; return its status and whether that was needed.
+
+    Where the other one has saved and ended, this one has `grace_s` seconds to do the same.
+    """
     ends = []
     with suppress(OSError):  # an old kernel or a container's seccomp filter: then it is looked at every POLL_S
         ends.append(os.pidfd_open(child))
@@ -134,25 +141,12 @@ def wait(child: int, bond: Bond, place: Place) -> tuple[int, bool]:
         if not since:
             since = now
             tell(bond.verdict, place)
-        patience = ALONE_S if bond.verdict.code != Exit.PREEMPTED else 6 * ALONE_S
+        patience = ALONE_S if bond.verdict.code != Exit.PREEMPTED else grace_s
         if now - since > patience + TERM_S:
             os.kill(child, signal.SIGKILL)
         elif now - since > patience and not forced:
             forced = True
             os.kill(child, signal.SIGTERM)
-
-
-def say(line: str) -> None:
-    """Print how the start stands."""
-    print(f"entrypoint: {line}", file=sys.stderr, flush=True)
-
-
-def describe(code: int) -> str:
-    """Say how a rank ended."""
-    if code >= 0:
-        return f"exit code {code}"
-    hint = "; the kernel does this when memory runs out" if -code == signal.SIGKILL else ""
-    return f"killed by {signal.Signals(-code).name}{hint}"
 
 
 def sentence(verdict: Verdict) -> str:
@@ -166,14 +160,9 @@ def tell(verdict: Verdict, place: Place) -> None:
         print(f"{prefix(Exit.RANK_FAILED)}{sentence(verdict)}", file=sys.stderr, flush=True)
 
 
-def leave_word(verdict: Verdict, environment: Mapping[str, str]) -> None:
+def leave_word(verdict: Verdict) -> None:
     """Say that this guard's own rank was ended by a signal: to torchrun's agent where one listens."""
-    file = environment.get("TORCHELASTIC_ERROR_FILE", "")
-    if file:
-        extra = {"timestamp": str(int(time.time())), "time_ns": time.time_ns(), "refused": True, "code": 5}
-        Path(file).write_text(json.dumps({"message": {"message": sentence(verdict), "extraInfo": extra}}))
-    else:
-        print(f"{prefix(Exit.RANK_FAILED)}{sentence(verdict)}", file=sys.stderr, flush=True)
+    report(Refused(sentence(verdict), Exit.RANK_FAILED))
 
 
 def end_stuck_launchers() -> None:

@@ -6,13 +6,13 @@ import fcntl
 import ipaddress
 import socket
 import struct
-import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import TypeVar
 
-from entrypoint.errors import Exit, Refused, shown
+from entrypoint.errors import Exit, Refused, say, shown
 from entrypoint.job import Job
 
 SIOCGIFADDR = 0x8915
@@ -38,27 +38,45 @@ def guards_ports(port: int) -> tuple[int, ...]:
     return tuple(65000 + (port + step) % 536 for step in range(TRIED_PORTS))
 
 
-def find_master(name: str, timeout_s: float, say: Callable[[str], None]) -> str:
-    """Return the master's address, waiting for a name that does not resolve yet: its node may come later.
+T = TypeVar("T")
 
-    Raises `Refused` after `timeout_s` seconds.
+
+def keep_trying(attempt: Callable[[], T], awaited: str, timeout_s: float, refusal: Callable[[str], str]) -> T:
+    """Return what `attempt` does once it raises no OSError, and say meanwhile what is waited for.
+
+    Raises `Refused` after `timeout_s` seconds, in the words that `refusal` makes of the last error.
     """
     began = told = time.monotonic()
     while True:
         try:
-            return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
-        except socket.gaierror as error:
-            now, cause = time.monotonic(), error.strerror
+            return attempt()
+        except OSError as error:
+            now, cause = time.monotonic(), error.strerror or str(error)
         if now - began >= timeout_s:
-            raise Refused(
-                f"MASTER_ADDR={shown(name)}: does not resolve here ({cause}) after {timeout_s:.0f} s; set it to the"
-                " first node's address",
-                Exit.RENDEZVOUS,
-            )
+            raise Refused(refusal(cause), Exit.RENDEZVOUS)
         if now - told >= TELL_EVERY_S:
             told = now
-            say(f"waiting for MASTER_ADDR={shown(name)} to resolve ({now - began:.0f} of {timeout_s:.0f} s)")
+            say(f"waiting for {awaited} ({now - began:.0f} of {timeout_s:.0f} s)")
         time.sleep(PAUSE_S)
+
+
+def address_named(name: str) -> str:
+    """Return a name's first address; raises socket.gaierror where it does not resolve."""
+    return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+
+
+def find_master(name: str, timeout_s: float) -> str:
+    """Return the master's address, waiting for a name that does not resolve yet: its node may come later.
+
+    Raises `Refused` after `timeout_s` seconds.
+    """
+
+    def refusal(cause: str) -> str:
+        late = f"does not resolve here ({cause}) after {timeout_s:.0f} s"
+        return f"MASTER_ADDR={shown(name)}: {late}; set it to the first node's address"
+
+    awaited = f"MASTER_ADDR={shown(name)} to resolve"
+    return keep_trying(lambda: address_named(name), awaited, timeout_s, refusal)
 
 
 def interface_towards(address: str) -> str:
@@ -90,7 +108,7 @@ def meeting_variables(environ: Mapping[str, str], timeout_s: float, job: Job) ->
     interface. Raises `Refused` where the master cannot be found, or is loopback on a node that is not the master.
     """
     name = environ["MASTER_ADDR"]
-    address = find_master(name, timeout_s, lambda line: print(f"entrypoint: {line}", file=sys.stderr, flush=True))
+    address = find_master(name, timeout_s)
     own = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME", "")
     if own or not ipaddress.ip_address(address).is_loopback:
         interface = own or interface_towards(address)
@@ -127,7 +145,7 @@ def own_interface(nodes: tuple[str, ...]) -> str:
     """
     for node in nodes:
         with suppress(OSError):
-            address = str(socket.getaddrinfo(node, None, type=socket.SOCK_STREAM)[0][4][0])
+            address = address_named(node)
             if not is_own_name(node) and (interface := interface_towards(address)):
                 return interface
     found = [name for _, name in socket.if_nameindex() if address_of(name) and not address_of(name).startswith("127.")]

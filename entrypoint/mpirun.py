@@ -20,7 +20,6 @@ from entrypoint.guard import POLL_S, signals_passed_on, spawn_child
 PREEMPTED = prefix(Exit.PREEMPTED).encode()
 # What rank 0's guard says of a rank that ended by itself.
 OWN_CODE = re.compile(rb"rank \d+ on \S+ failed first: exit code (\d+)")
-NODE_GONE = 255
 
 
 class LastWords:
@@ -76,6 +75,6 @@ def exit_code(code: int, asked: list[int], words: LastWords) -> int:
         return words.own_code
     if ends and (code <= 0 or code >= 128):
         return 128 + ends[0]
-    if code < 0 or code == NODE_GONE or code > 128:
+    if code < 0 or code > 128:
         return Exit.RANK_FAILED
     return code

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from entrypoint.errors import Refused, shown
 from entrypoint.job import Job
-from entrypoint.settings import LaunchSettings
+from entrypoint.settings import NODE_COUNT, NODE_RANGE, LaunchSettings
 from entrypoint.slurm import number
 from entrypoint.variables import Given
 
@@ -93,7 +93,7 @@ def by_kubernetes(environ: Mapping[str, str]) -> Nodes:
     """Return the place that Kubeflow's operator gives in torchrun's own variables, PET_<OPTION> (torchrun's manual)."""
     text = environ["PET_NNODES"]
     said_by = f"PET_NNODES={shown(text)}"
-    if not NODE_RANGE.fullmatch(text):
+    if not re.fullmatch(f"{NODE_COUNT}|{NODE_RANGE}", text):
         raise Refused(f"{said_by}: not a number of nodes; Kubernetes sets it, so unset it if you did")
     fewest, count = node_range(text, said_by)
     each = environ.get("PET_NPROC_PER_NODE", "")
@@ -132,15 +132,10 @@ def by_sagemaker(environ: Mapping[str, str]) -> Nodes:
     )
 
 
-NODE_RANGE = re.compile(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?")
-
-
 def node_range(text: str, said_by: str) -> tuple[int | None, int]:
-    """Return the fewest nodes (None: all) and the most of `4` or `1:4`; raises `Refused` for what is no such range."""
-    match = NODE_RANGE.fullmatch(text)
-    if not match:
-        raise Refused(f"{said_by}: not a number of nodes, or a range of them like 1:4")
-    fewest, most = int(match[1]), int(match[2] or match[1])
+    """Return the fewest nodes (None: all) and the most of `4` or `1:4`; raises `Refused` for `4:1`."""
+    first, _, last = text.partition(":")
+    fewest, most = int(first), int(last or first)
     if fewest > most:
         raise Refused(f"{said_by}: {fewest} is more than {most}; write the fewest nodes first")
     return (fewest if fewest < most else None), most

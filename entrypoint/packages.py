@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # Packages that a plan or the doctor speaks of, as their metadata folders are called.
-NAMES = ("torch", "torchvision", "intel_extension_for_pytorch", "oneccl_bind_pt", "nni", "triton")
+NAMES = (
+    *("torch", "torchvision", "intel_extension_for_pytorch", "oneccl_bind_pt", "nni", "torch_pruning", "triton"),
+    *("onnx", "onnxruntime", "onnxscript", "apache_tvm", "torch_xla"),
+)
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ class Plan:
     master_port: str = ""
     rendezvous_timeout_s: int = 1800
     fail_timeout_s: int = 1800
+    grace_s: int = 30
     max_restarts: int = 0
     min_nodes: int = 1
     port_moves: bool = False

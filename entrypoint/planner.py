@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from entrypoint.agents import agent_command, decide_restarts, meeting_port
+from dataclasses import replace
+
+from entrypoint.agents import agent_command, decide_restarts
 from entrypoint.binding import decide_binding
 from entrypoint.checks import Check, fast_checks
 from entrypoint.coremap import core_map
@@ -10,6 +12,7 @@ from entrypoint.devices import decide_backend, decide_devices
 from entrypoint.environment import STANDARD, decide_environment, leaks
 from entrypoint.errors import Exit, Refused
 from entrypoint.machine import Machine
+from entrypoint.meeting import agreed_port
 from entrypoint.plan import Decision, Plan
 from entrypoint.question import Question
 from entrypoint.runtime import decide_runtime
@@ -29,7 +32,7 @@ def make_plan(question: Question) -> Plan:
     launcher, launcher_decision = decide_launcher(question, devices.nproc, restarts)
     runtime = decide_runtime(question, binding.waits)
     environment, environment_decisions = decide_environment(question, devices, binding.ranks, runtime.environment)
-    return Plan(
+    plan = Plan(
         launcher=launcher,
         backend=backend.value,
         device=devices.device,
@@ -42,7 +45,7 @@ def make_plan(question: Question) -> Plan:
         memory_policy="bind" if values.memory == "auto" else values.memory,
         preload=runtime.preload,
         program=question.program,
-        command=agent_command(question, devices.nproc, restarts) if launcher == "torchrun" else question.program.argv,
+        command=question.program.argv,
         decisions=(
             *nodes,
             *devices.decisions,
@@ -63,11 +66,13 @@ def make_plan(question: Question) -> Plan:
         fail_timeout_s=(60 if question.nodes.count > 1 or not question.job.on_one_node else 1800)
         if values.fail_timeout_s == "auto"
         else values.fail_timeout_s,
+        grace_s=values.grace_s,
         max_restarts=restarts,
         port_moves=not (question.nodes.port if question.nodes.count > 1 else question.environ.get("MASTER_PORT")),
         min_nodes=question.nodes.fewest or question.nodes.count,
         map=core_map(question.machine, binding.ranks),
     )
+    return replace(plan, command=agent_command(plan, question)) if launcher == "torchrun" else plan
 
 
 def decide_nodes(question: Question) -> tuple[Decision, ...]:
@@ -78,6 +83,11 @@ def decide_nodes(question: Question) -> tuple[Decision, ...]:
     yours = "(yours) " if nodes.said_by in question.settings.source.values() else ""
     why = f"{yours}{nodes.said_by}, this is number {nodes.rank}, number 0 is {nodes.master}"
     return (Decision("nodes", f"{nodes.fewest}:{nodes.count}" if nodes.fewest else str(nodes.count), why),)
+
+
+def meeting_port(question: Question) -> str:
+    """Return the port at the master on which several nodes meet, empty where there is one."""
+    return question.nodes.port or (str(agreed_port(question.job.id)) if question.nodes.count > 1 else "")
 
 
 def heed(checks: tuple[Check, ...]) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn
     if plan.bind != "none":
         bind(rank, plan.memory_policy)
     if job.launcher:
-        end_with_launcher()
+        end_with_parent()
     if not job.on_one_node:
         become_guard(plan, job, environment)
     replace_process(plan.program.argv, environment)
@@ -54,11 +54,12 @@ def become_guard(plan: Plan, job: Job, environment: Mapping[str, str]) -> NoRetu
     ports = next_ports(port) if plan.port_moves and not plan.agents_meet else ()
     sys.stdout.flush()
     sys.stderr.flush()
-    guard(plan.program.argv, environment, Bond(place, plan.fail_timeout_s, ports), plan.rendezvous_timeout_s)
+    bond = Bond(place, plan.fail_timeout_s, ports)
+    guard(plan.program.argv, environment, bond, plan.rendezvous_timeout_s, plan.grace_s)
 
 
-def end_with_launcher() -> None:
-    """Have the kernel ask this process to end when its launcher is gone (prctl(2), PR_SET_PDEATHSIG).
+def end_with_parent() -> None:
+    """Have the kernel ask this process to end when its launcher or guard is gone (prctl(2), PR_SET_PDEATHSIG).
 
     A launcher that was killed cannot end its ranks: they would train on unseen, and hold their peers.
     """

@@ -10,6 +10,8 @@ from pydantic import Field
 from entrypoint.variables import Given, Settings, read_settings
 
 PREFIX = "LAUNCH_"
+NODE_COUNT = r"[1-9]\d{0,5}"
+NODE_RANGE = f"{NODE_COUNT}:{NODE_COUNT}"
 
 
 class LaunchSettings(Settings):
@@ -21,12 +23,10 @@ class LaunchSettings(Settings):
     nproc_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field(
         "auto", description="Ranks on this node: auto is one a GPU, on CPU one a NUMA node."
     )
-    nnodes: Annotated[int, Field(ge=1, le=100_000)] | Annotated[str, Field(pattern=r"^[1-9]\d{0,5}:[1-9]\d{0,5}$")] = (
-        Field(
-            1,
-            description="Nodes of the job, where no scheduler says it: start the same command on each. 1:4 goes on with"
-            " as few as one when others are lost, and takes up to four.",
-        )
+    nnodes: Annotated[int, Field(ge=1, le=100_000)] | Annotated[str, Field(pattern=f"^{NODE_RANGE}$")] = Field(
+        1,
+        description="Nodes of the job, where no scheduler says it: start the same command on each. 1:4 goes on with"
+        " as few as one when others are lost, and takes up to four.",
     )
     node_rank: Annotated[int, Field(ge=0, lt=100_000)] = Field(
         0, description="This node's number among them, from 0; MASTER_ADDR names number 0 on all."
@@ -49,6 +49,9 @@ class LaunchSettings(Settings):
     )
     fail_timeout_s: Literal["auto"] | Annotated[int, Field(ge=1, le=86_400)] = Field(
         "auto", description="How long an exchange between ranks may stall: auto is 60 over nodes, 1800 on one."
+    )
+    grace_s: Annotated[int, Field(ge=1, le=86_400)] = Field(
+        30, description="How long ranks that are told to end have to save in; Slurm's job ends so much sooner."
     )
     gpus: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
         "auto",
@@ -79,6 +82,9 @@ class LaunchSettings(Settings):
         "auto", description="Memory allocator: auto is tcmalloc, by preload, where it is installed."
     )
     oversubscribe: bool = Field(False, description="Allow more ranks than cores, which then share: 1 or 0.")
+    tuned: str = Field(
+        "auto", description="What `entrypoint tune` found: auto looks in the user's cache folder; off; or a folder."
+    )
     quiet: bool = Field(False, description="Do not show the plan before a launch: 1 or 0.")
 
 

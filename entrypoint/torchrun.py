@@ -18,7 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from entrypoint.errors import Exit, Refused, prefix
+from entrypoint.errors import Exit, Refused, first_line, how_ended, prefix
+from entrypoint.launcher_defaults import ROOT
+from entrypoint.oom import out_of_memory, read_memory
 from entrypoint.plan import VARIABLE, Plan
 
 
@@ -31,41 +33,46 @@ def main(argv: list[str]) -> int:
     from entrypoint.elastic import restarting, where_agents_meet
 
     plan = Plan.from_variable(os.environ[VARIABLE])
-    ended_by_agent = watch_agent()
+    ended_by_agent, memory = watch_agent(), read_memory(ROOT)
+
+    def first(failures: dict[int, Any]) -> tuple[str, int]:
+        return first_failure(failures, ended_by_agent, out_of_memory(memory, read_memory(ROOT)))
+
     warned = signals_for_ranks()
     try:
         argv = [*where_agents_meet(plan, os.environ), *argv]
     except Refused as error:
         return say(str(error), error.code)
-    restarting(plan, warned, lambda failures: first_failure(failures, ended_by_agent)[0])
+    restarting(plan, warned, lambda failures: first(failures)[0])
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:
         try:
             torchrun.run(torchrun.parse_args([f"--log-dir={folder}", *argv]))  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
-            return say(*first_failure(error.failures, ended_by_agent))
+            return say(*first(error.failures))
         except SignalException as error:
             return tell_end(Path(folder), error.sigval)
         except (RuntimeError, OSError) as error:
-            first_line = (str(error).splitlines() or [type(error).__name__])[0]
-            return say(f"the ranks could not be brought together: {first_line}", Exit.RENDEZVOUS)
+            return say(f"the ranks could not be brought together: {first_line(error)}", Exit.RENDEZVOUS)
     return Exit.DONE
 
 
 def signals_for_ranks() -> list[int]:
-    """Pass on a scheduler's warning, which would end the agent: its ranks know what to do with it.
+    """Pass on a scheduler's warning and the wish to save, which would end the agent: its ranks know what to do.
 
-    Returns the list that each one which comes is put into.
+    Returns the list that each warning is put into.
     """
     seen: list[int] = []
 
-    def warn_ranks(number: int, _: FrameType | None) -> None:
-        seen.append(number)
+    def tell_ranks(number: int, _: FrameType | None) -> None:
+        if number == signal.SIGUSR1:
+            seen.append(number)
         for children in Path("/proc/self/task").glob("*/children"):
             for pid in children.read_text().split():
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), number)
 
-    signal.signal(signal.SIGUSR1, warn_ranks)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, tell_ranks)
     return seen
 
 
@@ -107,11 +114,11 @@ def tell_end(folder: Path, number: signal.Signals) -> int:
     return say(f"stopped by {number.name}", 128 + number)
 
 
-def first_failure(failures: dict[int, Any], ended_by_agent: set[int]) -> tuple[str, int]:
+def first_failure(failures: dict[int, Any], ended_by_agent: set[int], memory: str = "") -> tuple[str, int]:
     """Return which rank failed first and with what, and the code to end with.
 
     A rank that the agent has ended, or that only lost its peer, is a consequence, so it comes after any other
-    failure. A rank's own code is kept; one that a signal ended gives 5.
+    failure. A rank's own code is kept; one that a signal ended gives 5, with what `memory` tells of the kernel.
     """
     rank, failure = min(failures.items(), key=lambda item: order(item[0], item[1], ended_by_agent))
     extra = extra_info(failure)
@@ -119,9 +126,7 @@ def first_failure(failures: dict[int, Any], ended_by_agent: set[int]) -> tuple[s
         return failure.message["message"], failure.exitcode
     place = f"rank {rank} of this job (local rank {failure.local_rank}, pid {failure.pid})"
     if failure.exitcode < 0:
-        name = signal.Signals(-failure.exitcode).name
-        hint = "; the kernel does this when memory runs out" if name == "SIGKILL" else ""
-        return f"{place} failed first: killed by {name}{hint}", Exit.RANK_FAILED
+        return f"{place} failed first: {how_ended(failure.exitcode, memory)}", Exit.RANK_FAILED
     return f"{place} failed first, with exit code {failure.exitcode}", failure.exitcode
 
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,16 @@ class Cluster:
         one = self.start(node, *words, env=env, tool=tool)
         code = one.code()
         return Result(code, one.text(), "")
+
+    def agents(
+        self, *words: str | Path, env: Mapping[str, str] | None = None, numbers: Sequence[int] = (0, 1)
+    ) -> list[Started]:
+        """Start the entrypoint on each node (all of two), as a person would: its number in LAUNCH_NODE_RANK."""
+        hand = {"LAUNCH_NNODES": "2", "MASTER_ADDR": "node1", **(env or {})}
+        return [
+            self.start(f"node{number + 1}", *ENTRYPOINT, *words, env=hand | {"LAUNCH_NODE_RANK": str(number)})
+            for number in numbers
+        ]
 
     def pids(self, node: str, words: str) -> list[int]:
         """Return the processes of a node whose command line has these words."""

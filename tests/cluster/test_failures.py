@@ -21,11 +21,7 @@ RANK = "-I -m train"  # on the command line of every rank
 
 
 def agents(cluster: Cluster) -> list[Started]:
-    env = LONG | {"LAUNCH_NNODES": "2", "MASTER_ADDR": "node1"}
-    return [
-        cluster.start(f"node{rank + 1}", *ENTRYPOINT, "train", env=env | {"LAUNCH_NODE_RANK": str(rank)})
-        for rank in (0, 1)
-    ]
+    return cluster.agents("train", env=LONG)
 
 
 def mpirun(which: str) -> Callable[[Cluster], list[Started]]:
@@ -150,11 +146,7 @@ RAISES = """
 def test_a_script_that_raises_on_one_node_ends_on_all_and_its_own_words_come_first(cluster: Cluster, way: str) -> None:
     file = script(cluster.folder, "x.py", RAISES)
     if way == "agents":
-        env = {"LAUNCH_NNODES": "2", "MASTER_ADDR": "node1"}
-        started = [
-            cluster.start(f"node{rank + 1}", *ENTRYPOINT, "run", file, env=env | {"LAUNCH_NODE_RANK": str(rank)})
-            for rank in (0, 1)
-        ]
+        started = cluster.agents("run", file)
     else:
         hosts = "--hosts=node1:1,node2:1"
         started = [cluster.start("node1", *ENTRYPOINT, "run", hosts, file, env=cluster.mpi(way))]

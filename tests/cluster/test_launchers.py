@@ -26,11 +26,7 @@ Start = Callable[[Cluster, int], list[Started]]
 
 def by_hand(cluster: Cluster, ranks: int) -> list[Started]:
     """The same command on each node: the nodes' own agents start the ranks."""
-    env = TRAIN | {"LAUNCH_NNODES": "2", "MASTER_ADDR": "node1", "LAUNCH_NPROC_PER_NODE": str(ranks)}
-    return [
-        cluster.start(f"node{rank + 1}", *ENTRYPOINT, "train", env=env | {"LAUNCH_NODE_RANK": str(rank)})
-        for rank in (0, 1)
-    ]
+    return cluster.agents("train", env=TRAIN | {"LAUNCH_NPROC_PER_NODE": str(ranks)})
 
 
 def by_mpirun(which: str) -> Start:

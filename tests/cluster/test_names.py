@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.conftest import ENTRYPOINT, Cluster, Started, in_all
+from tests.cluster.conftest import Cluster, Started, in_all
 from tests.conftest import script
 
 pytestmark = pytest.mark.cluster
@@ -24,11 +24,7 @@ def address(cluster: Cluster, node: str) -> str:
 
 def start(cluster: Cluster, master: str, **more: str) -> list[Started]:
     """Start the same command on both nodes."""
-    env = {"TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "many", "LAUNCH_NNODES": "2", "MASTER_ADDR": master, **more}
-    return [
-        cluster.start(f"node{rank + 1}", *ENTRYPOINT, "train", env=env | {"LAUNCH_NODE_RANK": str(rank)})
-        for rank in (0, 1)
-    ]
+    return cluster.agents("train", env={"TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "many", "MASTER_ADDR": master, **more})
 
 
 @pytest.mark.parametrize("way", WAYS)

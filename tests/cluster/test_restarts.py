@@ -20,9 +20,7 @@ NODES = TRAIN | {"LAUNCH_NNODES": "1:2", "MASTER_ADDR": "node1", "LAUNCH_FAIL_TI
 
 def agent(cluster: Cluster, number: int, **more: str) -> Started:
     """Start the command on a node, numbered from 0."""
-    return cluster.start(
-        f"node{number + 1}", *ENTRYPOINT, "train", env=NODES | {"LAUNCH_NODE_RANK": str(number), **more}
-    )
+    return cluster.agents("train", env=NODES | more, numbers=[number])[0]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 
 from entrypoint.elastic import refuse_taken, wait_for_master
 from entrypoint.errors import Exit, Refused
-from tests.conftest import PYTHON, Entrypoint, clean_environment, script
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
 from tests.entrypoint.test_bond import free_port, listen_on
 from tests.entrypoint.test_planner import machine, plan
 
@@ -65,7 +65,7 @@ def test_what_would_be_as_wrong_again_is_not_started_again(entrypoint: Entrypoin
 
 @pytest.mark.launch
 def test_a_rank_of_the_trainer_that_is_killed_goes_on_from_the_checkpoint(entrypoint: Entrypoint) -> None:
-    env = {"TRAIN_EPOCHS": "400", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1", "TRAIN_CHECKPOINT_EVERY": "5"}
+    env = {"TRAIN_EPOCHS": "60", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1", "TRAIN_CHECKPOINT_EVERY": "5"}
     log = entrypoint.folder / "log"
     with log.open("w") as out:
         process = subprocess.Popen(
@@ -73,24 +73,25 @@ def test_a_rank_of_the_trainer_that_is_killed_goes_on_from_the_checkpoint(entryp
             cwd=entrypoint.folder, env={**clean_environment(), "HOME": str(entrypoint.home), **env},
             stdout=out, stderr=subprocess.STDOUT,
         )  # fmt: skip
-    until = time.monotonic() + 60
+    until = time.monotonic() + LAUNCH_LIMIT_S
     while "epoch 12/" not in log.read_text():
         assert time.monotonic() < until
         time.sleep(0.05)
     for rank in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
         os.kill(int(rank), signal.SIGKILL)
-    assert process.wait(120) == 0, log.read_text()[-2000:]
+    assert process.wait(LAUNCH_LIMIT_S) == 0, log.read_text()[-2000:]
     text = log.read_text()
     assert "restart 1 of 1: rank 0 of this job" in text
     assert re.search(r"going on from \S+/checkpoint/step-\d+\.pt", text)
     (run,) = {path.resolve() for path in (entrypoint.folder / "runs").iterdir()}
-    assert json.loads((run / "summary.json").read_text())["epochs"] == 400
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 60
 
 
 def test_a_master_that_is_late_is_waited_for_and_told(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("entrypoint.elastic.TELL_EVERY_S", 0.2)
+    monkeypatch.setattr("entrypoint.meeting.TELL_EVERY_S", 0.2)
+    monkeypatch.setattr("entrypoint.meeting.PAUSE_S", 0.1)
     port = free_port()
     environ = {"LAUNCH_NNODES": "1:2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with pytest.raises(Refused, match=f"node 0 at 127.0.0.1:{port} did not come within 1 s") as error:

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.guard import describe
-from tests.conftest import PYTHON, clean_environment, script
-from tests.entrypoint.test_bond import free_port
+from entrypoint.errors import how_ended
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
+from tests.entrypoint.test_bond import bond, free_port, joined
 
 GUARD = """
     import os, sys
     from entrypoint.bond import Bond, Place
     from entrypoint.guard import guard
     place = Place(0, "node1", "127.0.0.1", (int(sys.argv[1]),), "x")
-    guard((sys.executable, *sys.argv[2:]), {**os.environ, "MASTER_PORT": "61000"}, Bond(place, 30), 30)
+    guard((sys.executable, *sys.argv[2:]), {**os.environ, "MASTER_PORT": "61000"}, Bond(place, 30), 30, 30)
 """
 
 
-def start(folder: Path, text: str) -> subprocess.Popen[str]:
+def start(folder: Path, text: str, port: int = 0) -> subprocess.Popen[str]:
     guard, program = script(folder, "guard_main.py", GUARD), script(folder, "x.py", text)
     return subprocess.Popen(
-        [PYTHON, str(guard), str(free_port()), str(program)],
+        [PYTHON, str(guard), str(port or free_port()), str(program)],
         env=clean_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -48,7 +48,7 @@ def start(folder: Path, text: str) -> subprocess.Popen[str]:
 )
 def test_it_ends_as_its_rank_did(tmp_path: Path, text: str, code: int, said: str) -> None:
     process = start(tmp_path, text)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
     assert process.returncode == code, err
     assert said in err
     assert bool(err) is bool(said)
@@ -66,7 +66,7 @@ def test_a_signal_reaches_the_rank_and_its_answer_counts(tmp_path: Path) -> None
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.terminate()
-    assert process.wait(60) == 75
+    assert process.wait(LAUNCH_LIMIT_S) == 75
 
 
 def test_a_rank_without_a_handler_ends_by_the_launchers_signal(tmp_path: Path) -> None:
@@ -74,15 +74,33 @@ def test_a_rank_without_a_handler_ends_by_the_launchers_signal(tmp_path: Path) -
     assert process.stdout is not None
     process.stdout.readline()
     process.terminate()
-    assert process.wait(60) == 143
+    assert process.wait(LAUNCH_LIMIT_S) == 143
+
+
+@pytest.mark.parametrize(("first", "code"), [(9, 5), (2, 2), (143, 143)])
+def test_a_launcher_that_ends_the_others_after_a_failure_does_not_hide_it(
+    tmp_path: Path, first: int, code: int
+) -> None:
+    port = free_port()
+    process = start(tmp_path, "import time; print('ready', flush=True); time.sleep(60)", port)
+    assert process.stdout is not None
+    process.stdout.readline()
+    other = bond(1, (port,))
+    assert joined(other, 1)
+    other.ended(first, f"exit code {first}")
+    assert process.stderr is not None  # which tells as soon as the guard has heard of it
+    assert process.stderr.readline() == f"entrypoint: error: rank 1 on node1 failed first: exit code {first}\n"
+    process.terminate()
+    assert process.communicate(timeout=LAUNCH_LIMIT_S)[1] == ""
+    assert process.returncode == code
 
 
 def test_where_the_guard_is_killed_its_rank_ends(tmp_path: Path) -> None:
-    process = start(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    process = start(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     assert process.stdout is not None
     rank = int(process.stdout.readline())
     process.kill()
-    until = time.monotonic() + 20
+    until = time.monotonic() + LAUNCH_LIMIT_S
     while Path(f"/proc/{rank}/stat").exists() and state(rank) != "Z":
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -100,4 +118,4 @@ def state(process: int) -> str:
     [(3, "exit code 3"), (-signal.SIGSEGV, "killed by SIGSEGV"), (-9, "killed by SIGKILL; ")],
 )
 def test_how_a_rank_ended_is_told_in_words(code: int, said: str) -> None:
-    assert describe(code).startswith(said)
+    assert how_ended(code).startswith(said)

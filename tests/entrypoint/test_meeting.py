@@ -26,12 +26,12 @@ def own_address() -> str:
 
 def test_a_name_that_never_resolves_is_waited_for_and_then_refused_by_name() -> None:
     with pytest.raises(Refused, match=rf"MASTER_ADDR={NOWHERE}: does not resolve here \(.*\) after 1 s") as error:
-        find_master(NOWHERE, 1, print)
+        find_master(NOWHERE, 1)
     assert error.value.code == Exit.RENDEZVOUS
 
 
 def test_an_address_is_its_own_name() -> None:
-    assert find_master("192.0.2.7", 1, print) == "192.0.2.7"
+    assert find_master("192.0.2.7", 1) == "192.0.2.7"
 
 
 THERE = Job("srun", 1, 2, 0, 1)

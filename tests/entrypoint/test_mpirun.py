@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.mpirun import LastWords, exit_code
-from tests.conftest import PYTHON, clean_environment, script
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
 
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 
@@ -63,7 +63,7 @@ def start(folder: Path, text: str) -> subprocess.Popen[str]:
 
 def test_what_it_prints_comes_through_whole(tmp_path: Path) -> None:
     text = "seq 50000 >&2; echo out; printf 'no newline' >&2; exit 3"
-    out, err = (process := start(tmp_path, text)).communicate(timeout=60)
+    out, err = (process := start(tmp_path, text)).communicate(timeout=LAUNCH_LIMIT_S)
     assert (process.returncode, out) == (3, "out\n")
     assert err == "".join(f"{number}\n" for number in range(1, 50001)) + "no newline"
 
@@ -75,7 +75,7 @@ def test_signals_reach_it_and_what_it_leaves_behind_is_not_waited_for(tmp_path: 
     assert process.stdout.readline() == "ready\n"
     began = time.monotonic()
     process.terminate()
-    assert process.wait(30) == 143
+    assert process.wait(LAUNCH_LIMIT_S) == 143
     assert time.monotonic() - began < 20, "its sleeping child still holds standard error"
 
 
@@ -85,7 +85,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.kill()
-    until = time.monotonic() + 20
+    until = time.monotonic() + LAUNCH_LIMIT_S
     while not ended.exists():
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -16,7 +16,7 @@ import pytest
 from entrypoint.job import Job
 from entrypoint.libraries import read_libraries
 from entrypoint.machine import read_machine
-from tests.conftest import PYTHON, Entrypoint, clean_environment, needs_two_cores, paint, script
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, paint, script
 from tests.entrypoint.test_libraries import elf
 from tests.entrypoint.test_planner import machine, plan
 from tests.machines import smp
@@ -141,7 +141,7 @@ def ranks_below(folder: Path) -> Iterator[tuple[int, int]]:
 
 def wait_for_loaders(folder: Path) -> dict[int, set[str]]:
     """Return for each of two ranks the CPU lists of it and its loader, which comes and goes with each epoch."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LAUNCH_LIMIT_S
     while time.monotonic() < deadline:
         found = list(ranks_below(folder))
         if sorted(rank for rank, _ in found) == [0, 0, 1, 1]:
@@ -177,6 +177,6 @@ def test_the_book_leaves_its_loading_processes_unpinned(entrypoint: Entrypoint, 
         seen = wait_for_loaders(entrypoint.folder)
     finally:
         job.terminate()
-        job.communicate(timeout=60)
+        job.communicate(timeout=LAUNCH_LIMIT_S)
     assert all(len(cpus) == 1 for cpus in seen.values()), seen
     assert {cpus for one in seen.values() for cpus in one} == set(mask.split(","))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PYTHON, Entrypoint, clean_environment, needs_two_cores, script
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 
 pytestmark = pytest.mark.launch
 
@@ -36,14 +36,14 @@ def two_ranks(entrypoint: Entrypoint) -> Iterator[list[int]]:
     command = [PYTHON, "-m", "entrypoint", "run", "--nproc-per-node=2", "x.py"]
     with subprocess.Popen(command, cwd=entrypoint.folder, env=env) as job:
         ready = [entrypoint.folder / f"ready{rank}" for rank in range(2)]
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LAUNCH_LIMIT_S
         while not all(file.exists() and file.read_text() for file in ready):
             assert job.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
         yield [int(file.read_text().split()[0]) for file in ready]
         (entrypoint.folder / "stop").touch()
-        assert job.wait(60) == 0
+        assert job.wait(LAUNCH_LIMIT_S) == 0
 
 
 @needs_two_cores

@@ -1,0 +1,107 @@
+"""Ranks that the kernel kills for want of memory: told as such, with the limit and what to lower."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from entrypoint.oom import Memory, out_of_memory, read_memory
+from tests.conftest import PYTHON, Entrypoint, needs_two_cores, script
+
+GIB = 1 << 30
+V2 = {
+    "proc/self/cgroup": "0::/job/step\n",
+    "sys/fs/cgroup/job/step/memory.events": "low 0\nmax 7\noom 1\noom_kill 1\noom_group_kill 0\n",
+    "sys/fs/cgroup/job/step/memory.max": "max\n",
+    "sys/fs/cgroup/job/memory.max": str(2 * GIB),
+    "sys/fs/cgroup/job/memory.peak": str(2 * GIB),
+    "sys/fs/cgroup/job/memory.events": "oom_kill 3\n",
+    "sys/fs/cgroup/memory.events": "oom_kill 99\n",
+}
+V1 = {
+    "proc/self/cgroup": "4:memory:/job\n",
+    "sys/fs/cgroup/memory/job/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+    "sys/fs/cgroup/memory/job/memory.limit_in_bytes": str(GIB),
+    "sys/fs/cgroup/memory/job/memory.max_usage_in_bytes": str(GIB),
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "seen"),
+    [
+        (V2, Memory(3, 2 * GIB, 2 * GIB)),
+        (V1, Memory(2, GIB, GIB)),
+        # A group that has not killed yet counts like one that has: else two counters would be compared.
+        (
+            {
+                "proc/self/cgroup": "0::/job\n",
+                "sys/fs/cgroup/job/memory.events": "oom_kill 0\n",
+                "proc/vmstat": "oom_kill 4\n",
+            },
+            Memory(0),
+        ),
+        ({"proc/self/cgroup": "0::/\n", "proc/vmstat": "nr_free 5\noom_kill 4\n"}, Memory(4)),
+        ({}, Memory()),
+    ],
+)
+def test_the_group_that_is_limited_counts(tmp_path: Path, files: dict[str, str], seen: Memory) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert read_memory(tmp_path) == seen
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (Memory(3), Memory(3), ""),
+        (Memory(3, GIB, GIB), Memory(4, GIB, GIB), "out of memory, the 1.0 GiB that this job may use (peak 1.0 GiB)"),
+        (Memory(3), Memory(4), "out of memory, the machine's; lower TRAIN_BATCH_SIZE or TRAIN_WORKERS"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_it(before: Memory, after: Memory, said: str) -> None:
+    told = out_of_memory(before, after)
+    assert told.startswith(said)
+    assert bool(told) is bool(said)
+
+
+@pytest.fixture
+def limited() -> Iterator[Path]:
+    """A memory group of 1,500 MiB below this process's own, v1 or v2."""
+    here = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    top = Path("/sys/fs/cgroup/memory") if "memory" in here else Path("/sys/fs/cgroup")
+    group = top / here.get("memory", here.get("", "/")).strip("/") / f"oom-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+        limit = next(group / name for name in ("memory.limit_in_bytes", "memory.max") if (group / name).exists())
+        limit.write_text(str(1500 << 20))
+    except (OSError, StopIteration):
+        with suppress(OSError):
+            group.rmdir()
+        pytest.skip("needs the right to make a memory cgroup (root, and the memory controller)")
+    yield group
+    group.rmdir()
+
+
+HOG = """
+    import os, time
+    if os.environ["RANK"] == "1":
+        kept = [bytearray(os.urandom(1 << 20)) for _ in range(2000)]
+    time.sleep(60)
+"""
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_a_rank_that_the_kernel_kills_for_its_memory_is_told_as_such(entrypoint: Entrypoint, limited: Path) -> None:
+    hog = script(entrypoint.folder, "hog.py", HOG)
+    enter = f"echo $$ > {limited}/cgroup.procs && exec {PYTHON} -m entrypoint run --nproc-per-node=2 {hog}"
+    result = entrypoint(command=("bash", "-c", enter), env={"LAUNCH_QUIET": "1"})
+    assert result.code == 5, result.err
+    (line,) = result.error_lines
+    assert "rank 1 of this job" in line
+    assert "failed first: killed by SIGKILL: out of memory, the 1.5 GiB that this job may use (peak 1.5 GiB)" in line
