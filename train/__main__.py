@@ -12,6 +12,7 @@ from entrypoint.errors import Exit, Refused, report
 from entrypoint.plan import VARIABLE, Plan
 from train.settings import read_train_settings
 from train.stopping import STOPPING, Stopped
+from train.workers import end_workers
 
 
 def main() -> int:
@@ -31,6 +32,7 @@ def main() -> int:
         return tell(stopped)
     finally:
         STOPPING.ignore()
+        end_workers()
 
 
 def stopped_by(error: BaseException | None) -> Stopped | None:

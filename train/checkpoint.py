@@ -1,17 +1,18 @@
-"""Checkpoints: written whole or not at all, loaded without running anything that is in them."""
+"""Checkpoints: written whole or not at all, sealed, and loaded without running anything that is in them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from entrypoint.errors import Refused
-from train.whole import whole_file
+from entrypoint.errors import Exit, Refused, first_line
+from train.whole import replace_link, seal, sha256_of, unsealed, whole_file
 
 # Settings that may differ between a run and its resumption: they change where and how, not what is learnt.
 FREE = frozenset(
@@ -19,21 +20,30 @@ FREE = frozenset(
         "output_dir",
         "run_name",
         "resume",
+        "resume_changed",
+        "max_minutes",
         "checkpoint_every",
         "keep",
         "log_interval",
         "progress",
         "tensorboard",
+        "profile",
+        "export",
     }
-    | {"data_dir", "cache_dir", "download", "feed", "workers", "eval_batch_size"}
+    | {"data_dir", "cache_dir", "download", "feed", "workers", "pin_memory", "prefetch", "eval_batch_size"}
 )
+# A checkpoint is a file, or a folder of the ranks' parts with all else in a file of its own.
+WHOLE, SHARDED, TOLD = ".pt", ".sharded", "told.pt"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """The state after `step` steps, `epoch` of the epochs closed; `seconds` is the training time until then.
 
-    `losses` are those of the epoch under way, a number a step.
+    Of a sharded one `model`, `optimizer` and `average` lie beside it. `losses` are those of the epoch under way, a
+    number a step; `scaler` is fp16's, `average` that of the weights. `best` is the best accuracy of those saved so far,
+    `plan` the plan's JSON, `parts` the SHA-256 of each file of a sharded one. No generator's state is in it: order,
+    transforms, mixing and what the model draws are functions of seed, epoch, step and rank.
     """
 
     epoch: int
@@ -43,43 +53,135 @@ class Checkpoint:
     optimizer: Mapping[str, Any]
     settings: Mapping[str, Any]
     losses: tuple[float, ...] = ()
+    scaler: Mapping[str, Any] = field(default_factory=dict)
+    average: Mapping[str, Any] = field(default_factory=dict)
+    best: float = -1.0
+    plan: str = ""
+    parts: Mapping[str, str] = field(default_factory=dict)
 
 
-def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Write a checkpoint whole, then remove all but the newest `keep`; returns its path, raises OSError.
+class Start(NamedTuple):
+    """Where a run goes on from: the checkpoint's path, what it holds, and a line for each damaged one passed over."""
+
+    path: Path
+    saved: Checkpoint
+    passed: tuple[str, ...] = ()
+
+
+class Unreadable(Refused):
+    """What is no checkpoint, or a damaged one: the one before may be whole."""
+
+    def __init__(self, seen: str) -> None:
+        super().__init__(f"{seen}; name another with TRAIN_RESUME")
+        self.seen = seen
+
+    def __reduce__(self) -> tuple[type[Unreadable], tuple[str]]:
+        """Travel to the other ranks as what was seen."""
+        return Unreadable, (self.seen,)
+
+
+def save(folder: Path, checkpoint: Checkpoint, keep: int, *, best: bool = False) -> Path:
+    """Write a checkpoint whole, then remove all but the newest `keep` and the best; returns its path; raises OSError.
+
+    `best` says that it is the best so far.
+    """
+    folder.mkdir(exist_ok=True)
+    path = folder / f"step-{checkpoint.step:09d}{WHOLE}"
+    write(path, checkpoint)
+    clear_up(path, keep, best=best)
+    return path
+
+
+def write(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint's file and its seal, whole or not at all.
 
     It is made in memory first: where writing stops amid torch.save, by a signal or a full disk, torch raises
     `RuntimeError: unexpected pos` in place of what happened.
     """
-    folder.mkdir(exist_ok=True)
-    path = folder / f"step-{checkpoint.step:09d}.pt"
     content = BytesIO()
     torch.save(dict(vars(checkpoint)), content)
     with whole_file(path) as file:
         file.write(content.getbuffer())
-    for old in sorted(folder.glob("step-*.pt"))[:-keep]:
-        old.unlink()
-    return path
+        file.write(seal(content.getbuffer()))
+
+
+def clear_up(path: Path, keep: int, *, best: bool) -> None:
+    """Let `best` point to a new checkpoint that is the best so far, then remove all but the newest `keep` and it."""
+    link = path.with_name(f"best{path.suffix}")
+    if best:
+        replace_link(link, path.name)
+    for old in newest_first(path.parent)[keep:]:
+        if old.resolve() == link.resolve():
+            continue
+        if old.suffix == SHARDED:
+            shutil.rmtree(old)
+        else:
+            old.unlink()
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """Return the checkpoints of a run's checkpoint folder."""
+    return sorted((path for path in folder.glob("step-*") if path.suffix in (WHOLE, SHARDED)), reverse=True)
 
 
 def newest(folder: Path) -> Path | None:
     """Return the newest checkpoint of a run's checkpoint folder, None where there is none."""
-    return max(folder.glob("step-*.pt"), default=None)
+    return next(iter(newest_first(folder)), None)
 
 
-def load(path: Path, settings: Mapping[str, Any]) -> Checkpoint:
-    """Read a checkpoint on the CPU; raises `Refused` where it is none, or of other settings than these."""
+def load_first(paths: Sequence[Path], settings: Mapping[str, Any], *, changed: bool) -> Start:
+    """Return the first checkpoint that is whole; raises `Refused` where none is, or of other settings (see `load`)."""
+    passed: list[Unreadable] = []
+    for path in paths:
+        try:
+            saved = load(path, settings, changed=changed)
+            return Start(path, saved, tuple(f"passed over {one.seen}" for one in passed))
+        except Unreadable as error:
+            passed.append(error)
+    if len(passed) == 1:
+        raise passed[0]
+    raise Refused(f"{passed[0].seen}, nor can the {len(passed) - 1} before it; start a new run with TRAIN_RESUME=off")
+
+
+def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> Checkpoint:
+    """Read a checkpoint on the CPU; raises `Unreadable` where it is none or damaged.
+
+    One of other settings is refused with what differs, unless they may have `changed`. torch.load takes weights with a
+    bit flipped for good, so the seal is looked at first.
+    """
+    sharded = path.suffix == SHARDED
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        checkpoint = Checkpoint(**found)
+        data = (path / TOLD if sharded else path).read_bytes()
+        checkpoint = Checkpoint(**torch.load(BytesIO(unsealed(data)), map_location="cpu", weights_only=True))
+        if sharded:
+            check_parts(path, checkpoint.parts)
     except Exception as error:  # torch.load raises what its parsers meet: RuntimeError, UnpicklingError, EOFError…
-        cause = (str(error).splitlines() or [type(error).__name__])[0]
-        raise Refused(f"{path}: cannot be read as a checkpoint ({cause}); name another with TRAIN_RESUME") from None
+        raise unreadable(path, error) from None
     differ = [
         f"TRAIN_{name.upper()} was {checkpoint.settings.get(name)}, is {value}"
         for name, value in settings.items()
         if name not in FREE and checkpoint.settings.get(name) != value
     ]
-    if differ:
-        raise Refused(f"{path}: of other settings: {'; '.join(differ)}; set them as they were, or start a new run")
+    if differ and not changed:
+        raise Refused(
+            f"{path}: of other settings: {'; '.join(differ)}; set them as they were, start a new run, or go on all"
+            " the same with TRAIN_RESUME_CHANGED=1"
+        )
     return checkpoint
+
+
+def check_parts(folder: Path, parts: Mapping[str, str]) -> None:
+    """Raise ValueError or OSError where a rank's part is not what it was when the checkpoint was closed."""
+    wrong = next((name for name, digest in parts.items() if sha256_of(folder / name) != digest), None)
+    if wrong or not parts:
+        raise ValueError(f"the checksum of {wrong} does not match" if wrong else "it has no parts")
+
+
+def unreadable(path: Path, error: BaseException) -> Unreadable:
+    """Return the refusal of what is no checkpoint, or a damaged one."""
+    return Unreadable(f"{path}: cannot be read as a checkpoint ({first_line(error)})")
+
+
+def unwritable(folder: Path, error: OSError) -> Refused:
+    """Return the refusal of a checkpoint that there is no room or no right to write."""
+    return Refused(f"{folder}: cannot be written ({error.strerror}); the checkpoints before are kept", Exit.MACHINE)

@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from entrypoint.errors import Refused
+from entrypoint.errors import Refused, first_line
 from train.cache import cache_folder, load_or_build
 from train.decode import decode_both
 from train.files import Listing, list_both
@@ -139,7 +139,7 @@ def load_torchvision(settings: TrainSettings, name: str) -> DataSet:
                 getattr(datasets, name)(folder, train=train, download=settings.download) for train in (True, False)
             ]
     except (OSError, RuntimeError) as error:
-        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        cause = first_line(error)
         raise Refused(
             f"TRAIN_DATASET={settings.dataset}: not in {folder.resolve()} and cannot be fetched ({cause}); put the"
             " files there, or name their folder with TRAIN_DATA_DIR"

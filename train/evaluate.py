@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from train.batches import LEFT_OUT
 from train.group import Group
 from train.precision import computing
+from train.sharing import is_spread
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,17 @@ def evaluate(
     """Return the score of all ranks' batches together, the same on every rank.
 
     Shares may differ in size, and be empty: counts and sums are added up, never means. Statistics such as
-    BatchNorm's are taken from rank 0 first, so that every rank judges the same model. top-1 is counted here and
-    not by torchmetrics, whose import takes 6 s; a test holds the two against each other. None where `stop` says on any
-    rank that the run is to end.
+    BatchNorm's are taken from rank 0 first, so that every rank judges the same model; a spread one is judged in step.
+    top-1 is counted here and not by torchmetrics, whose import takes 6 s; a test holds the two against each other. None
+    where `stop` says on any rank that the run is to end.
     """
+    spread = is_spread(model)
     group.share_from_leader(list(model.buffers()))
     totals = torch.zeros(4, dtype=torch.float64, device=group.device)
     model.eval()
     with torch.inference_mode():
-        for images, labels in batches:
-            if stop():
+        for images, labels in in_step(batches, group) if spread else batches:
+            if group.vote(int(stop()))() if spread else stop():
                 totals[3] = 1
                 break
             with computing(precision, group.device):
@@ -53,8 +55,22 @@ def evaluate(
             loss = cross_entropy(logits, labels, reduction="sum", ignore_index=LEFT_OUT)
             totals[:3] += torch.stack((right.sum(), loss, counted.sum())).to(torch.float64)
     model.train()
+    if spread:
+        model.reshard()  # type: ignore[operator]  # its root keeps what it has gathered until a backward pass
     right_count, loss_sum, images_count, stopped = group.sum(totals).tolist()
     if stopped:
         return None
     count = max(1.0, images_count)
     return Score(100 * right_count / count, loss_sum / count, int(images_count))
+
+
+def in_step(batches: Iterable[tuple[Tensor, Tensor]], group: Group) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield as many batches on every rank: whoever has no more repeats its last one, with labels that do not count."""
+    rest = iter(batches)
+    images, labels = next(rest)
+    more = True
+    while group.vote(int(more))():
+        yield images, labels if more else torch.full_like(labels, LEFT_OUT)
+        following = next(rest, None) if more else None
+        more = following is not None
+        images, labels = following or (images, labels)

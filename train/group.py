@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,11 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from entrypoint.errors import Exit, Refused
+from entrypoint.errors import Exit, Refused, first_line
 from entrypoint.plan import Plan
 from train.peers import Peer, introduce, meet
 
 T = TypeVar("T")
+SETTLE_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -76,21 +78,31 @@ class Group:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
-    def vote(self, ballot: bool) -> Callable[[], bool]:
-        """Begin to ask all ranks; what is returned waits for the answer, true on all where any said yes.
+    def vote(self, ballot: int) -> Callable[[], int]:
+        """Begin to ask all ranks; what is returned waits for the answer, the most that any of them said.
 
         Asked before a step and answered after it, it costs the step nothing.
         """
         if self.world_size == 1:
             return lambda: ballot
-        box = torch.tensor([int(ballot)], dtype=torch.int32)
+        box = torch.tensor([ballot], dtype=torch.int32)
         work = dist.all_reduce(box, dist.ReduceOp.MAX, group=self.control, async_op=True)
 
-        def answer() -> bool:
+        def answer() -> int:
             work.wait()
-            return bool(box.item())
+            return int(box.item())
 
         return answer
+
+    def settle(self) -> None:
+        """Let Gloo end its work, before `leave` at the end of a run that went well.
+
+        Gloo frees its last tensors on a thread of its own, which needs the interpreter's lock for that, and
+        whoever drops the group's last reference holds that lock while he waits for the thread. With torch 2.8 and
+        BatchNorm over two ranks 2 of 7 runs hung so.
+        """
+        if self.world_size > 1:
+            time.sleep(SETTLE_S)
 
     def leave(self) -> None:
         """Destroy the process group, without which a rank can abort in its last breath."""
@@ -111,7 +123,7 @@ def join(plan: Plan) -> Group:
                 dist.init_process_group(plan.backend, timeout=limit, store=store, rank=rank, world_size=world_size)
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            cause = (str(error).splitlines() or [""])[0]
+            cause = first_line(error)
             raise Refused(
                 f"rank {rank} of {world_size}: could not meet the others at {where} by {plan.backend}: {cause}",
                 Exit.RENDEZVOUS,

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from train import flip_crop
-from train.batches import Batch, Normalise, Part, eval_slices, sequence
+from train.batches import Batch, Normalise, Part, batch_of, eval_slices, pins, sampled, sequence
 from train.datasets import Images
 from train.group import Group
 from train.pictures import Shape
@@ -27,6 +26,7 @@ class MemoryFeed:
         self.group = group
         self.sequence = sequence(len(train), shape, settings, group)
         self.steps_per_epoch = self.sequence.steps_per_epoch
+        self.pins = pins(settings, group)
         self.normalise = measure(train.images, group.device)
         self.train = to_device(train, group.device)
         self.test = test
@@ -34,21 +34,27 @@ class MemoryFeed:
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this rank's share of every full batch of the epoch, from one on."""
         for parts in self.sequence.epoch(epoch, first):
-            yield Batch(tuple(self.gather(part) for part in parts), self.settings.batch_size)
+            yield batch_of((self.gather(part) for part in parts), self.settings.batch_size, parts[0].mix)
 
-    def gather(self, part: Part) -> tuple[Tensor, Tensor]:
-        """Return one part's images and labels on the device."""
+    def gather(self, part: Part) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return one part's images and labels on the device, and the labels of what is mixed in."""
         rows = part.rows.to(self.train.images.device)
-        if part.shifts is None:
-            images = self.train.images.index_select(0, rows)
-        else:
-            images = flip_crop.apply(self.train.images, rows, part.shifts)
-        return self.normalise(images), self.train.labels.index_select(0, rows).to(self.group.device)
+        images = self.sequence.transform.apply(self.train.images, rows, part.drawn)
+        if self.pins and images.device.type == "cpu":
+            images = images.pin_memory()
+        labels = self.train.labels.index_select(0, rows).to(self.group.device, non_blocking=True)
+        return part.mixed(self.normalise(images), labels)
+
+    def sample(self) -> Tensor:
+        """Return some of the training images as evaluation would show them, on the CPU."""
+        images = self.sequence.transform.judged(self.train.images[sampled(len(self.train))])
+        return self.normalise(images.to(self.group.device)).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous share of the test images."""
         for rows in eval_slices(len(self.test), EVAL_BATCH, self.settings, self.group):
-            yield self.normalise(self.test.images[rows]), self.test.labels[rows].to(self.group.device)
+            images = self.sequence.transform.judged(self.test.images[rows])
+            yield self.normalise(images), self.test.labels[rows].to(self.group.device)
 
 
 def measure(images: Tensor, device: torch.device) -> Normalise:

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from entrypoint.errors import Refused, did_you_mean, shown
+from entrypoint.errors import Refused, did_you_mean, first_line, shown
+from train.speednet import WIDTHS, SpeedNet
 
 Shape = tuple[int, int, int]
 
@@ -67,6 +69,10 @@ def build_model(name: str, shape: Shape, classes: int, *, bias: bool) -> nn.Modu
         if min(shape[1:]) < 4:
             raise Refused(f"TRAIN_MODEL=cnn: needs at least 4x4 pixels, and the images have {shape[1]}x{shape[2]}")
         return CNN(shape, classes, bias=bias)
+    if name in WIDTHS and bias:
+        speednet = SpeedNet(WIDTHS[name], shape, classes)
+        try_on(speednet, name, shape)
+        return speednet
     if not bias:
         raise Refused(f"TRAIN_BIAS=0: only the cnn can do without biases, not {name}; leave it unset")
     model = torchvision_model(name, shape, classes)
@@ -83,8 +89,8 @@ def torchvision_model(name: str, shape: Shape, classes: int) -> nn.Module:
     known = models.list_models(module=models)
     if name not in known:
         raise Refused(
-            f"TRAIN_MODEL={shown(name)}: no such model. {did_you_mean(name, ['cnn', *known])}It is cnn or a torchvision"
-            " classifier such as resnet18."
+            f"TRAIN_MODEL={shown(name)}: no such model. {did_you_mean(name, ['cnn', *WIDTHS, *known])}It is cnn,"
+            " speednet or a torchvision classifier such as resnet18."
         )
     arguments = dict(ARGUMENTS.get(name, {}))
     if name.startswith("vit_"):
@@ -113,8 +119,17 @@ def try_on(model: nn.Module, name: str, shape: Shape) -> None:
 def unfit(name: str, shape: Shape, error: Exception) -> Refused:
     """Return the refusal of an input that a model cannot take."""
     size = f"{shape[0]}x{shape[1]}x{shape[2]}"
-    cause = (str(error).splitlines() or ["no reason given"])[0]
+    cause = first_line(error)
     return Refused(f"TRAIN_MODEL={name}: cannot take {size} images ({cause}); try TRAIN_IMAGE_SIZE=224")
+
+
+def count_multiply_adds(model: nn.Module, shape: Shape, device: torch.device) -> int:
+    """Return the multiply-adds of one image's forward pass in products and convolutions, as PyTorch counts them."""
+    training = model.training
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.eval()(torch.zeros(1, *shape, device=device))
+    model.train(training)
+    return int(counter.get_total_flops()) // 2
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -1,13 +1,16 @@
-"""Optimizers and the learning rate of every step."""
+"""Optimizers, the learning rate of every step, and the average of the weights."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from train.settings import TrainSettings
 
@@ -16,16 +19,39 @@ DEFAULT_LR = {"sgd": 0.05, "adam": 0.001, "adamw": 0.001}
 ONECYCLE_WARMUP = 0.25
 
 
-def build_optimizer(settings: TrainSettings, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer; its learning rate is set before each step by `set_lr`."""
+def build_optimizer(settings: TrainSettings, model: nn.Module, *, fused: bool = True) -> torch.optim.Optimizer:
+    """Return the optimizer; its learning rate is set before each step by `set_lr`.
+
+    Not fused for scaled gradients: where these overflow in the first step, which is then left out, torch's fused SGD
+    keeps momentum that it has never written (torch 2.8; fp16's scale starts high, so that is the rule).
+    """
     lr = peak_lr(settings)
-    common: dict[str, Any] = {"lr": lr, "weight_decay": settings.weight_decay, "fused": True}
+    common: dict[str, Any] = {"lr": lr, "weight_decay": settings.weight_decay, "fused": fused}
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if settings.compile == "off":
+        spare_compiler()
+    optimizer: torch.optim.Optimizer
     if settings.optimizer == "sgd":
         nesterov = settings.momentum > 0
-        return torch.optim.SGD(parameters, momentum=settings.momentum, nesterov=nesterov, **common)
-    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-    return kind(parameters, **common)
+        optimizer = torch.optim.SGD(parameters, momentum=settings.momentum, nesterov=nesterov, **common)
+    else:
+        kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+        optimizer = kind(parameters, **common)
+    if settings.compile == "off":
+        bare_step = partial(inspect.unwrap(type(optimizer).step), optimizer)
+        optimizer.step = torch.no_grad()(bare_step)  # type: ignore[method-assign]
+    return optimizer
+
+
+def spare_compiler() -> None:
+    """Keep torch's optimizers from importing torch.compile at their first call, 1.5 s of every start.
+
+    Their methods are wrapped for compilation alone: `torch._disable_dynamo` looks for what it made of a method before,
+    and finds the method itself here; so is `step`, which runs without gradients (torch 2.8 to 2.13).
+    """
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        method = inspect.unwrap(getattr(torch.optim.Optimizer, name))
+        method.__dynamo_disable = method
 
 
 def peak_lr(settings: TrainSettings) -> float:
@@ -62,6 +88,13 @@ def lr_schedule(settings: TrainSettings, total_steps: int) -> Callable[[int], fl
         return peak
 
     return lr
+
+
+def averaged(model: nn.Module, settings: TrainSettings) -> AveragedModel | None:
+    """Return a copy of the model for the average of its weights, where that is wanted."""
+    if not settings.ema:
+        return None
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema))  # type: ignore[no-untyped-call]
 
 
 def with_ipex(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:

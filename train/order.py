@@ -11,10 +11,15 @@ import hashlib
 import torch
 
 
-def generator(*key: int | str) -> torch.Generator:
-    """Return a generator whose stream is decided by the key alone: (seed, purpose, epoch, step…)."""
+def seed_of(*key: int | str) -> int:
+    """Return a number of 63 bits that is decided by the key alone: (seed, purpose, epoch, step…)."""
     digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    return int.from_bytes(digest, "little") >> 1
+
+
+def generator(*key: int | str) -> torch.Generator:
+    """Return a generator whose stream is decided by the key alone."""
+    return torch.Generator().manual_seed(seed_of(*key))
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> torch.Tensor:

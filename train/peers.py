@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from entrypoint.errors import Exit, LostPeer, Refused
-from entrypoint.meeting import address_of
+from entrypoint.errors import Exit, LostPeer, Refused, say
+from entrypoint.meeting import TELL_EVERY_S, address_of
+from train.stopping import STOPPING
 
 # How long a node may take to answer a question that any live kernel answers at once.
 ANSWER_S = 3.0
@@ -30,8 +30,9 @@ EXCHANGE = re.compile(
     r"|network is (unreachable|down)|no route to host|socket closed",
     re.IGNORECASE,
 )
-TELL_EVERY_S = 10.0
 PAUSE_S = 0.05
+# A rank that lost a peer ends later than that peer, whose own words torchrun's agent has only if it sees it end first.
+GIVE_WAY_S = 1.5
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def meet(rank: int, world_size: int, timeout_s: float) -> Store:
             )
         if rank == 0 and now - told > TELL_EVERY_S:
             told, waited = now, f"{now - began:.0f} of {timeout_s:.0f} s"
-            print(f"entrypoint: waiting for {who} ({waited})", file=sys.stderr, flush=True)
+            say(f"waiting for {who} ({waited})")
         time.sleep(PAUSE_S)
     store.set(f"seen all/{rank}", "")
     if rank == 0:  # which hosts the store: it must not end before the others have looked
@@ -112,6 +113,8 @@ def naming_the_lost(me: int, peers: Sequence[Peer]) -> Iterator[None]:
     except RuntimeError as error:
         if not from_exchange(error):
             raise
+        STOPPING.ignore()  # it ends anyway, and a launcher's signal would only hide why
+        time.sleep(GIVE_WAY_S)
         raise LostPeer(describe_loss(str(error), me, peers, answers)) from None
 
 

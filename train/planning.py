@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from entrypoint.checks import second_number
 from entrypoint.errors import Exit, Refused
 from entrypoint.machine import Machine
 from entrypoint.plan import Decision, Plan
 from entrypoint.variables import Given
+from train.arithmetic import decide_compiling, decide_ipex, decide_precision
 from train.settings import PREFIX, TrainSettings
 from train.survey import Facts
 
 # Decoded images may take this share of the memory that the job may use; the rest is the model's and the cache's.
 MEMORY_SHARE = 0.25
-# Batches that each loader worker has ready in /dev/shm: its two prefetched ones and the one that it makes.
-PREFETCHED = 3
+# Batches that each loader worker has in /dev/shm beside its prefetched ones.
+BEING_MADE = 1
 # What of /dev/shm they may take; Gloo and NCCL put their own buffers there.
 SHM_SHARE = 0.5
 
@@ -28,6 +28,7 @@ def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine
     """
     settings = given.values
     ranks = plan.world_size
+    refuse_contradictions(given, plan)
     if settings.batch_size < ranks * settings.accumulate:
         raise Refused(
             f"TRAIN_BATCH_SIZE={settings.batch_size}: too few for {ranks} ranks x {settings.accumulate} parts;"
@@ -38,6 +39,7 @@ def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine
     flags = given.as_variables(PREFIX, flags_only=True)
     again, again_decision = decide_going_on(given, plan, free_name)
     precision = decide_precision(given, plan.device, machine)
+    compiling = decide_compiling(given, plan.device, machine)
     ipex = decide_ipex(given, plan.device, machine, facts)
     decided = replace(plan, environment={**plan.environment, **flags, **again})
     return decided.with_training(
@@ -53,10 +55,75 @@ def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine
             feed_decision,
             workers_decision,
             precision,
+            compiling,
             ipex,
+            *decide_sharding(given, ranks),
             *again_decision,
         ),
     )
+
+
+def refuse_contradictions(given: Given[TrainSettings], plan: Plan) -> None:
+    """Raise `Refused` for settings that do not go with each other, or with the plan's device."""
+    settings = given.values
+    if settings.pin_memory is True and plan.device != "cuda":
+        raise Refused(f"{given.source['pin_memory']}: there is no GPU to copy to; set TRAIN_PIN_MEMORY=auto")
+    if settings.steps and "epochs" in given.source:
+        raise Refused(f"{given.source['epochs']} and {given.source['steps']} both say how long to train; drop one")
+    if settings.prune and not settings.steps and settings.prune_warmup >= settings.epochs:
+        raise Refused(
+            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: all of TRAIN_EPOCHS={settings.epochs}; lower it, so that the"
+            " pruned model is trained on"
+        )
+    if settings.max_minutes is not None and not settings.checkpoint_every:
+        raise Refused(
+            f"{given.source['max_minutes']}: a run that ends so goes on from a checkpoint, and TRAIN_CHECKPOINT_EVERY=0"
+            " leaves none; set 1"
+        )
+    refuse_beside_sharding(given)
+    if settings.static_graph and settings.accumulate > 1 and plan.world_size > 1:
+        raise Refused(
+            f"{given.source['static_graph']} and {given.source['accumulate']} contradict each other: a step's parts are"
+            " not alike, only the last one is shared among ranks; drop one of the two"
+        )
+
+
+# What of other settings does not go with weights spread over the ranks, and why.
+UNSHARDED = {
+    "prune": (0.0, "a model is cut whole; prune it in a run without"),
+    "static_graph": (False, "it is told to DDP, which does not run"),
+    "find_unused": (False, "it is told to DDP, which does not run"),
+    "compress": ("off", "it is a hook of DDP's, which does not run"),
+}
+
+
+def refuse_beside_sharding(given: Given[TrainSettings]) -> None:
+    """Raise `Refused` for DataParallel, and for what does not go with weights spread over the ranks."""
+    settings = given.values
+    if settings.shard == "dataparallel":
+        raise Refused(
+            f"{given.source['shard']}: one process that drives several GPUs copies the model to each at every step, and"
+            " is slower than one rank a GPU (DDP), which LAUNCH_NPROC_PER_NODE=auto starts; drop it"
+        )
+    if settings.shard == "off":
+        return
+    for field, (off, why) in UNSHARDED.items():
+        if getattr(settings, field) != off:
+            raise Refused(f"{given.source[field]} and {given.source['shard']} contradict each other: {why}")
+    if settings.compile == "auto":
+        raise Refused(
+            f"{given.source['compile']} and {given.source['shard']} contradict each other: one rank alone cannot try"
+            " a step; set TRAIN_COMPILE=default or off"
+        )
+
+
+def decide_sharding(given: Given[TrainSettings], ranks: int) -> tuple[Decision, ...]:
+    """Say over how many ranks the model is spread, where that is asked for."""
+    if given.values.shard == "off":
+        return ()
+    over = f"over {ranks} ranks" if ranks > 1 else "one rank has all"
+    why = f"(yours) {given.source['shard']}: weights, gradients and optimizer {over}; filters are contiguous"
+    return (Decision("shard", "fsdp", why),)
 
 
 def decide_going_on(
@@ -118,7 +185,8 @@ def decide_workers(
     if feed == "memory":
         return 0, Decision("workers", "0", "batches are cut from memory, which needs none")
     channels, height, width = facts.shape
-    each_bytes = PREFETCHED * given.values.batch_size * channels * height * width  # a worker on every rank
+    ahead = given.values.prefetch + BEING_MADE
+    each_bytes = ahead * given.values.batch_size * channels * height * width  # a worker on every rank
     fitting = int(shm_bytes * SHM_SHARE) // each_bytes
     room = f"/dev/shm has {shm_bytes / 2**20:,.0f} MiB, and a worker on each rank needs {each_bytes / 2**20:,.0f} MiB"
     if asked != "auto":
@@ -132,69 +200,3 @@ def decide_workers(
     if workers > fitting:
         return fitting, Decision("workers", str(fitting), f"{room}; start with a larger --shm-size for {workers}")
     return workers, Decision("workers", str(workers), "one a thread of the rank, decoding while it computes")
-
-
-# What computes in bfloat16 itself: AVX-512's and AMX's instructions, Arm's extension, and NVIDIA's GPUs from Ampere on.
-BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")
-BF16_CAPABILITY = 80
-
-
-def decide_precision(given: Given[TrainSettings], device: str, machine: Machine) -> Decision:
-    """On auto, bf16 where the hardware has units for it; elsewhere it is emulated, and up to 14 times slower.
-
-    fp32 stays the default: rounded to bf16, runs of one seed on one and on two ranks part sooner.
-    """
-    unit = bf16_unit(device, machine)
-    if given.values.precision == "auto":
-        why = f"{unit}; weights stay fp32" if unit else "no unit computes in bf16, and emulating it is slow"
-        return Decision("precision", "bf16" if unit else "fp32", why)
-    if "precision" in given.source:
-        return Decision("precision", given.values.precision, f"(yours) {given.source['precision']}")
-    hint = f"; TRAIN_PRECISION=auto would take bf16: {unit}" if unit else ""
-    return Decision("precision", given.values.precision, f"the default{hint}")
-
-
-def bf16_unit(device: str, machine: Machine) -> str:
-    """Say what computes in bfloat16 itself, nothing where nothing does."""
-    if device == "cuda":
-        least = min(gpu.capability for gpu in machine.gpus)
-        return f"the GPU has compute capability {least / 10:.1f}" if least >= BF16_CAPABILITY else ""
-    flag = next((flag for flag in BF16_FLAGS if flag in machine.cpu_flags), None)
-    return f"the CPU has {flag}" if flag else ""
-
-
-IPEX = "intel_extension_for_pytorch"
-# Its import takes 5 s in every rank: what it can gain of a shorter run is less. Values are pixels times channels.
-IPEX_PAYS_FROM_VALUES = 400_000_000
-
-
-def decide_ipex(given: Given[TrainSettings], device: str, machine: Machine, facts: Facts) -> Decision:
-    """On auto, only with AMX and for a run that pays its import back; asked for and unusable is refused.
-
-    On AVX-512 it gained nothing for the CNN and up to a sixth for ResNet-18, on AVX2 it was slower (1.26 times).
-    """
-    asked = given.values.ipex
-    problem = ipex_problem(device, machine)
-    if asked == "on" and problem:
-        raise Refused(f"{given.source['ipex']}: {problem}; set TRAIN_IPEX=auto", Exit.MACHINE)
-    if asked != "auto":
-        return Decision("ipex", asked, f"(yours) {given.source['ipex']}")
-    if problem:
-        return Decision("ipex", "off", problem)
-    if "amx_bf16" not in machine.cpu_flags:
-        return Decision("ipex", "off", "it gains little or nothing on a CPU without AMX")
-    if facts.bytes * given.values.epochs < IPEX_PAYS_FROM_VALUES:
-        return Decision("ipex", "off", "the run is too short to pay its import of 5 s back")
-    return Decision("ipex", "on", "the CPU has AMX, and the run pays its import of 5 s back")
-
-
-def ipex_problem(device: str, machine: Machine) -> str:
-    """Say why Intel's extension cannot be used, nothing where it can: it goes with one minor version of torch."""
-    versions = machine.packages.versions
-    if device != "cpu":
-        return "Intel's extension is for CPUs"
-    if IPEX not in versions:
-        return "Intel's extension is not installed"
-    if second_number(versions[IPEX]) != second_number(versions.get("torch", "")):
-        return f"Intel's extension {versions[IPEX]} does not go with torch {versions.get('torch')}"
-    return ""

@@ -21,7 +21,9 @@ class Progress(Protocol):
         """Leave the terminal as it was."""
 
 
-def build_progress(settings: TrainSettings, total_steps: int, *, leads: bool, relayed: bool = False) -> Progress:
+def build_progress(
+    settings: TrainSettings, total_steps: int, epochs: int, *, leads: bool, relayed: bool = False
+) -> Progress:
     """Return the progress display that the settings ask for; ranks but the first show nothing.
 
     What a launcher relays is no terminal, even where it looks like one: Open MPI gives ranks a pseudo-terminal each.
@@ -31,7 +33,7 @@ def build_progress(settings: TrainSettings, total_steps: int, *, leads: bool, re
         return Off()
     if kind == "auto":
         kind = "bar" if sys.stdout.isatty() and not relayed else "plain"
-    return Bar(settings.epochs, total_steps) if kind == "bar" else Plain(settings.epochs, total_steps)
+    return Bar(epochs, total_steps) if kind == "bar" else Plain(epochs, total_steps)
 
 
 def duration(seconds: float) -> str:

@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from entrypoint.errors import Exit, Refused
 from train.runfolder import as_json
 from train.whole import whole_file, write_whole
+
+
+@contextmanager
+def kept(folder: Path) -> Iterator[None]:
+    """Turn what the file system refuses into one line that names the run's folder; checkpoints in it stay."""
+    try:
+        yield
+    except OSError as error:
+        raise Refused(
+            f"{folder}: cannot be written ({error.strerror}); the checkpoints up to here are kept", Exit.MACHINE
+        ) from None
 
 
 class Recorder:
@@ -24,12 +38,13 @@ class Recorder:
             self.events = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
 
     def line(self, kind: str, step: int, values: dict[str, float | int]) -> None:
-        """Append one line, in a single write, so that a reader never meets half of it."""
+        """Append one line, in a single write, so that a reader never meets half of it; raises `Refused`."""
         text = json.dumps({"kind": kind, "step": step, **values}) + "\n"
-        os.write(self.metrics, text.encode())
-        if self.events:
-            for name, value in values.items():
-                self.events.add_scalar(f"{kind}/{name}", value, step)
+        with kept(self.folder):
+            os.write(self.metrics, text.encode())
+            if self.events:
+                for name, value in values.items():
+                    self.events.add_scalar(f"{kind}/{name}", value, step)
 
     def summary(self, values: dict[str, Any]) -> None:
         """Write summary.json."""
@@ -58,7 +73,7 @@ def draw_curves(folder: Path) -> None:
     lines = read_metrics(folder)
     steps = [line for line in lines if line["kind"] == "step"]
     epochs = [line for line in lines if line["kind"] == "epoch"]
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=(12, 3.6))
     FigureCanvasAgg(figure)
     loss, accuracy, speed = figure.subplots(1, 3)
     loss.plot([line["epoch"] for line in steps], [line["loss"] for line in steps], label="train", lw=1)
@@ -69,7 +84,8 @@ def draw_curves(folder: Path) -> None:
         axes.set_title(title)
         axes.set_xlabel("epoch")
         axes.grid(alpha=0.3)
-    loss.legend()
+    loss.legend(loc="upper right")  # the best place takes longer to find than all else here takes
+    figure.subplots_adjust(left=0.05, right=0.98, bottom=0.14, top=0.84, wspace=0.22)
     speed.set_ylim(bottom=0)
     figure.suptitle(folder.name, fontsize=9)
     with whole_file(folder / "curves.png") as file:

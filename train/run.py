@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from train.batches import Feed
+from train.building import Blueprint
 from train.group import Group
+from train.lock import Lock
 from train.loop import Learner
+from train.phases import Profiler, unmarked
 from train.progress import Progress
 from train.record import Recorder
+from train.saver import Saver
 from train.settings import TrainSettings
 
 
@@ -25,6 +29,25 @@ class Run:
     recorder: Recorder | None
     progress: Progress
     first_epoch: int
+    blueprint: Blueprint
+    lock: Lock
+    saver: Saver
+    profiler: Profiler | None = None
+
+    def after_step(self) -> None:
+        """Count a step of the profile as long as one is taken."""
+        if self.profiler and self.profiler.step():
+            self.profiler, self.learner.phase = None, unmarked
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.settings.total_steps(self.feed.steps_per_epoch)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the run, the last of which may be cut."""
+        return self.settings.epochs_begun(self.feed.steps_per_epoch)
 
     @property
     def log_interval(self) -> int:

@@ -19,9 +19,10 @@ from entrypoint.settings import PREFIX as LAUNCH_PREFIX
 from entrypoint.variables import Given, variable_name
 from entrypoint.verify import Observed
 from train import checkpoint
+from train.lock import Lock
 from train.naming import fresh
 from train.settings import PREFIX, TrainSettings
-from train.whole import write_whole
+from train.whole import replace_link, write_whole
 
 TOLD_VERSIONS = (
     "torch",
@@ -37,56 +38,55 @@ TOLD_VERSIONS = (
 NOT_REPEATED = frozenset({"run_name", "resume"})
 
 
-def open_folder(settings: TrainSettings) -> tuple[Path, Path | None]:
-    """Return the run's folder, made where it is new, and the checkpoint to go on from.
+def open_folder(settings: TrainSettings, lock: Lock) -> tuple[Path, list[Path]]:
+    """Return the run's folder, made where it is new and locked, and the checkpoints to go on from, the newest first.
 
-    Raises `Refused` where it cannot be written, or already holds a run that is not to be resumed.
+    Raises `Refused` where it cannot be written, already holds a run that is not to be resumed, or another one is
+    training into it.
     """
     output = settings.output_dir
     try:
         output.mkdir(parents=True, exist_ok=True)
         if not os.access(output, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
-        folder, start = choose_folder(settings)
-        folder.mkdir(exist_ok=start is not None or settings.run_name is not None)
+        folder, starts = choose_folder(settings)
+        folder.mkdir(exist_ok=bool(starts) or settings.run_name is not None)
+        lock.take(folder)
         point_latest(output, folder)
     except OSError as error:
         raise Refused(
             f"TRAIN_OUTPUT_DIR={output}: cannot be written ({error.strerror}); name a folder that can"
         ) from None
-    return folder, start
+    return folder, starts
 
 
-def choose_folder(settings: TrainSettings) -> tuple[Path, Path | None]:
-    """Return the folder and the checkpoint to start from, which TRAIN_RESUME decides."""
+def choose_folder(settings: TrainSettings) -> tuple[Path, list[Path]]:
+    """Return the folder and the checkpoints to start from, the newest first, which TRAIN_RESUME decides."""
     output, resume = settings.output_dir, settings.resume
     named = output / settings.run_name if settings.run_name else None
     if resume == "auto":
         candidate = named or output / "latest"
-        start = checkpoint.newest(candidate / "checkpoint")
-        if start:
-            return candidate.resolve(), start
+        starts = checkpoint.newest_first(candidate / "checkpoint")
+        if starts:
+            return candidate.resolve(), starts
     elif resume != "off":
         start = Path(resume)
-        if not start.is_file():
+        if not start.is_file() and not (start.suffix == checkpoint.SHARDED and start.is_dir()):
             raise Refused(f"TRAIN_RESUME={resume}: no such checkpoint; it is auto, off, or a checkpoint's path")
-        return named or start.resolve().parents[1], start
+        return named or start.resolve().parents[1], [start]
     if named and (named / "settings.json").exists():
         raise Refused(
             f"TRAIN_RUN_NAME={settings.run_name}: {named} already holds a run; choose another name, or go on with"
             " it by TRAIN_RESUME=auto"
         )
-    return named or fresh(output, settings), None
+    return named or fresh(output, settings), []
 
 
 def point_latest(output: Path, folder: Path) -> None:
     """Let `latest` in the output folder point to this run, replaced in one step."""
     if folder.parent.resolve() != output.resolve():
         return
-    aside = output / f".latest-{os.getpid()}"
-    aside.unlink(missing_ok=True)
-    aside.symlink_to(folder.name)
-    aside.replace(output / "latest")
+    replace_link(output / "latest", folder.name)
 
 
 def write_provenance(folder: Path, given: Given[TrainSettings], plan: Plan, environ: Mapping[str, str]) -> None:

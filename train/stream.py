@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from train import flip_crop
-from train.batches import LEFT_OUT, Batch, Normalise, eval_slices, sequence
+from train.batches import LEFT_OUT, Batch, Normalise, Part, batch_of, eval_slices, pins, sampled, sequence
 from train.decode import refusal
 from train.files import Listing
 from train.group import Group
 from train.pictures import BadImage, Shape, read_picture
 from train.settings import TrainSettings
-from train.workers import Crew, begin_work, ignore_signals
+from train.workers import Crew, begin_loading, without_workers
 
 EVAL_BATCH = 256
 # ImageNet's means and deviations in bytes: a streamed set is not seen whole before training.
@@ -50,6 +49,14 @@ class Pictures(Dataset[Loaded]):
         return images, labels, bad
 
 
+def served(batches: Iterable[Loaded]) -> Iterator[Loaded]:
+    """Yield batches; raises `Refused` where loader workers cannot be had: their semaphores lie in /dev/shm too."""
+    try:
+        yield from batches
+    except (OSError, EOFError) as error:
+        raise without_workers(error) from None
+
+
 class StreamFeed:
     """The batches of one rank, decoded ahead of the loop by the plan's loader workers."""
 
@@ -77,34 +84,42 @@ class StreamFeed:
         steps = list(self.sequence.epoch(epoch, first))
         loaded = self.load(self.train, [part.rows.tolist() for parts in steps for part in parts])
         for parts in steps:
-            ready = []
-            for part in parts:
-                images, labels = next(loaded)
-                if part.shifts is not None:
-                    images = flip_crop.apply(images, torch.arange(len(images)), part.shifts)
-                ready.append((self.normalise(images), labels.to(self.group.device, non_blocking=True)))
-            yield Batch(tuple(ready), self.settings.batch_size)
+            yield batch_of((self.ready(part, *next(loaded)) for part in parts), self.settings.batch_size, parts[0].mix)
+
+    def ready(self, part: Part, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return a part's pictures as the model sees them, on the device, with their labels."""
+        images = images.to(self.group.device, non_blocking=True)
+        if self.sequence.transform.draw:  # without, the copy that `apply` makes would be for nothing
+            images = self.sequence.transform.apply(images, torch.arange(len(images), device=images.device), part.drawn)
+        return part.mixed(self.normalise(images), labels.to(self.group.device, non_blocking=True))
+
+    def sample(self) -> Tensor:
+        """Return some of the training images as evaluation would show them, on the CPU."""
+        count = len(self.train.listing.files)
+        images, _, _ = self.train[list(range(count)[sampled(count)])]
+        return self.normalise(self.sequence.transform.judged(images.to(self.group.device))).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous share of the test images."""
         slices = eval_slices(len(self.test.listing.files), EVAL_BATCH, self.settings, self.group)
         batches = [list(range(rows.start, rows.stop)) for rows in slices]
         for images, labels in self.load(self.test, batches):
+            images = self.sequence.transform.judged(images.to(self.group.device, non_blocking=True))
             yield self.normalise(images), labels.to(self.group.device, non_blocking=True)
 
     def load(self, pictures: Pictures, batches: list[list[int]]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield bytes and labels of each list of rows, in order; refuses or tells of bad pictures."""
-        options: dict[str, Any] = {"prefetch_factor": 2} if self.crew.processes else {}
+        options: dict[str, Any] = {"prefetch_factor": self.settings.prefetch} if self.crew.processes else {}
         loader: DataLoader[Loaded] = DataLoader(
             pictures,
             batch_size=None,
             sampler=batches,
             num_workers=self.crew.processes,
-            worker_init_fn=partial(begin_work, self.crew.cpus, signals=ignore_signals),
-            pin_memory=self.group.device.type == "cuda",
+            worker_init_fn=partial(begin_loading, self.crew.cpus),
+            pin_memory=pins(self.settings, self.group),
             **options,
         )
-        for images, labels, bad in loader:
+        for images, labels, bad in served(loader):
             if bad and self.settings.bad_images == "error":
                 raise refusal(bad)
             for one in bad:

@@ -14,6 +14,8 @@ from train.settings import TrainSettings
 COUNT_UP_TO = 200_000
 NATIVE_UP_TO_PIXELS = 96
 LARGE_PIXELS = 224
+# What the book's pipeline crops its 224 pixels from.
+BOOK_PIXELS = 255
 LOOKED_AT = 16
 
 
@@ -85,4 +87,5 @@ def picture_shape(settings: TrainSettings, folder: Path) -> tuple[int, int, int]
         return channels, settings.image_size, settings.image_size
     if max(size) <= NATIVE_UP_TO_PIXELS:
         return channels, *size
-    return channels, LARGE_PIXELS, LARGE_PIXELS
+    side = BOOK_PIXELS if settings.transforms == "book" else LARGE_PIXELS
+    return channels, side, side

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import torch
 
@@ -11,26 +12,26 @@ from entrypoint.plan import Plan
 from entrypoint.variables import Given
 from entrypoint.verify import mismatches, observe
 from train import checkpoint, runfolder
-from train.batches import Feed
-from train.checkpoint import Checkpoint
-from train.datasets import DataSet, Images, load
+from train.building import Blueprint, build_feed
+from train.compiling import compile_step
+from train.datasets import DataSet, load
 from train.evaluate import Score, evaluate
 from train.files import Listing
 from train.group import Group, join
-from train.loop import Learner, train_epoch
-from train.memory import MemoryFeed
-from train.models import build_model
-from train.optim import build_optimizer, lr_schedule, with_ipex
+from train.lock import STALE_S, Lock
+from train.loop import train_epoch
 from train.peers import naming_the_lost
+from train.phases import Profiler
 from train.progress import build_progress
-from train.record import Recorder
+from train.record import Recorder, kept
 from train.run import Run
-from train.saving import check_weights, preempt, save
+from train.saver import Saver
+from train.saving import check_weights, preempt, save, save_now
 from train.settings import TrainSettings
-from train.stopping import STOPPING
-from train.stream import StreamFeed
+from train.stopping import STOPPING, first_deadline
 from train.summary import finish
-from train.workers import Crew
+from train.transforms import transform_of
+from train.workers import Crew, telling_of_workers
 
 
 def train(given: Given[TrainSettings], plan: Plan, started: float) -> None:
@@ -43,14 +44,17 @@ def train(given: Given[TrainSettings], plan: Plan, started: float) -> None:
     data = load_data(settings, plan)
     group = join(plan)
     try:
-        with naming_the_lost(group.rank, group.peers):
-            run = prepare(given, plan, data, group)
+        lock = Lock(stale_s=min(STALE_S, plan.fail_timeout_s / 2))  # all ranks wait for the one that takes it
+        with naming_the_lost(group.rank, group.peers), telling_of_workers(), lock:
+            run = prepare(given, plan, data, group, lock)
             try:
-                with STOPPING.deferred(worth_saving=settings.checkpoint_every > 0):
+                deadline = first_deadline(settings.max_minutes, plan.grace_s, started, os.environ)
+                with STOPPING.deferred(worth_saving=settings.checkpoint_every > 0, deadline=deadline):
                     score = train_epochs(run)
                     finish(run, score, plan, started)
             finally:
                 run.progress.close()
+        group.settle()  # not after a failure, whose own words are to be the first
     finally:
         group.leave()
 
@@ -71,6 +75,12 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     channels, height, width = plan.training["shape"]
     data = load(settings, (channels, height, width), plan.training["feed"], crew)
     count = len(data.train.files) if isinstance(data.train, Listing) else len(data.train)
+    tested = len(data.test.files) if isinstance(data.test, Listing) else len(data.test)
+    if settings.shard == "fsdp" and tested < plan.world_size:
+        raise Refused(
+            f"TRAIN_SHARD=fsdp: {tested} test images for {plan.world_size} ranks, which judge a model together; each"
+            " needs one at least"
+        )
     if count < settings.batch_size:
         raise Refused(
             f"TRAIN_BATCH_SIZE={settings.batch_size}: larger than the training set of {count} images; lower it"
@@ -78,57 +88,57 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     return data
 
 
-def prepare(given: Given[TrainSettings], plan: Plan, data: DataSet, group: Group) -> Run:
+def prepare(given: Given[TrainSettings], plan: Plan, data: DataSet, group: Group, lock: Lock) -> Run:
     """Build the model and all around it, and go on from a checkpoint where the settings say so."""
     settings = given.values
     feed = build_feed(data, settings, group, plan)
-    model = build_model(settings.model, data.shape, len(data.classes), bias=settings.bias)
-    model = model.to(group.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    total_steps = settings.epochs * feed.steps_per_epoch
-    optimizer = build_optimizer(settings, model)
-    if plan.training["ipex"]:
-        model, optimizer = with_ipex(model, optimizer)
-    schedule = lr_schedule(settings, total_steps)
-    learner = Learner(model, optimizer, schedule, settings, group, plan.training["precision"])
-    folder, start = group.from_leader(lambda: runfolder.open_folder(settings))
-    wanted = settings.model_dump(mode="json")
+    total_steps, epochs = settings.total_steps(feed.steps_per_epoch), settings.epochs_begun(feed.steps_per_epoch)
+    if settings.prune and settings.prune_warmup >= epochs:
+        raise Refused(
+            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are {epochs} epochs; lower it,"
+            " so that the pruned model is trained on"
+        )
+    folder, starts = group.from_leader(lambda: runfolder.open_folder(settings, lock))
+    wanted, changed = settings.model_dump(mode="json"), settings.resume_changed
     # Read once and sent on: the folder may lie on the first node's own disk.
-    first_epoch = resume(learner, group.from_leader(lambda: checkpoint.load(start, wanted))) if start else 0
+    start = group.from_leader(lambda: checkpoint.load_first(starts, wanted, changed=changed)) if starts else None
+    seen_shape = transform_of(settings, data.shape[0]).shape(data.shape)
+    blueprint = Blueprint(settings, plan, seen_shape, len(data.classes), group, feed.sample)
+    learner = blueprint.learner(total_steps, start)
+    first_epoch = start.saved.epoch if start else 0
     seen = observe(plan)
     ranks = group.from_all(seen)
     surprises = group.from_all(mismatches(plan, seen))  # each against the plan of its own node
     recorder: Recorder | None = None
     if group.leads:
-        runfolder.write_provenance(folder, given, plan, os.environ)
-        runfolder.write_ranks(folder, ranks)
-        recorder = Recorder(folder, tensorboard=settings.tensorboard)
-    progress = build_progress(settings, total_steps, leads=group.leads, relayed=plan.launcher == "rank")
-    for line in (line for lines in surprises for line in lines):
+        with kept(folder):
+            runfolder.write_provenance(folder, given, plan, os.environ)
+            runfolder.write_ranks(folder, ranks)
+            recorder = Recorder(folder, tensorboard=settings.tensorboard)
+    progress = build_progress(settings, total_steps, epochs, leads=group.leads, relayed=plan.launcher == "rank")
+    for line in (*(start.passed if start else ()), *(line for lines in surprises for line in lines)):
         progress.say(f"warning: {line}")
     if data.skipped:
         progress.say(f"{len(data.skipped)} pictures left out that cannot be read, first {data.skipped[0]}")
     if start:
-        progress.say(f"going on from {start}, epoch {first_epoch + 1}, step {learner.step}")
-    return Run(settings, group, feed, learner, folder, recorder, progress, first_epoch)
+        progress.say(f"going on from {start.path}, epoch {first_epoch + 1}, step {learner.step}")
+    saver = Saver(beside=plan.training["workers"] == 0)
+    run = Run(settings, group, feed, learner, folder, recorder, progress, first_epoch, blueprint, lock, saver)
+    begin(run, total_steps, plan)
+    return run
 
 
-def build_feed(data: DataSet, settings: TrainSettings, group: Group, plan: Plan) -> Feed:
-    """Return the feed for how the data came."""
-    if isinstance(data.train, Images) and isinstance(data.test, Images):
-        return MemoryFeed(data.train, data.test, data.shape, settings, group)
-    assert isinstance(data.train, Listing)
-    assert isinstance(data.test, Listing)
-    sharing = plan.ranks if plan.bind == "none" else (plan.ranks[group.local_rank],)
-    crew = Crew(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.training["workers"])
-    return StreamFeed((data.train, data.test), data.shape, settings, group, crew)
-
-
-def resume(learner: Learner, saved: Checkpoint) -> int:
-    """Put a checkpoint's state into the learner; return the epoch to go on in."""
-    learner.model.load_state_dict(dict(saved.model))
-    learner.optimizer.load_state_dict(dict(saved.optimizer))
-    learner.step, learner.seconds, learner.losses = saved.step, saved.seconds, list(saved.losses)
-    return saved.epoch
+def begin(run: Run, total_steps: int, plan: Plan) -> None:
+    """Compile the step where that is asked for, and have a profile of the first ones taken."""
+    if run.settings.compile != "off" and run.learner.step < total_steps:
+        (images, _), *_ = next(run.feed.train_batches(0)).parts
+        told = compile_step(run.learner, total_steps - run.learner.step, images)
+        run.progress.say(told)
+    if run.settings.profile and run.group.leads:
+        run.profiler = Profiler(
+            run.settings.profile, run.folder, plan.training["feed"], run.group.device, run.progress.say
+        )
+        run.learner.phase = run.profiler.phase
 
 
 def train_epochs(run: Run) -> Score:
@@ -137,8 +147,10 @@ def train_epochs(run: Run) -> Score:
     Raises `Preempted` where a signal asked any rank to end, with a checkpoint of where all of them stood.
     """
     score: Score | None = None
-    total = run.settings.epochs * run.feed.steps_per_epoch
-    for epoch in range(run.first_epoch, run.settings.epochs):
+    total = run.total_steps
+    for epoch in range(run.first_epoch, run.epochs):
+        if run.settings.prune and epoch == run.settings.prune_warmup and not run.learner.pruned:
+            run.progress.say(run.blueprint.prune(run.learner))
 
         def report(step: int, loss: float, speed: float, epoch: int = epoch) -> None:
             left_s = (total - step) * run.settings.batch_size / speed
@@ -148,17 +160,27 @@ def train_epochs(run: Run) -> Score:
                 values = {"epoch": round(place, 4), "loss": loss, "images_per_second": round(speed, 1)}
                 run.recorder.line("step", step, {**values, "lr": run.learner.lr(step - 1)})
 
-        if not train_epoch(run.learner, run.feed, epoch, run.log_interval, report, lambda: STOPPING.asked):
+        if not train_epoch(
+            run.learner,
+            run.feed,
+            epoch,
+            run.log_interval,
+            report,
+            lambda: STOPPING.wish,
+            run.after_step,
+            partial(save_now, run, epoch),
+            total,
+        ):
             preempt(run, epoch)
         score = judge(run, epoch)
         close_epoch(run, epoch + 1, score)
-    return score or judge(run, run.settings.epochs)
+    return score or judge(run, run.epochs)
 
 
 def judge(run: Run, epochs: int) -> Score:
     """Evaluate the model as it stands, `epochs` of its epochs closed; raises `Preempted` as `train_epochs` does."""
     score = evaluate(
-        run.learner.model, run.feed.test_batches(), run.group, run.learner.precision, lambda: STOPPING.asked
+        run.learner.judged, run.feed.test_batches(), run.group, run.learner.precision, lambda: STOPPING.asked
     )
     if score is None:
         preempt(run, epochs)
@@ -168,9 +190,10 @@ def judge(run: Run, epochs: int) -> Score:
 def close_epoch(run: Run, epoch: int, score: Score) -> None:
     """Log a finished epoch and save a checkpoint, unless the weights are no numbers any more."""
     loss = sum(run.learner.losses) / max(1, len(run.learner.losses))
-    run.learner.losses = []
+    cut = run.learner.step < epoch * run.feed.steps_per_epoch  # by TRAIN_STEPS; a run with more goes on amid it
+    run.learner.losses = run.learner.losses if cut else []
     run.progress.say(
-        f"epoch {epoch}/{run.settings.epochs}  train loss {loss:.4f}  test loss {score.loss:.4f}"
+        f"epoch {epoch}/{run.epochs}  train loss {loss:.4f}  test loss {score.loss:.4f}"
         f"  test accuracy {score.accuracy:.2f} %"
     )
     if run.recorder:
@@ -182,7 +205,8 @@ def close_epoch(run: Run, epoch: int, score: Score) -> None:
         }
         run.recorder.line("epoch", run.learner.step, values)
     every = run.settings.checkpoint_every
-    if every and (epoch % every == 0 or epoch == run.settings.epochs):
+    if every and (epoch % every == 0 or epoch == run.epochs):
         check_weights(run.learner)
-        if run.recorder:
-            save(run, epoch)
+        best = score.accuracy > run.learner.best
+        run.learner.best = max(run.learner.best, score.accuracy)
+        save(run, epoch - cut, best=best)

@@ -1,7 +1,8 @@
-"""Files that are whole or not there: written aside, synced, and renamed."""
+"""Files that are whole or not there: written aside, synced, and renamed; some with a seal that shows any change."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,3 +32,36 @@ def write_whole(path: Path, text: str) -> None:
     """Write a text file that is whole or not there."""
     with whole_file(path) as file:
         file.write(text.encode())
+
+
+def replace_link(link: Path, target: str) -> None:
+    """Let a symbolic link point to a target, in one step where it is there already; raises OSError."""
+    aside = link.with_name(f".{link.name}.{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(target)
+    aside.replace(link)
+
+
+SEAL = b"\nsha256 "
+SEAL_BYTES = len(SEAL) + 64 + 1
+
+
+def seal(content: bytes | memoryview) -> bytes:
+    """Return the line to put behind a content: its SHA-256, by which `unsealed` knows it again."""
+    return SEAL + hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
+def unsealed(data: bytes) -> memoryview:
+    """Return what stands before the seal; raises ValueError where that is not what was sealed, or nothing was."""
+    content, end = memoryview(data)[:-SEAL_BYTES], data[-SEAL_BYTES:]
+    if not end.startswith(SEAL):
+        raise ValueError("no checksum at its end: it is cut short, or another program's")
+    if seal(content) != end:
+        raise ValueError("its checksum does not match: it was changed or damaged")
+    return content
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import active_children
+from multiprocessing.queues import Queue
+from typing import Any, NoReturn
+
+from entrypoint.errors import Exit, Refused, first_line
 
 
 @dataclass(frozen=True)
@@ -42,3 +48,44 @@ def begin_work(cpus: Iterable[int], *_: object, signals: Callable[[], None] = de
     """
     signals()
     os.sched_setaffinity(0, cpus)
+
+
+def begin_loading(cpus: Iterable[int], *_: object) -> None:
+    """Begin as a loader worker, which ends where it cannot hand a batch over.
+
+    Python's queue drops what it cannot send, a batch for which /dev/shm has no room, and the rank would wait for ever.
+    """
+    begin_work(cpus, signals=ignore_signals)
+    sending: Any = Queue
+    sending._on_queue_feeder_error = staticmethod(end_at_once)
+
+
+def end_at_once(*_: object) -> NoReturn:
+    """End this process; its rank is told by DataLoader."""
+    os._exit(1)
+
+
+def end_workers() -> None:
+    """End the loader workers that a rank leaves when it fails: Python waits for them, and they ignore SIGTERM."""
+    for worker in active_children():
+        worker.kill()
+
+
+@contextmanager
+def telling_of_workers() -> Iterator[None]:
+    """Turn the end of a loader worker into a refusal; DataLoader raises it wherever the rank stands just then."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise without_workers(error) from None
+
+
+def without_workers(error: BaseException) -> Refused:
+    """Return the refusal of a rank that has lost a loader worker, or cannot have one."""
+    handing = isinstance(error, ConnectionError | EOFError)
+    cause = "one ended while it handed a batch over" if handing else first_line(error).rstrip(". ")
+    return Refused(
+        f"loader workers: {cause}; see `df /dev/shm` and the memory limit, or lower TRAIN_WORKERS", Exit.RANK_FAILED
+    )

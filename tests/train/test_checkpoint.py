@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import resource
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from entrypoint.errors import Refused
-from train.checkpoint import Checkpoint, load, newest, save
+from train.checkpoint import Checkpoint, Unreadable, load, load_first, newest, newest_first, save, unreadable
+from train.whole import SEAL_BYTES, seal
 
 SETTINGS = {"batch_size": 64, "epochs": 3, "keep": 2}
 
@@ -52,6 +54,7 @@ def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="TRAIN_BATCH_SIZE was 64, is 32"):
         load(path, SETTINGS | {"batch_size": 32})
     load(path, SETTINGS | {"keep": 9})
+    assert load(path, SETTINGS | {"batch_size": 32}, changed=True).step == 1
 
 
 class Hostile:
@@ -63,13 +66,88 @@ def test_a_hostile_pickle_does_nothing_but_give_an_error(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     torch.save({"model": Hostile()}, tmp_path / "a.pt")
     (tmp_path / "b.pt").write_bytes(pickle.dumps(Hostile()))
-    for name in ("a.pt", "b.pt"):
+    for name in ("a.pt", "b.pt"):  # as a hostile hand would leave them: with a checksum that is right
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / f"sealed-{name}").write_bytes(content + seal(content))
+    for name in ("a.pt", "b.pt", "sealed-a.pt", "sealed-b.pt"):
         with pytest.raises(Refused, match="cannot be read as a checkpoint"):
             load(tmp_path / name, SETTINGS)
     assert not (tmp_path / "hostile-was-here").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut short"])
+def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    for step in range(1, 6):
+        save(folder, checkpoint(step), keep=2, best=step == 2)
+    assert [path.name[5:14] for path in newest_first(folder)] == ["000000005", "000000004", "000000002"]
+    assert (folder / "best.pt").resolve().name == "step-000000002.pt"
+    assert load(folder / "best.pt", SETTINGS).step == 2
+    save(folder, checkpoint(6), keep=2, best=True)
+    assert [path.name[5:14] for path in newest_first(folder)] == ["000000006", "000000005"]
+    assert load(folder / "best.pt", SETTINGS).step == 6
+
+
+def test_a_flipped_bit_that_torch_takes_for_good_is_seen(tmp_path: Path) -> None:
+    path = save(tmp_path / "checkpoint", checkpoint(7), keep=2)
+    data = bytearray(path.read_bytes())
+    data[data.index(torch.full((3,), 7.0).numpy().tobytes()) + 1] ^= 1
+    path.write_bytes(data)
+    assert not torch.equal(torch.load(path, weights_only=True)["model"]["w"], torch.full((3,), 7.0))
+    with pytest.raises(
+        Refused, match=r"cannot be read as a checkpoint \(its checksum does not match: it was changed or"
+    ):
+        load(path, SETTINGS)
+
+
+def test_of_many_the_newest_whole_one_is_taken_and_the_damaged_are_named(tmp_path: Path) -> None:
+    paths = [save(tmp_path / "checkpoint", checkpoint(step), keep=9) for step in (1, 2, 3)]
+    paths[2].write_bytes(paths[2].read_bytes()[:-7])
+    paths[1].write_bytes(b"")
+    start = load_first(newest_first(tmp_path / "checkpoint"), SETTINGS, changed=False)
+    assert (start.path, start.saved.step) == (paths[0], 1)
+    assert [line.split(" (")[0] for line in start.passed] == [
+        f"passed over {path}: cannot be read as a checkpoint" for path in (paths[2], paths[1])
+    ]
+    with pytest.raises(Refused, match="TRAIN_BATCH_SIZE was 64, is 1;"):
+        load_first(paths, SETTINGS | {"batch_size": 1}, changed=False)
+    with pytest.raises(Unreadable, match="name another with TRAIN_RESUME"):
+        load_first(paths[2:], SETTINGS, changed=False)
+    with pytest.raises(Refused, match="nor can the 1 before it; start a new run with TRAIN_RESUME=off"):
+        load_first(paths[:0:-1], SETTINGS, changed=False)
+
+
+def test_a_refusal_travels_to_the_other_ranks(tmp_path: Path) -> None:
+    refused = unreadable(tmp_path, ValueError("cut"))
+    again = pickle.loads(pickle.dumps(refused))
+    assert (str(again), again.seen, again.code) == (str(refused), refused.seen, refused.code)
+
+
+CORRUPTIONS = int(os.environ.get("CORRUPTIONS", "1000"))
+
+
+def test_no_damage_is_ever_taken_for_a_checkpoint(tmp_path: Path) -> None:
+    path = save(tmp_path / "checkpoint", checkpoint(7), keep=2)
+    whole, draw = path.read_bytes(), random.Random(0)
+    for number in range(CORRUPTIONS):
+        data = bytearray(whole)
+        kind = number % 4
+        if kind == 0:  # any bit of it, the seal's too
+            data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        elif kind == 1:
+            del data[draw.randrange(len(data)) :]
+        elif kind == 2:
+            data += draw.randbytes(draw.randint(1, 2 * SEAL_BYTES))
+        else:
+            start = draw.randrange(len(data))
+            data[start : start + draw.randint(1, 64)] = draw.randbytes(draw.randint(0, 64))
+        if data == whole:
+            continue
+        path.write_bytes(data)
+        with pytest.raises(Unreadable, match="cannot be read as a checkpoint"):
+            load(path, SETTINGS)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut short", b"x" * 200])
 def test_a_foreign_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.pt").write_bytes(content)
     with pytest.raises(Refused) as error:

@@ -13,21 +13,23 @@ from torch import Tensor, nn
 from entrypoint.errors import Exit, Refused
 from train.batches import LEFT_OUT, Batch
 from train.group import Group
-from train.loop import Learner, check_finite, train_epoch
-from train.optim import build_optimizer
+from train.loop import Learner, check_finite, learn, train_epoch
+from train.optim import averaged, build_optimizer
 from train.order import generator
 from train.settings import TrainSettings
+from train.stopping import STOP
 
 ALONE = Group(0, 1, 0, torch.device("cpu"))
 X = torch.randn(12, 4, generator=generator("x"))
 Y = torch.randint(0, 3, (12,), generator=generator("y"))
 
 
-def learner(**settings: object) -> Learner:
+def learner(*, fused: bool = True, **settings: object) -> Learner:
     torch.manual_seed(0)
     chosen = TrainSettings.model_validate({"lr": 0.1, **settings})
     model = nn.Linear(4, 3)
-    return Learner(model, build_optimizer(chosen, model), lambda _: 0.1, chosen, ALONE)
+    optimizer, average = build_optimizer(chosen, model, fused=fused), averaged(model, chosen)
+    return Learner(model, optimizer, lambda _: 0.1, chosen, ALONE, average=average)
 
 
 def weights(one: Learner) -> Tensor:
@@ -98,7 +100,9 @@ def test_an_epoch_reports_each_interval_and_its_rest() -> None:
 
 def test_asked_to_stop_an_epoch_ends_after_the_step_and_goes_on_there() -> None:
     one, reports = learner(), []
-    assert not train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report), lambda: one.step == 4)
+    assert not train_epoch(
+        one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report), lambda: STOP * (one.step == 4)
+    )
     assert (one.step, len(one.losses)) == (5, 5)
     assert train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
     assert [step for step, _, _ in reports] == [3, 5, 7]
@@ -112,3 +116,52 @@ def test_the_first_loss_that_is_no_number_is_named_by_its_step(bad: float) -> No
     with pytest.raises(Refused, match="step 12: the loss is") as error:
         check_finite([1.0, bad, bad], 10)
     assert error.value.code == Exit.RANK_FAILED
+
+
+def test_the_average_of_the_weights_follows_them_and_is_what_is_judged() -> None:
+    one = learner(ema=0.5)
+    assert one.average is not None
+    first = weights(one).clone()
+    one.learn(Batch(((X, Y),), 12))
+    second = weights(one).clone()
+    one.learn(Batch(((X, Y),), 12))
+    averaged = torch.cat([parameter.detach().flatten() for parameter in one.judged.parameters()])
+    assert torch.allclose(averaged, 0.5 * second + 0.5 * weights(one), atol=1e-6)
+    assert not torch.equal(first, second)
+    assert learner().judged is not one.judged
+
+
+def test_the_first_step_is_timed_by_itself() -> None:
+    one = learner()
+    assert one.first_step_seconds == 0
+    learn(one, Batch(((X, Y),), 12))
+    seconds = one.first_step_seconds
+    learn(one, Batch(((X, Y),), 12))
+    assert one.first_step_seconds == seconds > 0
+
+
+def test_dropout_draws_the_same_after_a_restart_and_not_the_same_at_each_step() -> None:
+    def dropping() -> Learner:
+        one = learner()
+        one.take(nn.Sequential(nn.Dropout(), one.model), one.optimizer)
+        return one
+
+    straight, first, second = dropping(), dropping(), dropping()
+    for _ in range(4):
+        straight.learn(Batch(((X, Y),), 12))
+    for _ in range(2):
+        first.learn(Batch(((X, Y),), 12))
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    second.step = first.step
+    torch.manual_seed(99)
+    for _ in range(2):
+        second.learn(Batch(((X, Y),), 12))
+    assert torch.equal(weights(straight), weights(second))
+    seen: list[Tensor] = []
+    straight.model.register_forward_hook(lambda _, __, output: seen.append(output.detach()))
+    for _ in range(2):
+        straight.optimizer.zero_grad()
+        straight.lr = lambda _: 0.0
+        straight.learn(Batch(((X, Y),), 12))
+    assert not torch.equal(seen[0], seen[1]), "another mask at the next step"

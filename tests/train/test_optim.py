@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from tests.conftest import PYTHON, clean_environment, script
 from train.optim import build_optimizer, lr_schedule, set_lr
 from train.settings import TrainSettings
 
@@ -26,6 +30,31 @@ def test_each_optimizer_lowers_a_loss(name: str, kind: str) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 2
+
+
+NOT_COMPILED = """
+    import sys, torch
+    from train.optim import build_optimizer
+    from train.settings import TrainSettings
+    for name in ("sgd", "adam", "adamw"):
+        model = torch.nn.Linear(2, 1)
+        optimizer = build_optimizer(TrainSettings(optimizer=name), model)
+        model(torch.ones(1, 2)).sum().backward()
+        before = model.weight.clone()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert not torch.equal(model.weight, before)
+        assert all(value.grad_fn is None for state in optimizer.state.values() for value in state.values())
+    print("torch._dynamo" in sys.modules)
+"""
+
+
+@pytest.mark.launch
+def test_what_is_not_compiled_does_not_wait_for_the_compiler_to_be_imported(tmp_path: Path) -> None:
+    file = script(tmp_path, "optim.py", NOT_COMPILED)
+    done = subprocess.run([PYTHON, file], check=True, capture_output=True, text=True, env=clean_environment())
+    assert done.stdout == "False\n"
 
 
 def test_sgd_has_nesterov_momentum_unless_there_is_no_momentum() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
 
 from entrypoint.errors import Exit, LostPeer, Refused
 from train.peers import Peer, answers, describe_loss, introduce, meet, naming_the_lost
+from train.stopping import SIGNALS
 
 HERE = (Peer(0, "node0", "10.0.0.1"), Peer(1, "node0", "10.0.0.1"))
 THERE = (Peer(2, "node1", "10.0.0.2"), Peer(3, "node1", "10.0.0.2"))
@@ -32,10 +36,20 @@ def test_the_lost_are_named_by_the_message_or_by_their_silence(text: str, silent
     assert told.startswith(f"rank 0: {said}")
 
 
+@pytest.fixture
+def signals() -> Iterator[None]:
+    kept = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals")
 def test_an_exchanges_error_becomes_a_refusal_and_no_other_does() -> None:
     with pytest.raises(LostPeer, match="rank 0: lost ranks 2, 3 on node1") as error, naming_the_lost(0, HERE + THERE):
         raise RuntimeError(CLOSED)
     assert error.value.code == Exit.RANK_FAILED
+    os.kill(os.getpid(), signal.SIGTERM)  # with which a launcher ends all ranks when it has seen one fail
     with pytest.raises(RuntimeError, match="shapes"), naming_the_lost(0, HERE):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from entrypoint.errors import Exit, Refused
-from entrypoint.packages import Packages
 from entrypoint.plan import Plan
 from entrypoint.surroundings import Surroundings
 from tests.entrypoint.test_planner import machine, plan
@@ -48,6 +47,7 @@ def test_small_sets_are_held_in_memory_and_large_ones_streamed(
     assert ("(yours)" in reasons["feed"]) is ("TRAIN_FEED" in environ)
 
 
+FSDP = {"TRAIN_SHARD": "fsdp"}
 RESTARTS = {"LAUNCH_MAX_RESTARTS": "2"}
 NODES = RESTARTS | {"LAUNCH_NNODES": "2", "MASTER_ADDR": "r1"}
 
@@ -81,6 +81,13 @@ def test_a_run_that_could_not_go_on_is_refused(environ: dict[str, str], said: st
         plan_training(plan(machine(4), environ), read_train_settings(environ, {}), SMALL, machine(4))
 
 
+@pytest.mark.parametrize(("ranks", "said"), [(2, "optimizer over 2 ranks"), (1, "optimizer one rank has all")])
+def test_a_model_is_spread_over_all_ranks_and_intels_extension_stays_away(ranks: int, said: str) -> None:
+    decisions = {one.what: one for one in planned(FSDP, SMALL, ranks).decisions}
+    assert said in decisions["shard"].why
+    assert decisions["ipex"].value == "off"
+
+
 def test_flags_travel_to_the_ranks_as_variables() -> None:
     made = planned({"TRAIN_SEED": "3"}, SMALL, flags={"epochs": "5"})
     assert made.environment["TRAIN_EPOCHS"] == "5"
@@ -93,78 +100,43 @@ def test_flags_travel_to_the_ranks_as_variables() -> None:
         ({"TRAIN_BATCH_SIZE": "3"}, 4, "TRAIN_BATCH_SIZE=3: too few for 4 ranks x 1 parts"),
         ({"TRAIN_BATCH_SIZE": "7", "TRAIN_ACCUMULATE": "2"}, 4, "it must be at least 8|must be at least 8"),
         ({"TRAIN_FEED": "stream"}, 1, "TRAIN_FEED=stream: only imagefolder can be streamed"),
+        ({"TRAIN_PIN_MEMORY": "1"}, 1, "TRAIN_PIN_MEMORY=1: there is no GPU to copy to"),
+        ({"TRAIN_PRUNE": "0.5", "TRAIN_EPOCHS": "1"}, 1, "TRAIN_PRUNE_WARMUP=1: all of TRAIN_EPOCHS=1"),
+        (
+            {"TRAIN_STATIC_GRAPH": "1", "TRAIN_ACCUMULATE": "2"},
+            2,
+            "TRAIN_STATIC_GRAPH=1 and TRAIN_ACCUMULATE=2 contradict each other",
+        ),
+        ({"TRAIN_MAX_MINUTES": "5", "TRAIN_CHECKPOINT_EVERY": "0"}, 1, "TRAIN_MAX_MINUTES=5: a run that ends so goes"),
+        ({"TRAIN_SHARD": "dataparallel"}, 2, "TRAIN_SHARD=dataparallel: one process that drives several GPUs .*DDP"),
+        (
+            FSDP | {"TRAIN_PRUNE": "0.5"},
+            2,
+            "TRAIN_PRUNE=0.5 and TRAIN_SHARD=fsdp contradict each other: a model is cut",
+        ),
+        (FSDP | {"TRAIN_COMPRESS": "fp16"}, 2, "TRAIN_COMPRESS=fp16 and TRAIN_SHARD=fsdp contradict each other: it is"),
+        (FSDP | {"TRAIN_STATIC_GRAPH": "1"}, 2, "TRAIN_STATIC_GRAPH=1 and TRAIN_SHARD=fsdp contradict each other"),
+        (FSDP | {"TRAIN_FIND_UNUSED": "1"}, 2, "TRAIN_FIND_UNUSED=1 and TRAIN_SHARD=fsdp contradict each other"),
+        (
+            FSDP | {"TRAIN_COMPILE": "auto"},
+            2,
+            "TRAIN_COMPILE=auto and TRAIN_SHARD=fsdp contradict each other: one rank",
+        ),
     ],
 )
-def test_what_cannot_be_fed_is_refused(environ: dict[str, str], ranks: int, said: str) -> None:
+def test_what_cannot_be_trained_is_refused(environ: dict[str, str], ranks: int, said: str) -> None:
     with pytest.raises(Refused, match=said):
         planned(environ, SMALL, ranks)
+
+
+def test_how_long_to_train_is_said_once() -> None:
+    with pytest.raises(Refused, match="TRAIN_EPOCHS=3 and TRAIN_STEPS=5 both say how long to train; drop one"):
+        planned({"TRAIN_EPOCHS": "3", "TRAIN_STEPS": "5"}, SMALL)
 
 
 def test_the_settings_table_and_the_environment_agree(tmp_path: Path) -> None:
     given = read_train_settings({"TRAIN_DATA_DIR": str(tmp_path)}, {})
     assert given.values.data_dir == tmp_path
-
-
-@pytest.mark.parametrize(
-    ("environ", "flags", "precision", "why"),
-    [
-        ({}, (), "fp32", "the default"),
-        ({}, ("avx512_bf16",), "fp32", "the default; TRAIN_PRECISION=auto would take bf16: the CPU has avx512_bf16"),
-        ({"TRAIN_PRECISION": "auto"}, ("avx512_bf16",), "bf16", "the CPU has avx512_bf16; weights stay fp32"),
-        ({"TRAIN_PRECISION": "auto"}, ("amx_bf16", "avx512_bf16"), "bf16", "the CPU has amx_bf16; weights stay fp32"),
-        ({"TRAIN_PRECISION": "auto"}, ("avx512f",), "fp32", "no unit computes in bf16, and emulating it is slow"),
-        ({"TRAIN_PRECISION": "bf16"}, (), "bf16", "(yours) TRAIN_PRECISION=bf16"),
-    ],
-)  # fmt: skip
-def test_bf16_is_taken_on_auto_only_where_the_cpu_computes_in_it(
-    environ: dict[str, str], flags: tuple[str, ...], precision: str, why: str
-) -> None:
-    node = replace(machine(4), cpu_flags=flags)
-    made = plan_training(plan(node), read_train_settings(environ, {}), SMALL, node)
-    assert made.training["precision"] == precision
-    assert {decision.what: decision.why for decision in made.decisions}["precision"] == why
-
-
-@pytest.mark.parametrize(("capability", "precision"), [(70, "fp32"), (80, "bf16"), (90, "bf16")])
-def test_bf16_is_taken_on_auto_from_ampere_on(capability: int, precision: str) -> None:
-    node = machine(4, gpus=1)
-    node = replace(node, gpus=tuple(replace(gpu, capability=capability) for gpu in node.gpus))
-    made = plan_training(plan(node), read_train_settings({"TRAIN_PRECISION": "auto"}, {}), SMALL, node)
-    assert made.training["precision"] == precision
-
-
-AMX, VNNI = ("amx_bf16", "avx512f"), ("avx512_bf16", "avx512f")
-FITS = {"torch": "2.8.0", "intel_extension_for_pytorch": "2.8.0"}
-MISFITS = {"torch": "2.13.0", "intel_extension_for_pytorch": "2.8.0"}
-
-
-@pytest.mark.parametrize(
-    ("environ", "flags", "versions", "ipex", "why"),
-    [
-        ({}, AMX, FITS, True, "the CPU has AMX, and the run pays its import of 5 s back"),
-        ({"TRAIN_EPOCHS": "1"}, AMX, FITS, False, "the run is too short to pay its import of 5 s back"),
-        ({}, VNNI, FITS, False, "it gains little or nothing on a CPU without AMX"),
-        ({}, AMX, {"torch": "2.8.0"}, False, "Intel's extension is not installed"),
-        ({}, AMX, MISFITS, False, "Intel's extension 2.8.0 does not go with torch 2.13.0"),
-        ({"TRAIN_IPEX": "on"}, (), FITS, True, "(yours) TRAIN_IPEX=on"),
-        ({"TRAIN_IPEX": "off"}, AMX, FITS, False, "(yours) TRAIN_IPEX=off"),
-    ],
-)
-def test_intels_extension_is_taken_on_auto_only_where_it_gains(
-    environ: dict[str, str], flags: tuple[str, ...], versions: dict[str, str], ipex: bool, why: str
-) -> None:
-    node = replace(machine(4), cpu_flags=flags, packages=Packages(versions))
-    made = plan_training(plan(machine(4)), read_train_settings(environ, {}), SMALL, node)
-    assert made.training["ipex"] is ipex
-    assert {decision.what: decision.why for decision in made.decisions}["ipex"] == why
-
-
-@pytest.mark.parametrize(("versions", "said"), [({}, "is not installed"), (MISFITS, "does not go with torch 2.13.0")])
-def test_intels_extension_asked_for_and_unusable_is_refused(versions: dict[str, str], said: str) -> None:
-    node = replace(machine(4), packages=Packages(versions))
-    with pytest.raises(Refused, match=f"TRAIN_IPEX=on: Intel's extension .*{said}; set TRAIN_IPEX=auto") as error:
-        plan_training(plan(machine(4)), read_train_settings({"TRAIN_IPEX": "on"}, {}), SMALL, node)
-    assert error.value.code == Exit.MACHINE
 
 
 STREAM = PETS | {"TRAIN_FEED": "stream", "TRAIN_BATCH_SIZE": "256"}

@@ -18,7 +18,7 @@ def test_durations_read_as_a_clock(seconds: float, text: str) -> None:
     [("auto", True, Plain), ("plain", True, Plain), ("bar", True, Bar), ("off", True, Off), ("bar", False, Off)],
 )
 def test_the_display_is_what_was_asked_for_and_rank_0s_alone(asked: str, leads: bool, kind: type) -> None:
-    progress = build_progress(TrainSettings.model_validate({"progress": asked}), 10, leads=leads)
+    progress = build_progress(TrainSettings.model_validate({"progress": asked}), 10, 2, leads=leads)
     assert type(progress) is kind
     progress.close()
 
@@ -29,7 +29,7 @@ def test_a_terminal_of_a_launchers_own_is_none(
 ) -> None:
     with capsys.disabled():
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-        progress = build_progress(TrainSettings(), 10, leads=True, relayed=relayed)
+        progress = build_progress(TrainSettings(), 10, 2, leads=True, relayed=relayed)
     assert type(progress) is kind
     progress.close()
 

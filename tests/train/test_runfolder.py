@@ -10,6 +10,7 @@ import pytest
 from entrypoint.errors import Refused
 from tests.entrypoint.test_planner import machine, plan
 from train import runfolder
+from train.lock import Lock
 from train.settings import TrainSettings, read_train_settings
 
 
@@ -18,39 +19,39 @@ def settings(output: Path, **more: object) -> TrainSettings:
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own_and_latest_is_the_newest(tmp_path: Path) -> None:
-    folders = [runfolder.open_folder(settings(tmp_path / "runs"))[0] for _ in range(5)]
+    folders = [runfolder.open_folder(settings(tmp_path / "runs"), Lock())[0] for _ in range(5)]
     assert len(set(folders)) == 5
     assert (tmp_path / "runs/latest").resolve() == folders[-1].resolve()
 
 
 def test_a_named_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
-    folder, start = runfolder.open_folder(settings(tmp_path, run_name="mine"))
-    assert (folder, start) == (tmp_path / "mine", None)
+    folder, starts = runfolder.open_folder(settings(tmp_path, run_name="mine"), Lock())
+    assert (folder, starts) == (tmp_path / "mine", [])
     (folder / "settings.json").write_text("{}")
     with pytest.raises(Refused, match="already holds a run"):
-        runfolder.open_folder(settings(tmp_path, run_name="mine"))
+        runfolder.open_folder(settings(tmp_path, run_name="mine"), Lock())
 
 
-def test_resuming_takes_the_newest_checkpoint_of_the_newest_run(tmp_path: Path) -> None:
-    folder, _ = runfolder.open_folder(settings(tmp_path))
+def test_resuming_tries_the_checkpoints_of_the_newest_run_newest_first(tmp_path: Path) -> None:
+    with Lock() as lock:
+        folder, _ = runfolder.open_folder(settings(tmp_path), lock)
     (folder / "checkpoint").mkdir()
     for step in (1, 20):
         (folder / f"checkpoint/step-{step:09d}.pt").write_text("")
-    again, start = runfolder.open_folder(settings(tmp_path, resume="auto"))
+    again, starts = runfolder.open_folder(settings(tmp_path, resume="auto"), Lock())
     assert again == folder.resolve()
-    assert start is not None
-    assert start.name == "step-000000020.pt"
+    assert [start.name for start in starts] == ["step-000000020.pt", "step-000000001.pt"]
 
 
 def test_resuming_nothing_starts_a_new_run(tmp_path: Path) -> None:
-    folder, start = runfolder.open_folder(settings(tmp_path, resume="auto", run_name="mine"))
-    assert (folder, start) == (tmp_path / "mine", None)
+    folder, starts = runfolder.open_folder(settings(tmp_path, resume="auto", run_name="mine"), Lock())
+    assert (folder, starts) == (tmp_path / "mine", [])
 
 
 @pytest.mark.parametrize("output", ["/sys", "/sys/runs", "/dev/null/runs"])
 def test_a_folder_that_not_even_root_can_write_is_refused(output: str) -> None:
     with pytest.raises(Refused, match=rf"TRAIN_OUTPUT_DIR={output}: cannot be written"):
-        runfolder.open_folder(settings(Path(output)))
+        runfolder.open_folder(settings(Path(output)), Lock())
 
 
 def test_the_command_has_every_setting_and_is_safe_to_paste(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from train import stopping
-from train.stopping import Stopped, Stopping
+from train.stopping import GO_ON, SAVE, STOP, Deadline, Stopped, Stopping, first_deadline
 
 
 def test_before_anything_is_worth_saving_a_signal_ends_it_at_once() -> None:
@@ -39,6 +39,21 @@ def test_a_run_that_saves_is_asked_first_and_ended_by_the_second_signal(monkeypa
             one.take(signal.SIGTERM, None)
 
 
+def test_a_wish_to_save_that_comes_again_just_after_all_ranks_have_saved_is_the_same_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = Stopping()
+    clock = [100.0]
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: clock[0])
+    one.saves_now()  # another rank had the signal first
+    clock[0] += 0.5
+    one.take(signal.SIGUSR2, None)
+    assert one.wish == GO_ON
+    clock[0] += 1
+    one.take(signal.SIGUSR2, None)
+    assert one.wish == SAVE
+
+
 def test_a_schedulers_warning_asks_at_any_time_and_is_not_the_first_of_two() -> None:
     one = Stopping()
     one.take(signal.SIGUSR1, None)  # while the data are read: the run will save after its first step
@@ -54,4 +69,52 @@ def test_a_warning_to_a_run_that_saves_nothing_is_nothing() -> None:
     with one.deferred(worth_saving=False):
         assert not one.asked
         one.take(signal.SIGUSR1, None)
+        assert not one.asked
+
+
+def test_the_wish_to_save_waits_for_a_step_and_the_end_comes_before_it() -> None:
+    one = Stopping()
+    one.take(signal.SIGUSR2, None)
+    assert one.wish == SAVE
+    with one.deferred(worth_saving=True):
+        one.take(signal.SIGUSR2, None)
+        assert one.wish == SAVE
+        one.take(signal.SIGTERM, None)
+        assert one.wish == STOP
+    assert Stopping().wish == GO_ON
+
+
+@pytest.mark.parametrize(
+    ("minutes", "environ", "left_s", "name"),
+    [
+        (None, {}, None, ""),
+        (2.0, {}, 60, "TRAIN_MAX_MINUTES=2"),
+        (None, {"SLURM_JOB_END_TIME": "1100"}, 70, "the end of Slurm's job"),
+        (2.0, {"SLURM_JOB_END_TIME": "1100"}, 60, "TRAIN_MAX_MINUTES=2"),
+        (30.0, {"SLURM_JOB_END_TIME": "1100"}, 70, "the end of Slurm's job"),
+        (None, {"SLURM_JOB_END_TIME": "Unknown"}, None, ""),
+        (0.1, {}, -54, "TRAIN_MAX_MINUTES=0.1"),
+    ],
+)
+def test_the_sooner_of_the_deadlines_counts(
+    monkeypatch: pytest.MonkeyPatch, minutes: float | None, environ: dict[str, str], left_s: float | None, name: str
+) -> None:
+    monkeypatch.setattr(stopping.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: 5.0)
+    found = first_deadline(minutes, 30, started=940.0, environ=environ)
+    assert found == (None if left_s is None else Deadline(5.0 + left_s, name))
+
+
+def test_a_deadline_ends_a_run_that_saves_and_a_clock_set_back_does_not_move_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, clock = Stopping(), [100.0]
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: clock[0])
+    with one.deferred(worth_saving=True, deadline=Deadline(110.0, "TRAIN_MAX_MINUTES=1")):
+        assert one.wish == GO_ON
+        monkeypatch.setattr(stopping.time, "time", lambda: 0.0)
+        clock[0] = 110.0
+        assert one.wish == STOP
+        assert one.name == "TRAIN_MAX_MINUTES=1"
+    with one.deferred(worth_saving=False, deadline=Deadline(110.0, "TRAIN_MAX_MINUTES=1")):
         assert not one.asked

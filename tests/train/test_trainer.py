@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import CORES, PYTHON, Entrypoint, clean_environment, needs_two_cores
+from tests.train.started import Started
 from train.checkpoint import newest
 
 TWO_RANKS = {"LAUNCH_NPROC_PER_NODE": "2"}
@@ -120,11 +121,30 @@ def test_an_image_folder_trains_either_way_with_two_ranks(entrypoint: Entrypoint
     assert summary["test_accuracy"] == 100
 
 
+def test_a_run_of_so_many_steps_ends_amid_an_epoch_and_goes_on_like_any_other(entrypoint: Entrypoint) -> None:
+    common = SMALL | {"TRAIN_STEPS": "25", "TRAIN_DETERMINISTIC": "1"}
+    whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})
+    assert (whole["steps"], whole["epochs"]) == (25, 3)
+    lines = (entrypoint.folder / "runs/whole/metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines if '"kind": "step"' in line]
+    assert [one["step"] for one in steps] == [10, 20, 25]
+    assert steps[-1]["lr"] < steps[-2]["lr"] / 2
+    entrypoint.train(env=common | {"TRAIN_RUN_NAME": "cut"})
+    (entrypoint.folder / "runs/cut/checkpoint/step-000000025.pt").unlink()
+    again = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "cut", "TRAIN_RESUME": "auto"})
+    assert again["weights_sha256"] == whole["weights_sha256"]
+    more = {"TRAIN_STEPS": "30", "TRAIN_RESUME": "auto", "TRAIN_RESUME_CHANGED": "1", "TRAIN_RUN_NAME": "cut"}
+    assert entrypoint.train(env=common | more)["steps"] == 30
+    result = entrypoint("train", env=common | {"TRAIN_PRUNE": "0.5", "TRAIN_PRUNE_WARMUP": "3"})
+    assert result.code == 2
+    assert "TRAIN_PRUNE_WARMUP=3: TRAIN_STEPS=25 are 3 epochs; lower it" in result.err
+
+
 def test_resume_goes_on_where_the_last_checkpoint_stopped(entrypoint: Entrypoint) -> None:
     common = SMALL | {"TRAIN_EPOCHS": "4", "TRAIN_DETERMINISTIC": "1"}
     whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})
     entrypoint.train(env=common | {"TRAIN_RUN_NAME": "cut"})
-    checkpoints = sorted((entrypoint.folder / "runs/cut/checkpoint").iterdir())
+    checkpoints = sorted((entrypoint.folder / "runs/cut/checkpoint").glob("step-*"))
     assert [path.name for path in checkpoints] == ["step-000000030.pt", "step-000000040.pt"]
     checkpoints[-1].unlink()
     result = entrypoint("train", env=common | {"TRAIN_RUN_NAME": "cut", "TRAIN_RESUME": "auto"})
@@ -254,37 +274,29 @@ def test_intels_extension_trains_the_same_model_and_resumes(entrypoint: Entrypoi
 
 
 @pytest.mark.parametrize(
-    ("number", "every", "code"), [(signal.SIGTERM, "1", 75), (signal.SIGINT, "1", 75), (signal.SIGTERM, "0", 143)]
+    ("number", "every", "code", "ranks"),
+    [
+        (signal.SIGTERM, "1", 75, {}),
+        (signal.SIGTERM, "1", 75, TWO_RANKS_WHERE_THEY_FIT),
+        (signal.SIGINT, "1", 75, {}),
+        (signal.SIGTERM, "0", 143, TWO_RANKS_WHERE_THEY_FIT),
+    ],
 )
-@pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
 def test_a_signal_ends_it_in_one_line_after_a_checkpoint(
     entrypoint: Entrypoint, number: int, every: str, code: int, ranks: dict[str, str]
 ) -> None:
-    env = {**clean_environment(), **SMALL, **ranks, "HOME": str(entrypoint.home), "TRAIN_EPOCHS": "100000"}
-    env["TRAIN_CHECKPOINT_EVERY"] = every
-    process = subprocess.Popen(
-        [PYTHON, "-m", "entrypoint", "train"],
-        cwd=entrypoint.folder,
-        env=env | {"LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("epoch 2/"):
-            break
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert "Traceback" not in err
+    env = SMALL | ranks | {"TRAIN_EPOCHS": "100000", "TRAIN_CHECKPOINT_EVERY": every, "TRAIN_TENSORBOARD": "0"}
+    run = Started(entrypoint, env)
+    run.wait_for("epoch 2/")
+    run.process.send_signal(number)
+    found, _, err = run.ended()
+    assert found == code
     assert f"stopped by {signal.Signals(number).name}" in err
     assert code != 75 or len(err.splitlines()) == 1
     assert bool(list((entrypoint.folder / "runs/latest/checkpoint").glob("step-*.pt"))) is (code == 75)
 
 
-@pytest.mark.parametrize("feed", ["memory", "stream"])
-@pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
+@pytest.mark.parametrize(("feed", "ranks"), [("memory", {}), ("stream", TWO_RANKS_WHERE_THEY_FIT)])
 def test_preempted_amid_an_epoch_it_goes_on_with_the_very_next_step(
     entrypoint: Entrypoint, pictures: Path, feed: str, ranks: dict[str, str]
 ) -> None:
@@ -293,21 +305,15 @@ def test_preempted_amid_an_epoch_it_goes_on_with_the_very_next_step(
         "TRAIN_BATCH_SIZE": "2", "TRAIN_EPOCHS": "3", "TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_LOG_INTERVAL": "1",
     }  # fmt: skip
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "straight"})
-    stopping = {**clean_environment(), **env, "HOME": str(entrypoint.home), "TRAIN_RUN_NAME": "stopped"}
-    process = subprocess.Popen(
-        [PYTHON, "-m", "entrypoint", "train"], cwd=entrypoint.folder, env=stopping, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("epoch 2/3  step 15/"):
-            process.send_signal(signal.SIGTERM)
-            break
-    process.communicate(timeout=60)
-    assert process.returncode == 75
+    run = Started(entrypoint, env | {"TRAIN_RUN_NAME": "stopped"})
+    run.wait_for("epoch 2/3  step 15/")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ended()[0] == 75
     stopped_at = torch.load(newest(entrypoint.folder / "runs/stopped/checkpoint"), weights_only=True)["step"]
     assert 15 <= stopped_at < 36
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "stopped", "TRAIN_RESUME": "auto"})
     assert losses(entrypoint, "stopped") == losses(entrypoint, "straight")
+    assert entrypoint.summary("stopped")["weights_sha256"] == entrypoint.summary("straight")["weights_sha256"]
 
 
 def test_a_terminal_gets_a_bar(entrypoint: Entrypoint) -> None:

@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from tests.conftest import PYTHON
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON
 
 # A forked worker of a parent that answers SIGTERM with an exception, as the trainer does.
 FORK = """
@@ -41,6 +41,6 @@ def test_a_worker_that_is_ended_says_nothing(what: str, quiet: bool) -> None:
     lines = sorted(process.stdout.readline().strip() for _ in range(2))
     assert lines[1] == "ready"
     os.kill(int(lines[0]), signal.SIGTERM)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=LAUNCH_LIMIT_S)
     assert ("Traceback" not in err) is quiet
     assert (int(out) == -signal.SIGTERM) is quiet

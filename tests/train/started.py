@@ -1,0 +1,39 @@
+"""A run that goes on while something happens to it."""
+
+from __future__ import annotations
+
+import subprocess
+
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment
+
+
+class Started:
+    """The trainer as a person starts it, its output read line by line; `before` are words in front of the command."""
+
+    def __init__(self, entrypoint: Entrypoint, env: dict[str, str], *before: str) -> None:
+        self.process = subprocess.Popen(
+            [*before, PYTHON, "-m", "entrypoint", "train"],
+            cwd=entrypoint.folder,
+            env={**clean_environment(), "LAUNCH_QUIET": "1", **env, "HOME": str(entrypoint.home)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_for(self, words: str) -> None:
+        """Read on to a line with these words."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if words in line:
+                return
+        raise AssertionError(self.process.communicate()[1])
+
+    def ended(self, within_s: float = LAUNCH_LIMIT_S) -> tuple[int, str, str]:
+        """Return code, the rest of standard output, and standard error when it has ended, which it must."""
+        try:
+            out, err = self.process.communicate(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise AssertionError(self.process.communicate()[1]) from None
+        assert "Traceback" not in err, err
+        return self.process.returncode, out, err

@@ -1,0 +1,118 @@
+"""What the model is computed in and by, as the plan has it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from entrypoint.errors import Exit, Refused
+from entrypoint.packages import Packages
+from entrypoint.plan import Plan
+from tests.entrypoint.test_planner import machine, plan
+from tests.train.test_planning import SMALL
+from train.planning import plan_training
+from train.settings import read_train_settings
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "precision", "why"),
+    [
+        ({}, (), "fp32", "the default"),
+        ({}, ("avx512_bf16",), "fp32", "the default; TRAIN_PRECISION=auto would take bf16: the CPU has avx512_bf16"),
+        ({"TRAIN_PRECISION": "auto"}, ("avx512_bf16",), "bf16", "the CPU has avx512_bf16; weights stay fp32"),
+        ({"TRAIN_PRECISION": "auto"}, ("amx_bf16", "avx512_bf16"), "bf16", "the CPU has amx_bf16; weights stay fp32"),
+        ({"TRAIN_PRECISION": "auto"}, ("avx512f",), "fp32", "no unit computes in bf16, and emulating it is slow"),
+        ({"TRAIN_PRECISION": "bf16"}, ("avx512_bf16",), "bf16", "(yours) TRAIN_PRECISION=bf16"),
+        ({"TRAIN_PRECISION": "fp16"}, (), "fp16", "(yours) TRAIN_PRECISION=fp16; no unit here computes in it, and"
+         " emulating it is slow"),
+    ],
+)  # fmt: skip
+def test_bf16_is_taken_on_auto_only_where_the_cpu_computes_in_it(
+    environ: dict[str, str], flags: tuple[str, ...], precision: str, why: str
+) -> None:
+    node = replace(machine(4), cpu_flags=flags)
+    made = plan_training(plan(node), read_train_settings(environ, {}), SMALL, node)
+    assert made.training["precision"] == precision
+    assert {decision.what: decision.why for decision in made.decisions}["precision"] == why
+
+
+@pytest.mark.parametrize(("capability", "precision"), [(70, "fp32"), (80, "bf16"), (90, "bf16")])
+def test_bf16_is_taken_on_auto_from_ampere_on(capability: int, precision: str) -> None:
+    node = machine(4, gpus=1)
+    node = replace(node, gpus=tuple(replace(gpu, capability=capability) for gpu in node.gpus))
+    made = plan_training(plan(node), read_train_settings({"TRAIN_PRECISION": "auto"}, {}), SMALL, node)
+    assert made.training["precision"] == precision
+
+
+AMX, VNNI = ("amx_bf16", "avx512f"), ("avx512_bf16", "avx512f")
+FITS = {"torch": "2.8.0", "intel_extension_for_pytorch": "2.8.0"}
+MISFITS = {"torch": "2.13.0", "intel_extension_for_pytorch": "2.8.0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "versions", "ipex", "why"),
+    [
+        ({}, AMX, FITS, True, "the CPU has AMX, and the run pays its import of 5 s back"),
+        ({"TRAIN_EPOCHS": "1"}, AMX, FITS, False, "the run is too short to pay its import of 5 s back"),
+        ({}, VNNI, FITS, False, "it gains little or nothing on a CPU without AMX"),
+        ({}, AMX, {"torch": "2.8.0"}, False, "Intel's extension is not installed"),
+        ({}, AMX, MISFITS, False, "Intel's extension 2.8.0 does not go with torch 2.13.0"),
+        ({"TRAIN_IPEX": "on"}, (), FITS, True, "(yours) TRAIN_IPEX=on"),
+        ({"TRAIN_IPEX": "off"}, AMX, FITS, False, "(yours) TRAIN_IPEX=off"),
+    ],
+)
+def test_intels_extension_is_taken_on_auto_only_where_it_gains(
+    environ: dict[str, str], flags: tuple[str, ...], versions: dict[str, str], ipex: bool, why: str
+) -> None:
+    node = replace(machine(4), cpu_flags=flags, packages=Packages(versions))
+    made = plan_training(plan(machine(4)), read_train_settings(environ, {}), SMALL, node)
+    assert made.training["ipex"] is ipex
+    assert {decision.what: decision.why for decision in made.decisions}["ipex"] == why
+
+
+@pytest.mark.parametrize(("versions", "said"), [({}, "is not installed"), (MISFITS, "does not go with torch 2.13.0")])
+def test_intels_extension_asked_for_and_unusable_is_refused(versions: dict[str, str], said: str) -> None:
+    node = replace(machine(4), packages=Packages(versions))
+    with pytest.raises(Refused, match=f"TRAIN_IPEX=on: Intel's extension .*{said}; set TRAIN_IPEX=auto") as error:
+        plan_training(plan(machine(4)), read_train_settings({"TRAIN_IPEX": "on"}, {}), SMALL, node)
+    assert error.value.code == Exit.MACHINE
+
+
+def compiled(environ: dict[str, str], versions: dict[str, str] | None = None, gpus: int = 0) -> Plan:
+    node = replace(machine(4, gpus=gpus), packages=Packages(versions or {}))
+    return plan_training(plan(node), read_train_settings(environ, {}), SMALL, node)
+
+
+@pytest.mark.parametrize(
+    ("environ", "value"),
+    [
+        ({}, "off"),
+        ({"TRAIN_COMPILE": "default"}, "default by inductor"),
+        ({"TRAIN_COMPILE": "auto", "TRAIN_COMPILE_BACKEND": "eager"}, "auto by eager"),
+    ],
+)
+def test_what_compiles_is_in_the_plan(environ: dict[str, str], value: str) -> None:
+    made = next(decision for decision in compiled(environ).decisions if decision.what == "compile")
+    assert made.value == value
+    assert ("(yours)" in made.why) is bool(environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "gpus", "said"),
+    [
+        ({"TRAIN_COMPILE_BACKEND": "eager"}, 0, "TRAIN_COMPILE_BACKEND=eager: nothing is compiled"),
+        ({"TRAIN_COMPILE": "default", "TRAIN_COMPILE_BACKEND": "ipex"}, 0, "ipex is not installed"),
+        ({"TRAIN_COMPILE": "default", "TRAIN_COMPILE_BACKEND": "cudagraphs"}, 0, "cudagraphs is for GPUs"),
+        ({"TRAIN_COMPILE": "default"}, 1, "TRAIN_COMPILE=default: inductor needs triton, which is not installed"),
+        (
+            {"TRAIN_COMPILE": "max-autotune", "TRAIN_COMPILE_BACKEND": "eager"},
+            0,
+            "TRAIN_COMPILE=max-autotune and TRAIN_COMPILE_BACKEND=eager contradict",
+        ),
+        ({"TRAIN_PRECISION": "tf32"}, 0, "TRAIN_PRECISION=tf32: only NVIDIA GPUs from Ampere on"),
+    ],
+)
+def test_what_cannot_be_used_here_is_refused_with_what_it_needs(environ: dict[str, str], gpus: int, said: str) -> None:
+    with pytest.raises(Refused, match=said):
+        compiled(environ, gpus=gpus)

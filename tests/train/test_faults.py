@@ -1,0 +1,162 @@
+"""What goes wrong under a run ends it in one line, with the right code, and the checkpoints before it whole."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from entrypoint.errors import Exit
+from tests.conftest import Entrypoint, paint
+from tests.train.started import Started
+from tests.train.test_trainer import SMALL
+from train.checkpoint import load_first, newest_first
+
+pytestmark = pytest.mark.launch
+ENDLESS = {"TRAIN_EPOCHS": "100000", "TRAIN_TENSORBOARD": "0", "TRAIN_RUN_NAME": "run"}
+
+
+@pytest.fixture
+def small_disk(entrypoint: Entrypoint) -> Iterator[Path]:
+    """A file system of 6 MiB as the output folder."""
+    folder = entrypoint.folder / "runs"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], check=False).returncode:
+        pytest.skip("needs the right to mount a tmpfs (root)")
+    yield folder
+    subprocess.run(["chattr", "-i", folder / "run/checkpoint"], check=False, capture_output=True)
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(folder: Path) -> None:
+    with (folder / "fill").open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return
+
+
+def forbid(folder: Path) -> None:
+    """Let not even root make files there."""
+    subprocess.run(["chattr", "+i", folder / "run/checkpoint"], check=True)
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder / "run")
+
+
+@pytest.mark.parametrize(
+    ("cause", "more", "said"),
+    [
+        (None, {"TRAIN_KEEP": "100"}, "run/checkpoint: cannot be written (No space left on device); the checkpoints "),
+        (fill, {}, "cannot be written (No space left on device); the checkpoints "),
+        (fill, {"TRAIN_CHECKPOINT_EVERY": "0", "TRAIN_LOG_INTERVAL": "1"}, "run: cannot be written (No space left on"),
+        (remove, {}, "run/checkpoint: cannot be written (No such file or directory); the checkpoints "),
+        (forbid, {}, "run/checkpoint: cannot be written (Operation not permitted); the checkpoints "),
+    ],
+)
+def test_a_disk_that_takes_no_more(
+    entrypoint: Entrypoint, small_disk: Path, cause: Callable[[Path], None] | None, more: dict[str, str], said: str
+) -> None:
+    run = Started(entrypoint, ENDLESS | SMALL | more)
+    run.wait_for("epoch 2/")
+    if cause:
+        cause(small_disk)
+    code, _, err = run.ended()
+    assert code == Exit.MACHINE
+    assert len(err.splitlines()) == 1
+    assert said in err
+    kept = newest_first(small_disk / "run/checkpoint")
+    for path in kept:
+        assert not load_first([path], {}, changed=True).passed
+    assert bool(kept) is (cause is not remove and "TRAIN_CHECKPOINT_EVERY" not in more)
+    assert not list((small_disk / "run/checkpoint").glob(".*"))
+
+
+@pytest.fixture
+def quota(entrypoint: Entrypoint) -> Iterator[Path]:
+    """The output folder on a btrfs whose quota leaves a subvolume 6 MiB."""
+    if not shutil.which("mkfs.btrfs") or os.getuid():
+        pytest.skip("needs root and btrfs-progs, to make a file system with a quota")
+    image, folder, runs = (entrypoint.folder / name for name in ("image", "disk", "runs"))
+    with image.open("wb") as file:
+        file.truncate(256 << 20)
+    folder.mkdir()
+    subprocess.run(["mkfs.btrfs", "-q", image], check=True)
+    if subprocess.run(["mount", "-o", "loop", image, folder], check=False).returncode:
+        pytest.skip("needs the right to mount a file (root, and a loop device)")
+    try:
+        for words in (("quota", "enable", folder), ("subvolume", "create", folder / "runs")):
+            subprocess.run(["btrfs", *words], check=True, capture_output=True)
+        subprocess.run(["btrfs", "qgroup", "limit", "6M", folder / "runs"], check=True)
+        runs.symlink_to(folder / "runs")
+        yield runs
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_quota_that_is_used_up(entrypoint: Entrypoint, quota: Path) -> None:
+    run = Started(entrypoint, ENDLESS | SMALL | {"TRAIN_KEEP": "100"})
+    code, _, err = run.ended()
+    assert code == Exit.MACHINE, err
+    assert len(err.splitlines()) == 1
+    assert "cannot be written (Disk quota exceeded)" in err
+    kept = newest_first(quota / "run/checkpoint")
+    assert kept
+    for path in kept:
+        assert not load_first([path], {}, changed=True).passed
+
+
+@pytest.fixture
+def streamed(tmp_path: Path) -> dict[str, str]:
+    """A set whose epochs take long enough to fall into."""
+    paint(tmp_path / "pictures/train", each=400)
+    paint(tmp_path / "pictures/test", each=4)
+    return {
+        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path / "pictures"), "TRAIN_FEED": "stream",
+        "TRAIN_BATCH_SIZE": "4", "TRAIN_WORKERS": "2",
+    }  # fmt: skip
+
+
+def test_a_loader_worker_that_is_killed(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
+    run = Started(entrypoint, ENDLESS | streamed)
+    run.wait_for("epoch 2/")
+    rank = run.process.pid
+    os.kill(int(Path(f"/proc/{rank}/task/{rank}/children").read_text().split()[0]), signal.SIGKILL)
+    code, _, err = run.ended()
+    assert code == Exit.RANK_FAILED
+    assert len(err.splitlines()) == 1, err
+    # Python's queue may meet the end first, amid a batch, or DataLoader, which looks after its workers.
+    assert re.search(r"error: loader workers: (DataLoader worker \(pid|one ended while it handed)", err), err
+    assert "see `df /dev/shm` and the memory limit, or lower TRAIN_WORKERS" in err
+
+
+def test_pictures_that_vanish(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
+    run = Started(entrypoint, ENDLESS | streamed)
+    run.wait_for("epoch 2/")
+    for one in Path(streamed["TRAIN_DATA_DIR"]).glob("train/*/*"):
+        one.unlink()
+    code, _, err = run.ended()
+    assert code == Exit.USAGE
+    assert len(err.splitlines()) == 1, err
+    assert "No such file or directory" in err
+    assert "set TRAIN_BAD_IMAGES=skip" in err
+
+
+def test_shared_memory_that_another_fills(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to make a mount namespace (root)")
+    own = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"', "sh")
+    run = Started(entrypoint, ENDLESS | streamed, *own)
+    run.wait_for("epoch 2/")
+    fill(Path(f"/proc/{run.process.pid}/root/dev/shm"))
+    code, _, err = run.ended()
+    assert code == Exit.RANK_FAILED, err
+    assert "see `df /dev/shm`" in err

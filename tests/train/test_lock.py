@@ -1,0 +1,77 @@
+"""One writer for a run's folder: who is alive keeps it, who is gone loses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from entrypoint.errors import Refused
+from tests.conftest import Entrypoint
+from tests.train.started import Started
+from tests.train.test_trainer import SMALL
+from train.lock import NAME, Lock, me
+
+
+def test_one_at_a_time_and_the_next_when_it_is_given_back(tmp_path: Path) -> None:
+    with Lock() as one:
+        one.take(tmp_path)
+        assert one.mine
+        with Lock() as other, pytest.raises(Refused, match=rf"process {os.getpid()} on .* trains into it right now"):
+            other.take(tmp_path)
+        assert one.mine
+    assert not (tmp_path / NAME).exists()
+    with Lock() as other:
+        other.take(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"pid": 2**22 + 1}, {"born": "1"}])
+def test_of_a_process_that_is_gone_or_another_of_its_number_it_is_taken_at_once(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    (tmp_path / NAME).write_text(json.dumps(me() | change))
+    with Lock(stale_s=60) as lock:
+        lock.take(tmp_path)
+        assert lock.mine
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", json.dumps({"node": "far", "pid": 7, "pids": "another", "born": "1"})]
+)
+def test_one_that_nobody_touches_is_taken_after_a_while_and_told(
+    tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / NAME).write_text(content)
+    with Lock(stale_s=0.5) as lock:
+        lock.take(tmp_path)
+        assert lock.mine
+    assert f"{tmp_path} is locked by process " in capsys.readouterr().err
+
+
+def test_one_that_is_touched_from_elsewhere_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Lock(beat_s=0.1) as far:
+        far.take(tmp_path)
+        monkeypatch.setattr("train.lock.pid_namespace", lambda: "another")
+        with Lock(stale_s=5) as near, pytest.raises(Refused, match="trains into it right now"):
+            near.take(tmp_path)
+
+
+@pytest.mark.launch
+def test_two_jobs_on_one_folder_do_not_meet_and_a_crash_leaves_nothing_in_the_way(entrypoint: Entrypoint) -> None:
+    env = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_TENSORBOARD": "0", "TRAIN_RESUME": "auto", "LAUNCH_QUIET": "1"}
+    first = Started(entrypoint, env | {"TRAIN_EPOCHS": "100000"})
+    first.wait_for("epoch 2/")
+    second = entrypoint("train", env=env)
+    assert second.code == 2
+    (line,) = second.error_lines
+    assert f"runs/run: process {first.process.pid} on " in line
+    first.process.kill()
+    first.ended()
+    began = time.monotonic()
+    third = entrypoint("train", env=env | {"TRAIN_RESUME_CHANGED": "1"})
+    assert third.code == 0, third.err
+    assert "locked" not in third.err
+    assert time.monotonic() - began < 60

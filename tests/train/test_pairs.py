@@ -1,0 +1,99 @@
+"""Every two settings together: each pair trains, or is refused with a reason; none crashes."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Entrypoint, needs_two_cores
+from tests.entrypoint.test_bond import free_port
+
+pytestmark = pytest.mark.launch
+
+PROGRAM = Path(__file__).with_name("pairs.py")
+BASE = {
+    "TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_SHAPE": "3x8x8", "TRAIN_SYNTHETIC_IMAGES": "16",
+    "TRAIN_BATCH_SIZE": "8", "TRAIN_EPOCHS": "2", "TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "off",
+    "TRAIN_RUN_NAME": "run", "LAUNCH_BIND": "none",
+}  # fmt: skip
+OPTIONS: dict[str, dict[str, str]] = {
+    "compile": {"TRAIN_COMPILE": "default", "TRAIN_COMPILE_BACKEND": "aot_eager"},
+    "compile auto": {"TRAIN_COMPILE": "auto"},
+    "bf16": {"TRAIN_PRECISION": "bf16"},
+    "fp16": {"TRAIN_PRECISION": "fp16"},
+    "prune": {"TRAIN_PRUNE": "0.5"},
+    "contiguous": {"TRAIN_CHANNELS_LAST": "0"},
+    "accumulate": {"TRAIN_ACCUMULATE": "2"},
+    "ema": {"TRAIN_EMA": "0.9"},
+    "mixup": {"TRAIN_MIXUP": "0.4"},
+    "cutmix": {"TRAIN_CUTMIX": "1"},
+    "clip": {"TRAIN_CLIP_NORM": "1"},
+    "adamw": {"TRAIN_OPTIMIZER": "adamw", "TRAIN_SCHEDULE": "cosine"},
+    "profile": {"TRAIN_PROFILE": "1"},
+    "deterministic": {"TRAIN_DETERMINISTIC": "1"},
+    "no bias": {"TRAIN_BIAS": "0"},
+    "smoothing": {"TRAIN_LABEL_SMOOTHING": "0.1"},
+}
+SPEEDNET = {
+    "TRAIN_MODEL": "speednet-half",
+    "TRAIN_SYNTHETIC_SHAPE": "3x16x16",
+}  # some of whose weights stay as they are
+# Slower ones, each with what it might not go with.
+RARER = [
+    {"TRAIN_EXPORT": "onnx", **OPTIONS[other]} for other in ("prune", "ema", "bf16", "compile", "contiguous")
+] + [
+    {"TRAIN_MODEL": "resnet18", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_LR": "0.001", **OPTIONS[other]}
+    for other in ("compile", "fp16", "prune", "ema", "accumulate", "mixup")
+] + [
+    {**SPEEDNET, **OPTIONS[other]} for other in ("compile", "fp16", "prune", "ema", "mixup", "clip")
+] + [{"TRAIN_PRUNE_WITH": "nni", **OPTIONS["prune"]}]  # fmt: skip
+SHARED: dict[str, dict[str, str]] = {
+    "static graph": {"TRAIN_STATIC_GRAPH": "1"},
+    "find unused": {"TRAIN_FIND_UNUSED": "1"},
+    "compress": {"TRAIN_COMPRESS": "bf16"},
+    "powersgd": {"TRAIN_COMPRESS": "powersgd"},
+}
+FSDP = {"TRAIN_SHARD": "fsdp"}
+PARTS = 4
+TWO = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1"}
+
+
+def check(entrypoint: Entrypoint, environs: list[dict[str, str]], *more: str) -> None:
+    """Train with each; a step's own words must be a refusal that names a setting."""
+    combined = [BASE | one for one in environs]
+    (entrypoint.folder / "combinations.json").write_text(json.dumps(combined))
+    result = entrypoint("run", *more, PROGRAM, entrypoint.folder, str(free_port()), env={"LAUNCH_QUIET": "1"})
+    said = [json.loads(line) for line in result.out.splitlines() if line.startswith('"')]
+    wrong = [(one, word) for one, word in zip(environs, said, strict=False)
+             if word and not re.match(r"refused: (TRAIN|LAUNCH)_\w+=\S+", word)]  # fmt: skip
+    assert not wrong, wrong
+    assert len(said) == len(environs), result.err[-3000:]
+    assert result.code == 0
+    for index, word in enumerate(said):
+        if not word:
+            summary = json.loads((entrypoint.folder / f"runs{index}/run/summary.json").read_text())
+            assert summary["steps"] == 4
+    assert sum(not word for word in said) > 0.8 * len(said), "most pairs work"
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_any_two_settings_train_or_are_refused_with_a_reason(entrypoint: Entrypoint, part: int) -> None:
+    check(entrypoint, [OPTIONS[one] | OPTIONS[other] for one, other in list(combinations(OPTIONS, 2))[part::PARTS]])
+
+
+def test_so_do_the_slower_ones(entrypoint: Entrypoint) -> None:
+    pytest.importorskip("torchvision")
+    check(entrypoint, RARER)
+
+
+@needs_two_cores
+def test_so_does_each_setting_over_two_ranks(entrypoint: Entrypoint) -> None:
+    shared = [a | b for a in SHARED.values() for b in (OPTIONS["accumulate"], OPTIONS["compile"], OPTIONS["prune"])]
+    shared += [FSDP | one for one in (*OPTIONS.values(), {"TRAIN_EXPORT": "onnx"}, {"TRAIN_MODEL": "resnet18"})]
+    shared += [SPEEDNET | more for more in ({}, FSDP, OPTIONS["ema"])]
+    environs = [TWO | one for one in (*OPTIONS.values(), *SHARED.values(), *shared)]
+    check(entrypoint, environs, "--nproc-per-node=2", "--oversubscribe=1")

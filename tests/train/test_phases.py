@@ -1,0 +1,47 @@
+"""A profile of a few steps: files, shares, and the word on what takes the time."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.conftest import Entrypoint
+from train.phases import PHASES, Shares
+
+
+@pytest.mark.parametrize(
+    ("seconds", "feed", "said"),
+    [
+        ((61, 20, 15, 4), "stream", "data loading takes 61 % of a step: raise TRAIN_WORKERS, or set TRAIN_FEED=memory"),
+        ((61, 20, 15, 4), "memory", "data loading takes 61 % of a step: cut TRAIN_TRANSFORMS"),
+        ((5, 30, 25, 40), "memory", "the optimizer takes 40 % of a step: raise TRAIN_BATCH_SIZE"),
+        ((2, 30, 60, 8), "memory", "forward and backward take 90 % of a step: the model's arithmetic"),
+    ],
+)
+def test_the_diagnosis_names_what_takes_the_time(seconds: tuple[int, ...], feed: str, said: str) -> None:
+    shares = Shares(10, dict(zip(PHASES, map(float, seconds), strict=True)))
+    assert shares.diagnosis(feed).startswith(said)
+    assert shares.line().startswith(f"data {seconds[0]} %, forward and loss {seconds[1]} %")
+
+
+@pytest.mark.launch
+def test_a_run_is_profiled_and_trains_on(entrypoint: Entrypoint) -> None:
+    env = {"TRAIN_EPOCHS": "1", "TRAIN_PROFILE": "4", "TRAIN_TENSORBOARD": "0"}
+    result = entrypoint("train", env=env | {"TRAIN_RUN_NAME": "seen"})
+    assert result.code == 0, result.err
+    folder = entrypoint.folder / "runs/seen/profile"
+    operators = (folder / "operators.txt").read_text()
+    assert "aten::mkldnn_convolution" in operators or "aten::convolution" in operators
+    assert "Self CPU %" in operators
+    phases = json.loads((folder / "phases.json").read_text())
+    assert phases["steps"] == 4
+    assert sum(phases["shares"].values()) == pytest.approx(1, abs=0.01)
+    assert all(phases["seconds"][name] > 0 for name in PHASES)
+    marks = [one["name"] for one in json.loads((folder / "trace.json").read_text())["traceEvents"]]
+    assert marks.count("step: optimizer") == 4
+    assert f"profile of 4 steps: {Shares(4, phases['seconds']).line()}" in result.out
+    assert phases["diagnosis"] in result.out
+
+    plain = entrypoint.train(env={"TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "plain"})
+    assert entrypoint.summary("seen")["test_loss"] == plain["test_loss"], "looking changes nothing"

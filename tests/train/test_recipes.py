@@ -1,0 +1,57 @@
+"""Recipes: what they set by device, and that a person's own settings win."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from entrypoint.plan import Plan
+from tests.conftest import Entrypoint
+from tests.entrypoint.test_planner import machine, plan
+from train.recipes import RECIPES, with_recipe
+from train.settings import TrainSettings, read_train_settings
+
+
+def with_it(environ: Mapping[str, str]) -> tuple[TrainSettings, Plan]:
+    given, made = with_recipe(read_train_settings(environ, {}), plan(machine(4), {}))
+    return given.values, made
+
+
+def test_the_default_sets_nothing() -> None:
+    values, made = with_it({})
+    assert values == TrainSettings()
+    assert made == plan(machine(4), {})
+
+
+def test_a_recipe_sets_what_a_person_left_open_and_says_so() -> None:
+    values, made = with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_EPOCHS": "3"})
+    assert (values.model, values.epochs) == ("speednet-half", 3)
+    assert made.environment["TRAIN_MODEL"] == "speednet-half"
+    assert "TRAIN_EPOCHS" not in made.environment
+    (told,) = [one for one in made.decisions if one.what == "recipe"]
+    assert told.value == "speedrun"
+    assert told.why.startswith("(yours) TRAIN_RECIPE=speedrun: batch_size=")
+    assert "epochs" not in told.why
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_recipe_is_made_of_settings(name: str, device: str) -> None:
+    assert TrainSettings.model_validate(RECIPES[name][device])
+
+
+@pytest.mark.launch
+def test_a_run_by_a_recipe_tells_all_that_it_was_made_by(entrypoint: Entrypoint) -> None:
+    small = {
+        "TRAIN_DATASET": "synthetic",
+        "TRAIN_SYNTHETIC_IMAGES": "1024",
+        "TRAIN_EPOCHS": "2",
+        "TRAIN_BATCH_SIZE": "32",
+    }
+    summary = entrypoint.train("--recipe=speedrun", env=small)
+    assert summary["model"] == "speednet-half"
+    assert summary["test_accuracy"] > 90
+    settings = json.loads((entrypoint.folder / "runs/latest/settings.json").read_text())
+    assert (settings["recipe"], settings["model"], settings["epochs"]) == ("speedrun", "speednet-half", 2)

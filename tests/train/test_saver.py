@@ -1,0 +1,59 @@
+"""Checkpoints written beside the training."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from train.saver import Saver, snapshot
+
+
+def test_one_is_written_at_a_time_and_beside_what_goes_on() -> None:
+    saver, gate, done = Saver(beside=True), threading.Event(), list[int]()
+
+    def write(number: int) -> None:
+        gate.wait(10)
+        done.append(number)
+
+    saver.begin(lambda: write(1))
+    assert not done
+    gate.set()
+    saver.begin(lambda: write(2))
+    assert done[0] == 1
+    saver.wait()
+    assert done == [1, 2]
+    saver.wait()
+
+
+def test_where_it_may_not_run_beside_it_is_written_at_once() -> None:
+    done = list[int]()
+    Saver(beside=False).begin(lambda: done.append(1))
+    assert done == [1]
+
+
+@pytest.mark.parametrize("next_call", ["wait", "begin"])
+def test_a_failure_is_told_with_the_next_call_and_once(next_call: str) -> None:
+    saver, after = Saver(beside=True), list[int]()
+
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    saver.begin(fail)
+    with pytest.raises(OSError, match="No space left"):
+        saver.wait() if next_call == "wait" else saver.begin(lambda: after.append(1))
+    saver.wait()
+    assert not after
+
+
+def test_a_snapshot_is_the_same_and_does_not_follow() -> None:
+    weights = torch.arange(6.0).reshape(2, 3)
+    state = {"a": weights, "b": [weights, 1.5, {"c": (weights, None)}], "d": "text"}
+    taken = snapshot(state)
+    weights += 1
+    first = torch.arange(6.0).reshape(2, 3)
+    assert torch.equal(taken["a"], first)
+    assert torch.equal(taken["b"][0], first)
+    assert torch.equal(taken["b"][2]["c"][0], first)
+    assert (taken["b"][1], taken["b"][2]["c"][1], taken["d"]) == (1.5, None, "text")

@@ -1,0 +1,75 @@
+"""When a run saves amid its epochs, and ends early to go on later."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from entrypoint.errors import Exit
+from tests.conftest import CORES, Entrypoint
+from tests.train.started import Started
+from tests.train.test_trainer import SMALL, TWO_RANKS
+
+pytestmark = pytest.mark.launch
+RUN = SMALL | {"TRAIN_TENSORBOARD": "0", "TRAIN_LOG_INTERVAL": "1", "TRAIN_KEEP": "100", "TRAIN_RUN_NAME": "run"}
+
+
+@pytest.mark.parametrize("ranks", [{}, TWO_RANKS] if CORES > 1 else [{}])
+def test_sigusr2_saves_amid_an_epoch_and_the_run_goes_on_as_if_nothing_had_been(
+    entrypoint: Entrypoint, ranks: dict[str, str]
+) -> None:
+    run = Started(entrypoint, RUN | ranks | {"TRAIN_CHECKPOINT_EVERY": "9"})
+    run.wait_for("epoch 3/10  step 22/")
+    run.process.send_signal(signal.SIGUSR2)
+    code, rest, err = run.ended()
+    assert code == 0, err
+    assert "is saved in runs/run/checkpoint, as SIGUSR2 asks for" in rest
+    (asked,) = (
+        path for path in (entrypoint.folder / "runs/run/checkpoint").glob("step-*")
+        if not path.stem.endswith(("90", "100"))
+    )  # fmt: skip
+    ended = entrypoint.summary("run")
+    again = entrypoint.train(env=RUN | ranks | {"TRAIN_RUN_NAME": "again", "TRAIN_RESUME": str(asked)})
+    straight = entrypoint.train(env=RUN | ranks | {"TRAIN_RUN_NAME": "straight"})
+    assert ended["weights_sha256"] == straight["weights_sha256"] == again["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "said", "ranks"),
+    [
+        ({"TRAIN_MAX_MINUTES": "0.15"}, "stopped by TRAIN_MAX_MINUTES=0.15: step ", TWO_RANKS if CORES > 1 else {}),
+        ({"SLURM_JOB_END_TIME": "1", "LAUNCH_GRACE_S": "5"}, "stopped by the end of Slurm's job: step ", {}),
+    ],
+)
+def test_a_deadline_ends_it_with_a_checkpoint_to_go_on_from(
+    entrypoint: Entrypoint, limit: dict[str, str], said: str, ranks: dict[str, str]
+) -> None:
+    endless = RUN | ranks | {"TRAIN_EPOCHS": "100000", "TRAIN_LOG_INTERVAL": "auto", "LAUNCH_QUIET": "1"}
+    result = entrypoint("train", env=endless | limit)
+    assert result.code == Exit.PREEMPTED, result.err
+    assert result.err.startswith(f"entrypoint: preempted: {said}"), result.err
+    assert result.err.endswith("run it again with TRAIN_RESUME=auto\n")
+    assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_gives_the_same_end(entrypoint: Entrypoint) -> None:
+    whole = entrypoint.train(env=RUN | {"TRAIN_EPOCHS": "3"})
+    checkpoints = sorted((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
+    damage(checkpoints[2])
+    damage(checkpoints[1])
+    result = entrypoint("train", env=RUN | {"TRAIN_EPOCHS": "3", "TRAIN_RESUME": "auto"})
+    assert result.code == 0, result.err
+    for one in checkpoints[1:]:
+        assert (
+            f"warning: passed over {one.relative_to(entrypoint.folder)}: cannot be read as a checkpoint" in result.out
+        )
+    assert "going on from runs/run/checkpoint/step-000000010.pt" in result.out
+    assert entrypoint.summary("run")["weights_sha256"] == whole["weights_sha256"]
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)

@@ -1,0 +1,118 @@
+"""Models spread over ranks: they learn what one rank learns, each rank holds its part, and runs go on from parts."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import signal
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from tests.conftest import PYTHON, Entrypoint, needs_two_cores
+from tests.train.started import Started
+from tests.train.test_checkpoint import Hostile
+from tests.train.test_trainer import SMALL, TWO_RANKS, losses
+from train.checkpoint import newest
+from train.sharding import UNIT_PARAMETERS, units
+from train.shards import Describing
+
+pytestmark = [pytest.mark.launch, needs_two_cores]
+SPREAD = SMALL | TWO_RANKS | {"TRAIN_SHARD": "fsdp", "TRAIN_TENSORBOARD": "0"}
+
+
+def test_units_are_the_large_elements_of_sequences_inner_ones_first() -> None:
+    side = int(UNIT_PARAMETERS**0.5) + 1
+    block = nn.Sequential(nn.Linear(side, side), nn.ReLU())
+    attention = nn.MultiheadAttention(side, 1)  # its output projection's weights are used without a call
+    model = nn.ModuleDict({"body": nn.Sequential(block, nn.Linear(4, 4), attention), "head": nn.Linear(side, side)})
+    assert list(units(model)) == [block[0], block, attention]
+
+
+@pytest.mark.parametrize("more", [{}, {"TRAIN_EMA": "0.9", "TRAIN_ACCUMULATE": "2", "TRAIN_CLIP_NORM": "1"}])
+def test_two_ranks_learn_what_one_does_and_each_saves_its_part(entrypoint: Entrypoint, more: dict[str, str]) -> None:
+    common = SMALL | more | {"TRAIN_EPOCHS": "2", "TRAIN_LR": "0.01", "TRAIN_EVAL_BATCH_SIZE": "63"}  # 64 images a rank
+    whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})
+    spread = entrypoint.train(env=common | SPREAD | {"TRAIN_RUN_NAME": "spread"})
+    assert losses(entrypoint, "spread") == pytest.approx(losses(entrypoint, "whole"), rel=1e-3)
+    for name in ("parameters", "multiply_adds", "test_images"):
+        assert spread[name] == whole[name]
+    assert spread["test_accuracy"] == pytest.approx(whole["test_accuracy"], abs=1)
+    checkpoint = newest(entrypoint.folder / "runs/spread/checkpoint")
+    assert checkpoint is not None
+    one, other = (part.stat().st_size for part in sorted(checkpoint.glob("*.distcp")))
+    assert 0.8 < one / other < 1.25
+    kept = 2 + ("TRAIN_EMA" in more)  # weights and momentum
+    assert one + other == pytest.approx(4 * kept * whole["parameters"], rel=0.1)
+
+
+def stopped(entrypoint: Entrypoint, env: dict[str, str]) -> Path:
+    """Stop a run amid its second epoch; return the checkpoint that it leaves."""
+    run = Started(entrypoint, env | {"TRAIN_RUN_NAME": "stopped"})
+    run.wait_for("epoch 2/")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ended()[0] == 75
+    found = newest(entrypoint.folder / "runs/stopped/checkpoint")
+    assert found is not None
+    assert found.suffix == ".sharded"
+    return found
+
+
+def test_a_stopped_run_goes_on_to_the_bit_and_on_one_rank_too(entrypoint: Entrypoint) -> None:
+    env = SPREAD | {"TRAIN_EPOCHS": "30", "TRAIN_LOG_INTERVAL": "1", "TRAIN_EMA": "0.9", "TRAIN_KEEP": "50"}
+    straight = entrypoint.train(env=env | {"TRAIN_RUN_NAME": "straight"})
+    saved = stopped(entrypoint, env)
+    alone = entrypoint.train(
+        env=env | {"TRAIN_RUN_NAME": "alone", "TRAIN_RESUME": str(saved), "LAUNCH_NPROC_PER_NODE": "1"}
+    )
+    again = entrypoint.train(env=env | {"TRAIN_RUN_NAME": "stopped", "TRAIN_RESUME": "auto"})
+    assert again["weights_sha256"] == straight["weights_sha256"]
+    assert again["test_loss"] == straight["test_loss"]
+    assert alone["steps"] == straight["steps"]
+    assert alone["test_loss"] == pytest.approx(straight["test_loss"], rel=0.02)
+
+
+def test_what_is_damaged_or_hostile_is_refused_in_one_line_and_not_run(entrypoint: Entrypoint) -> None:
+    env = SPREAD | {"TRAIN_EPOCHS": "1"}
+    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "run"})
+    saved = newest(entrypoint.folder / "runs/run/checkpoint")
+    assert saved is not None
+    part = sorted(saved.glob("*.distcp"))[1]
+    contents = {name: (saved / name).read_bytes() for name in (".metadata", "told.pt", part.name)}
+    spoilt = [(name, content[: len(content) // 2]) for name, content in contents.items()]
+    spoilt += [(".metadata", pickle.dumps(Hostile()))]
+    for name, content in spoilt:
+        (saved / name).write_bytes(content)
+        for ranks in ({}, {"LAUNCH_NPROC_PER_NODE": "1"}):
+            result = entrypoint("train", env=env | ranks | {"TRAIN_RESUME": str(saved), "LAUNCH_QUIET": "1"})
+            assert result.code == 2, (name, result.err)
+            assert len(result.error_lines) == 1, result.err
+            assert "cannot be read as a checkpoint (" in result.err
+        (saved / name).write_bytes(contents[name])
+    assert not (entrypoint.folder / "hostile-was-here").exists()
+
+
+def test_a_description_names_nothing_but_what_describes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pickle.UnpicklingError, match=r"it names \w+\.system"):
+        Describing(io.BytesIO(pickle.dumps(Hostile()))).load()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_without_room_keeps_the_checkpoint_before(entrypoint: Entrypoint) -> None:
+    env = SPREAD | {"TRAIN_EPOCHS": "3", "TRAIN_RUN_NAME": "run", "TRAIN_PROGRESS": "off"}
+    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "other", "TRAIN_EPOCHS": "1"})
+    size = max(path.stat().st_size for path in (entrypoint.folder / "runs/other/checkpoint").glob("*/*"))
+    command = ("bash", "-c", f"trap '' XFSZ; ulimit -f {size // 2048}; exec {PYTHON} -m entrypoint train")
+    result = entrypoint(command=command, env=env | {"LAUNCH_QUIET": "1"})
+    assert result.code == 3, result.err
+    assert "checkpoint: cannot be written (File too large); the checkpoints before are kept" in result.err
+    assert not list((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
+
+
+def test_the_plan_of_a_sharded_run_tells_of_it(entrypoint: Entrypoint) -> None:
+    result = entrypoint("plan", "--json", env=SPREAD)
+    decisions = json.loads(result.out)["decisions"]
+    assert [one["value"] for one in decisions if one["what"] == "shard"] == ["fsdp"]

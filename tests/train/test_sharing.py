@@ -1,0 +1,48 @@
+"""How ranks share gradients: each way for real, and what it costs in exactness."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from entrypoint.errors import Exit
+from tests.conftest import Entrypoint, needs_two_cores
+from tests.train.test_trainer import SMALL, TWO_RANKS, losses
+
+pytestmark = [pytest.mark.launch, needs_two_cores]
+COMMON = SMALL | {"TRAIN_EPOCHS": "2", "TRAIN_BATCH_SIZE": "40", "TRAIN_LR": "0.02", "TRAIN_CHECKPOINT_EVERY": "0"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of one rank."""
+    alone = Entrypoint(tmp_path_factory.mktemp("alone"))
+    alone.train(env=COMMON)
+    return losses(alone)
+
+
+@pytest.mark.parametrize(
+    ("more", "to"),
+    [
+        ({"TRAIN_STATIC_GRAPH": "1"}, 1e-3),
+        ({"TRAIN_FIND_UNUSED": "1", "TRAIN_ACCUMULATE": "2"}, 1e-3),
+        ({"TRAIN_COMPRESS": "fp16"}, 1e-2),
+        ({"TRAIN_COMPRESS": "bf16"}, 3e-2),
+        ({"TRAIN_COMPRESS": "powersgd"}, 0.3),
+    ],
+)
+def test_two_ranks_learn_what_one_does(
+    entrypoint: Entrypoint, whole: list[float], more: dict[str, str], to: float
+) -> None:
+    result = entrypoint("train", env=COMMON | TWO_RANKS | more | {"TRAIN_TENSORBOARD": "0"})
+    if more == {"TRAIN_COMPRESS": "bf16"} and result.code == Exit.MACHINE:
+        said = r"entrypoint: error: TRAIN_COMPRESS=bf16: torch \S+ cannot do it here \(.*NCCL.*\); set fp16"
+        assert re.fullmatch(said, result.error_lines[0])
+        return
+    assert result.code == 0, result.err
+    assert losses(entrypoint) == pytest.approx(whole, rel=to)
+    if to > 1e-3:
+        assert losses(entrypoint) != pytest.approx(whole, rel=1e-7), (
+            "something is lost on the way, or nothing was compressed"
+        )

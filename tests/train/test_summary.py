@@ -1,0 +1,24 @@
+"""The summary's digest of the weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from train.summary import weights_sha256
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+
+
+def test_the_digest_is_that_of_values_and_names_and_not_of_their_place_in_memory() -> None:
+    one = model()
+    assert weights_sha256(one.state_dict()) == weights_sha256(model().state_dict())
+    last = model().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    assert weights_sha256(last.state_dict()) == weights_sha256(one.state_dict())
+    with torch.no_grad():
+        one[0].weight[0, 0, 0, 0] += 1e-7  # type: ignore[index]
+    assert weights_sha256(one.state_dict()) != weights_sha256(model().state_dict())
+    assert weights_sha256(nn.Sequential(model()[0]).state_dict()) != weights_sha256(model().state_dict())  # type: ignore[index]

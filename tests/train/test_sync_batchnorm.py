@@ -1,0 +1,104 @@
+"""BatchNorm over all ranks: two ranks compute what one does, forwards and backwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.conftest import Entrypoint, needs_two_cores, script
+from train.group import Group
+from train.sync_batchnorm import SyncBatchNorm, has_batchnorm, synchronised
+
+ALONE = Group(0, 1, 0, torch.device("cpu"))
+# Each of two ranks takes its part of one batch of 7 through the layer, and writes down what it computes.
+RANKS = """
+    import sys, torch, torch.distributed as dist
+    from torch import nn
+    from train.sync_batchnorm import of
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    images, wanted = torch.randn(7, 3, 5, 5), torch.randn(7, 3, 5, 5)
+    layer = of(nn.BatchNorm2d(3))
+    mine = slice(0, 4) if dist.get_rank() == 0 else slice(4, 7)
+    part = images[mine].clone().requires_grad_()
+    output = layer(part)
+    ((output - wanted[mine]) ** 2).sum().backward()
+    grads = [parameter.grad for parameter in layer.parameters()]
+    for grad in grads:
+        dist.all_reduce(grad)
+    torch.save({"output": output.detach(), "images": part.grad, "grads": grads,
+                "state": layer.state_dict()}, f"rank{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_two_ranks_compute_outputs_gradients_and_statistics_of_the_whole_batch(entrypoint: Entrypoint) -> None:
+    file = script(entrypoint.folder, "ranks.py", RANKS)
+    result = entrypoint("run", "--nproc-per-node=2", file)
+    assert result.code == 0, result.err
+    seen = [torch.load(entrypoint.folder / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
+
+    torch.manual_seed(0)
+    images, wanted = torch.randn(7, 3, 5, 5), torch.randn(7, 3, 5, 5)
+    layer = nn.BatchNorm2d(3)
+    images.requires_grad_()
+    output = layer(images)
+    ((output - wanted) ** 2).sum().backward()
+    assert torch.allclose(torch.cat([one["output"] for one in seen]), output, atol=1e-5)
+    assert torch.allclose(torch.cat([one["images"] for one in seen]), images.grad, atol=1e-4)  # type: ignore[arg-type]
+    for one in seen:
+        for grad, parameter in zip(one["grads"], layer.parameters(), strict=True):
+            assert torch.allclose(grad, parameter.grad, atol=1e-4)  # type: ignore[arg-type]
+        for name, value in layer.state_dict().items():
+            assert torch.allclose(one["state"][name], value, atol=1e-5), name
+
+
+def test_every_batchnorm_is_replaced_and_keeps_its_name_and_values() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()), nn.BatchNorm2d(4, affine=False)
+    )
+    model(torch.randn(8, 3, 6, 6))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    expected = model.eval()(torch.ones(2, 3, 6, 6))
+    model = synchronised(model.train(), ALONE)  # type: ignore[assignment]
+    assert sum(isinstance(module, SyncBatchNorm) for module in model.modules()) == 2
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    assert {name: value.tolist() for name, value in model.state_dict().items()} == {
+        name: value.tolist() for name, value in before.items()
+    }
+    assert torch.equal(model.eval()(torch.ones(2, 3, 6, 6)), expected)
+    assert has_batchnorm(model)
+    assert not has_batchnorm(nn.Linear(2, 2))
+
+
+def losses(folder: Path, name: str) -> list[float]:
+    """Return the losses of the first steps: what rounding does to so small a batch grows a hundredfold a step."""
+    lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [line["loss"] for line in map(json.loads, lines) if line["kind"] == "step"][:4]
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_a_model_with_batchnorm_learns_on_two_ranks_as_on_one_unless_told_not_to(entrypoint: Entrypoint) -> None:
+    pytest.importorskip("torchvision")
+    common = {
+        "TRAIN_MODEL": "resnet18", "TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_SHAPE": "3x16x16",
+        "TRAIN_SYNTHETIC_IMAGES": "480", "TRAIN_BATCH_SIZE": "32", "TRAIN_LR": "0.001", "TRAIN_EPOCHS": "4",
+        "TRAIN_CHECKPOINT_EVERY": "0", "TRAIN_LOG_INTERVAL": "1",
+    }  # fmt: skip
+    two = {"LAUNCH_NPROC_PER_NODE": "2"}
+    one = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "one"})
+    both = entrypoint.train(env=common | two | {"TRAIN_RUN_NAME": "two"})
+    entrypoint.train(env=common | two | {"TRAIN_RUN_NAME": "own", "TRAIN_SYNC_BATCHNORM": "0"})
+    expected = pytest.approx(losses(entrypoint.folder, "one"), rel=1e-4)
+    assert losses(entrypoint.folder, "two") == expected
+    assert one["test_accuracy"] > 90
+    assert both["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=0.5)
+    assert losses(entrypoint.folder, "own") != expected

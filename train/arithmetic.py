@@ -1,0 +1,107 @@
+"""What the model is computed in and by, decided before any process starts: number format, compiler, extension."""
+
+from __future__ import annotations
+
+from entrypoint.compilers import compiler_problem, ipex_problem
+from entrypoint.errors import Exit, Refused
+from entrypoint.machine import Machine
+from entrypoint.plan import Decision
+from entrypoint.variables import Given
+from train.settings import TrainSettings
+from train.survey import Facts
+
+# What computes in 16 bits itself: AVX-512's and AMX's instructions, Arm's extensions, NVIDIA's GPUs from Ampere and
+# from Volta on. TF32 came with Ampere too.
+UNITS = {"bf16": ("amx_bf16", "avx512_bf16", "bf16"), "fp16": ("amx_fp16", "avx512_fp16", "asimdhp")}
+CAPABILITY = {"bf16": 80, "fp16": 70, "tf32": 80}
+
+
+def decide_precision(given: Given[TrainSettings], device: str, machine: Machine) -> Decision:
+    """On auto, bf16 where the hardware has units for it; elsewhere it is emulated, and up to 14 times slower.
+
+    fp32 stays the default: rounded to bf16, runs of one seed on one and on two ranks part sooner.
+    """
+    unit = unit_of("bf16", device, machine)
+    if given.values.precision == "auto":
+        why = f"{unit}; weights stay fp32" if unit else "no unit computes in bf16, and emulating it is slow"
+        return Decision("precision", "bf16" if unit else "fp32", why)
+    if given.values.precision == "tf32" and not unit_of("tf32", device, machine):
+        raise Refused(
+            f"{given.source['precision']}: only NVIDIA GPUs from Ampere on have units for it; set TRAIN_PRECISION=auto",
+            Exit.MACHINE,
+        )
+    if "precision" in given.source:
+        slow = given.values.precision in UNITS and not unit_of(given.values.precision, device, machine)
+        note = "; no unit here computes in it, and emulating it is slow" if slow else ""
+        return Decision("precision", given.values.precision, f"(yours) {given.source['precision']}{note}")
+    hint = f"; TRAIN_PRECISION=auto would take bf16: {unit}" if unit else ""
+    return Decision("precision", given.values.precision, f"the default{hint}")
+
+
+def unit_of(precision: str, device: str, machine: Machine) -> str:
+    """Say what computes in a number format itself, nothing where nothing does."""
+    if device == "cuda":
+        least = min(gpu.capability for gpu in machine.gpus)
+        return f"the GPU has compute capability {least / 10:.1f}" if least >= CAPABILITY[precision] else ""
+    flag = next((flag for flag in UNITS.get(precision, ()) if flag in machine.cpu_flags), None)
+    return f"the CPU has {flag}" if flag else ""
+
+
+def decide_compiling(given: Given[TrainSettings], device: str, machine: Machine) -> Decision:
+    """Compile where that is asked for; whether it pays is measured in the run. Raises `Refused` for no such backend."""
+    values = given.values
+    if values.compile == "off":
+        if "compile_backend" in given.source:
+            raise Refused(f"{given.source['compile_backend']}: nothing is compiled; set TRAIN_COMPILE=default too")
+        yours = given.source.get("compile", "")
+        why = (
+            f"(yours) {yours}"
+            if yours
+            else "the default: it costs half a minute and more; TRAIN_COMPILE=auto weighs it"
+        )
+        return Decision("compile", "off", why)
+    problem = compiler_problem(values.compile_backend, device, machine.packages.versions)
+    if problem:
+        said = given.source.get("compile_backend", given.source["compile"])
+        raise Refused(f"{said}: {values.compile_backend} {problem}; see `entrypoint doctor`", Exit.MACHINE)
+    if values.compile_backend != "inductor" and values.compile not in ("default", "auto"):
+        raise Refused(
+            f"{given.source['compile']} and {given.source['compile_backend']} contradict each other: only inductor has"
+            " modes; set TRAIN_COMPILE=default"
+        )
+    when = ", where the run is long enough" if values.compile == "auto" else ""
+    return Decision(
+        "compile", f"{values.compile} by {values.compile_backend}", f"(yours) {given.source['compile']}{when}"
+    )
+
+
+# Its import takes 5 s in every rank: what it can gain of a shorter run is less. Values are pixels times channels.
+IPEX_PAYS_FROM_VALUES = 400_000_000
+
+
+def passes(settings: TrainSettings, facts: Facts) -> float:
+    """Return how often about the run sees the images."""
+    return settings.steps * settings.batch_size / facts.images if settings.steps else settings.epochs
+
+
+def decide_ipex(given: Given[TrainSettings], device: str, machine: Machine, facts: Facts) -> Decision:
+    """On auto, only with AMX and for a run that pays its import back; asked for and unusable is refused.
+
+    On AVX-512 it gained nothing for the CNN and up to a sixth for ResNet-18, on AVX2 it was slower (1.26 times).
+    """
+    asked = given.values.ipex
+    problem = ipex_problem(device, machine.packages.versions)
+    problem = problem and f"Intel's extension {problem}"
+    if given.values.shard == "fsdp":
+        problem = problem or "its kernels do not go with weights spread over ranks (TRAIN_SHARD=fsdp)"
+    if asked == "on" and problem:
+        raise Refused(f"{given.source['ipex']}: {problem}; set TRAIN_IPEX=auto", Exit.MACHINE)
+    if asked != "auto":
+        return Decision("ipex", asked, f"(yours) {given.source['ipex']}")
+    if problem:
+        return Decision("ipex", "off", problem)
+    if "amx_bf16" not in machine.cpu_flags:
+        return Decision("ipex", "off", "it gains little or nothing on a CPU without AMX")
+    if facts.bytes * passes(given.values, facts) < IPEX_PAYS_FROM_VALUES:
+        return Decision("ipex", "off", "the run is too short to pay its import of 5 s back")
+    return Decision("ipex", "on", "the CPU has AMX, and the run pays its import of 5 s back")

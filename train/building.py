@@ -1,0 +1,136 @@
+"""The model of a run with all that it is trained by, built from settings and plan: new, slim, or from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+
+from entrypoint.plan import Plan
+from train.batches import Feed
+from train.checkpoint import Start
+from train.datasets import DataSet, Images
+from train.files import Listing
+from train.group import Group
+from train.loop import Learner
+from train.memory import MemoryFeed
+from train.models import build_model, count_parameters
+from train.optim import averaged, build_optimizer, lr_schedule, with_ipex
+from train.pictures import Shape
+from train.precision import configure
+from train.pruning import cut_to, fits, slimmed
+from train.settings import TrainSettings
+from train.speednet import SpeedNet
+from train.stream import StreamFeed
+from train.sync_batchnorm import has_batchnorm, synchronised
+from train.workers import Crew
+
+Built = tuple[nn.Module, torch.optim.Optimizer, AveragedModel | None]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a model is built from, as often as that is needed.
+
+    `shape` is that of the images it sees; `sample` returns some of them, the same on every rank, for models that look.
+    """
+
+    settings: TrainSettings
+    plan: Plan
+    shape: Shape
+    classes: int
+    group: Group
+    sample: Callable[[], Tensor] | None = None
+
+    def bare(self) -> nn.Module:
+        """Return the model as its definition has it, on the CPU."""
+        model = build_model(self.settings.model, self.shape, self.classes, bias=self.settings.bias)
+        if isinstance(model, SpeedNet) and self.sample:
+            model.look(self.sample())
+        return model
+
+    def build(self, slim: Mapping[str, Tensor] | None = None) -> Built:
+        """Return the model as the settings want it on the device, cut to a pruned one's state, with what goes with it.
+
+        Spread over the ranks its filters stay contiguous, since FSDP2 takes no others, and so does its optimizer
+        without fused SGD, which torch 2.8 cannot do there.
+        """
+        settings, group = self.settings, self.group
+        model = self.bare()
+        if slim is not None:
+            cut_to(model, slim)
+        if group.world_size > 1 and settings.sync_batchnorm and has_batchnorm(model):
+            model = synchronised(model, group)
+        fused = self.plan.training["precision"] != "fp16"
+        if group.world_size > 1 and settings.shard == "fsdp":
+            from train.sharding import spread
+
+            average = averaged(model, settings)
+            for one in filter(None, (model, average.module if average else None)):
+                spread(one, group)
+            return model, build_optimizer(settings, model, fused=fused and settings.optimizer != "sgd"), average
+        layout = torch.channels_last if settings.channels_last else torch.contiguous_format
+        model = model.to(group.device).to(memory_format=layout)  # type: ignore[call-overload]
+        optimizer = build_optimizer(settings, model, fused=fused)
+        if self.plan.training["ipex"]:
+            model, optimizer = with_ipex(model, optimizer)
+        return model, optimizer, averaged(model, settings)
+
+    def learner(self, total_steps: int, start: Start | None) -> Learner:
+        """Return the learner of a new run, or of one that goes on from what was saved."""
+        precision = self.plan.training["precision"]
+        configure(precision, self.group.device)
+        slim = None
+        if start and self.settings.prune and not fits(self.bare(), start.saved.model):
+            slim = start.saved.model
+        model, optimizer, average = self.build(slim)
+        schedule = lr_schedule(self.settings, total_steps)
+        learner = Learner(model, optimizer, schedule, self.settings, self.group, precision, average=average)
+        learner.pruned = slim is not None
+        if start:
+            resume(learner, start)
+        return learner
+
+    def prune(self, learner: Learner) -> str:
+        """Cut the learner's model down on all ranks alike, with a new optimizer for it; return what to tell."""
+        state = {name: value.detach().cpu() for name, value in learner.model.state_dict().items()}
+        before = count_parameters(learner.model)
+        with torch.random.fork_rng(devices=[]):  # what a new model draws is overwritten, and only rank 0 draws twice
+            slim = self.group.from_leader(lambda: slimmed(self.bare(), state, self.shape, self.settings))
+            learner.take(*self.build(slim))
+        learner.pruned = True
+        return (
+            f"pruned by {self.settings.prune_with}: {before:,} parameters before,"
+            f" {count_parameters(learner.model):,} left"
+        )
+
+
+def resume(learner: Learner, start: Start) -> None:
+    """Put a checkpoint's state into the learner."""
+    saved = start.saved
+    if learner.settings.shard == "fsdp":
+        from train import shards
+
+        shards.load(start.path, learner)
+    else:
+        learner.model.load_state_dict(dict(saved.model))
+        learner.optimizer.load_state_dict(dict(saved.optimizer))
+        if learner.average:
+            learner.average.load_state_dict(dict(saved.average))
+    learner.scaler.load_state_dict(dict(saved.scaler))
+    learner.step, learner.seconds, learner.losses = saved.step, saved.seconds, list(saved.losses)
+    learner.best = saved.best
+
+
+def build_feed(data: DataSet, settings: TrainSettings, group: Group, plan: Plan) -> Feed:
+    """Return the feed for how the data came."""
+    if isinstance(data.train, Images) and isinstance(data.test, Images):
+        return MemoryFeed(data.train, data.test, data.shape, settings, group)
+    assert isinstance(data.train, Listing)
+    assert isinstance(data.test, Listing)
+    sharing = plan.ranks if plan.bind == "none" else (plan.ranks[group.local_rank],)
+    crew = Crew(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.training["workers"])
+    return StreamFeed((data.train, data.test), data.shape, settings, group, crew)

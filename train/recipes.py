@@ -1,0 +1,48 @@
+"""Recipes: sets of settings under a name, which a person's own settings win over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from entrypoint.plan import Decision, Plan
+from entrypoint.variables import Given, variable_name
+from train.settings import PREFIX, TrainSettings
+
+# What airbench94 (arXiv:2404.00498) and this trainer have in common, and its rates for the mean of a batch's losses.
+AIRBENCH = {
+    "batch_size": "512",
+    "momentum": "0.85",
+    "label_smoothing": "0.2",
+    "transforms": "flip-crop",
+    "schedule": "onecycle",
+    "precision": "auto",
+}
+# By device: a CPU has minutes where a GPU has seconds.
+RECIPES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "default": {"cpu": {}, "cuda": {}},
+    "speedrun": {
+        "cpu": {**AIRBENCH, "model": "speednet-half", "epochs": "9", "lr": "1", "weight_decay": "0.001"},
+        "cuda": {
+            **AIRBENCH, "model": "speednet", "epochs": "12", "lr": "1", "weight_decay": "0.001"
+        },
+    },
+}  # fmt: skip
+
+
+def with_recipe(given: Given[TrainSettings], plan: Plan) -> tuple[Given[TrainSettings], Plan]:
+    """Return settings and plan with the recipe's values for the plan's device, where a person gave none of their own.
+
+    They travel to the ranks as variables, so that a run's folder tells and repeats them one by one.
+    """
+    name = given.values.recipe
+    chosen = {field: text for field, text in RECIPES[name][plan.device].items() if field not in given.source}
+    if not chosen:
+        return given, plan
+    written = {field: text.split("=", 1)[1] for field, text in given.source.items()}
+    values = TrainSettings.model_validate({**written, **chosen})
+    told = " ".join(f"{field}={text}" for field, text in sorted(chosen.items()))
+    variables = {variable_name(PREFIX, field): text for field, text in chosen.items()}
+    decision = Decision("recipe", name, f"(yours) {given.source['recipe']}: {told}")
+    plan = replace(plan, environment={**plan.environment, **variables}, decisions=(*plan.decisions, decision))
+    return replace(given, values=values), plan

@@ -1,0 +1,87 @@
+"""How ranks share their gradients: DistributedDataParallel as the settings have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from entrypoint.errors import Exit, Refused
+from train.group import Group
+from train.settings import TrainSettings
+
+# Gradients travel in 16 bits and are added up in them.
+HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+# The rank of PowerSGD's matrices, and the steps with whole gradients first (arXiv:1905.13727; torch's own advice).
+POWER_RANK, POWER_FROM_STEP = 2, 10
+
+
+def share_gradients(model: nn.Module, settings: TrainSettings, group: Group) -> nn.Module:
+    """Return the model wrapped so that gradients are averaged over the ranks; alone or spread it stays as it is.
+
+    Raises `Refused` for a compression that this torch has not got for this backend.
+    """
+    if group.world_size == 1 or is_spread(model):
+        return model
+    shared = DistributedDataParallel(
+        model,
+        device_ids=[group.device] if group.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=settings.find_unused,
+        static_graph=settings.static_graph,
+    )
+    state: Any = None
+    hook: Any = HOOKS.get(settings.compress)
+    if settings.compress == "powersgd":
+        state = powerSGD_hook.PowerSGDState(None, POWER_RANK, start_powerSGD_iter=POWER_FROM_STEP)
+        hook = powerSGD_hook.powerSGD_hook
+    if hook:
+        try:
+            shared.register_comm_hook(state, hook)
+        except TypeError as error:  # torch 2.13 wants NCCL for bf16
+            raise Refused(
+                f"TRAIN_COMPRESS={settings.compress}: torch {torch.__version__} cannot do it here ({error}); set fp16",
+                Exit.MACHINE,
+            ) from None
+    return shared
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Tell whether the model's weights are spread over the ranks; the import of FSDP's class would take a second."""
+    return hasattr(model, "set_requires_gradient_sync")
+
+
+def divided_by(model: nn.Module, group: Group) -> int:
+    """Return what gradients are divided by on their way: DDP takes the mean over the ranks, a spread model the sum."""
+    return 1 if is_spread(model) else group.world_size
+
+
+def kept_apart(shared: Any, last: bool) -> AbstractContextManager[None]:
+    """Hold gradients back from the other ranks until the last part of a step."""
+    if is_spread(shared):
+        shared.set_requires_gradient_sync(last)
+    elif isinstance(shared, DistributedDataParallel) and not last:
+        held: AbstractContextManager[None] = shared.no_sync()
+        return held
+    return nullcontext()
+
+
+def local_parts(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name of each parameter, and what this rank holds of it."""
+    for name, parameter in model.named_parameters():
+        part = parameter.detach()
+        yield name, part.to_local() if is_spread(model) else part  # type: ignore[attr-defined]
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's whole state: of a spread one on rank 0 alone, and all ranks have to ask."""
+    if not is_spread(model):
+        return dict(model.state_dict())
+    from train.sharding import gathered
+
+    return gathered(model)
