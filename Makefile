@@ -1,12 +1,12 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help train test fuzz check plan bench-launch lock clean images sif-cpu-intel sif-cuda image-report image-compare
+.PHONY: help train test fuzz check plan bench-launch bench-checkpoint bench-accuracy bench-limit lock book book-quick clean images sif-cpu-intel sif-cuda image-report image-compare
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/cpu-intel/*.txt)
 
 help: ## what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 train: $(VENV)/installed ## train through the entrypoint (every TRAIN_* and LAUNCH_* variable works)
 	@$(BIN)/entrypoint train
@@ -26,6 +26,21 @@ check: $(VENV)/installed ## format, lint, types, shell scripts, Dockerfiles
 
 bench-launch: $(VENV)/installed ## time from the command to a script's first line, against peers
 	@$(BIN)/python benchmarks/launch.py
+
+bench-limit: $(VENV)/installed ## how near a step comes to what the machine can multiply, and what the loop adds
+	@$(BIN)/python -m benchmarks.limit
+
+bench-accuracy: $(VENV)/installed ## how soon it is as good as the book, and what the book's time buys
+	@$(BIN)/python -m benchmarks.accuracy
+
+bench-checkpoint: $(VENV)/installed ## what checkpoints cost a run
+	@$(BIN)/python -m benchmarks.checkpoint
+
+book: $(VENV)/installed ## the book's result tables on this machine, as book/book.html (hours; BOOK_ARGS=--only=2,9.2)
+	@$(BIN)/python -m benchmarks.book $(BOOK_ARGS)
+
+book-quick: $(VENV)/installed ## the same on a few pictures (minutes)
+	@$(BIN)/python -m benchmarks.book --quick $(BOOK_ARGS)
 
 images: ## build both Docker images (ONECCL_INDEX=… takes oneCCL in, TORCH_BUILD=cpu|pypi chooses torch)
 	@bash containers/build.sh docker cpu-intel

@@ -1,0 +1,145 @@
+"""Runs the trainer as a person would, variants alternating, and keeps what each run's summary says."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+ENTRYPOINT = (sys.executable, "-m", "entrypoint", "train")
+# What is set for every run, beside the data: one line of output, no events.
+QUIET = {"LAUNCH_QUIET": "1", "TRAIN_PROGRESS": "off", "TRAIN_TENSORBOARD": "0", "TRAIN_CHECKPOINT_EVERY": "0"}
+# How many nodes: each an entrypoint of its own, all on this machine and so over its loopback.
+NODES = "BOOK_NODES"
+LIMIT_S = 3600
+
+
+class Runnable(Protocol):
+    """A name and settings."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def settings(self) -> Mapping[str, str]: ...
+
+
+@dataclass
+class Measured:
+    """What a variant's runs gave; `refusal` is the line that it was refused with instead."""
+
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+    refusal: str = ""
+
+    def values(self, name: str) -> list[float]:
+        """Return one of the summaries' figures, of every run."""
+        return [summary[name] for summary in self.summaries]
+
+    @property
+    def speeds(self) -> list[float]:
+        """Images a second after the first step, of every run."""
+        return [summary["batch_size"] / summary["step_seconds"] for summary in self.summaries]
+
+    @property
+    def speed(self) -> float:
+        """The median of the speeds."""
+        return statistics.median(self.speeds)
+
+    @property
+    def accuracy(self) -> float:
+        """The median of the test accuracies, in percent."""
+        return statistics.median(self.values("test_accuracy"))
+
+    @property
+    def seconds(self) -> float:
+        """The median of the training's seconds, the first step's included."""
+        return statistics.median(self.values("train_seconds"))
+
+    @property
+    def first_step(self) -> float:
+        """The median of the first steps' seconds."""
+        return statistics.median(self.values("first_step_seconds"))
+
+    @property
+    def parameters(self) -> int:
+        """The parameters that were trained in the end."""
+        return int(self.summaries[-1]["parameters"])
+
+    @property
+    def spread(self) -> float:
+        """The distance of the slowest from the fastest run, as a share of the median speed."""
+        return (max(self.speeds) - min(self.speeds)) / self.speed
+
+
+def alternate(variants: Sequence[Runnable], common: Mapping[str, str], rounds: int) -> dict[str, Measured]:
+    """Run all variants, then all again; one that is refused is not tried again. Each round has a seed of its own."""
+    seen = {variant.name: Measured() for variant in variants}
+    for number in range(rounds):
+        for variant in variants:
+            if not seen[variant.name].refusal:
+                run({**common, **variant.settings, "TRAIN_SEED": str(number)}, seen[variant.name])
+    return seen
+
+
+def run(settings: Mapping[str, str], into: Measured) -> None:
+    """Train once; a refusal is kept, anything else that goes wrong ends the benchmark."""
+    with tempfile.TemporaryDirectory(prefix="book-") as folder:
+        environ = {**os.environ, **QUIET, **settings, "TRAIN_OUTPUT_DIR": folder, "TRAIN_RUN_NAME": "run"}
+        nodes = int(environ.pop(NODES, "1"))
+        more = {
+            "LAUNCH_NNODES": str(nodes),
+            "MASTER_ADDR": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "LAUNCH_BIND": "none",
+            "LAUNCH_THREADS": "1",
+        }
+        places = [{**more, "LAUNCH_NODE_RANK": str(rank)} for rank in range(nodes)] if nodes > 1 else [{}]
+        processes = [
+            subprocess.Popen(
+                ENTRYPOINT, env={**environ, **place}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+            for place in places
+        ]
+        said = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
+        if any(process.returncode in (2, 3) for process in processes):
+            into.refusal = (said[0].strip().splitlines() or ["refused"])[-1].removeprefix("entrypoint: error: ")
+        elif any(process.returncode for process in processes):
+            raise SystemExit(f"{dict(settings)} ended with {[p.returncode for p in processes]}: {said}")
+        else:
+            into.summaries.append(json.loads((Path(folder) / "run/summary.json").read_text()))
+
+
+@contextmanager
+def pictures(each: int | None) -> Iterator[dict[str, str]]:
+    """Yield the settings for CIFAR-10: the pictures that CIFAR10_IMAGES names, `each` of a class, else a download."""
+    place = os.environ.get("CIFAR10_IMAGES", "")
+    if not place:
+        yield {"TRAIN_DATASET": "cifar10"}
+        return
+    with tempfile.TemporaryDirectory(prefix="book-cifar10-") as temporary:
+        folder = Path(place)
+        if folder.is_file():
+            shutil.unpack_archive(folder, temporary)
+            folder = next(path.parent for path in Path(temporary).glob("**/train") if path.is_dir())
+        chosen = folder if each is None else Path(temporary) / "chosen"
+        if each is not None:
+            choose(folder, chosen, each)
+        yield {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(chosen), "TRAIN_CACHE_DIR": f"{temporary}/cache"}
+
+
+def choose(folder: Path, into: Path, each: int) -> None:
+    """Link the first pictures of each class, a quarter as many for the test."""
+    for part, count in (("train", each), ("test", max(1, each // 4))):
+        for label in sorted((folder / part).iterdir()):
+            (into / part / label.name).mkdir(parents=True)
+            for picture in sorted(label.iterdir())[:count]:
+                (into / part / label.name / picture.name).symlink_to(picture)

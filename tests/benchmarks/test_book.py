@@ -1,0 +1,104 @@
+"""The book's experiments: what the report makes of what was seen, and one experiment for real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.book.experiments import EXPERIMENTS, Experiment, Variant, faster, fewer_parameters, worse_with_ranks
+from benchmarks.book.measure import Measured, alternate, choose
+from benchmarks.book.report import Result, as_html, as_markdown
+from entrypoint.settings import read_launch_settings
+from tests.conftest import paint
+from train.settings import read_train_settings
+
+
+def measured(*speeds: float, accuracy: float = 50.0, parameters: int = 100) -> Measured:
+    return Measured(
+        [
+            {
+                "batch_size": 64, "step_seconds": 64 / speed, "test_accuracy": accuracy, "train_seconds": 2.0,
+                "first_step_seconds": 0.5, "parameters": parameters,
+            }
+            for speed in speeds
+        ]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("speeds", "said"),
+    [
+        ((200, 400), "Holds here: with b 2.00 times as many images a second as with a."),
+        ((200, 204), "Does not hold here: with b 1.02 times as many images a second as with a, which is noise."),
+        ((200, 100), "Does not hold here: with b 0.50 times as many images a second as with a."),
+    ],
+)
+def test_faster_is_faster_by_more_than_noise(speeds: tuple[float, float], said: str) -> None:
+    seen = {"a": measured(speeds[0]), "b": measured(speeds[1])}
+    assert faster("b", "a")(seen) == said
+    assert faster("b", "a")({"a": seen["a"]}) == "Not to be seen here: a variant is missing."
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "said"),
+    [
+        ((47.0, 47.2, 46.9), "Does not hold here, as it should not: 47.00 %, 47.20 %, 46.90 %"),
+        ((47.0, 40.0), "Holds here: 47.00 %, 40.00 %, 7.00 points are lost."),
+    ],
+)
+def test_accuracy_that_falls_with_ranks_is_told(accuracies: tuple[float, ...], said: str) -> None:
+    seen = {str(index): measured(100, accuracy=accuracy) for index, accuracy in enumerate(accuracies)}
+    assert worse_with_ranks(seen).startswith(said)
+
+
+def test_medians_and_spread_are_those_of_the_runs() -> None:
+    one = measured(100, 120, 90)
+    assert (one.speed, one.spread) == (pytest.approx(100), pytest.approx(0.3))
+    seen = {"whole": measured(100, parameters=1000), "half": measured(150, accuracy=49.0, parameters=500)}
+    assert fewer_parameters(seen) == "Of 1,000: 500 parameters, 1.50 times as fast, -1.00 points."
+
+
+def test_a_row_has_the_books_figures_ours_and_both_ratios_and_what_is_missing_has_its_reason() -> None:
+    variants = (Variant("a", {}, 183, 82.98), Variant("b", {}, 76, 80.01), Variant("c"))
+    experiment = Experiment("2", "Batch size", "256 is faster than 64.", variants, faster("b", "a"), "images/s")
+    result = Result(experiment, {"a": measured(100, 110), "b": measured(300), "c": Measured(refusal="no GPU <here>")})
+    text = as_markdown([result], ["2 cores"])
+    assert "| b | 76 | 2.41 | 80.01 | 300 | – | 2.86 | 2.0 | 0.50 | 50.00 |" in text
+    assert "| c | no GPU <here> |" in text
+    assert "**Holds here: with b 2.86 times as many images a second as with a.**" in text
+    page = as_html([result], ["2 cores"])
+    assert "no GPU &lt;here&gt;" in page
+    assert 'src="data:image/png;base64,iVBOR' in page
+    assert "Not to be seen here" in as_markdown([Result(experiment, {name: Measured() for name in "abc"})], [])
+
+
+def test_every_experiments_settings_are_settings_of_ours() -> None:
+    for experiment in EXPERIMENTS:
+        assert len({variant.name for variant in experiment.variants}) == len(experiment.variants)
+        for variant in experiment.variants:
+            settings = {name: value for name, value in variant.settings.items() if not name.startswith("BOOK_")}
+            read_launch_settings(settings, {})
+            read_train_settings(settings, {})
+    assert {one.chapter for one in EXPERIMENTS} == {
+        *("2", "3.1", "3.2", "4", "5", "6.1", "7"), *("9.1", "9.2", "10.2", "11")
+    }  # fmt: skip
+
+
+def test_pictures_are_the_first_of_each_class(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        paint(tmp_path / "all" / part, classes=2, each=8)
+    choose(tmp_path / "all", tmp_path / "some", 4)
+    assert len(list((tmp_path / "some/train/class1").iterdir())) == 4
+    assert len(list((tmp_path / "some/test/class0").iterdir())) == 1
+
+
+@pytest.mark.launch
+def test_variants_alternate_for_real_and_a_refused_one_is_kept_with_its_line() -> None:
+    variants = [Variant("plain"), Variant("too large", {"TRAIN_BATCH_SIZE": "100000"})]
+    seen = alternate(variants, {"TRAIN_EPOCHS": "1"}, 2)
+    assert [summary["seed"] for summary in seen["plain"].summaries] == [0, 1]
+    assert seen["plain"].speed > 0
+    refused = seen["too large"]
+    assert refused.summaries == []
+    assert refused.refusal.startswith("TRAIN_BATCH_SIZE=100000: larger than the training set")
