@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 # The folder that holds both our packages goes first: a train.py of the user's, in the current folder or on
 # PYTHONPATH, must not be taken for ours. This process only plans, so the user's program is not affected.
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from entrypoint.cli import Request
     from entrypoint.question import Question
     from entrypoint.settings import LaunchSettings
+    from entrypoint.tuned import Tuned
     from entrypoint.variables import Given, Settings
 
 
@@ -31,7 +32,9 @@ def main() -> int:
     try:
         if sys.argv[1:] == ["rank"]:
             rank_stage(os.environ)
-        return node_stage(sys.argv[1:], dict(os.environ))
+        code = node_stage(sys.argv[1:], dict(os.environ))
+        sys.stdout.flush()  # here a reader that has gone is no error yet
+        return code
     except Refused as error:
         return report(error)
     except BrokenPipeError:  # `entrypoint plan | head`
@@ -54,6 +57,7 @@ def node_stage(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from entrypoint.settings import read_launch_settings
     from entrypoint.show import plan_lines
     from entrypoint.surroundings import read_image
+    from entrypoint.tuned import tell
 
     request = cli.parse(argv, train_settings_of(argv), in_image=bool(read_image(Path("/"))))
     if request.verb == "help":
@@ -69,7 +73,11 @@ def node_stage(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     question = replace(ask(request, settings, job, without_defaults(environ, job)), substitutes=instead)
     if request.verb == "doctor":
         return show_checks(request, question)
+    if request.verb == "tune":
+        return find_fastest(request, question)
+    question, tuned = take_up(request, question)
     plan = draw_plan(request, question)
+    plan = tell(plan, tuned) if tuned else plan
     if "--json" in request.switches:
         print(plan.to_json(indent=2))
     elif not request.starts:
@@ -123,6 +131,39 @@ def ask(request: Request, settings: Given[LaunchSettings], job: Job, environ: Ma
     )
 
 
+def take_up(request: Request, question: Question) -> tuple[Question, Tuned | None]:
+    """Put what was found for this program on such a machine where a person has set nothing; return both."""
+    from entrypoint.tuned import apply, find
+
+    tuned = find(question, lambda: speed_settings(request, question))
+    return (apply(question, tuned, request.launch_flags), tuned) if tuned else (question, None)
+
+
+def speed_settings(request: Request, question: Question) -> Mapping[str, Any]:
+    """Return the trainer's settings that bear on speed, as JSON has them; none for a person's own script."""
+    if request.program is not None:
+        return {}
+    from train.settings import read_train_settings
+    from train.survey import survey
+
+    values = read_train_settings(question.environ, request.train_flags).values
+    return {**values.that_bear_on_speed(), "shape": survey(values).shape}
+
+
+def find_fastest(request: Request, question: Question) -> int:
+    """Try plans for the program and keep the fastest."""
+    from entrypoint.tune import PREFIX, TuneSettings, tune
+    from entrypoint.variables import read_settings, variable_name
+    from train.settings import PREFIX as TRAIN_PREFIX
+
+    settings = read_settings(TuneSettings, PREFIX, question.environ, request.tune_flags).values
+    training: Mapping[str, Any] = speed_settings(request, question)
+    plan = draw_plan(request, question)
+    flags = {variable_name(TRAIN_PREFIX, name): value for name, value in request.train_flags.items()}
+    question = replace(question, environ={**question.environ, **flags})
+    return tune(question, plan, settings, training, request.words)
+
+
 def draw_plan(request: Request, question: Question) -> Plan:
     """Plan; for our own trainer also what its data and settings call for."""
     from entrypoint.planner import make_plan
@@ -132,11 +173,12 @@ def draw_plan(request: Request, question: Question) -> Plan:
     if request.program is None:
         from train.naming import fresh
         from train.planning import plan_training
+        from train.recipes import with_recipe
         from train.settings import read_train_settings
         from train.survey import survey
 
-        training = read_train_settings(question.environ, request.train_flags)
-        free_name = fresh(training.values.output_dir, training.values).name
+        training, plan = with_recipe(read_train_settings(question.environ, request.train_flags), plan)
+        free_name = fresh(training.values.output_dir, training.values).name if plan.max_restarts else ""
         plan = plan_training(plan, training, survey(training.values), question.machine, free_name)
     return with_starter(plan, question)
 

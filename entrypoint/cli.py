@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from entrypoint.errors import Refused, did_you_mean, shown
@@ -18,6 +18,7 @@ VERBS = {
     "train": "train with the built-in trainer (flags: launcher and trainer)",
     "run": "run SCRIPT args… or run -m MODULE args…: any training script under the same plan",
     "plan": "show what `train` (or `plan run SCRIPT`) would do and why; starts nothing",
+    "tune": "try plans for `train` (or `tune run SCRIPT`) and keep the fastest for later runs on such a machine",
     "doctor": "check machine, container, packages and plan; exit 3 where something fails",
     "selftest": "test this installation itself: planning, data, a few real runs (a minute)",
     "verify": "show what the ranks that run here really have, beside their plans (or verify PID…)",
@@ -39,6 +40,8 @@ class Request:
     switches: frozenset[str]
     program: Program | None
     processes: tuple[int, ...] = ()
+    tune_flags: Mapping[str, str] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
 
     @property
     def starts(self) -> bool:
@@ -60,15 +63,16 @@ def parse(argv: Sequence[str], train_model: type[Settings] | None, *, in_image: 
     if verb not in VERBS:
         raise Refused(f"{shown(verb)}: no such command. {did_you_mean(verb, VERBS)}One of: {', '.join(VERBS)}.")
     both: list[type[Settings]] = [LaunchSettings, *([train_model] if train_model else [])]
-    launch_fields = LaunchSettings.model_fields
+    own = tune_settings() if verb == "tune" else []
+    launch_fields, own_fields = LaunchSettings.model_fields, own[0].model_fields if own else {}
     target = verb
     flags: dict[str, str] = {}
     switches: set[str] = set()
     while True:
-        more, seen, tokens = take_flags(tokens, both[:1] if target == "run" else both)
+        more, seen, tokens = take_flags(tokens, (both[:1] if target == "run" else both) + own)
         flags |= more
         switches |= seen
-        if target != "plan" or not tokens or tokens[0] not in ("train", "run"):
+        if target not in ("plan", "tune") or not tokens or tokens[0] not in ("train", "run"):
             break
         target, tokens = tokens[0], tokens[1:]
     if "--help" in switches:
@@ -79,15 +83,24 @@ def parse(argv: Sequence[str], train_model: type[Settings] | None, *, in_image: 
         raise Refused(f"{target}: takes no {flag_name(next(iter(flags)))}; see `entrypoint --help`")
     if target != "run" and tokens:
         raise Refused(f"{shown(tokens[0])}: unexpected; `entrypoint run {shown(tokens[0])}` runs a script of yours")
-    if target == "run" and (stray := [field for field in flags if field not in launch_fields]):
+    if target == "run" and (stray := [name for name in flags if name not in launch_fields and name not in own_fields]):
         raise Refused(f"{flag_name(stray[0])}: a trainer's flag; a script's own flags go after its name")
     return Request(
         verb,
-        {field: value for field, value in flags.items() if field in launch_fields},
-        {field: value for field, value in flags.items() if field not in launch_fields},
+        {name: value for name, value in flags.items() if name in launch_fields},
+        {name: value for name, value in flags.items() if name not in launch_fields and name not in own_fields},
         frozenset(switches),
         find_program(tokens) if target == "run" else None,
+        tune_flags={name: value for name, value in flags.items() if name in own_fields},
+        words=("run", *tokens) if target == "run" else ("train",),
     )
+
+
+def tune_settings() -> list[type[Settings]]:
+    """Return the tuner's settings, whose flags only its own verb takes."""
+    from entrypoint.tune import TuneSettings
+
+    return [TuneSettings]
 
 
 def take_flags(tokens: list[str], models: Sequence[type[Settings]]) -> tuple[dict[str, str], set[str], list[str]]:
@@ -143,6 +156,7 @@ def find_program(tokens: Sequence[str]) -> Program:
 
 def help_text() -> str:
     """Return the whole help: verbs, switches, every setting as flag and variable with its default."""
+    from entrypoint.tune import PREFIX as TUNE_PREFIX
     from train.settings import PREFIX as TRAIN_PREFIX
     from train.settings import TrainSettings
 
@@ -152,6 +166,7 @@ def help_text() -> str:
     groups: tuple[tuple[str, type[Settings], str], ...] = (
         ("launcher", LaunchSettings, PREFIX),
         ("trainer", TrainSettings, TRAIN_PREFIX),
+        ("tuner", tune_settings()[0], TUNE_PREFIX),
     )
     for title, model, prefix in groups:
         lines += ["", f"settings of the {title}, as a flag or a variable [default]:"]

@@ -1,0 +1,87 @@
+"""What the tuner tries on machines of several kinds, and what it leaves as a person has set it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from entrypoint.candidates import UNTUNED, Candidate, refinements, shapes, splits, worker_counts
+from entrypoint.job import Job
+from entrypoint.libraries import Library
+from entrypoint.machine import Machine
+from entrypoint.question import Question
+from entrypoint.settings import read_launch_settings
+from entrypoint.topology import Cpu
+from tests.entrypoint.test_planner import SCRIPT, machine, plan
+
+
+def question(node: Machine, environ: Mapping[str, str] | None = None) -> Question:
+    return Question(read_launch_settings(environ or {}, {}), node, Job(), SCRIPT, environ or {})
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "found"),
+    [
+        (1, 1, [(1, 1)]),
+        (2, 2, [(1, 2), (2, 1)]),
+        (6, 6, [(1, 6), (2, 3), (3, 2), (6, 1)]),
+        (2, 1, [(1, 1), (1, 2)]),
+        (96, 96, [(1, 96), (2, 48), (4, 24), (8, 12), (16, 6), (32, 3), (96, 1)]),
+    ],
+)
+def test_ranks_times_threads_use_up_what_there_is(cores: int, threads: int, found: list[tuple[int, int]]) -> None:
+    assert list(splits(cores, threads)) == found
+
+
+def test_siblings_are_tried_too() -> None:
+    two = replace(machine(4), cpus=tuple(Cpu(cpu, cpu // 2, 0, 0) for cpu in range(4)))
+    assert list(map(str, shapes(question(two), "cpu"))) == [
+        "as planned",
+        "1 rank x 2 threads",
+        "2 ranks x 1 thread",
+        "1 rank x 4 threads, LAUNCH_CORES=logical",
+        "2 ranks x 2 threads, LAUNCH_CORES=logical",
+    ]
+
+
+@pytest.mark.parametrize("given", [{"LAUNCH_NPROC_PER_NODE": "2"}, {"LAUNCH_THREADS": "1"}, {"LAUNCH_BIND": "none"}])
+def test_ranks_that_a_person_has_set_stay(given: dict[str, str]) -> None:
+    assert shapes(question(machine(4), given), "cpu") == (UNTUNED,)
+    assert shapes(question(machine(4)), "cuda") == (UNTUNED,)
+
+
+LIBRARIES = (Library("tcmalloc", "/lib/t.so", ""), Library("intel", "/lib/i.so", ""), Library("jemalloc", None, "no"))
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "count"),
+    [
+        ({}, "cpu", (3 + 3) * 2),
+        ({"LAUNCH_OPENMP": "gnu"}, "cpu", 3 * 2),
+        ({"OMP_WAIT_POLICY": "active"}, "cpu", 2 * 2),
+        ({"LAUNCH_ALLOCATOR": "system", "LAUNCH_OPENMP": "gnu", "KMP_BLOCKTIME": "1"}, "cpu", 1),
+        ({"LD_PRELOAD": "/x/libmimalloc.so"}, "cpu", 3 + 3),
+        ({}, "cuda", 2),
+    ],
+)
+def test_runtime_waiting_and_allocator_are_what_can_be_had_and_is_left_open(
+    given: dict[str, str], device: str, count: int
+) -> None:
+    found = refinements(question(replace(machine(4), libraries=LIBRARIES), given), device)
+    assert len(found) == len({tuple(sorted(one.items())) for one in found}) == count
+    assert not any(name in one for one in found for name in given)
+
+
+def test_loader_workers_around_the_plans_are_tried_where_it_streams() -> None:
+    streaming = replace(plan(machine(4)), training={"workers": 4})
+    assert worker_counts(question(machine(4)), streaming) == ({"TRAIN_WORKERS": "2"}, {"TRAIN_WORKERS": "8"})
+    assert worker_counts(question(machine(4), {"TRAIN_WORKERS": "4"}), streaming) == ()
+    assert worker_counts(question(machine(4)), plan(machine(4))) == ()
+
+
+def test_a_candidate_is_its_variables_in_any_order() -> None:
+    one = Candidate.of({"LAUNCH_THREADS": "1", "LAUNCH_NPROC_PER_NODE": "2"})
+    assert one == Candidate.of({"LAUNCH_NPROC_PER_NODE": "2"}).also({"LAUNCH_THREADS": "1"})
+    assert str(one.also({"TRAIN_WORKERS": "3"})) == "2 ranks x 1 thread, workers 3"

@@ -1,0 +1,128 @@
+"""The tuner for real: scripts of known speed, the trainer, a stop in between, and the plan afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
+
+pytestmark = [pytest.mark.launch, needs_two_cores]
+
+# Its speed is known: one rank with two threads is half as fast as two ranks with one.
+SPEEDS = """
+    import os, time
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if os.environ.get("RANK", "0") == "0":
+        for step in range(1000):
+            time.sleep(0.01)
+            print(f"step {step}: {1000 * ranks:,} images/s, {1 / ranks} s a step", flush=True)
+"""
+FIXED = {"LAUNCH_OPENMP": "gnu", "LAUNCH_ALLOCATOR": "system", "OMP_WAIT_POLICY": "passive", "TUNE_SECONDS": "0.1"}
+
+
+def findings(entrypoint: Entrypoint) -> dict[str, object]:
+    (path,) = (entrypoint.home / ".cache/reference-training/tuned").iterdir()
+    found: dict[str, object] = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    "metric", [{"TUNE_METRIC": r"([0-9,]+) images/s"}, {"TUNE_METRIC": r"([0-9.]+) s a step", "TUNE_LOWER": "1"}]
+)
+def test_the_fastest_shape_is_found_kept_and_used_from_then_on(entrypoint: Entrypoint, metric: dict[str, str]) -> None:
+    file = script(entrypoint.folder, "speeds.py", SPEEDS)
+    result = entrypoint("tune", "run", file, env=FIXED | metric)
+    assert result.code == 0, result.err
+    assert "many small ranks are faster than one wide one, as the book's table 9.2 has it" in result.out
+    last = result.out.splitlines()[-1]
+    assert "2 times the untuned plan's: the best of 2 plans tried" in last.replace("2.00", "2")
+    made = entrypoint.plan("run", file, env=FIXED)
+    assert made["nproc_per_node"] == 2
+    told = {one["what"]: one["why"] for one in made["decisions"]}
+    assert told["ranks"] == "(tuned) LAUNCH_NPROC_PER_NODE=2"
+    assert last in told["tuned"]
+    assert entrypoint.plan("run", file, env=FIXED | {"LAUNCH_TUNED": "off"})["nproc_per_node"] == 1
+
+
+def test_a_search_that_is_stopped_goes_on_where_it_was(entrypoint: Entrypoint) -> None:
+    file = script(entrypoint.folder, "speeds.py", SPEEDS)
+    env = FIXED | {"TUNE_METRIC": r"([0-9,]+) images/s"}
+    process = subprocess.Popen(
+        [PYTHON, "-m", "entrypoint", "tune", "run", str(file)],
+        cwd=entrypoint.folder,
+        env={**clean_environment(), **env, "HOME": str(entrypoint.home)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    while "trial   4" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
+    assert process.returncode == 130
+    assert err.endswith("entrypoint: stopped; the same command goes on from here\n")
+    assert "Traceback" not in err
+    assert findings(entrypoint)["verdict"] is None
+    assert entrypoint.plan("run", file, env=FIXED)["nproc_per_node"] == 1
+    result = entrypoint("tune", "run", file, env=env)
+    assert result.code == 0, result.err
+    assert "trial   4" not in result.err
+    assert "trial   5" in result.err
+
+
+def test_a_script_without_a_metric_is_timed_and_the_trainer_gives_its_own(entrypoint: Entrypoint) -> None:
+    file = script(entrypoint.folder, "short.py", "pass")
+    fixed = FIXED | {"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1"}
+    assert entrypoint("tune", "run", file, env=fixed).code == 0
+    result = entrypoint("tune", "train", env=fixed | {"TRAIN_COMPILE": "off", "TRAIN_EPOCHS": "1"})
+    assert result.code == 0, result.err
+    assert "images/s" in result.err
+    assert result.out.splitlines()[-1].startswith("no plan of 1 tried was faster than the untuned one")
+    assert not (entrypoint.folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "code", "said"),
+    [
+        (["run", "x.py"], {"TUNE_METRIC": "("}, 2, "TUNE_METRIC=(: no pattern"),
+        (["run", "x.py"], {"TUNE_METRIC": "a"}, 2, "TUNE_METRIC=a: needs one group, around the number"),
+        (["run", "x.py"], {"LAUNCH_TUNED": "off"}, 2, "LAUNCH_TUNED=off: nothing could be kept"),
+        (["run", "x.py"], {"TUNE_METRICS": "a"}, 2, "TUNE_METRICS=a: no such variable. Did you mean TUNE_METRIC?"),
+        (["run", "x.py"], {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, 2, "run it outside srun and mpirun"),
+        (["run", "x.py"], {"LAUNCH_NPROC_PER_NODE": "1"}, 2, "tune: no plan gave a rate: NameError: name 'boom'"),
+        (["--minutes=no", "run", "x.py"], {}, 2, "--minutes=no: should be a valid number"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_in_one_line(
+    entrypoint: Entrypoint, words: list[str], env: dict[str, str], code: int, said: str
+) -> None:
+    (entrypoint.folder / "x.py").write_text("boom\n")
+    result = entrypoint("tune", *words, env=FIXED | env)
+    assert result.code == code, result.err
+    assert [line for line in result.error_lines if said in line], result.err
+
+
+LEAVES = """
+    import subprocess, time
+    subprocess.Popen(["sleep", "987"])
+    for _ in range(4):
+        print("1 x", flush=True)
+        time.sleep(0.1)
+"""
+
+
+def test_nothing_of_a_trial_is_left_running(entrypoint: Entrypoint) -> None:
+    file = script(entrypoint.folder, "leaves.py", LEAVES)
+    entrypoint("tune", "run", file, env=FIXED | {"LAUNCH_NPROC_PER_NODE": "1", "TUNE_METRIC": "(1) x"})
+    left = [
+        path.parent.name
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if os.access(path, os.R_OK) and path.read_bytes() == b"sleep\x00987\x00"
+    ]
+    assert left == []

@@ -1,0 +1,112 @@
+"""What was found: whose it is, where it is kept, and how a plan takes it up and says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from entrypoint.errors import Refused
+from entrypoint.job import Job
+from entrypoint.machine import Machine
+from entrypoint.plan import Program
+from entrypoint.planner import make_plan
+from entrypoint.question import Question
+from entrypoint.settings import read_launch_settings
+from entrypoint.topology import Cpu
+from entrypoint.tuned import apply, find, signature, store, tell
+from tests.entrypoint.test_planner import machine
+
+SCRIPT = Program("script", ("python", "x.py", "--big"))
+FOUND = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+
+
+def question(
+    environ: Mapping[str, str] | None = None, node: Machine | None = None, program: Program = SCRIPT
+) -> Question:
+    given = environ or {}
+    return Question(read_launch_settings(given, {}), node or machine(2), Job(), program, given)
+
+
+def other_ids() -> Machine:
+    return replace(machine(2), hostname="node7", cpus=(Cpu(4, 4, 0, 0), Cpu(5, 5, 0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        (question(node=other_ids()), True),
+        (question({"LAUNCH_QUIET": "1", "HOME": "/x", "MASTER_PORT": "1"}), True),
+        (question(node=machine(3)), False),
+        (question(node=machine(2, quota=1.0)), False),
+        (question({"LAUNCH_ALLOCATOR": "system"}), False),
+        (question({"OMP_NUM_THREADS": "1"}), False),
+        (question(program=Program("script", ("python", "x.py"))), False),
+    ],
+)
+def test_machines_and_programs_alike_share_what_was_found(one: Question, same: bool) -> None:
+    assert (signature(one, {}) == signature(question(), {})) is same
+
+
+def test_a_script_that_changes_and_other_training_are_other_programs(tmp_path: Path) -> None:
+    file = tmp_path / "x.py"
+    file.write_text("1")
+    asked = question(program=Program("script", ("python", str(file))))
+    before = signature(asked, {})
+    file.write_text("2")
+    assert signature(asked, {}) != before
+    assert signature(asked, {"batch_size": 1}) != signature(asked, {"batch_size": 2})
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"HOME": "/h"}, "/h/.cache/reference-training/tuned"),
+        ({"HOME": "/h", "XDG_CACHE_HOME": "/c"}, "/c/reference-training/tuned"),
+        ({"LAUNCH_TUNED": "/kept"}, "/kept"),
+        ({"LAUNCH_TUNED": "off", "HOME": "/h"}, None),
+        ({}, None),
+    ],
+)
+def test_it_is_kept_in_the_cache_or_where_a_person_says(environ: dict[str, str], folder: str | None) -> None:
+    assert store(question(environ)) == (Path(folder) if folder else None)
+
+
+def kept(folder: Path, text: str) -> Question:
+    asked = question({"LAUNCH_TUNED": str(folder)})
+    (folder / f"{signature(asked, {})}.json").write_text(text)
+    return asked
+
+
+def test_the_plan_is_made_by_it_and_says_so(tmp_path: Path) -> None:
+    asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": "twice as fast"}}))
+    tuned = find(asked, dict)
+    assert tuned
+    applied = apply(asked, tuned, {})
+    made = tell(make_plan(applied), tuned)
+    assert (made.nproc_per_node, made.ranks[0].threads) == (2, 1)
+    assert applied.environ["OMP_WAIT_POLICY"] == "passive"
+    told = {one.what: one.why for one in made.decisions}
+    assert told["ranks"] == "(tuned) LAUNCH_NPROC_PER_NODE=2"
+    assert told["threads"].startswith("(tuned) LAUNCH_THREADS=1")
+    assert told["tuned"].endswith("OMP_WAIT_POLICY=passive twice as fast; LAUNCH_TUNED=off leaves it out")
+    assert "OMP_WAIT_POLICY" not in made.yours
+
+
+@pytest.mark.parametrize("text", ['{"verdict": null}'])
+def test_a_search_that_was_cut_short_decides_nothing(tmp_path: Path, text: str) -> None:
+    assert find(kept(tmp_path, text), dict) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"verdict": {"variables": 5}}'])
+def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    with pytest.raises(Refused, match=r"\.json: cannot be read .*; remove it, or set LAUNCH_TUNED=off"):
+        find(kept(tmp_path, text), dict)
+
+
+def test_under_a_launcher_nothing_is_taken_up(tmp_path: Path) -> None:
+    asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": ""}}))
+    assert find(replace(asked, job=Job(launcher="srun", world_size=2)), dict) is None
