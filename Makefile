@@ -36,7 +36,7 @@ bench-accuracy: $(VENV)/installed ## how soon it is as good as the book, and wha
 bench-checkpoint: $(VENV)/installed ## what checkpoints cost a run
 	@$(BIN)/python -m benchmarks.checkpoint
 
-book: $(VENV)/installed ## the book's result tables on this machine, as book/book.html (hours; BOOK_ARGS=--only=2,9.2)
+book: $(VENV)/installed ## the book's result tables on this machine, as book/book.html (two hours; BOOK_ARGS=--only=2,9.2)
 	@$(BIN)/python -m benchmarks.book $(BOOK_ARGS)
 
 book-quick: $(VENV)/installed ## the same on a few pictures (minutes)

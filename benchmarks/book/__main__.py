@@ -1,9 +1,12 @@
 """The book's result tables, measured on this machine: `make book`, or `make book-quick` for a part of the data.
 
 Conditions: the book's CNN on real CIFAR-10 pictures (CIFAR10_IMAGES, or fetched), our own loop and recipe; variants
-of an experiment alternate, each round with a seed of its own; medians and spread. The book's own figures are of other
-machines, and of Fashion-MNIST (chapter 2) or DenseNet121 on a GPU (chapter 3): ratios compare, seconds do not. What
-this machine lacks is a row with the reason. It prints a line for each experiment and asserts nothing.
+of an experiment alternate, each round with a seed of its own; medians and spread. Accuracy and the training's seconds
+are those of one run of all epochs, made once where several experiments have the same settings; images/s, first step
+and spread are those of short runs. The book's own figures are of other machines, and of Fashion-MNIST (chapter 2) or
+DenseNet121 on a GPU (chapter 3): ratios compare, seconds do not. What this machine lacks is a row with the reason. It
+prints a line for each experiment and asserts nothing. What was measured is kept in results.json beside the report:
+asked for again, in parts too, only what is missing is measured.
 """
 
 from __future__ import annotations
@@ -12,48 +15,65 @@ import argparse
 import os
 import platform
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.book.experiments import EXPERIMENTS
-from benchmarks.book.measure import alternate, pictures
+from benchmarks.book.known import Known
+from benchmarks.book.measure import once_to_the_end, pictures, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
 from entrypoint.machine import read_machine
 from entrypoint.planner import describe_node
 
-# Pictures of each class, epochs, rounds.
-QUICK, FULL = (100, 2, 1), (None, 10, 5)
+# Pictures of each class, epochs, rounds; no rounds: what ran to the end tells speed too.
+QUICK, FULL = (100, 2, 0), (None, 10, 5)
+SHORT_STEPS = 100
 
 
 def main() -> None:
     """Run all experiments, or those that are named, and write the report after each."""
     parser = argparse.ArgumentParser(prog="make book")
     parser.add_argument("--quick", action="store_true", help="a few pictures, two epochs, one round")
-    parser.add_argument("--rounds", type=int, help="how often each variant runs")
+    parser.add_argument("--epochs", type=int, help="epochs of the runs that tell accuracy")
+    parser.add_argument("--rounds", type=int, help="how many short runs of each variant tell its speed")
     parser.add_argument("--only", default="", help="chapters with commas: 2,9.2")
     parser.add_argument("--out", type=Path, default=Path("book"), help="folder of book.html and book.md")
     asked = parser.parse_args()
     each, epochs, rounds = QUICK if asked.quick else FULL
-    rounds = asked.rounds or rounds
+    epochs, rounds = asked.epochs or epochs, rounds if asked.rounds is None else asked.rounds
     asked.out.mkdir(parents=True, exist_ok=True)
-    conditions = (
-        describe_node(read_machine(affinity=frozenset(os.sched_getaffinity(0)))),
-        f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}",
-        f"{epochs} epochs of {'all pictures' if each is None else f'{10 * each:,} pictures'}, {rounds} runs of each"
-        " variant; x is images/s against the first row",
-    )
+    conditions = made_under(each, epochs, rounds)
     results: list[Result] = []
     began = time.monotonic()
+    known = Known(asked.out / "results.json", conditions)
     with pictures(each) as data:
         for experiment in EXPERIMENTS:
-            if asked.only and experiment.chapter not in asked.only.split(","):
+            wanted = not asked.only or experiment.chapter in asked.only.split(",")
+            if known.lacks(experiment) and not wanted:
                 continue
-            seen = alternate(experiment.variants, {**data, "TRAIN_EPOCHS": str(epochs)}, rounds)
-            results.append(Result(experiment, seen))
+            if known.lacks(experiment):
+                seen = once_to_the_end(experiment.variants, {**data, "TRAIN_EPOCHS": str(epochs)}, known.runs())
+                if rounds:
+                    seen = with_speeds(seen, experiment.variants, data, SHORT_STEPS, rounds)
+                known.keep(experiment, seen)
+            results.append(Result(experiment, known.seen(experiment)))
             spent = time.monotonic() - began
             print(f"{spent:5.0f} s  {experiment.chapter:4} {experiment.title}: {results[-1].verdict}", flush=True)
             (asked.out / "book.md").write_text(as_markdown(results, conditions))
             (asked.out / "book.html").write_text(as_html(results, conditions))
     print(f"report  {asked.out / 'book.html'}, {asked.out / 'book.md'}")
+
+
+def made_under(each: int | None, epochs: int, rounds: int) -> tuple[str, ...]:
+    """Return what the figures hang on, a line each."""
+    return (
+        describe_node(read_machine(affinity=frozenset(os.sched_getaffinity(0)))),
+        f"Python {platform.python_version()}, PyTorch {version('torch')}",
+        f"accuracy and training s: one run of {epochs} epochs of"
+        f" {'all pictures' if each is None else f'{10 * each:,} pictures'}",
+        f"images/s, spread and first step: {rounds} runs of {SHORT_STEPS} steps, in turns" if rounds else "single runs",
+        "x is images/s against the first row",
+    )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,9 +35,13 @@ class Runnable(Protocol):
 
 @dataclass
 class Measured:
-    """What a variant's runs gave; `refusal` is the line that it was refused with instead."""
+    """What a variant's runs gave: those to the end, and short ones that tell speed where there are any.
+
+    `refusal` is the line that it was refused with instead.
+    """
 
     summaries: list[dict[str, Any]] = field(default_factory=list)
+    short: list[dict[str, Any]] = field(default_factory=list)
     refusal: str = ""
 
     def values(self, name: str) -> list[float]:
@@ -47,7 +51,7 @@ class Measured:
     @property
     def speeds(self) -> list[float]:
         """Images a second after the first step, of every run."""
-        return [summary["batch_size"] / summary["step_seconds"] for summary in self.summaries]
+        return [summary["batch_size"] / summary["step_seconds"] for summary in self.short or self.summaries]
 
     @property
     def speed(self) -> float:
@@ -67,7 +71,7 @@ class Measured:
     @property
     def first_step(self) -> float:
         """The median of the first steps' seconds."""
-        return statistics.median(self.values("first_step_seconds"))
+        return statistics.median([float(one["first_step_seconds"]) for one in self.short or self.summaries])
 
     @property
     def parameters(self) -> int:
@@ -88,6 +92,28 @@ def alternate(variants: Sequence[Runnable], common: Mapping[str, str], rounds: i
             if not seen[variant.name].refusal:
                 run({**common, **variant.settings, "TRAIN_SEED": str(number)}, seen[variant.name])
     return seen
+
+
+def once_to_the_end(
+    variants: Sequence[Runnable], common: Mapping[str, str], known: Sequence[tuple[Mapping[str, str], Measured]]
+) -> dict[str, Measured]:
+    """Run each variant to its end; where the very settings are among those `known` to have run, that run is taken."""
+    seen: dict[str, Measured] = {}
+    for variant in variants:
+        same = [one for settings, one in known if settings == variant.settings]
+        seen[variant.name] = replace(same[0], short=[]) if same else Measured()
+        if not same:
+            run({**common, **variant.settings}, seen[variant.name])
+    return seen
+
+
+def with_speeds(
+    seen: dict[str, Measured], variants: Sequence[Runnable], common: Mapping[str, str], steps: int, rounds: int
+) -> dict[str, Measured]:
+    """Add short runs of the variants that run here, in turns; what is pruned is pruned at their beginning."""
+    there = [variant for variant in variants if seen[variant.name].summaries]
+    short = alternate(there, {**common, "TRAIN_STEPS": str(steps), "TRAIN_PRUNE_WARMUP": "0"}, rounds)
+    return {name: replace(one, short=short[name].summaries if name in short else []) for name, one in seen.items()}
 
 
 def run(settings: Mapping[str, str], into: Measured) -> None:

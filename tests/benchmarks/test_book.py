@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.book.experiments import EXPERIMENTS, Experiment, Variant, faster, fewer_parameters, worse_with_ranks
-from benchmarks.book.measure import Measured, alternate, choose
+from benchmarks.book.known import Known
+from benchmarks.book.measure import Measured, alternate, choose, once_to_the_end, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
 from entrypoint.settings import read_launch_settings
 from tests.conftest import paint
@@ -91,6 +92,43 @@ def test_pictures_are_the_first_of_each_class(tmp_path: Path) -> None:
     choose(tmp_path / "all", tmp_path / "some", 4)
     assert len(list((tmp_path / "some/train/class1").iterdir())) == 4
     assert len(list((tmp_path / "some/test/class0").iterdir())) == 1
+
+
+def test_speed_is_that_of_the_short_runs_and_accuracy_that_of_the_whole_ones() -> None:
+    one = measured(100, accuracy=60.0)
+    one.short = measured(200, 220, 240, accuracy=10.0).summaries
+    assert (one.speed, one.accuracy, one.spread) == (pytest.approx(220), 60.0, pytest.approx(40 / 220))
+
+
+def test_what_was_measured_is_kept_and_taken_only_under_the_same_conditions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = EXPERIMENTS[:2]
+    known = Known(tmp_path / "results.json", ("2 cores",))
+    known.keep(first, {variant.name: measured(100, 110) for variant in first.variants})
+    again = Known(tmp_path / "results.json", ("2 cores",))
+    assert (again.lacks(first), again.lacks(second)) == (False, True)
+    assert again.seen(first) == known.seen(first)
+    assert [settings for settings, _ in again.runs()] == [variant.settings for variant in first.variants]
+    assert Known(tmp_path / "results.json", ("4 cores",)).lacks(first)
+    assert "measured under other conditions (2 cores)" in capsys.readouterr().out
+
+
+@pytest.mark.launch
+def test_runs_to_the_end_are_made_once_for_the_same_settings_and_short_ones_tell_speed() -> None:
+    plain, pruned, refused = (
+        Variant("plain"), Variant("half", {"TRAIN_PRUNE": "0.5"}), Variant("too large", {"TRAIN_BATCH_SIZE": "100000"})
+    )  # fmt: skip
+    common = {"TRAIN_EPOCHS": "2"}
+    ran = measured(1.0, accuracy=12.5)
+    seen = once_to_the_end([plain, pruned, refused], common, [({}, ran)])
+    assert seen["plain"].summaries == ran.summaries
+    seen = with_speeds(seen, [plain, pruned, refused], {}, 3, 2)
+    assert [one["steps"] for one in seen["plain"].short] == [3, 3]
+    assert seen["plain"].accuracy == 12.5
+    assert seen["half"].short[0]["parameters"] == seen["half"].summaries[0]["parameters"] < 155_530
+    assert seen["too large"].refusal.startswith("TRAIN_BATCH_SIZE=100000")
+    assert seen["too large"].short == []
 
 
 @pytest.mark.launch

@@ -1,0 +1,51 @@
+"""What was measured before, kept in a file beside the report, so that `make book` can be stopped and gone on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.book.experiments import EXPERIMENTS, Experiment
+from benchmarks.book.measure import Measured
+
+
+class Known:
+    """The experiments of one file; of other conditions (machine, versions, epochs, rounds) nothing is taken."""
+
+    def __init__(self, file: Path, conditions: Sequence[str]) -> None:
+        self.file, self.conditions = file, list(conditions)
+        self.experiments: dict[str, dict[str, Measured]] = {}
+        if file.exists():
+            content = json.loads(file.read_text())
+            if content["conditions"] == self.conditions:
+                self.experiments = {
+                    title: {name: Measured(**one) for name, one in seen.items()}
+                    for title, seen in content["experiments"].items()
+                }
+            else:
+                print(f"{file}: measured under other conditions ({'; '.join(content['conditions'])}), begun anew")
+
+    def lacks(self, experiment: Experiment) -> bool:
+        """Return whether it was not measured yet."""
+        return experiment.title not in self.experiments
+
+    def seen(self, experiment: Experiment) -> Mapping[str, Measured]:
+        """Return what its variants gave."""
+        return self.experiments[experiment.title]
+
+    def runs(self) -> list[tuple[Mapping[str, str], Measured]]:
+        """Return the settings and what they gave, of every variant that was measured."""
+        return [
+            (variant.settings, self.experiments[one.title][variant.name])
+            for one in EXPERIMENTS
+            if one.title in self.experiments
+            for variant in one.variants
+        ]
+
+    def keep(self, experiment: Experiment, seen: Mapping[str, Measured]) -> None:
+        """Take an experiment in, in the file too."""
+        self.experiments[experiment.title] = dict(seen)
+        plain = {title: {name: asdict(m) for name, m in seen.items()} for title, seen in self.experiments.items()}
+        self.file.write_text(json.dumps({"conditions": self.conditions, "experiments": plain}, indent=1))
