@@ -13,12 +13,13 @@ from entrypoint.plan import Plan
 from train.batches import Feed
 from train.checkpoint import Start
 from train.datasets import DataSet, Images
+from train.extension import with_extension
 from train.files import Listing
 from train.group import Group
 from train.loop import Learner
 from train.memory import MemoryFeed
 from train.models import build_model, count_parameters
-from train.optim import averaged, build_optimizer, lr_schedule, with_ipex
+from train.optim import averaged, build_optimizer, lr_schedule
 from train.pictures import Shape
 from train.precision import configure
 from train.pruning import cut_to, fits, slimmed
@@ -76,7 +77,7 @@ class Blueprint:
         model = model.to(group.device).to(memory_format=layout)  # type: ignore[call-overload]
         optimizer = build_optimizer(settings, model, fused=fused)
         if self.plan.training["ipex"]:
-            model, optimizer = with_ipex(model, optimizer)
+            model, optimizer = with_extension(model, optimizer, compiling=settings.compile != "off")
         return model, optimizer, averaged(model, settings)
 
     def learner(self, total_steps: int, start: Start | None) -> Learner:

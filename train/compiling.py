@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from entrypoint.errors import Exit, Refused
+from train.extension import import_extension
 from train.loop import Learner
 from train.precision import computing
 
@@ -42,7 +43,7 @@ def compile_step(learner: Learner, steps_left: int, images: Tensor) -> str:
 def ready(backend: str) -> None:
     """See that torch knows the backend; raises `Refused` where this version does not."""
     if backend == "ipex":
-        import intel_extension_for_pytorch  # noqa: F401
+        import_extension(compiling=True)
     if backend not in torch._dynamo.list_backends(exclude_tags=()):
         raise Refused(
             f"TRAIN_COMPILE_BACKEND={backend}: torch {torch.__version__} has no such backend; set inductor",

@@ -95,17 +95,3 @@ def averaged(model: nn.Module, settings: TrainSettings) -> AveragedModel | None:
     if not settings.ema:
         return None
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema))  # type: ignore[no-untyped-call]
-
-
-def with_ipex(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return both as Intel's extension optimises them for training; weights keep their layout and stay fp32.
-
-    Packed weights and a fused update would save little more, and change what a checkpoint holds.
-    """
-    import intel_extension_for_pytorch as ipex
-
-    options = {"weights_prepack": False, "fuse_update_step": False}
-    optimised: tuple[nn.Module, torch.optim.Optimizer] = ipex.optimize(
-        model.train(), optimizer=optimizer, dtype=torch.float32, **options
-    )
-    return optimised

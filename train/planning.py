@@ -40,7 +40,7 @@ def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine
     again, again_decision = decide_going_on(given, plan, free_name)
     precision = decide_precision(given, plan.device, machine)
     compiling = decide_compiling(given, plan.device, machine)
-    ipex = decide_ipex(given, plan.device, machine, facts)
+    ipex = decide_ipex(given, plan.device, machine)
     decided = replace(plan, environment={**plan.environment, **flags, **again})
     return decided.with_training(
         {

@@ -105,7 +105,8 @@ class TrainSettings(Settings):
     )
     compile_backend: Compiler = Field("inductor", description="What compiles; `entrypoint doctor` lists which can.")
     ipex: Literal["auto", "on", "off"] = Field(
-        "auto", description="Intel's extension: auto takes it on CPUs with AMX, where it gains, for runs of minutes."
+        "auto",
+        description="Intel's extension: auto leaves it, since it gained nothing where it was tried; on takes it.",
     )
     ema: Annotated[float, Field(ge=0, lt=1)] = Field(
         0.0, description="Also keep an average of the weights over the steps, and judge it: the decay, 0 is off."
