@@ -1,6 +1,6 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help train test fuzz check plan bench-launch bench-checkpoint bench-accuracy bench-limit lock book book-quick clean images sif-cpu-intel sif-cuda image-report image-compare
+.PHONY: help train test fuzz check plan bench-launch bench-peers bench-plan bench-scaling bench-checkpoint bench-accuracy bench-limit lock book book-quick clean images sif-cpu-intel sif-cuda image-report image-compare
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/cpu-intel/*.txt)
@@ -29,6 +29,15 @@ bench-launch: $(VENV)/installed ## time from the command to a script's first lin
 
 bench-limit: $(VENV)/installed ## how near a step comes to what the machine can multiply, and what the loop adds
 	@$(BIN)/python -m benchmarks.limit
+
+bench-peers: $(VENV)/installed ## images a second and seconds of the whole command, against what people use today
+	@$(BIN)/python -m benchmarks.peers
+
+bench-plan: $(VENV)/installed ## what the plan is worth on a bare, limited and busy machine, against peers and a sweep
+	@$(BIN)/python -m benchmarks.worth
+
+bench-scaling: $(VENV)/installed ## how throughput and the launcher's own cost grow with ranks
+	@$(BIN)/python -m benchmarks.scaling
 
 bench-accuracy: $(VENV)/installed ## how soon it is as good as the book, and what the book's time buys
 	@$(BIN)/python -m benchmarks.accuracy

@@ -1,0 +1,146 @@
+"""The trainer against what people use today: `make bench-peers`.
+
+Conditions: the same model, 10,000 of CIFAR-10's pictures as files, the same batch, optimizer, rates and number of
+steps, flips and shifts (but for the loop by hand, which has none), fp32, all cores. Peers load with one worker a core
+and with their defaults else; ours is `entrypoint train` with its own defaults, checkpoints and events included, once
+with nothing decoded before (cold) and once with what an earlier run has left. All are started in turns, ROUNDS (5)
+times; medians and range of the images a second after the first steps, and of the whole command's seconds, start,
+evaluation and saving included. What is not installed is a row that says so.
+Claim: ahead of each in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.book.measure import LIMIT_S, pictures
+
+PYTHON = (sys.executable, "-m")
+ACCELERATE = (*PYTHON, "accelerate.commands.launch", "--cpu")
+TORCHRUN = (*PYTHON, "torch.distributed.run", "--standalone")
+HERE, TENSORS = "benchmarks.peers", str(Path(__file__).with_name("tensors.py"))  # run_cpu's -m is broken
+COLD = "ours, cold"
+EACH = 1000  # pictures of a class
+# model → batch, steps
+MODELS = {"cnn": (64, 200), "resnet18": (128, 50)}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A command without its arguments; none is ours. `needs` is the module that must be there."""
+
+    name: str
+    command: Sequence[str] = ()
+    needs: str = "torch"
+
+
+PEERS: Mapping[int, Sequence[Peer]] = {
+    1: (
+        Peer("plain loop", (*PYTHON, f"{HERE}.plain")),
+        Peer("torchvision's reference", (*PYTHON, f"{HERE}.reference")),
+        Peer("Lightning", (*PYTHON, f"{HERE}.lightning"), "pytorch_lightning"),
+        Peer("accelerate launch", (*ACCELERATE, "--num_processes=1", "-m", f"{HERE}.accelerated"), "accelerate"),
+        Peer("tensors by hand", (*PYTHON, f"{HERE}.tensors")),
+        Peer("same, xeon.run_cpu", (*PYTHON, "torch.backends.xeon.run_cpu", "--ninstances=1", TENSORS)),
+        Peer(COLD),
+        Peer("ours"),
+    ),
+    2: (
+        Peer("torchrun, plain loop", (*TORCHRUN, "--nproc-per-node=2", "-m", f"{HERE}.plain")),
+        Peer("accelerate launch", (*ACCELERATE, "--num_processes=2", "-m", f"{HERE}.accelerated"), "accelerate"),
+        Peer("ours"),
+    ),
+}
+
+
+@dataclass
+class Seen:
+    """What a peer's runs gave, and the reason where it did not run."""
+
+    rates: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    problem: str = ""
+
+
+def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: Seen) -> None:
+    """Run a peer once; one that fails is not tried again."""
+    batch, steps = MODELS[model]
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        out = Path(folder, "rate.json")
+        task = {"data": data["TRAIN_DATA_DIR"], "model": model, "batch": batch, "steps": steps, "out": out}
+        command = [*peer.command, *(f"--{name}={value}" for name, value in task.items())]
+        environ = dict(os.environ)
+        if not peer.command:
+            flags = {"model": model, "batch-size": batch, "steps": steps, "output-dir": folder, "run-name": "run"}
+            command = [*PYTHON, "entrypoint", "train", *(f"--{name}={value}" for name, value in flags.items())]
+            command.append(f"--nproc-per-node={ranks}")
+            environ |= {**data, "LAUNCH_QUIET": "1", **({"TRAIN_CACHE_DIR": folder} if peer.name == COLD else {})}
+        began = time.perf_counter()
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        seconds = time.perf_counter() - began
+        if done.returncode or not (out.exists() or not peer.command):
+            seen.problem = f"ended with {done.returncode}: {(done.stderr.strip().splitlines() or ['nothing said'])[-1]}"
+            return
+        seen.seconds.append(seconds)
+        if peer.command:
+            seen.rates.append(json.loads(out.read_text())["images_per_second"])
+        else:
+            seen.rates.append(batch / json.loads(Path(folder, "run/summary.json").read_text())["step_seconds"])
+
+
+def compare(model: str, ranks: int, data: Mapping[str, str], rounds: int) -> None:
+    """Run all peers in turns and print their table."""
+    seen = {peer.name: Seen() for peer in PEERS[ranks]}
+    for peer in PEERS[ranks]:
+        if not importlib.util.find_spec(peer.needs):
+            seen[peer.name].problem = f"{peer.needs} is not installed"
+    for _ in range(rounds):
+        for peer in PEERS[ranks]:
+            if not seen[peer.name].problem:
+                start(peer, model, ranks, data, seen[peer.name])
+    batch, steps = MODELS[model]
+    print(f"\n{model}, batch {batch}, {steps} steps, {ranks} rank{'s' * (ranks > 1)}")
+    print(f"{'':<26}{'images/s':>9}{'range':>16}{'ours x':>8}{'command s':>11}{'range':>14}{'ours x':>8}")
+    ours = seen["ours"]
+    for name, one in seen.items():
+        if one.problem:
+            print(f"{name:<26}  {one.problem}")
+            continue
+        rate, seconds = statistics.median(one.rates), statistics.median(one.seconds)
+        ahead = statistics.median(ours.rates) / rate if ours.rates else float("nan")
+        sooner = seconds / statistics.median(ours.seconds) if ours.seconds else float("nan")
+        print(
+            f"{name:<26}{rate:>9,.0f}{f'{min(one.rates):,.0f}-{max(one.rates):,.0f}':>16}{ahead:>8.2f}"
+            f"{seconds:>11.1f}{f'{min(one.seconds):.1f}-{max(one.seconds):.1f}':>14}{sooner:>8.2f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Print a table for each model and number of ranks."""
+    parser = argparse.ArgumentParser(prog="make bench-peers")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", default=",".join(MODELS), help="with commas")
+    parser.add_argument("--ranks", default="1,2", help="with commas")
+    asked = parser.parse_args()
+    with pictures(EACH) as data:
+        if "TRAIN_DATA_DIR" not in data:
+            sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's pictures")
+        for model in asked.models.split(","):
+            for ranks in asked.ranks.split(","):
+                compare(model, int(ranks), data, asked.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The loop of torchvision's reference scripts (references/classification/train.py), written anew.
+
+What it adds to a plain loop: label smoothing, both accuracies and the loss read after every step for its log, a line
+every ten steps, evaluation under inference mode, a checkpoint with optimizer and schedule.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.peers.common import Clock, loaders, read_task
+
+PRINT_EVERY = 10
+
+
+def accuracy(output: Tensor, target: Tensor, topk: tuple[int, ...] = (1, 5)) -> list[Tensor]:
+    """Return the share of labels among the k likeliest classes, in percent, for each k."""
+    with torch.inference_mode():
+        _, predicted = output.topk(max(topk), 1)
+        correct = predicted.t().eq(target[None])
+        return [correct[:k].flatten().sum(dtype=torch.float32) * (100.0 / target.size(0)) for k in topk]
+
+
+def main() -> None:
+    """Train, evaluate, save."""
+    task = read_task()
+    model = task.network()
+    optimizer = task.optimizer(model)
+    schedule, criterion = task.schedule(optimizer), nn.CrossEntropyLoss(label_smoothing=0.1)
+    train, test = loaders(task)
+    clock, more = Clock(task), True
+    meters: dict[str, deque[float]] = {name: deque(maxlen=20) for name in ("loss", "acc1", "acc5", "img/s")}
+    while more:
+        model.train()
+        for index, (images, labels) in enumerate(train):
+            began = time.time()
+            output = model(images)
+            loss = criterion(output, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            best, among_five = accuracy(output, labels)
+            seen = (loss.item(), best.item(), among_five.item(), len(images) / (time.time() - began))
+            for meter, value in zip(meters.values(), seen, strict=True):
+                meter.append(value)
+            if index % PRINT_EVERY == 0:
+                print("  ".join(f"{name}: {sum(meter) / len(meter):.4f}" for name, meter in meters.items()))
+            more = clock.tick()
+            if not more:
+                break
+    clock.tell()
+    model.eval()
+    with torch.inference_mode():
+        shares = [(accuracy(model(images), labels)[0].item(), len(labels)) for images, labels in test]
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "lr_scheduler": schedule.state_dict()}
+    torch.save(saved, f"{task.out}.pt")
+    print(f"{sum(share * count for share, count in shares) / sum(count for _, count in shares):.2f} %")
+
+
+if __name__ == "__main__":
+    main()

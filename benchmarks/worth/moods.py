@@ -1,0 +1,72 @@
+"""The machine as it may be met: bare, under a quota, behind a mask, with neighbours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@contextmanager
+def bare() -> Iterator[Sequence[str]]:
+    """Leave it as it is."""
+    yield ()
+
+
+@contextmanager
+def mask_of_one() -> Iterator[Sequence[str]]:
+    """Allow one CPU."""
+    yield ("taskset", "-c", str(min(os.sched_getaffinity(0))))
+
+
+@contextmanager
+def quota_of_one() -> Iterator[Sequence[str]]:
+    """Allow the time of one CPU on all of them, in a cgroup of either version; raises OSError without the right to."""
+    v1 = (CGROUPS / "cpu/tasks").exists()
+    group = (CGROUPS / "cpu" if v1 else CGROUPS) / f"bench-plan-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / ("cpu.cfs_quota_us" if v1 else "cpu.max")).write_text("100000" if v1 else "100000 100000")
+        yield ("sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh")
+    finally:
+        group.rmdir()
+
+
+@contextmanager
+def neighbours(cpus: Sequence[int]) -> Iterator[Sequence[str]]:
+    """Keep a busy process on each of these CPUs."""
+    busy = [subprocess.Popen(["taskset", "-c", str(cpu), sys.executable, "-c", "while True: pass"]) for cpu in cpus]
+    try:
+        yield ()
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def one_neighbour() -> Iterator[Sequence[str]]:
+    """Keep the first CPU busy."""
+    with neighbours([min(os.sched_getaffinity(0))]) as words:
+        yield words
+
+
+@contextmanager
+def twice_over() -> Iterator[Sequence[str]]:
+    """Keep every CPU busy, so that there are two threads for each."""
+    with neighbours(sorted(os.sched_getaffinity(0))) as words:
+        yield words
+
+
+MOODS = {
+    "bare": bare,
+    "quota of 1 CPU": quota_of_one,
+    "mask of 1 CPU": mask_of_one,
+    "2x over-subscribed": twice_over,
+    "noisy neighbour": one_neighbour,
+}

@@ -1,0 +1,38 @@
+"""What people use today trains the same for real, and what fails is told."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peers import __main__ as peers
+from tests.conftest import PYTHON, paint
+
+pytestmark = pytest.mark.launch
+
+
+@pytest.mark.parametrize("peer", ["plain loop", "ours"])
+def test_each_gives_a_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer: str) -> None:
+    pytest.importorskip("torchvision")
+    monkeypatch.setitem(peers.MODELS, "cnn", (8, 12))
+    for part in ("train", "test"):
+        paint(tmp_path / part, classes=10, each=6, size=(32, 32))
+    data = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path), "TRAIN_CACHE_DIR": str(tmp_path / "c")}
+    seen = peers.Seen()
+    peers.start(next(one for one in peers.PEERS[1] if one.name == peer), "cnn", 1, data, seen)
+    assert seen.problem == ""
+    assert seen.rates[0] > 0
+    assert seen.seconds[0] > 0
+
+
+def test_what_fails_is_told_and_not_tried_again(tmp_path: Path) -> None:
+    seen = peers.Seen()
+    missing = {"TRAIN_DATA_DIR": str(tmp_path / "nothing")}
+    peers.start(peers.Peer("plain loop", (PYTHON, "-m", "benchmarks.peers.plain")), "cnn", 1, missing, seen)
+    assert seen.problem.startswith("ended with 1: FileNotFoundError")
+    assert seen.rates == []
+    assert (
+        subprocess.run([PYTHON, "-m", "benchmarks.peers", "--help"], check=False, capture_output=True).returncode == 0
+    )

@@ -1,0 +1,49 @@
+"""What the plan is compared with: the machine's moods, the sweep's settings, and one row for real."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.worth.__main__ import Runner, contestants, sweep
+from benchmarks.worth.moods import MOODS, mask_of_one, one_neighbour, quota_of_one
+from entrypoint.settings import read_launch_settings
+
+
+def test_the_sweep_has_every_combination_once_in_settings_of_ours() -> None:
+    every = sweep()
+    assert len({one.name for one in every}) == len(every) >= 6
+    for one in every:
+        read_launch_settings({name: value for name, value in one.settings.items() if name.startswith("LAUNCH_")}, {})
+
+
+def test_a_mask_leaves_one_cpu_and_a_quota_the_time_of_one() -> None:
+    with mask_of_one() as words:
+        assert subprocess.run([*words, "nproc"], capture_output=True, text=True, check=True).stdout == "1\n"
+    try:
+        with quota_of_one() as words:
+            told = subprocess.run([*words, "cat", "/proc/self/cgroup"], capture_output=True, text=True, check=True)
+    except OSError as error:
+        pytest.skip(f"needs a cgroup that it may make: {error}")
+    assert "bench-plan-" in told.stdout
+
+
+def test_a_neighbour_is_gone_with_its_mood() -> None:
+    busy = ("pgrep", "-f", "while True: pass")
+    with one_neighbour():
+        assert subprocess.run(busy, check=False, capture_output=True).returncode == 0
+    assert subprocess.run(busy, check=False, capture_output=True).returncode == 1
+    assert len(MOODS) == 5
+
+
+@pytest.mark.launch
+def test_ours_gives_a_rate_and_what_fails_its_last_line() -> None:
+    first = contestants()[0]
+    first.run(())
+    assert first.median > 0, first.problem
+    broken: Runner = replace(first, settings={**first.settings, "LAUNCH_TREADS": "1"}, rates=[])
+    broken.run(())
+    assert broken.rates == []
+    assert "LAUNCH_TREADS" in broken.problem
