@@ -120,7 +120,7 @@ def test_mask_and_quota_of_this_machine_are_heeded(
 ) -> None:
     two = ("taskset", "-c", ",".join(map(str, sorted(os.sched_getaffinity(0))[:2])))
     command = (*(under_quota(cpus) if cpus else ()), *(MASK_OF_ONE if masked else two), PYTHON, "-m", "entrypoint")
-    made = json.loads(entrypoint("plan", "--json", command=command).out)
+    made = json.loads(entrypoint("plan", "--json", "--openmp=gnu", command=command).out)
     assert len(made["ranks"][0]["cpus"]) == cores
     assert made["ranks"][0]["threads"] == threads
     assert made["environment"].get("OMP_WAIT_POLICY") == waits

@@ -22,6 +22,7 @@ from tests.entrypoint.test_planner import machine, plan
 TWICE = {"LAUNCH_MAX_RESTARTS": "2"}
 
 
+@pytest.mark.versions
 @pytest.mark.launch
 def test_a_script_that_fails_is_started_again_and_in_the_end_its_own_code_counts(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", "open('starts', 'a').write('x'); raise SystemExit(9)")
@@ -63,6 +64,7 @@ def test_what_would_be_as_wrong_again_is_not_started_again(entrypoint: Entrypoin
     assert (entrypoint.folder / "starts").read_text() == "x"
 
 
+@pytest.mark.versions
 @pytest.mark.launch
 def test_a_rank_of_the_trainer_that_is_killed_goes_on_from_the_checkpoint(entrypoint: Entrypoint) -> None:
     env = {"TRAIN_EPOCHS": "60", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1", "TRAIN_CHECKPOINT_EVERY": "5"}

@@ -54,12 +54,13 @@ def test_ranks_that_open_mpi_put_on_one_cpu_know_that_they_share_it(entrypoint: 
     command = (*masked, PYTHON, "-m", "entrypoint")
     refused = entrypoint("run", "x.py", command=command)
     assert "entrypoint: error: 2 ranks: more ranks than cores" in refused.err
-    result = entrypoint("run", "--oversubscribe", "x.py", command=command)
+    result = entrypoint("run", "--oversubscribe", "--openmp=gnu", "x.py", command=command)
     assert result.code == 0, result.err
     assert told(entrypoint, 2) == [{"cpus": [ALL[0]], "threads": "1"}] * 2
     assert "OMP_WAIT_POLICY" in result.err
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(("own", "threads"), [({}, len(ALL) // 2), ({"OMP_NUM_THREADS": "1"}, 1)])
 def test_torchruns_single_thread_is_not_taken_for_a_persons(
     entrypoint: Entrypoint, own: dict[str, str], threads: int

@@ -66,6 +66,7 @@ def test_a_backend_that_this_torch_lacks_is_refused() -> None:
     assert error.value.code == Exit.MACHINE
 
 
+@pytest.mark.versions
 @pytest.mark.launch
 def test_inductor_trains_to_the_same_accuracy_and_tells_its_first_step(entrypoint: Entrypoint) -> None:
     common = {"TRAIN_EPOCHS": "3"}
@@ -79,6 +80,7 @@ def test_inductor_trains_to_the_same_accuracy_and_tells_its_first_step(entrypoin
     assert re.search(r"first step [\d,]+ ms, then [\d,.]+ ms$", result.out, re.M)
 
 
+@pytest.mark.versions
 @pytest.mark.launch
 def test_a_compiler_that_fails_is_one_line(entrypoint: Entrypoint) -> None:
     env = {"TRAIN_COMPILE": "default", "CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(entrypoint.folder / "cache")}

@@ -50,6 +50,7 @@ NOT_COMPILED = """
 """
 
 
+@pytest.mark.versions
 @pytest.mark.launch
 def test_what_is_not_compiled_does_not_wait_for_the_compiler_to_be_imported(tmp_path: Path) -> None:
     file = script(tmp_path, "optim.py", NOT_COMPILED)

@@ -90,10 +90,12 @@ def test_so_do_the_slower_ones(entrypoint: Entrypoint) -> None:
     check(entrypoint, RARER)
 
 
+@pytest.mark.versions
 @needs_two_cores
-def test_so_does_each_setting_over_two_ranks(entrypoint: Entrypoint) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_so_does_each_setting_over_two_ranks(entrypoint: Entrypoint, part: int) -> None:
     shared = [a | b for a in SHARED.values() for b in (OPTIONS["accumulate"], OPTIONS["compile"], OPTIONS["prune"])]
     shared += [FSDP | one for one in (*OPTIONS.values(), {"TRAIN_EXPORT": "onnx"}, {"TRAIN_MODEL": "resnet18"})]
     shared += [SPEEDNET | more for more in ({}, FSDP, OPTIONS["ema"])]
     environs = [TWO | one for one in (*OPTIONS.values(), *SHARED.values(), *shared)]
-    check(entrypoint, environs, "--nproc-per-node=2", "--oversubscribe=1")
+    check(entrypoint, environs[part::PARTS], "--nproc-per-node=2", "--oversubscribe=1")

@@ -25,6 +25,7 @@ def test_the_diagnosis_names_what_takes_the_time(seconds: tuple[int, ...], feed:
     assert shares.line().startswith(f"data {seconds[0]} %, forward and loss {seconds[1]} %")
 
 
+@pytest.mark.versions
 @pytest.mark.launch
 def test_a_run_is_profiled_and_trains_on(entrypoint: Entrypoint) -> None:
     env = {"TRAIN_EPOCHS": "1", "TRAIN_PROFILE": "4", "TRAIN_TENSORBOARD": "0"}

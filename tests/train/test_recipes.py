@@ -42,6 +42,7 @@ def test_every_recipe_is_made_of_settings(name: str, device: str) -> None:
     assert TrainSettings.model_validate(RECIPES[name][device])
 
 
+@pytest.mark.versions
 @pytest.mark.launch
 def test_a_run_by_a_recipe_tells_all_that_it_was_made_by(entrypoint: Entrypoint) -> None:
     small = {

@@ -54,6 +54,7 @@ def test_a_deadline_ends_it_with_a_checkpoint_to_go_on_from(
     assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
 
 
+@pytest.mark.versions
 def test_a_damaged_checkpoint_is_named_and_the_one_before_gives_the_same_end(entrypoint: Entrypoint) -> None:
     whole = entrypoint.train(env=RUN | {"TRAIN_EPOCHS": "3"})
     checkpoints = sorted((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))

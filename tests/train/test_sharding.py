@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.launch, needs_two_cores]
 SPREAD = SMALL | TWO_RANKS | {"TRAIN_SHARD": "fsdp", "TRAIN_TENSORBOARD": "0"}
 
 
+@pytest.mark.versions
 def test_units_are_the_large_elements_of_sequences_inner_ones_first() -> None:
     side = int(UNIT_PARAMETERS**0.5) + 1
     block = nn.Sequential(nn.Linear(side, side), nn.ReLU())
@@ -31,6 +32,7 @@ def test_units_are_the_large_elements_of_sequences_inner_ones_first() -> None:
     assert list(units(model)) == [block[0], block, attention]
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("more", [{}, {"TRAIN_EMA": "0.9", "TRAIN_ACCUMULATE": "2", "TRAIN_CLIP_NORM": "1"}])
 def test_two_ranks_learn_what_one_does_and_each_saves_its_part(entrypoint: Entrypoint, more: dict[str, str]) -> None:
     common = SMALL | more | {"TRAIN_EPOCHS": "2", "TRAIN_LR": "0.01", "TRAIN_EVAL_BATCH_SIZE": "63"}  # 64 images a rank
@@ -60,6 +62,7 @@ def stopped(entrypoint: Entrypoint, env: dict[str, str]) -> Path:
     return found
 
 
+@pytest.mark.versions
 def test_a_stopped_run_goes_on_to_the_bit_and_on_one_rank_too(entrypoint: Entrypoint) -> None:
     env = SPREAD | {"TRAIN_EPOCHS": "30", "TRAIN_LOG_INTERVAL": "1", "TRAIN_EMA": "0.9", "TRAIN_KEEP": "50"}
     straight = entrypoint.train(env=env | {"TRAIN_RUN_NAME": "straight"})
@@ -74,6 +77,7 @@ def test_a_stopped_run_goes_on_to_the_bit_and_on_one_rank_too(entrypoint: Entryp
     assert alone["test_loss"] == pytest.approx(straight["test_loss"], rel=0.02)
 
 
+@pytest.mark.versions
 def test_what_is_damaged_or_hostile_is_refused_in_one_line_and_not_run(entrypoint: Entrypoint) -> None:
     env = SPREAD | {"TRAIN_EPOCHS": "1"}
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "run"})
@@ -94,6 +98,7 @@ def test_what_is_damaged_or_hostile_is_refused_in_one_line_and_not_run(entrypoin
     assert not (entrypoint.folder / "hostile-was-here").exists()
 
 
+@pytest.mark.versions
 def test_a_description_names_nothing_but_what_describes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(pickle.UnpicklingError, match=r"it names \w+\.system"):

@@ -36,6 +36,7 @@ RANKS = """
 """
 
 
+@pytest.mark.versions
 @pytest.mark.launch
 @needs_two_cores
 def test_two_ranks_compute_outputs_gradients_and_statistics_of_the_whole_batch(entrypoint: Entrypoint) -> None:

@@ -36,6 +36,7 @@ def losses(entrypoint: Entrypoint, run: str = "latest") -> list[float]:
     return [line["train_loss"] for line in map(json.loads, lines) if line["kind"] == "epoch"]
 
 
+@pytest.mark.versions
 def test_the_first_command_reaches_97_percent_and_leaves_everything(entrypoint: Entrypoint) -> None:
     result = entrypoint("train")
     assert result.code == 0, result.err
@@ -62,6 +63,7 @@ def test_the_first_command_reaches_97_percent_and_leaves_everything(entrypoint: 
     assert f"test accuracy  {summary['test_accuracy']:.2f} %" in result.out
 
 
+@pytest.mark.versions
 @needs_two_cores
 def test_two_ranks_give_the_losses_and_the_accuracy_of_one(entrypoint: Entrypoint) -> None:
     common = SMALL | {"TRAIN_EPOCHS": "3", "TRAIN_BATCH_SIZE": "50", "TRAIN_LR": "0.02"}
@@ -93,6 +95,7 @@ def test_the_command_that_is_left_repeats_the_run(entrypoint: Entrypoint) -> Non
     assert (again["seed"], again["threads"]) == (first["seed"], first["threads"]) == (7, 1)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     "settings",
     [
@@ -244,6 +247,7 @@ def test_what_the_trainer_refuses_is_one_line(entrypoint: Entrypoint, env: dict[
     assert len(result.err.splitlines()) == 1
 
 
+@pytest.mark.versions
 def test_bf16_learns_as_well_and_resumes(entrypoint: Entrypoint) -> None:
     env = {"TRAIN_PRECISION": "bf16", "TRAIN_RUN_NAME": "half"}
     summary = entrypoint.train(env=env)
@@ -297,6 +301,7 @@ def test_a_signal_ends_it_in_one_line_after_a_checkpoint(
     assert bool(list((entrypoint.folder / "runs/latest/checkpoint").glob("step-*.pt"))) is (code == 75)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(("feed", "ranks"), [("memory", {}), ("stream", TWO_RANKS_WHERE_THEY_FIT)])
 def test_preempted_amid_an_epoch_it_goes_on_with_the_very_next_step(
     entrypoint: Entrypoint, pictures: Path, feed: str, ranks: dict[str, str]
