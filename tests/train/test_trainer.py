@@ -339,6 +339,29 @@ def test_the_same_program_trains_on_a_gpu(entrypoint: Entrypoint) -> None:
     assert summary["test_accuracy"] >= 97
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"TRAIN_PRECISION": "fp16"}, {"TRAIN_PRECISION": "bf16"}, {"TRAIN_PRECISION": "tf32"},
+        {"TRAIN_COMPILE": "default", "TRAIN_EPOCHS": "2"}, {"TRAIN_DETERMINISTIC": "1"},
+        {"TRAIN_RECIPE": "speedrun", "TRAIN_BATCH_SIZE": "64", "TRAIN_DATASET": "synthetic", "TRAIN_EPOCHS": "2"},
+    ],
+)  # fmt: skip
+def test_on_a_gpu_each_setting_trains_and_resumes(entrypoint: Entrypoint, more: dict[str, str]) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    env = SMALL | {"TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_RUN_NAME": "run"} | more
+    assert entrypoint.train(env=env)["device"].startswith("cuda")
+    newest = max((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
+    digest = entrypoint.summary("run")["weights_sha256"]
+    newest.unlink()
+    again = entrypoint("train", env=env | {"TRAIN_RESUME": "auto", "TRAIN_TENSORBOARD": "0"})
+    assert again.code == 0, again.err
+    if "TRAIN_DETERMINISTIC" in more:
+        assert entrypoint.summary("run")["weights_sha256"] == digest
+
+
 @pytest.mark.images
 @needs_two_cores
 def test_one_epoch_of_real_cifar10_passes_the_books_ten_with_one_rank_and_with_two(
