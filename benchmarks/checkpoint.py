@@ -7,21 +7,23 @@ command's seconds. The project's promise is under 2 % of the run.
 
 from __future__ import annotations
 
+import argparse
 import statistics
-import sys
 
 from benchmarks.book.experiments import Variant
 from benchmarks.book.measure import alternate, pictures
 
-ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-
 
 def main() -> None:
     """Print a line for each model: seconds with and without, the difference as a share, and the spread."""
+    parser = argparse.ArgumentParser(prog="make bench-checkpoint")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--models", default="cnn,resnet18", help="with commas")
+    asked = parser.parse_args()
     every = (Variant("none", {"TRAIN_CHECKPOINT_EVERY": "0"}), Variant("each epoch", {"TRAIN_CHECKPOINT_EVERY": "1"}))
     with pictures(1000) as data:
-        for model in ("cnn", "resnet18"):
-            seen = alternate(every, {**data, "TRAIN_MODEL": model, "TRAIN_EPOCHS": "6"}, ROUNDS)
+        for model in asked.models.split(","):
+            seen = alternate(every, {**data, "TRAIN_MODEL": model, "TRAIN_EPOCHS": "6"}, asked.rounds)
             without, with_them = (sorted(seen[one.name].values("total_seconds")) for one in every)
             cost = statistics.median(with_them) / statistics.median(without) - 1
             print(
