@@ -77,7 +77,7 @@ def check(entrypoint: Entrypoint, environs: list[dict[str, str]], *more: str) ->
         if not word:
             summary = json.loads((entrypoint.folder / f"runs{index}/run/summary.json").read_text())
             assert summary["steps"] == 4
-    assert sum(not word for word in said) > 0.8 * len(said), "most pairs work"
+    assert sum(not word for word in said) > len(said) / 2, "most pairs work"
 
 
 @pytest.mark.parametrize("part", range(PARTS))
