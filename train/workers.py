@@ -83,7 +83,11 @@ def telling_of_workers() -> Iterator[None]:
 
 
 def without_workers(error: BaseException) -> Refused:
-    """Return the refusal of a rank that has lost a loader worker, or cannot have one."""
+    """Return the refusal of a rank that has lost a loader worker, or cannot have one.
+
+    From here on DataLoader's handler is silent: it would tell of the loss a second time, amid the rank's own end.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     handing = isinstance(error, ConnectionError | EOFError)
     cause = "one ended while it handed a batch over" if handing else first_line(error).rstrip(". ")
     return Refused(

@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON
+from train.workers import without_workers
 
 # A forked worker of a parent that answers SIGTERM with an exception, as the trainer does.
 FORK = """
@@ -44,3 +45,13 @@ def test_a_worker_that_is_ended_says_nothing(what: str, quiet: bool) -> None:
     out, err = process.communicate(timeout=LAUNCH_LIMIT_S)
     assert ("Traceback" not in err) is quiet
     assert (int(out) == -signal.SIGTERM) is quiet
+
+
+def test_a_lost_worker_is_told_once_and_not_again_by_dataloaders_handler() -> None:
+    before = signal.signal(signal.SIGCHLD, lambda *_: pytest.fail("told again"))
+    try:
+        told = without_workers(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "))
+        os.kill(os.getpid(), signal.SIGCHLD)
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert str(told).startswith("loader workers: DataLoader worker (pid 7) is killed by signal: Killed; see")
