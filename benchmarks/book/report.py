@@ -48,7 +48,7 @@ def row(variant: Variant, result: Result) -> tuple[str, ...]:
         number(book_base / variant.book_seconds if book_base and variant.book_seconds else None, 2),
         number(variant.book_accuracy, 2),
         number(one.speed, 0),
-        f"{100 * one.spread:.0f} %" if len(one.summaries) > 1 else "–",
+        f"{100 * one.spread:.0f} %" if len(one.speeds) > 1 else "–",
         number(one.speed / base.speed, 2),
         number(one.seconds, 1),
         number(one.first_step, 2),

@@ -98,6 +98,10 @@ def test_speed_is_that_of_the_short_runs_and_accuracy_that_of_the_whole_ones() -
     one = measured(100, accuracy=60.0)
     one.short = measured(200, 220, 240, accuracy=10.0).summaries
     assert (one.speed, one.accuracy, one.spread) == (pytest.approx(220), 60.0, pytest.approx(40 / 220))
+    experiment = Experiment("2", "Bias", "None.", (Variant("a"),), faster("b", "a"))
+    assert "| a | – | – | – | 220 | 18 % | 1.00 | 2.0 | 0.50 | 60.00 |" in as_markdown(
+        [Result(experiment, {"a": one})], []
+    )
 
 
 def test_what_was_measured_is_kept_and_taken_only_under_the_same_conditions(
