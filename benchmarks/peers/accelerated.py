@@ -17,18 +17,12 @@ def main() -> None:
     loader, test = loaders(task)
     model, optimizer, train, test = accelerator.prepare(network, optimizer, loader, test)
     schedule, criterion = task.schedule(optimizer), nn.CrossEntropyLoss()
-    clock, more = Clock(task), True
-    while more:
-        model.train()
-        for images, labels in train:
-            optimizer.zero_grad()
-            accelerator.backward(criterion(model(images), labels))
-            optimizer.step()
-            schedule.step()
-            more = clock.tick()
-            if not more:
-                break
-    clock.tell()
+    model.train()
+    for images, labels in Clock(task).over(lambda: train):
+        optimizer.zero_grad()
+        accelerator.backward(criterion(model(images), labels))
+        optimizer.step()
+        schedule.step()
     model.eval()
     right = count = 0
     with torch.no_grad():

@@ -6,8 +6,10 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from torchvision.datasets import ImageFolder
 
 from train.models import build_model
 
+T = TypeVar("T")
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 WARM_STEPS = 5
 
@@ -85,6 +88,14 @@ class Clock:
         if self.done == WARM_STEPS:
             self.began = time.perf_counter()
         return self.done < self.task.steps
+
+    def over(self, epoch: Callable[[], Iterable[T]]) -> Iterator[T]:
+        """Yield what epoch after epoch has to train on, a step each, until all steps are done; then write the rate."""
+        while True:
+            for batch in epoch():
+                yield batch
+                if not self.tick():
+                    return self.tell()
 
     def tell(self) -> None:
         """Write the rate where the benchmark looks for it; of several ranks the first does."""

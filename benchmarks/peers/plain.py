@@ -21,19 +21,13 @@ def main() -> None:
     optimizer = task.optimizer(model)
     schedule, criterion = task.schedule(optimizer), nn.CrossEntropyLoss()
     train, test = loaders(task, sharded=ranks > 1)
-    clock, more = Clock(task), True
-    while more:
-        model.train()
-        for images, labels in train:
-            optimizer.zero_grad()
-            loss = criterion(model(images), labels)
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            more = clock.tick()
-            if not more:
-                break
-    clock.tell()
+    model.train()
+    for images, labels in Clock(task).over(lambda: train):
+        optimizer.zero_grad()
+        loss = criterion(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
     model.eval()
     right = 0
     with torch.no_grad():

@@ -32,28 +32,22 @@ def main() -> None:
     optimizer = task.optimizer(model)
     schedule, criterion = task.schedule(optimizer), nn.CrossEntropyLoss(label_smoothing=0.1)
     train, test = loaders(task)
-    clock, more = Clock(task), True
     meters: dict[str, deque[float]] = {name: deque(maxlen=20) for name in ("loss", "acc1", "acc5", "img/s")}
-    while more:
-        model.train()
-        for index, (images, labels) in enumerate(train):
-            began = time.time()
-            output = model(images)
-            loss = criterion(output, labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            best, among_five = accuracy(output, labels)
-            seen = (loss.item(), best.item(), among_five.item(), len(images) / (time.time() - began))
-            for meter, value in zip(meters.values(), seen, strict=True):
-                meter.append(value)
-            if index % PRINT_EVERY == 0:
-                print("  ".join(f"{name}: {sum(meter) / len(meter):.4f}" for name, meter in meters.items()))
-            more = clock.tick()
-            if not more:
-                break
-    clock.tell()
+    model.train()
+    for index, (images, labels) in enumerate(Clock(task).over(lambda: train)):
+        began = time.time()
+        output = model(images)
+        loss = criterion(output, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        best, among_five = accuracy(output, labels)
+        seen = (loss.item(), best.item(), among_five.item(), len(images) / (time.time() - began))
+        for meter, value in zip(meters.values(), seen, strict=True):
+            meter.append(value)
+        if index % PRINT_EVERY == 0:
+            print("  ".join(f"{name}: {sum(meter) / len(meter):.4f}" for name, meter in meters.items()))
     model.eval()
     with torch.inference_mode():
         shares = [(accuracy(model(images), labels)[0].item(), len(labels)) for images, labels in test]

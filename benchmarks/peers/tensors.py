@@ -21,17 +21,12 @@ def main() -> None:
         torch.stack([image for image, _ in part]).contiguous(memory_format=torch.channels_last) for part in parts
     )
     labels, expected = (torch.tensor(part.targets) for part in parts)
-    clock, more = Clock(task), True
-    while more:
-        for rows in torch.randperm(len(images))[: len(images) // task.batch * task.batch].view(-1, task.batch):
-            optimizer.zero_grad()
-            cross_entropy(model(images[rows]), labels[rows]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            schedule.step()
-            more = clock.tick()
-            if not more:
-                break
-    clock.tell()
+    whole = len(images) // task.batch * task.batch
+    for rows in Clock(task).over(lambda: torch.randperm(len(images))[:whole].view(-1, task.batch)):
+        optimizer.zero_grad()
+        cross_entropy(model(images[rows]), labels[rows]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
     model.eval()
     with torch.inference_mode():
         right = sum(
