@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 import tempfile
 from types import ModuleType
 
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from entrypoint.compilers import IPEX
+from train.redirected import STDERR, redirected
 
 
 def import_extension(*, compiling: bool) -> ModuleType:
@@ -21,19 +21,14 @@ def import_extension(*, compiling: bool) -> ModuleType:
     """
     if not compiling:
         importlib.import_module("torch._inductor.config").compile_threads = 1  # type: ignore[attr-defined]
-    sys.stderr.flush()
-    errors = os.dup(2)
     with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), 2)
         try:
-            return importlib.import_module(IPEX)
+            with redirected(STDERR, said.fileno()):
+                return importlib.import_module(IPEX)
         except BaseException:
             said.seek(0)
-            os.write(errors, said.read())
+            os.write(STDERR, said.read())
             raise
-        finally:
-            os.dup2(errors, 2)
-            os.close(errors)
 
 
 def with_extension(

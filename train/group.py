@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from entrypoint.errors import Exit, Refused, first_line
 from entrypoint.plan import Plan
 from train.peers import Peer, introduce, meet
+from train.redirected import STDOUT, redirected
 
 T = TypeVar("T")
 SETTLE_S = 0.1
@@ -119,7 +119,8 @@ def join(plan: Plan) -> Group:
     if world_size > 1:
         try:
             store = meet(rank, world_size, plan.rendezvous_timeout_s)
-            with quiet_stdout():
+            # Gloo in torch 2.8 tells of each connection on standard output, out of step.
+            with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
                 dist.init_process_group(plan.backend, timeout=limit, store=store, rank=rank, world_size=world_size)
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
@@ -134,20 +135,6 @@ def join(plan: Plan) -> Group:
     if world_size > 1:
         group = replace(group, peers=tuple(group.from_all(introduce(rank))))
     return group
-
-
-@contextmanager
-def quiet_stdout() -> Iterator[None]:
-    """Keep what C++ prints off standard output: Gloo in torch 2.8 tells of each connection, out of step."""
-    sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def choose_device(plan: Plan, local_rank: int) -> torch.device:
