@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from hypothesis import settings
 from PIL import Image
 
 from tests.machines import smp
+from tests.quota import quota
 
 # A shared machine can stall for longer than any deadline that would mean something.
 settings.register_profile("patient", deadline=None)
@@ -180,26 +182,15 @@ def built_machine(tmp_path: Path) -> TreeBuilder:
     return build
 
 
-CGROUPS = Path("/sys/fs/cgroup")
-
-
 @pytest.fixture
 def under_quota() -> Iterator[Callable[[float], tuple[str, ...]]]:
     """Returns for a number of CPUs the words that start a command in a real cgroup with that quota."""
-    made: list[Path] = []
+    with ExitStack() as made:
 
-    def limit(cpus: float) -> tuple[str, ...]:
-        v1 = (CGROUPS / "cpu/cpu.cfs_quota_us").exists() or (CGROUPS / "cpu/tasks").exists()
-        group = (CGROUPS / "cpu" if v1 else CGROUPS) / f"reference-training-{os.getpid()}-{len(made)}"
-        try:
-            group.mkdir()
-            made.append(group)
-            quota = f"{cpus * 100_000:.0f}"
-            (group / ("cpu.cfs_quota_us" if v1 else "cpu.max")).write_text(quota if v1 else f"{quota} 100000")
-        except OSError as error:
-            pytest.skip(f"needs a cgroup that it may make: {error}")
-        return ("sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh")
+        def limit(cpus: float) -> tuple[str, ...]:
+            try:
+                return made.enter_context(quota(cpus))
+            except OSError as error:
+                pytest.skip(f"needs a cgroup that it may make: {error}")
 
-    yield limit
-    for group in made:
-        group.rmdir()
+        yield limit

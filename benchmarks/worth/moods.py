@@ -7,9 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 
-CGROUPS = Path("/sys/fs/cgroup")
+from tests.quota import quota
 
 
 @contextmanager
@@ -22,19 +22,6 @@ def bare() -> Iterator[Sequence[str]]:
 def mask_of_one() -> Iterator[Sequence[str]]:
     """Allow one CPU."""
     yield ("taskset", "-c", str(min(os.sched_getaffinity(0))))
-
-
-@contextmanager
-def quota_of_one() -> Iterator[Sequence[str]]:
-    """Allow the time of one CPU on all of them, in a cgroup of either version; raises OSError without the right to."""
-    v1 = (CGROUPS / "cpu/tasks").exists()
-    group = (CGROUPS / "cpu" if v1 else CGROUPS) / f"bench-plan-{os.getpid()}"
-    group.mkdir()
-    try:
-        (group / ("cpu.cfs_quota_us" if v1 else "cpu.max")).write_text("100000" if v1 else "100000 100000")
-        yield ("sh", "-c", f'echo $$ >{group}/cgroup.procs && exec "$@"', "sh")
-    finally:
-        group.rmdir()
 
 
 @contextmanager
@@ -65,7 +52,7 @@ def twice_over() -> Iterator[Sequence[str]]:
 
 MOODS = {
     "bare": bare,
-    "quota of 1 CPU": quota_of_one,
+    "quota of 1 CPU": partial(quota, 1.0),
     "mask of 1 CPU": mask_of_one,
     "2x over-subscribed": twice_over,
     "noisy neighbour": one_neighbour,

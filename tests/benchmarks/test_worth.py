@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.worth.__main__ import Runner, contestants, sweep
-from benchmarks.worth.moods import MOODS, mask_of_one, one_neighbour, quota_of_one
+from benchmarks.worth.moods import MOODS, mask_of_one, one_neighbour
 from entrypoint.settings import read_launch_settings
 
 
@@ -23,11 +23,11 @@ def test_a_mask_leaves_one_cpu_and_a_quota_the_time_of_one() -> None:
     with mask_of_one() as words:
         assert subprocess.run([*words, "nproc"], capture_output=True, text=True, check=True).stdout == "1\n"
     try:
-        with quota_of_one() as words:
+        with MOODS["quota of 1 CPU"]() as words:
             told = subprocess.run([*words, "cat", "/proc/self/cgroup"], capture_output=True, text=True, check=True)
     except OSError as error:
         pytest.skip(f"needs a cgroup that it may make: {error}")
-    assert "bench-plan-" in told.stdout
+    assert "reference-training-" in told.stdout
 
 
 def test_a_neighbour_is_gone_with_its_mood() -> None:
