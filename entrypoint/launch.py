@@ -1,4 +1,4 @@
-"""Starts what the plan says, by exec: signals reach it, and no extra process stays behind but over mpirun."""
+"""Starts what the plan says, by exec: signals reach it, and no extra process stays in between but over mpirun."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NoReturn
 from entrypoint.job import Job
 from entrypoint.plan import VARIABLE, Plan
 from entrypoint.rank import AGENTS_OWN, become_program, replace_process
+from entrypoint.witness import leave_witness
 
 # When the whole command began (Unix time, s): the trainer's total_seconds counts from here.
 STARTED = "ENTRYPOINT_STARTED"
@@ -26,6 +27,8 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
     if plan.launcher in STARTERS:
         replace_process(plan.command, {**environ, **plan.environment})
     if plan.launcher != "torchrun":
+        if plan.launcher == "direct":
+            leave_witness()
         become_program(plan, job, environ)
     # The agent's store looks its own address up by name; where no server answers, that is 20 s and a page of warnings.
     quiet = {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}

@@ -17,6 +17,7 @@ from entrypoint.plan import VARIABLE, Plan
 from entrypoint.surroundings import ancestors
 from entrypoint.topology import format_cpu_list
 from entrypoint.verify import Observed, cpus_of_process, mapped_of, mismatches
+from entrypoint.witness import NAME as WITNESS
 
 ROOT = Path("/")
 
@@ -53,7 +54,7 @@ def planned_processes() -> Iterator[tuple[str, dict[str, str]]]:
     for folder in (ROOT / "proc").iterdir():
         if folder.name.isdecimal():
             try:
-                if (folder / "comm").read_text().strip() == GUARD:  # a rank's parent, not a rank
+                if (folder / "comm").read_text().strip() in (GUARD, WITNESS):  # beside a rank, not one
                     continue
                 items = (folder / "environ").read_bytes().split(b"\0")
             except OSError:  # another user's, or gone

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import settings
 from PIL import Image
 
+from tests.cgroups import memory_limit, quota
 from tests.machines import smp
-from tests.quota import quota
 
 # A shared machine can stall for longer than any deadline that would mean something.
 settings.register_profile("patient", deadline=None)
@@ -194,3 +194,14 @@ def under_quota() -> Iterator[Callable[[float], tuple[str, ...]]]:
                 pytest.skip(f"needs a cgroup that it may make: {error}")
 
         yield limit
+
+
+@pytest.fixture
+def limited() -> Iterator[tuple[str, ...]]:
+    """The words that start a command in a real cgroup with 1,500 MiB of memory."""
+    with ExitStack() as made:
+        try:
+            words = made.enter_context(memory_limit(1500 << 20))
+        except OSError as error:
+            pytest.skip(f"needs a memory cgroup that it may make: {error}")
+        yield words

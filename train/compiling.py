@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,32 +13,41 @@ from torch import Tensor
 
 from entrypoint.errors import Exit, Refused
 from train.extension import import_extension
-from train.loop import Learner
+from train.loop import Learner, not_compiled
 from train.precision import computing
 
 # What compiling costs by a model's modules, and which part of a step it saves. On two AVX2 cores the first step cost
 # 24 s (CNN, 8 modules) to 330 s (DenseNet121, about 430), for 0 to 10 %. For GPUs this is a guess.
 BASE_S, MODULE_S = 18.0, 0.73
 SAVED = {"cpu": 0.05, "cuda": 0.2}
-TRIED_STEPS = 3
+TRIED_PASSES = 5
+
+Forward = Callable[[Tensor], Tensor]
 
 
 def compile_step(learner: Learner, steps_left: int, images: Tensor) -> str:
-    """Compile the learner's step, on auto only where it pays; return what to tell.
+    """Compile the learner's step; return what to tell.
 
-    `images` is a batch of the rank's share; every rank takes rank 0's decision.
+    On auto only where that can pay by the steps that are left, and then only where a compiled step proves faster: it is
+    not on every CPU. `images` is a batch of the rank's share; every rank takes the same decision.
     """
     mode, backend = learner.settings.compile, learner.settings.compile_backend
+    auto = mode == "auto"
     told = f"compiled by {backend}, mode {mode}"
-    if mode == "auto":
+    if auto:
         pays, told = learner.group.from_leader(lambda: weigh(learner, steps_left, images))
         mode = "default"
         if not pays:
             return told
     ready(backend)
     options: dict[str, Any] = {"mode": mode} if backend == "inductor" and mode != "default" else {}
-    learner.compiler = partial(torch.compile, backend=backend, **options)
-    learner.forward = learner.compiler(learner.shared)
+    compiler = partial(torch.compile, backend=backend, **options)
+    if auto:
+        faster, told = tried(learner, compiler(learner.model), images)
+        if not faster:
+            return told
+    learner.compiler = compiler
+    learner.forward = compiler(learner.shared)
     return told
 
 
@@ -53,7 +64,7 @@ def ready(backend: str) -> None:
 
 def weigh(learner: Learner, steps_left: int, images: Tensor) -> tuple[bool, str]:
     """Return whether compiling pays for the steps that are left, and the figures."""
-    step_s = time_of_step(learner, images)
+    _, step_s = times_of_passes(learner, learner.model, images)
     cost_s = BASE_S + MODULE_S * sum(1 for module in learner.model.modules() if not list(module.children()))
     saved = SAVED[learner.group.device.type]
     left_s, pays_from_s = step_s * steps_left, cost_s / saved
@@ -61,28 +72,49 @@ def weigh(learner: Learner, steps_left: int, images: Tensor) -> tuple[bool, str]
         f"{left_s:,.0f} s of steps are left, compiling costs about {cost_s:,.0f} s and saves about"
         f" {100 * saved:.0f} %: it pays from {pays_from_s:,.0f} s on"
     )
-    return left_s > pays_from_s, f"{'compiled' if left_s > pays_from_s else 'not compiled'}: {figures}"
+    return left_s > pays_from_s, f"not compiled: {figures}"
 
 
-def time_of_step(learner: Learner, images: Tensor) -> float:
-    """Return the seconds of one forward and backward pass of this rank, which leaves the model as it was."""
+def tried(learner: Learner, forward: Forward, images: Tensor) -> tuple[bool, str]:
+    """Return whether passes of the compiled model are faster than its own, over all ranks, and the figures."""
+    problem, first_s, compiled_s = "", 0.0, math.inf
+    try:
+        first_s, compiled_s = times_of_passes(learner, forward, images)
+    except RuntimeError as error:
+        refused = not_compiled(learner.settings, error)
+        if refused is None:
+            raise
+        problem = str(refused)
+    _, eager_s = times_of_passes(learner, learner.model, images)
+    eager_s, compiled_s = learner.group.sum(torch.tensor([eager_s, compiled_s], device=images.device)).tolist()
+    if math.isinf(compiled_s):
+        return False, f"not compiled: {problem or 'another rank could not'}"
+    figures = f"it took {first_s:,.0f} s, and forward and backward take {compiled_s / eager_s:.2f} times what they did"
+    return compiled_s < eager_s, f"{'compiled' if compiled_s < eager_s else 'not compiled'}: {figures}"
+
+
+def times_of_passes(learner: Learner, forward: Forward, images: Tensor) -> tuple[float, float]:
+    """Return the seconds of this rank's first forward and backward pass, and of the fastest.
+
+    They leave parameters, statistics and random numbers as they were.
+    """
     labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
     kept = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
     times = []
     with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
-        for _ in range(TRIED_STEPS):
+        for _ in range(TRIED_PASSES):
             began = time.perf_counter()
-            run_once(learner, images, labels)
+            run_once(learner, forward, images, labels)
             times.append(time.perf_counter() - began)
     for name, buffer in learner.model.named_buffers():
         buffer.copy_(kept[name])
-    return min(times)
+    return times[0], min(times)
 
 
-def run_once(learner: Learner, images: Tensor, labels: Tensor) -> None:
+def run_once(learner: Learner, forward: Forward, images: Tensor, labels: Tensor) -> None:
     """Compute the gradients of one batch and throw them away."""
     with computing(learner.precision, images.device):
-        logits = learner.model(images)
+        logits = forward(images)
     loss = learner.loss(logits, labels)
     loss.backward()  # type: ignore[no-untyped-call]
     loss.item()

@@ -120,7 +120,7 @@ def not_compiled(settings: TrainSettings, error: RuntimeError) -> Refused | None
         return None
     if not type(error).__module__.startswith("torch._") and not isinstance(error, NotImplementedError):
         return None
-    cause = first_line(error)
+    cause = first_line(getattr(error, "inner_exception", error))  # the outer one's first line only names the backend
     backend = settings.compile_backend
     return Refused(
         f"TRAIN_COMPILE_BACKEND={backend}: the step cannot be compiled ({cause}); set TRAIN_COMPILE=off", Exit.MACHINE

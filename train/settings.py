@@ -101,7 +101,7 @@ class TrainSettings(Settings):
         " have units for it.",
     )
     compile: Literal["off", "default", "reduce-overhead", "max-autotune", "auto"] = Field(
-        "off", description="torch.compile and its mode: auto measures, and compiles where the run is long enough."
+        "off", description="torch.compile and its mode: auto compiles where that pays and proves faster."
     )
     compile_backend: Compiler = Field("inductor", description="What compiles; `entrypoint doctor` lists which can.")
     ipex: Literal["auto", "on", "off"] = Field(

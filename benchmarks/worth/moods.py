@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from tests.quota import quota
+from tests.cgroups import quota
 
 
 @contextmanager

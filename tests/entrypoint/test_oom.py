@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -69,24 +66,6 @@ def test_what_is_said_of_it(before: Memory, after: Memory, said: str) -> None:
     assert bool(told) is bool(said)
 
 
-@pytest.fixture
-def limited() -> Iterator[Path]:
-    """A memory group of 1,500 MiB below this process's own, v1 or v2."""
-    here = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    top = Path("/sys/fs/cgroup/memory") if "memory" in here else Path("/sys/fs/cgroup")
-    group = top / here.get("memory", here.get("", "/")).strip("/") / f"oom-{uuid.uuid4().hex[:8]}"
-    try:
-        group.mkdir()
-        limit = next(group / name for name in ("memory.limit_in_bytes", "memory.max") if (group / name).exists())
-        limit.write_text(str(1500 << 20))
-    except (OSError, StopIteration):
-        with suppress(OSError):
-            group.rmdir()
-        pytest.skip("needs the right to make a memory cgroup (root, and the memory controller)")
-    yield group
-    group.rmdir()
-
-
 HOG = """
     import os, time
     if os.environ["RANK"] == "1":
@@ -97,10 +76,12 @@ HOG = """
 
 @pytest.mark.launch
 @needs_two_cores
-def test_a_rank_that_the_kernel_kills_for_its_memory_is_told_as_such(entrypoint: Entrypoint, limited: Path) -> None:
+def test_a_rank_that_the_kernel_kills_for_its_memory_is_told_as_such(
+    entrypoint: Entrypoint, limited: tuple[str, ...]
+) -> None:
     hog = script(entrypoint.folder, "hog.py", HOG)
-    enter = f"echo $$ > {limited}/cgroup.procs && exec {PYTHON} -m entrypoint run --nproc-per-node=2 {hog}"
-    result = entrypoint(command=("bash", "-c", enter), env={"LAUNCH_QUIET": "1"})
+    command = (*limited, PYTHON, "-m", "entrypoint", "run", "--nproc-per-node=2", str(hog))
+    result = entrypoint(command=command, env={"LAUNCH_QUIET": "1"})
     assert result.code == 5, result.err
     (line,) = result.error_lines
     assert "rank 1 of this job" in line
