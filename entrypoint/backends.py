@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 
+from entrypoint.errors import last_line
+
 # What proves that a backend is there, and what to do where it is not. Gloo and NCCL are in every build of torch.
 PROOFS = {
     "ccl": (
@@ -26,5 +28,4 @@ def problem_of(backend: str, python: str) -> str:
     done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if done.returncode == 0:
         return ""
-    cause = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-    return f"cannot be used ({cause}); {advice}, or set LAUNCH_BACKEND=auto"
+    return f"cannot be used ({last_line(done.stderr, 'no reason given')}); {advice}, or set LAUNCH_BACKEND=auto"

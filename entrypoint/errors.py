@@ -57,6 +57,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+def last_line(text: str, otherwise: str) -> str:
+    """Return the last line of what a command has said, which names its error, or what to say where it said nothing."""
+    return (text.strip().splitlines() or [otherwise])[-1]
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `Did you mean X? ` where a known word is close to the one seen, else nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)

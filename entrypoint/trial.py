@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.candidates import Candidate
-from entrypoint.errors import Refused
+from entrypoint.errors import Refused, last_line
 
 # How long a program may take until its first figure, and to end when it is told to.
 START_S, END_S = 300, 20
@@ -90,8 +90,8 @@ def try_out(way: Way, candidate: Candidate) -> Seen:
             end(process)
         if figures:
             return Seen(way.mean(figures), start_s=start_s)
-        lines = err.read_text(errors="replace").strip().splitlines()
-        last = lines[-1].removeprefix("entrypoint: error: ") if lines else f"it ended with {process.returncode}"
+        last = last_line(err.read_text(errors="replace"), f"it ended with {process.returncode}")
+        last = last.removeprefix("entrypoint: error: ")
         return Seen(None, last if process.returncode else f"no figure within {START_S} s")
 
 

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import settings
 from PIL import Image
 
+from benchmarks.book.measure import folder_of
 from tests.cgroups import memory_limit, quota
 from tests.machines import smp
 
@@ -162,11 +163,7 @@ def cifar10_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = os.environ.get("CIFAR10_IMAGES")
     if not place or not Path(place).exists():
         pytest.skip("needs the real CIFAR-10 images: set CIFAR10_IMAGES to their folder or .tar.xz")
-    if Path(place).is_dir():
-        return Path(place)
-    folder = tmp_path_factory.mktemp("cifar10")
-    shutil.unpack_archive(place, folder)
-    return next(path.parent for path in folder.glob("**/train") if path.is_dir())
+    return folder_of(Path(place), tmp_path_factory.mktemp("cifar10"))
 
 
 TreeBuilder = Callable[..., Path]

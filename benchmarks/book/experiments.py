@@ -51,7 +51,7 @@ def faster(variant: str, than: str) -> Verdict:
         if variant not in seen or than not in seen:
             return "Not to be seen here: a variant is missing."
         ratio = seen[variant].speed / seen[than].speed
-        figures = f"with {variant} {ratio:.2f} times as many images a second as with {than}"
+        figures = f"{ratio:.2f} times as many images a second, {variant} against {than}"
         if ratio > 1 + NOISE:
             return f"Holds here: {figures}."
         return f"Does not hold here: {figures}{'' if ratio < 1 - NOISE else ', which is noise'}."

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from entrypoint.errors import last_line
+
 ENTRYPOINT = (sys.executable, "-m", "entrypoint", "train")
 # What is set for every run, beside the data: one line of output, no events.
 QUIET = {"LAUNCH_QUIET": "1", "TRAIN_PROGRESS": "off", "TRAIN_TENSORBOARD": "0", "TRAIN_CHECKPOINT_EVERY": "0"}
@@ -137,7 +139,7 @@ def run(settings: Mapping[str, str], into: Measured) -> None:
         ]
         said = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
         if any(process.returncode in (2, 3) for process in processes):
-            into.refusal = (said[0].strip().splitlines() or ["refused"])[-1].removeprefix("entrypoint: error: ")
+            into.refusal = last_line(said[0], "refused").removeprefix("entrypoint: error: ")
         elif any(process.returncode for process in processes):
             raise SystemExit(f"{dict(settings)} ended with {[p.returncode for p in processes]}: {said}")
         else:
@@ -152,14 +154,19 @@ def pictures(each: int | None) -> Iterator[dict[str, str]]:
         yield {"TRAIN_DATASET": "cifar10"}
         return
     with tempfile.TemporaryDirectory(prefix="book-cifar10-") as temporary:
-        folder = Path(place)
-        if folder.is_file():
-            shutil.unpack_archive(folder, temporary)
-            folder = next(path.parent for path in Path(temporary).glob("**/train") if path.is_dir())
+        folder = folder_of(Path(place), Path(temporary))
         chosen = folder if each is None else Path(temporary) / "chosen"
         if each is not None:
             choose(folder, chosen, each)
         yield {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(chosen), "TRAIN_CACHE_DIR": f"{temporary}/cache"}
+
+
+def folder_of(place: Path, into: Path) -> Path:
+    """Return the folder of pictures that this is, or that this archive unpacks to."""
+    if place.is_dir():
+        return place
+    shutil.unpack_archive(place, into)
+    return next(path.parent for path in into.glob("**/train") if path.is_dir())
 
 
 def choose(folder: Path, into: Path, each: int) -> None:

@@ -30,9 +30,9 @@ def measured(*speeds: float, accuracy: float = 50.0, parameters: int = 100) -> M
 @pytest.mark.parametrize(
     ("speeds", "said"),
     [
-        ((200, 400), "Holds here: with b 2.00 times as many images a second as with a."),
-        ((200, 204), "Does not hold here: with b 1.02 times as many images a second as with a, which is noise."),
-        ((200, 100), "Does not hold here: with b 0.50 times as many images a second as with a."),
+        ((200, 400), "Holds here: 2.00 times as many images a second, b against a."),
+        ((200, 204), "Does not hold here: 1.02 times as many images a second, b against a, which is noise."),
+        ((200, 100), "Does not hold here: 0.50 times as many images a second, b against a."),
     ],
 )
 def test_faster_is_faster_by_more_than_noise(speeds: tuple[float, float], said: str) -> None:
@@ -67,7 +67,7 @@ def test_a_row_has_the_books_figures_ours_and_both_ratios_and_what_is_missing_ha
     text = as_markdown([result], ["2 cores"])
     assert "| b | 76 | 2.41 | 80.01 | 300 | – | 2.86 | 2.0 | 0.50 | 50.00 |" in text
     assert "| c | no GPU <here> |" in text
-    assert "**Holds here: with b 2.86 times as many images a second as with a.**" in text
+    assert "**Holds here: 2.86 times as many images a second, b against a.**" in text
     page = as_html([result], ["2 cores"])
     assert "no GPU &lt;here&gt;" in page
     assert 'src="data:image/png;base64,iVBOR' in page
