@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.book.measure import LIMIT_S, pictures
+from entrypoint.errors import last_line
 
 PYTHON = (sys.executable, "-m")
 ACCELERATE = (*PYTHON, "accelerate.commands.launch", "--cpu")
@@ -58,7 +59,8 @@ PEERS: Mapping[int, Sequence[Peer]] = {
     ),
     2: (
         Peer("torchrun, plain loop", (*TORCHRUN, "--nproc-per-node=2", "-m", f"{HERE}.plain")),
-        Peer("accelerate launch", (*ACCELERATE, "--num_processes=2", "-m", f"{HERE}.accelerated"), "accelerate"),
+        # `accelerate launch --cpu --num_processes=2` starts one process, without a word.
+        Peer("torchrun, accelerate", (*TORCHRUN, "--nproc-per-node=2", "-m", f"{HERE}.accelerated"), "accelerate"),
         Peer("ours"),
     ),
 }
@@ -90,7 +92,7 @@ def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: See
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         seconds = time.perf_counter() - began
         if done.returncode or not (out.exists() or not peer.command):
-            seen.problem = f"ended with {done.returncode}: {(done.stderr.strip().splitlines() or ['nothing said'])[-1]}"
+            seen.problem = f"ended with {done.returncode}: {last_line(done.stderr, 'nothing said')}"
             return
         seen.seconds.append(seconds)
         if peer.command:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.worth.__main__ import Runner, contestants, sweep
+from benchmarks.worth.__main__ import Runner, contestants, ours, sweep
 from benchmarks.worth.moods import MOODS, mask_of_one, one_neighbour
 from entrypoint.settings import read_launch_settings
 
@@ -40,7 +40,9 @@ def test_a_neighbour_is_gone_with_its_mood() -> None:
 
 @pytest.mark.launch
 def test_ours_gives_a_rate_and_what_fails_its_last_line() -> None:
-    first = contestants()[0]
+    first, two, *_ = contestants()
+    by_hand = ours("by hand", {"LAUNCH_NPROC_PER_NODE": str(len(first.plans(())[0]))})
+    assert by_hand.plans(()) == first.plans(()) != two.plans(())
     first.run(())
     assert first.median > 0, first.problem
     broken: Runner = replace(first, settings={**first.settings, "LAUNCH_TREADS": "1"}, rates=[])
