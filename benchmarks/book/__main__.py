@@ -15,6 +15,7 @@ import argparse
 import os
 import platform
 import time
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from entrypoint.planner import describe_node
 
 # Pictures of each class, epochs, rounds; no rounds: what ran to the end tells speed too.
 QUICK, FULL = (100, 2, 0), (None, 10, 5)
-SHORT_STEPS = 100
+SHORT_STEPS, FEW_STEPS = 100, 15
 
 
 def main() -> None:
@@ -46,15 +47,17 @@ def main() -> None:
     results: list[Result] = []
     began = time.monotonic()
     known = Known(asked.out / "results.json", conditions)
-    with pictures(each) as data:
+    with pictures(each) as data, nullcontext(data) if each else pictures(QUICK[0]) as few:
         for experiment in EXPERIMENTS:
             wanted = not asked.only or experiment.chapter in asked.only.split(",")
             if known.lacks(experiment) and not wanted:
                 continue
             if known.lacks(experiment):
-                seen = once_to_the_end(experiment.variants, {**data, "TRAIN_EPOCHS": str(epochs)}, known.runs())
+                common = few if experiment.few else data
+                seen = once_to_the_end(experiment.variants, {**common, "TRAIN_EPOCHS": str(epochs)}, known.runs())
                 if rounds:
-                    seen = with_speeds(seen, experiment.variants, data, SHORT_STEPS, rounds)
+                    steps = FEW_STEPS if experiment.few else SHORT_STEPS
+                    seen = with_speeds(seen, experiment.variants, common, steps, rounds)
                 known.keep(experiment, seen)
             results.append(Result(experiment, known.seen(experiment)))
             spent = time.monotonic() - began
@@ -72,6 +75,7 @@ def made_under(each: int | None, epochs: int, rounds: int) -> tuple[str, ...]:
         f"accuracy and training s: one run of {epochs} epochs of"
         f" {'all pictures' if each is None else f'{10 * each:,} pictures'}",
         f"images/s, spread and first step: {rounds} runs of {SHORT_STEPS} steps, in turns" if rounds else "single runs",
+        f"the book's seven tasks: {10 * QUICK[0]:,} pictures, and {FEW_STEPS} steps",
         "x is images/s against the first row",
     )
 

@@ -1,6 +1,7 @@
 """A person's own script: some steps of the book's CNN on pictures in memory, alone or with its peers; prints its rate.
 
-`rate N` is images a second over all ranks, after warm-up. The batch of 64 is shared among the ranks.
+`rate N on C CPUs` is images a second over all ranks, after warm-up, and how many CPUs the first may use. The batch of
+64 is shared among the ranks.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def main() -> None:
         cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     if os.environ.get("RANK", "0") == "0":
-        print(f"rate {BATCH * STEPS / (time.perf_counter() - began):.1f}", flush=True)
+        rate = BATCH * STEPS / (time.perf_counter() - began)
+        print(f"rate {rate:.1f} on {len(os.sched_getaffinity(0))} CPUs", flush=True)
     if ranks > 1:
         distributed.destroy_process_group()
 
