@@ -14,7 +14,8 @@ from entrypoint.settings import PREFIX
 
 # Standard variables of others that the plan would set, and leaves alone where a person has set them.
 STANDARD = (
-    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_SCHEDULE", "KMP_BLOCKTIME", *AFFINITY_VARIABLES),
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_SCHEDULE", "KMP_BLOCKTIME", "KMP_USE_YIELD"),
+    *AFFINITY_VARIABLES,
     *("MALLOC_CONF", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "CUDA_DEVICE_ORDER", "PYTHONNOUSERSITE"),
 )
 

@@ -13,6 +13,7 @@ from entrypoint.libraries import Library
 from entrypoint.question import Question
 from entrypoint.runtime import Runtime, decide_runtime
 from entrypoint.settings import read_launch_settings
+from tests.conftest import Entrypoint, script
 from tests.entrypoint.test_planner import SCRIPT, machine
 
 ALL = tuple(Library(name, f"/lib/{name}.so", "found") for name in ("tcmalloc", "jemalloc", "intel"))
@@ -67,14 +68,19 @@ def test_asked_for_and_absent_is_an_error_that_says_what_to_install(setting: str
 @pytest.mark.parametrize(
     ("environ", "waits", "expected"),
     [
-        ({"LAUNCH_OPENMP": "intel"}, True, {"KMP_BLOCKTIME": "0"}),
-        ({"LAUNCH_OPENMP": "intel"}, False, {"KMP_BLOCKTIME": "1"}),
+        ({"LAUNCH_OPENMP": "intel"}, True, {"KMP_BLOCKTIME": "0", "KMP_USE_YIELD": "2"}),
+        ({"LAUNCH_OPENMP": "intel"}, False, {"KMP_BLOCKTIME": "150us", "KMP_USE_YIELD": "2"}),
+        ({"LAUNCH_OPENMP": "intel", "OMP_WAIT_POLICY": "passive"}, False, {}),
         ({"LAUNCH_OPENMP": "gnu"}, True, {"OMP_WAIT_POLICY": "passive"}),
         ({"LAUNCH_OPENMP": "gnu"}, False, {}),
         (
             {"LAUNCH_OPENMP": "intel", "LAUNCH_BIND": "threads"},
             False,
-            {"KMP_BLOCKTIME": "1", "KMP_AFFINITY": "granularity=fine,compact,1,0"},
+            {
+                "KMP_BLOCKTIME": "150us",
+                "KMP_USE_YIELD": "2",
+                "KMP_AFFINITY": "granularity=fine,compact,1,0",
+            },
         ),
         (
             {"LAUNCH_OPENMP": "gnu", "LAUNCH_BIND": "threads"},
@@ -129,3 +135,16 @@ def test_settings_that_contradict_a_preload_are_refused_naming_both(environ: dic
     name, value = next(iter(environ.items()))
     with pytest.raises(Refused, match=f"{name}={value} and LD_PRELOAD={own}"):
         decide(environ, own_preload=own)
+
+
+@pytest.mark.versions
+@pytest.mark.launch
+def test_intels_runtime_takes_what_the_plan_sets_without_a_warning(entrypoint: Entrypoint) -> None:
+    asks = script(entrypoint.folder, "asks.py", "import torch\ntorch.ones(300, 300) @ torch.ones(300, 300)\n")
+    result = entrypoint("run", asks, env={"LAUNCH_OPENMP": "intel", "LAUNCH_QUIET": "1", "KMP_SETTINGS": "1"})
+    if result.code == Exit.MACHINE:
+        pytest.skip(f"needs Intel's OpenMP runtime: {result.err}")
+    assert result.code == 0, result.err
+    _, _, effective = (result.out + result.err).partition("Effective settings")
+    assert {"KMP_BLOCKTIME=150us", "KMP_USE_YIELD=2"} <= {line.strip() for line in effective.splitlines()}
+    assert "OMP: Warning" not in result.out + result.err
