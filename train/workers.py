@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,10 +55,16 @@ def begin_loading(cpus: Iterable[int], *_: object) -> None:
     """Begin as a loader worker, which ends where it cannot hand a batch over.
 
     Python's queue drops what it cannot send, a batch for which /dev/shm has no room, and the rank would wait for ever.
+    What is left to sys.excepthook here is a batch that its rank did not fetch, since it has ended (resource_sharer).
     """
     begin_work(cpus, signals=ignore_signals)
+    sys.excepthook = silent
     sending: Any = Queue
     sending._on_queue_feeder_error = staticmethod(end_at_once)
+
+
+def silent(*_: object) -> None:
+    """Say nothing: the rank does."""
 
 
 def end_at_once(*_: object) -> NoReturn:

@@ -47,6 +47,29 @@ def test_a_worker_that_is_ended_says_nothing(what: str, quiet: bool) -> None:
     assert (int(out) == -signal.SIGTERM) is quiet
 
 
+# A batch that is offered and not fetched, since its rank is gone.
+OFFER = """
+    import os, sys, time
+    from multiprocessing import current_process, resource_sharer
+    from multiprocessing.connection import Client
+    from train.workers import begin_loading
+
+    if sys.argv[1] == "undo":
+        begin_loading(os.sched_getaffinity(0))
+    address, key = resource_sharer.DupFd(1)._id
+    Client(address, authkey=current_process().authkey).close()
+    time.sleep(0.5)
+"""
+
+
+@pytest.mark.parametrize(("what", "quiet"), [("undo", True), ("keep", False)])
+def test_a_worker_whose_rank_is_gone_says_nothing_of_what_it_did_not_fetch(what: str, quiet: bool) -> None:
+    command = [PYTHON, "-c", textwrap.dedent(OFFER), what]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LAUNCH_LIMIT_S, check=True)
+    assert ("in _serve" not in done.stderr) is quiet
+    assert (done.stderr == "") is quiet
+
+
 def test_a_lost_worker_is_told_once_and_not_again_by_dataloaders_handler() -> None:
     before = signal.signal(signal.SIGCHLD, lambda *_: pytest.fail("told again"))
     try:
