@@ -6,7 +6,6 @@ torchrun's agent on one node knows nothing of the other's ranks.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -20,11 +19,10 @@ from entrypoint.bond import NODE_LOST, Bond, Place, Verdict
 from entrypoint.errors import FINAL, Exit, Refused, how_ended, prefix, report, say
 from entrypoint.launcher_defaults import MPI_PROCESSES, ROOT
 from entrypoint.oom import out_of_memory, read_memory
-from entrypoint.rank import end_with_parent
+from entrypoint.rank import end_with_parent, name_process
 from entrypoint.surroundings import ancestors, read_lines
 
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-PR_SET_NAME = 15
 # What `verify` knows guards by.
 NAME = "rank-guard"
 # When another rank has failed: what this one has to end by itself, then after SIGTERM.
@@ -42,7 +40,7 @@ def guard(
 
     Raises `Refused` where ranks have to agree on a port and rank 0 cannot be asked within `timeout_s` seconds.
     """
-    ctypes.CDLL(None).prctl(PR_SET_NAME, NAME.encode())
+    name_process(NAME)
     child, gate = spawn(argv, environment)
     place, memory = bond.place, read_memory(ROOT)
     asked = signals_passed_on(child)

@@ -9,7 +9,6 @@ from typing import NoReturn
 from entrypoint.job import Job
 from entrypoint.plan import VARIABLE, Plan
 from entrypoint.rank import AGENTS_OWN, become_program, replace_process
-from entrypoint.witness import leave_witness
 
 # When the whole command began (Unix time, s): the trainer's total_seconds counts from here.
 STARTED = "ENTRYPOINT_STARTED"
@@ -28,6 +27,8 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
         replace_process(plan.command, {**environ, **plan.environment})
     if plan.launcher != "torchrun":
         if plan.launcher == "direct":
+            from entrypoint.witness import leave_witness
+
             leave_witness()
         become_program(plan, job, environ)
     # The agent's store looks its own address up by name; where no server answers, that is 20 s and a page of warnings.

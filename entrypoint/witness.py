@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -10,9 +9,9 @@ import sys
 from contextlib import suppress
 
 from entrypoint.errors import Exit, prefix
-from entrypoint.guard import PR_SET_NAME
 from entrypoint.launcher_defaults import ROOT
-from entrypoint.oom import Memory, out_of_memory, read_memory
+from entrypoint.oom import out_of_memory, read_memory
+from entrypoint.rank import name_process
 
 NAME = "rank-witness"
 # What ends the rank, or tells it something, is none of the witness's business.
@@ -51,9 +50,9 @@ def testify(rank: int) -> None:
     """Wait for the end of the process behind a pidfd; say so where the kernel has just killed for want of memory."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_NAME, NAME.encode())
+    name_process(NAME)
     let_go_of_all_but(2, rank)
-    before, now = Memory(), read_memory(ROOT)
+    before = now = read_memory(ROOT)
     ended = False
     while not ended:
         ended = bool(select.select([rank], [], [], RECENT_S)[0])
