@@ -35,15 +35,16 @@ def compile_step(learner: Learner, steps_left: int, images: Tensor) -> str:
     auto = mode == "auto"
     told = f"compiled by {backend}, mode {mode}"
     if auto:
-        pays, told = learner.group.from_leader(lambda: weigh(learner, steps_left, images))
+        pays, figures = learner.group.from_leader(lambda: weigh(learner, steps_left, images))
         mode = "default"
         if not pays:
-            return told
+            return f"not compiled: {figures}"
     ready(backend)
     options: dict[str, Any] = {"mode": mode} if backend == "inductor" and mode != "default" else {}
     compiler = partial(torch.compile, backend=backend, **options)
     if auto:
         faster, told = tried(learner, compiler(learner.model), images)
+        told += f"; {figures}"
         if not faster:
             return told
     learner.compiler = compiler
@@ -68,11 +69,10 @@ def weigh(learner: Learner, steps_left: int, images: Tensor) -> tuple[bool, str]
     cost_s = BASE_S + MODULE_S * sum(1 for module in learner.model.modules() if not list(module.children()))
     saved = SAVED[learner.group.device.type]
     left_s, pays_from_s = step_s * steps_left, cost_s / saved
-    figures = (
+    return left_s > pays_from_s, (
         f"{left_s:,.0f} s of steps are left, compiling costs about {cost_s:,.0f} s and saves about"
         f" {100 * saved:.0f} %: it pays from {pays_from_s:,.0f} s on"
     )
-    return left_s > pays_from_s, f"not compiled: {figures}"
 
 
 def tried(learner: Learner, forward: Forward, images: Tensor) -> tuple[bool, str]:
