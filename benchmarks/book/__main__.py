@@ -15,13 +15,12 @@ import argparse
 import os
 import platform
 import time
-from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.book.experiments import EXPERIMENTS
 from benchmarks.book.known import Known
-from benchmarks.book.measure import once_to_the_end, pictures, with_speeds
+from benchmarks.book.measure import fewer, once_to_the_end, pictures, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
 from entrypoint.machine import read_machine
 from entrypoint.planner import describe_node
@@ -47,7 +46,7 @@ def main() -> None:
     results: list[Result] = []
     began = time.monotonic()
     known = Known(asked.out / "results.json", conditions)
-    with pictures(each) as data, nullcontext(data) if each else pictures(QUICK[0]) as few:
+    with pictures(each) as data, fewer(data, None if each else QUICK[0]) as few:
         for experiment in EXPERIMENTS:
             wanted = not asked.only or experiment.chapter in asked.only.split(",")
             if known.lacks(experiment) and not wanted:

@@ -155,10 +155,20 @@ def pictures(each: int | None) -> Iterator[dict[str, str]]:
         return
     with tempfile.TemporaryDirectory(prefix="book-cifar10-") as temporary:
         folder = folder_of(Path(place), Path(temporary))
-        chosen = folder if each is None else Path(temporary) / "chosen"
-        if each is not None:
-            choose(folder, chosen, each)
-        yield {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(chosen), "TRAIN_CACHE_DIR": f"{temporary}/cache"}
+        data = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(folder), "TRAIN_CACHE_DIR": f"{temporary}/cache"}
+        with fewer(data, each) as chosen:
+            yield chosen
+
+
+@contextmanager
+def fewer(data: dict[str, str], each: int | None) -> Iterator[dict[str, str]]:
+    """Yield these settings with the first pictures of each class alone, as they are for None or a download."""
+    if each is None or "TRAIN_DATA_DIR" not in data:
+        yield data
+        return
+    with tempfile.TemporaryDirectory(prefix="book-chosen-") as chosen:
+        choose(Path(data["TRAIN_DATA_DIR"]), Path(chosen), each)
+        yield {**data, "TRAIN_DATA_DIR": chosen}
 
 
 def folder_of(place: Path, into: Path) -> Path:

@@ -63,7 +63,7 @@ class Runner:
 
     def plans(self, words: Sequence[str]) -> list[Any]:
         """Return what is planned of one of ours, behind these words."""
-        command = [PYTHON, "-m", "entrypoint", "plan", "--json", *self.command[3:]]
+        command = [*self.command[:3], "plan", "--json", *self.command[3:]]
         environ = {**os.environ, **self.settings}
         done = subprocess.run([*words, *command], env=environ, capture_output=True, text=True, check=True)
         plan = json.loads(done.stdout)
