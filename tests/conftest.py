@@ -19,7 +19,6 @@ import pytest
 from hypothesis import settings
 from PIL import Image
 
-from benchmarks.book.measure import folder_of
 from tests.cgroups import memory_limit, quota
 from tests.machines import smp
 
@@ -163,6 +162,8 @@ def cifar10_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = os.environ.get("CIFAR10_IMAGES")
     if not place or not Path(place).exists():
         pytest.skip("needs the real CIFAR-10 images: set CIFAR10_IMAGES to their folder or .tar.xz")
+    from benchmarks.book.measure import folder_of  # the images have the tests, not the benchmarks
+
     return folder_of(Path(place), tmp_path_factory.mktemp("cifar10"))
 
 
