@@ -19,10 +19,9 @@ from entrypoint.bond import NODE_LOST, Bond, Place, Verdict
 from entrypoint.errors import FINAL, Exit, Refused, how_ended, prefix, report, say
 from entrypoint.launcher_defaults import MPI_PROCESSES, ROOT
 from entrypoint.oom import out_of_memory, read_memory
-from entrypoint.rank import end_with_parent, name_process
+from entrypoint.rank import PASSED_ON, end_with_parent, name_process
 from entrypoint.surroundings import ancestors, read_lines
 
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 # What `verify` knows guards by.
 NAME = "rank-guard"
 # When another rank has failed: what this one has to end by itself, then after SIGTERM.

@@ -1,4 +1,6 @@
-"""Starts what the plan says, by exec: signals reach it, and no extra process stays in between but over mpirun."""
+"""Starts what the plan says, by exec: signals reach it, and no extra process stays in between but over mpirun, and
+below PID 1 the witness.
+"""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ from entrypoint.plan import VARIABLE, Plan, Rank
 from entrypoint.topology import format_cpu_list
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+# What a parent of the program (guard, witness, mpirun's) passes on to it.
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 # Names of variables that `launch` has set for torchrun's agent alone.
 AGENTS_OWN = "ENTRYPOINT_AGENTS_OWN"
 

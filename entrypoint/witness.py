@@ -7,33 +7,37 @@ import select
 import signal
 import sys
 from contextlib import suppress
+from typing import NoReturn
 
 from entrypoint.errors import Exit, prefix
 from entrypoint.launcher_defaults import ROOT
-from entrypoint.oom import out_of_memory, read_memory
-from entrypoint.rank import name_process
+from entrypoint.oom import Memory, out_of_memory, read_memory
+from entrypoint.rank import PASSED_ON, end_with_parent, name_process
 
+# What `verify` knows witnesses by.
 NAME = "rank-witness"
-# What ends the rank, or tells it something, is none of the witness's business.
-IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # A kill that is no older than this when the rank ends is taken for its end, or for that of a process it needed.
 RECENT_S = 2.0
 
 
 def leave_witness() -> None:
-    """Fork a process that outlives this one, and the program which this one becomes, by a moment.
+    """Fork a process that outlives by a moment the program which this process, or the other one, becomes.
 
-    It is no child of the program, which might wait for all of its own. PID 1 gets none, since its end is that of the
-    whole container; nor does a kernel without pidfd_open(2).
+    It is no child of the program, which might wait for all of its own. Where PID 1 has started this process, it is the
+    program's parent: a container's init ends, and all with it, as soon as its child has. PID 1 itself gets none, since
+    its end is that of the whole container; nor does a kernel without pidfd_open(2).
     """
     if os.getpid() == 1:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.getppid() == 1:
+        fork_under_witness()
         return
     try:
         rank = os.pidfd_open(os.getpid())
     except OSError:
         return
-    sys.stdout.flush()
-    sys.stderr.flush()
     between = os.fork()
     if between:
         os.waitpid(between, 0)
@@ -48,7 +52,7 @@ def leave_witness() -> None:
 
 def testify(rank: int) -> None:
     """Wait for the end of the process behind a pidfd; say so where the kernel has just killed for want of memory."""
-    for number in IGNORED:
+    for number in PASSED_ON:  # what the rank is told is none of the witness's business
         signal.signal(number, signal.SIG_IGN)
     name_process(NAME)
     let_go_of_all_but(2, rank)
@@ -57,6 +61,43 @@ def testify(rank: int) -> None:
     while not ended:
         ended = bool(select.select([rank], [], [], RECENT_S)[0])
         before, now = now, read_memory(ROOT)
+    tell(before, now)
+
+
+def fork_under_witness() -> None:
+    """Fork; the child goes on, and the kernel asks it to end with its parent, which waits for it and ends as it did."""
+    parent, before = os.getpid(), read_memory(ROOT)
+    child = os.fork()
+    if child:
+        try:
+            stand_over(child, before)
+        finally:
+            os._exit(Exit.RANK_FAILED)
+    end_with_parent()
+    if os.getppid() != parent:
+        os._exit(Exit.RANK_FAILED)
+
+
+def stand_over(child: int, before: Memory) -> NoReturn:
+    """Pass signals on to the child until it ends; say why, then end with its code, 128 and more for a signal."""
+    heard = {*PASSED_ON, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    name_process(NAME)
+    let_go_of_all_but(2)
+    ended, status = os.waitpid(child, os.WNOHANG)
+    while not ended:
+        now = signal.sigwaitinfo(heard)
+        if now.si_signo == signal.SIGCHLD:
+            ended, status = os.waitpid(child, os.WNOHANG)
+        elif now.si_code <= 0:  # not the terminal's, which has told the child as well (sigaction(2), SI_KERNEL)
+            os.kill(child, now.si_signo)
+    tell(before, read_memory(ROOT))
+    code = os.waitstatus_to_exitcode(status)
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def tell(before: Memory, now: Memory) -> None:
+    """Say that the kernel has killed between the two."""
     told = out_of_memory(before, now)
     if told:
         with suppress(OSError):  # nobody listens any more

@@ -139,12 +139,21 @@ def test_pid_1_reaps_what_a_script_leaves_behind(docker: Docker, bound: Path) ->
         import glob, os, subprocess, sys, time
         subprocess.run(["sh", "-c", "sleep 0.2 & sleep 0.2 & true"])
         time.sleep(1)
-        states = [open(path).read().rpartition(")")[2].split()[0] for path in glob.glob("/proc/[0-9]*/stat")]
-        print(open("/proc/1/comm").read().strip(), states.count("Z"), len(states))
+        stats = [open(path).read() for path in glob.glob("/proc/[0-9]*/stat")]
+        print(*sorted(stat.partition("(")[2].rpartition(")")[0] for stat in stats))
+        print([stat.rpartition(")")[2].split()[0] for stat in stats].count("Z"))
         """,
     )
     result = docker.run("cpu-intel", "run", "x.py", options=("-v", f"{bound}:/workspace"))
-    assert result.out == "tini 0 2\n"
+    assert result.out == "python rank-witness tini\n0\n"
+
+
+def test_the_plain_run_that_the_kernel_killed_is_told(docker: Docker, bound: Path) -> None:
+    script(bound, "hog.py", "import os\nkept = [bytearray(os.urandom(1 << 20)) for _ in range(2000)]\n")
+    options = ("-v", f"{bound}:/workspace", "--memory=800m", "--memory-swap=800m", "-e", "LAUNCH_QUIET=1")
+    result = docker.run("cpu-intel", "run", "hog.py", options=options)
+    assert result.code == 137
+    assert "the kernel killed a process as the rank ended: out of memory, the 0.8 GiB" in result.err
 
 
 LIMITS = {

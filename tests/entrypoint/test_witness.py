@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -25,14 +28,39 @@ LOOKS = """
 """
 
 
+COMMAND = (PYTHON, "-m", "entrypoint", "run")
+QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "1"}
+# A container's init: PID 1, which ends with its only child, and everything else with it.
+INIT = ("unshare", "--pid", "--fork", "--mount-proc", PYTHON, "-c", """if True:
+    import os, signal, sys
+    child = os.fork()
+    if not child:
+        os.execv(sys.argv[1], sys.argv[1:])
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: os.kill(child, number) if number == signal.SIGTERM else None)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os._exit(code if code >= 0 else 128 - code)
+""")  # fmt: skip
+
+
+@pytest.fixture
+def init() -> tuple[str, ...]:
+    """The words that start a command as the child of PID 1."""
+    tried = subprocess.run([*INIT, PYTHON, "-c", ""], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"needs a PID namespace that it may make: {tried.stderr.strip()}")
+    return INIT
+
+
 @pytest.mark.launch
-def test_it_says_that_the_kernel_killed_a_single_rank(entrypoint: Entrypoint, limited: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("below", "code"), [("a shell", -signal.SIGKILL), ("an init", 128 + signal.SIGKILL)])
+def test_it_says_that_the_kernel_killed_a_single_rank(
+    entrypoint: Entrypoint, limited: tuple[str, ...], request: pytest.FixtureRequest, below: str, code: int
+) -> None:
+    words = request.getfixturevalue("init") if below == "an init" else ()
     hog = script(entrypoint.folder, "hog.py", HOG)
-    result = entrypoint(
-        command=(*limited, PYTHON, "-m", "entrypoint", "run", str(hog)),
-        env={"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "1"},
-    )
-    assert result.code == -signal.SIGKILL, result.err
+    result = entrypoint(command=(*limited, *words, *COMMAND, str(hog)), env=QUIET)
+    assert result.code == code, result.err
     assert result.error_lines == [
         "entrypoint: error: the kernel killed a process as the rank ended: out of memory, the 1.5 GiB that this job may"
         " use (peak 1.5 GiB); lower TRAIN_BATCH_SIZE or TRAIN_WORKERS, set TRAIN_FEED=stream, or ask for more"
@@ -47,6 +75,51 @@ def test_it_is_no_child_of_the_rank_and_says_nothing_of_another_end(entrypoint: 
     assert result.code == -end
     assert result.out.splitlines() == ["no child"]
     assert result.err == ""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("end", [0, signal.SIGTERM, signal.SIGKILL])
+def test_below_an_init_the_rank_has_no_child_either_and_its_end_is_the_commands(
+    entrypoint: Entrypoint, init: tuple[str, ...], end: int
+) -> None:
+    looks = script(entrypoint.folder, "looks.py", LOOKS)
+    result = entrypoint(command=(*init, *COMMAND, str(looks), str(end)), env=QUIET)
+    assert result.code == (128 + end if end else 0)
+    assert result.out.splitlines() == ["no child"]
+    assert result.err == ""
+
+
+COUNTS = """
+    import signal, time
+    heard = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: heard.append(signal.Signals(number).name))
+    print("ready", flush=True)
+    until = time.monotonic() + 60
+    while time.monotonic() < until and len(heard) < 2:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    print(*heard)
+"""
+
+
+@pytest.mark.launch
+def test_below_an_init_the_rank_hears_each_signal_once(entrypoint: Entrypoint, init: tuple[str, ...]) -> None:
+    counts = script(entrypoint.folder, "counts.py", COUNTS)
+    child, terminal = pty.fork()
+    if not child:
+        os.execvpe(init[0], [*init, *COMMAND, str(counts)], {**clean_environment(), **QUIET})
+    with os.fdopen(terminal, "rb", buffering=0) as screen:
+        assert b"ready" in screen.read(4096)
+        os.write(terminal, b"\x03")
+        time.sleep(0.5)
+        namespace = Path(f"/proc/{child}/task/{child}/children").read_text().split()
+        os.kill(int(namespace[0]), signal.SIGTERM)
+        said = b""
+        while b"SIGTERM" not in said:
+            said += screen.read(4096)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert said.replace(b"^C", b"").split()[-2:] == [b"SIGINT", b"SIGTERM"]
 
 
 @pytest.mark.launch
