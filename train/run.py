@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from train.batches import Feed
@@ -15,6 +15,7 @@ from train.progress import Progress
 from train.record import Recorder
 from train.saver import Saver
 from train.settings import TrainSettings
+from train.waiting import Waiting
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Run:
     lock: Lock
     saver: Saver
     profiler: Profiler | None = None
+    waiting: Waiting = field(default_factory=Waiting)
 
     def after_step(self) -> None:
         """Count a step of the profile as long as one is taken."""

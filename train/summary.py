@@ -19,6 +19,7 @@ from train.models import count_multiply_adds, count_parameters
 from train.record import kept
 from train.run import Run
 from train.sharing import is_spread, whole_state
+from train.waiting import told_of
 
 
 def finish(run: Run, score: Score, plan: Plan, started: float) -> None:
@@ -26,6 +27,7 @@ def finish(run: Run, score: Score, plan: Plan, started: float) -> None:
     learner = run.learner
     state = whole_state(learner.model)
     of_judged = whole_state(learner.judged) if learner.average and run.settings.export == "onnx" else state
+    waited = max(run.group.from_all(run.waiting.share()))
     if not run.recorder:
         return
     model, judged, device = learner.model, learner.judged, run.group.device
@@ -57,6 +59,7 @@ def finish(run: Run, score: Score, plan: Plan, started: float) -> None:
         "device": str(run.group.device),
         "precision": learner.precision,
         "seed": run.settings.seed,
+        "cpu_wait_share": round(waited, 3),
     }
     run.saver.wait()
     with kept(run.folder):
@@ -81,6 +84,8 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 
 def show_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -> None:
     """Print what came out in a few lines."""
+    told = told_of(summary["cpu_wait_share"])
+    waited = f"waiting        {told}\n" if told else ""
     print(
         f"test accuracy  {summary['test_accuracy']:.2f} % of {summary['test_images']:,} images"
         f" after {summary['epochs']} epochs, {summary['steps']:,} steps\n"
@@ -91,6 +96,7 @@ def show_summary(summary: dict[str, Any], total_seconds: float, folder: Path) ->
         f"computed in    {summary['precision']} on {summary['world_size']} x {summary['device']} with"
         f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
         f" {1000 * summary['step_seconds']:,.1f} ms\n"
+        f"{waited}"
         f"run folder     {folder}",
         file=sys.stdout,
         flush=True,

@@ -1,0 +1,86 @@
+"""How long threads waited for a CPU: counted by the kernel, told where it is worth it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PYTHON, Entrypoint
+from train.waiting import Waiting, longest_share, read_waits, told_of
+
+SECOND = 1_000_000_000
+SHARES = {
+    "nothing counted": ({}, {}, 1.0, 0.0),
+    "the longest counts": ({"1": 0, "2": 0}, {"1": SECOND // 4, "2": SECOND}, 2.0, 0.5),
+    "what was before does not": ({"1": 5 * SECOND}, {"1": 6 * SECOND}, 4.0, 0.25),
+    "a thread that began meanwhile": ({}, {"3": SECOND}, 10.0, 0.1),
+    "one that has ended": ({"1": SECOND}, {}, 1.0, 0.0),
+    "never more than all of it": ({}, {"1": 3 * SECOND}, 1.0, 1.0),
+    "no time": ({}, {"1": SECOND}, 0.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("case", SHARES)
+def test_the_share_is_that_of_the_thread_that_waited_longest(case: str) -> None:
+    before, after, seconds, share = SHARES[case]
+    assert longest_share(before, after, seconds) == pytest.approx(share)
+
+
+def test_what_is_worth_telling_names_the_share_and_what_to_do() -> None:
+    assert told_of(0.19) == ""
+    assert told_of(0.376) == (
+        "38 % of the time, for CPUs that others ran on or a quota withheld; `entrypoint tune` finds the best beside"
+        " them"
+    )
+
+
+def test_a_kernel_that_does_not_count_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "schedstat").write_text("")
+    assert read_waits(tmp_path) == {}
+
+
+@pytest.fixture
+def neighbours() -> Iterator[None]:
+    """Two busy processes on each CPU."""
+    busy = [
+        subprocess.Popen(["taskset", "-c", str(cpu), PYTHON, "-c", "while True: pass"])
+        for cpu in sorted(os.sched_getaffinity(0)) * 2
+    ]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.usefixtures("neighbours")
+def test_a_thread_beside_busy_ones_waits_and_one_that_sleeps_does_not() -> None:
+    waiting, until = Waiting(), time.monotonic() + 2
+    sleeping = threading.Event()
+    sleeper = threading.Thread(target=sleeping.wait)
+    sleeper.start()
+    while time.monotonic() < until:
+        pass
+    waits = read_waits()
+    sleeping.set()
+    assert waiting.share() > 0.2
+    assert waits[str(sleeper.native_id)] < SECOND // 2
+
+
+@pytest.mark.launch
+@pytest.mark.usefixtures("neighbours")
+def test_a_run_beside_busy_processes_says_how_long_it_waited(entrypoint: Entrypoint) -> None:
+    result = entrypoint("train", env={"TRAIN_DATASET": "digits", "TRAIN_EPOCHS": "3", "TRAIN_TENSORBOARD": "0"})
+    assert result.code == 0, result.err
+    share = entrypoint.summary()["cpu_wait_share"]
+    assert share > 0.2
+    assert re.search(rf"^waiting +{100 * share:.0f} % of the time, for CPUs", result.out, re.MULTILINE), result.out
