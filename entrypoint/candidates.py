@@ -57,7 +57,7 @@ def shapes(question: Question, device: str) -> tuple[Candidate, ...]:
     budget = find_budget(question.machine, question.job, values.cores)
     found = dict.fromkeys(
         Candidate.of({RANKS: str(ranks), THREADS: str(threads)})
-        for ranks, threads in splits(len(budget.cores), budget.threads)
+        for ranks, threads in (*splits(len(budget.cores), budget.threads), *sparing(budget.threads))
     )
     siblings = find_budget(question.machine, question.job, "logical")
     if values.cores == "auto" and siblings.threads > budget.threads:
@@ -77,6 +77,13 @@ def splits(cores: int, threads: int) -> Iterator[tuple[int, int]]:
         yield ranks, threads // ranks
     if cores > threads:
         yield 1, cores
+
+
+def sparing(threads: int) -> Iterator[tuple[int, int]]:
+    """Yield (1, threads) that leave a core to a neighbour, or half: more are no use where memory is what limits."""
+    for fewer in (threads - 1, threads // 2):
+        if fewer:
+            yield 1, fewer
 
 
 def refinements(question: Question, device: str) -> tuple[Mapping[str, str], ...]:

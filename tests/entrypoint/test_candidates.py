@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.candidates import UNTUNED, Candidate, refinements, shapes, splits, worker_counts
+from entrypoint.candidates import UNTUNED, Candidate, refinements, shapes, sparing, splits, worker_counts
 from entrypoint.job import Job
 from entrypoint.libraries import Library
 from entrypoint.machine import Machine
@@ -35,12 +35,20 @@ def test_ranks_times_threads_use_up_what_there_is(cores: int, threads: int, foun
     assert list(splits(cores, threads)) == found
 
 
+@pytest.mark.parametrize(
+    ("threads", "found"), [(1, []), (2, [(1, 1), (1, 1)]), (3, [(1, 2), (1, 1)]), (96, [(1, 95), (1, 48)])]
+)
+def test_one_rank_may_leave_cores_to_others(threads: int, found: list[tuple[int, int]]) -> None:
+    assert list(sparing(threads)) == found
+
+
 def test_siblings_are_tried_too() -> None:
     two = replace(machine(4), cpus=tuple(Cpu(cpu, cpu // 2, 0, 0) for cpu in range(4)))
     assert list(map(str, shapes(question(two), "cpu"))) == [
         "as planned",
         "1 rank x 2 threads",
         "2 ranks x 1 thread",
+        "1 rank x 1 thread",
         "1 rank x 4 threads, LAUNCH_CORES=logical",
         "2 ranks x 2 threads, LAUNCH_CORES=logical",
     ]
