@@ -58,8 +58,11 @@ def first_line(error: BaseException) -> str:
 
 
 def last_line(text: str, otherwise: str) -> str:
-    """Return the last line of what a command has said, which names its error, or what to say where it said nothing."""
-    return (text.strip().splitlines() or [otherwise])[-1]
+    """Return the last line of what a command has said, which names its error, or what to say where it said nothing.
+
+    What our own lines begin with is left out: who shows it says whose it is.
+    """
+    return (text.strip().splitlines() or [otherwise])[-1].removeprefix(prefix(Exit.USAGE))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

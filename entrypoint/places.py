@@ -80,6 +80,12 @@ def substitutes(places: Places, environ: Mapping[str, str]) -> dict[str, tuple[s
     return instead
 
 
+def user_cache(environ: Mapping[str, str]) -> Path | None:
+    """Return this project's folder among the user's caches, None where there is no home (XDG base directories)."""
+    home = environ.get("XDG_CACHE_HOME") or (f"{environ['HOME']}/.cache" if environ.get("HOME") else "")
+    return Path(home, "reference-training") if home else None
+
+
 def private_folder(places: Places) -> str:
     """Return the folder that stands in for a home."""
     return f"{places.temporary}/{PRIVATE.format(places.uid)}"

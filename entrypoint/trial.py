@@ -91,7 +91,6 @@ def try_out(way: Way, candidate: Candidate) -> Seen:
         if figures:
             return Seen(way.mean(figures), start_s=start_s)
         last = last_line(err.read_text(errors="replace"), f"it ended with {process.returncode}")
-        last = last.removeprefix("entrypoint: error: ")
         return Seen(None, last if process.returncode else f"no figure within {START_S} s")
 
 

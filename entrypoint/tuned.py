@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.errors import Refused, shown
+from entrypoint.places import user_cache
 from entrypoint.plan import Decision, Plan
 from entrypoint.question import Question
 from entrypoint.settings import PREFIX, read_launch_settings
@@ -69,9 +70,8 @@ def store(question: Question) -> Path | None:
     asked = question.settings.values.tuned
     if asked != "auto":
         return None if asked == "off" else Path(asked)
-    environ = question.environ
-    home = environ.get("XDG_CACHE_HOME") or (f"{environ['HOME']}/.cache" if environ.get("HOME") else "")
-    return Path(home, "reference-training", "tuned") if home else None
+    cache = user_cache(question.environ)
+    return cache / "tuned" if cache else None
 
 
 def find(question: Question, training: Callable[[], Mapping[str, Any]]) -> Tuned | None:

@@ -17,6 +17,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from entrypoint.errors import Refused
+from entrypoint.places import user_cache
 from train.files import Listing
 from train.pictures import Shape
 from train.whole import write_whole
@@ -138,10 +139,8 @@ def cache_folder(asked: Path | None) -> Path:
     if asked is not None:
         candidates = [asked]
     else:
-        home = os.environ.get("XDG_CACHE_HOME") or (
-            Path(os.environ["HOME"], ".cache") if os.environ.get("HOME") else None
-        )
-        candidates = [Path(home, "reference-training")] if home else []
+        own = user_cache(os.environ)
+        candidates = [own] if own else []
         candidates.append(Path(tempfile.gettempdir(), f"reference-training-{os.getuid()}"))
     for folder in candidates:
         try:

@@ -139,7 +139,7 @@ def run(settings: Mapping[str, str], into: Measured) -> None:
         ]
         said = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
         if any(process.returncode in (2, 3) for process in processes):
-            into.refusal = last_line(said[0], "refused").removeprefix("entrypoint: error: ")
+            into.refusal = last_line(said[0], "refused")
         elif any(process.returncode for process in processes):
             raise SystemExit(f"{dict(settings)} ended with {[p.returncode for p in processes]}: {said}")
         else:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import Exit, LostPeer, Refused, did_you_mean, report
+from entrypoint.errors import Exit, LostPeer, Refused, did_you_mean, last_line, report
 
 
 def test_a_refusal_is_a_line_on_standard_error_and_its_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,3 +47,15 @@ def test_the_readme_has_every_exit_code() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     table = readme[readme.index("## Exit codes") :]
     assert all(str(int(code)) in table for code in Exit)
+
+
+@pytest.mark.parametrize(
+    ("said", "last"),
+    [
+        ("", "nothing"),
+        ("one\ntwo\n\n", "two"),
+        ("warning\nentrypoint: error: TRAIN_LR=x: no number\n", "TRAIN_LR=x: no number"),
+    ],
+)
+def test_the_last_line_of_a_command_comes_without_our_own_words_before_it(said: str, last: str) -> None:
+    assert last_line(said, "nothing") == last
