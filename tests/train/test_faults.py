@@ -14,8 +14,8 @@ import pytest
 
 from entrypoint.errors import Exit
 from tests.conftest import Entrypoint, paint
+from tests.train.given import SMALL
 from tests.train.started import Started
-from tests.train.test_trainer import SMALL
 from train.checkpoint import load_first, newest_first
 
 pytestmark = pytest.mark.launch

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import CORES, LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment
-from tests.train.test_trainer import SMALL
+from tests.train.given import SMALL
 
 pytestmark = pytest.mark.launch
 KILLS = int(os.environ.get("KILLS", "20"))

@@ -11,8 +11,8 @@ import pytest
 
 from entrypoint.errors import Refused
 from tests.conftest import Entrypoint
+from tests.train.given import SMALL
 from tests.train.started import Started
-from tests.train.test_trainer import SMALL
 from train.lock import NAME, Lock, me
 
 

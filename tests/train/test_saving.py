@@ -9,8 +9,8 @@ import pytest
 
 from entrypoint.errors import Exit
 from tests.conftest import CORES, Entrypoint
+from tests.train.given import SMALL, TWO_RANKS
 from tests.train.started import Started
-from tests.train.test_trainer import SMALL, TWO_RANKS
 
 pytestmark = pytest.mark.launch
 RUN = SMALL | {"TRAIN_TENSORBOARD": "0", "TRAIN_LOG_INTERVAL": "1", "TRAIN_KEEP": "100", "TRAIN_RUN_NAME": "run"}

@@ -12,9 +12,9 @@ import pytest
 from torch import nn
 
 from tests.conftest import PYTHON, Entrypoint, needs_two_cores
+from tests.train.given import SMALL, TWO_RANKS, losses
 from tests.train.started import Started
 from tests.train.test_checkpoint import Hostile
-from tests.train.test_trainer import SMALL, TWO_RANKS, losses
 from train.checkpoint import newest
 from train.sharding import UNIT_PARAMETERS, units
 from train.shards import Describing

@@ -8,7 +8,7 @@ import pytest
 
 from entrypoint.errors import Exit
 from tests.conftest import Entrypoint, needs_two_cores
-from tests.train.test_trainer import SMALL, TWO_RANKS, losses
+from tests.train.given import SMALL, TWO_RANKS, losses
 
 pytestmark = [pytest.mark.launch, needs_two_cores]
 COMMON = SMALL | {"TRAIN_EPOCHS": "2", "TRAIN_BATCH_SIZE": "40", "TRAIN_LR": "0.02", "TRAIN_CHECKPOINT_EVERY": "0"}

@@ -1,0 +1,80 @@
+"""What the trainer refuses: in one line on one rank or two, and nothing lost on disk."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Entrypoint
+from tests.train.given import SMALL, TWO_RANKS_WHERE_THEY_FIT, imagefolder
+
+pytestmark = pytest.mark.launch
+
+BAD_PICTURE = r"train/class1/000\.jpg: not an image; repair or remove it, or set TRAIN_BAD_IMAGES=skip"
+
+
+@pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
+@pytest.mark.parametrize("feed", ["memory", "stream"])
+def test_a_bad_picture_ends_every_rank_in_one_line(
+    entrypoint: Entrypoint, pictures: Path, ranks: dict[str, str], feed: str
+) -> None:
+    (pictures / "train/class1/000.jpg").write_text("no picture")
+    result = entrypoint("train", env=imagefolder(pictures, TRAIN_FEED=feed, LAUNCH_QUIET="1") | ranks)
+    assert result.code == 2
+    assert len(result.error_lines) == 1
+    assert re.search(BAD_PICTURE, result.error_lines[0])
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("feed", ["memory", "stream"])
+def test_bad_pictures_are_left_out_and_told_where_asked(entrypoint: Entrypoint, pictures: Path, feed: str) -> None:
+    (pictures / "train/class1/000.jpg").write_text("no picture")
+    (pictures / "test/class1/000.jpg").write_text("no picture")
+    env = imagefolder(pictures, TRAIN_FEED=feed, TRAIN_BAD_IMAGES="skip", TRAIN_TENSORBOARD="0")
+    result = entrypoint("train", env=env)
+    assert result.code == 0, result.err
+    assert entrypoint.summary()["test_images"] == 11
+    assert "class1/000.jpg: not an image" in result.out + result.err
+
+
+@pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
+def test_a_loss_that_is_no_number_stops_with_the_step_and_keeps_the_last_good_checkpoint(
+    entrypoint: Entrypoint, ranks: dict[str, str]
+) -> None:
+    env = SMALL | ranks | {"TRAIN_SCHEDULE": "constant", "TRAIN_RUN_NAME": "mine", "TRAIN_EPOCHS": "2"}
+    entrypoint.train(env=env | {"TRAIN_LR": "0.01"})
+    kept = sorted((entrypoint.folder / "runs/mine/checkpoint").iterdir())
+    result = entrypoint("train", env=env | {"TRAIN_LR": "1e30", "TRAIN_RUN_NAME": "wild", "LAUNCH_QUIET": "1"})
+    assert result.code == 5
+    assert re.fullmatch(
+        r"entrypoint: error: step \d+: the loss is (nan|inf|-inf); lower TRAIN_LR.*", result.err.strip()
+    )
+    assert not list((entrypoint.folder / "runs/wild").glob("checkpoint/*"))
+    assert sorted((entrypoint.folder / "runs/mine/checkpoint").iterdir()) == kept
+
+
+@pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
+def test_an_output_folder_that_cannot_be_written_is_told(entrypoint: Entrypoint, ranks: dict[str, str]) -> None:
+    (entrypoint.folder / "file").write_text("")
+    result = entrypoint("train", env=SMALL | ranks | {"TRAIN_OUTPUT_DIR": "file/runs", "LAUNCH_QUIET": "1"})
+    assert result.code == 2
+    assert result.err.startswith("entrypoint: error: TRAIN_OUTPUT_DIR=file/runs: cannot be written")
+    assert len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"TRAIN_MODEL": "resnet81"}, "TRAIN_MODEL=resnet81: "),
+        ({"TRAIN_BATCH_SIZE": "5000"}, "TRAIN_BATCH_SIZE=5000: larger than the training set of 1442 images"),
+        ({"TRAIN_RESUME": "nowhere.pt"}, "TRAIN_RESUME=nowhere.pt: no such checkpoint"),
+        ({"TRAIN_DATASET": "cifar10", "TRAIN_DOWNLOAD": "0"}, "TRAIN_DATASET=cifar10: "),
+    ],
+)
+def test_what_the_trainer_refuses_is_one_line(entrypoint: Entrypoint, env: dict[str, str], said: str) -> None:
+    result = entrypoint("train", env=env | {"LAUNCH_QUIET": "1"})
+    assert result.code == 2
+    assert result.err.startswith(f"entrypoint: error: {said}")
+    assert len(result.err.splitlines()) == 1
