@@ -56,6 +56,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
 
     from train.datasets import Images
     from train.group import Group
+    from train.layout import lay_out
     from train.loop import Learner, train_epoch
     from train.memory import MemoryFeed
     from train.models import build_model
@@ -67,7 +68,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     count = BATCH * steps
     images = Images(torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (count,)))
     feed = MemoryFeed(images, images, shape, settings, group)
-    model = build_model(name, shape, 10, bias=True).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = lay_out(build_model(name, shape, 10, bias=True), channels_last=True, plain_filters=True)
     optimizer = build_optimizer(settings, model)
     learner = Learner(model, optimizer, lr_schedule(settings, 10**6), settings, group, "fp32")
     ((pixels, labels),) = next(feed.train_batches(0)).parts

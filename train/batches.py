@@ -11,6 +11,7 @@ from torch import Tensor
 
 from train import mixing
 from train.group import Group
+from train.layout import layout_of
 from train.mixing import Mix
 from train.order import cut, epoch_order, generator
 from train.pictures import Shape
@@ -28,7 +29,7 @@ class Batch:
     """This rank's share of one global batch of `size` images, in one or more parts of (images, labels).
 
     Where images are mixed, `others` are the labels of what was mixed into each part, and `own` is the share that stays.
-    Images are (N, C, H, W) float, normalised, in channels-last memory; labels are (N,) int64 or LEFT_OUT.
+    Images are (N, C, H, W) float, normalised, in the layout asked for; labels are (N,) int64 or LEFT_OUT.
     """
 
     parts: tuple[tuple[Tensor, Tensor], ...]
@@ -152,17 +153,21 @@ class Normalise:
 
     mean: Tensor
     scale: Tensor
+    layout: torch.memory_format = torch.channels_last
 
     @staticmethod
-    def of(mean: Tensor, deviation: Tensor, device: torch.device) -> Normalise:
+    def of(mean: Tensor, deviation: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalise:
         """Return the normalisation by (C,) means and deviations of bytes."""
         shape = (1, -1, 1, 1)
-        return Normalise(mean.view(shape).to(device), (1 / deviation.clamp(min=1.0)).view(shape).to(device))
+        scale = 1 / deviation.clamp(min=1.0)
+        layout = layout_of(channels_last=channels_last)
+        return Normalise(mean.view(shape).to(device), scale.view(shape).to(device), layout)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return (N, H, W, C) bytes as (N, C, H, W) floats in channels-last memory, on this one's device."""
+        """Return (N, H, W, C) bytes as (N, C, H, W) floats in this one's layout, on its device."""
         count, height, width, channels = images.shape
         # As long rows, whose elements stand in memory one behind the other, this takes a tenth of the time.
         floats = images.to(self.mean.device, non_blocking=True).reshape(count, -1).float()
         mean, scale = (part.flatten().repeat(height * width) for part in (self.mean, self.scale))
-        return floats.sub_(mean).mul_(scale).view(count, height, width, channels).permute(0, 3, 1, 2)
+        floats = floats.sub_(mean).mul_(scale).view(count, height, width, channels).permute(0, 3, 1, 2)
+        return floats.contiguous(memory_format=self.layout)

@@ -16,6 +16,7 @@ from train.datasets import DataSet, Images
 from train.extension import with_extension
 from train.files import Listing
 from train.group import Group
+from train.layout import lay_out
 from train.loop import Learner
 from train.memory import MemoryFeed
 from train.models import build_model, count_parameters
@@ -73,8 +74,9 @@ class Blueprint:
             for one in filter(None, (model, average.module if average else None)):
                 spread(one, group)
             return model, build_optimizer(settings, model, fused=fused and settings.optimizer != "sgd"), average
-        layout = torch.channels_last if settings.channels_last else torch.contiguous_format
-        model = model.to(group.device).to(memory_format=layout)  # type: ignore[call-overload]
+        eager = settings.compile in ("off", "auto") and not self.plan.training["ipex"]  # these pack for themselves
+        plain = eager and group.device.type == "cpu"
+        model = lay_out(model.to(group.device), channels_last=settings.channels_last, plain_filters=plain)
         optimizer = build_optimizer(settings, model, fused=fused)
         if self.plan.training["ipex"]:
             model, optimizer = with_extension(model, optimizer, compiling=settings.compile != "off")

@@ -27,7 +27,7 @@ class MemoryFeed:
         self.sequence = sequence(len(train), shape, settings, group)
         self.steps_per_epoch = self.sequence.steps_per_epoch
         self.pins = pins(settings, group)
-        self.normalise = measure(train.images, group.device)
+        self.normalise = measure(train.images, group.device, channels_last=settings.channels_last)
         self.train = to_device(train, group.device)
         self.test = test
 
@@ -57,10 +57,10 @@ class MemoryFeed:
             yield self.normalise(images), self.test.labels[rows].to(self.group.device)
 
 
-def measure(images: Tensor, device: torch.device) -> Normalise:
+def measure(images: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalise:
     """Return the normalisation by the means and deviations of the training images' channels."""
     sample = images[:: max(1, len(images) // SAMPLE)].float().flatten(0, 2)
-    return Normalise.of(sample.mean(0), sample.std(0), device)
+    return Normalise.of(sample.mean(0), sample.std(0), device, channels_last=channels_last)
 
 
 def to_device(split: Images, device: torch.device) -> Images:

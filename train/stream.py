@@ -75,7 +75,9 @@ class StreamFeed:
         self.sequence = sequence(len(train.files), shape, settings, group)
         self.steps_per_epoch = self.sequence.steps_per_epoch
         mean, deviation = COLOUR if shape[0] == 3 else GREY
-        self.normalise = Normalise.of(torch.tensor(mean), torch.tensor(deviation), group.device)
+        self.normalise = Normalise.of(
+            torch.tensor(mean), torch.tensor(deviation), group.device, channels_last=settings.channels_last
+        )
         self.train, self.test = Pictures(train, shape), Pictures(test, shape)
         self.told: set[str] = set()
 

@@ -11,6 +11,7 @@ from train.batches import Feed, sequence
 from train.datasets import Images, load
 from train.files import list_both
 from train.group import Group
+from train.layout import layout_of
 from train.memory import MemoryFeed
 from train.order import generator
 from train.settings import TrainSettings
@@ -78,11 +79,14 @@ def test_every_test_image_is_on_exactly_one_rank(world_size: int, count: int) ->
     assert sorted(seen) == list(range(count))
 
 
-def test_floats_are_normalised_and_channels_last() -> None:
-    batch = next(memory_feed(TrainSettings(batch_size=50, transforms="none"), 0, 1).train_batches(0))
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_floats_are_normalised_and_lie_as_asked_for(channels_last: bool) -> None:
+    settings = TrainSettings(batch_size=50, transforms="none", channels_last=channels_last)
+    batch = next(memory_feed(settings, 0, 1).train_batches(0))
     x, _ = batch.parts[0]
     assert x.shape == (50, 3, 8, 8)
-    assert x.is_contiguous(memory_format=torch.channels_last)
+    assert x.is_contiguous(memory_format=layout_of(channels_last=channels_last))
+    assert x.is_contiguous() is not channels_last
     assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-4)
     assert torch.allclose(x.std((0, 2, 3)), torch.ones(3), atol=1e-3)
 

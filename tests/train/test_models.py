@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from entrypoint.errors import Refused
 from train.models import CNN, build_model, count_parameters
@@ -24,6 +25,31 @@ needs_torchvision = pytest.mark.skipif(bool(NO_TORCHVISION), reason=NO_TORCHVISI
 )
 def test_the_cnn_is_the_books_to_the_parameter(shape: tuple[int, int, int], bias: bool, parameters: int) -> None:
     assert count_parameters(build_model("cnn", shape, 10, bias=bias)) == parameters
+
+
+class BooksOrder(CNN):
+    """The CNN with ReLU before the pooling, as the book has it."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        for convolution, pooling, _ in (self.layer1, self.layer2):
+            images = pooling(torch.relu(convolution(images)))
+        logits: Tensor = self.fc2(torch.relu(self.fc1(images.flatten(1))))
+        return logits
+
+
+def test_the_cnn_learns_to_the_bit_what_the_books_order_of_layers_does() -> None:
+    torch.manual_seed(0)
+    ours, books = CNN((3, 32, 32), 10), BooksOrder((3, 32, 32), 10)
+    books.load_state_dict(ours.state_dict())
+    images, labels = torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,))
+    for model in (ours, books):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+    for mine, theirs in zip(ours.parameters(), books.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 5, 9), (2, 33, 7), (1, 8, 8)])

@@ -1,0 +1,60 @@
+"""How pictures and filters lie in memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from train.layout import lay_out, layout_of
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(4, 8, 3, padding=1), nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, groups=8, padding=1), nn.Conv2d(8, 2, 3)
+    )
+
+
+PLAIN, LAST = "plain", "last"
+
+
+def order_of(filters: torch.Tensor) -> str:
+    """Tell which dimension is innermost, by the strides, which say it also of filters of one pixel."""
+    return PLAIN if filters.stride(3) == 1 else LAST
+
+
+@pytest.mark.parametrize(
+    ("channels_last", "plain_filters", "orders"),
+    [
+        (True, True, [PLAIN, PLAIN, LAST, PLAIN]),
+        (True, False, [LAST, LAST, LAST, LAST]),
+        (False, True, [PLAIN, PLAIN, PLAIN, PLAIN]),
+        (False, False, [PLAIN, PLAIN, PLAIN, PLAIN]),
+    ],
+)
+def test_dense_filters_alone_may_stay_in_plain_order(
+    channels_last: bool, plain_filters: bool, orders: list[str]
+) -> None:
+    laid = lay_out(model(), channels_last=channels_last, plain_filters=plain_filters)
+    filters = [module.weight for module in laid.modules() if isinstance(module, nn.Conv2d)]
+    depthwise = filters.pop(2)
+    assert [order_of(one) for one in filters] == [one for index, one in enumerate(orders) if index != 2]
+    assert depthwise.is_contiguous(memory_format=layout_of(channels_last=orders[2] == LAST))
+
+
+def test_values_stay_and_pictures_keep_their_layout_on_the_way() -> None:
+    laid = lay_out(model(), channels_last=True, plain_filters=True)
+    for mine, theirs in zip(laid.parameters(), model().parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    out = laid[0](torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last))
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_gradients_of_dense_filters_come_in_the_filters_own_order() -> None:
+    laid = lay_out(model(), channels_last=True, plain_filters=True)
+    laid(torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)).sum().backward()
+    for module in laid.modules():
+        if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
+            assert module.weight.grad is not None
+            assert module.weight.grad.stride() == module.weight.stride()

@@ -1,0 +1,30 @@
+"""How pictures and filters lie in memory: channels innermost where that is asked for, with an exception that pays."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def layout_of(*, channels_last: bool) -> torch.memory_format:
+    """Return the memory format of the pictures."""
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
+def lay_out(model: nn.Module, *, channels_last: bool, plain_filters: bool) -> nn.Module:
+    """Return the model with its filters in the pictures' format.
+
+    With `plain_filters` those of dense convolutions stay in plain order: oneDNN packs them for itself at each step and
+    gives their gradients in plain order, which in another are copied twice, when they are accumulated and by the
+    optimizer. Measured on two cores, eager: ResNet-18 takes 5 to 9 % less a step, ResNet-50 13 %, others as long;
+    depthwise filters in plain order cost MobileNet a third more.
+    """
+    model = model.to(memory_format=layout_of(channels_last=channels_last))  # type: ignore[call-overload]
+    if channels_last and plain_filters:
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d) and module.groups == 1:
+                # A filter of one pixel is contiguous either way, so that contiguous() would leave its strides.
+                module.weight.data = torch.empty_like(module.weight, memory_format=torch.contiguous_format).copy_(
+                    module.weight.data
+                )
+    return model
