@@ -76,7 +76,10 @@ class Blueprint:
             return model, build_optimizer(settings, model, fused=fused and settings.optimizer != "sgd"), average
         eager = settings.compile in ("off", "auto") and not self.plan.training["ipex"]  # these pack for themselves
         plain = eager and group.device.type == "cpu"
-        model = lay_out(model.to(group.device), channels_last=settings.channels_last, plain_filters=plain)
+        shared = group.world_size > 1
+        model = lay_out(
+            model.to(group.device), channels_last=settings.channels_last, plain_filters=plain, shared=shared
+        )
         optimizer = build_optimizer(settings, model, fused=fused)
         if self.plan.training["ipex"]:
             model, optimizer = with_extension(model, optimizer, compiling=settings.compile != "off")

@@ -41,7 +41,7 @@ def test_the_fastest_shape_is_found_kept_and_used_from_then_on(entrypoint: Entry
     assert result.code == 0, result.err
     assert "many small ranks are faster than one wide one, as the book's table 9.2 has it" in result.out
     last = result.out.splitlines()[-1]
-    assert "2 times the untuned plan's: the best of 2 plans tried" in last.replace("2.00", "2")
+    assert "2 times the untuned plan's: the best of 3 plans tried" in last.replace("2.00", "2")
     made = entrypoint.plan("run", file, env=FIXED)
     assert made["nproc_per_node"] == 2
     told = {one["what"]: one["why"] for one in made["decisions"]}

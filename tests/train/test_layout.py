@@ -25,18 +25,19 @@ def order_of(filters: torch.Tensor) -> str:
 
 
 @pytest.mark.parametrize(
-    ("channels_last", "plain_filters", "orders"),
+    ("channels_last", "plain_filters", "shared", "orders"),
     [
-        (True, True, [PLAIN, PLAIN, LAST, PLAIN]),
-        (True, False, [LAST, LAST, LAST, LAST]),
-        (False, True, [PLAIN, PLAIN, PLAIN, PLAIN]),
-        (False, False, [PLAIN, PLAIN, PLAIN, PLAIN]),
+        (True, True, False, [PLAIN, PLAIN, LAST, PLAIN]),
+        (True, True, True, [PLAIN, LAST, LAST, PLAIN]),
+        (True, False, False, [LAST, LAST, LAST, LAST]),
+        (False, True, False, [PLAIN, PLAIN, PLAIN, PLAIN]),
+        (False, False, True, [PLAIN, PLAIN, PLAIN, PLAIN]),
     ],
 )
 def test_dense_filters_alone_may_stay_in_plain_order(
-    channels_last: bool, plain_filters: bool, orders: list[str]
+    channels_last: bool, plain_filters: bool, shared: bool, orders: list[str]
 ) -> None:
-    laid = lay_out(model(), channels_last=channels_last, plain_filters=plain_filters)
+    laid = lay_out(model(), channels_last=channels_last, plain_filters=plain_filters, shared=shared)
     filters = [module.weight for module in laid.modules() if isinstance(module, nn.Conv2d)]
     depthwise = filters.pop(2)
     assert [order_of(one) for one in filters] == [one for index, one in enumerate(orders) if index != 2]
