@@ -174,8 +174,15 @@ def search(session: Session, question: Question, plan: Plan) -> tuple[Best | Non
     by_shape = found = among(shapes(question, plan.device))
     for more in (refinements(question, plan.device), worker_counts(question, plan)):
         if found and session.in_time() and len(more) > 1:
-            found = among([UNTUNED, found.best, *(found.best.also(variables) for variables in more)])
+            found = surer(found, among([UNTUNED, found.best, *(found.best.also(variables) for variables in more)]))
     return found, by_shape
+
+
+def surer(before: Best, later: Best | None) -> Best:
+    """Return the later verdict, unless it was cut short where only the one before told its best from no tuning."""
+    if later is None or (UNTUNED in later.ties and UNTUNED not in (before.best, *before.ties)):
+        return before
+    return later
 
 
 def compiled(session: Session, found: Best) -> list[str]:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.candidates import UNTUNED, Candidate
+from entrypoint.contest import Verdict
+from entrypoint.tune import Best, surer
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 
 pytestmark = [pytest.mark.launch, needs_two_cores]
@@ -126,3 +129,26 @@ def test_nothing_of_a_trial_is_left_running(entrypoint: Entrypoint) -> None:
         if os.access(path, os.R_OK) and path.read_bytes() == b"sleep\x00987\x00"
     ]
     assert left == []
+
+
+ONE_THREAD = Candidate.of({"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1"})
+PASSIVE = ONE_THREAD.also({"OMP_WAIT_POLICY": "passive"})
+TOLD_APART = Verdict(ONE_THREAD, (), {ONE_THREAD: [2.0] * 5, UNTUNED: [1.0] * 5})
+NOT_YET = Verdict(PASSIVE, (ONE_THREAD, UNTUNED), {PASSIVE: [2.1], ONE_THREAD: [2.0] * 6, UNTUNED: [1.0] * 6})
+REFINED = Verdict(PASSIVE, (ONE_THREAD,), {PASSIVE: [2.1] * 5, ONE_THREAD: [2.0] * 6, UNTUNED: [1.0] * 6})
+NO_GAIN = Verdict(UNTUNED, (ONE_THREAD,), {ONE_THREAD: [1.0] * 5, UNTUNED: [1.0] * 5})
+
+
+@pytest.mark.parametrize(
+    ("before", "later", "kept"),
+    [
+        (TOLD_APART, REFINED, REFINED),
+        (TOLD_APART, NOT_YET, TOLD_APART),
+        (TOLD_APART, None, TOLD_APART),
+        (NO_GAIN, NOT_YET, NOT_YET),
+    ],
+)
+def test_a_contest_that_was_cut_short_does_not_undo_what_the_one_before_found(
+    before: Best, later: Best | None, kept: Best
+) -> None:
+    assert surer(before, later) is kept
