@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 from tests.cgroups import quota
+from tests.neighbours import neighbours
 
 
 @contextmanager
@@ -25,29 +24,17 @@ def mask_of_one() -> Iterator[Sequence[str]]:
 
 
 @contextmanager
-def neighbours(cpus: Sequence[int]) -> Iterator[Sequence[str]]:
-    """Keep a busy process on each of these CPUs."""
-    busy = [subprocess.Popen(["taskset", "-c", str(cpu), sys.executable, "-c", "while True: pass"]) for cpu in cpus]
-    try:
-        yield ()
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
-
-
-@contextmanager
 def one_neighbour() -> Iterator[Sequence[str]]:
     """Keep the first CPU busy."""
-    with neighbours([min(os.sched_getaffinity(0))]) as words:
-        yield words
+    with neighbours([min(os.sched_getaffinity(0))]):
+        yield ()
 
 
 @contextmanager
 def twice_over() -> Iterator[Sequence[str]]:
     """Keep every CPU busy, so that there are two threads for each."""
-    with neighbours(sorted(os.sched_getaffinity(0))) as words:
-        yield words
+    with neighbours(sorted(os.sched_getaffinity(0))):
+        yield ()
 
 
 MOODS = {

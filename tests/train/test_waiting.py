@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import PYTHON, Entrypoint
+from tests.conftest import Entrypoint
+from tests.neighbours import neighbours
 from train.waiting import Waiting, longest_share, read_waits, told_of
 
 SECOND = 1_000_000_000
@@ -48,21 +48,13 @@ def test_a_kernel_that_does_not_count_says_nothing(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def neighbours() -> Iterator[None]:
+def crowded() -> Iterator[None]:
     """Two busy processes on each CPU."""
-    busy = [
-        subprocess.Popen(["taskset", "-c", str(cpu), PYTHON, "-c", "while True: pass"])
-        for cpu in sorted(os.sched_getaffinity(0)) * 2
-    ]
-    try:
+    with neighbours(sorted(os.sched_getaffinity(0)) * 2):
         yield
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
 
 
-@pytest.mark.usefixtures("neighbours")
+@pytest.mark.usefixtures("crowded")
 def test_a_thread_beside_busy_ones_waits_and_one_that_sleeps_does_not() -> None:
     waiting, until = Waiting(), time.monotonic() + 2
     sleeping = threading.Event()
@@ -77,7 +69,7 @@ def test_a_thread_beside_busy_ones_waits_and_one_that_sleeps_does_not() -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.usefixtures("neighbours")
+@pytest.mark.usefixtures("crowded")
 def test_a_run_beside_busy_processes_says_how_long_it_waited(entrypoint: Entrypoint) -> None:
     result = entrypoint("train", env={"TRAIN_DATASET": "digits", "TRAIN_EPOCHS": "3", "TRAIN_TENSORBOARD": "0"})
     assert result.code == 0, result.err

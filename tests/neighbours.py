@@ -1,0 +1,20 @@
+"""Busy processes beside what is tested or measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+
+@contextmanager
+def neighbours(cpus: Sequence[int]) -> Iterator[None]:
+    """Keep a busy process on each of these CPUs, on one that is named twice two."""
+    busy = [subprocess.Popen(["taskset", "-c", str(cpu), sys.executable, "-c", "while True: pass"]) for cpu in cpus]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
