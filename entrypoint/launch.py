@@ -1,6 +1,4 @@
-"""Starts what the plan says, by exec: signals reach it, and no extra process stays in between but over mpirun, and
-below PID 1 the witness.
-"""
+"""Starts what the plan says, by exec: nothing stays between it and its signals but over mpirun, and below PID 1."""
 
 from __future__ import annotations
 

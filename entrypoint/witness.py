@@ -6,12 +6,13 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
 from entrypoint.errors import Exit, prefix
 from entrypoint.launcher_defaults import ROOT
-from entrypoint.oom import Memory, out_of_memory, read_memory
+from entrypoint.oom import out_of_memory, read_memory
 from entrypoint.rank import PASSED_ON, end_with_parent, name_process
 
 # What `verify` knows witnesses by.
@@ -45,32 +46,27 @@ def leave_witness() -> None:
         return
     try:
         if not os.fork():
-            testify(rank)
+            look_on(rank)
     finally:
         os._exit(0)
 
 
-def testify(rank: int) -> None:
-    """Wait for the end of the process behind a pidfd; say so where the kernel has just killed for want of memory."""
+def look_on(rank: int) -> None:
+    """Testify to the end of the process behind a pidfd."""
     for number in PASSED_ON:  # what the rank is told is none of the witness's business
         signal.signal(number, signal.SIG_IGN)
     name_process(NAME)
     let_go_of_all_but(2, rank)
-    before = now = read_memory(ROOT)
-    ended = False
-    while not ended:
-        ended = bool(select.select([rank], [], [], RECENT_S)[0])
-        before, now = now, read_memory(ROOT)
-    tell(before, now)
+    testify(lambda seconds: bool(select.select([rank], [], [], seconds)[0]))
 
 
 def fork_under_witness() -> None:
     """Fork; the child goes on, and the kernel asks it to end with its parent, which waits for it and ends as it did."""
-    parent, before = os.getpid(), read_memory(ROOT)
+    parent = os.getpid()
     child = os.fork()
     if child:
         try:
-            stand_over(child, before)
+            stand_over(child)
         finally:
             os._exit(Exit.RANK_FAILED)
     end_with_parent()
@@ -78,26 +74,33 @@ def fork_under_witness() -> None:
         os._exit(Exit.RANK_FAILED)
 
 
-def stand_over(child: int, before: Memory) -> NoReturn:
-    """Pass signals on to the child until it ends; say why, then end with its code, 128 and more for a signal."""
+def stand_over(child: int) -> NoReturn:
+    """Testify to the end of a child, pass signals on until then, and end with its code, 128 and more for a signal."""
     heard = {*PASSED_ON, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     name_process(NAME)
     let_go_of_all_but(2)
-    ended, status = os.waitpid(child, os.WNOHANG)
-    while not ended:
-        now = signal.sigwaitinfo(heard)
-        if now.si_signo == signal.SIGCHLD:
-            ended, status = os.waitpid(child, os.WNOHANG)
-        elif now.si_code <= 0:  # not the terminal's, which has told the child as well (sigaction(2), SI_KERNEL)
-            os.kill(child, now.si_signo)
-    tell(before, read_memory(ROOT))
-    code = os.waitstatus_to_exitcode(status)
+
+    def ended(seconds: float) -> bool:
+        while told := signal.sigtimedwait(heard, seconds):
+            if told.si_signo == signal.SIGCHLD:
+                break
+            if told.si_code <= 0:  # not the terminal's, which has told the child as well (sigaction(2), SI_KERNEL)
+                os.kill(child, told.si_signo)
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    testify(ended)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os._exit(code if code >= 0 else 128 - code)
 
 
-def tell(before: Memory, now: Memory) -> None:
-    """Say that the kernel has killed between the two."""
+def testify(ended: Callable[[float], bool]) -> None:
+    """Wait until `ended`, asked to wait for so many seconds, says so; tell of a kill for want of memory just then."""
+    before = now = read_memory(ROOT)
+    over = False
+    while not over:
+        over = ended(RECENT_S)
+        before, now = now, read_memory(ROOT)
     told = out_of_memory(before, now)
     if told:
         with suppress(OSError):  # nobody listens any more

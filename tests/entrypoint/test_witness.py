@@ -67,6 +67,27 @@ def test_it_says_that_the_kernel_killed_a_single_rank(
     ]
 
 
+OLD_KILL = """
+    import os, time
+    child = os.fork()
+    if not child:
+        kept = [bytearray(os.urandom(1 << 20)) for _ in range(2000)]
+    print(os.waitpid(child, 0)[1], flush=True)
+    time.sleep(5)
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("below", ["a shell", "an init"])
+def test_a_kill_long_before_the_end_is_not_taken_for_its_cause(
+    entrypoint: Entrypoint, limited: tuple[str, ...], request: pytest.FixtureRequest, below: str
+) -> None:
+    words = request.getfixturevalue("init") if below == "an init" else ()
+    outlives = script(entrypoint.folder, "outlives.py", OLD_KILL)
+    result = entrypoint(command=(*limited, *words, *COMMAND, str(outlives)), env=QUIET)
+    assert (result.code, result.out, result.err) == (0, f"{int(signal.SIGKILL)}\n", "")
+
+
 @pytest.mark.launch
 @pytest.mark.parametrize("end", [0, signal.SIGTERM, signal.SIGKILL])
 def test_it_is_no_child_of_the_rank_and_says_nothing_of_another_end(entrypoint: Entrypoint, end: int) -> None:
