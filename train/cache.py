@@ -17,7 +17,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 
 from entrypoint.errors import Refused
-from entrypoint.places import user_cache
+from entrypoint.places import PRIVATE, user_cache
 from train.files import Listing
 from train.pictures import Shape
 from train.whole import write_whole
@@ -141,7 +141,7 @@ def cache_folder(asked: Path | None) -> Path:
     else:
         own = user_cache(os.environ)
         candidates = [own] if own else []
-        candidates.append(Path(tempfile.gettempdir(), f"reference-training-{os.getuid()}"))
+        candidates.append(Path(tempfile.gettempdir(), PRIVATE.format(os.getuid())))
     for folder in candidates:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
