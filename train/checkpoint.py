@@ -119,6 +119,18 @@ def clear_up(path: Path, keep: int, *, best: bool) -> None:
             old.unlink()
 
 
+def clear_left(folder: Path) -> None:
+    """Remove what runs that were killed amid saving have left hidden in a checkpoint folder; raises OSError.
+
+    Only for whom holds the run's lock: a live run's next checkpoint looks the same.
+    """
+    for left in (path for like in (".step-*", ".best.*") for path in folder.glob(like)):
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+
+
 def newest_first(folder: Path) -> list[Path]:
     """Return the checkpoints of a run's checkpoint folder."""
     return sorted((path for path in folder.glob("step-*") if path.suffix in (WHOLE, SHARDED)), reverse=True)

@@ -52,6 +52,7 @@ def open_folder(settings: TrainSettings, lock: Lock) -> tuple[Path, list[Path]]:
         folder, starts = choose_folder(settings)
         folder.mkdir(exist_ok=bool(starts) or settings.run_name is not None)
         lock.take(folder)
+        checkpoint.clear_left(folder / "checkpoint")
         point_latest(output, folder)
     except OSError as error:
         raise Refused(

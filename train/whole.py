@@ -15,7 +15,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file to write that takes its name only when the block ends well; raises OSError as `open` does.
 
     A reader sees the old content or the new, and after a crash nothing of a half-written one but a hidden
-    `.name.pid` file.
+    `.name.pid` file (a checkpoint's is removed when the run goes on).
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -44,7 +44,7 @@ def fill(folder: Path) -> None:
 
 
 def forbid(folder: Path) -> None:
-    """Let not even root make files there."""
+    """Let not even root make files there, or remove them."""
     subprocess.run(["chattr", "+i", folder / "run/checkpoint"], check=True)
 
 
@@ -77,7 +77,23 @@ def test_a_disk_that_takes_no_more(
     for path in kept:
         assert not load_first([path], {}, changed=True).passed
     assert bool(kept) is (cause is not remove and "TRAIN_CHECKPOINT_EVERY" not in more)
-    assert not list((small_disk / "run/checkpoint").glob(".*"))
+    # Forbidden amid a save, what is half written cannot be removed either, until the run goes on.
+    assert cause is forbid or not list((small_disk / "run/checkpoint").glob(".*"))
+
+
+def test_what_was_forbidden_amid_a_save_goes_when_the_run_goes_on(entrypoint: Entrypoint, small_disk: Path) -> None:
+    saved = small_disk / "run/checkpoint"
+    env = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_EPOCHS": "1"}
+    first = entrypoint.train(env=env)
+    half = saved / ".step-000000020.pt.4711"
+    half.write_text("half")
+    forbid(small_disk)
+    refused = entrypoint("train", env=env | {"TRAIN_RESUME": "auto"})
+    assert refused.code == Exit.USAGE
+    assert "cannot be written (Operation not permitted)" in refused.err
+    subprocess.run(["chattr", "-i", saved], check=True)
+    assert entrypoint.train(env=env | {"TRAIN_RESUME": "auto"})["weights_sha256"] == first["weights_sha256"]
+    assert not half.exists()
 
 
 @pytest.fixture

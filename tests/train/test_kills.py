@@ -89,5 +89,6 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(entrypo
         assert ended["weights_sha256"] == whole["weights_sha256"]
         assert ended["test_loss"] == whole["test_loss"]
         assert ended["steps"] == whole["steps"]
+        assert not list((entrypoint.folder / f"runs/killed{series}/checkpoint").glob(".*"))
     print(f"killed with {ranks} ranks: {dict(killed)}, {amid_saving} while a checkpoint was written")
     assert killed[""] <= KILLS // 20

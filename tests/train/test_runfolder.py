@@ -43,6 +43,22 @@ def test_resuming_tries_the_checkpoints_of_the_newest_run_newest_first(tmp_path:
     assert [start.name for start in starts] == ["step-000000020.pt", "step-000000001.pt"]
 
 
+def test_what_killed_runs_left_half_written_goes_when_the_run_goes_on_and_nothing_else(tmp_path: Path) -> None:
+    saved = tmp_path / "mine/checkpoint"
+    (saved / ".step-000000040.sharded/part").mkdir(parents=True)
+    for name in (".step-000000030.pt.4711", "step-000000020.pt", ".nfs0001"):
+        (saved / name).write_text("")
+    (saved / ".best.pt.4711").symlink_to("step-000000020.pt")
+    (saved / "best.pt").symlink_to("step-000000020.pt")
+    with Lock() as lock:
+        runfolder.open_folder(settings(tmp_path, run_name="mine", resume="auto"), lock)
+        (saved / ".step-000000050.pt.4712").write_text("a live run's")
+        with pytest.raises(Refused, match="trains into it right now"):
+            runfolder.open_folder(settings(tmp_path, run_name="mine", resume="auto"), Lock())
+    left = {path.name for path in saved.iterdir()}
+    assert left == {"step-000000020.pt", "best.pt", ".nfs0001", ".step-000000050.pt.4712"}
+
+
 def test_resuming_nothing_starts_a_new_run(tmp_path: Path) -> None:
     folder, starts = runfolder.open_folder(settings(tmp_path, resume="auto", run_name="mine"), Lock())
     assert (folder, starts) == (tmp_path / "mine", [])
