@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,9 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(entrypo
     env = LONG | {"LAUNCH_NPROC_PER_NODE": str(ranks)}
     whole = entrypoint.train(env=env | {"TRAIN_RUN_NAME": "whole", "TRAIN_CHECKPOINT_EVERY": "0"})
     draw, killed, amid_saving = random.Random(ranks), Counter[str](), 0
-    for series in range(-(-KILLS // 2 // SERIES)):
+    for series in count():
+        if killed.total() - killed[""] >= KILLS // 2:  # a kill that comes after the run's end is made up for
+            break
         name = {"TRAIN_RUN_NAME": f"killed{series}"}
         for _ in range(SERIES):
             killed[disturb(entrypoint, env | name, draw)] += 1
@@ -90,5 +93,5 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(entrypo
         assert ended["test_loss"] == whole["test_loss"]
         assert ended["steps"] == whole["steps"]
         assert not list((entrypoint.folder / f"runs/killed{series}/checkpoint").glob(".*"))
+        assert killed[""] < max(2, KILLS // 2), "most runs end before they can be killed"
     print(f"killed with {ranks} ranks: {dict(killed)}, {amid_saving} while a checkpoint was written")
-    assert killed[""] <= KILLS // 20
