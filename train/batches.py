@@ -105,7 +105,7 @@ class Sequence:
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Part, ...]]:
         """Yield this rank's parts of each step, from the one of number `first` in the epoch."""
-        size, seed = self.settings.batch_size, self.settings.seed
+        size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.accumulate
         order = epoch_order(self.images, seed, epoch)
         mine = cut(size, self.group.rank, self.group.world_size)
         for step in range(first, self.steps_per_epoch):
@@ -117,11 +117,13 @@ class Sequence:
             if self.settings.mixup or self.settings.cutmix:
                 seen = self.transform.shape(self.shape)[1:]
                 mix = mixing.draw(size, *seen, self.settings, generator(seed, "mix", epoch, step))
-            places = torch.arange(size)[mine]
-            for_parts = (cut(len(places), part, self.settings.accumulate) for part in range(self.settings.accumulate))
-            parts = (places[piece] for piece in for_parts)
-            parts = (torch.cat((part, mix.partners[part])) if mix else part for part in parts)
-            yield tuple(Part(rows[part], drawn[part], mix) for part in parts)
+            pieces = (cut(mine.stop - mine.start, part, parts) for part in range(parts))
+            places = [slice(mine.start + piece.start, mine.start + piece.stop) for piece in pieces]
+            if mix:
+                mixed = (torch.cat((torch.arange(size)[own], mix.partners[own])) for own in places)
+                yield tuple(Part(rows[both], drawn[both], mix) for both in mixed)
+            else:
+                yield tuple(Part(rows[own], drawn[own]) for own in places)
 
 
 def sequence(images: int, shape: Shape, settings: TrainSettings, group: Group) -> Sequence:

@@ -9,9 +9,14 @@ from torch import Tensor
 SHIFT_OF_32 = 2
 
 
+def shift_of(height: int) -> int:
+    """Return the pixels that pictures of a height are shifted by at most."""
+    return max(1, SHIFT_OF_32 * height // 32)
+
+
 def draw(count: int, height: int, random: torch.Generator) -> Tensor:
     """Return (count, 3) int64 on the CPU: rows and columns to shift by, and 1 where the picture is flipped."""
-    most = max(1, SHIFT_OF_32 * height // 32)
+    most = shift_of(height)
     shifts = torch.randint(-most, most + 1, (count, 2), generator=random)
     flips = torch.randint(0, 2, (count, 1), generator=random)
     return torch.cat((shifts, flips), dim=1)
@@ -23,12 +28,19 @@ def apply(images: Tensor, rows: Tensor, drawn: Tensor) -> Tensor:
     A crop from a mirrored border and a flip are both only another order of pixels, so that one gather does both.
     """
     _, height, width, channels = images.shape
-    drawn = drawn.to(images.device)
-    lines = mirrored(torch.arange(height, device=images.device) + drawn[:, :1], height)
-    across = torch.arange(width, device=images.device)
-    columns = mirrored(torch.where(drawn[:, 2:] == 1, across.flip(0), across) + drawn[:, 1:2], width)
-    pixels = (rows[:, None, None] * height + lines[:, :, None]) * width + columns[:, None, :]
+    down, across, flipped = drawn.to(images.device).unbind(1)
+    most = shift_of(height)
+    lines = shifted(height, most, images.device).index_select(0, down + most)
+    ways = shifted(width, most, images.device)
+    columns = torch.cat((ways, ways.flip(1))).index_select(0, across + most + flipped * len(ways))
+    pixels = ((rows[:, None] * height + lines) * width)[:, :, None] + columns[:, None, :]
     return images.view(-1, channels).index_select(0, pixels.view(-1)).view(len(rows), height, width, channels)
+
+
+def shifted(size: int, most: int, device: torch.device) -> Tensor:
+    """Return (2 * most + 1, size): for each shift from -most on, where the pixels of a line come from."""
+    shifts = torch.arange(-most, most + 1, device=device)
+    return mirrored(torch.arange(size, device=device) + shifts[:, None], size)
 
 
 def mirrored(index: Tensor, size: int) -> Tensor:

@@ -19,7 +19,7 @@ from entrypoint.errors import Exit, Refused, first_line
 from train.batches import LEFT_OUT, Batch, Feed
 from train.group import Group
 from train.optim import set_lr
-from train.order import seed_of
+from train.order import seed_draws, seed_of
 from train.phases import BACKWARD, DATA, FORWARD, OPTIMIZER, Phase, unmarked
 from train.precision import computing, gradient_scaler
 from train.settings import TrainSettings
@@ -78,10 +78,11 @@ class Learner:
         ranks is made up for. What the model itself draws (dropout) depends on seed, step and rank alone, so that a
         run which goes on from a checkpoint draws the same.
         """
-        torch.manual_seed(seed_of(self.settings.seed, "step", self.step, self.group.rank))
+        seed_draws(seed_of(self.settings.seed, "step", self.step, self.group.rank), self.group.device)
         set_lr(self.optimizer, self.lr(self.step))
         self.optimizer.zero_grad(set_to_none=True)
-        mean_loss = torch.zeros((), device=self.group.device)
+        losses: list[Tensor] = []
+        divided = divided_by(self.model, self.group)
         for index, (images, labels) in enumerate(batch.parts):
             last = index == len(batch.parts) - 1
             with kept_apart(self.shared, last):
@@ -92,8 +93,9 @@ class Learner:
                     if batch.others:
                         part = part.lerp(self.loss(logits, batch.others[index]) / batch.size, 1 - batch.own)
                 with self.phase(BACKWARD):
-                    self.scaler.scale(part * divided_by(self.model, self.group)).backward()  # type: ignore[no-untyped-call]
-            mean_loss += part.detach()
+                    whole = part if divided == 1 else part * divided
+                    self.scaler.scale(whole).backward()  # type: ignore[no-untyped-call]
+            losses.append(part.detach())
         with self.phase(OPTIMIZER):
             if self.settings.clip_norm:
                 self.scaler.unscale_(self.optimizer)
@@ -103,7 +105,7 @@ class Learner:
             if self.average:
                 self.average.update_parameters(self.model)
         self.step += 1
-        return mean_loss
+        return sum(losses[1:], losses[0])
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the losses of (N, classes) logits, in fp32."""

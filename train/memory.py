@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from train.settings import TrainSettings
 
 # Means and deviations of so many images are those of all to well under a grey level.
 SAMPLE = 5000
+# Bytes of pictures cut at once, those of some steps: what is done once a step finds the caches full of weights.
+AHEAD = 4 << 20
 EVAL_BATCH = 1024
 
 
@@ -30,20 +33,26 @@ class MemoryFeed:
         self.normalise = measure(train.images, group.device, channels_last=settings.channels_last)
         self.train = to_device(train, group.device)
         self.test = test
+        share = max(1, settings.batch_size // group.world_size) * train.images[:1].nbytes
+        self.ahead = max(1, AHEAD // share) if self.sequence.transform.moves else 1
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this rank's share of every full batch of the epoch, from one on."""
-        for parts in self.sequence.epoch(epoch, first):
-            yield batch_of((self.gather(part) for part in parts), self.settings.batch_size, parts[0].mix)
+        steps = self.sequence.epoch(epoch, first)
+        while some := list(islice(steps, self.ahead)):
+            ready = self.gather([part for parts in some for part in parts])
+            for parts in some:
+                yield batch_of((part.mixed(*next(ready)) for part in parts), self.settings.batch_size, parts[0].mix)
 
-    def gather(self, part: Part) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return one part's images and labels on the device, and the labels of what is mixed in."""
-        rows = part.rows.to(self.train.images.device)
-        images = self.sequence.transform.apply(self.train.images, rows, part.drawn)
+    def gather(self, parts: list[Part]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each part's images and labels on the device."""
+        rows = torch.cat([part.rows for part in parts]).to(self.train.images.device)
+        images = self.sequence.transform.apply(self.train.images, rows, torch.cat([part.drawn for part in parts]))
         if self.pins and images.device.type == "cpu":
             images = images.pin_memory()
         labels = self.train.labels.index_select(0, rows).to(self.group.device, non_blocking=True)
-        return part.mixed(self.normalise(images), labels)
+        sizes = [len(part.rows) for part in parts]
+        return zip(self.normalise(images).split_with_sizes(sizes), labels.split_with_sizes(sizes), strict=True)
 
     def sample(self) -> Tensor:
         """Return some of the training images as evaluation would show them, on the CPU."""

@@ -19,12 +19,14 @@ class Transform:
 
     `draw(count, height, random)` returns a row of figures for each picture, `apply(images, rows, drawn)` the pictures
     of these rows, `judged(images)` what evaluation sees. `side` is the height and width that come out, None the same.
+    `moves` says that pixels are only moved, so that any number of pictures at once come out the same to the bit.
     """
 
     draw: Callable[[int, int, torch.Generator], Tensor] | None
     apply: Callable[[Tensor, Tensor, Tensor], Tensor]
     judged: Callable[[Tensor], Tensor]
     side: int | None = None
+    moves: bool = True
 
     def shape(self, shape: Shape) -> Shape:
         """Return (channels, height, width) of what comes out."""
@@ -39,7 +41,7 @@ def as_they_are(images: Tensor) -> Tensor:
 SETS: Mapping[str, Transform] = {
     "none": Transform(None, lambda images, rows, _: images.index_select(0, rows), as_they_are),
     "flip-crop": Transform(flip_crop.draw, flip_crop.apply, as_they_are),
-    "book": Transform(book_pictures.draw, book_pictures.apply, book_pictures.judged, book_pictures.SEEN),
+    "book": Transform(book_pictures.draw, book_pictures.apply, book_pictures.judged, book_pictures.SEEN, moves=False),
 }
 
 

@@ -62,6 +62,25 @@ def test_any_number_of_ranks_sees_the_same_global_batches(
         assert torch.allclose(x, xs, atol=1e-5), "to rounding, where pictures are computed and not just moved"
 
 
+@pytest.mark.parametrize(
+    ("transforms", "more"),
+    [("none", {}), ("flip-crop", {}), ("flip-crop", {"mixup": 0.4, "accumulate": 2}), ("book", {})],
+)
+@pytest.mark.parametrize("first", [1, 2])
+def test_batches_cut_ahead_are_those_of_one_step_at_a_time_to_the_bit_wherever_a_run_goes_on(
+    transforms: str, more: dict[str, float], first: int
+) -> None:
+    settings = TrainSettings.model_validate({"batch_size": 16, "transforms": transforms, **more})
+    ahead, each = memory_feed(settings, 0, 1), memory_feed(settings, 0, 1)
+    assert (ahead.ahead > 1) is (transforms != "book"), "what is computed may round otherwise among more pictures"
+    each.ahead = 1
+    for whole, alone in zip(ahead.train_batches(1, first), each.train_batches(1, first), strict=True):
+        for part, other in zip(whole.parts, alone.parts, strict=True):
+            assert torch.equal(part[0], other[0])
+            assert part[0].stride() == other[0].stride()
+            assert torch.equal(part[1], other[1])
+
+
 def test_only_full_batches_are_trained_and_none_twice() -> None:
     labels = torch.cat([y for _, y in global_batches(TrainSettings(batch_size=16), 2, epoch=0)])
     assert len(labels) == 48

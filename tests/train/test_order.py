@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.order import cut, epoch_order, generator
+from train.order import cut, epoch_order, generator, seed_draws, seed_of
 
 
 @given(st.integers(0, 10_000), st.integers(1, 64))
@@ -32,3 +32,10 @@ def test_an_epochs_order_is_a_permutation_that_seed_and_epoch_decide() -> None:
 def test_generators_of_different_purpose_do_not_follow_each_other() -> None:
     draws = {tuple(torch.rand(4, generator=generator(*key)).tolist()) for key in [(0, "a"), (0, "b"), (1, "a"), (0,)]}
     assert len(draws) == 4
+
+
+def test_what_a_step_draws_is_what_torchs_own_seed_would_give() -> None:
+    torch.manual_seed(seed_of(7, "step", 3))
+    whole = torch.rand(5)
+    seed_draws(seed_of(7, "step", 3), torch.device("cpu"))
+    assert torch.equal(torch.rand(5), whole)
