@@ -10,6 +10,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,7 +20,7 @@ from entrypoint.bond import NODE_LOST, Bond, Place, Verdict
 from entrypoint.errors import FINAL, Exit, Refused, how_ended, prefix, report, say
 from entrypoint.launcher_defaults import MPI_PROCESSES, ROOT
 from entrypoint.oom import out_of_memory, read_memory
-from entrypoint.rank import PASSED_ON, end_with_parent, name_process
+from entrypoint.rank import PASSED_ON, end_with_parent, is_the_terminals, name_process
 from entrypoint.surroundings import ancestors, read_lines
 
 # What `verify` knows guards by.
@@ -73,16 +74,22 @@ def guard(
 
 
 def signals_passed_on(child: int) -> list[int]:
-    """Pass this process's signals on to a child; return the list that each one which comes is put into."""
+    """Pass this process's signals on to a child, once each; return the list that each one which comes is put into.
+
+    A thread waits for them, since a handler is not told where one comes from.
+    """
     asked: list[int] = []
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
 
-    def pass_on(number: int, _: object) -> None:
-        asked.append(number)
-        with suppress(ProcessLookupError):
-            os.kill(child, number)
+    def pass_on() -> None:
+        while True:
+            told = signal.sigwaitinfo(PASSED_ON)
+            asked.append(told.si_signo)
+            if not is_the_terminals(told):
+                with suppress(ProcessLookupError):
+                    os.kill(child, told.si_signo)
 
-    for number in PASSED_ON:
-        signal.signal(number, pass_on)
+    threading.Thread(target=pass_on, daemon=True).start()
     return asked
 
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 from entrypoint.errors import Exit, prefix
 from entrypoint.launcher_defaults import ROOT
 from entrypoint.oom import out_of_memory, read_memory
-from entrypoint.rank import PASSED_ON, end_with_parent, name_process
+from entrypoint.rank import PASSED_ON, end_with_parent, is_the_terminals, name_process
 
 # What `verify` knows witnesses by.
 NAME = "rank-witness"
@@ -85,7 +85,7 @@ def stand_over(child: int) -> NoReturn:
         while told := signal.sigtimedwait(heard, seconds):
             if told.si_signo == signal.SIGCHLD:
                 break
-            if told.si_code <= 0:  # not the terminal's, which has told the child as well (sigaction(2), SI_KERNEL)
+            if not is_the_terminals(told):
                 os.kill(child, told.si_signo)
         return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 

@@ -1,0 +1,91 @@
+"""Ctrl-C at a terminal reaches all that runs there at once; a run saves all the same, whoever started its ranks."""
+
+from __future__ import annotations
+
+import os
+import pty
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from entrypoint.errors import Exit
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, launcher, needs_two_cores, script
+from tests.train.given import SMALL
+
+pytestmark = pytest.mark.launch
+ENDLESS = {**SMALL, "TRAIN_EPOCHS": "100000", "TRAIN_TENSORBOARD": "0", "TRAIN_RUN_NAME": "run"}
+HOSTS = ("--hosts", "localhost:2")
+
+
+class Terminal:
+    """A program on a terminal of its own: what it has said so far, and what is typed to it."""
+
+    def __init__(self, process: int, terminal: int) -> None:
+        self.process, self.terminal, self.said = process, terminal, b""
+
+    def wait_for(self, words: bytes) -> None:
+        """Read on to these words."""
+        until = time.monotonic() + LAUNCH_LIMIT_S
+        while words not in self.said:
+            assert self.read(), self.said.decode()
+            assert time.monotonic() < until, self.said.decode()
+
+    def read(self) -> bytes:
+        """Read on; nothing when nobody is left who could write."""
+        try:
+            data = os.read(self.terminal, 65536)
+        except OSError:  # EIO: the other side is closed
+            return b""
+        self.said += data
+        return data
+
+    def ended(self) -> int:
+        """Read to the end and return the exit code."""
+        while self.read():
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+
+
+@contextmanager
+def terminal(folder: Path, words: tuple[str, ...], env: dict[str, str]) -> Iterator[Terminal]:
+    """Start the entrypoint on a terminal."""
+    process, file = pty.fork()
+    if not process:
+        os.chdir(folder)
+        os.execve(PYTHON, [PYTHON, "-m", "entrypoint", *words], {**clean_environment(), **env})
+    try:
+        yield Terminal(process, file)
+    finally:
+        os.close(file)
+
+
+@pytest.mark.parametrize(
+    ("names", "said", "words"),
+    [
+        ((), "", ("--nproc-per-node", "1")),
+        pytest.param((), "", ("--nproc-per-node", "2"), marks=needs_two_cores),
+        pytest.param(("mpirun.openmpi", "mpirun"), "Open MPI", HOSTS, marks=(pytest.mark.openmpi, needs_two_cores)),
+        pytest.param(("mpiexec.hydra",), "HYDRA", HOSTS, marks=(pytest.mark.hydra, needs_two_cores)),
+    ],
+    ids=["one rank", "agent", "Open MPI", "hydra"],
+)
+def test_ctrl_c_saves(entrypoint: Entrypoint, names: tuple[str, ...], said: str, words: tuple[str, ...]) -> None:
+    bin_folder = entrypoint.folder / "bin"
+    bin_folder.mkdir()
+    if names:
+        mpirun = script(bin_folder, "mpirun", f'#!/bin/sh\nexec {launcher(*names, said=said)} "$@"\n')
+        mpirun.chmod(0o755)
+    env = {
+        **ENDLESS, "HOME": str(entrypoint.home), "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    }  # fmt: skip
+    with terminal(entrypoint.folder, ("train", *words), env) as screen:
+        screen.wait_for(b"epoch 2/100000")
+        os.write(screen.terminal, b"\x03")
+        code = screen.ended()
+    assert code == Exit.PREEMPTED, screen.said.decode()
+    assert b"entrypoint: preempted: stopped by SIG" in screen.said
+    assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
