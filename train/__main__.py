@@ -11,7 +11,7 @@ from typing import NoReturn
 from entrypoint.errors import Exit, Refused, report
 from entrypoint.plan import VARIABLE, Plan
 from train.settings import read_train_settings
-from train.stopping import STOPPING, Stopped
+from train.stopping import STOPPING, Preempted, Stopped
 from train.workers import end_workers
 
 
@@ -24,7 +24,7 @@ def main() -> int:
         except Refused as error:
             if stopped_by(error):
                 raise
-            return report(error)
+            return report(error) if is_told(error) else int(error.code)
     except BaseException as error:
         stopped = stopped_by(error)
         if stopped is None:
@@ -40,6 +40,12 @@ def stopped_by(error: BaseException | None) -> Stopped | None:
     while error is not None and not isinstance(error, Stopped):
         error = error.__context__
     return error
+
+
+def is_told(error: Refused) -> bool:
+    """Tell whether this rank is to say it: what all ranks agreed on is said once a node, unless an agent sorts that."""
+    agent = "TORCHELASTIC_ERROR_FILE" in os.environ
+    return agent or not isinstance(error, Preempted) or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def tell(stopped: Stopped) -> int:
