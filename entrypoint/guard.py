@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
@@ -73,10 +73,11 @@ def guard(
     os._exit(code)
 
 
-def signals_passed_on(child: int) -> list[int]:
+def signals_passed_on(child: int, spoken: Callable[[int], int] | None = None) -> list[int]:
     """Pass this process's signals on to a child, once each; return the list that each one which comes is put into.
 
-    A thread waits for them, since a handler is not told where one comes from.
+    With `spoken` the child is in a group of its own, which no terminal tells, and is told what that makes of each. A
+    thread waits for them, since a handler is not told where one comes from.
     """
     asked: list[int] = []
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
@@ -85,9 +86,9 @@ def signals_passed_on(child: int) -> list[int]:
         while True:
             told = signal.sigwaitinfo(PASSED_ON)
             asked.append(told.si_signo)
-            if not is_the_terminals(told):
+            if spoken or not is_the_terminals(told):
                 with suppress(ProcessLookupError):
-                    os.kill(child, told.si_signo)
+                    os.kill(child, spoken(told.si_signo) if spoken else told.si_signo)
 
     threading.Thread(target=pass_on, daemon=True).start()
     return asked
@@ -105,11 +106,17 @@ def spawn(argv: tuple[str, ...], environment: Mapping[str, str]) -> tuple[int, i
 
 
 def spawn_child(
-    argv: tuple[str, ...], environment: Mapping[str, str], *, gate: int | None = None, stderr: int = 2
+    argv: tuple[str, ...],
+    environment: Mapping[str, str],
+    *,
+    gate: int | None = None,
+    stderr: int = 2,
+    apart: bool = False,
 ) -> int:
     """Fork and become a program that the kernel asks to end with this process (prctl(2)); return its process id.
 
-    With a `gate` it waits there first for the port that it is told as MASTER_PORT, and ends where nothing comes.
+    With a `gate` it waits there first for the port that it is told as MASTER_PORT, and ends where nothing comes. One
+    that is `apart` is in a group of its own, and reads nothing: a terminal would stop it.
     """
     parent = os.getpid()
     child = os.fork()
@@ -118,6 +125,9 @@ def spawn_child(
     try:
         end_with_parent()
         os.dup2(stderr, 2)
+        if apart:
+            os.setpgid(0, 0)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         told = os.read(gate, 16).decode() if gate is not None else None
         if told != "" and os.getppid() == parent:
             os.execve(argv[0], argv, {**environment, **({"MASTER_PORT": told} if told else {})})

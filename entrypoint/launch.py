@@ -22,7 +22,9 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
     if plan.launcher == "mpirun":
         from entrypoint import mpirun
 
-        sys.exit(mpirun.run(plan.command, {**environ, **plan.environment}))
+        environment = {**environ, **plan.environment}
+        saves = plan.program.kind == "train" and environment.get("TRAIN_CHECKPOINT_EVERY") != "0"
+        sys.exit(mpirun.run(plan.command, environment, saves=saves, grace_s=plan.grace_s))
     if plan.launcher in STARTERS:
         replace_process(plan.command, {**environ, **plan.environment})
     if plan.launcher != "torchrun":

@@ -6,6 +6,7 @@ whatever became of its ranks. What the ranks themselves said last, through it, t
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
@@ -17,6 +18,9 @@ from contextlib import suppress
 from entrypoint.errors import Exit, prefix
 from entrypoint.guard import POLL_S, signals_passed_on, spawn_child
 
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# A terminal's closing and its shell may both tell: what follows so soon is the same wish.
+ECHO_S = 1.0
 PREEMPTED = prefix(Exit.PREEMPTED).encode()
 # What rank 0's guard says of a rank that ended by itself.
 OWN_CODE = re.compile(rb"rank \d+ on \S+ failed first: exit code (\d+)")
@@ -40,16 +44,45 @@ class LastWords:
                 self.own_code = int(match[1])
 
 
-def run(argv: tuple[str, ...], environment: Mapping[str, str]) -> int:
-    """Run mpirun to its end and return the job's exit code; what it says on standard error goes through here."""
+class Asking:
+    """The first signal that would end mpirun becomes one that it passes on to ranks which save then, and end.
+
+    For its own part it gives them two seconds, and drops what they say. `since` is when that was.
+    """
+
+    def __init__(self) -> None:
+        self.since = 0.0
+
+    def __call__(self, number: int) -> int:
+        """Return what mpirun is told in place of a signal; what follows within a second is the same one."""
+        now = time.monotonic()
+        if number not in ENDING or (self.since and now - self.since > ECHO_S):
+            return number
+        self.since = self.since or now
+        return signal.SIGUSR1
+
+    def is_over(self, grace_s: float) -> bool:
+        """Tell whether the ranks have had their time."""
+        return bool(self.since) and time.monotonic() - self.since > grace_s
+
+
+def run(argv: tuple[str, ...], environment: Mapping[str, str], *, saves: bool = False, grace_s: float = 0.0) -> int:
+    """Run mpirun to its end and return the job's exit code; what it says on standard error goes through here.
+
+    Ranks that save when they are warned have `grace_s` seconds for that, before mpirun is told to end them.
+    """
     said, into = os.pipe()
-    child = spawn_child(argv, environment, stderr=into)
+    child = spawn_child(argv, environment, stderr=into, apart=saves)
     os.close(into)
-    asked = signals_passed_on(child)
+    asking = Asking()
+    asked = signals_passed_on(child, asking if saves else None)
     words, data = LastWords(), b" "
     while True:
         # What mpirun leaves behind when it is killed (its ssh) may hold this open: its own end counts.
         ended, status = os.waitpid(child, os.WNOHANG)
+        if not ended and asking.is_over(grace_s):
+            os.kill(child, signal.SIGTERM)
+            grace_s = math.inf
         while select.select([said], [], [], 0 if ended else POLL_S)[0] and (data := os.read(said, 65536)):
             words.hear(data)
             write_all(2, data)
@@ -68,7 +101,7 @@ def write_all(file: int, data: bytes) -> None:
 
 def exit_code(code: int, asked: list[int], words: LastWords) -> int:
     """Return the job's code of mpirun's (negative: the signal that ended it) and of what was said and `asked`."""
-    ends = [number for number in asked if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+    ends = [number for number in asked if number in ENDING]
     if words.preempted:
         return Exit.PREEMPTED
     if words.own_code is not None:

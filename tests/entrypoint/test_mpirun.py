@@ -49,14 +49,19 @@ def test_the_jobs_code_is_what_became_of_its_ranks(code: int, asked: list[int], 
 RUN = """
     import os, sys
     from entrypoint.mpirun import run
-    sys.exit(run(("/bin/sh", sys.argv[1]), dict(os.environ)))
+    more = {"saves": True, "grace_s": float(sys.argv[2])} if sys.argv[2:] else {}
+    sys.exit(run(("/bin/sh", sys.argv[1]), dict(os.environ), **more))
+"""
+HEARS = """
+    trap 'echo INT' INT; trap 'echo USR1' USR1; trap 'echo TERM; exit' TERM
+    echo ready; for i in $(seq 600); do sleep 0.1; done
 """
 
 
-def start(folder: Path, text: str) -> subprocess.Popen[str]:
+def start(folder: Path, text: str, *grace_s: str) -> subprocess.Popen[str]:
     main, mpirun = script(folder, "main.py", RUN), script(folder, "mpirun.sh", text)
     return subprocess.Popen(
-        [PYTHON, str(main), str(mpirun)],
+        [PYTHON, str(main), str(mpirun), *grace_s],
         env=clean_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -84,8 +89,7 @@ def test_signals_reach_it_and_what_it_leaves_behind_is_not_waited_for(tmp_path: 
 
 def test_it_hears_each_signal_once_from_the_terminal_too(tmp_path: Path) -> None:
     main = script(tmp_path, "main.py", RUN)
-    traps = "trap 'echo INT' INT; trap 'echo USR1' USR1; trap 'echo TERM; exit' TERM"
-    mpirun = script(tmp_path, "mpirun.sh", f"{traps}; echo ready; for i in $(seq 600); do sleep 0.1; done")
+    mpirun = script(tmp_path, "mpirun.sh", HEARS)
     child, terminal = pty.fork()
     if not child:
         os.execve(PYTHON, [PYTHON, str(main), str(mpirun)], clean_environment())
@@ -110,6 +114,28 @@ def line_with(screen: FileIO, word: bytes) -> bytes:
     while word not in said:
         said += screen.read(4096)
     return said
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "sent", "heard"),
+    [
+        ("60", [(TERM, 1.5), (TERM, 0)], ["USR1", "TERM"]),
+        ("60", [(signal.SIGINT, 0.3), (TERM, 1.5), (TERM, 0)], ["USR1", "USR1", "TERM"]),
+        ("60", [(signal.SIGHUP, 1.5), (signal.SIGINT, 0.5), (TERM, 0)], ["USR1", "INT", "TERM"]),
+        ("2", [(signal.SIGINT, 0)], ["USR1", "TERM"]),
+    ],
+)
+def test_ranks_that_save_are_warned_first_and_ended_by_a_second_signal_or_after_the_grace(
+    tmp_path: Path, grace_s: str, sent: list[tuple[int, float]], heard: list[str]
+) -> None:
+    process = start(tmp_path, HEARS, grace_s)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for number, pause_s in sent:
+        process.send_signal(number)
+        time.sleep(pause_s)
+    assert process.wait(LAUNCH_LIMIT_S) == 128 + sent[0][0]
+    assert process.stdout.read().split() == heard
 
 
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Ctrl-C at a terminal reaches all that runs there at once; a run saves all the same, whoever started its ranks."""
+"""Ctrl-C reaches all that runs at a terminal, SIGTERM the entrypoint: a run saves, whoever started its ranks."""
 
 from __future__ import annotations
 
 import os
 import pty
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,8 +73,9 @@ def terminal(folder: Path, words: tuple[str, ...], env: dict[str, str]) -> Itera
     ],
     ids=["one rank", "agent", "Open MPI", "hydra"],
 )
-def test_ctrl_c_saves_and_that_is_said_once(
-    entrypoint: Entrypoint, names: tuple[str, ...], said: str, words: tuple[str, ...]
+@pytest.mark.parametrize("typed", [True, False], ids=["Ctrl-C", "SIGTERM"])
+def test_it_saves_and_that_is_said_once(
+    entrypoint: Entrypoint, names: tuple[str, ...], said: str, words: tuple[str, ...], typed: bool
 ) -> None:
     bin_folder = entrypoint.folder / "bin"
     bin_folder.mkdir()
@@ -86,7 +88,10 @@ def test_ctrl_c_saves_and_that_is_said_once(
     }  # fmt: skip
     with terminal(entrypoint.folder, ("train", *words), env) as screen:
         screen.wait_for(b"epoch 2/100000")
-        os.write(screen.terminal, b"\x03")
+        if typed:
+            os.write(screen.terminal, b"\x03")
+        else:
+            os.kill(screen.process, signal.SIGTERM)
         code = screen.ended()
     assert code == Exit.PREEMPTED, screen.said.decode()
     assert screen.said.count(b"entrypoint: preempted: stopped by SIG") == 1, screen.said.decode()
