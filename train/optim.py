@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ def build_optimizer(settings: TrainSettings, model: nn.Module, *, fused: bool = 
     """
     lr = peak_lr(settings)
     common: dict[str, Any] = {"lr": lr, "weight_decay": settings.weight_decay, "fused": fused}
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = grouped(settings, model)
     if settings.compile == "off":
         spare_compiler()
     optimizer: torch.optim.Optimizer
@@ -41,6 +41,25 @@ def build_optimizer(settings: TrainSettings, model: nn.Module, *, fused: bool = 
         bare_step = partial(inspect.unwrap(type(optimizer).step), optimizer)
         optimizer.step = torch.no_grad()(bare_step)  # type: ignore[method-assign]
     return optimizer
+
+
+def grouped(settings: TrainSettings, model: nn.Module) -> list[Any]:
+    """Return the parameters to train: a group for each rate that SGD multiplies, where the model names such `rates`.
+
+    What weights lose to decay in a step stays what it is for the others. Adam makes its own of every rate.
+    """
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    rates: Mapping[str, float] = getattr(model, "rates", {}) if settings.optimizer == "sgd" else {}
+    if not rates:
+        return list(named.values())
+    return [
+        {
+            "params": [parameter for name, parameter in named.items() if rates.get(name, 1.0) == rate],
+            "rate": rate,
+            "weight_decay": settings.weight_decay / rate,
+        }
+        for rate in sorted({rates.get(name, 1.0) for name in named})
+    ]
 
 
 def spare_compiler() -> None:
@@ -60,9 +79,9 @@ def peak_lr(settings: TrainSettings) -> float:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every parameter group the learning rate of the next step."""
+    """Give every parameter group the learning rate of the next step, times the group's own `rate`."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("rate", 1.0)
 
 
 def lr_schedule(settings: TrainSettings, total_steps: int) -> Callable[[int], float]:

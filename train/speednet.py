@@ -12,12 +12,15 @@ WIDTHS = {"speednet": (64, 256, 256), "speednet-half": (32, 128, 128)}
 KERNEL = 2
 # Logits are scaled down so much, and patches of so little variance are not blown up.
 LOGIT_SCALE, LEAST_VARIANCE = 1 / 9, 5e-4
+# What SGD's rate is multiplied by for BatchNorm's biases.
+BIAS_RATE = 64.0
 
 
 class SpeedNet(nn.Module):
     """Patches of 2x2 whitened, three blocks of two 3x3 convolutions, the largest of each map, one linear layer.
 
-    Input (N, C, H, W), float, at least 9x9; output (N, classes) logits. `look` sets the first layer from pictures.
+    Input (N, C, H, W), float, at least 9x9; output (N, classes) logits. `look` sets the first layer from pictures;
+    `rates` names the parameters that learn faster than the others.
     """
 
     def __init__(self, widths: tuple[int, int, int], shape: Shape, classes: int) -> None:
@@ -28,6 +31,8 @@ class SpeedNet(nn.Module):
         inputs = (2 * patch, *widths[:2])
         self.blocks = nn.Sequential(*(block(*pair) for pair in zip(inputs, widths, strict=True)))
         self.head = nn.Linear(widths[2], classes, bias=False)
+        norms = (name for name, module in self.named_modules() if isinstance(module, nn.BatchNorm2d))
+        self.rates = {f"{name}.bias": BIAS_RATE for name in norms}
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of a batch."""
