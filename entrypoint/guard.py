@@ -80,7 +80,6 @@ def signals_passed_on(child: int, spoken: Callable[[int], int] | None = None) ->
     thread waits for them, since a handler is not told where one comes from.
     """
     asked: list[int] = []
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
 
     def pass_on() -> None:
         while True:
@@ -116,13 +115,16 @@ def spawn_child(
     """Fork and become a program that the kernel asks to end with this process (prctl(2)); return its process id.
 
     With a `gate` it waits there first for the port that it is told as MASTER_PORT, and ends where nothing comes. One
-    that is `apart` is in a group of its own, and reads nothing: a terminal would stop it.
+    that is `apart` is in a group of its own, and reads nothing: a terminal would stop it. What is to be passed on waits
+    here until `signals_passed_on` takes it.
     """
     parent = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     child = os.fork()
     if child:
         return child
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
         end_with_parent()
         os.dup2(stderr, 2)
         if apart:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.mpirun import LastWords, exit_code
+from entrypoint.mpirun import Asking, LastWords, exit_code
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
 
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
@@ -53,7 +53,7 @@ RUN = """
     sys.exit(run(("/bin/sh", sys.argv[1]), dict(os.environ), **more))
 """
 HEARS = """
-    trap 'echo INT' INT; trap 'echo USR1' USR1; trap 'echo TERM; exit' TERM
+    trap 'echo INT' INT; trap 'echo USR1' USR1; trap 'echo TERM; sleep 1; exit' TERM
     echo ready; for i in $(seq 600); do sleep 0.1; done
 """
 
@@ -95,15 +95,16 @@ def test_it_hears_each_signal_once_from_the_terminal_too(tmp_path: Path) -> None
         os.execve(PYTHON, [PYTHON, str(main), str(mpirun)], clean_environment())
     with os.fdopen(terminal, "rb", buffering=0) as screen:
         line_with(screen, b"ready")
-        for send in (
-            lambda: os.write(terminal, b"\x03"),
-            lambda: os.kill(child, signal.SIGUSR1),
-            lambda: os.write(terminal, b"\x03"),
-            lambda: os.kill(child, signal.SIGTERM),
-        ):
-            send()
+        heard = b""
+        for number, name in ((signal.SIGINT, b"INT"), (signal.SIGUSR1, b"USR1"), (signal.SIGINT, b"INT")):
+            if number == signal.SIGINT:
+                os.write(terminal, b"\x03")
+            else:
+                os.kill(child, number)
+            heard += line_with(screen, name)
             time.sleep(0.5)
-        heard = line_with(screen, b"TERM")
+        os.kill(child, signal.SIGTERM)
+        heard += line_with(screen, b"TERM")
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGINT
     assert heard.replace(b"^C", b"").split() == [b"INT", b"USR1", b"INT", b"TERM"]
 
@@ -119,23 +120,31 @@ def line_with(screen: FileIO, word: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("grace_s", "sent", "heard"),
     [
-        ("60", [(TERM, 1.5), (TERM, 0)], ["USR1", "TERM"]),
-        ("60", [(signal.SIGINT, 0.3), (TERM, 1.5), (TERM, 0)], ["USR1", "USR1", "TERM"]),
-        ("60", [(signal.SIGHUP, 1.5), (signal.SIGINT, 0.5), (TERM, 0)], ["USR1", "INT", "TERM"]),
-        ("2", [(signal.SIGINT, 0)], ["USR1", "TERM"]),
+        ("60", [TERM, TERM], ["USR1", "TERM"]),
+        ("60", [signal.SIGHUP, signal.SIGINT, TERM], ["USR1", "INT", "TERM"]),
+        ("2", [signal.SIGINT], ["USR1", "TERM"]),
     ],
 )
 def test_ranks_that_save_are_warned_first_and_ended_by_a_second_signal_or_after_the_grace(
-    tmp_path: Path, grace_s: str, sent: list[tuple[int, float]], heard: list[str]
+    tmp_path: Path, grace_s: str, sent: list[int], heard: list[str]
 ) -> None:
     process = start(tmp_path, HEARS, grace_s)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    for number, pause_s in sent:
+    for number, name in zip(sent, heard, strict=False):
         process.send_signal(number)
-        time.sleep(pause_s)
-    assert process.wait(LAUNCH_LIMIT_S) == 128 + sent[0][0]
-    assert process.stdout.read().split() == heard
+        assert process.stdout.readline() == f"{name}\n"
+        time.sleep(1.2)
+    assert process.wait(LAUNCH_LIMIT_S) == 128 + sent[0]
+    assert process.stdout.read().split() == heard[len(sent) :]
+
+
+def test_what_a_terminal_and_a_shell_both_tell_is_one_wish() -> None:
+    asking = Asking()
+    told = [asking(number) for number in (signal.SIGUSR2, signal.SIGHUP, TERM, signal.SIGUSR2, TERM)]
+    assert told == [signal.SIGUSR2, USR1, USR1, signal.SIGUSR2, USR1]
+    asking.since -= 2
+    assert asking(TERM) == TERM
 
 
 def test_it_ends_with_its_parent(tmp_path: Path) -> None:
