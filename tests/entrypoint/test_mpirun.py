@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import signal
 import subprocess
 import time
-from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -85,36 +82,6 @@ def test_signals_reach_it_and_what_it_leaves_behind_is_not_waited_for(tmp_path: 
     process.terminate()
     assert process.wait(LAUNCH_LIMIT_S) == 143
     assert time.monotonic() - began < 20, "its sleeping child still holds standard error"
-
-
-def test_it_hears_each_signal_once_from_the_terminal_too(tmp_path: Path) -> None:
-    main = script(tmp_path, "main.py", RUN)
-    mpirun = script(tmp_path, "mpirun.sh", HEARS)
-    child, terminal = pty.fork()
-    if not child:
-        os.execve(PYTHON, [PYTHON, str(main), str(mpirun)], clean_environment())
-    with os.fdopen(terminal, "rb", buffering=0) as screen:
-        line_with(screen, b"ready")
-        heard = b""
-        for number, name in ((signal.SIGINT, b"INT"), (signal.SIGUSR1, b"USR1"), (signal.SIGINT, b"INT")):
-            if number == signal.SIGINT:
-                os.write(terminal, b"\x03")
-            else:
-                os.kill(child, number)
-            heard += line_with(screen, name)
-            time.sleep(0.5)
-        os.kill(child, signal.SIGTERM)
-        heard += line_with(screen, b"TERM")
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGINT
-    assert heard.replace(b"^C", b"").split() == [b"INT", b"USR1", b"INT", b"TERM"]
-
-
-def line_with(screen: FileIO, word: bytes) -> bytes:
-    """Read on to a word."""
-    said = b""
-    while word not in said:
-        said += screen.read(4096)
-    return said
 
 
 @pytest.mark.parametrize(
