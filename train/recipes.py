@@ -17,18 +17,18 @@ AIRBENCH = {
     "transforms": "flip-crop",
     "schedule": "onecycle",
     "precision": "auto",
+    "lr": "1",
+    "weight_decay": "0.001",
 }
 # By device: a CPU has minutes where a GPU has seconds. Airbench's ten epochs rest on more: an average of the weights to
 # look ahead to, alternating flips, shifted test pictures.
 RECIPES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "default": {"cpu": {}, "cuda": {}},
     "speedrun": {
-        "cpu": {**AIRBENCH, "model": "speednet-half", "epochs": "9", "lr": "1", "weight_decay": "0.001"},
-        "cuda": {
-            **AIRBENCH, "model": "speednet", "epochs": "20", "lr": "1", "weight_decay": "0.001"
-        },
+        "cpu": {**AIRBENCH, "model": "speednet-half", "epochs": "9"},
+        "cuda": {**AIRBENCH, "model": "speednet", "epochs": "20"},
     },
-}  # fmt: skip
+}
 
 
 def with_recipe(given: Given[TrainSettings], plan: Plan) -> tuple[Given[TrainSettings], Plan]:
