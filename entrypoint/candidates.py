@@ -13,7 +13,7 @@ from entrypoint.runtime import ALLOCATOR_WORD, own_file
 
 RANKS, THREADS, CORES = "LAUNCH_NPROC_PER_NODE", "LAUNCH_THREADS", "LAUNCH_CORES"
 OPENMP, ALLOCATOR, WORKERS = "LAUNCH_OPENMP", "LAUNCH_ALLOCATOR", "TRAIN_WORKERS"
-WAITING = ("OMP_WAIT_POLICY", "KMP_BLOCKTIME")
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 # More numbers of ranks than these are hardly worth their time: the smallest and largest, and powers of two between.
 MOST_SHAPES = 10
 

@@ -14,7 +14,15 @@ from entrypoint.settings import PREFIX
 
 # Standard variables of others that the plan would set, and leaves alone where a person has set them.
 STANDARD = (
-    *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_SCHEDULE", "KMP_BLOCKTIME", "KMP_USE_YIELD"),
+    *(
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "OMP_WAIT_POLICY",
+        "OMP_SCHEDULE",
+        "GOMP_SPINCOUNT",
+        "KMP_BLOCKTIME",
+        "KMP_USE_YIELD",
+    ),
     *AFFINITY_VARIABLES,
     *("MALLOC_CONF", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "CUDA_DEVICE_ORDER", "PYTHONNOUSERSITE"),
 )

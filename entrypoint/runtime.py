@@ -29,6 +29,12 @@ STATIC = "equal parts for loops that leave it open, which GNU's runtime would de
 SHORT_WAIT = (
     "threads sleep soon after a parallel part, by default after 200 ms: Intel's guide, measured beside neighbours"
 )
+# Measured as above: alone as fast as the 300,000 rounds of libgomp's own (env.c), 1.3 times as fast where every core
+# has a busy neighbour, 1.8 times beside one.
+GNU_SPINS = "10000"
+SHORT_SPIN = (
+    "threads sleep some 0.3 ms after a parallel part, by default after 30 times as long: measured beside neighbours"
+)
 NO_YIELD = "a thread that yields while it waits loses its turn to a busy neighbour"
 PASSIVE = "cores are shared or rationed: a thread that spins takes another's time"
 PINNED = "each thread on its own core"
@@ -79,6 +85,8 @@ def openmp_variables(question: Question, runtime: str, waits: bool) -> dict[str,
         variables["KMP_USE_YIELD"] = ("2", NO_YIELD)
     elif runtime == "gnu" and waits:
         variables["OMP_WAIT_POLICY"] = ("passive", PASSIVE)
+    elif runtime == "gnu" and not question.environ.get("OMP_WAIT_POLICY"):
+        variables["GOMP_SPINCOUNT"] = (GNU_SPINS, SHORT_SPIN)
     own = [name for name in AFFINITY_VARIABLES if question.environ.get(name)]
     if question.settings.values.bind == "threads":
         if own:

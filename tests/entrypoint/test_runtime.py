@@ -72,7 +72,8 @@ def test_asked_for_and_absent_is_an_error_that_says_what_to_install(setting: str
         ({"LAUNCH_OPENMP": "intel"}, False, {"KMP_BLOCKTIME": "150us", "KMP_USE_YIELD": "2"}),
         ({"LAUNCH_OPENMP": "intel", "OMP_WAIT_POLICY": "passive"}, False, {}),
         ({"LAUNCH_OPENMP": "gnu"}, True, {"OMP_WAIT_POLICY": "passive"}),
-        ({"LAUNCH_OPENMP": "gnu"}, False, {}),
+        ({"LAUNCH_OPENMP": "gnu"}, False, {"GOMP_SPINCOUNT": "10000"}),
+        ({"LAUNCH_OPENMP": "gnu", "OMP_WAIT_POLICY": "active"}, False, {}),
         (
             {"LAUNCH_OPENMP": "intel", "LAUNCH_BIND": "threads"},
             False,
@@ -85,7 +86,7 @@ def test_asked_for_and_absent_is_an_error_that_says_what_to_install(setting: str
         (
             {"LAUNCH_OPENMP": "gnu", "LAUNCH_BIND": "threads"},
             False,
-            {"OMP_PLACES": "cores", "OMP_PROC_BIND": "close"},
+            {"GOMP_SPINCOUNT": "10000", "OMP_PLACES": "cores", "OMP_PROC_BIND": "close"},
         ),
     ],
 )
