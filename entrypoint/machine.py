@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ class Machine:
     """One node as this process may use it: `cpus` are those of the affinity mask, in order of their ids.
 
     `cpu_flags` are those of `FLAGS` that it has; `memory_nodes` the NUMA nodes with memory; `squeezed_to` the CPUs
-    that a launcher's unasked default had left this process of them.
+    that a launcher's unasked default had left this process of them; `kernel` is Linux's version, two numbers or none.
     """
 
     hostname: str
@@ -45,6 +46,7 @@ class Machine:
     packages: Packages = field(default_factory=Packages)
     surroundings: Surroundings = field(default_factory=Surroundings)
     squeezed_to: tuple[int, ...] = ()
+    kernel: tuple[int, ...] = ()
 
     def library(self, name: str) -> Library:
         """Return what was found of a library of `entrypoint.libraries.PATTERNS`."""
@@ -81,6 +83,7 @@ def read_machine(root: Path = Path("/"), affinity: frozenset[int] | None = None,
         driver=driver,
         packages=read_packages(prefix),
         surroundings=read_surroundings(root),
+        kernel=kernel_version(root),
     )
 
 
@@ -94,6 +97,13 @@ def first_cpu(root: Path) -> dict[str, str]:
             key, _, value = line.partition(":")
             words[key.strip()] = value.strip()
     return words
+
+
+def kernel_version(root: Path) -> tuple[int, ...]:
+    """Return the first two numbers of Linux's version, none where /proc hides it."""
+    release = "".join(read_lines(root / "proc/sys/kernel/osrelease")[:1])
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return (int(found[1]), int(found[2])) if found else ()
 
 
 def meminfo_bytes(root: Path) -> int:

@@ -48,7 +48,7 @@ class Plan:
     """Everything that a launch does on this node; `training` holds what only our trainer reads.
 
     `min_nodes` of the `nnodes` are enough to go on with when others are lost. Where the master's port is ours to choose
-    (`port_moves`), the ranks take the next one if it is taken.
+    (`port_moves`), the ranks take the next one if it is taken. A time slice of 0 is the kernel's own.
     """
 
     launcher: str
@@ -79,6 +79,7 @@ class Plan:
     max_restarts: int = 0
     min_nodes: int = 1
     port_moves: bool = False
+    time_slice_us: int = 0
 
     @property
     def agents_meet(self) -> bool:

@@ -16,6 +16,7 @@ from entrypoint.meeting import agreed_port
 from entrypoint.plan import Decision, Plan
 from entrypoint.question import Question
 from entrypoint.runtime import decide_runtime
+from entrypoint.time_slice import decide_time_slice
 
 
 def make_plan(question: Question) -> Plan:
@@ -31,6 +32,7 @@ def make_plan(question: Question) -> Plan:
     restarts, restarts_decision = decide_restarts(question)
     launcher, launcher_decision = decide_launcher(question, devices.nproc, restarts)
     runtime = decide_runtime(question, binding.waits)
+    time_slice_us, time_slice_decision = decide_time_slice(question, binding.ranks)
     environment, environment_decisions = decide_environment(question, devices, binding.ranks, runtime.environment)
     plan = Plan(
         launcher=launcher,
@@ -54,6 +56,7 @@ def make_plan(question: Question) -> Plan:
             launcher_decision,
             *restarts_decision,
             *runtime.decisions,
+            *time_slice_decision,
             *environment_decisions,
         ),
         warnings=warnings + devices.warnings + binding.warnings + runtime.warnings + leaks(question),
@@ -71,6 +74,7 @@ def make_plan(question: Question) -> Plan:
         port_moves=not (question.nodes.port if question.nodes.count > 1 else question.environ.get("MASTER_PORT")),
         min_nodes=question.nodes.fewest or question.nodes.count,
         map=core_map(question.machine, binding.ranks),
+        time_slice_us=time_slice_us,
     )
     return replace(plan, command=agent_command(plan, question)) if launcher == "torchrun" else plan
 

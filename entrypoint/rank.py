@@ -44,6 +44,8 @@ def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn
         environment |= meeting_variables(environment, plan.rendezvous_timeout_s, job)
     if plan.bind != "none":
         bind(rank, plan.memory_policy)
+    if plan.time_slice_us:
+        shorten_turns(rank, plan.time_slice_us)
     if job.launcher:
         end_with_parent()
     if not job.on_one_node:
@@ -180,3 +182,17 @@ def bind(rank: Rank, memory_policy: str) -> None:
                 f" {format_cpu_list(rank.memory_nodes)} ({error.strerror}); LAUNCH_MEMORY=default does not try",
                 file=sys.stderr,
             )
+
+
+def shorten_turns(rank: Rank, time_slice_us: int) -> None:
+    """Ask the scheduler for this time slice, in microseconds; where it is refused a warning says so."""
+    from entrypoint.time_slice import ask_for_time_slice
+
+    try:
+        ask_for_time_slice(time_slice_us)
+    except OSError as error:
+        print(
+            f"entrypoint: warning: local rank {rank.local_rank}: a time slice of {time_slice_us} us is refused"
+            f" ({error.strerror}); LAUNCH_TIME_SLICE_US=kernel does not ask",
+            file=sys.stderr,
+        )

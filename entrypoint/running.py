@@ -15,6 +15,7 @@ from entrypoint.libraries import preload_files
 from entrypoint.memory_policy import memory_nodes_in_force
 from entrypoint.plan import VARIABLE, Plan
 from entrypoint.surroundings import ancestors
+from entrypoint.time_slice import time_slice_in_force
 from entrypoint.topology import format_cpu_list
 from entrypoint.verify import Observed, cpus_of_process, mapped_of, mismatches
 from entrypoint.witness import NAME as WITNESS
@@ -79,6 +80,7 @@ def look(process: str, environ: dict[str, str]) -> Running:
             preloaded=mapped_of(plan.preload, maps),
             allocator=in_charge(("malloc",), environ, maps),
             memory_nodes=memory_nodes_in_force(process),
+            time_slice_us=time_slice_in_force(int(process)),
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"verify: process {process} cannot be looked at ({error})") from None

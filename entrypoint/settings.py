@@ -81,6 +81,11 @@ class LaunchSettings(Settings):
     allocator: Literal["auto", "tcmalloc", "jemalloc", "system"] = Field(
         "auto", description="Memory allocator: auto is tcmalloc, by preload, where it is installed."
     )
+    time_slice_us: Literal["auto", "kernel"] | Annotated[int, Field(ge=100, le=100_000)] = Field(
+        "auto",
+        description="Length of the turns at a CPU that ranks ask for, in microseconds: auto is 100 where a rank has"
+        " several threads and Linux is 6.12 or newer; kernel leaves them as they are.",
+    )
     oversubscribe: bool = Field(False, description="Allow more ranks than cores, which then share: 1 or 0.")
     tuned: str = Field(
         "auto", description="What `entrypoint tune` found: auto looks in the user's cache folder; off; or a folder."
