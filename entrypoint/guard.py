@@ -20,7 +20,8 @@ from entrypoint.bond import NODE_LOST, Bond, Place, Verdict
 from entrypoint.errors import FINAL, Exit, Refused, how_ended, prefix, report, say
 from entrypoint.launcher_defaults import MPI_PROCESSES, ROOT
 from entrypoint.oom import out_of_memory, read_memory
-from entrypoint.rank import PASSED_ON, end_with_parent, is_the_terminals, name_process
+from entrypoint.rank import end_with_parent, name_process
+from entrypoint.signals import PASSED_ON, is_the_terminals
 from entrypoint.surroundings import ancestors, read_lines
 
 # What `verify` knows guards by.

@@ -23,7 +23,7 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
         from entrypoint import mpirun
 
         environment = {**environ, **plan.environment}
-        saves = plan.program.kind == "train" and environment.get("TRAIN_CHECKPOINT_EVERY") != "0"
+        saves = bool(plan.training.get("saves"))
         sys.exit(mpirun.run(plan.command, environment, saves=saves, grace_s=plan.grace_s))
     if plan.launcher in STARTERS:
         replace_process(plan.command, {**environ, **plan.environment})

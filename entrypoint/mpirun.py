@@ -17,10 +17,9 @@ from contextlib import suppress
 
 from entrypoint.errors import Exit, prefix
 from entrypoint.guard import POLL_S, signals_passed_on, spawn_child
+from entrypoint.signals import ECHO_S
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# A terminal's closing and its shell may both tell: what follows so soon is the same wish.
-ECHO_S = 1.0
 PREEMPTED = prefix(Exit.PREEMPTED).encode()
 # What rank 0's guard says of a rank that ended by itself.
 OWN_CODE = re.compile(rb"rank \d+ on \S+ failed first: exit code (\d+)")

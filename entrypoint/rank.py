@@ -17,16 +17,9 @@ from entrypoint.plan import VARIABLE, Plan, Rank
 from entrypoint.topology import format_cpu_list
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-# What a parent of the program (guard, witness, mpirun's) passes on to it.
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 # Names of variables that `launch` has set for torchrun's agent alone.
 AGENTS_OWN = "ENTRYPOINT_AGENTS_OWN"
-
-
-def is_the_terminals(told: signal.struct_siginfo) -> bool:
-    """Tell whether a signal came from the terminal, which tells a parent and its program alike (sigaction(2))."""
-    return told.si_code > 0  # SI_KERNEL
 
 
 def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn:

@@ -13,7 +13,8 @@ from typing import NoReturn
 from entrypoint.errors import Exit, prefix
 from entrypoint.launcher_defaults import ROOT
 from entrypoint.oom import out_of_memory, read_memory
-from entrypoint.rank import PASSED_ON, end_with_parent, is_the_terminals, name_process
+from entrypoint.rank import end_with_parent, name_process
+from entrypoint.signals import PASSED_ON, is_the_terminals
 
 # What `verify` knows witnesses by.
 NAME = "rank-witness"

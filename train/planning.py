@@ -49,6 +49,7 @@ def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine
             "shape": list(facts.shape),
             "precision": precision.value,
             "ipex": ipex.value == "on",
+            "saves": settings.checkpoint_every > 0,
         },
         (
             Decision("batch", str(settings.batch_size), batch_reason(given, ranks)),

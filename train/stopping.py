@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from entrypoint.errors import Exit, Refused
+from entrypoint.signals import ECHO_S
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 # What a scheduler sends ahead of the end (`sbatch --signal=USR1@120`): it only ever asks.
@@ -18,8 +19,6 @@ WARNING = signal.SIGUSR1
 SAVING = signal.SIGUSR2
 # What a rank wants after a step; all do what is the most that any of them wants.
 GO_ON, SAVE, STOP = 0, 1, 2
-# A launcher and the terminal may both pass one signal on: what follows so soon is the same one.
-ECHO_S = 1.0
 
 
 class Stopped(BaseException):

@@ -47,6 +47,11 @@ def test_small_sets_are_held_in_memory_and_large_ones_streamed(
     assert ("(yours)" in reasons["feed"]) is ("TRAIN_FEED" in environ)
 
 
+@pytest.mark.parametrize(("environ", "saves"), [({}, True), ({"TRAIN_CHECKPOINT_EVERY": "0"}, False)])
+def test_the_plan_says_whether_a_run_saves(environ: dict[str, str], saves: bool) -> None:
+    assert planned(environ, SMALL).training["saves"] is saves
+
+
 FSDP = {"TRAIN_SHARD": "fsdp"}
 RESTARTS = {"LAUNCH_MAX_RESTARTS": "2"}
 NODES = RESTARTS | {"LAUNCH_NNODES": "2", "MASTER_ADDR": "r1"}

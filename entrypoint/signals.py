@@ -1,0 +1,15 @@
+"""What launchers, guards and the trainer share about signals: which are passed on, which is the same one again."""
+
+from __future__ import annotations
+
+import signal
+
+# What a parent of the program (guard, witness, mpirun's) passes on to it.
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+# A launcher, the terminal and its shell may each pass one wish on: what follows within so many seconds is the same one.
+ECHO_S = 1.0
+
+
+def is_the_terminals(told: signal.struct_siginfo) -> bool:
+    """Tell whether a signal came from the terminal, which tells a parent and its program alike (sigaction(2))."""
+    return told.si_code > 0  # SI_KERNEL
