@@ -83,7 +83,7 @@ class LaunchSettings(Settings):
     )
     time_slice_us: Literal["auto", "kernel"] | Annotated[int, Field(ge=100, le=100_000)] = Field(
         "auto",
-        description="Length of the turns at a CPU that ranks ask for, in microseconds: auto is 100 where a rank has"
+        description="Length of the turns at a CPU that ranks ask for, in microseconds: auto is 300 where a rank has"
         " several threads and Linux is 6.12 or newer; kernel leaves them as they are.",
     )
     oversubscribe: bool = Field(False, description="Allow more ranks than cores, which then share: 1 or 0.")

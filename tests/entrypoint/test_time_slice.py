@@ -54,9 +54,9 @@ def planned(kernel: tuple[int, ...], environ: dict[str, str], cores: int = 2) ->
 @pytest.mark.parametrize(
     ("kernel", "cores", "environ", "microseconds"),
     [
-        (NEW, 2, {}, 100),
+        (NEW, 2, {}, 300),
         (NEW, 2, {"LAUNCH_NPROC_PER_NODE": "2"}, 0),
-        (NEW, 4, {"LAUNCH_NPROC_PER_NODE": "2"}, 100),
+        (NEW, 4, {"LAUNCH_NPROC_PER_NODE": "2"}, 300),
         (NEW, 1, {}, 0),
         (NEW, 1, {"LAUNCH_TIME_SLICE_US": "3000"}, 3000),
         (NEW, 2, {"LAUNCH_TIME_SLICE_US": "kernel"}, 0),
@@ -100,7 +100,7 @@ def test_another_time_slice_than_planned_is_told(seen: int | None, lines: int) -
 
 
 @needs_slices
-@pytest.mark.parametrize(("asked", "niceness"), [(300, 0), (100, 5)])
+@pytest.mark.parametrize(("asked", "niceness"), [(500, 0), (100, 5)])
 def test_every_thread_of_the_program_has_it_and_stays_as_nice_as_it_was(
     entrypoint: Entrypoint, tmp_path: Path, asked: int, niceness: int
 ) -> None:
