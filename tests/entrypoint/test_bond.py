@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from collections.abc import Callable
@@ -12,10 +13,17 @@ from entrypoint.bond import NODE_LOST, Bond, Place, Verdict
 from entrypoint.errors import Exit, Refused
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_port(count: int = 1) -> int:
+    """Return the first of `count` free ports below those that the kernel gives to whoever asks for any (32768 on)."""
+    while True:
+        first = random.SystemRandom().randrange(20_000, 32_768 - count)
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
 
 
 def bond(

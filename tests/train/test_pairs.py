@@ -66,7 +66,8 @@ def check(entrypoint: Entrypoint, environs: list[dict[str, str]], *more: str) ->
     """Train with each; a step's own words must be a refusal that names a setting."""
     combined = [BASE | one for one in environs]
     (entrypoint.folder / "combinations.json").write_text(json.dumps(combined))
-    result = entrypoint("run", *more, PROGRAM, entrypoint.folder, str(free_port()), env={"LAUNCH_QUIET": "1"})
+    port = str(free_port(len(environs)))
+    result = entrypoint("run", *more, PROGRAM, entrypoint.folder, port, env={"LAUNCH_QUIET": "1"})
     said = [json.loads(line) for line in result.out.splitlines() if line.startswith('"')]
     wrong = [(one, word) for one, word in zip(environs, said, strict=False)
              if word and not re.match(r"refused: (TRAIN|LAUNCH)_\w+=\S+", word)]  # fmt: skip
