@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import platform
 from pathlib import Path
 
+from entrypoint.system_call import system_call
 from entrypoint.topology import parse_cpu_list
 
-# set_mempolicy's number (asm/unistd.h), and the modes of linux/mempolicy.h; the policy is kept across execve(2).
-SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261}
+# linux/mempolicy.h; the policy is kept across execve(2).
 MODES = {"preferred": 1, "bind": 2}
 NODES_AT_MOST = 1024
 
@@ -20,18 +18,13 @@ def bind_memory(policy: str, nodes: tuple[int, ...]) -> None:
 
     Raises OSError where the kernel or a container's seccomp filter does not allow it.
     """
-    number = SET_MEMPOLICY.get(platform.machine())
-    if number is None:
-        raise OSError(f"set_mempolicy is not known for {platform.machine()}")
     bits = ctypes.c_ulong * (NODES_AT_MOST // ctypes.sizeof(ctypes.c_ulong) // 8)
     width = 8 * ctypes.sizeof(ctypes.c_ulong)
     mask = bits()
     for node in nodes:
         mask[node // width] |= 1 << (node % width)
-    libc = ctypes.CDLL(None, use_errno=True)
     # The kernel takes one bit less than maxnode says (set_mempolicy(2), bugs).
-    if libc.syscall(number, MODES[policy], mask, NODES_AT_MOST + 1) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    system_call("set_mempolicy", MODES[policy], mask, NODES_AT_MOST + 1)
 
 
 def memory_nodes_in_force(process: str = "self", root: Path = Path("/")) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from entrypoint.meeting import agreed_port
 from entrypoint.plan import Decision, Plan
 from entrypoint.question import Question
 from entrypoint.runtime import decide_runtime
-from entrypoint.time_slice import decide_time_slice
+from entrypoint.turns import decide_time_slice
 
 
 def make_plan(question: Question) -> Plan:

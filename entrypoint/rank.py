@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
-from entrypoint.errors import Exit, Refused
+from entrypoint.errors import Exit, Refused, say
 from entrypoint.job import Job
 from entrypoint.meeting import JOB, agreed_port, guards_ports, meeting_variables, next_ports
 from entrypoint.plan import VARIABLE, Plan, Rank
@@ -170,11 +170,8 @@ def bind(rank: Rank, memory_policy: str) -> None:
         try:
             bind_memory(memory_policy, rank.memory_nodes)
         except OSError as error:
-            print(
-                f"entrypoint: warning: local rank {rank.local_rank}: memory cannot be bound to node"
-                f" {format_cpu_list(rank.memory_nodes)} ({error.strerror}); LAUNCH_MEMORY=default does not try",
-                file=sys.stderr,
-            )
+            nodes = format_cpu_list(rank.memory_nodes)
+            warn(rank, f"memory cannot be bound to node {nodes} ({error.strerror}); LAUNCH_MEMORY=default does not try")
 
 
 def shorten_turns(rank: Rank, time_slice_us: int) -> None:
@@ -184,8 +181,10 @@ def shorten_turns(rank: Rank, time_slice_us: int) -> None:
     try:
         ask_for_time_slice(time_slice_us)
     except OSError as error:
-        print(
-            f"entrypoint: warning: local rank {rank.local_rank}: a time slice of {time_slice_us} us is refused"
-            f" ({error.strerror}); LAUNCH_TIME_SLICE_US=kernel does not ask",
-            file=sys.stderr,
-        )
+        refused = f"a time slice of {time_slice_us} us is refused ({error.strerror})"
+        warn(rank, f"{refused}; LAUNCH_TIME_SLICE_US=kernel does not ask")
+
+
+def warn(rank: Rank, line: str) -> None:
+    """Tell what a rank goes on without."""
+    say(f"warning: local rank {rank.local_rank}: {line}")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+from dataclasses import replace
+
 import pytest
 
 from entrypoint.errors import Exit, Refused
 from entrypoint.job import Job
-from entrypoint.plan import VARIABLE, Plan
+from entrypoint.plan import VARIABLE, Plan, Program
 from entrypoint.rank import among_nodes, master_port, rank_environment
+from tests.conftest import PYTHON
 from tests.entrypoint.test_planner import machine, plan
 
 
@@ -74,3 +78,16 @@ def test_a_rank_of_a_nodes_own_agent_is_placed_in_the_whole_job() -> None:
 def test_the_plan_travels_to_the_program() -> None:
     found = environment(Job())
     assert Plan.from_variable(found[VARIABLE]) == plan(machine(4))
+
+
+def test_each_ranks_own_start_reads_no_settings() -> None:
+    made = replace(plan(machine(4)), bind="none", time_slice_us=300, program=Program("run", ("/bin/true",)))
+    done = subprocess.run(
+        [PYTHON, "-X", "importtime", "-m", "entrypoint", "rank"],
+        env={VARIABLE: made.to_variable()},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "entrypoint.time_slice" in done.stderr
+    assert "pydantic" not in done.stderr

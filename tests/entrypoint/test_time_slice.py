@@ -12,7 +12,9 @@ import pytest
 from entrypoint.errors import Exit, Refused
 from entrypoint.machine import kernel_version
 from entrypoint.plan import Plan
-from entrypoint.time_slice import CALLS, SINCE, time_slice_in_force
+from entrypoint.system_call import NUMBERS
+from entrypoint.time_slice import time_slice_in_force
+from entrypoint.turns import SINCE
 from entrypoint.verify import mismatches
 from tests.conftest import PYTHON, Entrypoint, script
 from tests.entrypoint.test_planner import machine, plan
@@ -129,9 +131,9 @@ def test_a_real_time_policy_stays_as_it_is(entrypoint: Entrypoint, tmp_path: Pat
 
 
 @needs_slices
-@pytest.mark.skipif(platform.machine() not in CALLS, reason=f"the call's number on {platform.machine()} is not known")
+@pytest.mark.skipif(platform.machine() not in NUMBERS, reason=f"the call's number on {platform.machine()} is not known")
 def test_a_container_that_forbids_the_call_is_told_and_the_program_runs(entrypoint: Entrypoint, tmp_path: Path) -> None:
-    number = str(CALLS[platform.machine()][1])
+    number = str(NUMBERS[platform.machine()]["sched_setattr"])
     words = (PYTHON, str(script(tmp_path, "forbid.py", FORBID)), number)
     program = script(tmp_path, "done.py", "print('ran')")
     done = entrypoint("run", program, env={"LAUNCH_TIME_SLICE_US": "100"}, command=(*words, *ENTRYPOINT))
