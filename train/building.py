@@ -16,7 +16,7 @@ from train.datasets import DataSet, Images
 from train.extension import with_extension
 from train.files import Listing
 from train.group import Group
-from train.layout import lay_out
+from train.layout import lay_out, lay_out_moments
 from train.loop import Learner
 from train.memory import MemoryFeed
 from train.models import build_model, count_parameters
@@ -124,6 +124,7 @@ def resume(learner: Learner, start: Start) -> None:
     else:
         learner.model.load_state_dict(dict(saved.model))
         learner.optimizer.load_state_dict(dict(saved.optimizer))
+        lay_out_moments(learner.optimizer)
         if learner.average:
             learner.average.load_state_dict(dict(saved.average))
     learner.scaler.load_state_dict(dict(saved.scaler))

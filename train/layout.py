@@ -33,3 +33,15 @@ def lay_out(model: nn.Module, *, channels_last: bool, plain_filters: bool, share
 def lies_alike(filters: Tensor) -> bool:
     """Tell whether (out, in, height, width) filters lie in memory the same way in either order."""
     return filters.is_contiguous() and filters.is_contiguous(memory_format=torch.channels_last)
+
+
+def lay_out_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Lay out an optimizer's loaded state as its parameters lie here: elsewhere or by other settings it lay otherwise.
+
+    Torch's fused optimizers walk through both in the order of memory, and mix up what lies otherwise without a word
+    (torch 2.8).
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

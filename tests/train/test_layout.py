@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch import nn
 
-from train.layout import lay_out, layout_of
+from train.layout import lay_out, lay_out_moments, layout_of
+from train.optim import build_optimizer
+from train.settings import TrainSettings
 
 
 def model() -> nn.Sequential:
@@ -59,3 +63,27 @@ def test_gradients_of_dense_filters_come_in_the_filters_own_order() -> None:
         if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
             assert module.weight.grad is not None
             assert module.weight.grad.stride() == module.weight.stride()
+
+
+def next_step(laid: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    laid(torch.linspace(-1, 1, 2 * 4 * 64).view(2, 4, 8, 8)).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
+def test_a_run_goes_on_in_another_layout_with_the_same_moments(name: str, before: bool, after: bool) -> None:
+    settings = TrainSettings.model_validate({"optimizer": name, "lr": 0.01})
+    old = lay_out(model(), channels_last=before, plain_filters=False)
+    optimizer = build_optimizer(settings, old)
+    for _ in range(2):
+        next_step(old, optimizer)
+    new = lay_out(deepcopy(old), channels_last=after, plain_filters=False)
+    goes_on = build_optimizer(settings, new)
+    goes_on.load_state_dict(deepcopy(optimizer.state_dict()))
+    lay_out_moments(goes_on)
+    next_step(old, optimizer)
+    next_step(new, goes_on)
+    for mine, theirs in zip(new.parameters(), old.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
