@@ -19,6 +19,9 @@ from train.settings import TrainSettings
 HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 # The rank of PowerSGD's matrices, and the steps with whole gradients first (arXiv:1905.13727; torch's own advice).
 POWER_RANK, POWER_FROM_STEP = 2, 10
+# More than any gradient here. PowerSGD's exchanges follow on each other, and those of two parts may overtake: NCCL has
+# them in the order of the calls, but Gloo as each comes to an end, and then ranks take one for the other and abort.
+WHOLE_MB = 2**30
 
 
 def share_gradients(model: nn.Module, settings: TrainSettings, group: Group) -> nn.Module:
@@ -28,9 +31,11 @@ def share_gradients(model: nn.Module, settings: TrainSettings, group: Group) -> 
     """
     if group.world_size == 1 or is_spread(model):
         return model
+    one_part = settings.compress == "powersgd" and group.device.type == "cpu"
     shared = DistributedDataParallel(
         model,
         device_ids=[group.device] if group.device.type == "cuda" else None,
+        bucket_cap_mb=WHOLE_MB if one_part else None,
         gradient_as_bucket_view=True,
         find_unused_parameters=settings.find_unused,
         static_graph=settings.static_graph,

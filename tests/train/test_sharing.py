@@ -47,3 +47,9 @@ def test_two_ranks_learn_what_one_does(
         assert losses(entrypoint) != pytest.approx(whole, rel=1e-7), (
             "something is lost on the way, or nothing was compressed"
         )
+
+
+def test_powersgd_takes_models_of_many_parts_and_batchnorm(entrypoint: Entrypoint) -> None:
+    more = {"TRAIN_COMPRESS": "powersgd", "TRAIN_MODEL": "resnet18"}
+    entrypoint.train(env=COMMON | TWO_RANKS | more)
+    assert len(losses(entrypoint)) == int(COMMON["TRAIN_EPOCHS"])
