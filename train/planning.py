@@ -71,6 +71,11 @@ def refuse_contradictions(given: Given[TrainSettings], plan: Plan) -> None:
         raise Refused(f"{given.source['pin_memory']}: there is no GPU to copy to; set TRAIN_PIN_MEMORY=auto")
     if settings.steps and "epochs" in given.source:
         raise Refused(f"{given.source['epochs']} and {given.source['steps']} both say how long to train; drop one")
+    if settings.image_size != "auto" and settings.dataset != "imagefolder":
+        raise Refused(
+            f"{given.source['image_size']}: only imagefolder's pictures are resized, and TRAIN_DATASET is"
+            f" {settings.dataset}; unset it"
+        )
     if settings.prune and not settings.steps and settings.prune_warmup >= settings.epochs:
         raise Refused(
             f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: all of TRAIN_EPOCHS={settings.epochs}; lower it, so that the"

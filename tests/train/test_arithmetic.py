@@ -24,8 +24,10 @@ from train.settings import read_train_settings
         ({"TRAIN_PRECISION": "auto"}, ("amx_bf16", "avx512_bf16"), "bf16", "the CPU has amx_bf16; weights stay fp32"),
         ({"TRAIN_PRECISION": "auto"}, ("avx512f",), "fp32", "no unit computes in bf16, and emulating it is slow"),
         ({"TRAIN_PRECISION": "bf16"}, ("avx512_bf16",), "bf16", "(yours) TRAIN_PRECISION=bf16"),
-        ({"TRAIN_PRECISION": "fp16"}, (), "fp16", "(yours) TRAIN_PRECISION=fp16; no unit here computes in it, and"
+        ({"TRAIN_PRECISION": "bf16"}, (), "bf16", "(yours) TRAIN_PRECISION=bf16; no unit here computes in it, and"
          " emulating it is slow"),
+        ({"TRAIN_PRECISION": "fp16"}, ("avx512_fp16",), "fp16", "(yours) TRAIN_PRECISION=fp16; on CPUs PyTorch computes"
+         " its gradients without their units, up to 100 times slower than bf16"),
     ],
 )  # fmt: skip
 def test_bf16_is_taken_on_auto_only_where_the_cpu_computes_in_it(

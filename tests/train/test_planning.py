@@ -106,6 +106,11 @@ def test_flags_travel_to_the_ranks_as_variables() -> None:
         ({"TRAIN_BATCH_SIZE": "7", "TRAIN_ACCUMULATE": "2"}, 4, "it must be at least 8|must be at least 8"),
         ({"TRAIN_FEED": "stream"}, 1, "TRAIN_FEED=stream: only imagefolder can be streamed"),
         ({"TRAIN_PIN_MEMORY": "1"}, 1, "TRAIN_PIN_MEMORY=1: there is no GPU to copy to"),
+        (
+            {"TRAIN_IMAGE_SIZE": "32"},
+            1,
+            "TRAIN_IMAGE_SIZE=32: only imagefolder's pictures are resized, and TRAIN_DATASET",
+        ),
         ({"TRAIN_PRUNE": "0.5", "TRAIN_EPOCHS": "1"}, 1, "TRAIN_PRUNE_WARMUP=1: all of TRAIN_EPOCHS=1"),
         (
             {"TRAIN_STATIC_GRAPH": "1", "TRAIN_ACCUMULATE": "2"},
