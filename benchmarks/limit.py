@@ -3,7 +3,8 @@
 Conditions: CPU, fp32, one rank with all cores as the plan has them (allocator and binding too), pictures of 3x32x32
 in memory, flipped and shifted, batch 128. The limit is the best rate of square fp32 matrix products of 1,024 to 4,096
 in the same process, so with the same threads. A step's arithmetic is what PyTorch counts of its forward and backward
-products and convolutions; oneDNN computes some 3x3 convolutions with fewer (Winograd), so that a share may exceed 1.
+products and convolutions as its definition has them; oneDNN computes some 3x3 convolutions with fewer (Winograd), and
+train/small_convolution.py those of ResNet-18's last images, so that a share may exceed 1.
 `bare` is the same model, optimizer and loss on one batch that is there already, nothing else in the loop; `epoch` is
 the trainer's own, with data, transforms, logging and metrics. All take turns, a second at most each, ROUNDS (25)
 times; medians, and the quartiles of the ratio.
@@ -62,6 +63,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     from train.models import build_model
     from train.optim import build_optimizer, lr_schedule
     from train.settings import TrainSettings
+    from train.small_convolution import multiply_small
 
     settings = TrainSettings.model_validate({"batch_size": BATCH, "model": name, "transforms": "flip-crop"})
     group, shape = Group(0, 1, 0, torch.device("cpu")), (3, 32, 32)
@@ -69,9 +71,12 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     images = Images(torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (count,)))
     feed = MemoryFeed(images, images, shape, settings, group)
     model = lay_out(build_model(name, shape, 10, bias=True), channels_last=True, plain_filters=True)
+    ((pixels, labels),) = next(feed.train_batches(0)).parts
+    with FlopCounterMode(display=False) as counter:
+        cross_entropy(model(pixels), labels).backward()  # type: ignore[no-untyped-call]
+    multiply_small(model, shape)
     optimizer = build_optimizer(settings, model)
     learner = Learner(model, optimizer, lr_schedule(settings, 10**6), settings, group, "fp32")
-    ((pixels, labels),) = next(feed.train_batches(0)).parts
 
     def step() -> None:
         optimizer.zero_grad()
@@ -85,8 +90,6 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     def epoch() -> None:
         train_epoch(learner, feed, learner.step // steps, steps, lambda *_: None)
 
-    with FlopCounterMode(display=False) as counter:
-        step()
     bare()
     epoch()
     return bare, epoch, counter.get_total_flops()

@@ -25,6 +25,7 @@ from train.pictures import Shape
 from train.precision import configure
 from train.pruning import cut_to, fits, slimmed
 from train.settings import TrainSettings
+from train.small_convolution import multiply_small
 from train.speednet import SpeedNet
 from train.stream import StreamFeed
 from train.sync_batchnorm import has_batchnorm, synchronised
@@ -80,6 +81,8 @@ class Blueprint:
         model = lay_out(
             model.to(group.device), channels_last=settings.channels_last, plain_filters=plain, shared=shared
         )
+        if plain and settings.channels_last:
+            model = multiply_small(model, self.shape, by_taps=settings.compress != "powersgd")
         optimizer = build_optimizer(settings, model, fused=fused)
         if self.plan.training["ipex"]:
             model, optimizer = with_extension(model, optimizer, compiling=settings.compile != "off")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from entrypoint.errors import Exit, Refused, first_line
 from train.batches import Normalise
 from train.pictures import Shape
+from train.small_convolution import as_defined
 from train.whole import whole_file
 
 
@@ -37,7 +38,8 @@ def export_onnx(model: nn.Module, normalise: Normalise, shape: Shape, path: Path
 
     Raises `Refused` where PyTorch's exporter cannot; nothing is lost by that, since the run is saved before.
     """
-    whole = FromPixels(copy.deepcopy(model).cpu().eval(), normalise)
+    with as_defined(model):
+        whole = FromPixels(copy.deepcopy(model).cpu().eval(), normalise)
     images = torch.export.Dim("images", min=2)  # torch.export takes 1 for a constant; the file runs on one all the same
     for name in ("onnxscript", "torch.onnx"):
         logging.getLogger(name).setLevel(logging.ERROR)

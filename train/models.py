@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from entrypoint.errors import Refused, did_you_mean, first_line, shown
+from train.small_convolution import as_defined
 from train.speednet import WIDTHS, SpeedNet
 
 Shape = tuple[int, int, int]
@@ -124,13 +125,14 @@ def unfit(name: str, shape: Shape, error: Exception) -> Refused:
     """Return the refusal of an input that a model cannot take."""
     size = f"{shape[0]}x{shape[1]}x{shape[2]}"
     cause = first_line(error)
-    return Refused(f"TRAIN_MODEL={name}: cannot take {size} images ({cause}); try TRAIN_IMAGE_SIZE=224")
+    to_do = "take another model, or for an imagefolder TRAIN_IMAGE_SIZE=224"
+    return Refused(f"TRAIN_MODEL={name}: cannot take {size} images ({cause}); {to_do}")
 
 
 def count_multiply_adds(model: nn.Module, shape: Shape, device: torch.device) -> int:
     """Return the multiply-adds of one image's forward pass in products and convolutions, as PyTorch counts them."""
     training = model.training
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), as_defined(model):
         model.eval()(torch.zeros(1, *shape, device=device))
     model.train(training)
     return int(counter.get_total_flops()) // 2

@@ -14,6 +14,7 @@ from train.datasets import load_digits
 from train.exporting import export_onnx
 from train.models import CNN, build_model
 from train.settings import TrainSettings
+from train.small_convolution import SmallConv2d, multiply_small
 
 SHAPE = (3, 32, 32)
 HALF = Normalise.of(torch.tensor([120.0, 121, 122]), torch.tensor([60.0, 61, 62]), torch.device("cpu"))
@@ -36,6 +37,16 @@ def test_onnxruntime_computes_the_same_logits_for_any_number_of_images(tmp_path:
         (logits,) = session.run(None, {"pixels": pixels.numpy()})
         assert torch.allclose(torch.from_numpy(logits), expected, atol=1e-4)
         model.train()
+
+
+def test_convolutions_that_are_computed_as_products_are_written_as_convolutions(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    onnx = pytest.importorskip("onnx")
+    model = multiply_small(build_model("resnet18", SHAPE, 10, bias=True), SHAPE)
+    export_onnx(model, HALF, SHAPE, tmp_path / "model.onnx")
+    nodes = onnx.load(tmp_path / "model.onnx").graph.node
+    assert sum(node.op_type == "Conv" for node in nodes) == 20
+    assert any(isinstance(module, SmallConv2d) for module in model.modules())
 
 
 @pytest.mark.launch
