@@ -66,7 +66,7 @@ class Blueprint:
         if slim is not None:
             cut_to(model, slim)
         if group.world_size > 1 and settings.sync_batchnorm and has_batchnorm(model):
-            model = synchronised(model, group)
+            model = synchronised(model, group, compiled=settings.compile != "off")
         fused = self.plan.training["precision"] != "fp16"
         if group.world_size > 1 and settings.shard == "fsdp":
             from train.sharding import spread

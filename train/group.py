@@ -16,6 +16,7 @@ from torch import Tensor
 
 from entrypoint.errors import Exit, Refused, first_line
 from entrypoint.plan import Plan
+from train.node_memory import NodeMemory, share_memory
 from train.peers import Peer, introduce, meet
 from train.redirected import STDOUT, redirected
 
@@ -28,7 +29,7 @@ class Group:
     """All ranks of the job. With one rank no process group exists and every collective is free.
 
     `peers` are all of its ranks; `control` is what numbers on the CPU are exchanged over: Gloo beside another
-    backend, None for the backend itself.
+    backend, None for the backend itself. `memory` is what the ranks of one node share, None where they cannot.
     """
 
     rank: int
@@ -37,6 +38,7 @@ class Group:
     device: torch.device
     control: dist.ProcessGroup | None = None
     peers: tuple[Peer, ...] = ()
+    memory: NodeMemory | None = None
 
     @property
     def leads(self) -> bool:
@@ -134,6 +136,8 @@ def join(plan: Plan) -> Group:
     group = Group(rank, world_size, local_rank, device, control)
     if world_size > 1:
         group = replace(group, peers=tuple(group.from_all(introduce(rank))))
+        if device.type == "cpu" and len({peer.node for peer in group.peers}) == 1:
+            group = replace(group, memory=share_memory(rank, world_size, plan.fail_timeout_s))
     return group
 
 

@@ -11,6 +11,7 @@ from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from train.group import Group
+from train.node_memory import NodeMemory
 
 
 class Normalised(torch.autograd.Function):
@@ -22,7 +23,7 @@ class Normalised(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, eps: float
+        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, eps: float, memory: NodeMemory | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the batch normalised, then mean, variance and number of values of all ranks' batches."""
         channels = values.shape[1]
@@ -30,17 +31,17 @@ class Normalised(torch.autograd.Function):
         variance, mean = torch.var_mean(values, [axis for axis in range(values.ndim) if axis != 1], correction=0)
         mean, variance = mean.double(), variance.double()
         sums = torch.cat((count, count * mean, count * (variance + mean.square())))
-        dist.all_reduce(sums)
+        sum_over_ranks(sums, memory)
         count, mean = sums[:1], sums[1 : channels + 1] / sums[0]
         variance = (sums[channels + 1 :] / count - mean.square()).clamp(min=0)
         mean, variance = mean.to(values.dtype), variance.to(values.dtype)
         ctx.save_for_backward(values, weight, mean, variance, count)
-        ctx.eps = eps
+        ctx.eps, ctx.memory = eps, memory
         ctx.mark_non_differentiable(mean, variance, count)
         return batch_norm(values, mean, variance, weight, bias, False, 0.0, eps), mean, variance, count
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """Return the gradients of this rank's values, and of its part of weight and bias."""
         grad = grads[0]
         values, weight, mean, variance, count = ctx.saved_tensors
@@ -49,17 +50,27 @@ class Normalised(torch.autograd.Function):
         )
         of_values, of_weight, of_bias = found
         sums = torch.cat((of_weight, of_bias)).double()
-        dist.all_reduce(sums)
+        sum_over_ranks(sums, ctx.memory)
         by_scale, by_shift = (sums / count).to(values.dtype).chunk(2)
         inverse = torch.rsqrt(variance + ctx.eps)
         # What each value changes of mean and variance: a line through the values, channel by channel.
         slope = weight * inverse.square() * by_scale
         line = batch_norm(values, mean, torch.ones_like(mean), slope, weight * inverse * by_shift, False, 0.0, 0.0)
-        return of_values.sub_(line), of_weight, of_bias, None
+        return of_values.sub_(line), of_weight, of_bias, None, None
+
+
+def sum_over_ranks(sums: Tensor, memory: NodeMemory | None) -> None:
+    """Sum over all ranks, in place: through the memory that they share, where they do."""
+    if memory:
+        memory.sum(sums)
+    else:
+        dist.all_reduce(sums)
 
 
 class SyncBatchNorm(_BatchNorm):
     """PyTorch's own for what it refuses to do: tensors on the CPU. Takes (N, C, …), as many ranks as there are."""
+
+    memory: NodeMemory | None = None
 
     def _check_input_dim(self, _: Tensor) -> None:
         """Take any number of dimensions from two on, as PyTorch's does."""
@@ -71,7 +82,7 @@ class SyncBatchNorm(_BatchNorm):
         values = input.float()
         weight = self.weight if self.affine else values.new_ones(self.num_features)
         bias = self.bias if self.affine else values.new_zeros(self.num_features)
-        normalised, mean, variance, count = Normalised.apply(values, weight, bias, self.eps)  # type: ignore[no-untyped-call]
+        normalised, mean, variance, count = Normalised.apply(values, weight, bias, self.eps, self.memory)  # type: ignore[no-untyped-call]
         self.follow(mean, variance * (count / (count - 1).clamp(min=1)).float())
         result: Tensor = normalised.to(input.dtype)
         return result
@@ -88,23 +99,27 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance, share)
 
 
-def synchronised(model: nn.Module, group: Group) -> nn.Module:
-    """Return the model with every BatchNorm replaced by one over all ranks, weights and statistics kept."""
+def synchronised(model: nn.Module, group: Group, *, compiled: bool = False) -> nn.Module:
+    """Return the model with every BatchNorm replaced by one over all ranks, weights and statistics kept.
+
+    One that is to be compiled exchanges by the process group, since the compiler cannot see through anything else.
+    """
     if group.device.type == "cuda":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         return converted
     if isinstance(model, _BatchNorm):
-        return of(model)
+        return of(model, None if compiled else group.memory)
     for name, child in model.named_children():
-        setattr(model, name, synchronised(child, group))
+        setattr(model, name, synchronised(child, group, compiled=compiled))
     return model
 
 
-def of(norm: Any) -> SyncBatchNorm:
+def of(norm: Any, memory: NodeMemory | None = None) -> SyncBatchNorm:
     """Return the synchronised twin of a BatchNorm, with its own parameters."""
     twin = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
         setattr(twin, name, getattr(norm, name))
+    twin.memory = memory
     return twin.train(norm.training)
 
 
