@@ -1,8 +1,9 @@
-"""Sums over ranks that share a node, through memory that they share: BatchNorm asks for two a layer and step.
+"""Sums and means over ranks that share a node, through memory that they share: BatchNorm's and the gradients'.
 
 Gloo hands each exchange to threads of its own and through the kernel's sockets, and every hand-over wakes a core that
 slept. Measured, two ranks on a core each: 500 us for a sum of 513 numbers, 17 us by this; between other work, with what
-ranks wait for each other, 860 and 70 us. A step of ResNet-18 asks for 40.
+ranks wait for each other, 860 and 70 us. A step of ResNet-18 asks for 40. With gradients too it takes 184 ms for 206,
+the book's CNN 23 for 27.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from torch import Tensor
 
 # Numbers of a sum at most; larger ones go by the process group, which is as fast for them.
 CAPACITY = 1 << 14
+# Numbers of a mean that are exchanged at once: a few of them fit into a core's cache.
+CHUNK = 1 << 18
 # A counter for each rank, on a cache line of its own.
 LINE = 64
-WORD = 8
+WORD, HALF = 8, 4
 # A rank that waits looks again at once for so long, then sleeps in between; a core that it shares is needed by others.
 SPIN_S = 100e-6
 SLEEP_S = 20e-6
@@ -35,6 +38,7 @@ class NodeMemory:
     """Memory that all ranks of one node see: `handle` is an open file of `size_of(world_size)` bytes.
 
     Two sets of slots are used in turns: who is a sum ahead writes where nobody reads any more, and none is two ahead.
+    `parts` has a row for each rank's part of a mean, and one for the mean.
     Relies on stores being seen in their order, as x86-64 has it (Intel's manual, volume 3, 9.2).
     """
 
@@ -43,8 +47,11 @@ class NodeMemory:
         self.turn = 0
         memory = mmap.mmap(handle, size_of(world_size))
         self.counters = memoryview(memory)[: world_size * LINE].cast("q")
-        slots = torch.frombuffer(memory, dtype=torch.float64, offset=world_size * LINE)
+        begin, count = world_size * LINE, 2 * world_size * CAPACITY
+        slots = torch.frombuffer(memory, dtype=torch.float64, offset=begin, count=count)
         self.slots = slots.view(2, world_size, CAPACITY)
+        parts = torch.frombuffer(memory, dtype=torch.float32, offset=begin + WORD * count)
+        self.parts = parts.view(world_size + 1, CHUNK)
         # Who ends, however, loses it: by that the others know.
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
 
@@ -61,17 +68,35 @@ class NodeMemory:
         if count > CAPACITY:
             dist.all_reduce(tensor)
             return
-        self.turn += 1
         slots = self.slots[self.turn % 2]
         slots[self.rank, :count] = tensor.view(-1)
+        self.meet()
+        torch.sum(slots[:, :count], 0, out=tensor.view(-1))
+
+    def mean(self, values: Tensor) -> None:
+        """Average a row of float32 over all ranks, in place, on each to the same bits: each works out a part.
+
+        Raises RuntimeError as `sum` does.
+        """
+        for chunk in torch.split(values, CHUNK):
+            count = len(chunk)
+            self.parts[self.rank, :count] = chunk
+            self.meet()
+            mine = slice(count * self.rank // self.world_size, count * (self.rank + 1) // self.world_size)
+            torch.sum(self.parts[:-1, mine], 0, out=self.parts[-1, mine]).div_(self.world_size)
+            self.meet()
+            chunk.copy_(self.parts[-1, :count])
+
+    def meet(self) -> None:
+        """Wait until all ranks have come here: what each wrote before, all see behind."""
+        self.turn += 1
         self.counters[self.rank * LINE // WORD] = self.turn
         for other in range(self.world_size):
             if self.counters[other * LINE // WORD] < self.turn:
                 self.wait_for(other)
-        torch.sum(slots[:, :count], 0, out=tensor.view(-1))
 
     def wait_for(self, other: int) -> None:
-        """Wait until another rank has written its part."""
+        """Wait until another rank has come as far."""
         place, turn = other * LINE // WORD, self.turn
         began = looked = time.monotonic()
         while self.counters[place] < turn:
@@ -98,7 +123,7 @@ class NodeMemory:
 
 def size_of(world_size: int) -> int:
     """Return the bytes for so many ranks."""
-    return world_size * (LINE + 2 * CAPACITY * WORD)
+    return world_size * (LINE + 2 * CAPACITY * WORD) + (world_size + 1) * CHUNK * HALF
 
 
 def share_memory(rank: int, world_size: int, timeout_s: float) -> NodeMemory | None:

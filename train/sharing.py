@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from entrypoint.errors import Exit, Refused
 from train.group import Group
+from train.node_memory import NodeMemory
 from train.settings import TrainSettings
 
 # Gradients travel in 16 bits and are added up in them.
@@ -45,6 +46,9 @@ def share_gradients(model: nn.Module, settings: TrainSettings, group: Group) -> 
     if settings.compress == "powersgd":
         state = powerSGD_hook.PowerSGDState(None, POWER_RANK, start_powerSGD_iter=POWER_FROM_STEP)
         hook = powerSGD_hook.powerSGD_hook
+    elif not hook and group.memory:
+        # DDP reads the annotations of a hook, which a string fails.
+        state, hook = group.memory, lambda memory, bucket: through_memory(memory, bucket.buffer())
     if hook:
         try:
             shared.register_comm_hook(state, hook)
@@ -54,6 +58,14 @@ def share_gradients(model: nn.Module, settings: TrainSettings, group: Group) -> 
                 Exit.MACHINE,
             ) from None
     return shared
+
+
+def through_memory(memory: NodeMemory, gradients: Tensor) -> torch.futures.Future[Tensor]:
+    """Average a part of the gradients, which are float32, while the backward pass waits: it needs the cores itself."""
+    memory.mean(gradients)
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(gradients)
+    return done
 
 
 def is_spread(model: nn.Module) -> bool:

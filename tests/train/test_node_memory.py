@@ -20,7 +20,7 @@ pytestmark = [
 ]
 START = """
     import os, random, signal, sys, time, torch, torch.distributed as dist
-    from train.node_memory import CAPACITY, share_memory
+    from train.node_memory import CAPACITY, CHUNK, share_memory
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     memory = share_memory(rank, world, float(os.environ.get("LIMIT_S", "30")))
@@ -28,7 +28,7 @@ START = """
 """
 SUMS = """
     chance = random.Random(rank)
-    for turn in range(300):
+    for turn in range(200):
         count = (1, 7, 513, CAPACITY, CAPACITY + 1)[turn % 5]
         mine = torch.arange(count, dtype=torch.float64) * (rank + 1) + turn
         if chance.random() < 0.1:
@@ -36,6 +36,11 @@ SUMS = """
         memory.sum(mine)
         expected = torch.arange(count, dtype=torch.float64) * (world * (world + 1) // 2) + turn * world
         assert torch.equal(mine, expected), (turn, mine, expected)
+        count = (1, 2, CHUNK - 1, 2 * CHUNK + 1)[turn % 4]
+        parts = [torch.arange(count, dtype=torch.float32) * (one + 1) + turn for one in range(world)]
+        mine = parts[rank].clone()
+        memory.mean(mine)
+        assert torch.equal(mine, torch.stack(parts).sum(0) / world), (turn, mine)
     print("right", flush=True)
 """
 LOST = """
@@ -74,7 +79,7 @@ def ranks(folder: Path, body: str, count: int, *words: str, last: tuple[str, ...
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_every_sum_is_right_however_ranks_overtake(tmp_path: Path, count: int) -> None:
+def test_every_sum_and_mean_is_right_however_ranks_overtake(tmp_path: Path, count: int) -> None:
     told = ranks(tmp_path, SUMS, count)
     assert all("shares True" in one and "right" in one for one in told), told
 
