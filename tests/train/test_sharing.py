@@ -50,6 +50,7 @@ def test_two_ranks_learn_what_one_does(
 
 
 def test_powersgd_takes_models_of_many_parts_and_batchnorm(entrypoint: Entrypoint) -> None:
+    pytest.importorskip("torchvision")
     more = {"TRAIN_COMPRESS": "powersgd", "TRAIN_MODEL": "resnet18"}
     entrypoint.train(env=COMMON | TWO_RANKS | more)
     assert len(losses(entrypoint)) == int(COMMON["TRAIN_EPOCHS"])

@@ -104,6 +104,7 @@ def test_gradients_lie_as_the_filters_do(kernel: int, by_taps: bool) -> None:
 
 
 def test_a_resnet_is_the_same_model_with_half_of_its_convolutions_changed() -> None:
+    pytest.importorskip("torchvision")
     torch.manual_seed(0)
     plain = build_model("resnet18", (3, 32, 32), 10, bias=True)
     changed = multiply_small(lay_out(deepcopy(plain), channels_last=True, plain_filters=True), (3, 32, 32))
@@ -127,6 +128,7 @@ def test_a_resnet_is_the_same_model_with_half_of_its_convolutions_changed() -> N
 @needs_two_cores
 @pytest.mark.parametrize("compress", ["off", "powersgd"])
 def test_two_ranks_share_its_gradients(entrypoint: Entrypoint, compress: str) -> None:
+    pytest.importorskip("torchvision")
     more = {"TRAIN_MODEL": "resnet18", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_BATCH_SIZE": "40"}
     done = entrypoint("train", env=SMALL | TWO_RANKS | more | {"TRAIN_EPOCHS": "1", "TRAIN_COMPRESS": compress})
     assert done.code == 0, done.err
