@@ -11,7 +11,7 @@ from train.settings import TrainSettings
 
 # What computes in bf16 itself: AVX-512's and AMX's instructions, Arm's extension, NVIDIA's GPUs from Ampere on; in fp16
 # those from Volta on. TF32 came with Ampere too.
-BF16_UNITS = ("amx_bf16", "avx512_bf16", "bf16")
+UNITS = {"bf16": ("amx_bf16", "avx512_bf16", "bf16")}
 CAPABILITY = {"bf16": 80, "fp16": 70, "tf32": 80}
 
 
@@ -53,7 +53,7 @@ def unit_of(precision: str, device: str, machine: Machine) -> str:
     if device == "cuda":
         least = min(gpu.capability for gpu in machine.gpus)
         return f"the GPU has compute capability {least / 10:.1f}" if least >= CAPABILITY[precision] else ""
-    flag = next((flag for flag in BF16_UNITS if precision == "bf16" and flag in machine.cpu_flags), None)
+    flag = next((flag for flag in UNITS.get(precision, ()) if flag in machine.cpu_flags), None)
     return f"the CPU has {flag}" if flag else ""
 
 

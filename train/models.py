@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from entrypoint.errors import Refused, did_you_mean, first_line, shown
+from train.blank import see_blank
 from train.small_convolution import as_defined
 from train.speednet import WIDTHS, SpeedNet
 
@@ -111,14 +112,10 @@ def torchvision_model(name: str, shape: Shape, classes: int) -> nn.Module:
 
 def try_on(model: nn.Module, name: str, shape: Shape) -> None:
     """Run one blank image through the model; raises `Refused` where it cannot take that size."""
-    model.eval()
     try:
-        with torch.inference_mode():
-            model(torch.zeros(1, *shape))
+        see_blank(model, shape)
     except (RuntimeError, ValueError, AssertionError) as error:
         raise unfit(name, shape, error) from None
-    finally:
-        model.train()
 
 
 def unfit(name: str, shape: Shape, error: Exception) -> Refused:
@@ -131,10 +128,8 @@ def unfit(name: str, shape: Shape, error: Exception) -> Refused:
 
 def count_multiply_adds(model: nn.Module, shape: Shape, device: torch.device) -> int:
     """Return the multiply-adds of one image's forward pass in products and convolutions, as PyTorch counts them."""
-    training = model.training
-    with FlopCounterMode(display=False) as counter, torch.no_grad(), as_defined(model):
-        model.eval()(torch.zeros(1, *shape, device=device))
-    model.train(training)
+    with FlopCounterMode(display=False) as counter, as_defined(model):
+        see_blank(model, shape, device)
     return int(counter.get_total_flops()) // 2
 
 

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from train.blank import see_blank
+
 # Of 3x3 pixels a product was no faster, of 4x4 half as fast; of 2x2 with 64 channels as fast as a convolution.
 MOST_PIXELS = 4
 FEWEST_CHANNELS = 64
@@ -56,13 +58,10 @@ def multiply_small(model: nn.Module, shape: tuple[int, int, int], *, by_taps: bo
     def look(module: nn.Conv2d, inputs: tuple[Tensor]) -> None:
         pixels[module] = max(pixels.get(module, 0), inputs[0].shape[2:].numel())
 
-    hooks = [module.register_forward_pre_hook(look) for module in model.modules() if fits(module)]
+    hooks = [module.register_forward_pre_hook(look) for module in model.modules() if could_be_product(module)]
     if not hooks:
         return model
-    training = model.training
-    with torch.inference_mode():
-        model.eval()(torch.zeros(1, *shape))
-    model.train(training)
+    see_blank(model, shape)
     for hook in hooks:
         hook.remove()
     for module in (one for one, most in pixels.items() if most <= MOST_PIXELS):
@@ -88,7 +87,7 @@ def as_defined(model: nn.Module) -> Iterator[None]:
             module.__class__ = SmallConv2d
 
 
-def fits(module: nn.Module) -> bool:
+def could_be_product(module: nn.Module) -> bool:
     """Tell whether a module is a convolution that could be a product with one matrix, and large enough to gain."""
     return (
         type(module) is nn.Conv2d
@@ -115,9 +114,9 @@ class Matrix(torch.autograd.Function):
     def forward(ctx: Any, filters: Tensor, rows: Reach, columns: Reach) -> Tensor:
         """Return it, (height · width · channels that come out) x (height · width · channels that go in)."""
         ctx.save_for_backward(filters)
-        ctx.rows, ctx.columns = rows, columns
         outputs, inputs = filters.shape[:2]
         matrix = filters.new_zeros(len(rows), len(columns), outputs, len(rows[0]), len(columns[0]), inputs)
+        ctx.rows, ctx.columns, ctx.shape = rows, columns, matrix.shape
         by_tap = filters.permute(2, 3, 0, 1)
         for (a, b, c, d), tap in places(rows, columns):
             matrix[a, b, :, c, d] = by_tap[tap]
@@ -126,12 +125,11 @@ class Matrix(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Return the gradient of the filters, laid out as they are; taps that nothing passes through have zeros."""
-        (filters,), rows, columns = ctx.saved_tensors, ctx.rows, ctx.columns
-        outputs, inputs = filters.shape[:2]
-        parts = gradient.view(len(rows), len(columns), outputs, len(rows[0]), len(columns[0]), inputs)
+        (filters,) = ctx.saved_tensors
+        parts = gradient.view(ctx.shape)
         change = torch.zeros_like(filters)
         by_tap = change.permute(2, 3, 0, 1)
-        for (a, b, c, d), tap in places(rows, columns):
+        for (a, b, c, d), tap in places(ctx.rows, ctx.columns):
             by_tap[tap] += parts[a, b, :, c, d]
         return change, None, None
 

@@ -55,8 +55,9 @@ LOST = """
     try:
         memory.sum(one)
     except RuntimeError as error:
+        assert time.monotonic() - began < 5
         print("told", error, flush=True)
-    os._exit(0 if time.monotonic() - began < 5 else 1)
+    os._exit(0)
 """
 
 
