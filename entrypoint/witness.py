@@ -12,13 +12,14 @@ from typing import NoReturn
 
 from entrypoint.errors import Exit, prefix
 from entrypoint.launcher_defaults import ROOT
-from entrypoint.oom import out_of_memory, read_memory
+from entrypoint.oom import Memory, out_of_memory, read_memory
 from entrypoint.rank import end_with_parent, name_process
 from entrypoint.signals import PASSED_ON, is_the_terminals
 
 # What `verify` knows witnesses by.
 NAME = "rank-witness"
-# A kill that is no older than this when the rank ends is taken for its end, or for that of a process it needed.
+# A kill that is no older than this when the rank ends is taken for its end, or for that of a process it needed; one that
+# is twice as old is not.
 RECENT_S = 2.0
 
 
@@ -97,15 +98,22 @@ def stand_over(child: int) -> NoReturn:
 
 def testify(ended: Callable[[float], bool]) -> None:
     """Wait until `ended`, asked to wait for so many seconds, says so; tell of a kill for want of memory just then."""
-    before = now = read_memory(ROOT)
-    over = False
-    while not over:
-        over = ended(RECENT_S)
-        before, now = now, read_memory(ROOT)
-    told = out_of_memory(before, now)
+    told = kill_at_end(ended, lambda: read_memory(ROOT))
     if told:
         with suppress(OSError):  # nobody listens any more
             os.write(2, f"{prefix(Exit.RANK_FAILED)}the kernel killed a process as the rank ended: {told}\n".encode())
+
+
+def kill_at_end(ended: Callable[[float], bool], read: Callable[[], Memory]) -> str:
+    """Wait as `testify` does; return what the kernel killed for want of memory just then, nothing if it did not.
+
+    The last reading before the end may be a moment old and have counted the kill: a rank with much memory takes a while
+    to end. So it is the one before it that the kill must be newer than.
+    """
+    earlier = last = read()
+    while not ended(RECENT_S):
+        earlier, last = last, read()
+    return out_of_memory(earlier, read())
 
 
 def let_go_of_all_but(*kept: int) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.oom import Memory
+from entrypoint.witness import kill_at_end
 from tests.conftest import PYTHON, Entrypoint, clean_environment, script
 
 HOG = """
@@ -65,6 +67,29 @@ def test_it_says_that_the_kernel_killed_a_single_rank(
         "entrypoint: error: the kernel killed a process as the rank ended: out of memory, the 1.5 GiB that this job may"
         " use (peak 1.5 GiB); lower TRAIN_BATCH_SIZE or TRAIN_WORKERS, set TRAIN_FEED=stream, or ask for more"
     ]
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("readings", "told"),
+    [
+        ([0, 0], False),
+        ([0, 1], True),  # within the first moments
+        ([0, 0, 0, 1], True),
+        ([0, 0, 1, 1], True),  # a reading fell between the kill and the end of a rank that takes a while to end
+        ([0, 1, 1, 1], False),
+        ([1, 1, 1, 1], False),
+    ],
+)
+def test_a_kill_is_told_whenever_the_last_reading_before_the_end_was(readings: list[int], told: bool) -> None:
+    kills = iter(readings)
+    waits = iter([False] * (len(readings) - 2) + [True])
+    said = kill_at_end(lambda _: next(waits), lambda: Memory(next(kills), GIB, GIB))
+    assert bool(said) is told
+    assert next(waits, None) is None
+    assert next(kills, None) is None
 
 
 OLD_KILL = """
