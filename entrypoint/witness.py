@@ -18,8 +18,8 @@ from entrypoint.signals import PASSED_ON, is_the_terminals
 
 # What `verify` knows witnesses by.
 NAME = "rank-witness"
-# A kill that is no older than this when the rank ends is taken for its end, or for that of a process it needed; one that
-# is twice as old is not.
+# A kill no older than this when the rank ends is taken for its end, or for that of a process it needed; one twice as
+# old is not.
 RECENT_S = 2.0
 
 
