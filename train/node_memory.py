@@ -80,12 +80,18 @@ class NodeMemory:
         """
         for chunk in torch.split(values, CHUNK):
             count = len(chunk)
-            self.parts[self.rank, :count] = chunk
+            begin, end = count * self.rank // self.world_size, count * (self.rank + 1) // self.world_size
+            mine, elsewhere = slice(begin, end), (slice(begin), slice(end, count))
+            for part in elsewhere:
+                self.parts[self.rank, part] = chunk[part]
             self.meet()
-            mine = slice(count * self.rank // self.world_size, count * (self.rank + 1) // self.world_size)
-            torch.sum(self.parts[:-1, mine], 0, out=self.parts[-1, mine]).div_(self.world_size)
+            for other in range(self.world_size):
+                if other != self.rank:
+                    chunk[mine].add_(self.parts[other, mine])
+            self.parts[-1, mine] = chunk[mine].div_(self.world_size)
             self.meet()
-            chunk.copy_(self.parts[-1, :count])
+            for part in elsewhere:
+                chunk[part] = self.parts[-1, part]
 
     def meet(self) -> None:
         """Wait until all ranks have come here: what each wrote before, all see behind."""
