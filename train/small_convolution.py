@@ -115,7 +115,10 @@ class Matrix(torch.autograd.Function):
         """Return it, (height · width · channels that come out) x (height · width · channels that go in)."""
         ctx.save_for_backward(filters)
         outputs, inputs = filters.shape[:2]
-        matrix = filters.new_zeros(len(rows), len(columns), outputs, len(rows[0]), len(columns[0]), inputs)
+        sizes = len(rows), len(columns), outputs, len(rows[0]), len(columns[0]), inputs
+        linked = len(list(places(rows, columns)))
+        all_linked = linked == len(rows) * len(columns) * len(rows[0]) * len(columns[0])
+        matrix = filters.new_empty(sizes) if all_linked else filters.new_zeros(sizes)
         ctx.rows, ctx.columns, ctx.shape = rows, columns, matrix.shape
         by_tap = filters.permute(2, 3, 0, 1)
         for (a, b, c, d), tap in places(rows, columns):
