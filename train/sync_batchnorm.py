@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import batch_norm
+from torch.nn.functional import batch_norm, pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from train.group import Group
@@ -28,10 +28,12 @@ class Normalised(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the batch normalised, then mean, variance and number of values of all ranks' batches."""
         channels = values.shape[1]
-        count = torch.tensor([values.numel() / channels], dtype=torch.float64)
+        own_count = values.numel() / channels
         mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)
         mean, variance = mean.double(), variance.double()
-        sums = torch.cat((count, count * mean, count * (variance + mean.square())))
+        # The count is no tensor that stands in the sums: of several layers' equal ones inductor makes one, and takes it
+        # from where the first exchange has already changed it (torch 2.8 to 2.13).
+        sums = pad(torch.cat((mean, variance + mean.square())).mul(own_count), (1, 0), value=own_count)
         sum_over_ranks(sums, memory)
         count, mean = sums[:1], sums[1 : channels + 1] / sums[0]
         variance = (sums[channels + 1 :] / count - mean.square()).clamp(min=0)

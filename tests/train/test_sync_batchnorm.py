@@ -60,6 +60,40 @@ def test_two_ranks_compute_outputs_gradients_and_statistics_of_the_whole_batch(e
             assert torch.allclose(one["state"][name], value, atol=1e-5), name
 
 
+COMPILED = """
+    import torch, torch.distributed as dist
+    from torch import nn
+    from train.group import Group
+    from train.sync_batchnorm import synchronised
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    images = torch.randn(4, 3, 5, 5)
+    computed = []
+    for change in (nn.Identity(), torch.compile):
+        layers = [layer for _ in range(3) for layer in (nn.BatchNorm2d(3), nn.ReLU())]
+        model = synchronised(nn.Sequential(*layers), Group(rank, 2, rank, torch.device("cpu")), compiled=True)
+        part = images.clone().requires_grad_()
+        output = change(model)(part)
+        (output ** 2).sum().backward()
+        computed.append({"output": output.detach(), "images": part.grad, **model.state_dict(),
+                         **{name: parameter.grad for name, parameter in model.named_parameters()}})
+    for name, value in computed[0].items():
+        torch.testing.assert_close(computed[1][name], value, atol=1e-4, rtol=1e-4, msg=lambda told: f"{name}: {told}")
+    dist.destroy_process_group()
+    print("alike")
+"""
+
+
+@pytest.mark.versions
+@pytest.mark.launch
+@needs_two_cores
+def test_layers_of_as_many_values_are_the_same_compiled(entrypoint: Entrypoint) -> None:
+    result = entrypoint("run", "--nproc-per-node=2", script(entrypoint.folder, "compiled.py", COMPILED))
+    assert result.code == 0, result.err
+    assert result.out.count("alike") == 2
+
+
 def test_every_batchnorm_is_replaced_and_keeps_its_name_and_values() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
