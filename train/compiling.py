@@ -35,7 +35,8 @@ def compile_step(learner: Learner, steps_left: int, images: Tensor) -> str:
     auto = mode == "auto"
     told = f"compiled by {backend}, mode {mode}"
     if auto:
-        pays, figures = learner.group.from_leader(lambda: weigh(learner, steps_left, images))
+        weighed = weigh(learner, steps_left, images)  # by each rank: BatchNorm's passes wait for those of all
+        pays, figures = learner.group.from_leader(lambda: weighed)
         mode = "default"
         if not pays:
             return f"not compiled: {figures}"

@@ -116,11 +116,6 @@ def refuse_beside_sharding(given: Given[TrainSettings]) -> None:
     for field, (off, why) in UNSHARDED.items():
         if getattr(settings, field) != off:
             raise Refused(f"{given.source[field]} and {given.source['shard']} contradict each other: {why}")
-    if settings.compile == "auto":
-        raise Refused(
-            f"{given.source['compile']} and {given.source['shard']} contradict each other: one rank alone cannot try"
-            " a step; set TRAIN_COMPILE=default or off"
-        )
 
 
 def decide_sharding(given: Given[TrainSettings], ranks: int) -> tuple[Decision, ...]:
