@@ -88,8 +88,8 @@ def batch_of(parts: Iterable[tuple[Tensor, Tensor, Tensor | None]], size: int, m
 class Sequence:
     """Which images make up which step, and which of them are this rank's.
 
-    Order and augmentation are drawn for whole global batches, then cut: first among the ranks, then into the
-    parts that gradients are accumulated over.
+    Order and augmentation are drawn for whole global batches, then cut: first into the parts that gradients are
+    accumulated over, then among the ranks, so that BatchNorm sees the same images together on any number of ranks.
     """
 
     images: int
@@ -107,7 +107,7 @@ class Sequence:
         """Yield this rank's parts of each step, from the one of number `first` in the epoch."""
         size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.accumulate
         order = epoch_order(self.images, seed, epoch)
-        mine = cut(size, self.group.rank, self.group.world_size)
+        places = [self.within(cut(size, part, parts)) for part in range(parts)]
         for step in range(first, self.steps_per_epoch):
             rows = order[step * size : (step + 1) * size]
             drawn = torch.empty(size, 0)
@@ -117,13 +117,16 @@ class Sequence:
             if self.settings.mixup or self.settings.cutmix:
                 seen = self.transform.shape(self.shape)[1:]
                 mix = mixing.draw(size, *seen, self.settings, generator(seed, "mix", epoch, step))
-            pieces = (cut(mine.stop - mine.start, part, parts) for part in range(parts))
-            places = [slice(mine.start + piece.start, mine.start + piece.stop) for piece in pieces]
             if mix:
                 mixed = (torch.cat((torch.arange(size)[own], mix.partners[own])) for own in places)
                 yield tuple(Part(rows[both], drawn[both], mix) for both in mixed)
             else:
                 yield tuple(Part(rows[own], drawn[own]) for own in places)
+
+    def within(self, part: slice) -> slice:
+        """Return this rank's share of a part."""
+        mine = cut(part.stop - part.start, self.group.rank, self.group.world_size)
+        return slice(part.start + mine.start, part.start + mine.stop)
 
 
 def sequence(images: int, shape: Shape, settings: TrainSettings, group: Group) -> Sequence:

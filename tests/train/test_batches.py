@@ -39,8 +39,8 @@ def global_batches(settings: TrainSettings, world_size: int, epoch: int) -> list
     per_rank = [list(memory_feed(settings, rank, world_size).train_batches(epoch)) for rank in range(world_size)]
     steps = []
     for shares in zip(*per_rank, strict=True):
-        parts = [part for share in shares for part in share.parts]
-        others = [other for share in shares for other in share.others]
+        parts = [part for of_ranks in zip(*(share.parts for share in shares), strict=True) for part in of_ranks]
+        others = [other for of_ranks in zip(*(share.others for share in shares), strict=True) for other in of_ranks]
         steps.append((torch.cat([x for x, _ in parts]), torch.cat([*(y for _, y in parts), *others])))
     return steps
 
