@@ -127,11 +127,6 @@ def test_flags_travel_to_the_ranks_as_variables() -> None:
         (FSDP | {"TRAIN_COMPRESS": "fp16"}, 2, "TRAIN_COMPRESS=fp16 and TRAIN_SHARD=fsdp contradict each other: it is"),
         (FSDP | {"TRAIN_STATIC_GRAPH": "1"}, 2, "TRAIN_STATIC_GRAPH=1 and TRAIN_SHARD=fsdp contradict each other"),
         (FSDP | {"TRAIN_FIND_UNUSED": "1"}, 2, "TRAIN_FIND_UNUSED=1 and TRAIN_SHARD=fsdp contradict each other"),
-        (
-            FSDP | {"TRAIN_COMPILE": "auto"},
-            2,
-            "TRAIN_COMPILE=auto and TRAIN_SHARD=fsdp contradict each other: one rank",
-        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused(environ: dict[str, str], ranks: int, said: str) -> None:
