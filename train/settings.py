@@ -130,7 +130,9 @@ class TrainSettings(Settings):
     find_unused: bool = Field(False, description="Models with parameters that a step may leave out: 1 or 0.")
     static_graph: bool = Field(False, description="Tell DDP that every step is alike: 1 or 0.")
     compress: Literal["off", "bf16", "fp16", "powersgd"] = Field(
-        "off", description="Gradients smaller on their way between ranks, at a loss of accuracy."
+        "off",
+        description="Gradients smaller on their way between ranks, at a loss of accuracy; by powersgd a run does not go"
+        " on to the bit.",
     )
     shard: Literal["off", "fsdp", "dataparallel"] = Field(
         "off",

@@ -60,6 +60,16 @@ def share_gradients(model: nn.Module, settings: TrainSettings, group: Group) -> 
     return shared
 
 
+def begun_anew(settings: TrainSettings, group: Group) -> tuple[str, ...]:
+    """Return a line for what a run that goes on has no more of, because no checkpoint holds it: each rank's own."""
+    if settings.compress != "powersgd" or group.world_size == 1:
+        return ()
+    return (
+        "TRAIN_COMPRESS=powersgd: what compression has left of each rank's gradients for later steps is in no"
+        " checkpoint; this run will not be the same to the bit as without the stop",
+    )
+
+
 def through_memory(memory: NodeMemory, gradients: Tensor) -> torch.futures.Future[Tensor]:
     """Average a part of the gradients, which are float32, while the backward pass waits: it needs the cores itself."""
     memory.mean(gradients)

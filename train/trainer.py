@@ -28,6 +28,7 @@ from train.run import Run
 from train.saver import Saver
 from train.saving import check_weights, preempt, save, save_now
 from train.settings import TrainSettings
+from train.sharing import begun_anew
 from train.stopping import STOPPING, first_deadline
 from train.summary import finish
 from train.transforms import transform_of
@@ -116,7 +117,8 @@ def prepare(given: Given[TrainSettings], plan: Plan, data: DataSet, group: Group
             runfolder.write_ranks(folder, ranks)
             recorder = Recorder(folder, tensorboard=settings.tensorboard)
     progress = build_progress(settings, total_steps, epochs, leads=group.leads, relayed=plan.launcher == "rank")
-    for line in (*(start.passed if start else ()), *(line for lines in surprises for line in lines)):
+    before = (*start.passed, *begun_anew(settings, group)) if start else ()
+    for line in (*before, *(line for lines in surprises for line in lines)):
         progress.say(f"warning: {line}")
     if data.skipped:
         progress.say(f"{len(data.skipped)} pictures left out that cannot be read, first {data.skipped[0]}")

@@ -54,3 +54,16 @@ def test_powersgd_takes_models_of_many_parts_and_batchnorm(entrypoint: Entrypoin
     more = {"TRAIN_COMPRESS": "powersgd", "TRAIN_MODEL": "resnet18"}
     entrypoint.train(env=COMMON | TWO_RANKS | more)
     assert len(losses(entrypoint)) == int(COMMON["TRAIN_EPOCHS"])
+
+
+@pytest.mark.parametrize("compress", ["powersgd", "fp16"])
+def test_who_goes_on_without_what_compression_left_is_told(entrypoint: Entrypoint, compress: str) -> None:
+    env = COMMON | TWO_RANKS | {"TRAIN_COMPRESS": compress, "TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_EPOCHS": "1"}
+    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "before"})
+    (saved,) = (entrypoint.folder / "runs/before/checkpoint").glob("step-*")
+    more = {"TRAIN_RESUME": str(saved), "TRAIN_RESUME_CHANGED": "1", "TRAIN_EPOCHS": "2"}
+    result = entrypoint("train", env=env | more)
+    assert result.code == 0, result.err
+    assert "going on from" in result.out
+    told = "warning: TRAIN_COMPRESS=powersgd: what compression has left of each rank's gradients for later steps is in"
+    assert (told in result.out) is (compress == "powersgd")
