@@ -94,14 +94,11 @@ def test_so_do_the_slower_ones(entrypoint: Entrypoint) -> None:
     check(entrypoint, RARER)
 
 
-@pytest.mark.versions
 @needs_two_cores
-@pytest.mark.parametrize("part", range(PARTS))
-def test_so_does_each_setting_over_two_ranks(entrypoint: Entrypoint, part: int) -> None:
-    shared = [a | b for a in SHARED.values() for b in (OPTIONS["accumulate"], OPTIONS["compile"], OPTIONS["prune"])]
-    shared += [FSDP | one for one in (OPTIONS["no bias"], {"TRAIN_EXPORT": "onnx"}, {"TRAIN_MODEL": "resnet18"})]
-    environs = [TWO | one for one in (*OPTIONS.values(), *SHARED.values(), *shared)]
-    check(entrypoint, environs[part::PARTS], "--nproc-per-node=2", "--oversubscribe=1")
+def test_so_does_what_is_for_several_ranks_alone(entrypoint: Entrypoint) -> None:
+    environs = [a | OPTIONS[other] for a in SHARED.values() for other in ("accumulate", "compile", "prune")]
+    environs += [FSDP | one for one in (OPTIONS["no bias"], {"TRAIN_EXPORT": "onnx"}, {"TRAIN_MODEL": "resnet18"})]
+    check(entrypoint, [TWO | one for one in environs], "--nproc-per-node=2", "--oversubscribe=1")
 
 
 @pytest.mark.versions
