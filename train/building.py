@@ -19,7 +19,7 @@ from train.group import Group
 from train.layout import lay_out, lay_out_moments
 from train.loop import Learner
 from train.memory import MemoryFeed
-from train.models import build_model, count_parameters
+from train.models import build_model, count_parameters, with_versions
 from train.optim import averaged, build_optimizer, lr_schedule
 from train.pictures import Shape
 from train.precision import configure
@@ -125,11 +125,11 @@ def resume(learner: Learner, start: Start) -> None:
 
         shards.load(start.path, learner)
     else:
-        learner.model.load_state_dict(dict(saved.model))
+        learner.model.load_state_dict(with_versions(learner.model, saved.model))
         learner.optimizer.load_state_dict(dict(saved.optimizer))
         lay_out_moments(learner.optimizer)
         if learner.average:
-            learner.average.load_state_dict(dict(saved.average))
+            learner.average.load_state_dict(with_versions(learner.average, saved.average))
     learner.scaler.load_state_dict(dict(saved.scaler))
     learner.step, learner.seconds, learner.losses = saved.step, saved.seconds, list(saved.losses)
     learner.best = saved.best

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -84,6 +86,16 @@ def build_model(name: str, shape: Shape, classes: int, *, bias: bool) -> nn.Modu
     model = torchvision_model(name, shape, classes)
     try_on(model, name, shape)
     return model
+
+
+def with_versions(model: nn.Module, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return a state for the model to load, with its modules' versions, which go lost where tensors alone are kept.
+
+    Torchvision's MNASNet loads nothing without.
+    """
+    marked = OrderedDict(state)
+    marked._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]
+    return marked
 
 
 def torchvision_model(name: str, shape: Shape, classes: int) -> nn.Module:

@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from entrypoint.errors import Exit, Refused, did_you_mean, first_line
+from train.models import with_versions
 from train.pictures import Shape
 from train.settings import TrainSettings
 
@@ -30,7 +31,7 @@ def slimmed(model: nn.Module, state: Mapping[str, Tensor], shape: Shape, setting
 
     Raises `Refused` where the library cannot prune this model, or what is left would not run.
     """
-    model.load_state_dict(dict(state))
+    model.load_state_dict(with_versions(model, state))
     model.eval()
     names = to_prune(model, settings)
     example = torch.zeros(2, *shape)

@@ -35,11 +35,13 @@ def spread(model: nn.Module, group: Group) -> None:
 def units(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the model's blocks, inner ones first: large elements of its sequences, which are always called whole.
 
-    Other modules may be used by their weights alone (attention's output projection is), which gathers nothing.
+    Other modules may be used by their weights alone (attention's output projection is), which gathers nothing. FSDP2
+    takes no containers, not even those that can be called, as DenseNet's blocks can.
     """
     for child in model.children():
         yield from units(child)
-        if isinstance(model, nn.Sequential) and sum(one.numel() for one in child.parameters()) >= UNIT_PARAMETERS:
+        called = isinstance(model, nn.Sequential) and not isinstance(child, (nn.ModuleDict, nn.ModuleList))
+        if called and sum(one.numel() for one in child.parameters()) >= UNIT_PARAMETERS:
             yield child
 
 

@@ -27,6 +27,7 @@ from entrypoint.errors import Exit, Refused, first_line
 from train import checkpoint
 from train.checkpoint import Checkpoint, unreadable
 from train.loop import Learner
+from train.models import with_versions
 from train.whole import sha256_of
 
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -154,12 +155,12 @@ def load(path: Path, learner: Learner) -> None:
     set_state_dict(
         learner.model,
         learner.optimizer,
-        model_state_dict=found["model"],
+        model_state_dict=with_versions(learner.model, found["model"]),  # type: ignore[arg-type]
         optim_state_dict={**optimizer, **found["optimizer"]},
         options=OPTIONS,
     )
     if learner.average:
-        learner.average.load_state_dict(found["average"])
+        learner.average.load_state_dict(with_versions(learner.average, found["average"]))
 
 
 def tensors(learner: Learner) -> tuple[dict[str, Any], dict[str, Any]]:

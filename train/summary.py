@@ -15,7 +15,7 @@ from torch import Tensor
 from entrypoint.plan import Plan
 from train.evaluate import Score
 from train.exporting import export_onnx
-from train.models import count_multiply_adds, count_parameters
+from train.models import count_multiply_adds, count_parameters, with_versions
 from train.record import kept
 from train.run import Run
 from train.sharing import is_spread, whole_state
@@ -33,7 +33,7 @@ def finish(run: Run, score: Score, plan: Plan, started: float) -> None:
     model, judged, device = learner.model, learner.judged, run.group.device
     if is_spread(model):
         model = judged = run.blueprint.bare()
-        judged.load_state_dict(of_judged)
+        judged.load_state_dict(with_versions(judged, of_judged))
         device = torch.device("cpu")
     images = learner.step * run.settings.batch_size
     later = learner.seconds - learner.first_step_seconds

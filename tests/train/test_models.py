@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from entrypoint.errors import Refused
-from train.models import CNN, build_model, count_parameters
+from train.models import CNN, build_model, count_parameters, with_versions
 
 try:
     import torchvision  # noqa: F401
@@ -73,6 +73,16 @@ def test_torchvisions_models_come_by_name(name: str, shape: tuple[int, int, int]
     model = build_model(name, shape, 5, bias=True)
     model.train()
     assert model(torch.zeros(2, *shape)).shape == (2, 5)
+
+
+@needs_torchvision
+@pytest.mark.parametrize("name", ["mnasnet0_5", "resnet18"])
+def test_a_state_of_tensors_alone_is_loaded_whatever_version_a_model_insists_on(name: str) -> None:
+    saved, model = (build_model(name, (3, 32, 32), 5, bias=True) for _ in range(2))
+    state = {name: value.clone() for name, value in saved.state_dict().items()}
+    model.load_state_dict(with_versions(model, state))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
 
 
 @needs_torchvision

@@ -28,7 +28,9 @@ def test_units_are_the_large_elements_of_sequences_inner_ones_first() -> None:
     side = int(UNIT_PARAMETERS**0.5) + 1
     block = nn.Sequential(nn.Linear(side, side), nn.ReLU())
     attention = nn.MultiheadAttention(side, 1)  # its output projection's weights are used without a call
-    model = nn.ModuleDict({"body": nn.Sequential(block, nn.Linear(4, 4), attention), "head": nn.Linear(side, side)})
+    kept = nn.ModuleDict({"inner": nn.Linear(side, side)})  # FSDP2 takes none, whether it can be called or not
+    body = nn.Sequential(block, nn.Linear(4, 4), attention, kept)
+    model = nn.ModuleDict({"body": body, "head": nn.Linear(side, side)})
     assert list(units(model)) == [block[0], block, attention]
 
 
