@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from train.order import cut
+
 # Numbers of a sum at most; larger ones go by the process group, which is as fast for them.
 CAPACITY = 1 << 14
 # Numbers of a mean that are exchanged at once: a few of them fit into a core's cache.
@@ -80,8 +82,8 @@ class NodeMemory:
         """
         for chunk in torch.split(values, CHUNK):
             count = len(chunk)
-            begin, end = count * self.rank // self.world_size, count * (self.rank + 1) // self.world_size
-            mine, elsewhere = slice(begin, end), (slice(begin), slice(end, count))
+            mine = cut(count, self.rank, self.world_size)
+            elsewhere = slice(mine.start), slice(mine.stop, count)
             for part in elsewhere:
                 self.parts[self.rank, part] = chunk[part]
             self.meet()

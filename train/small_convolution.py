@@ -116,9 +116,8 @@ class Matrix(torch.autograd.Function):
         ctx.save_for_backward(filters)
         outputs, inputs = filters.shape[:2]
         sizes = len(rows), len(columns), outputs, len(rows[0]), len(columns[0]), inputs
-        linked = len(list(places(rows, columns)))
-        all_linked = linked == len(rows) * len(columns) * len(rows[0]) * len(columns[0])
-        matrix = filters.new_empty(sizes) if all_linked else filters.new_zeros(sizes)
+        has_gaps = any(-1 in line for line in (*rows, *columns))
+        matrix = filters.new_zeros(sizes) if has_gaps else filters.new_empty(sizes)
         ctx.rows, ctx.columns, ctx.shape = rows, columns, matrix.shape
         by_tap = filters.permute(2, 3, 0, 1)
         for (a, b, c, d), tap in places(rows, columns):
