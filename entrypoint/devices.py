@@ -182,6 +182,6 @@ def decide_backend(question: Question, device: str, nproc: int) -> Decision:
     if question.backend_problem:
         raise Refused(f"{question.settings.source['backend']}: {question.backend_problem}", Exit.MACHINE)
     backend = ("nccl" if device == "cuda" else "gloo") if asked == "auto" else asked
-    ranks = max(question.job.world_size, nproc * question.nodes.count)
+    ranks = question.ranks_of_all(nproc)
     alone = "; unused by a single rank" if ranks == 1 else ""
     return Decision("backend", backend, question.why("backend", f"the one for {device}{alone}"))

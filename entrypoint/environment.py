@@ -25,7 +25,10 @@ STANDARD = (
     ),
     *AFFINITY_VARIABLES,
     *("MALLOC_CONF", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "CUDA_DEVICE_ORDER", "PYTHONNOUSERSITE"),
+    "ACCELERATE_USE_CPU",
 )
+# accelerate 1.15, state.py: ranks that were given no GPU and not told so each take themselves for the only one.
+TOGETHER = "Hugging Face's accelerate trains on each rank alone without it"
 
 
 def decide_environment(
@@ -41,6 +44,8 @@ def decide_environment(
     wanted |= {**runtime, **cuda_variables(question, devices)}
     if len(ranks) > 1 and question.job.on_one_node and question.nodes.count == 1:
         wanted["GLOO_SOCKET_IFNAME"] = ("lo", "all ranks are on this node, whatever its name resolves to")
+    if question.program.kind != "train" and devices.device == "cpu" and question.ranks_of_all(devices.nproc) > 1:
+        wanted["ACCELERATE_USE_CPU"] = ("true", TOGETHER)
     if question.nodes.interface:
         why = f"the network that {question.nodes.said_by.partition('=')[0]}'s platform names"
         wanted |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), (question.nodes.interface, why))

@@ -61,7 +61,7 @@ def make_plan(question: Question) -> Plan:
         ),
         warnings=warnings + devices.warnings + binding.warnings + runtime.warnings + leaks(question),
         node=describe_node(question.machine),
-        world_size=question.job.world_size if question.job.launcher else question.nodes.count * devices.nproc,
+        world_size=question.ranks_of_all(devices.nproc),
         node_rank=question.nodes.rank,
         master_addr=question.nodes.master or question.job.master,
         master_port=meeting_port(question),

@@ -58,6 +58,10 @@ class Question:
         """Tell whether a person chose this setting, and not `auto`."""
         return field in self.settings.source and getattr(self.settings.values, field) != "auto"
 
+    def ranks_of_all(self, nproc: int) -> int:
+        """Return the world size, where this node starts `nproc` ranks unless a launcher has started all."""
+        return self.job.world_size if self.job.launcher else nproc * self.nodes.count
+
     @property
     def bound_by_launcher(self) -> bool:
         """Tell whether the affinity mask is this rank's own, as srun and `mpirun --bind-to core` leave it."""

@@ -112,6 +112,10 @@ def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str
     if plan.nnodes > 1 and not plan.agents_meet:  # this node's agent has set its own
         environment |= {"MASTER_ADDR": plan.master_addr, "MASTER_PORT": plan.master_port}
         environment |= {"GROUP_RANK": str(plan.node_rank), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    if plan.program.kind != "train" and job.launcher != "srun":
+        # By its name Lightning knows that ranks are started and told all, and who cannot be right; else it takes
+        # itself for Slurm's in any batch job, and waits for ranks that nobody starts. Under srun its own way is right.
+        environment.setdefault("TORCHELASTIC_RUN_ID", job.id or "none")
     if job.world_size > 1 and plan.program.kind == "train":
         # c10d warns at length of names that do not resolve back; what matters, the trainer says itself.
         environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

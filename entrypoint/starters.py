@@ -29,7 +29,10 @@ REACHED_BY = (
 HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?::| +slots *= *)([1-9][0-9]{0,3}))?")
 # What ranks on other nodes are told: our settings and what steers threads, networks and devices. Nothing else of a
 # person's environment goes over the network, where it may hold secrets.
-PASSED = ("LAUNCH_", "TRAIN_", "OMP_", "KMP_", "GOMP_", "MKL_", "GLOO_", "NCCL_", "CCL_", "FI_", "UCX_", "TORCH_")
+PASSED = (
+    *("LAUNCH_", "TRAIN_", "OMP_", "KMP_", "GOMP_", "MKL_", "GLOO_", "NCCL_", "CCL_", "FI_", "UCX_", "TORCH_"),
+    "ACCELERATE_",
+)
 PASSED_NAMES = ("PATH", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "ENTRYPOINT_STARTED")
 # A node that does not answer for so long is lost, and mpirun ends the job (Open MPI's oob_tcp parameters; ssh_config).
 KEEPALIVE = (("time", "10"), ("intvl", "5"), ("probes", "4"))

@@ -17,6 +17,7 @@ from pydantic import Field
 from entrypoint.candidates import RANKS, UNTUNED, Candidate, refinements, shapes, worker_counts
 from entrypoint.contest import Verdict, contest
 from entrypoint.errors import Exit, Refused, say
+from entrypoint.neighbours import look, told_of
 from entrypoint.plan import Plan
 from entrypoint.planner import make_plan
 from entrypoint.question import Question
@@ -46,13 +47,17 @@ class TuneSettings(Settings):
 
 @dataclass
 class Session:
-    """One search: what it is for, where it is kept, the trials that were done before it, and those since."""
+    """One search: what it is for, where it is kept, the trials that were done before it, and those since.
+
+    `beside` are the CPUs that others used before each trial.
+    """
 
     way: Way
     path: Path
     about: Mapping[str, Any]
     until: float
     earlier: dict[Candidate, list[float]]
+    beside: list[float]
     rates: dict[Candidate, list[float]] = field(default_factory=dict)
     starts: dict[Candidate, float] = field(default_factory=dict)
     problems: dict[Candidate, str] = field(default_factory=dict)
@@ -65,6 +70,7 @@ class Session:
         if len(done) < len(self.earlier.get(candidate, ())):
             done.append(self.earlier[candidate][len(done)])
             return done[-1]
+        self.beside.append(round(look(), 2))
         seen = try_out(self.way, candidate)
         if seen.rate is None:
             self.problems[candidate] = seen.problem
@@ -88,7 +94,7 @@ class Session:
     def keep(self, verdict: Mapping[str, Any] | None) -> None:
         """Write down all that is known, whole, after every trial."""
         trials = [{"variables": dict(one.variables), "rates": seen} for one, seen in self.rates.items() if seen]
-        write(self.path, {**self.about, "trials": trials, "verdict": verdict})
+        write(self.path, {**self.about, "trials": trials, "beside": self.beside, "verdict": verdict})
 
 
 COMPILED_TRIALS = 3
@@ -115,7 +121,7 @@ def tune(
         path,
         {"node": plan.node, "program": " ".join(words)},
         time.monotonic() + settings.minutes * 60,
-        unfinished(path),
+        *unfinished(path),
     )
     say(
         f"tuning {' '.join(words)} for up to {settings.minutes:g} minutes; stop it at any time, what is known is kept"
@@ -147,15 +153,16 @@ def way_of(question: Question, settings: TuneSettings, words: Sequence[str]) -> 
     return Way(tuple(words), environ, settings.seconds, figures)
 
 
-def unfinished(path: Path) -> dict[Candidate, list[float]]:
-    """Return the trials of a search that was cut short; one that came to a verdict is begun anew."""
+def unfinished(path: Path) -> tuple[dict[Candidate, list[float]], list[float]]:
+    """Return the trials of a search that was cut short, and beside what; one that came to a verdict is begun anew."""
     try:
         known = json.loads(path.read_text())
         if known["verdict"]:
-            return {}
-        return {Candidate.of(one["variables"]): list(one["rates"]) for one in known["trials"]}
+            return {}, []
+        trials = {Candidate.of(one["variables"]): list(one["rates"]) for one in known["trials"]}
+        return trials, list(known["beside"])
     except (OSError, ValueError, KeyError, TypeError):
-        return {}
+        return {}, []
 
 
 Best = Verdict[Candidate]
@@ -220,13 +227,13 @@ def outcome(question: Question, candidate: Candidate) -> object:
 def conclude(found: Best, session: Session) -> tuple[Mapping[str, str], str]:
     """Return the variables to keep and the evidence for them: none where the untuned plan is not behind."""
     tried = sum(1 for seen in session.rates.values() if seen)
-    date = time.strftime("%Y-%m-%d")
+    when = time.strftime("%Y-%m-%d") + told_of(session.beside)
     unit = UNITS[session.way.trains]
     best, untuned = found.median(found.best), found.rates.get(UNTUNED)
     if found.best == UNTUNED or UNTUNED in found.ties:
-        return {}, f"no plan of {tried} tried was faster than the untuned one, {date}"
+        return {}, f"no plan of {tried} tried was faster than the untuned one, {when}"
     gain = f", {best / found.median(UNTUNED):.2f} times the untuned plan's" if untuned else ""
-    return dict(found.best.variables), f"{best:,.4g}{unit}{gain}: the best of {tried} plans tried, {date}"
+    return dict(found.best.variables), f"{best:,.4g}{unit}{gain}: the best of {tried} plans tried, {when}"
 
 
 def report(found: Best, session: Session, by_shape: Best | None, planned: int) -> list[str]:

@@ -38,7 +38,7 @@ needs_two_cores = pytest.mark.skipif(CORES < 2, reason=f"needs 2 cores, this pro
 # Whatever a launcher, a batch system or a person has set in the shell that runs the tests stays out of them.
 FOREIGN = (
     "LAUNCH_", "TRAIN_", "OMPI_", "PMI_", "PMIX_", "MPI_", "MV2_", "SLURM_", "TORCHELASTIC_",
-    "OMP_", "KMP_", "GLOO_", "MASTER_", "PYTHON", "ENTRYPOINT_",
+    "OMP_", "KMP_", "GLOO_", "MASTER_", "PYTHON", "ENTRYPOINT_", "ACCELERATE_",
 )  # fmt: skip
 FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
 

@@ -9,11 +9,11 @@ import pytest
 
 from entrypoint.errors import Exit, Refused
 from entrypoint.job import Job
-from entrypoint.plan import Plan
+from entrypoint.plan import Plan, Program
 from entrypoint.planner import make_plan
 from entrypoint.question import Question
 from entrypoint.settings import read_launch_settings
-from tests.entrypoint.test_planner import SCRIPT, machine, why
+from tests.entrypoint.test_planner import SCRIPT, machine, plan, why
 
 
 def plan_in(container: str, environ: Mapping[str, str], broken: Mapping[str, str] | None = None) -> Plan:
@@ -56,6 +56,33 @@ def test_the_hosts_preload_that_is_not_in_an_apptainer_image_is_left_out_and_tol
     made = plan_in("Apptainer", PRELOAD, BROKEN)
     assert made.environment["LD_PRELOAD"] == "/opt/libx.so"
     assert why(made, "LD_PRELOAD").startswith("the host's, without what is not in the image: /host/liby.so")
+
+
+TWO = {"LAUNCH_NPROC_PER_NODE": "2"}
+TOGETHER = [
+    ("several ranks on CPUs", TWO, {}, Job(), "true"),
+    ("a rank among a launcher's", {}, {}, Job("Open MPI", 1, 2, 1, 2), "true"),
+    ("one rank, which trains alone", {}, {}, Job(), None),
+    ("what a person says", TWO, {"ACCELERATE_USE_CPU": "no"}, Job(), "no"),
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "environ", "job", "value"), [case[1:] for case in TOGETHER], ids=[case[0] for case in TOGETHER]
+)
+def test_accelerate_is_told_that_its_ranks_on_cpus_train_together(
+    settings: dict[str, str], environ: dict[str, str], job: Job, value: str | None
+) -> None:
+    question = Question(read_launch_settings(settings, {}), machine(4), job, SCRIPT, environ, "python")
+    assert make_plan(question).environment.get("ACCELERATE_USE_CPU") == value
+    trains = make_plan(replace(question, program=Program("train", ("python", "-m", "train"))))
+    assert "ACCELERATE_USE_CPU" not in trains.environment
+
+
+def test_accelerate_is_left_to_its_gpus() -> None:
+    made = plan(machine(4, gpus=2))
+    assert made.nproc_per_node == 2
+    assert "ACCELERATE_USE_CPU" not in made.environment
 
 
 def test_a_variable_of_openmps_that_a_person_has_set_is_shown_as_theirs() -> None:

@@ -46,6 +46,19 @@ def test_what_a_person_has_set_is_kept() -> None:
     assert {name: found[name] for name in mine} == mine
 
 
+@pytest.mark.parametrize(
+    ("job", "environ", "run_id"),
+    [
+        (Job(), {}, "none"),
+        (Job("Open MPI", 1, 2, 1, 2, "9000"), {}, "9000"),
+        (Job("torchrun", 1, 2, 1, 2, "7"), {"TORCHELASTIC_RUN_ID": "7"}, "7"),
+        (Job("srun", 1, 2, 1, 2, "9000"), {}, None),
+    ],
+)
+def test_lightning_knows_that_its_ranks_are_started(job: Job, environ: dict[str, str], run_id: str | None) -> None:
+    assert environment(job, environ).get("TORCHELASTIC_RUN_ID") == run_id
+
+
 def test_ranks_on_several_nodes_need_a_master() -> None:
     with pytest.raises(Refused, match=r"MASTER_ADDR is not set: hydra started ranks on several .* -genv") as error:
         environment(Job("hydra", 0, 4, 0, 2))

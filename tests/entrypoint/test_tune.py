@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ from entrypoint.candidates import UNTUNED, Candidate
 from entrypoint.contest import Verdict
 from entrypoint.tune import Best, surer
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
+from tests.neighbours import neighbours
 
 pytestmark = [pytest.mark.launch, needs_two_cores]
 
@@ -88,6 +90,19 @@ def test_a_script_without_a_metric_is_timed_and_the_trainer_gives_its_own(entryp
     assert "images/s" in result.err
     assert result.out.splitlines()[-1].startswith("no plan of 1 tried was faster than the untuned one")
     assert not (entrypoint.folder / "runs").exists()
+
+
+def test_what_was_found_beside_busy_neighbours_says_so_also_when_they_are_gone(entrypoint: Entrypoint) -> None:
+    file = script(entrypoint.folder, "speeds.py", SPEEDS)
+    cpus = sorted(os.sched_getaffinity(0))
+    with neighbours(cpus):
+        result = entrypoint("tune", "run", file, env=FIXED | {"TUNE_METRIC": r"([0-9,]+) images/s"})
+    assert result.code == 0, result.err
+    (why,) = [one["why"] for one in entrypoint.plan("run", file, env=FIXED)["decisions"] if one["what"] == "tuned"]
+    seen = re.search(r", beside others who used ([0-9.]+) of (\d+) CPUs; LAUNCH_TUNED=off leaves it out$", why)
+    assert seen, why
+    assert float(seen[1]) > 0.8 * len(cpus)
+    assert int(seen[2]) == len(cpus)
 
 
 @pytest.mark.parametrize(
