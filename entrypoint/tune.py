@@ -8,19 +8,20 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from entrypoint.candidates import RANKS, UNTUNED, Candidate, refinements, shapes, worker_counts
+from entrypoint.candidates import RANKS, UNTUNED, Candidate, bindings, refinements, shapes, worker_counts
 from entrypoint.contest import Verdict, contest
 from entrypoint.errors import Exit, Refused, say
 from entrypoint.neighbours import look, told_of
 from entrypoint.plan import Plan
 from entrypoint.planner import make_plan
 from entrypoint.question import Question
+from entrypoint.runtime import AFFINITY_VARIABLES
 from entrypoint.trial import Seen, Way, of_lines, of_time, of_trainer, over_all, try_out
 from entrypoint.tuned import Tuned, apply, can_tune, signature, store, write
 from entrypoint.variables import Settings
@@ -169,7 +170,7 @@ Best = Verdict[Candidate]
 
 
 def search(session: Session, question: Question, plan: Plan) -> tuple[Best | None, Best | None]:
-    """Contest by contest: shapes first, then the best shape's runtime, waiting and allocator, then loader workers.
+    """Contest by contest: shapes first, then the best shape's runtime, waiting and allocator, binding, loader workers.
 
     Returns the last verdict, and that on the shapes.
     """
@@ -179,7 +180,8 @@ def search(session: Session, question: Question, plan: Plan) -> tuple[Best | Non
         return contest(list(different.values())[::-1], session.measure, [UNTUNED], session.in_time)
 
     by_shape = found = among(shapes(question, plan.device))
-    for more in (refinements(question, plan.device), worker_counts(question, plan)):
+    stages = refinements(question, plan.device), bindings(question, plan.device), worker_counts(question, plan)
+    for more in stages:
         if found and session.in_time() and len(more) > 1:
             found = surer(found, among([UNTUNED, found.best, *(found.best.also(variables) for variables in more)]))
     return found, by_shape
@@ -219,9 +221,16 @@ def outcome(question: Question, candidate: Candidate) -> object:
         plan = make_plan(apply(question, Tuned(variables, "", Path()), {}))
     except Refused:
         return candidate
+    ranks = plan.ranks
+    if plan.bind == "none":
+        everywhere = tuple(cpu.id for cpu in question.machine.cpus)
+        ranks = tuple(replace(rank, cpus=everywhere) for rank in ranks)
+    same = ["LAUNCH_"]
+    if all(len(rank.cpus) == 1 for rank in ranks):
+        same += AFFINITY_VARIABLES  # there is nothing to pin
     others = {name: value for name, value in variables.items() if not name.startswith("LAUNCH_")}
-    environment = {name: value for name, value in plan.environment.items() if not name.startswith("LAUNCH_")}
-    return plan.ranks, plan.preload, tuple(sorted({**environment, **others}.items()))
+    environment = {name: value for name, value in plan.environment.items() if not name.startswith(tuple(same))}
+    return ranks, plan.preload, tuple(sorted({**environment, **others}.items()))
 
 
 def conclude(found: Best, session: Session) -> tuple[Mapping[str, str], str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.candidates import UNTUNED, Candidate, refinements, shapes, sparing, splits, worker_counts
+from entrypoint.candidates import UNTUNED, Candidate, bindings, refinements, shapes, sparing, splits, worker_counts
 from entrypoint.job import Job
 from entrypoint.libraries import Library
 from entrypoint.machine import Machine
@@ -58,6 +58,21 @@ def test_siblings_are_tried_too() -> None:
 def test_ranks_that_a_person_has_set_stay(given: dict[str, str]) -> None:
     assert shapes(question(machine(4), given), "cpu") == (UNTUNED,)
     assert shapes(question(machine(4)), "cuda") == (UNTUNED,)
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "found"),
+    [
+        ({}, "cpu", ["none", "threads"]),
+        ({"LAUNCH_BIND": "ranks"}, "cpu", []),
+        ({"OMP_PROC_BIND": "close"}, "cpu", []),
+        ({}, "cuda", []),
+    ],
+)
+def test_ranks_may_float_or_pin_their_threads_unless_a_person_says_how(
+    given: dict[str, str], device: str, found: list[str]
+) -> None:
+    assert [one["LAUNCH_BIND"] for one in bindings(question(machine(4), given), device)] == found
 
 
 LIBRARIES = (Library("tcmalloc", "/lib/t.so", ""), Library("intel", "/lib/i.so", ""), Library("jemalloc", None, "no"))
