@@ -48,6 +48,9 @@ def node_stage(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Plan for this node, then show the plan or launch it; `environ` is what the program will get."""
     started = time.time()
     os.environ["PYDANTIC_DISABLE_PLUGINS"] = "1"  # looking for some reads every installed package's metadata
+    from entrypoint import neighbours
+
+    since = neighbours.start()
     from entrypoint import cli
     from entrypoint.launch import STARTERS, launch
     from entrypoint.launcher_defaults import without_defaults
@@ -71,6 +74,8 @@ def node_stage(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         replace_process(request.program.argv if request.program else selftest_command(), environ)
     settings, job = read_launch_settings(environ, request.launch_flags), read_job(environ)
     question = replace(ask(request, settings, job, without_defaults(environ, job)), substitutes=instead)
+    if request.verb != "tune":  # which tries plans as they are
+        question = replace(question, machine=replace(question.machine, kept_busy=neighbours.kept_busy(since)))
     if request.verb == "doctor":
         return show_checks(request, question)
     if request.verb == "tune":
@@ -169,17 +174,20 @@ def draw_plan(request: Request, question: Question) -> Plan:
     from entrypoint.planner import make_plan
     from entrypoint.starters import with_starter
 
-    plan = make_plan(question)
-    if request.program is None:
-        from train.naming import fresh
-        from train.planning import plan_training
-        from train.recipes import with_recipe
-        from train.settings import read_train_settings
-        from train.survey import survey
+    if request.program is not None:
+        return with_starter(make_plan(question), question)
+    from train.begun import neighbours_before
+    from train.naming import fresh
+    from train.planning import plan_training
+    from train.recipes import with_recipe
+    from train.settings import read_train_settings
+    from train.survey import survey
 
-        training, plan = with_recipe(read_train_settings(question.environ, request.train_flags), plan)
-        free_name = fresh(training.values.output_dir, training.values).name if plan.max_restarts else ""
-        plan = plan_training(plan, training, survey(training.values), question.machine, free_name)
+    given = read_train_settings(question.environ, request.train_flags)
+    question = replace(question, neighbours_before=neighbours_before(given.values))
+    training, plan = with_recipe(given, make_plan(question))
+    free_name = fresh(training.values.output_dir, training.values).name if plan.max_restarts else ""
+    plan = plan_training(plan, training, survey(training.values), question.machine, free_name)
     return with_starter(plan, question)
 
 

@@ -28,6 +28,7 @@ class Machine:
 
     `cpu_flags` are those of `FLAGS` that it has; `memory_nodes` the NUMA nodes with memory; `squeezed_to` the CPUs
     that a launcher's unasked default had left this process of them; `kernel` is Linux's version, two numbers or none.
+    `kept_busy` is how many of the CPUs others keep busy.
     """
 
     hostname: str
@@ -47,6 +48,7 @@ class Machine:
     surroundings: Surroundings = field(default_factory=Surroundings)
     squeezed_to: tuple[int, ...] = ()
     kernel: tuple[int, ...] = ()
+    kept_busy: float = 0.0
 
     def library(self, name: str) -> Library:
         """Return what was found of a library of `entrypoint.libraries.PATTERNS`."""

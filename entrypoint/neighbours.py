@@ -1,24 +1,26 @@
-"""How much of this process's CPUs others use, by the kernel's own count."""
+"""How much of this process's CPUs others use, by the kernel's own counts."""
 
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-STAT = Path("/proc/stat")
+STAT, LOAD, SCHEDULED = Path("/proc/stat"), Path("/proc/loadavg"), Path("/proc/self/schedstat")
 # Long enough for the kernel's ticks of 10 ms to tell a tenth of a CPU.
 LOOK_S = 0.2
 # Columns of a CPU's line whose time nobody used: idle, iowait (kernel docs, filesystems/proc.rst).
 UNUSED = (3, 4)
+# The column of what the host took from a virtual machine: its time comes back to nobody who leaves a CPU free.
+STOLEN = 7
 # So many CPUs that are used come from anybody's small chores.
 CHORES = 0.2
 
 
-def read_used(cpus: frozenset[int], stat: Path = STAT) -> Mapping[int, tuple[int, int]]:
+def read_used(cpus: frozenset[int], stat: Path = STAT, unused: Sequence[int] = UNUSED) -> Mapping[int, tuple[int, int]]:
     """Return for each of these CPUs the ticks that it was used, and all that it had, since the machine started.
 
     Empty where the kernel's count cannot be read. What the host took from a virtual machine counts as used.
@@ -30,7 +32,7 @@ def read_used(cpus: frozenset[int], stat: Path = STAT) -> Mapping[int, tuple[int
             number = name.removeprefix("cpu")
             if name != number and number.isdecimal() and int(number) in cpus:
                 ticks = [int(word) for word in words[:8]]  # those of guests are in the first ones already
-                used[int(number)] = sum(ticks) - sum(ticks[column] for column in UNUSED), sum(ticks)
+                used[int(number)] = sum(ticks) - sum(ticks[column] for column in unused), sum(ticks)
     return used
 
 
@@ -50,5 +52,47 @@ def look(seconds: float = LOOK_S) -> float:
 
 def told_of(looks: Sequence[float]) -> str:
     """Return the words about the CPUs that others used at most looks, none for a few chores."""
-    used = statistics.median(looks) if looks else 0.0
+    used = sorted(looks)[(len(looks) - 1) // 2] if looks else 0.0
     return f", beside others who used {used:.1f} of {len(os.sched_getaffinity(0))} CPUs" if used >= CHORES else ""
+
+
+@dataclass(frozen=True)
+class Start:
+    """When a span began: the clock, what this process had of the CPUs until then, and the kernel's count."""
+
+    clock_s: float
+    own_s: float
+    used: Mapping[int, tuple[int, int]]
+
+
+def start() -> Start:
+    """Begin a span in which this process works too."""
+    cpus = frozenset(os.sched_getaffinity(0))
+    return Start(time.monotonic(), own_seconds(), read_used(cpus, unused=(*UNUSED, STOLEN)))
+
+
+def own_seconds() -> float:
+    """Return how long this process and its ended children were on a CPU, less how long it had to wait for one.
+
+    While it waits, others have the CPU that it would use: without it they would use more, not less.
+    """
+    waited_ns = 0
+    with suppress(OSError, ValueError, IndexError):  # a kernel that does not tell how long (sched-stats.rst)
+        waited_ns = int(SCHEDULED.read_text().split()[1])
+    return sum(os.times()[:4]) - waited_ns / 1e9
+
+
+def kept_busy(since: Start, load: Path = LOAD) -> float:
+    """Return how many of this process's CPUs others keep busy, 0 where the kernel does not tell.
+
+    What they use now counts, up to what ran or waited on average over the last minute (proc_loadavg(5)): neither what
+    has ended nor what has just begun is a neighbour.
+    """
+    now = start()
+    span_s = now.clock_s - since.clock_s
+    used = busy(since.used, now.used) - (now.own_s - since.own_s) / span_s if span_s > 0 else 0.0
+    try:
+        lasting = float(load.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return round(max(0.0, min(used, lasting)), 2)

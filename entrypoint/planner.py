@@ -75,6 +75,7 @@ def make_plan(question: Question) -> Plan:
         min_nodes=question.nodes.fewest or question.nodes.count,
         map=core_map(question.machine, binding.ranks),
         time_slice_us=time_slice_us,
+        neighbours=binding.neighbours,
     )
     return replace(plan, command=agent_command(plan, question)) if launcher == "torchrun" else plan
 

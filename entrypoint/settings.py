@@ -86,6 +86,11 @@ class LaunchSettings(Settings):
         description="Length of the turns at a CPU that ranks ask for, in microseconds: auto is 300 where a rank has"
         " several threads and Linux is 6.12 or newer; kernel leaves them as they are.",
     )
+    neighbours: Literal["auto"] | Annotated[int, Field(ge=0, le=4096)] = Field(
+        "auto",
+        description="CPUs that ranks leave to others by having fewer threads: auto is as many as others keep busy, on a"
+        " node that no scheduler has granted.",
+    )
     oversubscribe: bool = Field(False, description="Allow more ranks than cores, which then share: 1 or 0.")
     tuned: str = Field(
         "auto", description="What `entrypoint tune` found: auto looks in the user's cache folder; off; or a folder."

@@ -39,6 +39,8 @@ TRYING = {
     "TRAIN_MAX_MINUTES": "",
 }
 QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_TUNED": "off"}
+# What others keep busy right now must not make one candidate of two.
+STEADY = {"LAUNCH_NEIGHBOURS": "0"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def try_out(way: Way, candidate: Candidate) -> Seen:
     """Run the program under a candidate until it has given figures for long enough, or has ended by itself."""
     with tempfile.TemporaryDirectory(prefix="entrypoint-tune-") as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        environ = {**way.environ, **dict(candidate.variables), **QUIET}
+        environ = {**STEADY, **way.environ, **dict(candidate.variables), **QUIET}
         if way.trains:
             environ |= {**TRYING, "TRAIN_OUTPUT_DIR": folder}
         with out.open("wb") as to, err.open("wb") as errors:

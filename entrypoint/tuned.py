@@ -101,9 +101,13 @@ def can_tune(question: Question) -> bool:
 
 
 def apply(question: Question, tuned: Tuned, flags: Mapping[str, str]) -> Question:
-    """Return the question as if a person had set what was found; `flags` are the launcher's own."""
+    """Return the question as if a person had set what was found; `flags` are the launcher's own.
+
+    What was measured stands, whatever others keep busy now.
+    """
     environ = {**tuned.variables, **question.environ}
-    return replace(question, environ=environ, settings=read_launch_settings(environ, flags))
+    machine = replace(question.machine, kept_busy=0.0)
+    return replace(question, environ=environ, settings=read_launch_settings(environ, flags), machine=machine)
 
 
 def tell(plan: Plan, tuned: Tuned) -> Plan:

@@ -44,10 +44,11 @@ FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_V
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without anything that a plan reads."""
-    return {
+    """Return this process's environment without anything that a plan reads; suites that run beside it are ignored."""
+    clean = {
         name: value for name, value in os.environ.items() if not name.startswith(FOREIGN) and name not in FOREIGN_NAMES
     }
+    return {**clean, "LAUNCH_NEIGHBOURS": "0"}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from entrypoint.settings import PREFIX as LAUNCH_PREFIX
 from entrypoint.variables import Given, variable_name
 from entrypoint.verify import Observed
 from train import checkpoint
+from train.begun import begun
 from train.lock import Lock
 from train.naming import fresh
 from train.settings import PREFIX, TrainSettings
@@ -65,16 +66,16 @@ def choose_folder(settings: TrainSettings) -> tuple[Path, list[Path]]:
     """Return the folder and the checkpoints to start from, the newest first, which TRAIN_RESUME decides."""
     output, resume = settings.output_dir, settings.resume
     named = output / settings.run_name if settings.run_name else None
-    if resume == "auto":
-        candidate = named or output / "latest"
-        starts = checkpoint.newest_first(candidate / "checkpoint")
+    before = begun(settings)
+    if before and resume == "auto":
+        starts = checkpoint.newest_first(before / "checkpoint")
         if starts:
-            return candidate.resolve(), starts
-    elif resume != "off":
+            return before.resolve(), starts
+    elif before:
         start = Path(resume)
         if not start.is_file() and not (start.suffix == checkpoint.SHARDED and start.is_dir()):
             raise Refused(f"TRAIN_RESUME={resume}: no such checkpoint; it is auto, off, or a checkpoint's path")
-        return named or start.resolve().parents[1], [start]
+        return named or before, [start]
     if named and (named / "settings.json").exists():
         raise Refused(
             f"TRAIN_RUN_NAME={settings.run_name}: {named} already holds a run; choose another name, or go on with"
@@ -109,6 +110,7 @@ def repeat_command(given: Given[TrainSettings], plan: Plan, environ: Mapping[str
     variables = {name: value for name, value in given.as_variables(PREFIX).items() if name not in not_repeated}
     launch = {name: environ[name] for name in sorted(environ) if name.startswith(LAUNCH_PREFIX) and environ[name]}
     launch[f"{LAUNCH_PREFIX}NPROC_PER_NODE"] = str(plan.nproc_per_node)
+    launch[f"{LAUNCH_PREFIX}NEIGHBOURS"] = str(plan.neighbours)  # other threads would round otherwise
     words = [f"{name}={shlex.quote(value)}" for name, value in (launch | variables).items()]
     command = [shlex.quote(sys.executable), "-I", "-m", "entrypoint", "train"]
     return f"cd {shlex.quote(str(Path.cwd()))} && env {' '.join([*words, *command])}"

@@ -8,8 +8,8 @@ threads, OpenMP runtime, wait policy and allocator that can be had, once each; i
 with all others, ROUNDS (5) times. Medians and range of images a second; ratios are to ours with nothing set. A finalist
 that the plan itself would have taken is marked: its ratio says how far chance goes. So is who runs on CPUs that it was
 not given, which is no advantage but another's loss.
-Claim: ours within 5 % of the sweep's best, and never behind a peer that keeps to what it was given. Beside busy
-neighbours the sweep's best is another number of ranks or threads, which the plan does not hang on a moment's load.
+Claim: ours within 5 % of the sweep's best, and never behind a peer that keeps to what it was given. Where every CPU has
+a busy neighbour the sweep's best is two ranks, a number that a person or `tune` chooses.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from tests.conftest import Result, clean_environment
 IMAGES = ("cpu-intel", "cuda")
 LIMIT_S = 240
 REPOSITORY = Path(__file__).resolve().parents[2]
+# Suites that run beside these are no neighbours of theirs.
+ALONE = ("--env", "LAUNCH_NEIGHBOURS=0")
 
 
 def run(*words: str | Path, env: Mapping[str, str] | None = None, limit_s: int = LIMIT_S) -> Result:
@@ -50,11 +52,11 @@ class Docker:
 
     def run(self, image: str, *program: str | Path, options: tuple[str, ...] = (), limit_s: int = LIMIT_S) -> Result:
         """Run a container of an image to its end, as a person would."""
-        return run("docker", "run", "--rm", *options, self.tag(image), *program, limit_s=limit_s)
+        return run("docker", "run", "--rm", *ALONE, *options, self.tag(image), *program, limit_s=limit_s)
 
     def start(self, image: str, *program: str, options: tuple[str, ...] = ()) -> str:
         """Start a container in the background and return its id."""
-        result = run("docker", "run", "--detach", *options, self.tag(image), *program)
+        result = run("docker", "run", "--detach", *ALONE, *options, self.tag(image), *program)
         assert result.code == 0, result.err
         self.left.append(result.out.strip())
         return self.left[-1]

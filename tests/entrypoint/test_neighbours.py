@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from entrypoint.neighbours import busy, look, read_used, told_of
+from entrypoint.neighbours import STOLEN, UNUSED, busy, kept_busy, look, own_seconds, read_used, start, told_of
+from tests.conftest import CORES, PYTHON, Entrypoint, needs_two_cores, script
 from tests.neighbours import neighbours
 
 # Two CPUs and one that is not allowed: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice.
@@ -30,6 +34,7 @@ def test_only_allowed_cpus_count_and_idle_time_does_not(tmp_path: Path) -> None:
     stat = tmp_path / "stat"
     stat.write_text(STAT)
     assert read_used(frozenset({0, 1}), stat) == {0: (150, 1000), 1: (0, 1000)}
+    assert read_used(frozenset({0}), stat, (*UNUSED, STOLEN)) == {0: (145, 1000)}
 
 
 def test_a_kernel_that_does_not_count_says_nothing(tmp_path: Path) -> None:
@@ -52,3 +57,60 @@ def test_it_is_told_where_most_looks_saw_it() -> None:
     cpus = len(os.sched_getaffinity(0))
     assert told_of([0.0, 1.0, 1.0]) == f", beside others who used 1.0 of {cpus} CPUs"
     assert told_of([0.0, 0.0, 1.0]) == told_of([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("load", "least", "most"),
+    [("9.00 9.00 9.00 1/80 27361", 0.8, CORES), ("0.31 0.00 0.00 1/80 27361", 0.31, 0.31), ("", 0, 0), (None, 0, 0)],
+)
+def test_a_neighbour_that_lasts_keeps_cpus_busy(tmp_path: Path, load: str | None, least: float, most: float) -> None:
+    file = tmp_path / "loadavg"
+    if load is not None:
+        file.write_text(load)
+    with neighbours([min(os.sched_getaffinity(0))]):
+        look(0.5)  # it starts
+        since = start()
+        time.sleep(1.0)
+        assert least <= kept_busy(since, file) <= most
+
+
+def test_what_this_process_uses_is_no_neighbours(tmp_path: Path) -> None:
+    file = tmp_path / "loadavg"
+    file.write_text("9.00 9.00 9.00 1/80 27361")
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})  # of one CPU it and other suites cannot both have much
+    try:
+        since, before = start(), time.process_time()
+        while time.process_time() - before < 0.5:
+            pass
+        own = (own_seconds() - since.own_s) / (time.monotonic() - since.clock_s)
+        assert kept_busy(since, file) <= 1.1 - own
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+# The load of the last minute as a machine shows it that has had a neighbour for long.
+LOADED = 'echo "9.00 9.00 9.00 2/80 4711" >"$0" && mount --bind "$0" /proc/loadavg && exec "$@"'
+
+
+@needs_two_cores
+@pytest.mark.launch
+def test_a_run_beside_a_neighbour_has_fewer_threads_and_says_why(entrypoint: Entrypoint, tmp_path: Path) -> None:
+    apart = ("unshare", "--mount", "sh", "-c", LOADED, str(tmp_path / "loadavg"))
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs unshare(1) and the right to mount over /proc/loadavg")
+    program = script(tmp_path, "x.py", "import os; print('threads', os.environ['OMP_NUM_THREADS'])")
+    command = (*apart, PYTHON, "-m", "entrypoint")
+    calm = 0
+    with neighbours([min(os.sched_getaffinity(0))]):
+        for _ in range(9):  # other suites may be neighbours too, for a moment
+            before = look(0.5)
+            done = entrypoint("run", program, env={"LAUNCH_NEIGHBOURS": "auto"}, command=command)
+            if done.out == f"threads {CORES - 1}\n":
+                break
+            calm += max(before, look(0.5)) < 1.3
+            assert calm < 3, done.out + done.err
+        else:
+            pytest.skip(f"needs a machine with nobody else on it, others use {before:.1f} of {CORES} CPUs")
+    assert "less what is left to others: they keep " in done.err
+    assert "LAUNCH_NEIGHBOURS=0 takes all" in done.err

@@ -85,7 +85,8 @@ def test_the_plan_is_made_by_it_and_says_so(tmp_path: Path) -> None:
     asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": "twice as fast"}}))
     tuned = find(asked, dict)
     assert tuned
-    applied = apply(asked, tuned, {})
+    applied = apply(replace(asked, machine=replace(asked.machine, kept_busy=1.0)), tuned, {})
+    assert make_plan(applied).neighbours == 0, "what was measured stands"
     made = tell(make_plan(applied), tuned)
     assert (made.nproc_per_node, made.ranks[0].threads) == (2, 1)
     assert applied.environ["OMP_WAIT_POLICY"] == "passive"

@@ -78,6 +78,7 @@ def test_the_command_has_every_setting_and_is_safe_to_paste(tmp_path: Path) -> N
     assert {
         "LAUNCH_THREADS=1",
         "LAUNCH_NPROC_PER_NODE=1",
+        "LAUNCH_NEIGHBOURS=0",
         "TRAIN_EPOCHS=3",
         f"TRAIN_DATA_DIR={tmp_path}/my $data; rm",
     } <= set(words)

@@ -1,0 +1,52 @@
+"""A run that goes on leaves to others what it left to them before, so that it ends the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Entrypoint, needs_two_cores
+from tests.entrypoint.test_planner import machine, plan
+from train.begun import begun, neighbours_before
+from train.settings import TrainSettings
+
+
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        ({}, None),
+        ({"run_name": "mine"}, None),
+        ({"resume": "auto"}, "/out/latest"),
+        ({"resume": "auto", "run_name": "mine"}, "/out/mine"),
+        ({"resume": "/out/mine/checkpoint/best.pt"}, "/out/mine"),
+        ({"resume": "/best.pt"}, "/"),
+    ],
+)
+def test_which_run_is_gone_on_with(given: dict[str, str], folder: str | None) -> None:
+    assert begun(TrainSettings.model_validate({"output_dir": "/out", **given})) == (Path(folder) if folder else None)
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"ranks": 5}'])
+def test_without_a_plan_that_can_be_read_it_is_as_one_that_begins(tmp_path: Path, text: str | None) -> None:
+    settings = TrainSettings(output_dir=tmp_path, run_name="mine", resume="auto")
+    (tmp_path / "mine").mkdir()
+    if text is not None:
+        (tmp_path / "mine/plan.json").write_text(text)
+    assert neighbours_before(settings) is None
+    (tmp_path / "mine/plan.json").write_text(replace(plan(machine(4)), neighbours=1).to_json())
+    assert neighbours_before(settings) == 1
+
+
+@needs_two_cores
+@pytest.mark.launch
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_run_goes_on_with_as_many_threads_as_it_began_with(entrypoint: Entrypoint, left: int) -> None:
+    env = {"TRAIN_DATASET": "digits", "TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "mine"}
+    first = entrypoint.train(env=env | {"LAUNCH_NEIGHBOURS": str(left)})
+    made = entrypoint.plan("train", env=env | {"TRAIN_RESUME": "auto", "LAUNCH_NEIGHBOURS": "auto"})
+    assert [rank["threads"] for rank in made["ranks"]] == [first["threads"]]
+    assert made["neighbours"] == left
+    why = next(one["why"] for one in made["decisions"] if one["what"] == "threads")
+    assert ("1, as the run did that this one goes on with" in why) == bool(left)
