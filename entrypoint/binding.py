@@ -19,6 +19,15 @@ CpuLists = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
+class Left:
+    """How many CPUs are left to others, and how many of its own each rank leaves; none where they are `too_many`."""
+
+    cpus: int = 0
+    each: int = 0
+    too_many: bool = False
+
+
+@dataclass(frozen=True)
 class Binding:
     """The ranks; `waits` says that a thread that spins takes time from another, `neighbours` how many CPUs are left."""
 
@@ -40,16 +49,15 @@ def decide_binding(question: Question, devices: Devices) -> Binding:
         cpus, cores_decision = deal_cores(question, budget, devices)
         fair = share_threads(budget.threads, cpus)
         shared = devices.nproc > len(budget.cores)
-    neighbours, each = left_to_others(question, devices, budget, cpus)
-    fewer = tuple(min(most, len(share) - each) for most, share in zip(fair, cpus, strict=True))
-    threads, why, warnings = decide_threads(question, fair, fewer)
+    left = left_to_others(question, devices, budget, cpus, fair)
+    threads, why, warnings = decide_threads(question, fair, cpus, left)
     nodes, memory_decision = decide_memory(question, cpus)
     ranks = tuple(
         Rank(rank, cpus[rank], threads[rank], gpu_of(devices, rank), nodes[rank]) for rank in range(devices.nproc)
     )
     spread = f"{min(threads)}" if len(set(threads)) == 1 else f"{min(threads)} to {max(threads)}"
     decisions = (cores_decision, Decision("threads", spread, why), *memory_decision)
-    return Binding(ranks, shared or budget.rationed, neighbours, decisions, warnings + left_short(question))
+    return Binding(ranks, shared or budget.rationed, left.cpus, decisions, warnings + left_short(question))
 
 
 def gpu_of(devices: Devices, rank: int) -> int | None:
@@ -104,36 +112,35 @@ def deal_cores(question: Question, budget: Budget, devices: Devices) -> tuple[tu
     return cpus, Decision("cores", dealt, why)
 
 
-def left_to_others(question: Question, devices: Devices, budget: Budget, cpus: CpuLists) -> tuple[int, int]:
-    """Return how many CPUs are left to others, and how many of its own each rank leaves: it has fewer threads.
+def left_to_others(question: Question, devices: Devices, budget: Budget, cpus: CpuLists, fair: tuple[int, ...]) -> Left:
+    """Return what the ranks leave to others by having fewer threads.
 
     OpenMP's equal parts wait for the thread that has half a CPU, so that one busy neighbour halves a rank of any number
-    of threads; where more than half of the CPUs are busy, fewer threads are no better. By itself it is not done on
-    nodes that a scheduler grants, nor where others start ranks here or elsewhere, who would take each other for such.
-    Raises `Refused` where a person leaves a rank none.
+    of threads; where more than half of the CPUs are busy, fewer threads are no better. Raises `Refused` where a person
+    leaves a rank none.
     """
-    asked, job = question.settings.values.neighbours, question.job
+    asked = question.settings.values.neighbours
     busy = question.neighbours_now if asked == "auto" else asked
     idle = len(whole_cores(question.machine.cpus, siblings=False)) - len(budget.cores)  # cores that no rank is on
     each, fewest = max(0, -(-(busy - idle) // len(cpus))), min(map(len, cpus))
-    if asked == "auto":
-        granted = bool(job.nodes) or job.granted_cpus is not None
-        alone = not (granted or job.launcher or question.starter) and question.nodes.count == 1
-        return (busy, each) if alone and devices.device == "cpu" and 2 * each <= fewest else (0, 0)
-    if each >= fewest:
+    if all(most <= len(share) - each for most, share in zip(fair, cpus, strict=True)):  # as under a quota
+        return Left(busy, each)
+    if asked == "auto" and (devices.device != "cpu" or 2 * each > fewest):
+        return Left(too_many=devices.device == "cpu" and question.neighbours_before is None)
+    if asked != "auto" and each >= fewest:
         raise Refused(
             f"{question.settings.source['neighbours']}: leaves no CPU to a rank that has {fewest}; lower it",
             Exit.MACHINE,
         )
-    return busy, each
+    return Left(busy, each)
 
 
 def decide_threads(
-    question: Question, fair: tuple[int, ...], fewer: tuple[int, ...]
+    question: Question, fair: tuple[int, ...], cpus: CpuLists, left: Left
 ) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
     """Return threads for each rank, the reason, and a warning where a person asks for more than fits.
 
-    `fair` is what fits beside nobody, `fewer` what is taken where nobody asks.
+    `fair` is what fits beside nobody; where nobody asks, what is left to others comes off.
     """
     own = own_threads(question)
     asked = question.settings.values.threads
@@ -147,9 +154,12 @@ def decide_threads(
         raise Refused(f"{both} say different things, and torch takes MKL's; unset one of them")
     chosen = next(iter(own.values()), None) if asked == "auto" else asked
     if chosen is None:
+        fewer = tuple(min(most, len(share) - left.each) for most, share in zip(fair, cpus, strict=True))
         why = "the rank's share of the physical cores"
         if fewer != fair:
             why += f", less what is left to others: {question.why('neighbours', question.why_neighbours)}"
+        elif left.too_many:
+            why += f"; others keep {question.kept_busy} busy, too many to leave: `entrypoint tune` finds what is best"
         return fewer, why, ()
     name = next(iter(own), "")
     why = f"(yours) {name}={chosen}" if asked == "auto" else question.why("threads", "")

@@ -238,6 +238,7 @@ LEFT = {
     "three of two ranks": (machine(8), 3.0, {"LAUNCH_NPROC_PER_NODE": "2"}, [2, 2]),
     "ranks of one CPU": (machine(2), 1.0, {"LAUNCH_NPROC_PER_NODE": "2"}, [1, 1]),
     "a quota that fits beside them": (machine(8, quota=2), 3.0, {}, [2]),
+    "a quota that fits beside many": (machine(8, quota=2), 6.0, {}, [2]),
     "a quota that does not": (machine(8, quota=6), 3.0, {}, [5]),
     "a person's own threads": (machine(4), 1.0, {"LAUNCH_THREADS": "4"}, [4]),
     "nothing by a person": (machine(4), 1.0, {"LAUNCH_NEIGHBOURS": "0"}, [4]),
@@ -248,6 +249,8 @@ LEFT = {
     "a GPU's rank": (machine(4, gpus=1), 1.0, {}, [4]),
 }
 
+TOO_MANY = ("more, where fewer threads are no better", "both of two", "the only one", "ranks of one CPU")
+
 
 @pytest.mark.parametrize("case", LEFT)
 def test_what_others_keep_busy_is_left_to_them(case: str) -> None:
@@ -257,7 +260,8 @@ def test_what_others_keep_busy_is_left_to_them(case: str) -> None:
     assert [rank.threads for rank in made.ranks] == threads
     assert [rank.cpus for rank in made.ranks] == [rank.cpus for rank in alone.ranks], "bound to all as ever"
     assert made.warnings == alone.warnings
-    assert ("left to others" in why(made, "threads")) == (made.ranks != alone.ranks)
+    assert ("less what is left to others" in why(made, "threads")) == (made.ranks != alone.ranks)
+    assert ("too many to leave" in why(made, "threads")) == (case in TOO_MANY)
     assert made.neighbours >= (made.ranks != alone.ranks)
 
 
