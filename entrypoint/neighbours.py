@@ -16,6 +16,10 @@ LOOK_S = 0.2
 UNUSED = (3, 4)
 # The column of what the host took from a virtual machine: its time comes back to nobody who leaves a CPU free.
 STOLEN = 7
+# What the kernel's average over the last minute has of a load that began so long ago.
+LASTING = 0.6
+# CPUs that were idle for less are as good as all in use.
+IDLE = 0.1
 # So many CPUs that are used come from anybody's small chores.
 CHORES = 0.2
 
@@ -58,17 +62,32 @@ def told_of(looks: Sequence[float]) -> str:
 
 @dataclass(frozen=True)
 class Start:
-    """When a span began: the clock, what this process had of the CPUs until then, and the kernel's count."""
+    """When a span began: the clock, what this process had of the CPUs until then, and the kernel's counts.
+
+    `load` is the average of the last minute of those that run or wait, `running` how many of them there are now.
+    """
 
     clock_s: float
     own_s: float
     used: Mapping[int, tuple[int, int]]
+    load: float
+    running: int
 
 
-def start() -> Start:
+def start(load: Path = LOAD) -> Start:
     """Begin a span in which this process works too."""
     cpus = frozenset(os.sched_getaffinity(0))
-    return Start(time.monotonic(), own_seconds(), read_used(cpus, unused=(*UNUSED, STOLEN)))
+    lasting, running = read_load(load)
+    return Start(time.monotonic(), own_seconds(), read_used(cpus, unused=(*UNUSED, STOLEN)), lasting, running)
+
+
+def read_load(load: Path) -> tuple[float, int]:
+    """Return the load of the last minute and how many run or wait now (proc_loadavg(5)), zeros where /proc hides it."""
+    try:
+        words = load.read_text().split()
+        return float(words[0]), int(words[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return 0.0, 0
 
 
 def own_seconds() -> float:
@@ -85,14 +104,13 @@ def own_seconds() -> float:
 def kept_busy(since: Start, load: Path = LOAD) -> float:
     """Return how many of this process's CPUs others keep busy, 0 where the kernel does not tell.
 
-    What they use now counts, up to what ran or waited on average over the last minute (proc_loadavg(5)): neither what
-    has ended nor what has just begun is a neighbour.
+    Where no CPU was idle, those that wait for each other count too. What they use now counts where as much ran or
+    waited over the last minute: neither what has ended nor what has just begun is a neighbour.
     """
-    now = start()
+    now = start(load)
     span_s = now.clock_s - since.clock_s
-    used = busy(since.used, now.used) - (now.own_s - since.own_s) / span_s if span_s > 0 else 0.0
-    try:
-        lasting = float(load.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return round(max(0.0, min(used, lasting)), 2)
+    used = busy(since.used, now.used)
+    others = used - (now.own_s - since.own_s) / span_s if span_s > 0 else 0.0
+    if used > len(now.used) - IDLE:
+        others = max(others, min(len(now.used), since.running - 1, now.running - 1))
+    return round(max(0.0, others), 2) if now.load >= LASTING * others else 0.0

@@ -61,7 +61,7 @@ def test_it_is_told_where_most_looks_saw_it() -> None:
 
 @pytest.mark.parametrize(
     ("load", "least", "most"),
-    [("9.00 9.00 9.00 1/80 27361", 0.8, CORES), ("0.31 0.00 0.00 1/80 27361", 0.31, 0.31), ("", 0, 0), (None, 0, 0)],
+    [("9.00 9.00 9.00 2/80 27361", 0.8, CORES), ("0.31 0.00 0.00 2/80 27361", 0, 0), ("", 0, 0), (None, 0, 0)],
 )
 def test_a_neighbour_that_lasts_keeps_cpus_busy(tmp_path: Path, load: str | None, least: float, most: float) -> None:
     file = tmp_path / "loadavg"
@@ -69,7 +69,7 @@ def test_a_neighbour_that_lasts_keeps_cpus_busy(tmp_path: Path, load: str | None
         file.write_text(load)
     with neighbours([min(os.sched_getaffinity(0))]):
         look(0.5)  # it starts
-        since = start()
+        since = start(file)
         time.sleep(1.0)
         assert least <= kept_busy(since, file) <= most
 
@@ -80,13 +80,24 @@ def test_what_this_process_uses_is_no_neighbours(tmp_path: Path) -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})  # of one CPU it and other suites cannot both have much
     try:
-        since, before = start(), time.process_time()
+        since, before = start(file), time.process_time()
         while time.process_time() - before < 0.5:
             pass
         own = (own_seconds() - since.own_s) / (time.monotonic() - since.clock_s)
         assert kept_busy(since, file) <= 1.1 - own
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def test_neighbours_who_wait_for_each_other_while_this_process_has_a_cpu_all_count(tmp_path: Path) -> None:
+    file = tmp_path / "loadavg"
+    file.write_text(f"9.00 9.00 9.00 {CORES + 1}/80 27361")
+    with neighbours(sorted(os.sched_getaffinity(0))):
+        look(0.5)  # they start
+        since, before = start(file), time.process_time()
+        while time.process_time() - before < 0.5:
+            pass
+        assert kept_busy(since, file) >= CORES - 0.4
 
 
 # The load of the last minute as a machine shows it that has had a neighbour for long.
