@@ -226,11 +226,11 @@ def test_mkls_number_of_threads_is_heeded_since_torch_takes_it() -> None:
 
 
 LEFT = {
-    "not quite one": (machine(4), 0.59, {}, [4]),
-    "one": (machine(4), 0.6, {}, [3]),
+    "not quite one": (machine(4), 0.79, {}, [4]),
+    "one": (machine(4), 0.81, {}, [3]),
     "one and a half of another": (machine(4), 1.5, {}, [3]),
     "half of the CPUs": (machine(4), 2.0, {}, [2]),
-    "more, where fewer threads are no better": (machine(4), 2.6, {}, [4]),
+    "more, where fewer threads are no better": (machine(4), 2.9, {}, [4]),
     "one of two": (machine(2), 1.0, {}, [1]),
     "both of two": (machine(2), 2.0, {}, [2]),
     "the only one": (machine(1), 1.0, {}, [1]),
