@@ -74,12 +74,11 @@ def node_stage(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         replace_process(request.program.argv if request.program else selftest_command(), environ)
     settings, job = read_launch_settings(environ, request.launch_flags), read_job(environ)
     question = replace(ask(request, settings, job, without_defaults(environ, job)), substitutes=instead)
-    if request.verb != "tune":  # which tries plans as they are
-        question = replace(question, machine=replace(question.machine, kept_busy=neighbours.kept_busy(since)))
+    if request.verb == "tune":  # which tries plans as they are, whoever is beside them
+        return find_fastest(request, question)
+    question = replace(question, machine=replace(question.machine, kept_busy=neighbours.kept_busy(since)))
     if request.verb == "doctor":
         return show_checks(request, question)
-    if request.verb == "tune":
-        return find_fastest(request, question)
     question, tuned = take_up(request, question)
     plan = draw_plan(request, question)
     plan = tell(plan, tuned) if tuned else plan

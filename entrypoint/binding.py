@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from entrypoint.budget import Budget, find_budget, whole_cores
+from entrypoint.budget import Budget, find_budget
 from entrypoint.devices import Devices
 from entrypoint.errors import Exit, Refused, shown
+from entrypoint.left import Left, leave_to_others
 from entrypoint.plan import Decision, Rank
 from entrypoint.question import Question
 from entrypoint.shares import cpus_of, share_cores, share_near, share_threads
@@ -15,16 +16,6 @@ from entrypoint.topology import format_cpu_list
 
 # Either sets torch's threads: where both are set, torch takes MKL's (ATen/ParallelOpenMP.cpp).
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-CpuLists = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True)
-class Left:
-    """How many CPUs are left to others, and how many of its own each rank leaves; none where they are `too_many`."""
-
-    cpus: int = 0
-    each: int = 0
-    too_many: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,8 +40,8 @@ def decide_binding(question: Question, devices: Devices) -> Binding:
         cpus, cores_decision = deal_cores(question, budget, devices)
         fair = share_threads(budget.threads, cpus)
         shared = devices.nproc > len(budget.cores)
-    left = left_to_others(question, devices, budget, cpus, fair)
-    threads, why, warnings = decide_threads(question, fair, cpus, left)
+    left = leave_to_others(question, devices, budget, cpus, fair)
+    threads, why, warnings = decide_threads(question, fair, left)
     nodes, memory_decision = decide_memory(question, cpus)
     ranks = tuple(
         Rank(rank, cpus[rank], threads[rank], gpu_of(devices, rank), nodes[rank]) for rank in range(devices.nproc)
@@ -112,35 +103,12 @@ def deal_cores(question: Question, budget: Budget, devices: Devices) -> tuple[tu
     return cpus, Decision("cores", dealt, why)
 
 
-def left_to_others(question: Question, devices: Devices, budget: Budget, cpus: CpuLists, fair: tuple[int, ...]) -> Left:
-    """Return what the ranks leave to others by having fewer threads.
-
-    OpenMP's equal parts wait for the thread that has half a CPU, so that one busy neighbour halves a rank of any number
-    of threads; where more than half of the CPUs are busy, fewer threads are no better. Raises `Refused` where a person
-    leaves a rank none.
-    """
-    asked = question.settings.values.neighbours
-    busy = question.neighbours_now if asked == "auto" else asked
-    idle = len(whole_cores(question.machine.cpus, siblings=False)) - len(budget.cores)  # cores that no rank is on
-    each, fewest = max(0, -(-(busy - idle) // len(cpus))), min(map(len, cpus))
-    if all(most <= len(share) - each for most, share in zip(fair, cpus, strict=True)):  # as under a quota
-        return Left(busy, each)
-    if asked == "auto" and (devices.device != "cpu" or 2 * each > fewest):
-        return Left(too_many=devices.device == "cpu" and question.neighbours_before is None)
-    if asked != "auto" and each >= fewest:
-        raise Refused(
-            f"{question.settings.source['neighbours']}: leaves no CPU to a rank that has {fewest}; lower it",
-            Exit.MACHINE,
-        )
-    return Left(busy, each)
-
-
 def decide_threads(
-    question: Question, fair: tuple[int, ...], cpus: CpuLists, left: Left
+    question: Question, fair: tuple[int, ...], left: Left
 ) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
     """Return threads for each rank, the reason, and a warning where a person asks for more than fits.
 
-    `fair` is what fits beside nobody; where nobody asks, what is left to others comes off.
+    `fair` is what fits beside nobody; where nobody asks, it is what is not `left` to others.
     """
     own = own_threads(question)
     asked = question.settings.values.threads
@@ -154,13 +122,7 @@ def decide_threads(
         raise Refused(f"{both} say different things, and torch takes MKL's; unset one of them")
     chosen = next(iter(own.values()), None) if asked == "auto" else asked
     if chosen is None:
-        fewer = tuple(min(most, len(share) - left.each) for most, share in zip(fair, cpus, strict=True))
-        why = "the rank's share of the physical cores"
-        if fewer != fair:
-            why += f", less what is left to others: {question.why('neighbours', question.why_neighbours)}"
-        elif left.too_many:
-            why += f"; others keep {question.kept_busy} busy, too many to leave: `entrypoint tune` finds what is best"
-        return fewer, why, ()
+        return left.threads, f"the rank's share of the physical cores{left.why}", ()
     name = next(iter(own), "")
     why = f"(yours) {name}={chosen}" if asked == "auto" else question.why("threads", "")
     if chosen <= min(fair):

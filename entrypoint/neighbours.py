@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-STAT, LOAD, SCHEDULED = Path("/proc/stat"), Path("/proc/loadavg"), Path("/proc/self/schedstat")
+STAT, LOAD, TASKS = Path("/proc/stat"), Path("/proc/loadavg"), Path("/proc/self/task")
 # Long enough for the kernel's ticks of 10 ms to tell a tenth of a CPU.
 LOOK_S = 0.2
 # Columns of a CPU's line whose time nobody used: idle, iowait (kernel docs, filesystems/proc.rst).
@@ -95,10 +95,19 @@ def own_seconds() -> float:
 
     While it waits, others have the CPU that it would use: without it they would use more, not less.
     """
-    waited_ns = 0
-    with suppress(OSError, ValueError, IndexError):  # a kernel that does not tell how long (sched-stats.rst)
-        waited_ns = int(SCHEDULED.read_text().split()[1])
-    return sum(os.times()[:4]) - waited_ns / 1e9
+    return sum(os.times()[:4]) - sum(read_waits().values()) / 1e9
+
+
+def read_waits(tasks: Path = TASKS) -> dict[str, int]:
+    """Return for each thread of this process the nanoseconds that it was ready to run and did not.
+
+    Source: kernel docs, scheduler/sched-stats.rst; empty where the kernel does not count them.
+    """
+    waits = {}
+    for path in tasks.glob("*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):  # a thread that has ended meanwhile
+            waits[path.parent.name] = int(path.read_text().split()[1])
+    return waits
 
 
 def kept_busy(since: Start, load: Path = LOAD) -> float:

@@ -13,10 +13,6 @@ from entrypoint.plan import Program
 from entrypoint.settings import LaunchSettings
 from entrypoint.variables import Given
 
-# A CPU counts as kept busy from 0.8 of its time on: below, its thread has enough of it. Of 120 plans each on two CPUs,
-# beside nobody at most 0.16 was seen, beside one busy process 1.00 to 1.12, beside two 2.00 in all but two plans.
-SURELY = 0.2
-
 
 @dataclass(frozen=True)
 class Starter:
@@ -67,33 +63,6 @@ class Question:
     def ranks_of_all(self, nproc: int) -> int:
         """Return the world size, where this node starts `nproc` ranks unless a launcher has started all."""
         return self.job.world_size if self.job.launcher else nproc * self.nodes.count
-
-    @property
-    def neighbours_now(self) -> int:
-        """Return how many CPUs others keep busy; a run that goes on takes what it began with, to end the same.
-
-        0 on nodes that a scheduler grants, nor where others start ranks here or elsewhere: they begin together, and
-        would take each other for neighbours.
-        """
-        job = self.job
-        if job.launcher or job.nodes or job.granted_cpus is not None or self.starter or self.nodes.count > 1:
-            return 0
-        return int(self.machine.kept_busy + SURELY) if self.neighbours_before is None else self.neighbours_before
-
-    @property
-    def kept_busy(self) -> str:
-        """Return how many CPUs others keep busy, in words."""
-        return f"{self.machine.kept_busy:.1f} of {len(self.machine.cpus)} CPUs"
-
-    @property
-    def why_neighbours(self) -> str:
-        """Say why CPUs are left to others."""
-        if self.neighbours_before is not None:
-            return f"{self.neighbours_before}, as the run did that this one goes on with"
-        return (
-            f"they keep {self.kept_busy} busy, and the other threads would wait for those beside them;"
-            " LAUNCH_NEIGHBOURS=0 takes all"
-        )
 
     @property
     def bound_by_launcher(self) -> bool:

@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 
-TASKS = Path("/proc/self/task")
+from entrypoint.neighbours import read_waits
+
 # From this share on a run says so: a step waits for its slowest thread.
 WORTH_TELLING = 0.2
-
-
-def read_waits(tasks: Path = TASKS) -> dict[str, int]:
-    """Return for each thread of this process the nanoseconds that it was ready to run and did not.
-
-    Source: kernel docs, scheduler/sched-stats.rst; empty where the kernel does not count them.
-    """
-    waits = {}
-    for path in tasks.glob("*/schedstat"):
-        with suppress(OSError, ValueError, IndexError):  # a thread that has ended meanwhile
-            waits[path.parent.name] = int(path.read_text().split()[1])
-    return waits
 
 
 def longest_share(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> float:

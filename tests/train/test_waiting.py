@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.neighbours import read_waits
 from tests.conftest import Entrypoint
 from tests.neighbours import neighbours
-from train.waiting import Waiting, longest_share, read_waits, told_of
+from train.waiting import Waiting, longest_share, told_of
 
 SECOND = 1_000_000_000
 SHARES = {
