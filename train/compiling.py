@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,7 +66,7 @@ def ready(backend: str) -> None:
 
 def weigh(learner: Learner, steps_left: int, images: Tensor) -> tuple[bool, str]:
     """Return whether compiling pays for the steps that are left, and the figures."""
-    _, step_s = times_of_passes(learner, learner.model, images)
+    step_s = min(times_of_passes(learner, [learner.model], images)[0])
     cost_s = BASE_S + MODULE_S * sum(1 for module in learner.model.modules() if not list(module.children()))
     saved = SAVED[learner.group.device.type]
     left_s, pays_from_s = step_s * steps_left, cost_s / saved
@@ -78,38 +78,43 @@ def weigh(learner: Learner, steps_left: int, images: Tensor) -> tuple[bool, str]
 
 def tried(learner: Learner, forward: Forward, images: Tensor) -> tuple[bool, str]:
     """Return whether passes of the compiled model are faster than its own, over all ranks, and the figures."""
-    problem, first_s, compiled_s = "", 0.0, math.inf
+    problem, compiled_s, eager_s = "", [math.inf], [math.inf]
     try:
-        first_s, compiled_s = times_of_passes(learner, forward, images)
+        compiled_s, eager_s = times_of_passes(learner, [forward, learner.model], images)
     except RuntimeError as error:
         refused = not_compiled(learner.settings, error)
         if refused is None:
             raise
         problem = str(refused)
-    _, eager_s = times_of_passes(learner, learner.model, images)
-    eager_s, compiled_s = learner.group.sum(torch.tensor([eager_s, compiled_s], device=images.device)).tolist()
-    if math.isinf(compiled_s):
+    fastest = torch.tensor([min(compiled_s), min(eager_s)], device=images.device)
+    compiled, eager = learner.group.sum(fastest).tolist()
+    if math.isinf(compiled):
         return False, f"not compiled: {problem or 'another rank could not'}"
-    figures = f"it took {first_s:,.0f} s, and forward and backward take {compiled_s / eager_s:.2f} times what they did"
-    return compiled_s < eager_s, f"{'compiled' if compiled_s < eager_s else 'not compiled'}: {figures}"
+    faster = compiled < eager
+    figures = (
+        f"it took {compiled_s[0]:,.0f} s, and forward and backward take {compiled / eager:.2f} times what they did"
+    )
+    return faster, f"{'compiled' if faster else 'not compiled'}: {figures}"
 
 
-def times_of_passes(learner: Learner, forward: Forward, images: Tensor) -> tuple[float, float]:
-    """Return the seconds of this rank's first forward and backward pass, and of the fastest.
+def times_of_passes(learner: Learner, forwards: Sequence[Forward], images: Tensor) -> list[list[float]]:
+    """Return the seconds of some forward and backward passes of this rank by each of these, which take turns.
 
-    They leave parameters, statistics and random numbers as they were.
+    In turns, so that a load that comes and goes is not taken for one's slowness. They leave parameters, statistics and
+    random numbers as they were.
     """
     labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
     kept = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
-    times = []
+    times: list[list[float]] = [[] for _ in forwards]
     with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
         for _ in range(TRIED_PASSES):
-            began = time.perf_counter()
-            run_once(learner, forward, images, labels)
-            times.append(time.perf_counter() - began)
+            for forward, taken in zip(forwards, times, strict=True):
+                began = time.perf_counter()
+                run_once(learner, forward, images, labels)
+                taken.append(time.perf_counter() - began)
     for name, buffer in learner.model.named_buffers():
         buffer.copy_(kept[name])
-    return times[0], min(times)
+    return times
 
 
 def run_once(learner: Learner, forward: Forward, images: Tensor, labels: Tensor) -> None:
