@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Run the command line and return the exit code; a refusal is one line on standard error."""
+    gc.disable()  # this process soon ends or becomes another: looking for garbage is a twentieth of its time
     try:
         if sys.argv[1:] == ["rank"]:
             rank_stage(os.environ)
@@ -160,6 +162,7 @@ def find_fastest(request: Request, question: Question) -> int:
     from entrypoint.variables import read_settings, variable_name
     from train.settings import PREFIX as TRAIN_PREFIX
 
+    gc.enable()
     settings = read_settings(TuneSettings, PREFIX, question.environ, request.tune_flags).values
     training: Mapping[str, Any] = speed_settings(request, question)
     plan = draw_plan(request, question)

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from entrypoint.errors import Exit, Refused, first_line, how_ended, prefix
+from entrypoint.interpreter import leave, uncollected
 from entrypoint.launcher_defaults import ROOT
 from entrypoint.oom import out_of_memory, read_memory
 from entrypoint.plan import VARIABLE, Plan
@@ -26,11 +27,12 @@ from entrypoint.plan import VARIABLE, Plan
 
 def main(argv: list[str]) -> int:
     """Run torchrun's agent with torchrun's arguments and return the job's exit code."""
-    from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    with uncollected():
+        from torch.distributed import run as torchrun
+        from torch.distributed.elastic.multiprocessing.api import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from entrypoint.elastic import restarting, where_agents_meet
+        from entrypoint.elastic import restarting, where_agents_meet
 
     plan = Plan.from_variable(os.environ[VARIABLE])
     ended_by_agent, memory = watch_agent(), read_memory(ROOT)
@@ -154,4 +156,7 @@ def say(message: str, code: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if code == Exit.DONE:
+        leave()
+    sys.exit(code)

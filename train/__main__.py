@@ -9,6 +9,7 @@ import time
 from typing import NoReturn
 
 from entrypoint.errors import Exit, Refused, report
+from entrypoint.interpreter import leave, uncollected
 from entrypoint.plan import VARIABLE, Plan
 from train.settings import read_train_settings
 from train.stopping import STOPPING, Preempted, Stopped
@@ -63,7 +64,8 @@ def run() -> int:
         become_planned()
     plan = Plan.from_variable(text)
     given = read_train_settings(os.environ, {})
-    from train.trainer import train
+    with uncollected():
+        from train.trainer import train
 
     train(given, plan, float(os.environ.get("ENTRYPOINT_STARTED", time.time())))
     return Exit.DONE
@@ -75,4 +77,7 @@ def become_planned() -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == Exit.DONE:  # after a failure a checkpoint may still be on its way to the disk, which Python waits for
+        leave()
+    sys.exit(code)
