@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,14 @@ def test_what_this_process_uses_is_no_neighbours(tmp_path: Path) -> None:
         assert kept_busy(since, file) <= 1.1 - own
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def test_what_it_waited_for_makes_no_more_cpus_than_there_are(tmp_path: Path) -> None:
+    file = tmp_path / "loadavg"
+    file.write_text("900.00 9.00 9.00 1/80 27361")
+    since = start(file)
+    time.sleep(0.1)
+    assert kept_busy(replace(since, own_s=since.own_s + 1000), file) == len(os.sched_getaffinity(0))
 
 
 def test_neighbours_who_wait_for_each_other_while_this_process_has_a_cpu_all_count(tmp_path: Path) -> None:
