@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import socket
 import sys
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from entrypoint.errors import Exit, Refused, report
+from entrypoint.interpreter import uncollected
 from entrypoint.job import Job, read_job
 from entrypoint.plan import VARIABLE, Plan
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Run the command line and return the exit code; a refusal is one line on standard error."""
-    gc.disable()  # this process soon ends or becomes another: looking for garbage is a twentieth of its time
     try:
         if sys.argv[1:] == ["rank"]:
             rank_stage(os.environ)
@@ -53,18 +52,21 @@ def node_stage(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     from entrypoint import neighbours
 
     since = neighbours.start()
-    from entrypoint import cli
-    from entrypoint.launch import STARTERS, launch
-    from entrypoint.launcher_defaults import without_defaults
-    from entrypoint.places import stand_in
-    from entrypoint.rank import replace_process
-    from entrypoint.selftest import selftest_command
-    from entrypoint.settings import read_launch_settings
-    from entrypoint.show import plan_lines
-    from entrypoint.surroundings import read_image
-    from entrypoint.tuned import tell
+    with uncollected():
+        from entrypoint import cli
+        from entrypoint.launch import STARTERS, launch
+        from entrypoint.launcher_defaults import without_defaults
+        from entrypoint.places import stand_in
+        from entrypoint.rank import replace_process
+        from entrypoint.selftest import selftest_command
+        from entrypoint.settings import read_launch_settings
+        from entrypoint.show import plan_lines
+        from entrypoint.surroundings import read_image
+        from entrypoint.tuned import tell
 
-    request = cli.parse(argv, train_settings_of(argv), in_image=bool(read_image(Path("/"))))
+        training = train_settings_of(argv)
+
+    request = cli.parse(argv, training, in_image=bool(read_image(Path("/"))))
     if request.verb == "help":
         print(cli.help_text())
         return Exit.DONE
@@ -162,7 +164,6 @@ def find_fastest(request: Request, question: Question) -> int:
     from entrypoint.variables import read_settings, variable_name
     from train.settings import PREFIX as TRAIN_PREFIX
 
-    gc.enable()
     settings = read_settings(TuneSettings, PREFIX, question.environ, request.tune_flags).values
     training: Mapping[str, Any] = speed_settings(request, question)
     plan = draw_plan(request, question)

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from entrypoint import last_breath
-
 
 @contextmanager
 def uncollected() -> Iterator[None]:
@@ -28,12 +26,16 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def leave() -> NoReturn:
-    """End this process with exit code 0 once what is registered for its exit has run, without tearing Python down.
+def leave(code: int) -> NoReturn:
+    """End this process; where all went well once what is registered for that has run, without tearing Python down.
 
-    With torch that takes 0.2 s, in which a thread of Gloo's may abort the process (see `last_breath`). Only for who has
-    no threads left that must end: they are not waited for.
+    With torch that takes 0.2 s, in which a thread of Gloo's may abort the process (see `last_breath`). Threads are not
+    waited for then; after a failure they are, since one may still be writing a checkpoint.
     """
+    if code:
+        sys.exit(code)
+    from entrypoint import last_breath
+
     atexit.unregister(last_breath.wait)
     atexit._run_exitfuncs()
     with suppress(OSError):  # a reader that has gone: Python's own end tells that

@@ -121,6 +121,6 @@ def kept_busy(since: Start, load: Path = LOAD) -> float:
     used = busy(since.used, now.used)
     others = used - (now.own_s - since.own_s) / span_s if span_s > 0 else 0.0
     if used > len(now.used) - IDLE:
-        others = max(others, min(len(now.used), since.running - 1, now.running - 1))
-    others = min(others, len(now.used))  # what this process had to wait for may come to more, since it comes off
+        others = max(others, min(since.running, now.running) - 1)
+    others = min(others, len(now.used))  # those who wait, or what this process waited for, come to more
     return round(max(0.0, others), 2) if now.load >= LASTING * others else 0.0

@@ -156,7 +156,4 @@ def say(message: str, code: int) -> int:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    if code == Exit.DONE:
-        leave()
-    sys.exit(code)
+    leave(main(sys.argv[1:]))

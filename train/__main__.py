@@ -77,7 +77,4 @@ def become_planned() -> NoReturn:
 
 
 if __name__ == "__main__":
-    code = main()
-    if code == Exit.DONE:  # after a failure a checkpoint may still be on its way to the disk, which Python waits for
-        leave()
-    sys.exit(code)
+    leave(main())

@@ -49,7 +49,7 @@ class Torn:
 torn = Torn()
 atexit.register(print, "registered")
 print("said")
-leave()
+leave(0)
 """
 
 
@@ -72,10 +72,17 @@ import sys
 from entrypoint import interpreter, last_breath
 
 sys.modules["torch"], last_breath.WAIT_S = None, 60
-interpreter.leave()
+interpreter.leave(0)
 """
 
 
 def test_leaving_does_not_wait_for_what_only_a_torn_down_interpreter_has_to_fear() -> None:
     environ = {**os.environ, "WORLD_SIZE": "2"}
     subprocess.run([sys.executable, "-c", BESIDE_PEERS], env=environ, check=True, timeout=30)
+
+
+def test_after_a_failure_a_thread_is_waited_for() -> None:
+    code = "import threading as t, time\nfrom entrypoint.interpreter import leave\n"
+    code += "t.Thread(target=lambda: (time.sleep(1), print('written'))).start()\nleave(7)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (7, "written\n")
