@@ -33,6 +33,6 @@ def test_memory_and_open_files_are_flat(entrypoint: Entrypoint) -> None:
     early, late = median(resident_mb[WARM : 2 * WARM]), median(resident_mb[-WARM:])
     print(f"{EPOCHS} epochs: {early:.1f} MB resident, then {late:.1f}; {min(files)} to {max(files)} open files")
     assert late < early * (1 + GROWTH)
-    assert median(files[-WARM:]) == median(files[:WARM])
-    assert max(files) <= median(files) + 2  # while a checkpoint is written
+    assert min(files[-WARM:]) <= min(files[:WARM])
+    assert max(files) <= min(files) + 2  # while a checkpoint is written, which no look can be sure to miss
     assert len(list((entrypoint.folder / "runs/latest/checkpoint").glob("step-*"))) in (3, 4)  # the best is one more
