@@ -1,6 +1,6 @@
 """How long from the command to the first line of a trivial script: the entrypoint against its peers.
 
-Claim: the entrypoint adds at most 0.15 s to a bare python for one rank, and at most 0.3 s to torchrun for two.
+Claim: the entrypoint adds at most 0.15 s to a bare python for one rank, and starts two in a quarter of torchrun's time.
 Conditions: variants alternate within one process; medians and spread of ROUNDS; the script prints the clock, so what
 follows it does not count. A peer that is not installed is a row that says so. Prints a table, asserts nothing.
 """

@@ -32,8 +32,10 @@ def decide_restarts(question: Question) -> tuple[int, tuple[Decision, ...]]:
         )
     if question.starter and question.starter.mpi:
         raise Refused(f"{said}: {question.starter.path} starts no ranks again; drop one of the two")
-    if values.with_ == "direct":
-        raise Refused(f"{said} and {question.settings.source['with_']} contradict each other: an agent is to restart")
+    if values.with_ in ("direct", "spawn"):
+        raise Refused(
+            f"{said} and {question.settings.source['with_']} contradict each other: torchrun's agent restarts"
+        )
     enough = f", on {nodes.fewest} to {nodes.count} nodes" if varying else ""
     why = question.why("max_restarts", "as many as the nodes that may be lost call for")
     return count, (Decision("restarts", str(count), f"{why}; all ranks start again when one fails{enough}"),)

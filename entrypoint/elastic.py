@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from entrypoint.errors import FINAL, Exit, Refused, say
+from entrypoint.errors import FINAL, Exit, say
 from entrypoint.job import read_job
-from entrypoint.meeting import TELL_EVERY_S, keep_trying, local_address
+from entrypoint.meeting import TELL_EVERY_S, keep_trying, local_address, refuse_taken
 from entrypoint.plan import Plan
 
 CONNECT_S = 2.0
@@ -37,17 +37,6 @@ def where_agents_meet(plan: Plan, environ: Mapping[str, str]) -> list[str]:
     else:
         wait_for_master(plan)
     return [f"--local-addr={address}"] if address else []
-
-
-def refuse_taken(port: int) -> None:
-    """Raise `Refused` where another program already listens on this port."""
-    try:
-        socket.create_server(("", port)).close()
-    except OSError as error:
-        raise Refused(
-            f"MASTER_PORT={port}: cannot be listened on here ({error.strerror}); set another one on all nodes",
-            Exit.RENDEZVOUS,
-        ) from None
 
 
 def wait_for_master(plan: Plan) -> None:

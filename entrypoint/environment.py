@@ -44,6 +44,7 @@ def decide_environment(
     wanted |= {**runtime, **cuda_variables(question, devices)}
     if len(ranks) > 1 and question.job.on_one_node and question.nodes.count == 1:
         wanted["GLOO_SOCKET_IFNAME"] = ("lo", "all ranks are on this node, whatever its name resolves to")
+        wanted |= without_master(question)
     if question.program.kind != "train" and devices.device == "cpu" and question.ranks_of_all(devices.nproc) > 1:
         wanted["ACCELERATE_USE_CPU"] = ("true", TOGETHER)
     if question.nodes.interface:
@@ -69,6 +70,17 @@ def decide_environment(
         if question.environ.get(name) and name not in ours
     ]
     return environment, tuple(decisions)
+
+
+def without_master(question: Question) -> dict[str, tuple[str, str]]:
+    """Return where the ranks that we start on this node alone meet, where a person or a platform names another place.
+
+    That is here whatever it names; a name may not even resolve (Kubernetes, before the pod is ready).
+    """
+    own = question.environ.get("MASTER_ADDR", "127.0.0.1")
+    if question.job.launcher or question.starter or own in ("", "127.0.0.1", "localhost"):
+        return {}
+    return {"MASTER_ADDR": ("127.0.0.1", f"all ranks are on this node, and need not look for {shown(own)}")}
 
 
 def cuda_variables(question: Question, devices: Devices) -> dict[str, tuple[str, str]]:

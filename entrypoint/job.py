@@ -50,7 +50,11 @@ class Job:
     def starts_own(self, values: LaunchSettings) -> bool:
         """Tell whether this is srun's one task on a node, and starts the ranks there itself."""
         several = values.nproc_per_node != "auto" and values.nproc_per_node > 1
-        asked = several or values.with_ == "torchrun" or (values.max_restarts != "auto" and values.max_restarts > 0)
+        asked = (
+            several
+            or values.with_ in ("spawn", "torchrun")
+            or (values.max_restarts != "auto" and values.max_restarts > 0)
+        )
         return self.launcher == "srun" and self.local_world_size == 1 and asked
 
 

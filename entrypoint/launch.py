@@ -1,4 +1,7 @@
-"""Starts what the plan says, by exec: nothing stays between it and its signals but over mpirun, and below PID 1."""
+"""Starts what the plan says, by exec: nothing stays between a program and its signals.
+
+Only over several ranks, over mpirun and below PID 1 something does, and passes them on.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ STARTERS = ("mpirun", "srun")
 
 
 def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> NoReturn:
-    """Become torchrun's agent where ranks must be started, else become the program as this job's rank."""
+    """Start the ranks where they are to be started, else become the program as this job's rank."""
     environ = {STARTED: str(started), **environ}
     if plan.launcher == "mpirun":
         from entrypoint import mpirun
@@ -27,6 +30,10 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
         sys.exit(mpirun.run(plan.command, environment, saves=saves, grace_s=plan.grace_s))
     if plan.launcher in STARTERS:
         replace_process(plan.command, {**environ, **plan.environment})
+    if plan.launcher == "spawn":
+        from entrypoint import spawn
+
+        sys.exit(spawn.run(plan, job, environ))
     if plan.launcher != "torchrun":
         if plan.launcher == "direct":
             from entrypoint.witness import leave_witness

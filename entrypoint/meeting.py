@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
+import os
 import socket
 import struct
 import time
@@ -36,6 +37,25 @@ def next_ports(port: int) -> tuple[int, ...]:
 def guards_ports(port: int) -> tuple[int, ...]:
     """Return the ports of which the ranks' guards meet on the first that is free, above the ranks' own."""
     return tuple(65000 + (port + step) % 536 for step in range(TRIED_PORTS))
+
+
+def port_number(text: str) -> int:
+    """Return the port that a person or a platform wants ranks to meet on; raises `Refused` where it is none."""
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 65536:
+        raise Refused(f"MASTER_PORT={shown(text)}: not a port; expected a number from 1 to 65535")
+    return int(text)
+
+
+def refuse_taken(port: int) -> None:
+    """Raise `Refused` where another program already listens on this port."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        cause = os.strerror(error.errno) if error.errno else str(error)
+        raise Refused(
+            f"MASTER_PORT={port}: cannot be listened on here ({cause}); set another one, the same on all nodes",
+            Exit.RENDEZVOUS,
+        ) from None
 
 
 T = TypeVar("T")

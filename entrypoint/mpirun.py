@@ -17,9 +17,8 @@ from contextlib import suppress
 
 from entrypoint.errors import Exit, prefix
 from entrypoint.guard import POLL_S, signals_passed_on, spawn_child
-from entrypoint.signals import ECHO_S
+from entrypoint.signals import ECHO_S, ENDING
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PREEMPTED = prefix(Exit.PREEMPTED).encode()
 # What rank 0's guard says of a rank that ended by itself.
 OWN_CODE = re.compile(rb"rank \d+ on \S+ failed first: exit code (\d+)")

@@ -12,7 +12,7 @@ from entrypoint.devices import decide_backend, decide_devices
 from entrypoint.environment import STANDARD, decide_environment, leaks
 from entrypoint.errors import Exit, Refused
 from entrypoint.machine import Machine
-from entrypoint.meeting import agreed_port
+from entrypoint.meeting import agreed_port, port_number
 from entrypoint.plan import Decision, Plan
 from entrypoint.question import Question
 from entrypoint.runtime import decide_runtime
@@ -91,7 +91,12 @@ def decide_nodes(question: Question) -> tuple[Decision, ...]:
 
 
 def meeting_port(question: Question) -> str:
-    """Return the port at the master on which several nodes meet, empty where there is one."""
+    """Return the port at the master on which several nodes meet, empty where there is one.
+
+    Raises `Refused` where what was set for it is no port.
+    """
+    for text in filter(None, (question.nodes.port, question.environ.get("MASTER_PORT", ""))):
+        port_number(text)
     return question.nodes.port or (str(agreed_port(question.job.id)) if question.nodes.count > 1 else "")
 
 
@@ -104,7 +109,10 @@ def heed(checks: tuple[Check, ...]) -> tuple[str, ...]:
 
 
 def decide_launcher(question: Question, nproc: int, restarts: int) -> tuple[str, Decision]:
-    """Never nest: what a launcher started becomes its rank; one rank needs no launcher unless it is to restart."""
+    """Never nest: what a launcher started becomes its rank; one rank needs no launcher unless it is to restart.
+
+    Only torchrun's agent starts ranks again; it imports torch before the first of them may begin.
+    """
     job = question.job
     if job.launcher:
         return "rank", Decision("launcher", "rank", f"this is rank {job.rank} of {job.world_size} by {job.launcher}")
@@ -117,15 +125,18 @@ def decide_launcher(question: Question, nproc: int, restarts: int) -> tuple[str,
             else f"the batch job has {len(question.job.nodes)} nodes"
         )
         return name, Decision("launcher", name, f"{why}; {question.starter.path} starts the ranks, each plans anew")
-    if question.settings.values.with_ == "direct" and nproc > 1:
+    asked = question.settings.values.with_
+    if asked == "direct" and nproc > 1:
         raise Refused(f"{question.settings.source['with_']}: starts one rank, not {nproc}; set LAUNCH_NPROC_PER_NODE=1")
+    name = "torchrun" if restarts or asked == "torchrun" else "spawn"
     if nnodes > 1:
         why = f"starts and watches this node's ranks, {nproc} of {nproc * nnodes}; the others' meet them at MASTER_ADDR"
-        return "torchrun", Decision("launcher", "torchrun", why)
-    if nproc == 1 and question.settings.values.with_ != "torchrun" and not restarts:
-        return "direct", Decision("launcher", "direct", "one rank needs none, and torchrun would cost seconds")
-    why = question.why("with_", f"starts and watches {nproc} ranks on this node")
-    return "torchrun", Decision("launcher", "torchrun", why)
+        return name, Decision("launcher", name, why)
+    if nproc == 1 and asked not in ("spawn", "torchrun") and not restarts:
+        return "direct", Decision("launcher", "direct", "one rank needs none")
+    again = ", again where one fails" if restarts else ", seconds sooner than torchrun would" if name == "spawn" else ""
+    why = question.why("with_", f"starts and watches {nproc} rank{'s' if nproc > 1 else ''} on this node{again}")
+    return name, Decision("launcher", name, why)
 
 
 def describe_node(machine: Machine) -> str:

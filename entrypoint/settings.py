@@ -31,10 +31,11 @@ class LaunchSettings(Settings):
     node_rank: Annotated[int, Field(ge=0, lt=100_000)] = Field(
         0, description="This node's number among them, from 0; MASTER_ADDR names number 0 on all."
     )
-    with_: Literal["auto", "direct", "torchrun", "mpirun", "srun"] = Field(
+    with_: Literal["auto", "direct", "spawn", "torchrun", "mpirun", "srun"] = Field(
         "auto",
-        description="What starts the ranks: auto is torchrun's agent for several, srun where a batch script has an"
-        " allocation, mpirun where LAUNCH_HOSTS names the nodes.",
+        description="What starts the ranks: auto is the entrypoint itself for several (spawn), torchrun's agent where"
+        " they may have to start again, srun where a batch script has an allocation, mpirun where LAUNCH_HOSTS names"
+        " nodes.",
     )
     hosts: str = Field(
         "", description="Nodes for mpirun, with ranks on each: r1:4,r2:2, or a file with such a line for each node."

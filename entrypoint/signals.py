@@ -6,6 +6,8 @@ import signal
 
 # What a parent of the program (guard, witness, mpirun's) passes on to it.
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+# Those of them after which the job is over.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A launcher, the terminal and its shell may each pass one wish on: what follows within so many seconds is the same one.
 ECHO_S = 1.0
 

@@ -29,11 +29,11 @@ ALL = os.environ.get("CLUSTER_ALL") == "1"
 in_all = pytest.mark.skipif(not ALL, reason="one of the combinations that CLUSTER_ALL=1 runs")
 ENTRYPOINT = (sys.executable, "-m", "entrypoint")
 OURS = {"TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "plain", "LAUNCH_QUIET": "1"}
-# Prints the pids of a node's processes whose command line has the words, the program's own name first.
+# Prints the pids of a node's processes whose name and command line have the words.
 FIND = r"""
 import glob, sys
 for path in glob.glob("/proc/[0-9]*/cmdline"):
-    words = open(path).read().replace("\0", " ")
+    words = open(path.replace("cmdline", "comm")).read().strip() + " " + open(path).read().replace("\0", " ")
     if sys.argv[1] in words and "FIND" not in words:
         print(path.split("/")[2])
 # FIND

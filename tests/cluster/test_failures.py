@@ -41,7 +41,7 @@ class Way:
 
 
 WAYS = {
-    "agents": Way(agents, "entrypoint.torchrun"),
+    "agents": Way(agents, "ranks-agent"),
     "Open MPI": Way(mpirun("Open MPI"), "--bind-to none"),
     "hydra": Way(mpirun("hydra"), "mpiexec.hydra"),
 }

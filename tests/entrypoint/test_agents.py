@@ -43,12 +43,12 @@ def planned(environ: dict[str, str]) -> Plan:
 @pytest.mark.parametrize(
     ("environ", "options", "restarts"),
     [
-        ({"LAUNCH_NPROC_PER_NODE": "2"}, {"--nnodes": "1"}, 0),
+        ({"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_WITH": "torchrun"}, {"--nnodes": "1"}, 0),
         ({"LAUNCH_MAX_RESTARTS": "2"}, {"--nnodes": "1"}, 2),
-        (HAND, {"--nnodes": "1"}, 0),
+        (HAND | {"LAUNCH_WITH": "torchrun"}, {"--nnodes": "1"}, 0),
         (HAND | {"LAUNCH_MAX_RESTARTS": "2"}, {"--nnodes": "2:2", "--rdzv-endpoint": "r1:61000"}, 2),
         (HAND | {"LAUNCH_NNODES": "1:4"}, {"--nnodes": "1:4", "--rdzv-endpoint": "r1:61000"}, 3),
-        (HAND | {"LAUNCH_NNODES": "2:2"}, {"--nnodes": "1"}, 0),
+        (HAND | {"LAUNCH_NNODES": "2:2", "LAUNCH_WITH": "torchrun"}, {"--nnodes": "1"}, 0),
         (HAND | {"LAUNCH_NNODES": "1:4", "MASTER_PORT": "29500"}, {"--rdzv-endpoint": "r1:29500"}, 3),
         (ELASTIC_POD, {"--nnodes": "1:3", "--rdzv-endpoint": "job-worker-0:29400", "--nproc-per-node": "2"}, 3),
         (KUBERNETES | {"PET_NNODES": "2:3"}, {"--nnodes": "2:3", "--rdzv-endpoint": "job-master-0:23456"}, 3),
@@ -95,6 +95,7 @@ def test_a_single_rank_that_may_be_started_again_has_an_agent_and_the_plan_says_
             "LAUNCH_MAX_RESTARTS=1: srun started the ranks and starts none",
         ),
         ({"LAUNCH_WITH": "direct"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_WITH=direct contradict each other"),
+        ({"LAUNCH_WITH": "spawn"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_WITH=spawn contradict each other"),
     ],
 )
 def test_where_nothing_could_start_ranks_again_it_is_refused(environ: dict[str, str], said: str) -> None:

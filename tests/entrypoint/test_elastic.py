@@ -6,14 +6,13 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from entrypoint.elastic import refuse_taken, wait_for_master
+from entrypoint.elastic import wait_for_master
 from entrypoint.errors import Exit, Refused
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
 from tests.entrypoint.test_bond import free_port, listen_on
@@ -102,12 +101,6 @@ def test_a_master_that_is_late_is_waited_for_and_told(
     assert f"entrypoint: waiting for node 0 at 127.0.0.1:{port} (0 of 1 s)" in capfd.readouterr().err
     with listen_on(port):
         wait_for_master(plan(machine(2), environ))
-
-
-def test_a_port_that_is_taken_is_told_before_the_agents_meet_another_program() -> None:
-    with socket.create_server(("", 0)) as other, pytest.raises(Refused, match="cannot be listened on here"):
-        refuse_taken(other.getsockname()[1])
-    refuse_taken(free_port())
 
 
 def test_agents_that_need_not_meet_wait_for_nothing() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from entrypoint.errors import Exit, Refused
 from entrypoint.job import Job
-from entrypoint.meeting import address_of, find_master, interface_towards, meeting_variables
+from entrypoint.meeting import address_of, find_master, interface_towards, meeting_variables, refuse_taken
+from tests.entrypoint.test_bond import free_port
 
 NOWHERE = "no-such-node.invalid"
 
@@ -28,6 +29,12 @@ def test_a_name_that_never_resolves_is_waited_for_and_then_refused_by_name() -> 
     with pytest.raises(Refused, match=rf"MASTER_ADDR={NOWHERE}: does not resolve here \(.*\) after 1 s") as error:
         find_master(NOWHERE, 1)
     assert error.value.code == Exit.RENDEZVOUS
+
+
+def test_a_port_that_is_taken_is_told_before_the_agents_meet_another_program() -> None:
+    with socket.create_server(("", 0)) as other, pytest.raises(Refused, match="cannot be listened on here"):
+        refuse_taken(other.getsockname()[1])
+    refuse_taken(free_port())
 
 
 def test_an_address_is_its_own_name() -> None:

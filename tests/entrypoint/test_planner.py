@@ -62,12 +62,21 @@ def test_one_rank_takes_all_cores_and_no_launcher() -> None:
     assert made.command == SCRIPT.argv
 
 
-def test_two_ranks_share_the_cores_under_torchrun() -> None:
+def test_two_ranks_share_the_cores_and_are_started_without_torchrun() -> None:
     made = plan(machine(5), {"LAUNCH_NPROC_PER_NODE": "2"})
-    assert made.launcher == "torchrun"
+    assert made.launcher == "spawn"
+    assert made.command == SCRIPT.argv
     assert [rank.cpus for rank in made.ranks] == [(0, 1, 2), (3, 4)]
     assert [rank.threads for rank in made.ranks] == [3, 2]
     assert made.environment["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize("name", ["LAUNCH_WITH", "LAUNCH_MAX_RESTARTS"])
+def test_torchruns_agent_starts_them_where_it_is_asked_for_or_may_have_to_start_them_again(name: str) -> None:
+    value = {"LAUNCH_WITH": "torchrun", "LAUNCH_MAX_RESTARTS": "1"}[name]
+    made = plan(machine(5), {"LAUNCH_NPROC_PER_NODE": "2", name: value})
+    assert made.launcher == "torchrun"
+    assert [rank.cpus for rank in made.ranks] == [(0, 1, 2), (3, 4)]
     assert "--nproc-per-node=2" in made.command
     assert "x.py" not in made.command, "torchrun's parser must never see the program's own arguments"
 
@@ -145,13 +154,13 @@ MASTER = {"MASTER_ADDR": "r1"}
 def test_each_of_several_nodes_starts_its_own_ranks_and_knows_its_number() -> None:
     environ = {"LAUNCH_NNODES": "3", "LAUNCH_NODE_RANK": "1", "LAUNCH_NPROC_PER_NODE": "2", **MASTER}
     made = plan(machine(4), environ)
-    assert (made.nnodes, made.node_rank, made.nproc_per_node, made.launcher) == (3, 1, 2, "torchrun")
+    assert (made.nnodes, made.node_rank, made.nproc_per_node, made.launcher) == (3, 1, 2, "spawn")
     assert made.fail_timeout_s == 60, "one of several nodes may go without a word"
     assert plan(machine(4)).fail_timeout_s == 1800
     assert (made.world_size, made.master_addr, made.master_port) == (6, "r1", str(agreed_port("")))
     assert "2 of 6" in why(made, "launcher")
     one_each = plan(machine(4), environ | {"LAUNCH_NPROC_PER_NODE": "1"})
-    assert one_each.launcher == "torchrun", "a lone rank is watched too"
+    assert one_each.launcher == "spawn", "a lone rank is watched too"
 
 
 def test_a_launcher_is_never_nested() -> None:

@@ -19,6 +19,8 @@ def test_every_decision_is_a_line_with_its_reason() -> None:
 
 def test_the_command_is_shown_where_nothing_is_started() -> None:
     lines = plan_lines(plan(machine(4), {"LAUNCH_NPROC_PER_NODE": "2"}), command=True)
+    assert lines[-1] == "  would run: python x.py"
+    lines = plan_lines(plan(machine(4), {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_MAX_RESTARTS": "1"}), command=True)
     assert "entrypoint.torchrun" in lines[-2]
     assert lines[-1] == "  each rank: python x.py"
 

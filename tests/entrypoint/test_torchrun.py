@@ -1,58 +1,31 @@
-"""Which of several failures is told as the first, and the code that the job ends with."""
+"""torchrun's own records of failures, read as ours."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from entrypoint.torchrun import first_failure
+from entrypoint.errors import LostPeer, report
+from entrypoint.failures import Failure, first_failure
+from entrypoint.torchrun import as_ours
 
 NOW = 1_800_000_000
 
 
-def failure(folder: Path, rank: int, exitcode: int, said: str = "", at_ns: int = 0, lost_peer: bool = False) -> object:
-    """Return torch's own record of a failure, with the error file that a rank of ours would have left."""
+def test_a_failure_has_what_the_rank_left_in_its_error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-    path = folder / f"{rank}.json"
-    if said:
-        extra = {"timestamp": str(NOW), "time_ns": NOW * 10**9 + at_ns, "refused": True, "lost_peer": lost_peer}
-        path.write_text(json.dumps({"message": {"message": said, "extraInfo": extra}}))
-    made = ProcessFailure(local_rank=rank, pid=100 + rank, exitcode=exitcode, error_file=str(path))
-    made.timestamp = NOW
-    return made
-
-
-CASES = {
-    "the earlier of two in one second": ([(0, 2, "late", 900, False), (1, 2, "early", 100, False)], set(), 2, "early"),
-    "a cause before who lost its peer": ([(0, 5, "lost", 1, True), (1, 2, "bad file", 9, False)], set(), 2, "bad file"),
-    "a kill before who lost its peer": (
-        [(0, 5, "lost", 1, True), (1, -9, "", 0, False)],
-        set(),
-        5,
-        "rank 1 of this job (local rank 1, pid 101) failed first: killed by SIGKILL; the kernel does this when memory"
-        " runs out",
-    ),
-    "not those that the agent ended": (
-        [(0, -15, "", 0, False), (1, 7, "", 0, False)],
-        {100},
-        7,
-        "rank 1 of this job (local rank 1, pid 101) failed first, with exit code 7",
-    ),
-    "not even if it had to kill them": (
-        [(0, -9, "", 0, False), (1, 7, "", 0, False)],
-        {100},
-        7,
-        "rank 1 of this job (local rank 1, pid 101) failed first, with exit code 7",
-    ),
-    "a preempted rank's code is kept": ([(0, 75, "saved", 1, False)], set(), 75, "saved"),
-}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_first_cause_is_told(tmp_path: Path, name: str) -> None:
-    rows, ended_by_agent, code, said = CASES[name]
-    failures = {row[0]: failure(tmp_path, *row) for row in rows}
-    assert first_failure(failures, ended_by_agent) == (said, code)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "0.json"))
+    report(LostPeer("another rank is gone"))
+    records = {
+        rank: ProcessFailure(local_rank=rank, pid=100 + rank, exitcode=code, error_file=str(tmp_path / f"{rank}.json"))
+        for rank, code in ((0, 5), (1, -9), (2, -15))
+    }
+    for record in records.values():
+        record.timestamp = NOW
+    lost, killed, ended = as_ours(records, {102})
+    assert (lost.word["message"], lost.extra["lost_peer"]) == ("another rank is gone", True)
+    assert killed == Failure(1, 1, 101, -9, NOW * 10**9)
+    assert ended == Failure(2, 2, 102, -15, NOW * 10**9, ended_by_agent=True)
+    assert first_failure([lost, ended, killed])[0].startswith("rank 1 of this job (local rank 1, pid 101) failed first")

@@ -1,0 +1,90 @@
+"""Which of several failures is told as the first, and the code that the job ends with."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.errors import Exit
+from entrypoint.failures import ERROR_FILE, Failure, first_failure, read_word, tell_end
+
+NOW_NS = 1_800_000_000 * 10**9
+
+
+def word(said: str, at_ns: int, lost_peer: bool = False) -> dict[str, Any]:
+    """Return what a rank of ours leaves where it refuses."""
+    return {"message": said, "extraInfo": {"time_ns": NOW_NS + at_ns, "refused": True, "lost_peer": lost_peer}}
+
+
+def failure(rank: int, exitcode: int, more: dict[str, Any] | None = None, ended_by_agent: bool = False) -> Failure:
+    return Failure(rank, rank, 100 + rank, exitcode, NOW_NS, ended_by_agent, more or {})
+
+
+SECOND = "rank 1 of this job (local rank 1, pid 101) failed first"
+CASES = {
+    "the earlier of two": ([failure(0, 2, word("late", 900)), failure(1, 2, word("early", 100))], 2, "early"),
+    "a cause before who lost its peer": (
+        [failure(0, 5, word("lost", 1, lost_peer=True)), failure(1, 2, word("bad file", 9))],
+        2,
+        "bad file",
+    ),
+    "a kill before who lost its peer": (
+        [failure(0, 5, word("lost", 1, lost_peer=True)), failure(1, -9)],
+        5,
+        f"{SECOND}: killed by SIGKILL; the kernel does this when memory runs out",
+    ),
+    "not those that the agent ended": (
+        [failure(0, -15, ended_by_agent=True), failure(1, 7)],
+        7,
+        f"{SECOND}, with exit code 7",
+    ),
+    "not even if it had to kill them": (
+        [failure(0, -9, ended_by_agent=True), failure(1, 7)],
+        7,
+        f"{SECOND}, with exit code 7",
+    ),
+    "a preempted rank's code is kept": ([failure(0, 75, word("saved", 1))], 75, "saved"),
+    "torch's own record of an exception": (
+        [failure(1, 1, {"message": "ValueError: mine", "extraInfo": {"py_callstack": "…", "timestamp": "1"}})],
+        1,
+        f"{SECOND}, with exit code 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_cause_is_told(name: str) -> None:
+    failures, code, said = CASES[name]
+    assert first_failure(failures) == first_failure(reversed(failures)) == (said, code)
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "{", "[]", '"word"', '{"message": "only text"}', '{"other": 1}', "\x00\xff"]
+)
+def test_an_error_file_that_is_none_tells_nothing(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / ERROR_FILE).write_text(text)
+    assert read_word(tmp_path / ERROR_FILE) == {}
+
+
+@pytest.mark.parametrize(
+    ("codes", "code", "said"),
+    [
+        ([], 143, "entrypoint: error: stopped by SIGTERM\n"),
+        ([5], 143, "entrypoint: error: stopped by SIGTERM\n"),
+        ([5, int(Exit.PREEMPTED)], 75, "entrypoint: preempted: rank 1's word\n"),
+    ],
+)
+def test_a_job_that_is_told_to_end_says_whether_it_has_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], codes: list[int], code: int, said: str
+) -> None:
+    for rank, one in enumerate(codes):
+        file = tmp_path / "attempt_0" / str(rank) / ERROR_FILE
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"message": {"message": f"rank {rank}'s word", "extraInfo": {"code": one}}}))
+    assert tell_end(tmp_path, signal.SIGTERM) == code
+    assert capsys.readouterr().err == said

@@ -1,0 +1,252 @@
+"""Ranks as children of the entrypoint: what they find, how signals reach them, how all end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from entrypoint.plan import Rank
+from entrypoint.spawn import meeting
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
+from tests.entrypoint.test_planner import machine, plan
+
+QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "2"}
+TWO = plan(machine(2), {"LAUNCH_NPROC_PER_NODE": "2"})
+# Says that it is there, then what signals reach it; a SIGTERM ends it as the test wishes.
+HEARS = r"""
+    import os, signal, sys, time
+
+    rank = os.environ["RANK"]
+
+    def heard(number, _):
+        os.write(1, f"{rank} {signal.Signals(number).name}\n".encode())
+        if number == signal.SIGTERM:
+            {ending}
+
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, heard)
+    os.write(1, f"{rank} ready {os.getppid()}\n".encode())
+    while True:
+        time.sleep(0.05)
+"""
+
+
+@contextmanager
+def started(entrypoint: Entrypoint, ending: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+    """Start two ranks that hear, and go on when both do."""
+    script(entrypoint.folder, "x.py", HEARS.replace("{ending}", ending))
+    process = subprocess.Popen(
+        [PYTHON, "-m", "entrypoint", "run", "x.py"],
+        cwd=entrypoint.folder,
+        env={**clean_environment(), "HOME": str(entrypoint.home), **QUIET, **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        ready = sorted(process.stdout.readline() for _ in range(2))
+        assert ready == [f"{rank} ready {process.pid}\n" for rank in range(2)]
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def lines(process: subprocess.Popen[str], count: int) -> list[str]:
+    """Return the next lines of the two ranks, sorted."""
+    assert process.stdout is not None
+    return sorted(process.stdout.readline().rstrip("\n") for _ in range(count))
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_a_script_finds_what_torchrun_would_have_told_it(entrypoint: Entrypoint) -> None:
+    # PYTHON_EXEC and the like torchrun keeps to itself; what its manual promises scripts is a name of these.
+    script(
+        entrypoint.folder,
+        "x.py",
+        """
+        import json, os, sys
+        words = ("RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "ROLE_")
+        found = {name: value for name, value in os.environ.items() if any(word in name for word in words)}
+        json.dump(found, open(f"{sys.argv[1]}{os.environ['RANK']}.json", "w"))
+        """,
+    )
+    for launcher in ("spawn", "torchrun"):
+        result = entrypoint("run", "x.py", launcher, env=QUIET | {"LAUNCH_WITH": launcher})
+        assert (result.code, result.err) == (0, "")
+    for rank in range(2):
+        ours, theirs = (
+            json.loads((entrypoint.folder / f"{launcher}{rank}.json").read_text()) for launcher in ("spawn", "torchrun")
+        )
+        assert set(ours) == set(theirs)
+        # Who hosts the store, where, and the job's name differ.
+        own = {"MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
+        own |= {"TORCHELASTIC_USE_AGENT_STORE", "ROLE_NAME"}
+        assert {name: value for name, value in ours.items() if name not in own} == {
+            name: value for name, value in theirs.items() if name not in own
+        }
+        assert (ours["MASTER_ADDR"], ours["TORCHELASTIC_USE_AGENT_STORE"]) == ("127.0.0.1", "False")
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_the_port_is_kept_for_torchs_store_and_given_to_nobody_else(use_libuv: bool) -> None:
+    from torch.distributed import TCPStore
+
+    with meeting(TWO, {}) as where:
+        host, port = where["MASTER_ADDR"], int(where["MASTER_PORT"])
+        for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+            if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
+                continue
+            with socket.socket(family) as other, pytest.raises(OSError, match="Address already in use"):
+                other.bind((address, port))
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False, use_libuv=use_libuv)
+        TCPStore(host, port, is_master=False, wait_for_workers=False, use_libuv=use_libuv).set("key", "value")
+        assert store.get("key") == b"value"
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_a_persons_port_is_used_and_one_that_is_taken_or_none_is_refused(entrypoint: Entrypoint) -> None:
+    script(entrypoint.folder, "x.py", "import os; print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])")
+    with socket.create_server(("", 0)) as other:
+        port = str(other.getsockname()[1])
+        taken = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": port})
+    said = f"entrypoint: error: MASTER_PORT={port}: cannot be listened on here (Address already in use)"
+    assert (taken.code, taken.out, taken.err) == (4, "", f"{said}; set another one, the same on all nodes\n")
+    mine = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": port, "MASTER_ADDR": "no.such.node"})
+    assert (mine.code, mine.out) == (0, f"127.0.0.1 {port}\n" * 2), mine.err
+    made = entrypoint.plan(env=QUIET | {"MASTER_ADDR": "no.such.node"})
+    told = [one["why"] for one in made["decisions"] if one["what"] == "MASTER_ADDR"]
+    assert told == ["all ranks are on this node, and need not look for no.such.node"]
+    for value in ("abc", "0", "65536", "-1"):
+        wrong = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": value})
+        assert (wrong.code, wrong.err) == (
+            2,
+            f"entrypoint: error: MASTER_PORT={value}: not a port; expected a number from 1 to 65535\n",
+        )
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_no_torch_is_in_the_process_that_watches(entrypoint: Entrypoint) -> None:
+    with started(entrypoint, "pass") as process:
+        assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
+        assert Path(f"/proc/{process.pid}/comm").read_text() == "ranks-agent\n"
+
+
+@pytest.mark.launch
+@needs_two_cores
+@pytest.mark.parametrize(
+    ("ending", "number", "code", "said"),
+    [
+        ("sys.exit(0)", signal.SIGTERM, 0, ""),
+        ("sys.exit(9)", signal.SIGTERM, 143, "entrypoint: error: stopped by SIGTERM\n"),
+        ("signal.signal(number, signal.SIG_DFL); os.kill(os.getpid(), number)", signal.SIGTERM, 143, "…SIGTERM\n"),
+        ("pass", signal.SIGINT, 130, "…SIGINT\n"),
+        ("pass", signal.SIGHUP, 129, "…SIGHUP\n"),
+    ],
+)
+def test_a_signal_reaches_every_rank_once_and_the_job_ends_as_they_do_or_by_it(
+    entrypoint: Entrypoint, ending: str, number: signal.Signals, code: int, said: str
+) -> None:
+    # SIGINT ends Python's ranks by itself; one that only hears of SIGHUP has its time to save, then is killed.
+    with started(entrypoint, ending, LAUNCH_GRACE_S="2" if number == signal.SIGHUP else "60") as process:
+        for warning in (signal.SIGUSR1, signal.SIGUSR2):
+            process.send_signal(warning)
+            assert lines(process, 2) == [f"{rank} {warning.name}" for rank in range(2)]
+        process.send_signal(number)
+        out, err = process.communicate(timeout=LAUNCH_LIMIT_S)
+        heard = [] if number == signal.SIGINT else [f"{rank} {number.name}" for rank in range(2)]
+        assert sorted(out.splitlines()) == heard
+        assert process.returncode == code
+        assert err.endswith(said.replace("…", "entrypoint: error: stopped by "))
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_ranks_end_with_the_process_that_watches(entrypoint: Entrypoint) -> None:
+    with started(entrypoint, "sys.exit(0)") as process:
+        process.kill()
+        assert lines(process, 2) == ["0 SIGTERM", "1 SIGTERM"]
+        assert lines(process, 1) == [""], "both have ended"
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_the_others_of_a_rank_that_has_saved_have_time_to_do_so_and_those_of_one_that_failed_are_told(
+    entrypoint: Entrypoint,
+) -> None:
+    script(
+        entrypoint.folder,
+        "x.py",
+        """
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(print("told to end", flush=True) or 0))
+        if os.environ["RANK"] == "0":
+            while not os.path.exists("ready"):
+                time.sleep(0.01)
+            sys.exit(int(sys.argv[1]))
+        open("ready", "w")
+        time.sleep(2)
+        print("saved too", flush=True)
+        sys.exit(int(sys.argv[1]))
+        """,
+    )
+    for code, printed in ((75, "saved too\n"), (7, "told to end\n")):
+        result = entrypoint("run", "x.py", str(code), env=QUIET)
+        assert (result.code, result.out) == (code, printed)
+        (entrypoint.folder / "ready").unlink()
+
+
+def run_plan(folder: Path, ranks: tuple[Rank, ...], program: str) -> subprocess.CompletedProcess[str]:
+    """Run a plan that is made up, in a process of its own whose parent ignores its children's ends."""
+    made = replace(TWO, ranks=ranks, program=replace(TWO.program, argv=(sys.executable, "-c", program)), preload=())
+    main = """if True:
+        import os, signal, sys
+        from entrypoint.job import Job
+        from entrypoint.plan import Plan
+        from entrypoint.spawn import run
+        sys.exit(run(Plan.from_variable(sys.argv[1]), Job(), {"PATH": os.environ["PATH"]}))
+    """
+    return subprocess.run(
+        [sys.executable, "-c", main, made.to_variable()],
+        cwd=folder,
+        env={**clean_environment(), "PYTHONPATH": str(Path(__file__).parents[2])},
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+        timeout=LAUNCH_LIMIT_S,
+        check=False,
+    )
+
+
+@pytest.mark.launch
+def test_who_ignores_the_end_of_children_does_not_keep_it_from_seeing_them(tmp_path: Path) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    result = run_plan(tmp_path, (Rank(0, (cpu,), 1), Rank(1, (cpu,), 1)), "import os; print(os.environ['RANK'])")
+    assert (result.returncode, sorted(result.stdout.split()), result.stderr) == (0, ["0", "1"], "")
+
+
+@pytest.mark.launch
+def test_a_rank_that_cannot_be_bound_is_told_once_with_its_code(tmp_path: Path) -> None:
+    nowhere = Rank(0, (4095,), 1)
+    began = time.monotonic()
+    result = run_plan(tmp_path, (nowhere, replace(nowhere, local_rank=1)), "raise SystemExit('never')")
+    assert result.returncode == 3
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "cannot be bound to CPUs 4095" in result.stderr
+    assert time.monotonic() - began < 20
