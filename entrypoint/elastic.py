@@ -18,6 +18,7 @@ from entrypoint.errors import FINAL, Exit, say
 from entrypoint.job import read_job
 from entrypoint.meeting import TELL_EVERY_S, keep_trying, local_address, refuse_taken
 from entrypoint.plan import Plan
+from entrypoint.signals import ENDING, heeded
 
 CONNECT_S = 2.0
 
@@ -82,8 +83,15 @@ def restarting(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]
     from torch.distributed.launcher import api
 
     varying = plan.min_nodes < plan.nnodes
+    ignored = set(ENDING) - set(heeded(ENDING))
 
     class Agent(LocalElasticAgent):
+        def _start_workers(self, worker_group: WorkerGroup, *more: Any, **named: Any) -> dict[int, Any]:
+            started: dict[int, Any] = super()._start_workers(worker_group, *more, **named)
+            for number in ignored:  # torchrun has just taken them up
+                signal.signal(number, signal.SIG_IGN)
+            return started
+
         def _rendezvous(self, worker_group: WorkerGroup) -> None:
             few = plan.min_nodes if varying else plan.nnodes
             wanted = f"{few} node{'s' if few > 1 else ''} at {plan.master_addr}:{plan.master_port}"

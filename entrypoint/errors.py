@@ -91,13 +91,26 @@ def report(error: Refused) -> int:
         Path(error_file).write_text(json.dumps({"message": {"message": str(error), "extraInfo": extra}}))
     else:
         for line in str(error).splitlines():
-            print(f"{prefix(error.code)}{line}", file=sys.stderr)
+            put(f"{prefix(error.code)}{line}")
     return int(error.code)
+
+
+def put(line: str) -> None:
+    """Print a line on standard error; where nobody reads that any more, it goes nowhere, as does what follows.
+
+    A terminal that was closed is no reason to end with another code than the one that is settled.
+    """
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
 
 
 def say(line: str) -> None:
     """Tell how things stand."""
-    print(f"entrypoint: {line}", file=sys.stderr, flush=True)
+    put(f"entrypoint: {line}")
 
 
 def how_ended(code: int, out_of_memory: str = "") -> str:

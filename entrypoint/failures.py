@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from entrypoint.errors import Exit, how_ended, prefix
+from entrypoint.errors import Exit, how_ended, prefix, put
 
 # What each rank's error file is called, in a folder of its own.
 ERROR_FILE = "error.json"
@@ -90,5 +89,5 @@ def tell_end(folder: Path, number: Signals) -> int:
 
 def last_word(message: str, code: int) -> int:
     """Print the job's last line and return its code."""
-    print(f"{prefix(code)}{message}", file=sys.stderr)
+    put(f"{prefix(code)}{message}")
     return int(code)

@@ -17,11 +17,11 @@ from contextlib import suppress
 from typing import NoReturn
 
 from entrypoint.bond import NODE_LOST, Bond, Place, Verdict
-from entrypoint.errors import FINAL, Exit, Refused, how_ended, prefix, report, say
+from entrypoint.errors import FINAL, Exit, Refused, how_ended, prefix, put, report, say
 from entrypoint.launcher_defaults import MPI_PROCESSES, ROOT
 from entrypoint.oom import out_of_memory, read_memory
 from entrypoint.rank import end_with_parent, name_process
-from entrypoint.signals import PASSED_ON, is_the_terminals
+from entrypoint.signals import PASSED_ON, heeded, is_the_terminals
 from entrypoint.surroundings import ancestors, read_lines
 
 # What `verify` knows guards by.
@@ -81,10 +81,11 @@ def signals_passed_on(child: int, spoken: Callable[[int], int] | None = None) ->
     thread waits for them, since a handler is not told where one comes from.
     """
     asked: list[int] = []
+    heard = heeded(PASSED_ON)
 
     def pass_on() -> None:
         while True:
-            told = signal.sigwaitinfo(PASSED_ON)
+            told = signal.sigwaitinfo(heard)
             asked.append(told.si_signo)
             if spoken or not is_the_terminals(told):
                 with suppress(ProcessLookupError):
@@ -119,13 +120,13 @@ def spawn_child(
     that is `apart` is in a group of its own, and reads nothing: a terminal would stop it. What is to be passed on waits
     here until `signals_passed_on` takes it.
     """
-    parent = os.getpid()
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+    parent, heard = os.getpid(), heeded(PASSED_ON)
+    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     child = os.fork()
     if child:
         return child
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
         end_with_parent()
         os.dup2(stderr, 2)
         if apart:
@@ -174,7 +175,7 @@ def sentence(verdict: Verdict) -> str:
 def tell(verdict: Verdict, place: Place) -> None:
     """Say on rank 0 which rank failed first."""
     if place.rank == 0 and verdict.code != Exit.PREEMPTED:
-        print(f"{prefix(Exit.RANK_FAILED)}{sentence(verdict)}", file=sys.stderr, flush=True)
+        put(f"{prefix(Exit.RANK_FAILED)}{sentence(verdict)}")
 
 
 def leave_word(verdict: Verdict) -> None:

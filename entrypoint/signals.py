@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 
 # What a parent of the program (guard, witness, mpirun's) passes on to it.
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
@@ -10,6 +11,15 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # A launcher, the terminal and its shell may each pass one wish on: what follows within so many seconds is the same one.
 ECHO_S = 1.0
+
+
+def heeded(numbers: Iterable[signal.Signals]) -> tuple[signal.Signals, ...]:
+    """Return the signals that whoever started this process has not had it ignore, as nohup does with SIGHUP.
+
+    A shell has its jobs in the background ignore SIGINT. Torchrun's agent heeds both all the same, so that a job under
+    nohup ends with the terminal (pytorch#67538).
+    """
+    return tuple(number for number in numbers if signal.getsignal(number) != signal.SIG_IGN)
 
 
 def is_the_terminals(told: signal.struct_siginfo) -> bool:

@@ -24,11 +24,10 @@ from entrypoint.meeting import port_number, refuse_taken
 from entrypoint.oom import out_of_memory, read_memory
 from entrypoint.plan import Plan
 from entrypoint.rank import become_program, end_with_parent, name_process
-from entrypoint.signals import ENDING, PASSED_ON, is_the_terminals
+from entrypoint.signals import ENDING, PASSED_ON, heeded, is_the_terminals
 
 # What an operator sees in the list of processes.
 NAME = "ranks-agent"
-HEARD = (*PASSED_ON, signal.SIGCHLD)
 # Of a rank that was told to end once it had its time to save, before it is killed.
 TERM_S = 5.0
 # A child's end is always told; looking now and then costs nothing.
@@ -44,8 +43,8 @@ def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
     name_process(NAME)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by who started this, children's ends would never be told
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder, meeting(plan, environ) as where:
-        signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
         ranks = Ranks(plan, Path(folder))
+        signal.pthread_sigmask(signal.SIG_BLOCK, ranks.heard)
         for local_rank in range(plan.nproc_per_node):
             ranks.start(local_rank, job, {**environ, **where})
         ranks.wait()
@@ -90,6 +89,7 @@ class Ranks:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
         self.folder = folder
+        self.heard = (*heeded(PASSED_ON), signal.SIGCHLD)
         self.running: dict[int, int] = {}
         self.failures: list[Failure] = []
         self.told: set[int] = set()
@@ -116,7 +116,7 @@ class Ranks:
         try:
             end_with_parent()
             os.environ["TORCHELASTIC_ERROR_FILE"] = str(error_file)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.heard)
             if os.getppid() == parent:
                 become_program(self.plan, Job("spawn", local_rank, size, local_rank, size, job.id), environ)
         except Refused as error:
@@ -130,7 +130,7 @@ class Ranks:
         """Pass signals on to the ranks, and end all when one has failed, until none is left."""
         while self.running:
             patience = min(LOOK_S, max(0.0, self.next[0] - time.monotonic())) if self.next else LOOK_S
-            heard = signal.sigtimedwait(HEARD, patience)
+            heard = signal.sigtimedwait(self.heard, patience)
             if heard and heard.si_signo != signal.SIGCHLD:
                 self.heed(heard)
             if self.next and time.monotonic() >= self.next[0]:

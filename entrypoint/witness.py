@@ -14,7 +14,7 @@ from entrypoint.errors import Exit, prefix
 from entrypoint.launcher_defaults import ROOT
 from entrypoint.oom import Memory, out_of_memory, read_memory
 from entrypoint.rank import end_with_parent, name_process
-from entrypoint.signals import PASSED_ON, is_the_terminals
+from entrypoint.signals import PASSED_ON, heeded, is_the_terminals
 
 # What `verify` knows witnesses by.
 NAME = "rank-witness"
@@ -78,7 +78,7 @@ def fork_under_witness() -> None:
 
 def stand_over(child: int) -> NoReturn:
     """Testify to the end of a child, pass signals on until then, and end with its code, 128 and more for a signal."""
-    heard = {*PASSED_ON, signal.SIGCHLD}
+    heard = {*heeded(PASSED_ON), signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     name_process(NAME)
     let_go_of_all_but(2)

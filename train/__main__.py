@@ -8,7 +8,7 @@ import sys
 import time
 from typing import NoReturn
 
-from entrypoint.errors import Exit, Refused, report
+from entrypoint.errors import Exit, Refused, put, report
 from entrypoint.interpreter import leave, uncollected
 from entrypoint.plan import VARIABLE, Plan
 from train.settings import read_train_settings
@@ -53,7 +53,7 @@ def tell(stopped: Stopped) -> int:
     """Say once for all ranks what has stopped the run, and return the exit code."""
     name = signal.Signals(stopped.number).name
     if int(os.environ.get("RANK", "0")) == 0:
-        print(f"train: stopped by {name}; the checkpoints up to here are kept", file=sys.stderr)
+        put(f"train: stopped by {name}; the checkpoints up to here are kept")
     return Exit.INTERRUPTED if stopped.number == signal.SIGINT else Exit.TERMINATED
 
 

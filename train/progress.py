@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
+from train.audience import printing
 from train.settings import TrainSettings
 
 
@@ -71,7 +72,8 @@ class Plain:
 
     def say(self, line: str) -> None:
         """Print one line at once, whatever buffering a batch system has set up."""
-        print(line, flush=True)
+        with printing():
+            print(line)
 
     def close(self) -> None:
         """Do nothing."""
@@ -81,33 +83,46 @@ class Bar:
     """A live bar."""
 
     def __init__(self, epochs: int, total_steps: int) -> None:
+        from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
+
+        class Screen(Console):
+            def on_broken_pipe(self) -> None:
+                """Raise what was met, where rich would end the program."""
+                raise
 
         text = "epoch {task.fields[epoch]}/" + str(epochs) + "  step {task.completed}/{task.total}"
         self.bar: Any = RichProgress(
             TextColumn(text),
             BarColumn(),
             TextColumn("loss {task.fields[loss]}  {task.fields[speed]} images/s  left {task.fields[left]}"),
+            console=Screen(),
+            auto_refresh=False,  # by a thread, which would meet a closed terminal alone
         )
         self.task = self.bar.add_task("", total=total_steps, epoch=1, loss="-", speed="-", left="-")
-        self.bar.start()
+        with printing():
+            self.bar.start()
 
     def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
         """Move the bar."""
-        self.bar.update(
-            self.task,
-            completed=step,
-            epoch=epoch + 1,
-            loss=f"{loss:.4f}",
-            speed=f"{images_per_second:,.0f}",
-            left=duration(left_s),
-        )
+        with printing():
+            self.bar.update(
+                self.task,
+                refresh=True,
+                completed=step,
+                epoch=epoch + 1,
+                loss=f"{loss:.4f}",
+                speed=f"{images_per_second:,.0f}",
+                left=duration(left_s),
+            )
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
-        self.bar.console.print(line, highlight=False, markup=False)
+        with printing():
+            self.bar.console.print(line, highlight=False, markup=False)
 
     def close(self) -> None:
         """End the bar and leave its last state."""
-        self.bar.stop()
+        with printing():
+            self.bar.stop()

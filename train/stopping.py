@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from types import FrameType
 
 from entrypoint.errors import Exit, Refused
-from entrypoint.signals import ECHO_S
+from entrypoint.signals import ECHO_S, heeded
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# What there may be more of, none of them a person's second wish: the terminal is closed, and so is what was printed to.
+CLOSED = (signal.SIGHUP, signal.SIGPIPE)
 # What a scheduler sends ahead of the end (`sbatch --signal=USR1@120`): it only ever asks.
 WARNING = signal.SIGUSR1
 # What asks a run to save and go on.
@@ -96,7 +98,8 @@ class Stopping:
     def name(self) -> str:
         """Return the signal's name, or the deadline's; on a rank that knows of neither, another rank does."""
         if self.number is not None:
-            return signal.Signals(self.number).name
+            closed = " (nobody reads what it prints)" if self.number == signal.SIGPIPE else ""
+            return signal.Signals(self.number).name + closed
         return self.deadline.name if self.deadline and self.overdue else "another rank's signal"
 
     def saves_now(self) -> None:
@@ -105,8 +108,8 @@ class Stopping:
         self.saved_at = time.monotonic()
 
     def listen(self) -> None:
-        """Take this process's signals."""
-        for number in SIGNALS:
+        """Take this process's signals, but for those that it was started to ignore (nohup)."""
+        for number in heeded(SIGNALS):
             signal.signal(number, self.take)
 
     def ignore(self) -> None:
@@ -132,6 +135,8 @@ class Stopping:
             return
         if self.number == WARNING:
             self.number = None
+        if self.deferring and self.number is not None and number in CLOSED:
+            return
         if self.deferring and (self.number is None or now - self.since < ECHO_S):
             self.number = self.number or number
             self.since = self.since or now

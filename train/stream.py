@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from entrypoint.errors import put
 from train.batches import LEFT_OUT, Batch, Normalise, Part, batch_of, eval_slices, pins, sampled, sequence
 from train.decode import refusal
 from train.files import Listing
@@ -132,4 +132,4 @@ class StreamFeed:
         """Say once of each bad picture that it is left out."""
         if message not in self.told:
             self.told.add(message)
-            print(f"train: left out {message}", file=sys.stderr)
+            put(f"train: left out {message}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from entrypoint.plan import Plan
+from train.audience import printing
 from train.evaluate import Score
 from train.exporting import export_onnx
 from train.models import count_multiply_adds, count_parameters, with_versions
@@ -86,18 +86,17 @@ def show_summary(summary: dict[str, Any], total_seconds: float, folder: Path) ->
     """Print what came out in a few lines."""
     told = told_of(summary["cpu_wait_share"])
     waited = f"waiting        {told}\n" if told else ""
-    print(
-        f"test accuracy  {summary['test_accuracy']:.2f} % of {summary['test_images']:,} images"
-        f" after {summary['epochs']} epochs, {summary['steps']:,} steps\n"
-        f"training       {summary['train_seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s,"
-        f" the whole command {total_seconds:.1f} s\n"
-        f"model          {summary['model']}, {summary['parameters']:,} parameters,"
-        f" {summary['multiply_adds']:,} multiply-adds an image\n"
-        f"computed in    {summary['precision']} on {summary['world_size']} x {summary['device']} with"
-        f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
-        f" {1000 * summary['step_seconds']:,.1f} ms\n"
-        f"{waited}"
-        f"run folder     {folder}",
-        file=sys.stdout,
-        flush=True,
-    )
+    with printing():
+        print(
+            f"test accuracy  {summary['test_accuracy']:.2f} % of {summary['test_images']:,} images"
+            f" after {summary['epochs']} epochs, {summary['steps']:,} steps\n"
+            f"training       {summary['train_seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s,"
+            f" the whole command {total_seconds:.1f} s\n"
+            f"model          {summary['model']}, {summary['parameters']:,} parameters,"
+            f" {summary['multiply_adds']:,} multiply-adds an image\n"
+            f"computed in    {summary['precision']} on {summary['world_size']} x {summary['device']} with"
+            f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
+            f" {1000 * summary['step_seconds']:,.1f} ms\n"
+            f"{waited}"
+            f"run folder     {folder}"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from entrypoint.machine import read_machine
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, paint, script
 from tests.entrypoint.test_libraries import elf
 from tests.entrypoint.test_planner import machine, plan
+from tests.entrypoint.test_spawn import started
 from tests.machines import smp
 
 TELL = """
@@ -86,6 +88,16 @@ def test_torchrun_counts_cpus_that_the_cgroup_does_not_grant(
 ) -> None:
     made = json.loads(entrypoint("plan", "--json", command=(*under_quota(1), PYTHON, "-m", "entrypoint")).out)
     assert sum(rank["threads"] for rank in made["ranks"]) == 1
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_torchrun_ends_with_the_terminal_even_under_nohup(entrypoint: Entrypoint) -> None:
+    """pytorch#67538, LlamaFactory#3036 and many more; ours does not (`test_spawn`)."""
+    torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    with started(entrypoint, "sys.exit(0)", "nohup", command=torchrun) as process:
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(LAUNCH_LIMIT_S) == 1
 
 
 def test_torchrun_binds_by_numa_node_only_for_gpus(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment
 from tests.entrypoint.test_planner import machine, plan
 
 QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "2"}
+RUN = (PYTHON, "-m", "entrypoint", "run")
 TWO = plan(machine(2), {"LAUNCH_NPROC_PER_NODE": "2"})
 # Says that it is there, then what signals reach it; a SIGTERM ends it as the test wishes.
 HEARS = r"""
@@ -43,11 +44,13 @@ HEARS = r"""
 
 
 @contextmanager
-def started(entrypoint: Entrypoint, ending: str, **more: str) -> Iterator[subprocess.Popen[str]]:
-    """Start two ranks that hear, and go on when both do."""
+def started(
+    entrypoint: Entrypoint, ending: str, *before: str, command: tuple[str, ...] = RUN, **more: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Start two ranks that hear, with words in front of the command, and go on when both do."""
     script(entrypoint.folder, "x.py", HEARS.replace("{ending}", ending))
     process = subprocess.Popen(
-        [PYTHON, "-m", "entrypoint", "run", "x.py"],
+        [*before, *command, "x.py"],
         cwd=entrypoint.folder,
         env={**clean_environment(), "HOME": str(entrypoint.home), **QUIET, **more},
         stdout=subprocess.PIPE,
@@ -173,6 +176,20 @@ def test_a_signal_reaches_every_rank_once_and_the_job_ends_as_they_do_or_by_it(
         assert sorted(out.splitlines()) == heard
         assert process.returncode == code
         assert err.endswith(said.replace("…", "entrypoint: error: stopped by "))
+
+
+@pytest.mark.launch
+@needs_two_cores
+@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+def test_a_job_under_nohup_outlives_the_terminal(entrypoint: Entrypoint, launcher: str) -> None:
+    with started(entrypoint, "sys.exit(0)", "nohup", LAUNCH_WITH=launcher) as process:
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)  # what must not happen has its time
+        process.send_signal(signal.SIGUSR1)
+        assert lines(process, 2) == ["0 SIGUSR1", "1 SIGUSR1"]
+        process.terminate()
+        assert lines(process, 2) == ["0 SIGTERM", "1 SIGTERM"]
+        assert process.wait(LAUNCH_LIMIT_S) == {"spawn": 0, "torchrun": 143}[launcher]
 
 
 @pytest.mark.launch

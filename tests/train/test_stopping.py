@@ -39,6 +39,29 @@ def test_a_run_that_saves_is_asked_first_and_ended_by_the_second_signal(monkeypa
             one.take(signal.SIGTERM, None)
 
 
+def test_a_terminal_that_closes_later_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Stopping()
+    clock = [100.0]
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: clock[0])
+    with one.deferred(worth_saving=True):
+        one.take(signal.SIGHUP, None)
+        assert (one.asked, one.name) == (True, "SIGHUP")
+        for number in (signal.SIGPIPE, signal.SIGHUP):
+            clock[0] += 5
+            one.take(number, None)
+        with pytest.raises(Stopped):
+            one.take(signal.SIGTERM, None)
+
+
+def test_what_it_was_started_to_ignore_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    ignored = {signal.SIGHUP: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
+    monkeypatch.setattr(signal, "getsignal", lambda number: ignored.get(number, signal.SIG_DFL))
+    monkeypatch.setattr(signal, "signal", lambda number, _: taken.append(number))
+    Stopping().listen()
+    assert taken == [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
+
+
 def test_a_wish_to_save_that_comes_again_just_after_all_ranks_have_saved_is_the_same_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,4 +1,7 @@
-"""Ctrl-C reaches all that runs at a terminal, SIGTERM the entrypoint: a run saves, whoever started its ranks."""
+"""Ctrl-C reaches all that runs at a terminal, SIGTERM the entrypoint: a run saves, whoever started its ranks.
+
+So it does where the terminal, or whoever reads what it prints, goes away.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ import pytest
 from entrypoint.errors import Exit
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, launcher, needs_two_cores, script
 from tests.train.given import SMALL
+from tests.train.started import Started
 
 pytestmark = pytest.mark.launch
 ENDLESS = {**SMALL, "TRAIN_EPOCHS": "100000", "TRAIN_TENSORBOARD": "0", "TRAIN_RUN_NAME": "run"}
@@ -96,3 +100,43 @@ def test_it_saves_and_that_is_said_once(
     assert code == Exit.PREEMPTED, screen.said.decode()
     assert screen.said.count(b"entrypoint: preempted: stopped by SIG") == 1, screen.said.decode()
     assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
+
+
+RANKS = pytest.mark.parametrize("ranks", ["1", pytest.param("2", marks=needs_two_cores)])
+
+
+@RANKS
+def test_a_terminal_that_is_closed_saves_and_ends_the_run(entrypoint: Entrypoint, ranks: str) -> None:
+    env = {**ENDLESS, "HOME": str(entrypoint.home), "TRAIN_PROGRESS": "bar"}
+    with terminal(entrypoint.folder, ("train", "--nproc-per-node", ranks), env) as screen:
+        screen.wait_for(b"epoch 2/100000")
+    _, status = os.waitpid(screen.process, 0)
+    assert os.waitstatus_to_exitcode(status) == Exit.PREEMPTED
+    assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
+
+
+@RANKS
+def test_a_reader_that_goes_away_does_too(entrypoint: Entrypoint, ranks: str) -> None:
+    run = Started(entrypoint, ENDLESS | {"LAUNCH_NPROC_PER_NODE": ranks})
+    run.wait_for("epoch 2/100000")
+    assert run.process.stdout is not None
+    run.process.stdout.close()
+    code, _, err = run.ended()
+    assert code == Exit.PREEMPTED
+    assert err.count("\n") == err.count("entrypoint: preempted: stopped by ") == 1, err
+    saved = int(err.partition(": step ")[2].split()[0])
+    assert (entrypoint.folder / f"runs/run/checkpoint/step-{saved:09}.pt").exists()
+
+
+@RANKS
+def test_under_nohup_it_outlives_the_terminal(entrypoint: Entrypoint, ranks: str) -> None:
+    run = Started(entrypoint, ENDLESS | {"LAUNCH_NPROC_PER_NODE": ranks}, "nohup")
+    run.wait_for("epoch 1/100000  train loss")
+    below = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
+    for pid in (run.process.pid, *map(int, below)):
+        os.kill(pid, signal.SIGHUP)
+    # What a signal has ended ends within a step; these are some hundred.
+    for epoch in range(3, 40):
+        run.wait_for(f"epoch {epoch}/100000  train loss")
+    run.process.terminate()
+    assert run.ended()[0] == Exit.PREEMPTED
