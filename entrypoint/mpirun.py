@@ -92,7 +92,7 @@ def run(argv: tuple[str, ...], environment: Mapping[str, str], *, saves: bool = 
 
 def write_all(file: int, data: bytes) -> None:
     """Write all of it; who reads may have gone."""
-    with suppress(BrokenPipeError):
+    with suppress(OSError):
         while data:
             data = data[os.write(file, data) :]
 

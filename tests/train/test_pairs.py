@@ -109,10 +109,10 @@ def test_two_ranks_learn_what_one_does_whatever_is_set(entrypoint: Entrypoint) -
     """BatchNorm's statistics and all that goes over the ranks: what one learns with a setting, two learn with it."""
     settings = [{}, *OPTIONS.values()]
     learnt = check(entrypoint, [SPEEDNET | one for one in settings])
-    shared = [(one, more) for more in ({}, FSDP) for one in range(len(settings))]
-    shared += [(0, more) for more in SHARED.values()]
-    environs = [SPEEDNET | TWO | settings[one] | more for one, more in shared]
-    two = check(entrypoint, environs, "--nproc-per-node=2", "--oversubscribe=1")
-    for environ, (one, _), losses in zip(environs, shared, two, strict=True):
-        rounding = 1e-3 if {"TRAIN_PRECISION", "TRAIN_COMPRESS"} & environ.keys() else 1e-5
-        assert not losses or losses == pytest.approx(learnt[one], rel=rounding), environ
+    whole: list[tuple[int, dict[str, str]]] = [(one, {}) for one in range(len(settings))]
+    for shared in (whole, [(one, FSDP) for one, _ in whole], [(0, more) for more in SHARED.values()]):
+        environs = [SPEEDNET | TWO | settings[one] | more for one, more in shared]
+        two = check(entrypoint, environs, "--nproc-per-node=2", "--oversubscribe=1")
+        for environ, (one, _), losses in zip(environs, shared, two, strict=True):
+            rounding = 1e-3 if {"TRAIN_PRECISION", "TRAIN_COMPRESS"} & environ.keys() else 1e-5
+            assert not losses or losses == pytest.approx(learnt[one], rel=rounding), environ

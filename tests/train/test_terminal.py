@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pty
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,30 +68,35 @@ def terminal(folder: Path, words: tuple[str, ...], env: dict[str, str]) -> Itera
         os.close(file)
 
 
-@pytest.mark.parametrize(
-    ("names", "said", "words"),
-    [
-        ((), "", ("--nproc-per-node", "1")),
-        pytest.param((), "", ("--nproc-per-node", "2"), marks=needs_two_cores),
-        pytest.param(("mpirun.openmpi", "mpirun"), "Open MPI", HOSTS, marks=(pytest.mark.openmpi, needs_two_cores)),
-        pytest.param(("mpiexec.hydra",), "HYDRA", HOSTS, marks=(pytest.mark.hydra, needs_two_cores)),
-    ],
-    ids=["one rank", "agent", "Open MPI", "hydra"],
-)
-@pytest.mark.parametrize("typed", [True, False], ids=["Ctrl-C", "SIGTERM"])
-def test_it_saves_and_that_is_said_once(
-    entrypoint: Entrypoint, names: tuple[str, ...], said: str, words: tuple[str, ...], typed: bool
-) -> None:
+def environment(entrypoint: Entrypoint, names: tuple[str, ...], said: str) -> dict[str, str]:
+    """Return what a run without an end is told, the mpirun of these names first on its PATH."""
     bin_folder = entrypoint.folder / "bin"
     bin_folder.mkdir()
     if names:
         mpirun = script(bin_folder, "mpirun", f'#!/bin/sh\nexec {launcher(*names, said=said)} "$@"\n')
         mpirun.chmod(0o755)
-    env = {
+    return {
         **ENDLESS, "HOME": str(entrypoint.home), "PATH": f"{bin_folder}:{os.environ['PATH']}",
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     }  # fmt: skip
-    with terminal(entrypoint.folder, ("train", *words), env) as screen:
+
+
+WAYS = [
+    pytest.param((), "", ("--nproc-per-node", "1"), id="one rank"),
+    pytest.param((), "", ("--nproc-per-node", "2"), marks=needs_two_cores, id="agent"),
+    pytest.param(
+        ("mpirun.openmpi", "mpirun"), "Open MPI", HOSTS, marks=(pytest.mark.openmpi, needs_two_cores), id="Open MPI"
+    ),
+]
+HYDRA = pytest.param(("mpiexec.hydra",), "HYDRA", HOSTS, marks=(pytest.mark.hydra, needs_two_cores), id="hydra")
+
+
+@pytest.mark.parametrize(("names", "said", "words"), [*WAYS, HYDRA])
+@pytest.mark.parametrize("typed", [True, False], ids=["Ctrl-C", "SIGTERM"])
+def test_it_saves_and_that_is_said_once(
+    entrypoint: Entrypoint, names: tuple[str, ...], said: str, words: tuple[str, ...], typed: bool
+) -> None:
+    with terminal(entrypoint.folder, ("train", *words), environment(entrypoint, names, said)) as screen:
         screen.wait_for(b"epoch 2/100000")
         if typed:
             os.write(screen.terminal, b"\x03")
@@ -105,10 +111,11 @@ def test_it_saves_and_that_is_said_once(
 RANKS = pytest.mark.parametrize("ranks", ["1", pytest.param("2", marks=needs_two_cores)])
 
 
-@RANKS
-def test_a_terminal_that_is_closed_saves_and_ends_the_run(entrypoint: Entrypoint, ranks: str) -> None:
-    env = {**ENDLESS, "HOME": str(entrypoint.home), "TRAIN_PROGRESS": "bar"}
-    with terminal(entrypoint.folder, ("train", "--nproc-per-node", ranks), env) as screen:
+@pytest.mark.parametrize(("names", "said", "words"), WAYS)  # hydra ends all when it can print no more
+def test_a_terminal_that_is_closed_saves_and_ends_the_run(
+    entrypoint: Entrypoint, names: tuple[str, ...], said: str, words: tuple[str, ...]
+) -> None:
+    with terminal(entrypoint.folder, ("train", *words), environment(entrypoint, names, said)) as screen:
         screen.wait_for(b"epoch 2/100000")
     _, status = os.waitpid(screen.process, 0)
     assert os.waitstatus_to_exitcode(status) == Exit.PREEMPTED
@@ -126,6 +133,17 @@ def test_a_reader_that_goes_away_does_too(entrypoint: Entrypoint, ranks: str) ->
     assert err.count("\n") == err.count("entrypoint: preempted: stopped by ") == 1, err
     saved = int(err.partition(": step ")[2].split()[0])
     assert (entrypoint.folder / f"runs/run/checkpoint/step-{saved:09}.pt").exists()
+
+
+def test_so_does_a_log_on_a_disk_that_is_full(entrypoint: Entrypoint) -> None:
+    env = {**clean_environment(), **ENDLESS, "LAUNCH_QUIET": "1", "HOME": str(entrypoint.home)}
+    words = f"exec {PYTHON} -m entrypoint train > /dev/full"
+    done = subprocess.run(
+        ["sh", "-c", words], cwd=entrypoint.folder, env=env, stderr=subprocess.PIPE, text=True, timeout=LAUNCH_LIMIT_S
+    )
+    assert done.returncode == Exit.PREEMPTED, done.stderr
+    assert done.stderr.count("\n") == done.stderr.count("entrypoint: preempted: stopped by ") == 1, done.stderr
+    assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
 
 
 @RANKS
