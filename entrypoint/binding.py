@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from entrypoint.budget import Budget, find_budget
 from entrypoint.devices import Devices
@@ -11,7 +11,8 @@ from entrypoint.errors import Exit, Refused, shown
 from entrypoint.left import Left, leave_to_others
 from entrypoint.plan import Decision, Rank
 from entrypoint.question import Question
-from entrypoint.shares import cpus_of, share_cores, share_near, share_threads
+from entrypoint.runtime import AFFINITY_VARIABLES
+from entrypoint.shares import cpus_of, merge_within, share_cores, share_near, share_threads
 from entrypoint.topology import format_cpu_list
 
 # Either sets torch's threads: where both are set, torch takes MKL's (ATen/ParallelOpenMP.cpp).
@@ -41,6 +42,9 @@ def decide_binding(question: Question, devices: Devices) -> Binding:
         fair = share_threads(budget.threads, cpus)
         shared = devices.nproc > len(budget.cores)
     left = leave_to_others(question, devices, budget, cpus, fair)
+    if devices.nproc > 1 and not shared:
+        crowded = leave_to_others(replace(question, neighbours_before=None), devices, budget, cpus, fair).crowded
+        cpus, cores_decision = share_beside(question, crowded, cpus) or (cpus, cores_decision)
     threads, why, warnings = decide_threads(question, fair, left)
     nodes, memory_decision = decide_memory(question, cpus)
     ranks = tuple(
@@ -101,6 +105,22 @@ def deal_cores(question: Question, budget: Budget, devices: Devices) -> tuple[tu
     if squeezed:
         why += f"; {question.job.launcher} had put this rank on {format_cpu_list(squeezed)}, unasked"
     return cpus, Decision("cores", dealt, why)
+
+
+def share_beside(
+    question: Question, crowded: str, cpus: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[tuple[int, ...], ...], Decision] | None:
+    """Let ranks of a NUMA node share its cores where others keep too many `crowded`; None where each keeps its own.
+
+    All ranks wait for the one whose core has a busy neighbour, and a core that waits for it is of use to nobody. Not
+    where a person pins: threads of several ranks would be pinned to the same core.
+    """
+    if not crowded or question.given("bind") or any(question.environ.get(name) for name in AFFINITY_VARIABLES):
+        return None
+    merged = merge_within({cpu.id: cpu.node for cpu in question.machine.cpus}, cpus)
+    lists = list(dict.fromkeys(format_cpu_list(share) for share in merged))
+    why = f"others keep {crowded} busy, so ranks share those of their NUMA node; LAUNCH_BIND=ranks gives each its own"
+    return merged, Decision("cores", " | ".join(lists), why)
 
 
 def decide_threads(

@@ -16,11 +16,15 @@ SURELY = 0.2
 
 @dataclass(frozen=True)
 class Left:
-    """How many CPUs are left to others, the threads of each rank beside them, and what there is to say about it."""
+    """How many CPUs are left to others, the threads of each rank beside them, and what there is to say about it.
+
+    `crowded` names what others keep busy where that is too many to leave.
+    """
 
     cpus: int
     threads: tuple[int, ...]
     why: str = ""
+    crowded: str = ""
 
 
 def leave_to_others(
@@ -44,7 +48,7 @@ def leave_to_others(
         return Left(0, fair)
     if asked == "auto" and 2 * each > fewest:
         told = f"; others keep {seen} busy, too many to leave: `entrypoint tune` finds what is best"
-        return Left(0, fair, told if question.neighbours_before is None else "")
+        return Left(0, fair, told, seen) if question.neighbours_before is None else Left(0, fair)
     if each >= fewest:
         raise Refused(
             f"{question.settings.source['neighbours']}: leaves no CPU to a rank that has {fewest}; lower it",

@@ -43,7 +43,7 @@ def make_plan(question: Question) -> Plan:
         ranks=binding.ranks,
         environment=environment,
         yours=tuple(name for name in STANDARD if question.environ.get(name)),
-        bind=values.bind,
+        bind="ranks" if values.bind == "auto" else values.bind,
         memory_policy="bind" if values.memory == "auto" else values.memory,
         preload=runtime.preload,
         program=question.program,

@@ -70,8 +70,10 @@ class LaunchSettings(Settings):
     backend: Literal["auto", "gloo", "ccl", "nccl", "mpi"] = Field(
         "auto", description="Collectives between ranks: auto is nccl on CUDA, gloo on CPU."
     )
-    bind: Literal["ranks", "threads", "none"] = Field(
-        "ranks", description="What is pinned: each rank to its own cores, also each OpenMP thread to one, or nothing."
+    bind: Literal["auto", "ranks", "threads", "none"] = Field(
+        "auto",
+        description="What is pinned: ranks to their own cores, threads each to one too, or none; auto is ranks, which"
+        " share the cores of their NUMA node where others keep too many busy to leave.",
     )
     memory: Literal["auto", "bind", "preferred", "default"] = Field(
         "auto", description="Memory of a rank within one NUMA node: auto binds it there, preferred lets it spill over."

@@ -9,8 +9,12 @@ import pytest
 
 from entrypoint.errors import Exit, Refused
 from entrypoint.job import Job
+from entrypoint.planner import make_plan
+from entrypoint.question import Question
+from entrypoint.settings import read_launch_settings
+from entrypoint.topology import Cpu
 from tests.entrypoint.test_binding import there
-from tests.entrypoint.test_planner import machine, plan, why
+from tests.entrypoint.test_planner import SCRIPT, machine, plan, why
 
 LEFT = {
     "not quite one": (machine(4), 0.79, {}, [4]),
@@ -45,11 +49,46 @@ def test_what_others_keep_busy_is_left_to_them(case: str) -> None:
     made = plan(replace(node, kept_busy=busy), environ, *job)
     alone = plan(node, {name: value for name, value in environ.items() if name != "LAUNCH_NEIGHBOURS"}, *job)
     assert [rank.threads for rank in made.ranks] == threads
-    assert [rank.cpus for rank in made.ranks] == [rank.cpus for rank in alone.ranks], "bound to all as ever"
+    fewer = threads != [rank.threads for rank in alone.ranks]
+    if case != "ranks of one CPU":
+        assert [rank.cpus for rank in made.ranks] == [rank.cpus for rank in alone.ranks], "bound to all as ever"
     assert made.warnings == alone.warnings
-    assert ("less what is left to others" in why(made, "threads")) == (made.ranks != alone.ranks)
+    assert ("less what is left to others" in why(made, "threads")) == fewer
     assert ("too many to leave" in why(made, "threads")) == (case in TOO_MANY)
-    assert made.neighbours >= (made.ranks != alone.ranks)
+    assert made.neighbours >= fewer
+
+
+TWO_NODES = replace(machine(8), cpus=tuple(Cpu(core, core, 0, core // 4) for core in range(8)))
+ALL, HALVES, OWN = [(0, 1)] * 2, [(0, 1, 2, 3)] * 4 + [(4, 5, 6, 7)] * 4, [(0,), (1,)]
+SHARED = {
+    "one of two": (machine(2), 1.0, {"LAUNCH_NPROC_PER_NODE": "2"}, ALL),
+    "both": (machine(2), 2.0, {"LAUNCH_NPROC_PER_NODE": "2"}, ALL),
+    "within NUMA nodes": (TWO_NODES, 1.0, {"LAUNCH_NPROC_PER_NODE": "8"}, HALVES),
+    "nobody": (machine(2), 0.5, {"LAUNCH_NPROC_PER_NODE": "2"}, OWN),
+    "some that can be left room": (machine(4), 1.0, {"LAUNCH_NPROC_PER_NODE": "2"}, [(0, 1), (2, 3)]),
+    "a person who binds": (machine(2), 1.0, {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_BIND": "ranks"}, OWN),
+    "one who does not say how": (machine(2), 1.0, {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_BIND": "auto"}, ALL),
+    "one who pins threads": (machine(2), 1.0, {"LAUNCH_NPROC_PER_NODE": "2", "OMP_PROC_BIND": "close"}, OWN),
+    "one who looks at no neighbours": (machine(2), 1.0, {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_NEIGHBOURS": "0"}, OWN),
+    "a scheduler": (machine(2), 1.0, {"LAUNCH_NPROC_PER_NODE": "2"}, OWN, Job(granted_cpus=2, nodes=("n1",))),
+    "ranks on GPUs": (machine(2, gpus=2), 1.0, {}, OWN),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_ranks_beside_too_many_to_leave_share_their_numa_nodes_cores(case: str) -> None:
+    node, busy, environ, cpus, *job = SHARED[case]
+    made = plan(replace(node, kept_busy=busy), environ, *job)
+    assert [rank.cpus for rank in made.ranks] == cpus
+    assert ("LAUNCH_BIND=ranks gives each its own" in why(made, "cores")) == (cpus in (ALL, HALVES))
+    assert made.bind == "ranks", "a rank is still bound, and verified after it has started"
+
+
+def test_a_run_that_goes_on_shares_as_the_node_is_now_since_no_bit_hangs_on_it() -> None:
+    chosen, node = read_launch_settings({"LAUNCH_NPROC_PER_NODE": "2"}, {}), replace(machine(2), kept_busy=1.0)
+    goes_on = make_plan(Question(chosen, node, Job(), SCRIPT, {}, "python", neighbours_before=0))
+    assert [rank.cpus for rank in goes_on.ranks] == ALL
+    assert [rank.threads for rank in goes_on.ranks] == [1, 1]
 
 
 @pytest.mark.parametrize(("environ", "threads"), [({}, 6), ({"LAUNCH_CORES": "physical"}, 12)])
