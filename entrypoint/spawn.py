@@ -24,10 +24,13 @@ from entrypoint.meeting import port_number, refuse_taken
 from entrypoint.oom import out_of_memory, read_memory
 from entrypoint.plan import Plan
 from entrypoint.rank import become_program, end_with_parent, name_process
-from entrypoint.signals import ENDING, PASSED_ON, heeded, is_the_terminals
+from entrypoint.signals import ENDING, PASSED_ON, can_be_resumed, heeded, is_the_terminals
 
 # What an operator sees in the list of processes.
 NAME = "ranks-agent"
+# Ranks hear the terminal through their parent alone: what its keys do beside Ctrl-C is passed on as well.
+OVER = (*ENDING, signal.SIGQUIT)
+HEARD = (*PASSED_ON, signal.SIGQUIT, signal.SIGTSTP)
 # Of a rank that was told to end once it had its time to save, before it is killed.
 TERM_S = 5.0
 # A child's end is always told; looking now and then costs nothing.
@@ -89,7 +92,7 @@ class Ranks:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
         self.folder = folder
-        self.heard = (*heeded(PASSED_ON), signal.SIGCHLD)
+        self.heard = (*heeded(HEARD), signal.SIGCHLD)
         self.running: dict[int, int] = {}
         self.failures: list[Failure] = []
         self.told: set[int] = set()
@@ -97,7 +100,11 @@ class Ranks:
         self.next: tuple[float, signal.Signals] | None = None
 
     def start(self, local_rank: int, job: Job, environ: Mapping[str, str]) -> None:
-        """Fork a rank, which becomes its program by the plan; a failure before that is told like one of the program."""
+        """Fork a rank, which becomes its program by the plan; a failure before that is told like one of the program.
+
+        Each is a session of its own, as torchrun's are: where the kernel shares CPUs out by sessions (sched(7),
+        autogroup), ranks in one would have the time of a single process beside other people's.
+        """
         error_file = self.folder / str(local_rank) / ERROR_FILE
         error_file.parent.mkdir()
         environ = {
@@ -114,6 +121,7 @@ class Ranks:
             return
         code = 1
         try:
+            os.setsid()
             end_with_parent()
             os.environ["TORCHELASTIC_ERROR_FILE"] = str(error_file)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self.heard)
@@ -139,25 +147,37 @@ class Ranks:
             self.reap()
 
     def heed(self, heard: signal.struct_siginfo) -> None:
-        """Pass a signal on where the terminal has not; one that ends the job leaves the ranks their time to save.
+        """Pass a signal on, the terminal's to all that ranks have started; one that ends the job leaves time to save.
 
         Where one of them had failed by then, that was the cause, unless the same signal had reached it first.
         """
         number = signal.Signals(heard.si_signo)
-        if number in ENDING:
+        if number == signal.SIGTSTP:
+            self.stop()
+            return
+        if number in OVER:
             if all(failure.exitcode in (-number, 128 + number) for failure in self.failures):
                 self.asked = self.asked or number
             self.next = self.next or (time.monotonic() + self.plan.grace_s, signal.SIGKILL)
-        if not is_the_terminals(heard):
-            self.tell(number)
+        self.tell(number, everyone=is_the_terminals(heard) or number == signal.SIGCONT)
 
-    def tell(self, number: signal.Signals) -> None:
-        """Send a signal to all that still run."""
+    def stop(self) -> None:
+        """Stop with all ranks until somebody says SIGCONT, unless nobody could; what they have time for waits too."""
+        if not can_be_resumed():
+            return
+        since = time.monotonic()
+        self.tell(signal.SIGSTOP, everyone=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        if self.next:
+            self.next = (self.next[0] + time.monotonic() - since, self.next[1])
+
+    def tell(self, number: signal.Signals, *, everyone: bool = False) -> None:
+        """Send a signal to all ranks that still run, to what they have started too where it is for everyone."""
         for pid in self.running:
-            if number in (*ENDING, signal.SIGKILL):
+            if number in (*OVER, signal.SIGKILL):
                 self.told.add(pid)
             with suppress(ProcessLookupError):
-                os.kill(pid, number)
+                send(pid, number, everyone=everyone or number == signal.SIGKILL)
 
     def reap(self) -> None:
         """Take note of all that have ended, strangers among them that PID 1 is given."""
@@ -183,6 +203,18 @@ class Ranks:
         else:
             self.tell(signal.SIGTERM)
             self.next = (time.monotonic() + self.plan.grace_s, signal.SIGKILL)
+
+
+def send(pid: int, number: signal.Signals, *, everyone: bool) -> None:
+    """Send a signal to a rank, or to its whole process group, which a rank that was just forked is yet to make.
+
+    Raises `ProcessLookupError` for one that has ended.
+    """
+    if everyone:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, number)
+            return
+    os.kill(pid, number)
 
 
 def agents_variables(plan: Plan, job: Job, local_rank: int) -> dict[str, str]:

@@ -38,7 +38,8 @@ TRYING = {
     "TRAIN_PROFILE": "0",
     "TRAIN_MAX_MINUTES": "",
 }
-QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_TUNED": "off"}
+# Ranks that will not end are their launcher's to kill, in sessions of their own, well before it is killed itself.
+QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_TUNED": "off", "LAUNCH_GRACE_S": str(END_S // 2)}
 # What others keep busy right now must not make one candidate of two.
 STEADY = {"LAUNCH_NEIGHBOURS": "0"}
 

@@ -37,6 +37,7 @@ HEARS = r"""
 
     for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, heard)
+    assert os.getsid(0) == os.getpid(), "the kernel gives each rank a share of its own"
     os.write(1, f"{rank} ready {os.getppid()}\n".encode())
     while True:
         time.sleep(0.05)
@@ -160,19 +161,20 @@ def test_no_torch_is_in_the_process_that_watches(entrypoint: Entrypoint) -> None
         ("signal.signal(number, signal.SIG_DFL); os.kill(os.getpid(), number)", signal.SIGTERM, 143, "…SIGTERM\n"),
         ("pass", signal.SIGINT, 130, "…SIGINT\n"),
         ("pass", signal.SIGHUP, 129, "…SIGHUP\n"),
+        ("pass", signal.SIGQUIT, 131, "…SIGQUIT\n"),
     ],
 )
 def test_a_signal_reaches_every_rank_once_and_the_job_ends_as_they_do_or_by_it(
     entrypoint: Entrypoint, ending: str, number: signal.Signals, code: int, said: str
 ) -> None:
-    # SIGINT ends Python's ranks by itself; one that only hears of SIGHUP has its time to save, then is killed.
+    # SIGINT and SIGQUIT end Python's ranks; one that only hears of SIGHUP has its time to save, then is killed.
     with started(entrypoint, ending, LAUNCH_GRACE_S="2" if number == signal.SIGHUP else "60") as process:
         for warning in (signal.SIGUSR1, signal.SIGUSR2):
             process.send_signal(warning)
             assert lines(process, 2) == [f"{rank} {warning.name}" for rank in range(2)]
         process.send_signal(number)
         out, err = process.communicate(timeout=LAUNCH_LIMIT_S)
-        heard = [] if number == signal.SIGINT else [f"{rank} {number.name}" for rank in range(2)]
+        heard = [] if number in (signal.SIGINT, signal.SIGQUIT) else [f"{rank} {number.name}" for rank in range(2)]
         assert sorted(out.splitlines()) == heard
         assert process.returncode == code
         assert err.endswith(said.replace("…", "entrypoint: error: stopped by "))

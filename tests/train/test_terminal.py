@@ -6,66 +6,22 @@ So it does where the terminal, or whoever reads what it prints, goes away.
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import subprocess
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from entrypoint.errors import Exit
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, launcher, needs_two_cores, script
+from tests.terminals import terminal
 from tests.train.given import SMALL
 from tests.train.started import Started
 
 pytestmark = pytest.mark.launch
 ENDLESS = {**SMALL, "TRAIN_EPOCHS": "100000", "TRAIN_TENSORBOARD": "0", "TRAIN_RUN_NAME": "run"}
+TRAIN = (PYTHON, "-m", "entrypoint", "train")
 HOSTS = ("--hosts", "localhost:2")
-
-
-class Terminal:
-    """A program on a terminal of its own: what it has said so far, and what is typed to it."""
-
-    def __init__(self, process: int, terminal: int) -> None:
-        self.process, self.terminal, self.said = process, terminal, b""
-
-    def wait_for(self, words: bytes) -> None:
-        """Read on to these words."""
-        until = time.monotonic() + LAUNCH_LIMIT_S
-        while words not in self.said:
-            assert self.read(), self.said.decode()
-            assert time.monotonic() < until, self.said.decode()
-
-    def read(self) -> bytes:
-        """Read on; nothing when nobody is left who could write."""
-        try:
-            data = os.read(self.terminal, 65536)
-        except OSError:  # EIO: the other side is closed
-            return b""
-        self.said += data
-        return data
-
-    def ended(self) -> int:
-        """Read to the end and return the exit code."""
-        while self.read():
-            pass
-        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
-
-
-@contextmanager
-def terminal(folder: Path, words: tuple[str, ...], env: dict[str, str]) -> Iterator[Terminal]:
-    """Start the entrypoint on a terminal."""
-    process, file = pty.fork()
-    if not process:
-        os.chdir(folder)
-        os.execve(PYTHON, [PYTHON, "-m", "entrypoint", *words], {**clean_environment(), **env})
-    try:
-        yield Terminal(process, file)
-    finally:
-        os.close(file)
 
 
 def environment(entrypoint: Entrypoint, names: tuple[str, ...], said: str) -> dict[str, str]:
@@ -96,7 +52,7 @@ HYDRA = pytest.param(("mpiexec.hydra",), "HYDRA", HOSTS, marks=(pytest.mark.hydr
 def test_it_saves_and_that_is_said_once(
     entrypoint: Entrypoint, names: tuple[str, ...], said: str, words: tuple[str, ...], typed: bool
 ) -> None:
-    with terminal(entrypoint.folder, ("train", *words), environment(entrypoint, names, said)) as screen:
+    with terminal(entrypoint.folder, (*TRAIN, *words), environment(entrypoint, names, said)) as screen:
         screen.wait_for(b"epoch 2/100000")
         if typed:
             os.write(screen.terminal, b"\x03")
@@ -115,7 +71,7 @@ RANKS = pytest.mark.parametrize("ranks", ["1", pytest.param("2", marks=needs_two
 def test_a_terminal_that_is_closed_saves_and_ends_the_run(
     entrypoint: Entrypoint, names: tuple[str, ...], said: str, words: tuple[str, ...]
 ) -> None:
-    with terminal(entrypoint.folder, ("train", *words), environment(entrypoint, names, said)) as screen:
+    with terminal(entrypoint.folder, (*TRAIN, *words), environment(entrypoint, names, said)) as screen:
         screen.wait_for(b"epoch 2/100000")
     _, status = os.waitpid(screen.process, 0)
     assert os.waitstatus_to_exitcode(status) == Exit.PREEMPTED

@@ -1,0 +1,173 @@
+"""What is typed at a terminal reaches ranks that are sessions of their own, and all that they have started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, needs_two_cores, script
+from tests.terminals import Terminal, terminal
+
+CTRL_C, CTRL_BACKSLASH, CTRL_Z = b"\x03", b"\x1c", b"\x1a"
+QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "2"}
+# Says who it and the child are that it starts, and goes on; the child says what it hears.
+PROGRAM = """
+    import os, signal, sys, time
+
+    def heard(number, _):
+        os.write(1, f"a child heard {signal.Signals(number).name}\\n".encode())
+        os._exit(0)
+
+    rank, child = os.environ["RANK"], os.fork()
+    if not child:
+        for number in (signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, heard)
+    else:
+        time.sleep(0.2)
+        os.write(1, f"rank {rank} is {os.getpid()} with {child} under {os.getppid()}\\n".encode())
+    while True:
+        time.sleep(0.05)
+"""
+
+
+def shell(entrypoint: Entrypoint) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return a shell that has jobs, and its environment."""
+    return ("/bin/bash", "--norc", "--noprofile", "-i"), {**QUIET, "HOME": str(entrypoint.home), "PS1": "$ "}
+
+
+def processes(screen: Terminal) -> list[int]:
+    """Return the ids of the launcher, both ranks and their children, when all have said who they are."""
+    found = []
+    for rank in range(2):
+        screen.wait_for(f"rank {rank} is ".encode())
+        while b"\n" not in screen.said.split(f"rank {rank} is ".encode())[1]:
+            screen.read()
+        words = screen.said.split(f"rank {rank} is ".encode())[1].split()
+        found += [int(words[0]), int(words[2]), int(words[4])]
+    return sorted(set(found))
+
+
+def state(pid: int) -> str:
+    """Return a process's state by the letter that ps(1) shows, nothing when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return ""
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Wait until this is true."""
+    until = time.monotonic() + LAUNCH_LIMIT_S
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.mark.launch
+@needs_two_cores
+@pytest.mark.parametrize(("key", "name"), [(CTRL_C, "SIGINT"), (CTRL_BACKSLASH, "SIGQUIT")])
+def test_a_key_that_ends_reaches_all_that_ranks_have_started(entrypoint: Entrypoint, key: bytes, name: str) -> None:
+    script(entrypoint.folder, "x.py", PROGRAM)
+    command = (PYTHON, "-m", "entrypoint", "run", "x.py")
+    with terminal(entrypoint.folder, command, {**QUIET, "HOME": str(entrypoint.home)}) as screen:
+        ranks = processes(screen)
+        os.write(screen.terminal, key)
+        assert screen.ended() == 128 + signal.Signals[name]
+        assert screen.said.count(f"a child heard {name}".encode()) == 2
+        assert screen.said.endswith(f"entrypoint: error: stopped by {name}\r\n".encode())
+        wait_until(lambda: all(state(pid) in ("", "Z") for pid in ranks))
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_ctrl_z_stops_all_and_fg_has_all_go_on(entrypoint: Entrypoint) -> None:
+    script(entrypoint.folder, "x.py", PROGRAM)
+    with terminal(entrypoint.folder, *shell(entrypoint)) as screen:
+        os.write(screen.terminal, f"{PYTHON} -m entrypoint run x.py\n".encode())
+        ranks = processes(screen)
+        assert len(ranks) == 5
+        os.write(screen.terminal, CTRL_Z)
+        screen.wait_for(b"Stopped")
+        assert [state(pid) for pid in ranks] == ["T"] * 5
+        os.write(screen.terminal, b"fg\n")
+        wait_until(lambda: "T" not in [state(pid) for pid in ranks])
+        os.write(screen.terminal, CTRL_C)
+        screen.wait_for(b"stopped by SIGINT")
+        os.write(screen.terminal, b"exit\n")
+        assert screen.ended() == 130
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_what_nobody_could_resume_does_not_stop(entrypoint: Entrypoint) -> None:
+    # As in a container with a terminal: its first process has no shell that would see it stopped.
+    script(entrypoint.folder, "x.py", PROGRAM)
+    command = (PYTHON, "-m", "entrypoint", "run", "x.py")
+    with terminal(entrypoint.folder, command, {**QUIET, "HOME": str(entrypoint.home)}) as screen:
+        ranks = processes(screen)
+        os.write(screen.terminal, CTRL_Z)
+        time.sleep(0.5)  # what must not happen has its time
+        assert "T" not in [state(pid) for pid in ranks]
+        os.write(screen.terminal, CTRL_C)
+        assert screen.ended() == 128 + signal.SIGINT
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_time_to_save_waits_while_a_job_is_stopped(entrypoint: Entrypoint) -> None:
+    script(
+        entrypoint.folder,
+        "x.py",
+        """
+        import os, signal, sys, time
+
+        def save(*_):
+            print("saving", flush=True)
+            time.sleep(2)
+            print("saved", flush=True)
+            sys.exit(0)
+
+        signal.signal(signal.SIGTERM, save)
+        print(f"rank {os.environ['RANK']} is {os.getpid()} with {os.getpid()} under {os.getppid()}", flush=True)
+        while True:
+            time.sleep(0.05)
+        """,
+    )
+    command, env = shell(entrypoint)
+    with terminal(entrypoint.folder, command, {**env, "LAUNCH_GRACE_S": "5"}) as screen:
+        os.write(screen.terminal, f"{PYTHON} -m entrypoint run x.py\n".encode())
+        ranks = processes(screen)
+        launcher = next(pid for pid in ranks if Path(f"/proc/{pid}/comm").read_text() == "ranks-agent\n")
+        os.kill(launcher, signal.SIGTERM)
+        screen.wait_for(b"saving")
+        os.write(screen.terminal, CTRL_Z)
+        screen.wait_for(b"Stopped")
+        time.sleep(6)  # longer than they have to save
+        os.write(screen.terminal, b"fg; echo code $?\n")
+        screen.wait_for(b"code 0")
+        assert screen.said.count(b"saved\r\n") == 2
+        os.write(screen.terminal, b"exit\n")
+        screen.ended()
+
+
+@pytest.mark.parametrize(("in_a_group", "resumed"), [(True, True), (False, False)])
+def test_who_has_a_parent_in_its_session_can_be_resumed(in_a_group: bool, resumed: bool) -> None:
+    # In a group of its own below a process of its session, or as a session of its own below one of another.
+    code = "from entrypoint.signals import can_be_resumed; print(can_be_resumed())"
+    started = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2],
+        process_group=0 if in_a_group else None,
+        start_new_session=not in_a_group,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert started.stdout == f"{resumed}\n"
