@@ -10,8 +10,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def neighbours(cpus: Sequence[int]) -> Iterator[None]:
-    """Keep a busy process on each of these CPUs, on one that is named twice two."""
-    busy = [subprocess.Popen(["taskset", "-c", str(cpu), sys.executable, "-c", "while True: pass"]) for cpu in cpus]
+    """Keep a busy process on each of these CPUs, two where it is named twice, each in its own session."""
+    busy = [
+        subprocess.Popen(["taskset", "-c", str(cpu), sys.executable, "-c", "while True: pass"], start_new_session=True)
+        for cpu in cpus
+    ]
     try:
         yield
     finally:
