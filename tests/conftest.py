@@ -125,11 +125,12 @@ def script(folder: Path, name: str, text: str) -> Path:
 
 
 def pytest_configure() -> None:
-    """Heed SIGINT and SIGHUP, which a shell's job in the background or under nohup ignores, as would all it starts.
+    """Heed signals that a shell's job in the background or under nohup ignores, as would all that it starts.
 
     What the tests start has no handler any more, and so the default; the tests themselves outlive their terminal.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
 
