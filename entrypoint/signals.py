@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterable
-from contextlib import suppress
-
-from entrypoint.launcher_defaults import ROOT
-from entrypoint.surroundings import ancestors
 
 # What a parent of the program (guard, witness, mpirun's) passes on to it.
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
@@ -30,17 +25,3 @@ def heeded(numbers: Iterable[signal.Signals]) -> tuple[signal.Signals, ...]:
 def is_the_terminals(told: signal.struct_siginfo) -> bool:
     """Tell whether a signal came from the terminal, which tells a parent and its program alike (sigaction(2))."""
     return told.si_code > 0  # SI_KERNEL
-
-
-def can_be_resumed() -> bool:
-    """Tell whether a shell would see this process stopped: the kernel stops none in a group that has none to see it.
-
-    That is a parent of the group in its session (setpgid(2), orphaned process group). A container's first process has
-    no parent at all, and what `setsid` or a batch system has started has one in another session.
-    """
-    group, session = os.getpgid(0), os.getsid(0)
-    for ancestor in map(int, ancestors(ROOT)):
-        with suppress(ProcessLookupError):
-            if os.getpgid(ancestor) != group:
-                return os.getsid(ancestor) == session
-    return False

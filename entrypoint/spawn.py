@@ -24,7 +24,8 @@ from entrypoint.meeting import port_number, refuse_taken
 from entrypoint.oom import out_of_memory, read_memory
 from entrypoint.plan import Plan
 from entrypoint.rank import become_program, end_with_parent, name_process
-from entrypoint.signals import ENDING, PASSED_ON, can_be_resumed, heeded, is_the_terminals
+from entrypoint.signals import ENDING, PASSED_ON, heeded, is_the_terminals
+from entrypoint.surroundings import ancestors
 
 # What an operator sees in the list of processes.
 NAME = "ranks-agent"
@@ -215,6 +216,20 @@ def send(pid: int, number: signal.Signals, *, everyone: bool) -> None:
             os.killpg(pid, number)
             return
     os.kill(pid, number)
+
+
+def can_be_resumed() -> bool:
+    """Tell whether a shell would see this process stopped: the kernel stops none in a group that has none to see it.
+
+    That is a parent of the group in its session (setpgid(2), orphaned process group). A container's first process has
+    no parent at all, and what `setsid` or a batch system has started has one in another session.
+    """
+    group, session = os.getpgid(0), os.getsid(0)
+    for ancestor in map(int, ancestors(ROOT)):
+        with suppress(ProcessLookupError):
+            if os.getpgid(ancestor) != group:
+                return os.getsid(ancestor) == session
+    return False
 
 
 def agents_variables(plan: Plan, job: Job, local_rank: int) -> dict[str, str]:

@@ -45,11 +45,11 @@ class Terminal:
 
 @contextmanager
 def terminal(folder: Path, command: tuple[str, ...], env: dict[str, str]) -> Iterator[Terminal]:
-    """Start a program, by its path, on a terminal."""
+    """Start a program on a terminal."""
     process, file = pty.fork()
     if not process:
         os.chdir(folder)
-        os.execve(command[0], command, {**clean_environment(), **env})
+        os.execvpe(command[0], command, {**clean_environment(), **env})
     try:
         yield Terminal(process, file)
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from entrypoint.errors import how_ended
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
 from tests.entrypoint.test_bond import bond, free_port, joined
+from tests.processes import has_ended, wait_until
 
 GUARD = """
     import os, sys
@@ -100,17 +100,7 @@ def test_where_the_guard_is_killed_its_rank_ends(tmp_path: Path) -> None:
     assert process.stdout is not None
     rank = int(process.stdout.readline())
     process.kill()
-    until = time.monotonic() + LAUNCH_LIMIT_S
-    while Path(f"/proc/{rank}/stat").exists() and state(rank) != "Z":
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def state(process: int) -> str:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
+    wait_until(lambda: has_ended(rank))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 
 from entrypoint.mpirun import Asking, LastWords, exit_code
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
+from tests.processes import wait_until
 
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 
@@ -120,7 +121,4 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     assert process.stdout is not None
     process.stdout.readline()
     process.kill()
-    until = time.monotonic() + LAUNCH_LIMIT_S
-    while not ended.exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until(ended.exists)

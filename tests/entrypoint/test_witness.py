@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import subprocess
 import time
@@ -14,6 +13,7 @@ import pytest
 from entrypoint.oom import Memory
 from entrypoint.witness import kill_at_end
 from tests.conftest import PYTHON, Entrypoint, clean_environment, script
+from tests.terminals import terminal
 
 HOG = """
     import os
@@ -152,20 +152,15 @@ COUNTS = """
 @pytest.mark.launch
 def test_below_an_init_the_rank_hears_each_signal_once(entrypoint: Entrypoint, init: tuple[str, ...]) -> None:
     counts = script(entrypoint.folder, "counts.py", COUNTS)
-    child, terminal = pty.fork()
-    if not child:
-        os.execvpe(init[0], [*init, *COMMAND, str(counts)], {**clean_environment(), **QUIET})
-    with os.fdopen(terminal, "rb", buffering=0) as screen:
-        assert b"ready" in screen.read(4096)
-        os.write(terminal, b"\x03")
+    with terminal(entrypoint.folder, (*init, *COMMAND, str(counts)), QUIET) as screen:
+        screen.wait_for(b"ready")
+        os.write(screen.terminal, b"\x03")
         time.sleep(0.5)
+        child = screen.process
         namespace = Path(f"/proc/{child}/task/{child}/children").read_text().split()
         os.kill(int(namespace[0]), signal.SIGTERM)
-        said = b""
-        while b"SIGTERM" not in said:
-            said += screen.read(4096)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert said.replace(b"^C", b"").split()[-2:] == [b"SIGINT", b"SIGTERM"]
+        assert screen.ended() == 0
+    assert screen.said.replace(b"^C", b"").split()[-2:] == [b"SIGINT", b"SIGTERM"]
 
 
 @pytest.mark.launch

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, needs_two_cores, script
+from tests.conftest import PYTHON, Entrypoint, needs_two_cores, script
+from tests.processes import has_ended, state, wait_until
 from tests.terminals import Terminal, terminal
 
 CTRL_C, CTRL_BACKSLASH, CTRL_Z = b"\x03", b"\x1c", b"\x1a"
 QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "2"}
+COMMAND = (PYTHON, "-m", "entrypoint", "run", "x.py")
+SAID = re.compile(rb"rank \d is (\d+)(?: with (\d+))? under (\d+)\r\n")
 # Says who it and the child are that it starts, and goes on; the child says what it hears.
 PROGRAM = """
     import os, signal, sys, time
@@ -43,31 +47,11 @@ def shell(entrypoint: Entrypoint) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def processes(screen: Terminal) -> list[int]:
-    """Return the ids of the launcher, both ranks and their children, when all have said who they are."""
-    found = []
-    for rank in range(2):
-        screen.wait_for(f"rank {rank} is ".encode())
-        while b"\n" not in screen.said.split(f"rank {rank} is ".encode())[1]:
-            screen.read()
-        words = screen.said.split(f"rank {rank} is ".encode())[1].split()
-        found += [int(words[0]), int(words[2]), int(words[4])]
-    return sorted(set(found))
-
-
-def state(pid: int) -> str:
-    """Return a process's state by the letter that ps(1) shows, nothing when it has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return ""
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    """Wait until this is true."""
-    until = time.monotonic() + LAUNCH_LIMIT_S
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    """Return the ids of the launcher, then of both ranks and their children, when all have said who they are."""
+    while len(found := SAID.findall(screen.said)) < 2:
+        assert screen.read(), screen.said.decode()
+    assert len({launcher for *_, launcher in found}) == 1
+    return [int(found[0][-1]), *(int(pid) for *ranks, _ in found for pid in ranks if pid)]
 
 
 @pytest.mark.launch
@@ -75,14 +59,13 @@ def wait_until(true: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(("key", "name"), [(CTRL_C, "SIGINT"), (CTRL_BACKSLASH, "SIGQUIT")])
 def test_a_key_that_ends_reaches_all_that_ranks_have_started(entrypoint: Entrypoint, key: bytes, name: str) -> None:
     script(entrypoint.folder, "x.py", PROGRAM)
-    command = (PYTHON, "-m", "entrypoint", "run", "x.py")
-    with terminal(entrypoint.folder, command, {**QUIET, "HOME": str(entrypoint.home)}) as screen:
+    with terminal(entrypoint.folder, COMMAND, {**QUIET, "HOME": str(entrypoint.home)}) as screen:
         ranks = processes(screen)
         os.write(screen.terminal, key)
         assert screen.ended() == 128 + signal.Signals[name]
         assert screen.said.count(f"a child heard {name}".encode()) == 2
         assert screen.said.endswith(f"entrypoint: error: stopped by {name}\r\n".encode())
-        wait_until(lambda: all(state(pid) in ("", "Z") for pid in ranks))
+        wait_until(lambda: all(map(has_ended, ranks)))
 
 
 @pytest.mark.launch
@@ -90,7 +73,7 @@ def test_a_key_that_ends_reaches_all_that_ranks_have_started(entrypoint: Entrypo
 def test_ctrl_z_stops_all_and_fg_has_all_go_on(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", PROGRAM)
     with terminal(entrypoint.folder, *shell(entrypoint)) as screen:
-        os.write(screen.terminal, f"{PYTHON} -m entrypoint run x.py\n".encode())
+        os.write(screen.terminal, f"{shlex.join(COMMAND)}\n".encode())
         ranks = processes(screen)
         assert len(ranks) == 5
         os.write(screen.terminal, CTRL_Z)
@@ -109,8 +92,7 @@ def test_ctrl_z_stops_all_and_fg_has_all_go_on(entrypoint: Entrypoint) -> None:
 def test_what_nobody_could_resume_does_not_stop(entrypoint: Entrypoint) -> None:
     # As in a container with a terminal: its first process has no shell that would see it stopped.
     script(entrypoint.folder, "x.py", PROGRAM)
-    command = (PYTHON, "-m", "entrypoint", "run", "x.py")
-    with terminal(entrypoint.folder, command, {**QUIET, "HOME": str(entrypoint.home)}) as screen:
+    with terminal(entrypoint.folder, COMMAND, {**QUIET, "HOME": str(entrypoint.home)}) as screen:
         ranks = processes(screen)
         os.write(screen.terminal, CTRL_Z)
         time.sleep(0.5)  # what must not happen has its time
@@ -135,16 +117,15 @@ def test_time_to_save_waits_while_a_job_is_stopped(entrypoint: Entrypoint) -> No
             sys.exit(0)
 
         signal.signal(signal.SIGTERM, save)
-        print(f"rank {os.environ['RANK']} is {os.getpid()} with {os.getpid()} under {os.getppid()}", flush=True)
+        print(f"rank {os.environ['RANK']} is {os.getpid()} under {os.getppid()}", flush=True)
         while True:
             time.sleep(0.05)
         """,
     )
     command, env = shell(entrypoint)
     with terminal(entrypoint.folder, command, {**env, "LAUNCH_GRACE_S": "5"}) as screen:
-        os.write(screen.terminal, f"{PYTHON} -m entrypoint run x.py\n".encode())
-        ranks = processes(screen)
-        launcher = next(pid for pid in ranks if Path(f"/proc/{pid}/comm").read_text() == "ranks-agent\n")
+        os.write(screen.terminal, f"{shlex.join(COMMAND)}\n".encode())
+        launcher, *_ = processes(screen)
         os.kill(launcher, signal.SIGTERM)
         screen.wait_for(b"saving")
         os.write(screen.terminal, CTRL_Z)
@@ -160,7 +141,7 @@ def test_time_to_save_waits_while_a_job_is_stopped(entrypoint: Entrypoint) -> No
 @pytest.mark.parametrize(("in_a_group", "resumed"), [(True, True), (False, False)])
 def test_who_has_a_parent_in_its_session_can_be_resumed(in_a_group: bool, resumed: bool) -> None:
     # In a group of its own below a process of its session, or as a session of its own below one of another.
-    code = "from entrypoint.signals import can_be_resumed; print(can_be_resumed())"
+    code = "from entrypoint.spawn import can_be_resumed; print(can_be_resumed())"
     started = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parents[2],

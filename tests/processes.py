@@ -1,0 +1,30 @@
+"""What processes do, seen from outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.conftest import LAUNCH_LIMIT_S
+
+
+def state(pid: int) -> str:
+    """Return a process's state by the letter that ps(1) shows, nothing when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def has_ended(pid: int) -> bool:
+    """Tell whether a process is gone, or waits for its parent to hear of its end."""
+    return state(pid) in ("", "Z")
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Wait until this is true, LAUNCH_LIMIT_S seconds at most."""
+    until = time.monotonic() + LAUNCH_LIMIT_S
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.01)
