@@ -85,8 +85,9 @@ class Session:
     def tell(self, candidate: Candidate, seen: Seen) -> None:
         """Show a trial as it ends."""
         count = sum(map(len, self.rates.values())) + len(self.problems)
-        rate = f"{seen.rate:,.4g}{UNITS[self.way.trains]}" if seen.rate else f"cannot run: {seen.problem}"
-        print(f"  trial {count:>3}  {candidate!s:<60}  {rate}", file=sys.stderr, flush=True)
+        rate = f"{seen.rate:,.4g}{UNITS[self.way.trains]}" if seen.rate else "cannot run"
+        problem = f": {seen.problem}" if seen.problem else ""
+        print(f"  trial {count:>3}  {rate:>14}  {candidate}{problem}", file=sys.stderr, flush=True)
 
     def in_time(self) -> bool:
         """Tell whether there is time for another trial."""
@@ -249,10 +250,10 @@ def report(found: Best, session: Session, by_shape: Best | None, planned: int) -
     """Return a table of all that was tried, the fastest first, and what it says of many ranks against one."""
     medians = {one: statistics.median(seen) for one, seen in session.rates.items() if seen}
     top = medians[found.best]
-    lines = [f"{'plan':<64}{'rate':>10}  of the best  trials"]
+    lines = [f"{'rate':>10}  of the best  trials           plan"]
     for one, rate in sorted(medians.items(), key=lambda item: -item[1]):
-        mark = "  best" if one == found.best else "  as fast" if one in found.ties else ""
-        lines.append(f"{one!s:<64}{rate:>10,.4g}{rate / top:>13.2f}{len(session.rates[one]):>8}{mark}")
+        mark = "best" if one == found.best else "as fast" if one in found.ties else ""
+        lines.append(f"{rate:>10,.4g}{rate / top:>13.2f}{len(session.rates[one]):>8}  {mark:<7}  {one}")
     lines += [f"{one}: cannot run: {problem}" for one, problem in session.problems.items()]
     ranks = {one: dict(one.variables).get(RANKS, str(planned)) for one in (by_shape.rates if by_shape else ())}
     one_wide = [one for one, number in ranks.items() if number == "1"]
