@@ -24,7 +24,14 @@ STANDARD = (
         "KMP_USE_YIELD",
     ),
     *AFFINITY_VARIABLES,
-    *("MALLOC_CONF", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "CUDA_DEVICE_ORDER", "PYTHONNOUSERSITE"),
+    *(
+        "MALLOC_CONF",
+        "GLIBC_TUNABLES",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_SOCKET_IFNAME",
+        "CUDA_DEVICE_ORDER",
+        "PYTHONNOUSERSITE",
+    ),
     "ACCELERATE_USE_CPU",
 )
 # accelerate 1.15, state.py: ranks that were given no GPU and not told so each take themselves for the only one.

@@ -82,7 +82,7 @@ class LaunchSettings(Settings):
         "auto", description="OpenMP runtime: auto is Intel's, by preload, on Intel CPUs where it is installed."
     )
     allocator: Literal["auto", "tcmalloc", "jemalloc", "system"] = Field(
-        "auto", description="Memory allocator: auto is tcmalloc, by preload, where it is installed."
+        "auto", description="Memory allocator: auto is tcmalloc, by preload, where it is installed, else the system's."
     )
     time_slice_us: Literal["auto", "kernel"] | Annotated[int, Field(ge=100, le=100_000)] = Field(
         "auto",

@@ -20,7 +20,10 @@ VERSION = 1
 # Settings of the launcher that change no speed.
 NOT_SPEED = ("quiet", "tuned", "rendezvous_timeout_s", "fail_timeout_s", "grace_s", "max_restarts")
 # Variables of others that change it; LAUNCH_* and TRAIN_* are told apart by their own rules.
-OTHERS = ("OMP_", "KMP_", "GOMP_", "MKL_", "MALLOC_", "LD_PRELOAD", "DNNL_", "ONEDNN_", "CUDA_VISIBLE_DEVICES")
+OTHERS = (
+    *("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "ONEDNN_"),
+    *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"),
+)
 
 
 @dataclass(frozen=True)

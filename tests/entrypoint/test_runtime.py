@@ -102,6 +102,46 @@ def test_jemalloc_gets_its_conf() -> None:
     assert "MALLOC_CONF" not in variables(decide({"LAUNCH_ALLOCATOR": "tcmalloc"}))
 
 
+@pytest.mark.parametrize(
+    ("environ", "libraries", "kept"),
+    [
+        ({}, NONE, True),
+        ({"LAUNCH_ALLOCATOR": "system"}, ALL, True),
+        ({}, ALL, False),
+        ({"LAUNCH_ALLOCATOR": "jemalloc"}, ALL, False),
+        ({"MALLOC_TRIM_THRESHOLD_": "0"}, NONE, False),
+    ],
+)
+def test_libcs_allocator_keeps_memory_unless_a_person_says_how(
+    environ: dict[str, str], libraries: tuple[Library, ...], kept: bool
+) -> None:
+    assert ("GLIBC_TUNABLES" in variables(decide(environ, libraries))) == kept
+
+
+FAULTS = """
+import resource, torch
+for step in range(30):
+    if step == 10:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(3 << 20) + torch.ones(12 << 20)[::4]
+print("pages", (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 20)
+"""
+
+
+@pytest.mark.versions
+@pytest.mark.launch
+@pytest.mark.parametrize(("own", "least", "most"), [("", 0, 99), ("glibc.malloc.check=0", 9999, 99999)])
+def test_a_step_meets_the_pages_of_the_one_before_unless_a_person_says_how(
+    entrypoint: Entrypoint, own: str, least: int, most: int
+) -> None:
+    steps = script(entrypoint.folder, "steps.py", FAULTS)
+    result = entrypoint("run", steps, env={"LAUNCH_ALLOCATOR": "system", "GLIBC_TUNABLES": own})
+    assert result.code == 0, result.err
+    assert least <= int(result.out.split()[1]) <= most
+    told = f"(yours) GLIBC_TUNABLES={own}" if own else "memory that a step frees is kept for the next"
+    assert told in result.err
+
+
 def test_threads_that_both_sides_pin_are_refused_naming_both() -> None:
     with pytest.raises(Refused, match="LAUNCH_BIND=threads and KMP_AFFINITY=disabled both pin threads"):
         decide({"LAUNCH_BIND": "threads", "KMP_AFFINITY": "disabled"})
