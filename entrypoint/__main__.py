@@ -179,18 +179,19 @@ def draw_plan(request: Request, question: Question) -> Plan:
 
     if request.program is not None:
         return with_starter(make_plan(question), question)
-    from train.begun import neighbours_before
+    from train.begun import plan_before
     from train.naming import fresh
-    from train.planning import plan_training
+    from train.planning import most_ranks, plan_training
     from train.recipes import with_recipe
     from train.settings import read_train_settings
     from train.survey import survey
 
     given = read_train_settings(question.environ, request.train_flags)
-    question = replace(question, neighbours_before=neighbours_before(given.values))
+    facts = survey(given.values)
+    question = replace(question, before=plan_before(given.values), most_ranks=most_ranks(given.values, facts))
     training, plan = with_recipe(given, make_plan(question))
     free_name = fresh(training.values.output_dir, training.values).name if plan.max_restarts else ""
-    plan = plan_training(plan, training, survey(training.values), question.machine, free_name)
+    plan = plan_training(plan, training, facts, question.machine, free_name)
     return with_starter(plan, question)
 
 

@@ -11,21 +11,22 @@ from entrypoint.errors import Exit, Refused, shown
 from entrypoint.left import Left, leave_to_others
 from entrypoint.plan import Decision, Rank
 from entrypoint.question import Question
-from entrypoint.runtime import AFFINITY_VARIABLES
+from entrypoint.runtime import AFFINITY_VARIABLES, THREAD_VARIABLES
 from entrypoint.shares import cpus_of, merge_within, share_cores, share_near, share_threads
 from entrypoint.topology import format_cpu_list
-
-# Either sets torch's threads: where both are set, torch takes MKL's (ATen/ParallelOpenMP.cpp).
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Binding:
-    """The ranks; `waits` says that a thread that spins takes time from another, `neighbours` how many CPUs are left."""
+    """The ranks; `waits` says that a thread that spins takes time from another, `neighbours` how many CPUs are left.
+
+    `crowd` is how many others keep busy where those are too many to leave.
+    """
 
     ranks: tuple[Rank, ...]
     waits: bool
     neighbours: int
+    crowd: int
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
 
@@ -43,7 +44,7 @@ def decide_binding(question: Question, devices: Devices) -> Binding:
         shared = devices.nproc > len(budget.cores)
     left = leave_to_others(question, devices, budget, cpus, fair)
     if devices.nproc > 1 and not shared:
-        crowded = leave_to_others(replace(question, neighbours_before=None), devices, budget, cpus, fair).crowded
+        crowded = leave_to_others(replace(question, before=None), devices, budget, cpus, fair).crowded
         cpus, cores_decision = share_beside(question, crowded, cpus) or (cpus, cores_decision)
     threads, why, warnings = decide_threads(question, fair, left)
     nodes, memory_decision = decide_memory(question, cpus)
@@ -52,7 +53,7 @@ def decide_binding(question: Question, devices: Devices) -> Binding:
     )
     spread = f"{min(threads)}" if len(set(threads)) == 1 else f"{min(threads)} to {max(threads)}"
     decisions = (cores_decision, Decision("threads", spread, why), *memory_decision)
-    return Binding(ranks, shared or budget.rationed, left.cpus, decisions, warnings + left_short(question))
+    return Binding(ranks, shared or budget.rationed, left.cpus, left.crowd, decisions, warnings + left_short(question))
 
 
 def gpu_of(devices: Devices, rank: int) -> int | None:

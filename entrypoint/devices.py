@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from entrypoint.budget import find_budget
+from entrypoint.crowd import ranks_beside
 from entrypoint.errors import Exit, Refused, shown
 from entrypoint.gpus import Gpu
 from entrypoint.links import best_connected, describe_links
@@ -145,7 +146,8 @@ def decide_nproc_of_cpu(question: Question) -> tuple[int, Decision]:
     budget = find_budget(question.machine, question.job, question.settings.values.cores)
     sizes = [len(node) for node in cores_by_node(budget.cores)]
     if len(sizes) == 1:
-        return 1, Decision("ranks", "1", "one rank with all cores: one NUMA node")
+        ranks, why = ranks_beside(question, budget)
+        return ranks, Decision("ranks", str(ranks), why)
     if 2 * min(sizes) < max(sizes):
         return 1, Decision(
             "ranks", "1", f"one rank: the NUMA nodes differ too much ({min(sizes)} to {max(sizes)} cores)"

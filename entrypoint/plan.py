@@ -49,7 +49,8 @@ class Plan:
 
     `min_nodes` of the `nnodes` are enough to go on with when others are lost. Where the master's port is ours to choose
     (`port_moves`), the ranks take the next one if it is taken. A time slice of 0 is the kernel's own.
-    `neighbours` are the CPUs that are left to others.
+    `neighbours` are the CPUs that are left to others, `crowd` those that others keep busy where they are too many to
+    leave.
     """
 
     launcher: str
@@ -82,6 +83,7 @@ class Plan:
     port_moves: bool = False
     time_slice_us: int = 0
     neighbours: int = 0
+    crowd: int = 0
 
     @property
     def agents_meet(self) -> bool:

@@ -76,6 +76,7 @@ def make_plan(question: Question) -> Plan:
         map=core_map(question.machine, binding.ranks),
         time_slice_us=time_slice_us,
         neighbours=binding.neighbours,
+        crowd=binding.crowd,
     )
     return replace(plan, command=agent_command(plan, question)) if launcher == "torchrun" else plan
 

@@ -17,10 +17,10 @@ def begun(settings: TrainSettings) -> Path | None:
     return Path(settings.resume).resolve().parent.parent  # of the folder with its checkpoints
 
 
-def neighbours_before(settings: TrainSettings) -> int | None:
-    """Return how many CPUs the run that is gone on with left to others, None where no plan of one is there."""
+def plan_before(settings: TrainSettings) -> Plan | None:
+    """Return the plan of the run that is gone on with, None where none is there."""
     folder = begun(settings)
     try:
-        return Plan.from_json((folder / "plan.json").read_text()).neighbours if folder else None
+        return Plan.from_json((folder / "plan.json").read_text()) if folder else None
     except (OSError, ValueError, KeyError, TypeError):  # it has none, or one of another version: as one that begins
         return None

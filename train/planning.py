@@ -14,10 +14,24 @@ from train.survey import Facts
 
 # Decoded images may take this share of the memory that the job may use; the rest is the model's and the cache's.
 MEMORY_SHARE = 0.25
+# Two ranks start 1.7 s later than one, and each is to have enough images of a step to compute.
+WORTH_RANKS, RANK_IMAGES = 20_000, 16
 # Batches that each loader worker has in /dev/shm beside its prefetched ones.
 BEING_MADE = 1
 # What of /dev/shm they may take; Gloo and NCCL put their own buffers there.
 SHM_SHARE = 0.5
+
+
+def most_ranks(settings: TrainSettings, facts: Facts) -> int:
+    """Return how many ranks a run may have on the CPU unasked, since it learns the same by each number of them.
+
+    One where it would not to the bit, and that is asked for; where each rank would compile for itself; and where it is
+    too short to make up for their start.
+    """
+    images = settings.steps * settings.batch_size if settings.steps else settings.epochs * facts.images
+    if settings.deterministic or settings.compile != "off" or settings.shard != "off" or images < WORTH_RANKS:
+        return 1
+    return max(1, settings.batch_size // settings.accumulate // RANK_IMAGES)
 
 
 def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine: Machine, free_name: str = "") -> Plan:

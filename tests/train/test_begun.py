@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.entrypoint.test_planner import machine, plan
-from train.begun import begun, neighbours_before
+from train.begun import begun, plan_before
 from train.settings import TrainSettings
 
 
@@ -34,9 +34,10 @@ def test_without_a_plan_that_can_be_read_it_is_as_one_that_begins(tmp_path: Path
     (tmp_path / "mine").mkdir()
     if text is not None:
         (tmp_path / "mine/plan.json").write_text(text)
-    assert neighbours_before(settings) is None
-    (tmp_path / "mine/plan.json").write_text(replace(plan(machine(4)), neighbours=1).to_json())
-    assert neighbours_before(settings) == 1
+    assert plan_before(settings) is None
+    before = replace(plan(machine(4)), neighbours=1)
+    (tmp_path / "mine/plan.json").write_text(before.to_json())
+    assert plan_before(settings) == before
 
 
 @needs_two_cores

@@ -12,7 +12,7 @@ from entrypoint.errors import Exit, Refused
 from entrypoint.plan import Plan
 from entrypoint.surroundings import Surroundings
 from tests.entrypoint.test_planner import machine, plan
-from train.planning import plan_training
+from train.planning import most_ranks, plan_training
 from train.settings import read_train_settings
 from train.survey import Facts
 
@@ -50,6 +50,28 @@ def test_small_sets_are_held_in_memory_and_large_ones_streamed(
 @pytest.mark.parametrize(("environ", "saves"), [({}, True), ({"TRAIN_CHECKPOINT_EVERY": "0"}, False)])
 def test_the_plan_says_whether_a_run_saves(environ: dict[str, str], saves: bool) -> None:
     assert planned(environ, SMALL).training["saves"] is saves
+
+
+@pytest.mark.parametrize(
+    ("environ", "facts", "ranks"),
+    [
+        ({}, SMALL, 4),
+        ({"TRAIN_BATCH_SIZE": "128"}, SMALL, 8),
+        ({"TRAIN_ACCUMULATE": "2"}, SMALL, 2),
+        ({"TRAIN_BATCH_SIZE": "8"}, SMALL, 1),
+        ({"TRAIN_EPOCHS": "11"}, Facts(1797, (1, 8, 8)), 1),
+        ({"TRAIN_EPOCHS": "12"}, Facts(1797, (1, 8, 8)), 4),
+        ({"TRAIN_STEPS": "125"}, SMALL, 1),
+        ({"TRAIN_STEPS": "1000"}, SMALL, 4),
+        ({"TRAIN_DETERMINISTIC": "1"}, SMALL, 1),
+        ({"TRAIN_COMPILE": "auto"}, SMALL, 1),
+        ({"TRAIN_SHARD": "fsdp"}, SMALL, 1),
+    ],
+)
+def test_a_run_may_have_ranks_unasked_where_they_are_worth_their_start(
+    environ: dict[str, str], facts: Facts, ranks: int
+) -> None:
+    assert most_ranks(read_train_settings(environ, {}).values, facts) == ranks
 
 
 FSDP = {"TRAIN_SHARD": "fsdp"}
