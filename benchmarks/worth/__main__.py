@@ -7,9 +7,11 @@ launch and torch.backends.xeon.run_cpu with one and two ranks where they can. Th
 threads, OpenMP runtime, wait policy and allocator that can be had, once each; its best FINALISTS (5) then run in turns
 with all others, ROUNDS (5) times. Medians and range of images a second; ratios are to ours with nothing set. A finalist
 that the plan itself would have taken is marked: its ratio says how far chance goes. So is who runs on CPUs that it was
-not given, which is no advantage but another's loss.
+not given, which is no advantage but another's loss. Our trainer, which may choose its number of ranks, runs in the same
+turns on as large a model and batch, for 313 steps; its ratios are to itself with nothing set.
 Claim: ours within 5 % of the sweep's best, and never behind a peer that keeps to what it was given. Where every CPU has
-a busy neighbour the sweep's best is two ranks, a number that a person or `tune` chooses.
+a busy neighbour the sweep's best is two ranks, which our trainer takes by itself; a script's number of ranks is chosen
+by a person or `tune`.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.worth.moods import MOODS
@@ -35,11 +38,16 @@ PYTHON, PROGRAM = sys.executable, str(Path(__file__).with_name("program.py"))
 MODULE = (PYTHON, "-m")
 OURS, SAME, FINALISTS, LIMIT_S = "ours", " (the same)", 5, 300
 QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_TUNED": "off"}
+# Long enough for the trainer to find ranks worth their start.
+TRAINING = {
+    **{"TRAIN_DATASET": "synthetic", "TRAIN_MODEL": "cnn", "TRAIN_STEPS": "313", "TRAIN_BATCH_SIZE": "64"},
+    **{"TRAIN_TENSORBOARD": "0", "TRAIN_CHECKPOINT_EVERY": "0"},
+}
 
 
 @dataclass
 class Runner:
-    """A command, what is set for it, and the rates that it gave."""
+    """A command, what is set for it, and the rates that it gave, which `told` finds, where it says so with its CPUs."""
 
     name: str
     command: Sequence[str]
@@ -47,6 +55,7 @@ class Runner:
     rates: list[float] = field(default_factory=list)
     problem: str = ""
     cpus: int = 0
+    told: str = r"rate ([\d.,]+) on (\d+) CPUs"
 
     def run(self, words: Sequence[str]) -> None:
         """Run once behind these words; what fails is not tried again."""
@@ -54,10 +63,10 @@ class Runner:
         done = subprocess.run(
             [*words, *self.command], env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
-        found = re.search(r"rate ([\d.]+) on (\d+) CPUs", done.stdout)
+        found = re.search(self.told, done.stdout)
         if found:
-            self.rates.append(float(found[1]))
-            self.cpus = int(found[2])
+            self.rates.append(float(found[1].replace(",", "")))
+            self.cpus = max(map(int, found.groups()[1:]), default=0)
         else:
             self.problem = last_line(done.stderr, f"ended with {done.returncode}")
 
@@ -78,6 +87,20 @@ class Runner:
 def ours(name: str, settings: Mapping[str, str]) -> Runner:
     """Return the entrypoint with settings."""
     return Runner(name, (*MODULE, "entrypoint", "run", PROGRAM), {**QUIET, **settings})
+
+
+def trainers(folder: str) -> list[Runner]:
+    """Return our trainer with nothing set, and with each number of ranks; what it leaves is in the folder."""
+    command, told = (*MODULE, "entrypoint", "train"), r"([\d.,]+) images/s, the whole"
+    settings = {**QUIET, **TRAINING, "TRAIN_OUTPUT_DIR": folder}
+    return [
+        Runner(f"our trainer{name}", command, {**settings, **ranks}, told=told)
+        for name, ranks in (
+            ("", {}),
+            (", 1 rank", {"LAUNCH_NPROC_PER_NODE": "1"}),
+            (", 2 ranks", {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1"}),
+        )
+    ]
 
 
 def contestants() -> list[Runner]:
@@ -121,9 +144,10 @@ def sweep() -> list[Runner]:
     ]  # fmt: skip
 
 
-def compare(mood: str, rounds: int) -> None:
+def compare(mood: str, rounds: int, folder: str) -> None:
     """Sweep once, let the best run in turns with the others, and print the mood's table."""
     plain, *others = contestants()
+    training = trainers(folder)
     with MOODS[mood]() as words:
         every = sweep()
         for one in every:
@@ -135,14 +159,20 @@ def compare(mood: str, rounds: int) -> None:
                 one.name += SAME
         runners = [plain, *others, *best]
         for _ in range(rounds):
-            for one in runners:
+            for one in (*runners, *training):
                 if not one.problem:
                     one.run(words)
         given = int(subprocess.run([*words, "nproc"], capture_output=True, text=True, check=True).stdout)
-    base = runners[0].median
     left_out = sum(bool(one.problem) for one in every)
     print(f"\n{mood}: {len(every)} swept, {left_out} of them refused")
     print(f"{'':<40}{'images/s':>9}{'range':>14}{'to ours':>9}")
+    show(runners, given)
+    show(training, given)
+
+
+def show(runners: Sequence[Runner], given: int) -> None:
+    """Print a row for each, beside the first; `given` is the number of CPUs that the mood gives."""
+    base = runners[0].median
     for one in runners:
         told = f"{min(one.rates):,.0f}-{max(one.rates):,.0f}" if one.rates else one.problem
         ratio = one.median / base if base else 0
@@ -157,10 +187,11 @@ def main() -> None:
     parser.add_argument("--moods", default=",".join(MOODS), help="with commas")
     asked = parser.parse_args()
     for mood in asked.moods.split(","):
-        try:
-            compare(mood, asked.rounds)
-        except OSError as error:
-            print(f"\n{mood}: cannot be made here: {error}")
+        with TemporaryDirectory() as folder:
+            try:
+                compare(mood, asked.rounds, folder)
+            except OSError as error:
+                print(f"\n{mood}: cannot be made here: {error}")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks.worth.__main__ import Runner, contestants, ours, sweep
+from benchmarks.worth.__main__ import Runner, contestants, ours, sweep, trainers
 from benchmarks.worth.moods import MOODS, mask_of_one, one_neighbour
 from entrypoint.settings import read_launch_settings
 
@@ -39,13 +40,17 @@ def test_a_neighbour_is_gone_with_its_mood() -> None:
 
 
 @pytest.mark.launch
-def test_ours_gives_a_rate_and_what_fails_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ours_gives_a_rate_and_what_fails_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAUNCH_NEIGHBOURS", "0")  # else plans differ where suites run beside it between two of them
     first, two, *_ = contestants()
     by_hand = ours("by hand", {"LAUNCH_NPROC_PER_NODE": str(len(first.plans(())[0]))})
     assert by_hand.plans(()) == first.plans(()) != two.plans(())
     first.run(())
     assert first.median > 0, first.problem
+    trainer = trainers(str(tmp_path))[0]
+    trainer.settings = {**trainer.settings, "TRAIN_STEPS": "3"}
+    trainer.run(())
+    assert trainer.median > 0, trainer.problem
     broken: Runner = replace(first, settings={**first.settings, "LAUNCH_TREADS": "1"}, rates=[])
     broken.run(())
     assert broken.rates == []

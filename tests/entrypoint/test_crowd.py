@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,11 @@ from entrypoint.plan import Plan
 from entrypoint.planner import make_plan
 from entrypoint.question import Question
 from entrypoint.settings import read_launch_settings
+from tests.conftest import CORES, PYTHON, Entrypoint, needs_two_cores
 from tests.entrypoint.test_binding import there
 from tests.entrypoint.test_left import TWO_NODES
 from tests.entrypoint.test_planner import SCRIPT, machine, plan, why
+from tests.neighbours import loaded, neighbours
 
 RANKS = {
     "every CPU of two": (machine(2), 2.0, 4, {}, 2),
@@ -92,3 +96,21 @@ def test_cores_that_no_rank_is_on_are_others_first(tmp_path: Path) -> None:
 
 def test_nothing_else_of_a_plan_hangs_on_who_may_be_several() -> None:
     assert crowded(machine(4), 0.0, 4) == plan(machine(4))
+
+
+@needs_two_cores
+@pytest.mark.launch
+def test_a_run_beside_neighbours_on_every_cpu_has_several_ranks_and_goes_on_with_them(
+    entrypoint: Entrypoint, tmp_path: Path
+) -> None:
+    env = {"LAUNCH_NEIGHBOURS": "auto", "TRAIN_EPOCHS": "12", "TRAIN_RUN_NAME": "mine", "TRAIN_TENSORBOARD": "0"}
+    with neighbours(sorted(os.sched_getaffinity(0))):
+        words = (*loaded(tmp_path, CORES + 1), PYTHON, "-m", "entrypoint")
+        done = entrypoint("train", env=env, command=words)
+    assert done.code == 0, done.err
+    began = json.loads((tmp_path / "runs/mine/plan.json").read_text())
+    assert began["nproc_per_node"] > 1, done.err
+    assert entrypoint.summary("mine")["test_accuracy"] >= 97
+    goes_on = entrypoint.plan("train", env=env | {"TRAIN_RESUME": "auto"})
+    assert (goes_on["nproc_per_node"], goes_on["crowd"]) == (began["nproc_per_node"], began["crowd"])
+    assert entrypoint.plan("train", env=env | {"LAUNCH_NEIGHBOURS": "0"})["nproc_per_node"] == 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 
 from entrypoint.neighbours import STOLEN, UNUSED, busy, kept_busy, look, own_seconds, read_used, start, told_of
 from tests.conftest import CORES, PYTHON, Entrypoint, needs_two_cores, script
-from tests.neighbours import neighbours
+from tests.neighbours import loaded, neighbours
 
 # Two CPUs and one that is not allowed: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice.
 STAT = """cpu  999 0 0 999 0 0 0 0 0 0
@@ -109,18 +107,11 @@ def test_neighbours_who_wait_for_each_other_while_this_process_has_a_cpu_all_cou
         assert kept_busy(since, file) >= CORES - 0.4
 
 
-# The load of the last minute as a machine shows it that has had a neighbour for long.
-LOADED = 'echo "9.00 9.00 9.00 2/80 4711" >"$0" && mount --bind "$0" /proc/loadavg && exec "$@"'
-
-
 @needs_two_cores
 @pytest.mark.launch
 def test_a_run_beside_a_neighbour_has_fewer_threads_and_says_why(entrypoint: Entrypoint, tmp_path: Path) -> None:
-    apart = ("unshare", "--mount", "sh", "-c", LOADED, str(tmp_path / "loadavg"))
-    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("needs unshare(1) and the right to mount over /proc/loadavg")
     program = script(tmp_path, "x.py", "import os; print('threads', os.environ['OMP_NUM_THREADS'])")
-    command = (*apart, PYTHON, "-m", "entrypoint")
+    command = (*loaded(tmp_path), PYTHON, "-m", "entrypoint")
     calm = 0
     with neighbours([min(os.sched_getaffinity(0))]):
         for _ in range(9):  # other suites may be neighbours too, for a moment
