@@ -21,7 +21,9 @@ class LaunchSettings(Settings):
         "auto", description="Where to train: auto takes CUDA where a GPU and its driver are seen."
     )
     nproc_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field(
-        "auto", description="Ranks on this node: auto is one a GPU, on CPU one a NUMA node."
+        "auto",
+        description="Ranks on this node: auto is one a GPU, on CPU one a NUMA node, and for train one a core where"
+        " others keep more CPUs busy than can be left to them.",
     )
     nnodes: Annotated[int, Field(ge=1, le=100_000)] | Annotated[str, Field(pattern=f"^{NODE_RANGE}$")] = Field(
         1,

@@ -25,11 +25,14 @@ SHM_SHARE = 0.5
 def most_ranks(settings: TrainSettings, facts: Facts) -> int:
     """Return how many ranks a run may have on the CPU unasked, since it learns the same by each number of them.
 
-    One where it would not to the bit, and that is asked for; where each rank would compile for itself; and where it is
-    too short to make up for their start.
+    One where it would not to the bit, and that is asked for; where each rank would compile for itself; where it would
+    be sharded or its gradients compressed; and where it is too short to make up for their start.
     """
     images = settings.steps * settings.batch_size if settings.steps else settings.epochs * facts.images
-    if settings.deterministic or settings.compile != "off" or settings.shard != "off" or images < WORTH_RANKS:
+    alone = settings.deterministic or any(
+        value != "off" for value in (settings.compile, settings.shard, settings.compress)
+    )
+    if alone or images < WORTH_RANKS:
         return 1
     return max(1, settings.batch_size // settings.accumulate // RANK_IMAGES)
 

@@ -66,6 +66,7 @@ def test_the_plan_says_whether_a_run_saves(environ: dict[str, str], saves: bool)
         ({"TRAIN_DETERMINISTIC": "1"}, SMALL, 1),
         ({"TRAIN_COMPILE": "auto"}, SMALL, 1),
         ({"TRAIN_SHARD": "fsdp"}, SMALL, 1),
+        ({"TRAIN_COMPRESS": "powersgd"}, SMALL, 1),
     ],
 )
 def test_a_run_may_have_ranks_unasked_where_they_are_worth_their_start(
