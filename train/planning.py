@@ -29,10 +29,8 @@ def most_ranks(settings: TrainSettings, facts: Facts) -> int:
     be sharded or its gradients compressed; and where it is too short to make up for their start.
     """
     images = settings.steps * settings.batch_size if settings.steps else settings.epochs * facts.images
-    alone = settings.deterministic or any(
-        value != "off" for value in (settings.compile, settings.shard, settings.compress)
-    )
-    if alone or images < WORTH_RANKS:
+    plain = {settings.compile, settings.shard, settings.compress} == {"off"}
+    if settings.deterministic or not plain or images < WORTH_RANKS:
         return 1
     return max(1, settings.batch_size // settings.accumulate // RANK_IMAGES)
 
