@@ -26,7 +26,7 @@ def ranks_beside(question: Question, budget: Budget) -> tuple[int, str]:
     """
     cores = len(budget.cores)
     settled = any(map(question.given, ("neighbours", "threads"))) or any(map(question.environ.get, THREAD_VARIABLES))
-    if settled or budget.threads < cores:
+    if settled or question.settings.values.with_ == "direct" or budget.threads < cores:
         return 1, ALONE
     if question.before:
         ranks = question.before.nproc_per_node if question.before.crowd else 1

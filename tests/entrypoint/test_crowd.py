@@ -37,6 +37,7 @@ RANKS = {
     "a person's number of ranks": (machine(2), 2.0, 4, {"LAUNCH_NPROC_PER_NODE": "1"}, 1),
     "a person's threads": (machine(2), 2.0, 4, {"LAUNCH_THREADS": "2"}, 1),
     "a person's threads by OpenMP's variable": (machine(2), 2.0, 4, {"OMP_NUM_THREADS": "2"}, 1),
+    "a person who starts one": (machine(2), 2.0, 4, {"LAUNCH_WITH": "direct"}, 1),
     "one who looks at no neighbours": (machine(2), 2.0, 4, {"LAUNCH_NEIGHBOURS": "0"}, 1),
     "a scheduler's node": (machine(2), 2.0, 4, {}, 1, Job(granted_cpus=2, nodes=("n1",))),
     "a GPU's rank": (machine(2, gpus=1), 2.0, 4, {}, 1),
