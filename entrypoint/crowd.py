@@ -13,7 +13,7 @@ RANK_BYTES = 2 << 30
 
 
 def beyond_idle(question: Question, budget: Budget, busy: int) -> int:
-    """Return on how many of the ranks' cores others are who keep so many CPUs busy; they are on cores without first."""
+    """Return how many of the ranks' cores others take who keep so many CPUs busy, cores without a rank first."""
     return max(0, busy - len(whole_cores(question.machine.cpus, siblings=False)) + len(budget.cores))
 
 
