@@ -146,7 +146,7 @@ def test_a_persons_port_is_used_and_one_that_is_taken_or_none_is_refused(entrypo
 @pytest.mark.launch
 @needs_two_cores
 def test_no_torch_is_in_the_process_that_watches(entrypoint: Entrypoint) -> None:
-    with started(entrypoint, "pass") as process:
+    with started(entrypoint, "sys.exit(0)") as process:
         assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
         assert Path(f"/proc/{process.pid}/comm").read_text() == "ranks-agent\n"
 
