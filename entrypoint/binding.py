@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from entrypoint.budget import Budget, find_budget
+from entrypoint.crowd import seen
 from entrypoint.devices import Devices
 from entrypoint.errors import Exit, Refused, shown
 from entrypoint.left import Left, leave_to_others
@@ -44,8 +45,8 @@ def decide_binding(question: Question, devices: Devices) -> Binding:
         shared = devices.nproc > len(budget.cores)
     left = leave_to_others(question, devices, budget, cpus, fair)
     if devices.nproc > 1 and not shared:
-        crowded = leave_to_others(replace(question, before=None), devices, budget, cpus, fair).crowded
-        cpus, cores_decision = share_beside(question, crowded, cpus) or (cpus, cores_decision)
+        crowd = leave_to_others(replace(question, before=None), devices, budget, cpus, fair).crowd
+        cpus, cores_decision = share_beside(question, crowd, cpus) or (cpus, cores_decision)
     threads, why, warnings = decide_threads(question, fair, left)
     nodes, memory_decision = decide_memory(question, cpus)
     ranks = tuple(
@@ -109,18 +110,19 @@ def deal_cores(question: Question, budget: Budget, devices: Devices) -> tuple[tu
 
 
 def share_beside(
-    question: Question, crowded: str, cpus: tuple[tuple[int, ...], ...]
+    question: Question, crowd: int, cpus: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[tuple[int, ...], ...], Decision] | None:
-    """Let ranks of a NUMA node share its cores where others keep too many `crowded`; None where each keeps its own.
+    """Let ranks of a NUMA node share its cores where others keep a `crowd` of them busy; None where each keeps its own.
 
     All ranks wait for the one whose core has a busy neighbour, and a core that waits for it is of use to nobody. Not
     where a person pins: threads of several ranks would be pinned to the same core.
     """
-    if not crowded or question.given("bind") or any(question.environ.get(name) for name in AFFINITY_VARIABLES):
+    if not crowd or question.given("bind") or any(question.environ.get(name) for name in AFFINITY_VARIABLES):
         return None
     merged = merge_within({cpu.id: cpu.node for cpu in question.machine.cpus}, cpus)
     lists = list(dict.fromkeys(format_cpu_list(share) for share in merged))
-    why = f"others keep {crowded} busy, so ranks share those of their NUMA node; LAUNCH_BIND=ranks gives each its own"
+    beside = f"others keep {seen(question.machine)} busy, so ranks share those of their NUMA node"
+    why = f"{beside}; LAUNCH_BIND=ranks gives each its own"
     return merged, Decision("cores", " | ".join(lists), why)
 
 

@@ -15,14 +15,13 @@ from entrypoint.question import Question
 class Left:
     """How many CPUs are left to others, the threads of each rank beside them, and what there is to say about it.
 
-    `crowd` is how many others keep busy where that is too many to leave, and `crowded` names them.
+    `crowd` is how many others keep busy where that is too many to leave.
     """
 
     cpus: int
     threads: tuple[int, ...]
     why: str = ""
     crowd: int = 0
-    crowded: str = ""
 
 
 def leave_to_others(
@@ -47,7 +46,7 @@ def leave_to_others(
         if question.before:
             return Left(0, fair, crowd=busy)
         told = f"; others keep {crowded} busy, too many to leave: `entrypoint tune` finds what is best"
-        return Left(0, fair, told, busy, crowded)
+        return Left(0, fair, told, busy)
     if each >= fewest:
         raise Refused(
             f"{question.settings.source['neighbours']}: leaves no CPU to a rank that has {fewest}; lower it",

@@ -47,7 +47,7 @@ TRAINING = {
 
 @dataclass
 class Runner:
-    """A command, what is set for it, and the rates that it gave, which `told` finds, where it says so with its CPUs."""
+    """A command, what is set for it, and the rates that it gave; `told` finds them, and how many CPUs it had."""
 
     name: str
     command: Sequence[str]
@@ -144,12 +144,11 @@ def sweep() -> list[Runner]:
     ]  # fmt: skip
 
 
-def compare(mood: str, rounds: int, folder: str) -> None:
+def compare(mood: str, rounds: int) -> None:
     """Sweep once, let the best run in turns with the others, and print the mood's table."""
     plain, *others = contestants()
-    training = trainers(folder)
-    with MOODS[mood]() as words:
-        every = sweep()
+    with MOODS[mood]() as words, TemporaryDirectory() as folder:
+        every, training = sweep(), trainers(folder)
         for one in every:
             one.run(words)
         best = sorted(every, key=lambda one: one.median, reverse=True)[:FINALISTS]
@@ -187,11 +186,10 @@ def main() -> None:
     parser.add_argument("--moods", default=",".join(MOODS), help="with commas")
     asked = parser.parse_args()
     for mood in asked.moods.split(","):
-        with TemporaryDirectory() as folder:
-            try:
-                compare(mood, asked.rounds, folder)
-            except OSError as error:
-                print(f"\n{mood}: cannot be made here: {error}")
+        try:
+            compare(mood, asked.rounds)
+        except OSError as error:
+            print(f"\n{mood}: cannot be made here: {error}")
 
 
 if __name__ == "__main__":

@@ -85,8 +85,8 @@ def test_ranks_beside_too_many_to_leave_share_their_numa_nodes_cores(case: str) 
 
 
 def test_a_run_that_goes_on_shares_as_the_node_is_now_since_no_bit_hangs_on_it() -> None:
-    chosen, node = read_launch_settings({"LAUNCH_NPROC_PER_NODE": "2"}, {}), replace(machine(2), kept_busy=2.0)
-    goes_on = make_plan(Question(chosen, node, Job(), SCRIPT, {}, "python", before=plan(node)))
+    chosen, node = read_launch_settings({"LAUNCH_NPROC_PER_NODE": "2"}, {}), replace(machine(2), kept_busy=1.0)
+    goes_on = make_plan(Question(chosen, node, Job(), SCRIPT, {}, "python", before=plan(machine(2))))
     assert [rank.cpus for rank in goes_on.ranks] == ALL
     assert [rank.threads for rank in goes_on.ranks] == [1, 1]
 
