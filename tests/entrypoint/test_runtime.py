@@ -115,7 +115,10 @@ def test_jemalloc_gets_its_conf() -> None:
 def test_libcs_allocator_keeps_memory_unless_a_person_says_how(
     environ: dict[str, str], libraries: tuple[Library, ...], kept: bool
 ) -> None:
-    assert ("GLIBC_TUNABLES" in variables(decide(environ, libraries))) == kept
+    made = decide(environ, libraries)
+    assert ("GLIBC_TUNABLES" in variables(made)) == kept
+    for name, value in environ.items():
+        assert any(f"(yours) {name}={value}" in decision.why for decision in made.decisions)
 
 
 FAULTS = """
