@@ -28,3 +28,9 @@ def wait_until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started and not yet heard the end of, by whichever of its threads."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return sorted(int(one) for task in tasks for one in task.read_text().split())

@@ -134,9 +134,9 @@ def sequence(images: int, shape: Shape, settings: TrainSettings, group: Group) -
     return Sequence(images, shape, transform_of(settings, shape[0]), settings, group)
 
 
-def pins(settings: TrainSettings, group: Group) -> bool:
+def pins(settings: TrainSettings, device: torch.device) -> bool:
     """Tell whether batches go to the device from pinned memory, which the copy need not be waited for from."""
-    return settings.pin_memory is True or (settings.pin_memory == "auto" and group.device.type == "cuda")
+    return settings.pin_memory is True or (settings.pin_memory == "auto" and device.type == "cuda")
 
 
 def eval_slices(count: int, default_size: int, settings: TrainSettings, group: Group) -> Iterator[slice]:

@@ -14,9 +14,9 @@ from train.batches import Feed
 from train.checkpoint import Start
 from train.datasets import DataSet, Images
 from train.extension import with_extension
-from train.files import Listing
 from train.group import Group
 from train.layout import lay_out, lay_out_moments
+from train.loading import Loader, Pictures
 from train.loop import Learner
 from train.memory import MemoryFeed
 from train.models import build_model, count_parameters, with_versions
@@ -135,12 +135,19 @@ def resume(learner: Learner, start: Start) -> None:
     learner.best = saved.best
 
 
-def build_feed(data: DataSet, settings: TrainSettings, group: Group, plan: Plan) -> Feed:
-    """Return the feed for how the data came."""
-    if isinstance(data.train, Images) and isinstance(data.test, Images):
-        return MemoryFeed(data.train, data.test, data.shape, settings, group)
-    assert isinstance(data.train, Listing)
-    assert isinstance(data.test, Listing)
+def build_loader(data: DataSet, settings: TrainSettings, group: Group, plan: Plan) -> Loader | None:
+    """Return what decodes a streamed set for this rank, None for one that is in memory."""
+    if isinstance(data.train, Images) or isinstance(data.test, Images):
+        return None
     sharing = plan.ranks if plan.bind == "none" else (plan.ranks[group.local_rank],)
     crew = Crew(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.training["workers"])
-    return StreamFeed((data.train, data.test), data.shape, settings, group, crew)
+    return Loader(Pictures((data.train, data.test), data.shape), crew, settings, group.device)
+
+
+def build_feed(data: DataSet, loader: Loader | None, settings: TrainSettings, group: Group) -> Feed:
+    """Return the feed for how the data came."""
+    if loader:
+        return StreamFeed(loader, settings, group)
+    assert isinstance(data.train, Images)
+    assert isinstance(data.test, Images)
+    return MemoryFeed(data.train, data.test, data.shape, settings, group)

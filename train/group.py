@@ -112,11 +112,18 @@ class Group:
             dist.destroy_process_group()
 
 
-def join(plan: Plan) -> Group:
-    """Meet the other ranks by RANK, WORLD_SIZE and MASTER_*; raises `Refused` where that fails."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local_rank = int(os.environ["LOCAL_RANK"])
-    device = choose_device(plan, local_rank)
+def place(plan: Plan) -> Group:
+    """Return this process's place by RANK, WORLD_SIZE and LOCAL_RANK among ranks that it has not met yet.
+
+    Raises `Refused` without the plan's device.
+    """
+    rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return Group(rank, world_size, local_rank, choose_device(plan, local_rank))
+
+
+def join(group: Group, plan: Plan) -> Group:
+    """Meet the other ranks by MASTER_*; raises `Refused` where that fails."""
+    rank, world_size = group.rank, group.world_size
     limit = timedelta(seconds=plan.fail_timeout_s)
     if world_size > 1:
         try:
@@ -133,10 +140,10 @@ def join(plan: Plan) -> Group:
             ) from None
     beside = world_size > 1 and plan.backend != "gloo"
     control = dist.new_group(backend="gloo", timeout=limit) if beside else None
-    group = Group(rank, world_size, local_rank, device, control)
+    group = replace(group, control=control)
     if world_size > 1:
         group = replace(group, peers=tuple(group.from_all(introduce(rank))))
-        if device.type == "cpu" and len({peer.node for peer in group.peers}) == 1:
+        if group.device.type == "cpu" and len({peer.node for peer in group.peers}) == 1:
             group = replace(group, memory=share_memory(rank, world_size, plan.fail_timeout_s))
     return group
 

@@ -29,7 +29,7 @@ class MemoryFeed:
         self.group = group
         self.sequence = sequence(len(train), shape, settings, group)
         self.steps_per_epoch = self.sequence.steps_per_epoch
-        self.pins = pins(settings, group)
+        self.pins = pins(settings, group.device)
         self.normalise = measure(train.images, group.device, channels_last=settings.channels_last)
         self.train = to_device(train, group.device)
         self.test = test

@@ -10,22 +10,16 @@ from torch import Tensor
 
 
 class Saver:
-    """Runs what writes a checkpoint, on a thread of its own where it may run `beside` the steps that follow.
+    """Runs what writes a checkpoint on a thread of its own, beside the steps that follow."""
 
-    Not where loader workers are forked: what another thread holds just then, a fork holds for ever.
-    """
-
-    def __init__(self, *, beside: bool) -> None:
-        self.pool = ThreadPoolExecutor(1, "checkpoint") if beside else None
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future[object] | None = None
 
     def begin(self, write: Callable[[], object]) -> None:
         """Have a checkpoint written when the one before is; raises what that one met."""
         self.wait()
-        if self.pool is None:
-            write()
-        else:
-            self.pending = self.pool.submit(write)
+        self.pending = self.pool.submit(write)
 
     def wait(self) -> None:
         """Wait until it is written; raises what it met."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -12,12 +13,13 @@ from entrypoint.plan import Plan
 from entrypoint.variables import Given
 from entrypoint.verify import mismatches, observe
 from train import checkpoint, runfolder
-from train.building import Blueprint, build_feed
+from train.building import Blueprint, build_feed, build_loader
 from train.compiling import compile_step
 from train.datasets import DataSet, load
 from train.evaluate import Score, evaluate
 from train.files import Listing
-from train.group import Group, join
+from train.group import Group, join, place
+from train.loading import Loader
 from train.lock import STALE_S, Lock
 from train.loop import train_epoch
 from train.peers import naming_the_lost
@@ -43,11 +45,20 @@ def train(given: Given[TrainSettings], plan: Plan, started: float) -> None:
     settings = given.values
     make_deterministic(settings)
     data = load_data(settings, plan)
-    group = join(plan)
+    group = place(plan)
+    with build_loader(data, settings, group, plan) or nullcontext() as loader:
+        train_among(join(group, plan), given, plan, data, loader, started)
+
+
+def train_among(
+    group: Group, given: Given[TrainSettings], plan: Plan, data: DataSet, loader: Loader | None, started: float
+) -> None:
+    """Train as one of the ranks, which have met."""
+    settings = given.values
     try:
         lock = Lock(stale_s=min(STALE_S, plan.fail_timeout_s / 2))  # all ranks wait for the one that takes it
         with naming_the_lost(group.rank, group.peers), telling_of_workers(), lock:
-            run = prepare(given, plan, data, group, lock)
+            run = prepare(given, plan, data, loader, group, lock)
             try:
                 deadline = first_deadline(settings.max_minutes, plan.grace_s, started, os.environ)
                 with STOPPING.deferred(worth_saving=settings.checkpoint_every > 0, deadline=deadline):
@@ -89,10 +100,12 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     return data
 
 
-def prepare(given: Given[TrainSettings], plan: Plan, data: DataSet, group: Group, lock: Lock) -> Run:
+def prepare(
+    given: Given[TrainSettings], plan: Plan, data: DataSet, loader: Loader | None, group: Group, lock: Lock
+) -> Run:
     """Build the model and all around it, and go on from a checkpoint where the settings say so."""
     settings = given.values
-    feed = build_feed(data, settings, group, plan)
+    feed = build_feed(data, loader, settings, group)
     total_steps, epochs = settings.total_steps(feed.steps_per_epoch), settings.epochs_begun(feed.steps_per_epoch)
     if settings.prune and settings.prune_warmup >= epochs:
         raise Refused(
@@ -124,7 +137,7 @@ def prepare(given: Given[TrainSettings], plan: Plan, data: DataSet, group: Group
         progress.say(f"{len(data.skipped)} pictures left out that cannot be read, first {data.skipped[0]}")
     if start:
         progress.say(f"going on from {start.path}, epoch {first_epoch + 1}, step {learner.step}")
-    saver = Saver(beside=plan.training["workers"] == 0)
+    saver = Saver()
     run = Run(settings, group, feed, learner, folder, recorder, progress, first_epoch, blueprint, lock, saver)
     begin(run, total_steps, plan)
     return run

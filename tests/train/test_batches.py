@@ -12,6 +12,7 @@ from train.datasets import Images, load
 from train.files import list_both
 from train.group import Group
 from train.layout import layout_of
+from train.loading import Loader, Pictures
 from train.memory import MemoryFeed
 from train.order import generator
 from train.settings import TrainSettings
@@ -126,11 +127,13 @@ def test_streamed_and_cached_batches_show_the_same_pictures(pictures: Path, tmp_
     assert isinstance(cached.train, Images)
     assert isinstance(cached.test, Images)
     memory = MemoryFeed(cached.train, cached.test, shape, settings, group(1, 2))
-    stream = StreamFeed(list_both(pictures), shape, settings, group(1, 2), Crew(frozenset({0}), workers))
-    stream.normalise = memory.normalise
-    feeds: tuple[Feed, Feed] = (memory, stream)
-    trained = [[part for batch in feed.train_batches(1) for part in batch.parts] for feed in feeds]
-    tested = [list(feed.test_batches()) for feed in feeds]
+    crew = Crew(frozenset({0}), workers)
+    with Loader(Pictures(list_both(pictures), shape), crew, settings, torch.device("cpu")) as loader:
+        stream = StreamFeed(loader, settings, group(1, 2))
+        stream.normalise = memory.normalise
+        feeds: tuple[Feed, Feed] = (memory, stream)
+        trained = [[part for batch in feed.train_batches(1) for part in batch.parts] for feed in feeds]
+        tested = [list(feed.test_batches()) for feed in feeds]
     for (x, y), (xs, ys) in zip(trained[0] + tested[0], trained[1] + tested[1], strict=True):
         assert torch.equal(y, ys)
         assert torch.equal(x, xs)

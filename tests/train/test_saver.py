@@ -11,7 +11,7 @@ from train.saver import Saver, snapshot
 
 
 def test_one_is_written_at_a_time_and_beside_what_goes_on() -> None:
-    saver, gate, done = Saver(beside=True), threading.Event(), list[int]()
+    saver, gate, done = Saver(), threading.Event(), list[int]()
 
     def write(number: int) -> None:
         gate.wait(10)
@@ -27,15 +27,9 @@ def test_one_is_written_at_a_time_and_beside_what_goes_on() -> None:
     saver.wait()
 
 
-def test_where_it_may_not_run_beside_it_is_written_at_once() -> None:
-    done = list[int]()
-    Saver(beside=False).begin(lambda: done.append(1))
-    assert done == [1]
-
-
 @pytest.mark.parametrize("next_call", ["wait", "begin"])
 def test_a_failure_is_told_with_the_next_call_and_once(next_call: str) -> None:
-    saver, after = Saver(beside=True), list[int]()
+    saver, after = Saver(), list[int]()
 
     def fail() -> None:
         raise OSError(28, "No space left on device")

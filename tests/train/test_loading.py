@@ -1,0 +1,91 @@
+"""A rank's loader workers: forked once, before the rank has threads, and there to its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from multiprocessing import active_children
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import Entrypoint
+from tests.processes import children, has_ended, wait_until
+from tests.train.given import TWO_RANKS_WHERE_THEY_FIT, imagefolder
+from tests.train.started import Started
+from train.files import list_both
+from train.loading import TEST, TRAIN, Loader, Pictures, Wanted
+from train.settings import TrainSettings
+from train.workers import Crew
+
+SHAPE = (3, 16, 16)
+BATCHES: list[Wanted] = [(TRAIN, [3, 1]), (TEST, [0, 2, 4]), (TRAIN, [7])]
+
+
+def loader(pictures: Path, workers: int) -> Loader:
+    crew = Crew(frozenset(os.sched_getaffinity(0)), workers)
+    return Loader(Pictures(list_both(pictures), SHAPE), crew, TrainSettings(), torch.device("cpu"))
+
+
+@pytest.fixture(params=[0, 1, 2])
+def workers(request: pytest.FixtureRequest, pictures: Path) -> Iterator[Loader]:
+    with loader(pictures, request.param) as made:
+        yield made
+
+
+def test_batches_of_both_splits_come_in_order(workers: Loader) -> None:
+    for _ in range(2):
+        for wanted, (images, labels, bad) in zip(BATCHES, workers.load(BATCHES), strict=True):
+            expected, right, _ = workers.pictures[wanted]
+            assert torch.equal(images, expected)
+            assert torch.equal(labels, right)
+            assert not bad
+
+
+def test_what_was_not_taken_is_dropped(workers: Loader) -> None:
+    next(workers.load([(TRAIN, [row]) for row in range(20)]))
+    found = [images for images, _, _ in workers.load([(TEST, [5])])]
+    assert len(found) == 1
+    assert torch.equal(found[0], workers.pictures[TEST, [5]][0])
+
+
+def test_they_are_the_same_from_entry_to_exit(pictures: Path) -> None:
+    before = set(active_children())
+    with loader(pictures, 2) as made:
+        began = set(active_children()) - before
+        assert len(began) == 2
+        for wanted in ([], BATCHES, BATCHES[:1]):
+            list(made.load(wanted))
+            assert set(active_children()) - before == began
+    assert set(active_children()) == before
+
+
+def test_they_draw_nothing_from_what_the_model_is_drawn_from(pictures: Path) -> None:
+    torch.manual_seed(0)
+    with loader(pictures, 1) as made:
+        list(made.load(BATCHES))
+    found = torch.rand(3)
+    torch.manual_seed(0)
+    assert torch.equal(found, torch.rand(3))
+
+
+@pytest.mark.versions
+@pytest.mark.launch
+def test_no_rank_forks_once_it_has_met_the_others(entrypoint: Entrypoint, pictures: Path) -> None:
+    env = imagefolder(pictures, TRAIN_FEED="stream", TRAIN_WORKERS="2", TRAIN_EPOCHS="100000", TRAIN_TENSORBOARD="0")
+    run = Started(entrypoint, env | TWO_RANKS_WHERE_THEY_FIT)
+
+    def workers() -> list[int]:
+        ranks = children(run.process.pid) if TWO_RANKS_WHERE_THEY_FIT else [run.process.pid]
+        return [worker for rank in ranks for worker in children(rank)]
+
+    run.wait_for("epoch 1/")
+    first = workers()
+    run.wait_for("epoch 3/")
+    assert workers() == first
+    assert len(first) == 2 * int(TWO_RANKS_WHERE_THEY_FIT.get("LAUNCH_NPROC_PER_NODE", "1"))
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ended()[0] == 75
+    wait_until(lambda: all(map(has_ended, first)))
