@@ -9,6 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+# A photo is decoded at a half, a quarter or an eighth where that leaves so many times what is wanted: libjpeg skips the
+# finest detail, which scaling down averages away (Pillow does so for its thumbnails). Measured: 3 times as fast for 12
+# megapixels to 224x224, 1.8 for 3 megapixels, and 0.3 of 255 away from the whole picture's pixels.
+GAP = 2
+
 Pixels = NDArray[np.uint8]
 Shape = tuple[int, int, int]
 
@@ -33,6 +38,7 @@ def read_picture(path: Path, shape: Shape) -> Pixels | BadImage:
     channels, height, width = shape
     try:
         with Image.open(path) as opened:
+            opened.draft(None, (GAP * width, GAP * height))  # of other formats it does nothing
             picture = opened.convert("L" if channels == 1 else "RGB")
     except Exception as error:  # Pillow's plug-ins raise what their parsers meet: OSError, SyntaxError, struct.error
         return BadImage(path, reason(path, error))

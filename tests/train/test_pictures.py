@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from train.pictures import BadImage, read_picture
 
@@ -36,6 +36,31 @@ def test_a_wide_picture_is_cut_not_squeezed(tmp_path: Path) -> None:
     read = read_picture(tmp_path / "x.png", (3, 10, 10))
     assert isinstance(read, np.ndarray)
     assert read.min() == 255
+
+
+def photo(path: Path, width: int, height: int) -> None:
+    """Save a JPEG with detail of every size."""
+    draw, pixels = np.random.default_rng(0), np.full((height, width, 3), 128.0)
+    for cell, contrast in ((32, 60), (8, 30), (2, 15), (1, 6)):
+        noise = draw.normal(0, contrast, (height // cell + 1, width // cell + 1, 3))
+        pixels += noise.repeat(cell, 0).repeat(cell, 1)[:height, :width]
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, quality=90)
+
+
+@pytest.mark.parametrize(
+    ("size", "reduced"),
+    [((64, 64), False), ((300, 255), False), ((256, 256), True), ((600, 400), True), ((1600, 1200), True)],
+)
+def test_a_large_photo_is_decoded_smaller_and_looks_the_same(
+    tmp_path: Path, size: tuple[int, int], reduced: bool
+) -> None:
+    photo(tmp_path / "x.jpg", *size)
+    read = read_picture(tmp_path / "x.jpg", (3, 64, 64))
+    with Image.open(tmp_path / "x.jpg") as whole:
+        expected = np.array(ImageOps.fit(whole, (64, 64), method=Image.Resampling.BILINEAR))
+    assert isinstance(read, np.ndarray)
+    assert np.array_equal(read, expected) is not reduced
+    assert np.abs(read.astype(int) - expected).mean() < 1.5
 
 
 def spoil(path: Path, how: str) -> None:
