@@ -51,7 +51,7 @@ class Loader:
     """Decodes what is wanted, in order and ahead of who takes it, by the plan's loader workers, if any.
 
     They are forked on entry, once, and that is to be before the process group, whose threads Python gets to know now
-    and then: whoever is forked at that moment waits for ever for a lock of Python's (CPython's gh-112275, up to 3.11).
+    and then: whoever is forked at that moment waits for ever for a lock of Python's (gh-112275, before Python 3.11.10).
     Two ranks that forked for every epoch, on busy cores, met it once in 11,000 forks.
     """
 
