@@ -67,15 +67,9 @@ def decide_environment(
         own = question.environ.get(name) if name in STANDARD else None
         environment[name] = own or value
         if why:
-            decisions.append(
-                Decision(name, shown(own or value) or "unset", f"(yours) {name}={shown(own)}" if own else why)
-            )
+            decisions.append(question.own(name) if own else Decision(name, shown(value) or "unset", why))
     ours = {name for name, (_, why) in wanted.items() if why}
-    decisions += [
-        Decision(name, shown(question.environ[name]), f"(yours) {name}={shown(question.environ[name])}")
-        for name in AFFINITY_VARIABLES
-        if question.environ.get(name) and name not in ours
-    ]
+    decisions += [question.own(name) for name in AFFINITY_VARIABLES if question.environ.get(name) and name not in ours]
     return environment, tuple(decisions)
 
 

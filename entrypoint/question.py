@@ -6,10 +6,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from entrypoint.errors import shown
 from entrypoint.job import Job
 from entrypoint.machine import Machine
 from entrypoint.nodes import Nodes
-from entrypoint.plan import Plan, Program
+from entrypoint.plan import Decision, Plan, Program
 from entrypoint.settings import LaunchSettings
 from entrypoint.variables import Given
 
@@ -61,6 +62,11 @@ class Question:
     def why(self, field: str, reason: str) -> str:
         """Return the reason for a setting's value: the person's own words where they gave it."""
         return f"(yours) {self.settings.source[field]}" if self.given(field) else reason
+
+    def own(self, name: str) -> Decision:
+        """Return that a variable of the person's is left as it is."""
+        value = shown(self.environ[name])
+        return Decision(name, value, f"(yours) {name}={value}")
 
     def given(self, field: str) -> bool:
         """Tell whether a person chose this setting, and not `auto`."""

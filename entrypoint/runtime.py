@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from entrypoint.errors import Exit, Refused, shown
@@ -76,17 +76,14 @@ def decide_runtime(question: Question, waits: bool) -> Runtime:
     environment = openmp_variables(question, openmp_decision.value, waits)
     if allocator and allocator.name == "jemalloc":
         environment["MALLOC_CONF"] = (MALLOC_CONF, "jemalloc for large tensors that live long")
+    own: list[Decision] = []
     if allocator_decision.value == "system":
-        own = [
-            f"(yours) {name}={shown(question.environ[name])}" for name in LIBC_VARIABLES if question.environ.get(name)
-        ]
-        if own:
-            allocator_decision = replace(allocator_decision, why="; ".join((allocator_decision.why, *own)))
-        else:
+        own = [question.own(name) for name in LIBC_VARIABLES if question.environ.get(name)]
+        if not own:
             environment["GLIBC_TUNABLES"] = (KEEPING, KEPT)
     preload = tuple(library.path for library in (intel, allocator) if library and library.path)
     warnings = unread_variables(question, openmp_decision.value)
-    return Runtime(preload, environment, (openmp_decision, allocator_decision), warnings)
+    return Runtime(preload, environment, (openmp_decision, allocator_decision, *own), warnings)
 
 
 def openmp_variables(question: Question, runtime: str, waits: bool) -> dict[str, tuple[str, str]]:

@@ -55,7 +55,7 @@ def refusal(bad: list[BadImage]) -> Refused:
 def decode_split(listing: Listing, shape: Shape, crew: Crew, target: Path) -> dict[int, BadImage]:
     """Decode one split into `target`, (N, H, W, C) bytes; return the rows that could not be read."""
     channels, height, width = shape
-    open_memmap(target, mode="w+", dtype=np.uint8, shape=(len(listing.files), height, width, channels)).flush()
+    open_memmap(target, mode="w+", dtype=np.uint8, shape=(len(listing), height, width, channels)).flush()
     # Forked, not spawned: torch has started no threads yet, and a fresh interpreter costs more than the work.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(crew.processes, context, initializer=begin_work, initargs=(crew.cpus,)) as pool:
@@ -65,7 +65,7 @@ def decode_split(listing: Listing, shape: Shape, crew: Crew, target: Path) -> di
 
 def ranges(listing: Listing) -> Iterator[tuple[int, tuple[Path, ...]]]:
     """Yield (first row, files) in pieces."""
-    for start in range(0, len(listing.files), CHUNK):
+    for start in range(0, len(listing), CHUNK):
         yield start, listing.files[start : start + CHUNK]
 
 

@@ -22,6 +22,10 @@ class Listing:
     files: tuple[Path, ...]
     labels: tuple[int, ...]
 
+    def __len__(self) -> int:
+        """Return the number of pictures."""
+        return len(self.files)
+
 
 def split_folders(data_dir: Path | None) -> tuple[Path, Path]:
     """Return the folders of train and test (or val); raises `Refused` where one is missing."""

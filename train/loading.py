@@ -15,7 +15,7 @@ from train.batches import LEFT_OUT, pins
 from train.files import Listing
 from train.pictures import BadImage, Shape, read_picture
 from train.settings import TrainSettings
-from train.workers import Crew, begin_loading, without_workers
+from train.workers import Crew, begin_loading, serving
 
 TRAIN, TEST = 0, 1
 # A split and the rows of it that make up a batch.
@@ -86,19 +86,15 @@ class Loader:
         """Yield each batch wanted; those wanted before and not taken are dropped. Raises `Refused` without workers."""
         self.begin(wanted)
         while True:
-            try:
+            with serving():
                 batch = next(self.batches, None)
-            except (OSError, EOFError) as error:
-                raise without_workers(error) from None
             if batch is None:
                 return
             yield batch
 
     def begin(self, wanted: list[Wanted]) -> None:
-        """Have the workers begin with what is wanted."""
+        """Have the workers begin with what is wanted; raises `Refused` where they cannot."""
         assert self.loader is not None, "workers are there between entry and exit"
         self.wanted[:] = wanted
-        try:
+        with serving():
             self.batches = iter(self.loader)
-        except (OSError, EOFError) as error:  # their semaphores lie in /dev/shm too
-            raise without_workers(error) from None

@@ -27,7 +27,7 @@ class StreamFeed:
         self.loader, self.settings, self.group = loader, settings, group
         self.pictures = loader.pictures
         shape, (train, test) = self.pictures.shape, self.pictures.splits
-        self.trained, self.tested = len(train.files), len(test.files)
+        self.trained, self.tested = len(train), len(test)
         self.sequence = sequence(self.trained, shape, settings, group)
         self.steps_per_epoch = self.sequence.steps_per_epoch
         mean, deviation = COLOUR if shape[0] == 3 else GREY

@@ -17,7 +17,6 @@ from train.building import Blueprint, build_feed, build_loader
 from train.compiling import compile_step
 from train.datasets import DataSet, load
 from train.evaluate import Score, evaluate
-from train.files import Listing
 from train.group import Group, join, place
 from train.loading import Loader
 from train.lock import STALE_S, Lock
@@ -86,8 +85,7 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     crew = Crew(frozenset(cpu for rank in plan.ranks for cpu in rank.cpus), sum(rank.threads for rank in plan.ranks))
     channels, height, width = plan.training["shape"]
     data = load(settings, (channels, height, width), plan.training["feed"], crew)
-    count = len(data.train.files) if isinstance(data.train, Listing) else len(data.train)
-    tested = len(data.test.files) if isinstance(data.test, Listing) else len(data.test)
+    count, tested = len(data.train), len(data.test)
     if settings.shard == "fsdp" and tested < plan.world_size:
         raise Refused(
             f"TRAIN_SHARD=fsdp: {tested} test images for {plan.world_size} ranks, which judge a model together; each"
@@ -137,8 +135,7 @@ def prepare(
         progress.say(f"{len(data.skipped)} pictures left out that cannot be read, first {data.skipped[0]}")
     if start:
         progress.say(f"going on from {start.path}, epoch {first_epoch + 1}, step {learner.step}")
-    saver = Saver()
-    run = Run(settings, group, feed, learner, folder, recorder, progress, first_epoch, blueprint, lock, saver)
+    run = Run(settings, group, feed, learner, folder, recorder, progress, first_epoch, blueprint, lock, Saver())
     begin(run, total_steps, plan)
     return run
 

@@ -89,6 +89,18 @@ def telling_of_workers() -> Iterator[None]:
         raise without_workers(error) from None
 
 
+@contextmanager
+def serving() -> Iterator[None]:
+    """Turn what keeps loader workers from being had, or from handing over, into a refusal.
+
+    Their semaphores lie in /dev/shm too.
+    """
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        raise without_workers(error) from None
+
+
 def without_workers(error: BaseException) -> Refused:
     """Return the refusal of a rank that has lost a loader worker, or cannot have one.
 

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +16,7 @@ from entrypoint.errors import Exit, Refused
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
 from tests.entrypoint.test_bond import free_port, listen_on
 from tests.entrypoint.test_planner import machine, plan
+from tests.processes import children
 
 TWICE = {"LAUNCH_MAX_RESTARTS": "2"}
 
@@ -78,8 +78,8 @@ def test_a_rank_of_the_trainer_that_is_killed_goes_on_from_the_checkpoint(entryp
     while "epoch 12/" not in log.read_text():
         assert time.monotonic() < until
         time.sleep(0.05)
-    for rank in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-        os.kill(int(rank), signal.SIGKILL)
+    for rank in children(process.pid):
+        os.kill(rank, signal.SIGKILL)
     assert process.wait(LAUNCH_LIMIT_S) == 0, log.read_text()[-2000:]
     text = log.read_text()
     assert "restart 1 of 1: rank 0 of this job" in text

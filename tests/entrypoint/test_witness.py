@@ -13,6 +13,7 @@ import pytest
 from entrypoint.oom import Memory
 from entrypoint.witness import kill_at_end
 from tests.conftest import PYTHON, Entrypoint, clean_environment, script
+from tests.processes import children
 from tests.terminals import terminal
 
 HOG = """
@@ -156,9 +157,7 @@ def test_below_an_init_the_rank_hears_each_signal_once(entrypoint: Entrypoint, i
         screen.wait_for(b"ready")
         os.write(screen.terminal, b"\x03")
         time.sleep(0.5)
-        child = screen.process
-        namespace = Path(f"/proc/{child}/task/{child}/children").read_text().split()
-        os.kill(int(namespace[0]), signal.SIGTERM)
+        os.kill(children(screen.process)[0], signal.SIGTERM)
         assert screen.ended() == 0
     assert screen.said.replace(b"^C", b"").split()[-2:] == [b"SIGINT", b"SIGTERM"]
 

@@ -14,6 +14,7 @@ import pytest
 
 from entrypoint.errors import Exit
 from tests.conftest import Entrypoint, paint
+from tests.processes import children
 from tests.train.given import SMALL
 from tests.train.started import Started
 from train.checkpoint import load_first, newest_first
@@ -146,8 +147,7 @@ def streamed(tmp_path: Path) -> dict[str, str]:
 def test_a_loader_worker_that_is_killed(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
     run = Started(entrypoint, ENDLESS | streamed)
     run.wait_for("epoch 2/")
-    rank = run.process.pid
-    os.kill(int(Path(f"/proc/{rank}/task/{rank}/children").read_text().split()[0]), signal.SIGKILL)
+    os.kill(children(run.process.pid)[0], signal.SIGKILL)
     code, _, err = run.ended()
     assert code == Exit.RANK_FAILED
     assert len(err.splitlines()) == 1, err

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from entrypoint.errors import Exit
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, launcher, needs_two_cores, script
+from tests.processes import children
 from tests.terminals import terminal
 from tests.train.given import SMALL
 from tests.train.started import Started
@@ -106,8 +106,7 @@ def test_so_does_a_log_on_a_disk_that_is_full(entrypoint: Entrypoint) -> None:
 def test_under_nohup_it_outlives_the_terminal(entrypoint: Entrypoint, ranks: str) -> None:
     run = Started(entrypoint, ENDLESS | {"LAUNCH_NPROC_PER_NODE": ranks}, "nohup")
     run.wait_for("epoch 1/100000  train loss")
-    below = Path(f"/proc/{run.process.pid}/task/{run.process.pid}/children").read_text().split()
-    for pid in (run.process.pid, *map(int, below)):
+    for pid in (run.process.pid, *children(run.process.pid)):
         os.kill(pid, signal.SIGHUP)
     # What a signal has ended ends within a step; these are some hundred.
     for epoch in range(3, 40):
