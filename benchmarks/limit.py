@@ -92,7 +92,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     from train.settings import TrainSettings
     from train.small_convolution import multiply_small
 
-    settings = TrainSettings.model_validate({"batch_size": BATCH, "model": name, "transforms": "flip-crop"})
+    settings = TrainSettings(batch_size=BATCH, model=name, transforms="flip-crop")
     group, shape = Group(0, 1, 0, torch.device("cpu")), (3, 32, 32)
     count = BATCH * steps
     images = Images(torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (count,)))

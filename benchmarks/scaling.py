@@ -69,7 +69,7 @@ def memory_mb(process: int) -> float:
 def start(ranks: int, script: str) -> tuple[float, float, float, float]:
     """Return the seconds of planning, to the first and the last rank's line, and the launcher's memory in MB."""
     flags = (f"--nproc-per-node={ranks}", "--oversubscribe=1", "--quiet=1")
-    environ = {**os.environ, "LAUNCH_TUNED": "off"}
+    environ = {**os.environ, "LAUNCH_TUNING_STORE": "off"}
     began = time.time()
     subprocess.run([*ENTRYPOINT, "plan", "run", *flags, script], env=environ, capture_output=True, check=True)
     planned, began = time.time() - began, time.time()

@@ -11,7 +11,7 @@ uv=${UV:-uv}
 
 lock() { # IN OUT
   "$uv" pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
-    --generate-hashes --no-header --no-annotate "$1" -o "$2"
+    --override overrides.txt --generate-hashes --no-header --no-annotate "$1" -o "$2"
 }
 
 lock uv.in uv.txt

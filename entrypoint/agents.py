@@ -24,17 +24,17 @@ def decide_restarts(question: Question) -> tuple[int, tuple[Decision, ...]]:
     count = (AUTO_RESTARTS if varying else 0) if asked == "auto" else asked
     if not count:
         return 0, ()
-    said = question.settings.source.get("max_restarts", nodes.said_by)
+    said = question.settings.sources.get("max_restarts", nodes.said_by)
     if question.job.launcher:
         raise Refused(
             f"{said}: {question.job.launcher} started the ranks and starts none again; have an agent do it: start one"
-            " process on each node, with LAUNCH_WITH=torchrun"
+            " process on each node, with LAUNCH_LAUNCHER=torchrun"
         )
     if question.starter and question.starter.mpi:
         raise Refused(f"{said}: {question.starter.path} starts no ranks again; drop one of the two")
-    if values.with_ in ("direct", "spawn"):
+    if values.launcher in ("direct", "local"):
         raise Refused(
-            f"{said} and {question.settings.source['with_']} contradict each other: torchrun's agent restarts"
+            f"{said} and {question.settings.sources['launcher']} contradict each other: torchrun's agent restarts"
         )
     enough = f", on {nodes.fewest} to {nodes.count} nodes" if varying else ""
     why = question.why("max_restarts", "as many as the nodes that may be lost call for")

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from entrypoint.budget import Budget, find_budget
-from entrypoint.crowd import seen
 from entrypoint.devices import Devices
 from entrypoint.errors import Exit, Refused, shown
-from entrypoint.left import Left, leave_to_others
 from entrypoint.plan import Decision, Rank
 from entrypoint.question import Question
-from entrypoint.runtime import AFFINITY_VARIABLES, THREAD_VARIABLES
-from entrypoint.shares import cpus_of, merge_within, share_cores, share_near, share_threads
+from entrypoint.runtime import THREAD_VARIABLES
+from entrypoint.shared_node import ReservedCpus, reserve_busy_cpus
+from entrypoint.shares import cpus_of, share_cores, share_near, share_threads
 from entrypoint.topology import format_cpu_list
 
 
 @dataclass(frozen=True)
 class Binding:
-    """The ranks; `waits` says that a thread that spins takes time from another, `neighbours` how many CPUs are left.
-
-    `crowd` is how many others keep busy where those are too many to leave.
-    """
+    """The ranks; `spinning_is_costly` if a spinning thread takes time from another; `reserved_cpus` are left free."""
 
     ranks: tuple[Rank, ...]
-    waits: bool
-    neighbours: int
-    crowd: int
+    spinning_is_costly: bool
+    reserved_cpus: int
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
 
 
 def decide_binding(question: Question, devices: Devices) -> Binding:
     """Deal cores, memory and threads to the local ranks; raises `Refused` where there are too few cores."""
-    budget = find_budget(question.machine, question.job, question.settings.values.cores, devices.nproc)
+    budget = find_budget(question.machine, question.job, question.settings.values.core_type, devices.nproc)
     check_cores(question, budget, devices.nproc)
     if question.bound_by_launcher:
         cpus, fair, cores_decision = keep_launchers_mask(question, budget, devices.nproc)
@@ -43,18 +38,15 @@ def decide_binding(question: Question, devices: Devices) -> Binding:
         cpus, cores_decision = deal_cores(question, budget, devices)
         fair = share_threads(budget.threads, cpus)
         shared = devices.nproc > len(budget.cores)
-    left = leave_to_others(question, devices, budget, cpus, fair)
-    if devices.nproc > 1 and not shared:
-        crowd = leave_to_others(replace(question, before=None), devices, budget, cpus, fair).crowd
-        cpus, cores_decision = share_beside(question, crowd, cpus) or (cpus, cores_decision)
-    threads, why, warnings = decide_threads(question, fair, left)
+    reserved = reserve_busy_cpus(question, devices.device, budget, cpus, fair)
+    threads, why, warnings = decide_threads(question, fair, reserved)
     nodes, memory_decision = decide_memory(question, cpus)
     ranks = tuple(
         Rank(rank, cpus[rank], threads[rank], gpu_of(devices, rank), nodes[rank]) for rank in range(devices.nproc)
     )
     spread = f"{min(threads)}" if len(set(threads)) == 1 else f"{min(threads)} to {max(threads)}"
     decisions = (cores_decision, Decision("threads", spread, why), *memory_decision)
-    return Binding(ranks, shared or budget.rationed, left.cpus, left.crowd, decisions, warnings + left_short(question))
+    return Binding(ranks, shared or budget.rationed, reserved.count, decisions, warnings + left_short(question))
 
 
 def gpu_of(devices: Devices, rank: int) -> int | None:
@@ -67,7 +59,7 @@ def check_cores(question: Question, budget: Budget, nproc: int) -> None:
     most = min(len(budget.cores), budget.threads)
     if nproc <= most or question.settings.values.oversubscribe or question.bound_by_launcher:
         return
-    asked = question.settings.source.get("nproc_per_node", f"{nproc} ranks")
+    asked = question.settings.sources.get("nproc_per_node", f"{nproc} ranks")
     raise Refused(
         f"{asked}: more ranks than cores: {budget.text}; lower it, or set LAUNCH_OVERSUBSCRIBE=1 to let them share",
         Exit.MACHINE,
@@ -95,8 +87,8 @@ def deal_cores(question: Question, budget: Budget, devices: Devices) -> tuple[tu
     """Deal the budget's cores to the ranks: near each rank's GPU where that can be, else by NUMA node."""
     near = share_near(budget.cores, [gpu.node for gpu in devices.gpus]) if len(devices.gpus) == devices.nproc else None
     cpus = tuple(cpus_of(share) for share in near or share_cores(budget.cores, devices.nproc))
-    if question.settings.values.bind == "none":
-        return cpus, Decision("cores", "not bound", question.why("bind", ""))
+    if question.settings.values.cpu_binding == "none":
+        return cpus, Decision("cores", "not bound", question.why("cpu_binding", ""))
     lists = list(dict.fromkeys(format_cpu_list(share) for share in cpus))
     dealt = " | ".join(lists[:8]) + (" | …" if len(lists) > 8 else "")
     if devices.nproc > len(budget.cores):
@@ -109,33 +101,16 @@ def deal_cores(question: Question, budget: Budget, devices: Devices) -> tuple[tu
     return cpus, Decision("cores", dealt, why)
 
 
-def share_beside(
-    question: Question, crowd: int, cpus: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[tuple[int, ...], ...], Decision] | None:
-    """Let ranks of a NUMA node share its cores where others keep a `crowd` of them busy; None where each keeps its own.
-
-    All ranks wait for the one whose core has a busy neighbour, and a core that waits for it is of use to nobody. Not
-    where a person pins: threads of several ranks would be pinned to the same core.
-    """
-    if not crowd or question.given("bind") or any(question.environ.get(name) for name in AFFINITY_VARIABLES):
-        return None
-    merged = merge_within({cpu.id: cpu.node for cpu in question.machine.cpus}, cpus)
-    lists = list(dict.fromkeys(format_cpu_list(share) for share in merged))
-    beside = f"others keep {seen(question.machine)} busy, so ranks share those of their NUMA node"
-    why = f"{beside}; LAUNCH_BIND=ranks gives each its own"
-    return merged, Decision("cores", " | ".join(lists), why)
-
-
 def decide_threads(
-    question: Question, fair: tuple[int, ...], left: Left
+    question: Question, fair: tuple[int, ...], reserved: ReservedCpus
 ) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
     """Return threads for each rank, the reason, and a warning where a person asks for more than fits.
 
-    `fair` is what fits beside nobody; where nobody asks, it is what is not `left` to others.
+    `fair` is what fits without other processes; if the user sets nothing, it is less what is `reserved` for them.
     """
     own = own_threads(question)
     asked = question.settings.values.threads
-    written = question.settings.source.get("threads", "")
+    written = question.settings.sources.get("threads", "")
     contradicting = [name for name, count in own.items() if asked not in ("auto", count)]
     if contradicting:
         name = contradicting[0]
@@ -145,7 +120,8 @@ def decide_threads(
         raise Refused(f"{both} say different things, and torch takes MKL's; unset one of them")
     chosen = next(iter(own.values()), None) if asked == "auto" else asked
     if chosen is None:
-        return left.threads, f"the rank's share of the physical cores{left.why}", ()
+        reason = f"less CPUs in use: {reserved.reason}" if reserved.reason else "the rank's share of the physical cores"
+        return reserved.threads, reason, reserved.warnings
     name = next(iter(own), "")
     why = f"(yours) {name}={chosen}" if asked == "auto" else question.why("threads", "")
     if chosen <= min(fair):
@@ -171,21 +147,22 @@ def decide_memory(
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[Decision, ...]]:
     """Bind each rank's memory to the NUMA node that holds all of its CPUs, where there are several with memory."""
     machine, values = question.machine, question.settings.values
-    if len(machine.memory_nodes) < 2 or values.bind == "none" or question.bound_by_launcher:
+    if len(machine.memory_nodes) < 2 or values.cpu_binding == "none" or question.bound_by_launcher:
         return ((),) * len(cpus), ()
     node_of = {cpu.id: cpu.node for cpu in machine.cpus}
     nodes = tuple(tuple({node_of[cpu] for cpu in share}) for share in cpus)
-    if values.memory == "default":
-        return ((),) * len(cpus), (Decision("memory", "default", question.why("memory", "")),)
+    if values.memory_binding == "default":
+        return ((),) * len(cpus), (Decision("memory", "default", question.why("memory_binding", "")),)
     bound = tuple(within if len(within) == 1 and within[0] in machine.memory_nodes else () for within in nodes)
     if not any(bound):
         return bound, (
             Decision("memory", "default", "a rank's cores lie on several NUMA nodes: first touch places it"),
         )
     where = format_cpu_list(tuple({node for within in bound for node in within}))
-    policy = "bind" if values.memory == "auto" else values.memory
+    policy = "bind" if values.memory_binding == "auto" else values.memory_binding
     why = question.why(
-        "memory", "each rank's to the NUMA node of its cores; LAUNCH_MEMORY=preferred lets it spill over"
+        "memory_binding",
+        "each rank's to the NUMA node of its cores; LAUNCH_MEMORY_BINDING=preferred lets it spill over",
     )
     return bound, (Decision("memory", f"{policy} {where}", why),)
 

@@ -42,7 +42,7 @@ class Budget:
 
 
 def find_budget(machine: Machine, job: Job, kind: str, nproc: int = 1) -> Budget:
-    """Return the budget for `nproc` ranks under LAUNCH_CORES=`kind`.
+    """Return the budget for `nproc` ranks under LAUNCH_CORE_TYPE=`kind`.
 
     `performance` leaves a hybrid CPU's efficiency cores out, since OpenMP's equal parts would wait for them;
     `auto` does so unless the ranks outnumber the others. `logical` takes siblings too.
@@ -73,7 +73,9 @@ def describe(machine: Machine, job: Job, cores: tuple[Core, ...], left_out: int)
     if cpus > count:
         parts.append(f"their siblings too: {cpus} CPUs")
     if left_out:
-        parts.append(f"{left_out} efficiency cores left out: equal parts would wait for them (LAUNCH_CORES=physical)")
+        parts.append(
+            f"{left_out} efficiency cores left out: equal parts would wait for them (LAUNCH_CORE_TYPE=physical)"
+        )
     if machine.quota_cpus is not None and machine.quota_cpus < cpus:
         parts.append(f"the cgroup's quota is {machine.quota_cpus:g} CPUs")
     if job.granted_cpus is not None and job.granted_cpus < len(machine.cpus):

@@ -11,8 +11,8 @@ from entrypoint.plan import Plan
 from entrypoint.question import Question
 from entrypoint.runtime import AFFINITY_VARIABLES, ALLOCATOR_WORD, own_file
 
-RANKS, THREADS, CORES = "LAUNCH_NPROC_PER_NODE", "LAUNCH_THREADS", "LAUNCH_CORES"
-OPENMP, ALLOCATOR, BIND, WORKERS = "LAUNCH_OPENMP", "LAUNCH_ALLOCATOR", "LAUNCH_BIND", "TRAIN_WORKERS"
+RANKS, THREADS, CORES = "LAUNCH_NPROC_PER_NODE", "LAUNCH_THREADS", "LAUNCH_CORE_TYPE"
+OPENMP, ALLOCATOR, BIND, WORKERS = "LAUNCH_OPENMP", "LAUNCH_ALLOCATOR", "LAUNCH_CPU_BINDING", "TRAIN_NUM_WORKERS"
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 # More numbers of ranks than these are hardly worth their time: the smallest and largest, and powers of two between.
 MOST_SHAPES = 10
@@ -51,16 +51,16 @@ def shapes(question: Question, device: str) -> tuple[Candidate, ...]:
 
     What a person has set stays as it is.
     """
-    if device == "cuda" or any(question.given(field) for field in ("nproc_per_node", "threads", "bind")):
+    if device == "cuda" or any(question.given(field) for field in ("nproc_per_node", "threads", "cpu_binding")):
         return (UNTUNED,)
     values = question.settings.values
-    budget = find_budget(question.machine, question.job, values.cores)
+    budget = find_budget(question.machine, question.job, values.core_type)
     found = dict.fromkeys(
         Candidate.of({RANKS: str(ranks), THREADS: str(threads)})
         for ranks, threads in (*splits(len(budget.cores), budget.threads), *sparing(budget.threads))
     )
     siblings = find_budget(question.machine, question.job, "logical")
-    if values.cores == "auto" and siblings.threads > budget.threads:
+    if values.core_type == "auto" and siblings.threads > budget.threads:
         found |= dict.fromkeys(
             Candidate.of({RANKS: str(ranks), THREADS: str(threads), CORES: "logical"})
             for ranks, threads in splits(len(siblings.cores), siblings.threads)
@@ -122,7 +122,7 @@ def bindings(question: Question, device: str) -> tuple[Mapping[str, str], ...]:
     Ranks that float help each other's threads out where others run too: 1.16 times as fast with a busy neighbour on
     every core (two ranks of the book's CNN by Gloo), 1.12 with one. Results stay the same to the bit.
     """
-    taken = question.given("bind") or any(question.environ.get(name) for name in AFFINITY_VARIABLES)
+    taken = question.given("cpu_binding") or any(question.environ.get(name) for name in AFFINITY_VARIABLES)
     return () if device == "cuda" or taken else ({BIND: "none"}, {BIND: "threads"})
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from entrypoint.budget import find_budget
-from entrypoint.crowd import ranks_beside
 from entrypoint.errors import Exit, Refused, shown
 from entrypoint.gpus import Gpu
 from entrypoint.links import best_connected, describe_links
@@ -45,7 +44,7 @@ def decide_device(question: Question) -> tuple[str, Decision, tuple[str, ...]]:
     asked, gpus = question.settings.values.device, question.machine.gpus
     problem = gpu_problem(question)
     if asked == "cuda" and problem:
-        raise Refused(f"{question.settings.source['device']}: {problem}, or set LAUNCH_DEVICE=auto", Exit.MACHINE)
+        raise Refused(f"{question.settings.sources['device']}: {problem}, or set LAUNCH_DEVICE=auto", Exit.MACHINE)
     if asked == "cpu" or problem:
         reason = f"{problem}" if problem and gpus else "no NVIDIA GPU is visible"
         warnings = (f"the GPU is not used: {problem}",) if problem and gpus and asked == "auto" else ()
@@ -79,7 +78,7 @@ def gpu_problem(question: Question) -> str:
 
 def check_gpu_count(question: Question, device: str) -> None:
     """Refuse LAUNCH_GPUS where it cannot be, or says something else than the number of ranks."""
-    values, source = question.settings.values, question.settings.source
+    values, source = question.settings.values, question.settings.sources
     if values.gpus == "auto":
         return
     if device != "cuda":
@@ -104,7 +103,7 @@ def decide_nproc(question: Question, visible: tuple[Gpu, ...]) -> tuple[int, Dec
     if values.nproc_per_node != "auto":
         if visible and values.nproc_per_node > len(visible):
             raise Refused(
-                f"{question.settings.source['nproc_per_node']}: more ranks than the {len(visible)} visible GPUs; lower"
+                f"{question.settings.sources['nproc_per_node']}: more ranks than the {len(visible)} visible GPUs; lower"
                 " it, or set LAUNCH_DEVICE=cpu",
                 Exit.MACHINE,
             )
@@ -126,7 +125,7 @@ def decide_nproc_of_launcher(question: Question, gpus: int) -> int:
     asked, job = question.settings.values.nproc_per_node, question.job
     if asked not in ("auto", job.local_world_size):
         raise Refused(
-            f"{question.settings.source['nproc_per_node']}: contradicts {job.launcher}, which started"
+            f"{question.settings.sources['nproc_per_node']}: contradicts {job.launcher}, which started"
             f" {job.local_world_size} ranks on this node; drop one of the two"
         )
     if 1 < gpus < job.local_world_size:
@@ -143,11 +142,10 @@ def decide_nproc_of_cpu(question: Question) -> tuple[int, Decision]:
 
     Ranks are equal: one of the smallest node's size would leave the rest of the others idle.
     """
-    budget = find_budget(question.machine, question.job, question.settings.values.cores)
+    budget = find_budget(question.machine, question.job, question.settings.values.core_type)
     sizes = [len(node) for node in cores_by_node(budget.cores)]
     if len(sizes) == 1:
-        ranks, why = ranks_beside(question, budget)
-        return ranks, Decision("ranks", str(ranks), why)
+        return 1, Decision("ranks", "1", "one rank with all cores: one NUMA node")
     if 2 * min(sizes) < max(sizes):
         return 1, Decision(
             "ranks", "1", f"one rank: the NUMA nodes differ too much ({min(sizes)} to {max(sizes)} cores)"
@@ -177,12 +175,12 @@ def decide_backend(question: Question, device: str, nproc: int) -> Decision:
     asked = question.settings.values.backend
     if asked == "nccl" and device != "cuda":
         raise Refused(
-            f"{question.settings.source['backend']}: nccl needs a GPU for each rank, and this run is on {device};"
+            f"{question.settings.sources['backend']}: nccl needs a GPU for each rank, and this run is on {device};"
             " set LAUNCH_BACKEND=auto or gloo",
             Exit.MACHINE,
         )
     if question.backend_problem:
-        raise Refused(f"{question.settings.source['backend']}: {question.backend_problem}", Exit.MACHINE)
+        raise Refused(f"{question.settings.sources['backend']}: {question.backend_problem}", Exit.MACHINE)
     backend = ("nccl" if device == "cuda" else "gloo") if asked == "auto" else asked
     ranks = question.ranks_of_all(nproc)
     alone = "; unused by a single rank" if ranks == 1 else ""

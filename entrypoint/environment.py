@@ -10,7 +10,6 @@ from entrypoint.libraries import preload_files
 from entrypoint.plan import Decision, Rank
 from entrypoint.question import Question
 from entrypoint.runtime import AFFINITY_VARIABLES
-from entrypoint.settings import PREFIX
 
 # Standard variables of others that the plan would set, and leaves alone where a person has set them.
 STANDARD = (
@@ -44,7 +43,7 @@ def decide_environment(
     """Return variables for every rank of this node; a person's own are kept and said to be theirs."""
     wanted: dict[str, tuple[str, str]] = {}
     if question.program.kind == "train":  # its run folder tells how to repeat the run, flags included
-        flags = question.settings.as_variables(PREFIX, flags_only=True)
+        flags = question.settings.as_variables(flags_only=True)
         wanted |= {name: (value, "") for name, value in flags.items()}
     if len({rank.threads for rank in ranks}) == 1:
         wanted["OMP_NUM_THREADS"] = (str(ranks[0].threads), "")

@@ -52,7 +52,7 @@ class Job:
         several = values.nproc_per_node != "auto" and values.nproc_per_node > 1
         asked = (
             several
-            or values.with_ in ("spawn", "torchrun")
+            or values.launcher in ("local", "torchrun")
             or (values.max_restarts != "auto" and values.max_restarts > 0)
         )
         return self.launcher == "srun" and self.local_world_size == 1 and asked

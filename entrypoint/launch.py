@@ -1,7 +1,4 @@
-"""Starts what the plan says, by exec: nothing stays between a program and its signals.
-
-Only over several ranks, over mpirun and below PID 1 something does, and passes them on.
-"""
+"""Starts what the plan says: children of the entrypoint, torchrun, mpirun or srun, or this process as a rank."""
 
 from __future__ import annotations
 
@@ -30,15 +27,11 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
         sys.exit(mpirun.run(plan.command, environment, saves=saves, grace_s=plan.grace_s))
     if plan.launcher in STARTERS:
         replace_process(plan.command, {**environ, **plan.environment})
-    if plan.launcher == "spawn":
+    if plan.launcher in ("direct", "local"):
         from entrypoint import spawn
 
         sys.exit(spawn.run(plan, job, environ))
     if plan.launcher != "torchrun":
-        if plan.launcher == "direct":
-            from entrypoint.witness import leave_witness
-
-            leave_witness()
         become_program(plan, job, environ)
     # The agent's store looks its own address up by name; where no server answers, that is 20 s and a page of warnings.
     quiet = {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}

@@ -59,7 +59,7 @@ def refuse_mixed_up(job: Job) -> None:
         raise Refused(
             f"{name} started this process, but no launcher's variables are here: each rank would believe that it is"
             " rank 0 of 1. Pass the environment on (not apptainer --cleanenv, env -i), and use an mpirun of Open MPI,"
-            " MPICH, Intel MPI or MVAPICH; to start ranks of its own, set LAUNCH_WITH=spawn or direct"
+            " MPICH, Intel MPI or MVAPICH; to start ranks of its own, set LAUNCH_LAUNCHER=local or direct"
         )
 
 

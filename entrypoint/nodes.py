@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.errors import Refused, shown
 from entrypoint.job import Job
 from entrypoint.settings import NODE_COUNT, NODE_RANGE, LaunchSettings
 from entrypoint.slurm import number
-from entrypoint.variables import Given
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Nodes:
     fewest: int | None = None
 
 
-def read_nodes(settings: Given[LaunchSettings], environ: Mapping[str, str], job: Job) -> Nodes:
+def read_nodes(settings: ParsedSettings[LaunchSettings], environ: Mapping[str, str], job: Job) -> Nodes:
     """Return this node's place; raises `Refused` where two say different things or one cannot be read.
 
     A launcher that has started this process as one of several ranks knows better than all but a person.
@@ -56,10 +56,10 @@ def read_nodes(settings: Given[LaunchSettings], environ: Mapping[str, str], job:
     return first
 
 
-def claimed(settings: Given[LaunchSettings], environ: Mapping[str, str], job: Job) -> Iterator[Nodes]:
+def claimed(settings: ParsedSettings[LaunchSettings], environ: Mapping[str, str], job: Job) -> Iterator[Nodes]:
     """Yield what each that has a say says, a person first."""
     values = settings.values
-    if values.nnodes != 1 or values.node_rank:
+    if values.nnodes != "1" or values.node_rank:
         yield by_person(settings, environ, job)
     if job.starts_own(values):
         yield Nodes(job.world_size, job.rank, master_of(environ, job), environ.get("MASTER_PORT", ""), said_by="srun")
@@ -70,15 +70,15 @@ def claimed(settings: Given[LaunchSettings], environ: Mapping[str, str], job: Jo
             yield by_sagemaker(environ)
 
 
-def by_person(settings: Given[LaunchSettings], environ: Mapping[str, str], job: Job) -> Nodes:
+def by_person(settings: ParsedSettings[LaunchSettings], environ: Mapping[str, str], job: Job) -> Nodes:
     """Return the place that LAUNCH_NNODES and LAUNCH_NODE_RANK give."""
     values = settings.values
     if job.launcher and not job.starts_own(values):
         raise Refused(
             f"LAUNCH_NNODES={values.nnodes}: {job.launcher} has started this process and says where it stands; unset it"
         )
-    said_by = settings.source.get("nnodes") or settings.source["node_rank"]
-    fewest, count = node_range(str(values.nnodes), said_by)
+    said_by = settings.sources.get("nnodes") or settings.sources["node_rank"]
+    fewest, count = node_range(values.nnodes, said_by)
     if values.node_rank >= count:
         raise Refused(f"LAUNCH_NODE_RANK={values.node_rank}: there are LAUNCH_NNODES={count} nodes, counted from 0")
     if not environ.get("MASTER_ADDR"):

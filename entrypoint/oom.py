@@ -55,9 +55,8 @@ def out_of_memory(before: Memory, after: Memory) -> str:
         return ""
     has = "the machine's" if after.limit_bytes is None else f"the {gib(after.limit_bytes)} that this job may use"
     peak = f" (peak {gib(after.peak_bytes)})" if after.peak_bytes else ""
-    return (
-        f"out of memory, {has}{peak}; lower TRAIN_BATCH_SIZE or TRAIN_WORKERS, set TRAIN_FEED=stream, or ask for more"
-    )
+    advice = "lower TRAIN_BATCH_SIZE or TRAIN_NUM_WORKERS, set TRAIN_DATA_SOURCE=stream, or ask for more"
+    return f"out of memory, {has}{peak}; {advice}"
 
 
 def gib(count: int) -> str:

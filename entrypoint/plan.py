@@ -48,9 +48,7 @@ class Plan:
     """Everything that a launch does on this node; `training` holds what only our trainer reads.
 
     `min_nodes` of the `nnodes` are enough to go on with when others are lost. Where the master's port is ours to choose
-    (`port_moves`), the ranks take the next one if it is taken. A time slice of 0 is the kernel's own.
-    `neighbours` are the CPUs that are left to others, `crowd` those that others keep busy where they are too many to
-    leave.
+    (`port_moves`), the ranks take the next one if it is taken. `reserved_cpus` are left free for other processes.
     """
 
     launcher: str
@@ -81,9 +79,7 @@ class Plan:
     max_restarts: int = 0
     min_nodes: int = 1
     port_moves: bool = False
-    time_slice_us: int = 0
-    neighbours: int = 0
-    crowd: int = 0
+    reserved_cpus: int = 0
 
     @property
     def agents_meet(self) -> bool:

@@ -16,7 +16,6 @@ from entrypoint.meeting import agreed_port, port_number
 from entrypoint.plan import Decision, Plan
 from entrypoint.question import Question
 from entrypoint.runtime import decide_runtime
-from entrypoint.turns import decide_time_slice
 
 
 def make_plan(question: Question) -> Plan:
@@ -31,8 +30,7 @@ def make_plan(question: Question) -> Plan:
     backend = decide_backend(question, devices.device, devices.nproc)
     restarts, restarts_decision = decide_restarts(question)
     launcher, launcher_decision = decide_launcher(question, devices.nproc, restarts)
-    runtime = decide_runtime(question, binding.waits)
-    time_slice_us, time_slice_decision = decide_time_slice(question, binding.ranks)
+    runtime = decide_runtime(question, binding.spinning_is_costly)
     environment, environment_decisions = decide_environment(question, devices, binding.ranks, runtime.environment)
     plan = Plan(
         launcher=launcher,
@@ -43,8 +41,8 @@ def make_plan(question: Question) -> Plan:
         ranks=binding.ranks,
         environment=environment,
         yours=tuple(name for name in STANDARD if question.environ.get(name)),
-        bind="ranks" if values.bind == "auto" else values.bind,
-        memory_policy="bind" if values.memory == "auto" else values.memory,
+        bind="ranks" if values.cpu_binding == "auto" else values.cpu_binding,
+        memory_policy="bind" if values.memory_binding == "auto" else values.memory_binding,
         preload=runtime.preload,
         program=question.program,
         command=question.program.argv,
@@ -56,7 +54,6 @@ def make_plan(question: Question) -> Plan:
             launcher_decision,
             *restarts_decision,
             *runtime.decisions,
-            *time_slice_decision,
             *environment_decisions,
         ),
         warnings=warnings + devices.warnings + binding.warnings + runtime.warnings + leaks(question),
@@ -67,16 +64,14 @@ def make_plan(question: Question) -> Plan:
         master_port=meeting_port(question),
         rendezvous_timeout_s=values.rendezvous_timeout_s,
         fail_timeout_s=(60 if question.nodes.count > 1 or not question.job.on_one_node else 1800)
-        if values.fail_timeout_s == "auto"
-        else values.fail_timeout_s,
-        grace_s=values.grace_s,
+        if values.collective_timeout_s == "auto"
+        else values.collective_timeout_s,
+        grace_s=values.grace_period_s,
         max_restarts=restarts,
         port_moves=not (question.nodes.port if question.nodes.count > 1 else question.environ.get("MASTER_PORT")),
         min_nodes=question.nodes.fewest or question.nodes.count,
         map=core_map(question.machine, binding.ranks),
-        time_slice_us=time_slice_us,
-        neighbours=binding.neighbours,
-        crowd=binding.crowd,
+        reserved_cpus=binding.reserved_cpus,
     )
     return replace(plan, command=agent_command(plan, question)) if launcher == "torchrun" else plan
 
@@ -86,7 +81,7 @@ def decide_nodes(question: Question) -> tuple[Decision, ...]:
     nodes = question.nodes
     if nodes.count == 1:
         return ()
-    yours = "(yours) " if nodes.said_by in question.settings.source.values() else ""
+    yours = "(yours) " if nodes.said_by in question.settings.sources.values() else ""
     why = f"{yours}{nodes.said_by}, this is number {nodes.rank}, number 0 is {nodes.master}"
     return (Decision("nodes", f"{nodes.fewest}:{nodes.count}" if nodes.fewest else str(nodes.count), why),)
 
@@ -119,24 +114,26 @@ def decide_launcher(question: Question, nproc: int, restarts: int) -> tuple[str,
         return "rank", Decision("launcher", "rank", f"this is rank {job.rank} of {job.world_size} by {job.launcher}")
     nnodes = question.nodes.count
     if question.starter:
-        name, yours = ("mpirun" if question.starter.mpi else "srun"), question.why("with_", "")
+        name, yours = ("mpirun" if question.starter.mpi else "srun"), question.why("launcher", "")
         why = yours or (
-            question.settings.source["hosts"]
+            question.settings.sources["hosts"]
             if question.settings.values.hosts
             else f"the batch job has {len(question.job.nodes)} nodes"
         )
         return name, Decision("launcher", name, f"{why}; {question.starter.path} starts the ranks, each plans anew")
-    asked = question.settings.values.with_
+    asked = question.settings.values.launcher
     if asked == "direct" and nproc > 1:
-        raise Refused(f"{question.settings.source['with_']}: starts one rank, not {nproc}; set LAUNCH_NPROC_PER_NODE=1")
-    name = "torchrun" if restarts or asked == "torchrun" else "spawn"
+        raise Refused(
+            f"{question.settings.sources['launcher']}: starts one rank, not {nproc}; set LAUNCH_NPROC_PER_NODE=1"
+        )
+    name = "torchrun" if restarts or asked == "torchrun" else "local"
     if nnodes > 1:
         why = f"starts and watches this node's ranks, {nproc} of {nproc * nnodes}; the others' meet them at MASTER_ADDR"
         return name, Decision("launcher", name, why)
-    if nproc == 1 and asked not in ("spawn", "torchrun") and not restarts:
+    if nproc == 1 and asked not in ("local", "torchrun") and not restarts:
         return "direct", Decision("launcher", "direct", "one rank needs none")
-    again = ", again where one fails" if restarts else ", seconds sooner than torchrun would" if name == "spawn" else ""
-    why = question.why("with_", f"starts and watches {nproc} rank{'s' if nproc > 1 else ''} on this node{again}")
+    again = ", again where one fails" if restarts else ", seconds sooner than torchrun would" if name == "local" else ""
+    why = question.why("launcher", f"starts and watches {nproc} rank{'s' if nproc > 1 else ''} on this node{again}")
     return name, Decision("launcher", name, why)
 
 

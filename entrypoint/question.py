@@ -6,13 +6,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.errors import shown
 from entrypoint.job import Job
 from entrypoint.machine import Machine
 from entrypoint.nodes import Nodes
-from entrypoint.plan import Decision, Plan, Program
+from entrypoint.plan import Decision, Program, Rank
 from entrypoint.settings import LaunchSettings
-from entrypoint.variables import Given
 
 # A CPU counts as kept busy from 0.8 of its time on: below, its thread has enough of it. Of 120 plans each on two CPUs,
 # beside nobody at most 0.16 was seen, beside one busy process 1.00 to 1.12, beside two 2.00 in all but two plans.
@@ -31,6 +31,14 @@ class Starter:
     hosts: tuple[tuple[str, int], ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class PreviousRun:
+    """What the plan of a run being resumed had: its ranks on this node, and the CPUs reserved for other processes."""
+
+    ranks: tuple[Rank, ...]
+    reserved_cpus: int = 0
+
+
 @dataclass(frozen=True)
 class Question:
     """What the plan is made from; `environ` is what the process was started with, less what a launcher put there.
@@ -40,11 +48,10 @@ class Question:
     stand in for a home or a temporary folder that cannot be used, each with the reason; `environ` has them already.
     `nodes` are those on which an entrypoint each starts ranks; it is one where a launcher has started them. `starter`
     is what starts ranks on other nodes too, None where nothing does; `token` is a text that no other run here has.
-    `before` is the plan of the run that is gone on with, None where one begins. The program may be given `most_ranks`
-    on the CPU unasked: one, unless it is known to learn the same by several.
+    `previous` is what the plan of a resumed run had, None for a new run.
     """
 
-    settings: Given[LaunchSettings]
+    settings: ParsedSettings[LaunchSettings]
     machine: Machine
     job: Job
     program: Program
@@ -56,12 +63,11 @@ class Question:
     nodes: Nodes = field(default_factory=Nodes)
     starter: Starter | None = None
     token: str = ""
-    before: Plan | None = None
-    most_ranks: int = 1
+    previous: PreviousRun | None = None
 
     def why(self, field: str, reason: str) -> str:
         """Return the reason for a setting's value: the person's own words where they gave it."""
-        return f"(yours) {self.settings.source[field]}" if self.given(field) else reason
+        return f"(yours) {self.settings.sources[field]}" if self.given(field) else reason
 
     def own(self, name: str) -> Decision:
         """Return that a variable of the person's is left as it is."""
@@ -70,24 +76,22 @@ class Question:
 
     def given(self, field: str) -> bool:
         """Tell whether a person chose this setting, and not `auto`."""
-        return field in self.settings.source and getattr(self.settings.values, field) != "auto"
+        return field in self.settings.sources and getattr(self.settings.values, field) != "auto"
 
     def ranks_of_all(self, nproc: int) -> int:
         """Return the world size, where this node starts `nproc` ranks unless a launcher has started all."""
         return self.job.world_size if self.job.launcher else nproc * self.nodes.count
 
     @property
-    def kept_busy(self) -> int:
-        """How many CPUs others keep busy; a run that goes on takes what it began with, to end the same.
+    def busy_cpus(self) -> int:
+        """How many CPUs other processes keep busy.
 
-        0 on nodes that a scheduler grants, and where others start ranks here or elsewhere: they begin together, and
-        would take each other for neighbours.
+        0 on nodes that a scheduler allocated, and where a launcher starts ranks: they start together and would count
+        each other.
         """
         job = self.job
         if job.launcher or job.nodes or job.granted_cpus is not None or self.starter or self.nodes.count > 1:
             return 0
-        if self.before:
-            return self.before.neighbours or self.before.crowd
         return int(self.machine.kept_busy + SURELY)
 
     @property

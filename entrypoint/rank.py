@@ -37,8 +37,6 @@ def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn
         environment |= meeting_variables(environment, plan.rendezvous_timeout_s, job)
     if plan.bind != "none":
         bind(rank, plan.memory_policy)
-    if plan.time_slice_us:
-        shorten_turns(rank, plan.time_slice_us)
     if job.launcher:
         end_with_parent()
     if not job.on_one_node:
@@ -165,7 +163,7 @@ def bind(rank: Rank, memory_policy: str) -> None:
     except OSError as error:
         raise Refused(
             f"local rank {rank.local_rank}: cannot be bound to CPUs {format_cpu_list(rank.cpus)}"
-            f" ({error.strerror}); set LAUNCH_BIND=none to go on unbound",
+            f" ({error.strerror}); set LAUNCH_CPU_BINDING=none to go on unbound",
             Exit.MACHINE,
         ) from None
     if rank.memory_nodes:
@@ -175,18 +173,11 @@ def bind(rank: Rank, memory_policy: str) -> None:
             bind_memory(memory_policy, rank.memory_nodes)
         except OSError as error:
             nodes = format_cpu_list(rank.memory_nodes)
-            warn(rank, f"memory cannot be bound to node {nodes} ({error.strerror}); LAUNCH_MEMORY=default does not try")
-
-
-def shorten_turns(rank: Rank, time_slice_us: int) -> None:
-    """Ask the scheduler for this time slice, in microseconds; where it is refused a warning says so."""
-    from entrypoint.time_slice import ask_for_time_slice
-
-    try:
-        ask_for_time_slice(time_slice_us)
-    except OSError as error:
-        refused = f"a time slice of {time_slice_us} us is refused ({error.strerror})"
-        warn(rank, f"{refused}; LAUNCH_TIME_SLICE_US=kernel does not ask")
+            warn(
+                rank,
+                f"memory cannot be bound to node {nodes} ({error.strerror}); LAUNCH_MEMORY_BINDING=default does not"
+                " try",
+            )
 
 
 def warn(rank: Rank, line: str) -> None:

@@ -15,10 +15,8 @@ from entrypoint.libraries import preload_files
 from entrypoint.memory_policy import memory_nodes_in_force
 from entrypoint.plan import VARIABLE, Plan
 from entrypoint.surroundings import ancestors
-from entrypoint.time_slice import time_slice_in_force
 from entrypoint.topology import format_cpu_list
 from entrypoint.verify import Observed, cpus_of_process, mapped_of, mismatches
-from entrypoint.witness import NAME as WITNESS
 
 ROOT = Path("/")
 
@@ -55,7 +53,7 @@ def planned_processes() -> Iterator[tuple[str, dict[str, str]]]:
     for folder in (ROOT / "proc").iterdir():
         if folder.name.isdecimal():
             try:
-                if (folder / "comm").read_text().strip() in (GUARD, WITNESS):  # beside a rank, not one
+                if (folder / "comm").read_text().strip() == GUARD:  # the parent of a rank
                     continue
                 items = (folder / "environ").read_bytes().split(b"\0")
             except OSError:  # another user's, or gone
@@ -80,7 +78,6 @@ def look(process: str, environ: dict[str, str]) -> Running:
             preloaded=mapped_of(plan.preload, maps),
             allocator=in_charge(("malloc",), environ, maps),
             memory_nodes=memory_nodes_in_force(process),
-            time_slice_us=time_slice_in_force(int(process)),
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"verify: process {process} cannot be looked at ({error})") from None

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.errors import Exit, Refused, shown
 from entrypoint.libraries import Library, preload_files
 from entrypoint.machine import Machine
 from entrypoint.plan import Decision
 from entrypoint.question import Question
 from entrypoint.settings import LaunchSettings
-from entrypoint.variables import Given
 
 # As torch.backends.xeon.run_cpu sets it, and without giving pages back to the kernel between steps, as Intel's tuning
 # guide has it: that alone made the CNN's training 1.6 times as fast.
@@ -101,10 +101,11 @@ def openmp_variables(question: Question, runtime: str, waits: bool) -> dict[str,
     elif runtime == "gnu" and not question.environ.get("OMP_WAIT_POLICY"):
         variables["GOMP_SPINCOUNT"] = (GNU_SPINS, SHORT_SPIN)
     own = [name for name in AFFINITY_VARIABLES if question.environ.get(name)]
-    if question.settings.values.bind == "threads":
+    if question.settings.values.cpu_binding == "threads":
         if own:
             raise Refused(
-                f"{question.settings.source['bind']} and {own[0]}={shown(question.environ[own[0]])} both pin threads;"
+                f"{question.settings.sources['cpu_binding']} and {own[0]}={shown(question.environ[own[0]])} both pin"
+                " threads;"
                 " unset one of them"
             )
         variables |= {name: (value, PINNED) for name, value in PINNING[runtime].items()}
@@ -122,7 +123,7 @@ def unread_variables(question: Question, runtime: str) -> tuple[str, ...]:
 
 
 def decide_allocator(
-    settings: Given[LaunchSettings], machine: Machine, own_preload: str
+    settings: ParsedSettings[LaunchSettings], machine: Machine, own_preload: str
 ) -> tuple[Library | None, Decision]:
     """tcmalloc where it is there: small models trained up to 40 % faster with it, and none slower; jemalloc did not."""
     asked = settings.values.allocator
@@ -131,38 +132,38 @@ def decide_allocator(
         return None, Decision("allocator", shown(PurePath(own).name), f"(yours) LD_PRELOAD={shown(own_preload)}")
     if own:
         raise Refused(
-            f"{settings.source['allocator']} and LD_PRELOAD={shown(own_preload)} name an allocator each;"
+            f"{settings.sources['allocator']} and LD_PRELOAD={shown(own_preload)} name an allocator each;"
             " unset one of them"
         )
     if asked == "system":
-        return None, Decision("allocator", "system", f"(yours) {settings.source['allocator']}")
+        return None, Decision("allocator", "system", f"(yours) {settings.sources['allocator']}")
     library = machine.library("tcmalloc" if asked == "auto" else asked)
     if library.path:
         reason = "as fast as the system's or faster, most for small models"
-        why = reason if asked == "auto" else f"(yours) {settings.source['allocator']}"
+        why = reason if asked == "auto" else f"(yours) {settings.sources['allocator']}"
         return library, Decision("allocator", library.name, f"{why}; {library.path}")
     if asked != "auto":
-        raise Refused(f"{settings.source['allocator']}: {library.why}, or set LAUNCH_ALLOCATOR=auto", Exit.MACHINE)
+        raise Refused(f"{settings.sources['allocator']}: {library.why}, or set LAUNCH_ALLOCATOR=auto", Exit.MACHINE)
     return None, Decision("allocator", "system", f"tcmalloc, which the images have, is {library.why}")
 
 
 def decide_openmp(
-    settings: Given[LaunchSettings], machine: Machine, own_preload: str
+    settings: ParsedSettings[LaunchSettings], machine: Machine, own_preload: str
 ) -> tuple[Library | None, Decision]:
     """Intel's runtime on Intel's CPUs where it is there, else the one that torch brings (GNU's)."""
     asked = settings.values.openmp
     own = own_file(own_preload, "iomp5")
     if own and asked == "gnu":
-        raise Refused(f"{settings.source['openmp']} and LD_PRELOAD={shown(own_preload)} differ; unset one of them")
+        raise Refused(f"{settings.sources['openmp']} and LD_PRELOAD={shown(own_preload)} differ; unset one of them")
     if own:
         return None, Decision("openmp", "intel", f"(yours) LD_PRELOAD={shown(own_preload)}")
     if asked == "gnu":
-        return None, Decision("openmp", "gnu", f"(yours) {settings.source['openmp']}")
+        return None, Decision("openmp", "gnu", f"(yours) {settings.sources['openmp']}")
     library = machine.library("intel")
     if asked == "intel":
         if not library.path:
-            raise Refused(f"{settings.source['openmp']}: {library.why}, or set LAUNCH_OPENMP=auto", Exit.MACHINE)
-        return library, Decision("openmp", "intel", f"(yours) {settings.source['openmp']}; {library.path}")
+            raise Refused(f"{settings.sources['openmp']}: {library.why}, or set LAUNCH_OPENMP=auto", Exit.MACHINE)
+        return library, Decision("openmp", "intel", f"(yours) {settings.sources['openmp']}; {library.path}")
     if machine.cpu_vendor != "GenuineIntel":
         return None, Decision("openmp", "gnu", "torch's own; Intel's gains nothing on this CPU")
     if not library.path:

@@ -1,108 +1,148 @@
-"""What a person may tell the launcher: the LAUNCH_* variables."""
+"""The launcher's settings: the LAUNCH_* variables."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from msgspec import Meta
 
-from entrypoint.variables import Given, Settings, read_settings
+from entrypoint.core.settings_base import Auto, ParsedSettings, Settings, read_settings
 
-PREFIX = "LAUNCH_"
-NODE_COUNT = r"[1-9]\d{0,5}"
-NODE_RANGE = f"{NODE_COUNT}:{NODE_COUNT}"
+NODE_COUNT = r"[1-9]\d{0,4}|100000"
+NODE_RANGE = rf"({NODE_COUNT}):({NODE_COUNT})"
+
+Seconds = Annotated[int, Meta(ge=1, le=86_400)]
+Count = Annotated[int, Meta(ge=1, le=4096)]
 
 
-class LaunchSettings(Settings):
+class LaunchSettings(Settings, frozen=True, kw_only=True):
     """The launcher's settings, each a variable LAUNCH_<NAME> and a flag --<name>."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where to train: auto takes CUDA where a GPU and its driver are seen."
-    )
-    nproc_per_node: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field(
-        "auto",
-        description="Ranks on this node: auto is one a GPU, on CPU one a NUMA node, and for train one a core where"
-        " others keep more CPUs busy than can be left to them.",
-    )
-    nnodes: Annotated[int, Field(ge=1, le=100_000)] | Annotated[str, Field(pattern=f"^{NODE_RANGE}$")] = Field(
-        1,
-        description="Nodes of the job, where no scheduler says it: start the same command on each. 1:4 goes on with"
-        " as few as one when others are lost, and takes up to four.",
-    )
-    node_rank: Annotated[int, Field(ge=0, lt=100_000)] = Field(
-        0, description="This node's number among them, from 0; MASTER_ADDR names number 0 on all."
-    )
-    with_: Literal["auto", "direct", "spawn", "torchrun", "mpirun", "srun"] = Field(
-        "auto",
-        description="What starts the ranks: auto is the entrypoint itself for several (spawn), torchrun's agent where"
-        " they may have to start again, srun where a batch script has an allocation, mpirun where LAUNCH_HOSTS names"
-        " nodes.",
-    )
-    hosts: str = Field(
-        "", description="Nodes for mpirun, with ranks on each: r1:4,r2:2, or a file with such a line for each node."
-    )
-    max_restarts: Literal["auto"] | Annotated[int, Field(ge=0, le=1000)] = Field(
-        "auto",
-        description="How often ranks that fail are started again, from the last checkpoint: auto is 3 with"
-        " LAUNCH_NNODES=1:4, else 0.",
-    )
-    rendezvous_timeout_s: Annotated[int, Field(ge=1, le=86_400)] = Field(
-        1800, description="How long ranks wait for each other at the start."
-    )
-    fail_timeout_s: Literal["auto"] | Annotated[int, Field(ge=1, le=86_400)] = Field(
-        "auto", description="How long an exchange between ranks may stall: auto is 60 over nodes, 1800 on one."
-    )
-    grace_s: Annotated[int, Field(ge=1, le=86_400)] = Field(
-        30, description="How long ranks that are told to end have to save in; Slurm's job ends so much sooner."
-    )
-    gpus: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = Field(
-        "auto",
-        description="How many GPUs to use, a rank each, the best connected ones: auto is all visible ones."
-        " CUDA_VISIBLE_DEVICES names particular ones.",
-    )
-    threads: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field(
-        "auto", description="OpenMP threads of each rank: auto is its share of the physical cores."
-    )
-    cores: Literal["auto", "performance", "physical", "logical"] = Field(
-        "auto",
-        description="Which cores: auto is the physical ones, of a hybrid CPU the performance cores; logical is all"
-        " CPUs, siblings too.",
-    )
-    backend: Literal["auto", "gloo", "ccl", "nccl", "mpi"] = Field(
-        "auto", description="Collectives between ranks: auto is nccl on CUDA, gloo on CPU."
-    )
-    bind: Literal["auto", "ranks", "threads", "none"] = Field(
-        "auto",
-        description="What is pinned: ranks to their own cores, threads each to one too, or none; auto is ranks, which"
-        " share the cores of their NUMA node where others keep too many busy to leave.",
-    )
-    memory: Literal["auto", "bind", "preferred", "default"] = Field(
-        "auto", description="Memory of a rank within one NUMA node: auto binds it there, preferred lets it spill over."
-    )
-    openmp: Literal["auto", "intel", "gnu"] = Field(
-        "auto", description="OpenMP runtime: auto is Intel's, by preload, on Intel CPUs where it is installed."
-    )
-    allocator: Literal["auto", "tcmalloc", "jemalloc", "system"] = Field(
-        "auto", description="Memory allocator: auto is tcmalloc, by preload, where it is installed, else the system's."
-    )
-    time_slice_us: Literal["auto", "kernel"] | Annotated[int, Field(ge=100, le=100_000)] = Field(
-        "auto",
-        description="Length of the turns at a CPU that ranks ask for, in microseconds: auto is 300 where a rank has"
-        " several threads and Linux is 6.12 or newer; kernel leaves them as they are.",
-    )
-    neighbours: Literal["auto"] | Annotated[int, Field(ge=0, le=4096)] = Field(
-        "auto",
-        description="CPUs that ranks leave to others by having fewer threads: auto is as many as others keep busy, on a"
-        " node that no scheduler has granted.",
-    )
-    oversubscribe: bool = Field(False, description="Allow more ranks than cores, which then share: 1 or 0.")
-    tuned: str = Field(
-        "auto", description="What `entrypoint tune` found: auto looks in the user's cache folder; off; or a folder."
-    )
-    quiet: bool = Field(False, description="Do not show the plan before a launch: 1 or 0.")
+    PREFIX: ClassVar[str] = "LAUNCH_"
+    # Shown by `--help`; `--help-all` shows every setting.
+    BASIC: ClassVar[tuple[str, ...]] = ("device", "nproc_per_node", "threads", "launcher", "hosts", "nnodes", "quiet")
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "with": "launcher",
+        "neighbours": "reserve_cpus",
+        "fail_timeout_s": "collective_timeout_s",
+        "grace_s": "grace_period_s",
+        "bind": "cpu_binding",
+        "memory": "memory_binding",
+        "cores": "core_type",
+        "tuned": "tuning_store",
+    }
+    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {"launcher": {"spawn": "local"}}
+    DROPPED: ClassVar[Mapping[str, str]] = {
+        "time_slice_us": "the entrypoint no longer sets scheduler slices. Use `chrt -T` instead."
+    }
+
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        Meta(description="Device to train on. auto: CUDA if a GPU and its driver are visible."),
+    ] = "auto"
+    nproc_per_node: Annotated[
+        Auto | Count, Meta(description="Ranks on this node. auto: one per GPU, on CPU one per NUMA node.")
+    ] = "auto"
+    nnodes: Annotated[
+        Annotated[str, Meta(pattern=f"^({NODE_COUNT}|{NODE_RANGE})$", title="a number of nodes or MIN:MAX")],
+        Meta(
+            description="Number of nodes if no scheduler provides it; run the same command on each."
+            " MIN:MAX makes the job elastic."
+        ),
+    ] = "1"
+    node_rank: Annotated[
+        Annotated[int, Meta(ge=0, lt=100_000)],
+        Meta(description="Number of this node, from 0. MASTER_ADDR names node 0 on all nodes."),
+    ] = 0
+    launcher: Annotated[
+        Literal["auto", "direct", "local", "torchrun", "mpirun", "srun"],
+        Meta(
+            description="What starts the ranks. auto: the entrypoint itself (local), torchrun if ranks may restart,"
+            " srun in a batch script, mpirun if LAUNCH_HOSTS is set."
+        ),
+    ] = "auto"
+    hosts: Annotated[
+        str,
+        Meta(description="Nodes for mpirun with the ranks on each, such as r1:4,r2:2, or a file with one per line."),
+    ] = ""
+    max_restarts: Annotated[
+        Auto | Annotated[int, Meta(ge=0, le=1000)],
+        Meta(
+            description="How often failed ranks restart from the last checkpoint. auto: 3 for an elastic job, else 0."
+        ),
+    ] = "auto"
+    rendezvous_timeout_s: Annotated[
+        Seconds, Meta(description="Seconds that ranks wait for each other at the rendezvous.")
+    ] = 1800
+    collective_timeout_s: Annotated[
+        Auto | Seconds,
+        Meta(description="Seconds that a collective may take. auto: 60 on several nodes, 1800 on one."),
+    ] = "auto"
+    grace_period_s: Annotated[
+        Seconds,
+        Meta(
+            description="Seconds a rank has to write a checkpoint after a stop request."
+            " Also subtracted from the end time of a Slurm job."
+        ),
+    ] = 30
+    gpus: Annotated[
+        Auto | Annotated[int, Meta(ge=1, le=64)],
+        Meta(
+            description="GPUs to use, one rank each, the best connected ones. auto: all visible GPUs."
+            " CUDA_VISIBLE_DEVICES selects specific ones."
+        ),
+    ] = "auto"
+    threads: Annotated[
+        Auto | Count, Meta(description="OpenMP threads per rank. auto: the rank's share of the physical cores.")
+    ] = "auto"
+    core_type: Annotated[
+        Literal["auto", "performance", "physical", "logical"],
+        Meta(
+            description="Cores to use. auto: physical cores, on a hybrid CPU its performance cores."
+            " logical adds hyper-threads."
+        ),
+    ] = "auto"
+    backend: Annotated[
+        Literal["auto", "gloo", "ccl", "nccl", "mpi"],
+        Meta(description="Backend for collectives. auto: nccl on CUDA, gloo on CPU."),
+    ] = "auto"
+    cpu_binding: Annotated[
+        Literal["auto", "ranks", "threads", "none"],
+        Meta(
+            description="CPU binding. ranks pins each rank to its own cores, threads also pins each OpenMP thread,"
+            " none disables it. auto: ranks."
+        ),
+    ] = "auto"
+    memory_binding: Annotated[
+        Literal["auto", "bind", "preferred", "default"],
+        Meta(
+            description="Memory of a rank inside one NUMA node. auto binds it there, preferred allows other nodes,"
+            " default does nothing."
+        ),
+    ] = "auto"
+    openmp: Annotated[
+        Literal["auto", "intel", "gnu"],
+        Meta(description="OpenMP runtime. auto: Intel's by preload, on Intel CPUs where it is installed."),
+    ] = "auto"
+    allocator: Annotated[
+        Literal["auto", "tcmalloc", "jemalloc", "system"],
+        Meta(description="Memory allocator. auto: tcmalloc by preload where it is installed, else the system's."),
+    ] = "auto"
+    reserve_cpus: Annotated[
+        Auto | Annotated[int, Meta(ge=0, le=4096)],
+        Meta(
+            description="CPUs to leave free for other processes. auto: as many as are busy, unless a scheduler"
+            " allocated this node."
+        ),
+    ] = "auto"
+    oversubscribe: Annotated[bool, Meta(description="Allow more ranks than cores; they then share cores.")] = False
+    tuning_store: Annotated[
+        str, Meta(description="Folder with results of `entrypoint tune`. auto: the user's cache folder. off: not used.")
+    ] = "auto"
+    quiet: Annotated[bool, Meta(description="Do not print the plan before a launch.")] = False
 
 
-def read_launch_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> Given[LaunchSettings]:
+def read_launch_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> ParsedSettings[LaunchSettings]:
     """Validate LAUNCH_* and the launcher's flags; raises `Refused`."""
-    return read_settings(LaunchSettings, PREFIX, environ, flags)
+    return read_settings(LaunchSettings, environ, flags)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from entrypoint.budget import Core
 
@@ -81,15 +81,6 @@ def deal(cores: Sequence[Core], sizes: tuple[int, ...]) -> Shares:
     """Cut a list of cores into shares of the given sizes, from its start."""
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
     return tuple(tuple(cores[start : start + size]) for start, size in zip(starts, sizes, strict=True))
-
-
-def merge_within(node_of: Mapping[int, int], cpus: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Return for each local rank the CPUs of all ranks that lie on the same NUMA nodes as it does."""
-    nodes = [{node_of[cpu] for cpu in share} for share in cpus]
-    return tuple(
-        tuple(sorted({cpu for other, there in zip(cpus, nodes, strict=True) if there == here for cpu in other}))
-        for here in nodes
-    )
 
 
 def cpus_of(share: Sequence[Core]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable
 
-# What a parent of the program (guard, witness, mpirun's) passes on to it.
+# What a parent of the program (guard, mpirun's) passes on to it.
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 # Those of them after which the job is over.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

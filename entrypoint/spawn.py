@@ -1,7 +1,6 @@
-"""This node's ranks as children of the entrypoint itself: started at once, watched, and ended together.
+"""Starts this node's ranks as children of the entrypoint, monitors them and stops all when one fails.
 
-torchrun's agent does the same and imports torch for it, which takes two seconds before the first rank may begin, and
-memory as long as the job lasts. It stays for ranks that may have to start again.
+torchrun's agent does the same, but imports torch first. The entrypoint uses it only for ranks that may restart.
 """
 
 from __future__ import annotations
@@ -56,6 +55,9 @@ def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
             return Exit.DONE
         if ranks.asked:
             return tell_end(Path(folder), ranks.asked)
+        (failure, *others) = ranks.failures
+        if not others and plan.world_size == 1 and failure.exitcode > 0 and not failure.word:
+            return failure.exitcode  # a single program has printed its own error
         return last_word(*first_failure(ranks.failures, out_of_memory(memory, read_memory(ROOT))))
 
 
@@ -92,6 +94,8 @@ class Ranks:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
+        # A single rank stays in the caller's session and process group, so that it can use the terminal.
+        self.own_sessions = plan.launcher != "direct"
         self.folder = folder
         self.heard = (*heeded(HEARD), signal.SIGCHLD)
         self.running: dict[int, int] = {}
@@ -122,12 +126,13 @@ class Ranks:
             return
         code = 1
         try:
-            os.setsid()
+            if self.own_sessions:
+                os.setsid()
             end_with_parent()
             os.environ["TORCHELASTIC_ERROR_FILE"] = str(error_file)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self.heard)
             if os.getppid() == parent:
-                become_program(self.plan, Job("spawn", local_rank, size, local_rank, size, job.id), environ)
+                become_program(self.plan, Job("local", local_rank, size, local_rank, size, job.id), environ)
         except Refused as error:
             code = report(error)
         except BaseException:
@@ -160,14 +165,16 @@ class Ranks:
             if all(failure.exitcode in (-number, 128 + number) for failure in self.failures):
                 self.asked = self.asked or number
             self.next = self.next or (time.monotonic() + self.plan.grace_s, signal.SIGKILL)
-        self.tell(number, everyone=is_the_terminals(heard) or number == signal.SIGCONT)
+        if self.own_sessions or not is_the_terminals(heard):  # the terminal signals its whole process group
+            self.tell(number, everyone=self.own_sessions and (is_the_terminals(heard) or number == signal.SIGCONT))
 
     def stop(self) -> None:
         """Stop with all ranks until somebody says SIGCONT, unless nobody could; what they have time for waits too."""
         if not can_be_resumed():
             return
         since = time.monotonic()
-        self.tell(signal.SIGSTOP, everyone=True)
+        if self.own_sessions:
+            self.tell(signal.SIGSTOP, everyone=True)
         os.kill(os.getpid(), signal.SIGSTOP)
         if self.next:
             self.next = (self.next[0] + time.monotonic() - since, self.next[1])
@@ -178,7 +185,7 @@ class Ranks:
             if number in (*OVER, signal.SIGKILL):
                 self.told.add(pid)
             with suppress(ProcessLookupError):
-                send(pid, number, everyone=everyone or number == signal.SIGKILL)
+                send(pid, number, everyone=self.own_sessions and (everyone or number == signal.SIGKILL))
 
     def reap(self) -> None:
         """Take note of all that have ended, strangers among them that PID 1 is given."""

@@ -14,7 +14,7 @@ from entrypoint.job import Job
 from entrypoint.meeting import JOB
 from entrypoint.plan import Plan
 from entrypoint.question import Question, Starter
-from entrypoint.settings import PREFIX, LaunchSettings
+from entrypoint.settings import LaunchSettings
 from entrypoint.slurm import count_at, number
 
 VERSION_LIMIT_S = 20
@@ -42,9 +42,9 @@ def wanted(values: LaunchSettings, job: Job, nodes: int) -> str:
     """Return what is to start the ranks (`mpirun`, `srun`), empty where this node's are all, or are started."""
     if job.launcher or nodes > 1:
         return ""
-    if values.with_ in ("mpirun", "srun"):
-        return values.with_
-    if values.with_ == "auto":
+    if values.launcher in ("mpirun", "srun"):
+        return values.launcher
+    if values.launcher == "auto":
         return "mpirun" if values.hosts else "srun" if len(job.nodes) > 1 or job.parts > 1 else ""
     return ""
 
@@ -57,7 +57,7 @@ def find_starter(values: LaunchSettings, job: Job, nodes: int, environ: Mapping[
     if name == "srun" and job.parts > 1:
         raise Refused(
             f"this batch job has {job.parts} parts, which srun from here would not start alike; write: srun"
-            f" --het-group=0-{job.parts - 1} entrypoint …, or set LAUNCH_WITH=direct for this node alone"
+            f" --het-group=0-{job.parts - 1} entrypoint …, or set LAUNCH_LAUNCHER=direct for this node alone"
         )
     path = shutil.which(name)
     if not path:
@@ -78,9 +78,9 @@ def missing(name: str, job: Job) -> str:
     if name == "srun" and len(job.nodes) > 1:
         return (
             f"this batch script has {len(job.nodes)} nodes ({job.nodes[0]} …) and no srun is here to start ranks on"
-            f" them; write: {line}, or set LAUNCH_WITH=direct for this node alone"
+            f" them; write: {line}, or set LAUNCH_LAUNCHER=direct for this node alone"
         )
-    return f"LAUNCH_WITH={name}: no {name} on PATH here; inside a container start it from outside: {line}"
+    return f"LAUNCH_LAUNCHER={name}: no {name} on PATH here; inside a container start it from outside: {line}"
 
 
 def which_mpi(path: str) -> str:
@@ -130,7 +130,7 @@ def with_starter(plan: Plan, question: Question) -> Plan:
     starter = question.starter
     if starter is None:
         return plan
-    flags = question.settings.as_variables(PREFIX) | {
+    flags = question.settings.as_variables() | {
         name: value for name, value in plan.environment.items() if name.startswith("TRAIN_")
     }
     script = question.program.kind != "train"

@@ -8,10 +8,10 @@ import platform
 
 # asm/unistd.h of each architecture.
 NUMBERS = {
-    "x86_64": {"set_mempolicy": 238, "sched_setattr": 314, "sched_getattr": 315},
-    "aarch64": {"set_mempolicy": 237, "sched_setattr": 274, "sched_getattr": 275},
-    "riscv64": {"set_mempolicy": 237, "sched_setattr": 274, "sched_getattr": 275},
-    "ppc64le": {"set_mempolicy": 261, "sched_setattr": 355, "sched_getattr": 356},
+    "x86_64": {"set_mempolicy": 238},
+    "aarch64": {"set_mempolicy": 237},
+    "riscv64": {"set_mempolicy": 237},
+    "ppc64le": {"set_mempolicy": 261},
 }
 
 

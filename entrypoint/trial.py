@@ -39,9 +39,9 @@ TRYING = {
     "TRAIN_MAX_MINUTES": "",
 }
 # Ranks that will not end are their launcher's to kill, in sessions of their own, well before it is killed itself.
-QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_TUNED": "off", "LAUNCH_GRACE_S": str(END_S // 2)}
+QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_TUNING_STORE": "off", "LAUNCH_GRACE_PERIOD_S": str(END_S // 2)}
 # What others keep busy right now must not make one candidate of two.
-STEADY = {"LAUNCH_NEIGHBOURS": "0"}
+STEADY = {"LAUNCH_RESERVE_CPUS": "0"}
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from msgspec import Meta
 
 from entrypoint.candidates import RANKS, UNTUNED, Candidate, bindings, refinements, shapes, worker_counts
 from entrypoint.contest import Verdict, contest
+from entrypoint.core.settings_base import Settings
 from entrypoint.errors import Exit, Refused, say
 from entrypoint.neighbours import look, told_of
 from entrypoint.plan import Plan
@@ -24,26 +25,30 @@ from entrypoint.question import Question
 from entrypoint.runtime import AFFINITY_VARIABLES
 from entrypoint.trial import Seen, Way, of_lines, of_time, of_trainer, over_all, try_out
 from entrypoint.tuned import Tuned, apply, can_tune, signature, store, write
-from entrypoint.variables import Settings
-
-PREFIX = "TUNE_"
 
 
-class TuneSettings(Settings):
+class TuneSettings(Settings, frozen=True, kw_only=True):
     """The tuner's settings, each a variable TUNE_<NAME> and a flag --<name> before the program."""
 
-    minutes: Annotated[float, Field(gt=0, le=10**4)] = Field(
-        15.0, description="tune: end after so many minutes with what is known; it goes on when it is started again."
-    )
-    seconds: Annotated[float, Field(gt=0, le=3600)] = Field(
-        3.0, description="tune: measure each trial for so long, after its warm-up."
-    )
-    metric: str = Field(
-        "",
-        description="tune run: a pattern with one group, the rate in the lines that the script prints; unset is its"
-        " time to the end.",
-    )
-    lower: bool = Field(False, description="tune run: less of the metric is better: 1 or 0.")
+    PREFIX: ClassVar[str] = "TUNE_"
+    BASIC: ClassVar[tuple[str, ...]] = ("minutes", "seconds", "metric", "lower")
+
+    minutes: Annotated[
+        Annotated[float, Meta(gt=0, le=10**4)],
+        Meta(description="Minutes after which the search stops with what is known. The same command resumes it."),
+    ] = 15.0
+    seconds: Annotated[
+        Annotated[float, Meta(gt=0, le=3600)],
+        Meta(description="Seconds that each trial is measured, after its warm-up."),
+    ] = 3.0
+    metric: Annotated[
+        str,
+        Meta(
+            description="tune run: a pattern with one group that finds the rate in the script's output."
+            " Unset: the script's run time."
+        ),
+    ] = ""
+    lower: Annotated[bool, Meta(description="tune run: a lower metric is better.")] = False
 
 
 @dataclass
@@ -116,7 +121,7 @@ def tune(
             "tune: finds a plan for the ranks of one node that it starts itself; run it outside srun and mpirun"
         )
     if folder is None:
-        raise Refused("LAUNCH_TUNED=off: nothing could be kept; unset it, or name a folder")
+        raise Refused("LAUNCH_TUNING_STORE=off: nothing could be kept; unset it, or name a folder")
     path = folder / f"{signature(question, training)}.json"
     session = Session(
         way_of(question, settings, words),
@@ -148,7 +153,7 @@ def tune(
 
 def way_of(question: Question, settings: TuneSettings, words: Sequence[str]) -> Way:
     """Return how the program is tried."""
-    environ = {**question.environ, **question.settings.as_variables("LAUNCH_", flags_only=True)}
+    environ = {**question.environ, **question.settings.as_variables(flags_only=True)}
     if question.program.kind == "train":
         return Way(tuple(words), environ, settings.seconds, of_trainer, trains=True, mean=over_all)
     figures = of_lines(settings.metric, lower=settings.lower) if settings.metric else of_time

@@ -14,11 +14,11 @@ from entrypoint.errors import Refused, shown
 from entrypoint.places import user_cache
 from entrypoint.plan import Decision, Plan
 from entrypoint.question import Question
-from entrypoint.settings import PREFIX, read_launch_settings
+from entrypoint.settings import read_launch_settings
 
 VERSION = 1
 # Settings of the launcher that change no speed.
-NOT_SPEED = ("quiet", "tuned", "rendezvous_timeout_s", "fail_timeout_s", "grace_s", "max_restarts")
+NOT_SPEED = ("quiet", "tuning_store", "rendezvous_timeout_s", "collective_timeout_s", "grace_period_s", "max_restarts")
 # Variables of others that change it; LAUNCH_* and TRAIN_* are told apart by their own rules.
 OTHERS = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "ONEDNN_"),
@@ -53,7 +53,7 @@ def signature(question: Question, training: Mapping[str, Any]) -> str:
         "gpus": [gpu.name for gpu in machine.gpus],
         "torch": machine.packages.versions.get("torch", ""),
         "libraries": sorted(library.name for library in machine.libraries if library.path),
-        "given": {name: str(getattr(values, name)) for name in question.settings.source if name not in NOT_SPEED},
+        "given": {name: str(getattr(values, name)) for name in question.settings.sources if name not in NOT_SPEED},
         "environ": {name: value for name, value in question.environ.items() if name.startswith(OTHERS)},
         "program": list(question.program.argv[1:]),
         "content": [content_of(word) for word in question.program.argv[1:2]],
@@ -70,7 +70,7 @@ def content_of(word: str) -> str:
 
 def store(question: Question) -> Path | None:
     """Return the folder with what was found: the user's cache folder or the one asked for, None for `off`."""
-    asked = question.settings.values.tuned
+    asked = question.settings.values.tuning_store
     if asked != "auto":
         return None if asked == "off" else Path(asked)
     cache = user_cache(question.environ)
@@ -95,7 +95,7 @@ def find(question: Question, training: Callable[[], Mapping[str, Any]]) -> Tuned
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refused(f"{path}: cannot be read ({shown(error)}); remove it, or set {PREFIX}TUNED=off") from None
+        raise Refused(f"{path}: cannot be read ({shown(error)}); remove it, or set LAUNCH_TUNING_STORE=off") from None
 
 
 def can_tune(question: Question) -> bool:
@@ -121,7 +121,9 @@ def tell(plan: Plan, tuned: Tuned) -> Plan:
         for one in plan.decisions
     )
     words = "".join(f"{name}={value} " for name, value in tuned.variables.items())
-    said = Decision("tuned", "yes" if words else "no", f"{words}{tuned.evidence}; LAUNCH_TUNED=off leaves it out")
+    said = Decision(
+        "tuned", "yes" if words else "no", f"{words}{tuned.evidence}; LAUNCH_TUNING_STORE=off leaves it out"
+    )
     yours = tuple(name for name in plan.yours if name not in tuned.variables)
     return replace(plan, decisions=(*decisions, said), yours=yours)
 
@@ -135,5 +137,5 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         write_whole(path, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise Refused(
-            f"{path.parent}: cannot be written ({error.strerror}); name a folder that can with {PREFIX}TUNED"
+            f"{path.parent}: cannot be written ({error.strerror}); name a folder that can with LAUNCH_TUNING_STORE"
         ) from None

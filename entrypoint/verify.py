@@ -12,7 +12,6 @@ from pathlib import Path, PurePath
 
 from entrypoint.memory_policy import memory_nodes_in_force
 from entrypoint.plan import Plan
-from entrypoint.time_slice import time_slice_in_force
 from entrypoint.topology import format_cpu_list
 
 
@@ -20,8 +19,7 @@ from entrypoint.topology import format_cpu_list
 class Observed:
     """One rank as it runs: its CPUs (of all its threads), torch's threads (None where they cannot be told), the
     files of the OpenMP runtime and the allocator in charge (empty where none is loaded or told), which of the plan's
-    preloads are mapped, the NUMA nodes its memory is bound to, its GPU, and its time slice (None where the kernel does
-    not tell).
+    preloads are mapped, the NUMA nodes its memory is bound to, and its GPU.
     """
 
     rank: int
@@ -33,7 +31,6 @@ class Observed:
     allocator: str = ""
     memory_nodes: tuple[int, ...] = ()
     gpu: int | None = None
-    time_slice_us: int | None = None
 
 
 class DlInfo(ctypes.Structure):
@@ -61,7 +58,6 @@ def observe(plan: Plan) -> Observed:
         allocator=provider("posix_memalign"),
         memory_nodes=memory_nodes_in_force(),
         gpu=torch.cuda.current_device() if torch is not None and cuda else None,
-        time_slice_us=time_slice_in_force(),
     )
 
 
@@ -111,8 +107,6 @@ def mismatches(plan: Plan, seen: Observed) -> tuple[str, ...]:
         lines.append(f"memory is {found}, planned was node {format_cpu_list(planned.memory_nodes)}")
     if seen.gpu is not None and seen.gpu != planned.gpu:
         lines.append(f"computes on GPU {seen.gpu}, planned was {planned.gpu}")
-    if plan.time_slice_us and seen.time_slice_us not in (None, plan.time_slice_us):
-        lines.append(f"the time slice is {seen.time_slice_us} us, planned was {plan.time_slice_us}")
     absent = [path for path in plan.preload if path not in seen.preloaded]
     lines += [f"{path} was to be preloaded and is not loaded" for path in absent]
     for word, what, file in (("iomp5", "OpenMP runtime", seen.openmp), ("malloc", "allocator", seen.allocator)):

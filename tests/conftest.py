@@ -48,7 +48,7 @@ def clean_environment() -> dict[str, str]:
     clean = {
         name: value for name, value in os.environ.items() if not name.startswith(FOREIGN) and name not in FOREIGN_NAMES
     }
-    return {**clean, "LAUNCH_NEIGHBOURS": "0"}
+    return {**clean, "LAUNCH_RESERVE_CPUS": "0"}
 
 
 @dataclass(frozen=True)

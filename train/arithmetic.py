@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from entrypoint.compilers import compiler_problem, ipex_problem
+from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.errors import Exit, Refused
 from entrypoint.machine import Machine
 from entrypoint.plan import Decision
-from entrypoint.variables import Given
 from train.settings import TrainSettings
 
 # What computes in bf16 itself: AVX-512's and AMX's instructions, Arm's extension, NVIDIA's GPUs from Ampere on; in fp16
@@ -15,7 +15,7 @@ UNITS = {"bf16": ("amx_bf16", "avx512_bf16", "bf16")}
 CAPABILITY = {"bf16": 80, "fp16": 70, "tf32": 80}
 
 
-def decide_precision(given: Given[TrainSettings], device: str, machine: Machine) -> Decision:
+def decide_precision(given: ParsedSettings[TrainSettings], device: str, machine: Machine) -> Decision:
     """On auto, bf16 where the hardware has units for it; elsewhere it is emulated, and up to 14 times slower.
 
     fp32 stays the default: rounded to bf16, runs of one seed on one and on two ranks part sooner.
@@ -26,12 +26,13 @@ def decide_precision(given: Given[TrainSettings], device: str, machine: Machine)
         return Decision("precision", "bf16" if unit else "fp32", why)
     if given.values.precision == "tf32" and not unit_of("tf32", device, machine):
         raise Refused(
-            f"{given.source['precision']}: only NVIDIA GPUs from Ampere on have units for it; set TRAIN_PRECISION=auto",
+            f"{given.sources['precision']}: only NVIDIA GPUs from Ampere on have units for it; set"
+            " TRAIN_PRECISION=auto",
             Exit.MACHINE,
         )
-    if "precision" in given.source:
+    if "precision" in given.sources:
         note = slowness_of(given.values.precision, device, machine)
-        return Decision("precision", given.values.precision, f"(yours) {given.source['precision']}{note}")
+        return Decision("precision", given.values.precision, f"(yours) {given.sources['precision']}{note}")
     hint = f"; TRAIN_PRECISION=auto would take bf16: {unit}" if unit else ""
     return Decision("precision", given.values.precision, f"the default{hint}")
 
@@ -57,13 +58,13 @@ def unit_of(precision: str, device: str, machine: Machine) -> str:
     return f"the CPU has {flag}" if flag else ""
 
 
-def decide_compiling(given: Given[TrainSettings], device: str, machine: Machine) -> Decision:
+def decide_compiling(given: ParsedSettings[TrainSettings], device: str, machine: Machine) -> Decision:
     """Compile where that is asked for; whether it pays is measured in the run. Raises `Refused` for no such backend."""
     values = given.values
     if values.compile == "off":
-        if "compile_backend" in given.source:
-            raise Refused(f"{given.source['compile_backend']}: nothing is compiled; set TRAIN_COMPILE=default too")
-        yours = given.source.get("compile", "")
+        if "compile_backend" in given.sources:
+            raise Refused(f"{given.sources['compile_backend']}: nothing is compiled; set TRAIN_COMPILE=default too")
+        yours = given.sources.get("compile", "")
         why = (
             f"(yours) {yours}"
             if yours
@@ -72,20 +73,21 @@ def decide_compiling(given: Given[TrainSettings], device: str, machine: Machine)
         return Decision("compile", "off", why)
     problem = compiler_problem(values.compile_backend, device, machine.packages.versions)
     if problem:
-        said = given.source.get("compile_backend", given.source["compile"])
+        said = given.sources.get("compile_backend", given.sources["compile"])
         raise Refused(f"{said}: {values.compile_backend} {problem}; see `entrypoint doctor`", Exit.MACHINE)
     if values.compile_backend != "inductor" and values.compile not in ("default", "auto"):
         raise Refused(
-            f"{given.source['compile']} and {given.source['compile_backend']} contradict each other: only inductor has"
+            f"{given.sources['compile']} and {given.sources['compile_backend']} contradict each other: only inductor"
+            " has"
             " modes; set TRAIN_COMPILE=default"
         )
     when = ", where the run is long enough" if values.compile == "auto" else ""
     return Decision(
-        "compile", f"{values.compile} by {values.compile_backend}", f"(yours) {given.source['compile']}{when}"
+        "compile", f"{values.compile} by {values.compile_backend}", f"(yours) {given.sources['compile']}{when}"
     )
 
 
-def decide_ipex(given: Given[TrainSettings], device: str, machine: Machine) -> Decision:
+def decide_ipex(given: ParsedSettings[TrainSettings], device: str, machine: Machine) -> Decision:
     """On auto, not: it was slower for the CNN wherever it was tried; asked for and unusable is refused.
 
     Images/s against PyTorch's own, five interleaved runs: with AMX 0.88 (CNN) and 0.93 to 1.01 (ResNet-18), in fp32
@@ -94,11 +96,11 @@ def decide_ipex(given: Given[TrainSettings], device: str, machine: Machine) -> D
     asked = given.values.ipex
     problem = ipex_problem(device, machine.packages.versions)
     problem = problem and f"Intel's extension {problem}"
-    if given.values.shard == "fsdp":
-        problem = problem or "its kernels do not go with weights spread over ranks (TRAIN_SHARD=fsdp)"
+    if given.values.parallelism == "fsdp":
+        problem = problem or "its kernels do not go with weights spread over ranks (TRAIN_PARALLELISM=fsdp)"
     if asked == "on" and problem:
-        raise Refused(f"{given.source['ipex']}: {problem}; set TRAIN_IPEX=auto", Exit.MACHINE)
+        raise Refused(f"{given.sources['ipex']}: {problem}; set TRAIN_IPEX=auto", Exit.MACHINE)
     if asked != "auto":
-        return Decision("ipex", asked, f"(yours) {given.source['ipex']}")
+        return Decision("ipex", asked, f"(yours) {given.sources['ipex']}")
     default = "the default: it gained nothing for small pictures, and takes 5 s to import; TRAIN_IPEX=on takes it"
     return Decision("ipex", "off", problem or default)

@@ -105,7 +105,7 @@ class Sequence:
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Part, ...]]:
         """Yield this rank's parts of each step, from the one of number `first` in the epoch."""
-        size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.accumulate
+        size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.grad_accum_steps
         order = epoch_order(self.images, seed, epoch)
         places = [self.within(cut(size, part, parts)) for part in range(parts)]
         for step in range(first, self.steps_per_epoch):
@@ -114,7 +114,7 @@ class Sequence:
             if self.transform.draw:
                 drawn = self.transform.draw(size, self.shape[1], generator(seed, "augment", epoch, step))
             mix: Mix | None = None
-            if self.settings.mixup or self.settings.cutmix:
+            if self.settings.mixup_alpha or self.settings.cutmix_alpha:
                 seen = self.transform.shape(self.shape)[1:]
                 mix = mixing.draw(size, *seen, self.settings, generator(seed, "mix", epoch, step))
             if mix:

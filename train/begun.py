@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from entrypoint.plan import Plan
+from entrypoint.plan import Rank
+from entrypoint.question import PreviousRun
 from train.settings import TrainSettings
 
 
@@ -17,10 +19,17 @@ def begun(settings: TrainSettings) -> Path | None:
     return Path(settings.resume).resolve().parent.parent  # of the folder with its checkpoints
 
 
-def plan_before(settings: TrainSettings) -> Plan | None:
-    """Return the plan of the run that is gone on with, None where none is there."""
+def previous_run(settings: TrainSettings) -> PreviousRun | None:
+    """Return what the plan of the run being resumed had, None without a readable plan.
+
+    Plans of version 0.1 hold the ranks under the same key, and the reserved CPUs as `neighbours`.
+    """
     folder = begun(settings)
     try:
-        return Plan.from_json((folder / "plan.json").read_text()) if folder else None
-    except (OSError, ValueError, KeyError, TypeError):  # it has none, or one of another version: as one that begins
+        plan = json.loads((folder / "plan.json").read_text()) if folder else None
+        if plan is None:
+            return None
+        ranks = tuple(Rank(rank["local_rank"], tuple(rank["cpus"]), rank["threads"]) for rank in plan["ranks"])
+        return PreviousRun(ranks=ranks, reserved_cpus=plan.get("reserved_cpus", plan.get("neighbours", 0)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -68,7 +68,7 @@ class Blueprint:
         if group.world_size > 1 and settings.sync_batchnorm and has_batchnorm(model):
             model = synchronised(model, group, compiled=settings.compile != "off")
         fused = self.plan.training["precision"] != "fp16"
-        if group.world_size > 1 and settings.shard == "fsdp":
+        if group.world_size > 1 and settings.parallelism == "fsdp":
             from train.sharding import spread
 
             average = averaged(model, settings)
@@ -82,7 +82,7 @@ class Blueprint:
             model.to(group.device), channels_last=settings.channels_last, plain_filters=plain, shared=shared
         )
         if plain and settings.channels_last:
-            model = multiply_small(model, self.shape, by_taps=settings.compress != "powersgd")
+            model = multiply_small(model, self.shape, by_taps=settings.gradient_compression != "powersgd")
         optimizer = build_optimizer(settings, model, fused=fused)
         if self.plan.training["ipex"]:
             model, optimizer = with_extension(model, optimizer, compiling=settings.compile != "off")
@@ -93,7 +93,7 @@ class Blueprint:
         precision = self.plan.training["precision"]
         configure(precision, self.group.device)
         slim = None
-        if start and self.settings.prune and not fits(self.bare(), start.saved.model):
+        if start and self.settings.prune_ratio and not fits(self.bare(), start.saved.model):
             slim = start.saved.model
         model, optimizer, average = self.build(slim)
         schedule = lr_schedule(self.settings, total_steps)
@@ -112,7 +112,7 @@ class Blueprint:
             learner.take(*self.build(slim))
         learner.pruned = True
         return (
-            f"pruned by {self.settings.prune_with}: {before:,} parameters before,"
+            f"pruned by {self.settings.prune_backend}: {before:,} parameters before,"
             f" {count_parameters(learner.model):,} left"
         )
 
@@ -120,7 +120,7 @@ class Blueprint:
 def resume(learner: Learner, start: Start) -> None:
     """Put a checkpoint's state into the learner."""
     saved = start.saved
-    if learner.settings.shard == "fsdp":
+    if learner.settings.parallelism == "fsdp":
         from train import shards
 
         shards.load(start.path, learner)

@@ -20,17 +20,26 @@ FREE = frozenset(
         "output_dir",
         "run_name",
         "resume",
-        "resume_changed",
+        "resume_allow_changed",
         "max_minutes",
         "checkpoint_every",
-        "keep",
+        "keep_checkpoints",
         "log_interval",
         "progress",
         "tensorboard",
         "profile",
         "export",
     }
-    | {"data_dir", "cache_dir", "download", "feed", "workers", "pin_memory", "prefetch", "eval_batch_size"}
+    | {
+        "data_dir",
+        "cache_dir",
+        "download",
+        "data_source",
+        "num_workers",
+        "pin_memory",
+        "prefetch_factor",
+        "eval_batch_size",
+    }
 )
 # A checkpoint is a file, or a folder of the ranks' parts with all else in a file of its own.
 WHOLE, SHARDED, TOLD = ".pt", ".sharded", "told.pt"
@@ -177,7 +186,7 @@ def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> C
     if differ and not changed:
         raise Refused(
             f"{path}: of other settings: {'; '.join(differ)}; set them as they were, start a new run, or go on all"
-            " the same with TRAIN_RESUME_CHANGED=1"
+            " the same with TRAIN_RESUME_ALLOW_CHANGED=1"
         )
     return checkpoint
 

@@ -63,7 +63,7 @@ def load(settings: TrainSettings, shape: Shape, feed: str, crew: Crew) -> DataSe
 
 def decoded_folder(settings: TrainSettings, listings: tuple[Listing, Listing], shape: Shape, crew: Crew) -> DataSet:
     """Return an image folder from the cache, decoding it first where it is not there."""
-    policy = settings.bad_images
+    policy = settings.on_unreadable_image
     build = partial(decode_both, listings, shape, policy, crew)
     entry = load_or_build(listings, shape, policy, cache_folder(settings.cache_dir), build)
     return DataSet(

@@ -49,7 +49,7 @@ def decode_both(
 def refusal(bad: list[BadImage]) -> Refused:
     """Return the one line for pictures that cannot be read."""
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-    return Refused(f"{bad[0]}{more}; repair or remove it, or set TRAIN_BAD_IMAGES=skip")
+    return Refused(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
 
 
 def decode_split(listing: Listing, shape: Shape, crew: Crew, target: Path) -> dict[int, BadImage]:

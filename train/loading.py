@@ -60,7 +60,7 @@ class Loader:
         self.wanted: list[Wanted] = []
         options: dict[str, Any] = {}
         if crew.processes:
-            options = {"prefetch_factor": settings.prefetch, "persistent_workers": True}
+            options = {"prefetch_factor": settings.prefetch_factor, "persistent_workers": True}
         self.batches: Iterator[Loaded] = iter(())
         self.loader: DataLoader[Loaded] | None = DataLoader(
             pictures,

@@ -97,9 +97,9 @@ class Learner:
                     self.scaler.scale(whole).backward()  # type: ignore[no-untyped-call]
             losses.append(part.detach())
         with self.phase(OPTIMIZER):
-            if self.settings.clip_norm:
+            if self.settings.max_grad_norm:
                 self.scaler.unscale_(self.optimizer)
-                clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
+                clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
             self.scaler.step(self.optimizer)
             self.scaler.update()
             if self.average:
@@ -201,5 +201,5 @@ def check_finite(losses: list[float], first_step: int) -> None:
     for step, loss in enumerate(losses, first_step + 1):
         if not math.isfinite(loss):
             raise Refused(
-                f"step {step}: the loss is {loss}; lower TRAIN_LR, or set TRAIN_CLIP_NORM=1", Exit.RANK_FAILED
+                f"step {step}: the loss is {loss}; lower TRAIN_LR, or set TRAIN_MAX_GRAD_NORM=1", Exit.RANK_FAILED
             )

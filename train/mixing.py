@@ -40,8 +40,8 @@ def draw(count: int, height: int, width: int, settings: TrainSettings, random: t
     """
     partners = torch.randperm(count, generator=random)
     chance = python_random.Random(int(torch.randint(2**62, (1,), generator=random)))
-    cuts = bool(settings.cutmix) and (not settings.mixup or chance.random() < 0.5)
-    alpha = settings.cutmix if cuts else settings.mixup
+    cuts = bool(settings.cutmix_alpha) and (not settings.mixup_alpha or chance.random() < 0.5)
+    alpha = settings.cutmix_alpha if cuts else settings.mixup_alpha
     own = chance.betavariate(alpha, alpha)
     if not cuts:
         return Mix(partners, own)

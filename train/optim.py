@@ -112,6 +112,6 @@ def lr_schedule(settings: TrainSettings, total_steps: int) -> Callable[[int], fl
 
 def averaged(model: nn.Module, settings: TrainSettings) -> AveragedModel | None:
     """Return a copy of the model for the average of its weights, where that is wanted."""
-    if not settings.ema:
+    if not settings.ema_decay:
         return None
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema))  # type: ignore[no-untyped-call]
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema_decay))  # type: ignore[no-untyped-call]

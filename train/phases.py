@@ -58,7 +58,11 @@ class Shares:
         """Say what takes the time, and what to do about it."""
         data, optimizer = self.share(DATA), self.share(OPTIMIZER)
         if data >= TOO_MUCH:
-            advice = "raise TRAIN_WORKERS, or set TRAIN_FEED=memory" if feed == "stream" else "cut TRAIN_TRANSFORMS"
+            advice = (
+                "raise TRAIN_NUM_WORKERS, or set TRAIN_DATA_SOURCE=memory"
+                if feed == "stream"
+                else "cut TRAIN_TRANSFORMS"
+            )
             return f"data loading takes {100 * data:.0f} % of a step: {advice}"
         if optimizer >= TOO_MUCH:
             return f"the optimizer takes {100 * optimizer:.0f} % of a step: raise TRAIN_BATCH_SIZE"

@@ -4,38 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.errors import Exit, Refused
 from entrypoint.machine import Machine
 from entrypoint.plan import Decision, Plan
-from entrypoint.variables import Given
 from train.arithmetic import decide_compiling, decide_ipex, decide_precision
-from train.settings import PREFIX, TrainSettings
+from train.settings import TrainSettings
 from train.survey import Facts
 
 # Decoded images may take this share of the memory that the job may use; the rest is the model's and the cache's.
 MEMORY_SHARE = 0.25
-# Two ranks start 1.7 s later than one, and each is to have enough images of a step to compute.
-WORTH_RANKS, RANK_IMAGES = 20_000, 16
 # Batches that each loader worker has in /dev/shm beside its prefetched ones.
 BEING_MADE = 1
 # What of /dev/shm they may take; Gloo and NCCL put their own buffers there.
 SHM_SHARE = 0.5
 
 
-def most_ranks(settings: TrainSettings, facts: Facts) -> int:
-    """Return how many ranks a run may have on the CPU unasked, since it learns the same by each number of them.
-
-    One where it would not to the bit, and that is asked for; where each rank would compile for itself; where it would
-    be sharded or its gradients compressed; and where it is too short to make up for their start.
-    """
-    images = settings.steps * settings.batch_size if settings.steps else settings.epochs * facts.images
-    plain = {settings.compile, settings.shard, settings.compress} == {"off"}
-    if settings.deterministic or not plain or images < WORTH_RANKS:
-        return 1
-    return max(1, settings.batch_size // settings.accumulate // RANK_IMAGES)
-
-
-def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine: Machine, free_name: str = "") -> Plan:
+def plan_training(
+    plan: Plan, given: ParsedSettings[TrainSettings], facts: Facts, machine: Machine, free_name: str = ""
+) -> Plan:
     """Return the plan with feed and workers decided, and the trainer's flags passed on as variables.
 
     `free_name` is one that no run has yet, for a run that must be named. Raises `Refused` where a batch has fewer
@@ -44,14 +31,14 @@ def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine
     settings = given.values
     ranks = plan.world_size
     refuse_contradictions(given, plan)
-    if settings.batch_size < ranks * settings.accumulate:
+    if settings.batch_size < ranks * settings.grad_accum_steps:
         raise Refused(
-            f"TRAIN_BATCH_SIZE={settings.batch_size}: too few for {ranks} ranks x {settings.accumulate} parts;"
-            f" it is shared among all ranks, so it must be at least {ranks * settings.accumulate}"
+            f"TRAIN_BATCH_SIZE={settings.batch_size}: too few for {ranks} ranks x {settings.grad_accum_steps} parts;"
+            f" it is shared among all ranks, so it must be at least {ranks * settings.grad_accum_steps}"
         )
     feed, feed_decision = decide_feed(given, facts, machine.memory_bytes)
     workers, workers_decision = decide_workers(given, plan, facts, feed, machine.surroundings.shm_bytes)
-    flags = given.as_variables(PREFIX, flags_only=True)
+    flags = given.as_variables(flags_only=True)
     again, again_decision = decide_going_on(given, plan, free_name)
     precision = decide_precision(given, plan.device, machine)
     compiling = decide_compiling(given, plan.device, machine)
@@ -79,71 +66,68 @@ def plan_training(plan: Plan, given: Given[TrainSettings], facts: Facts, machine
     )
 
 
-def refuse_contradictions(given: Given[TrainSettings], plan: Plan) -> None:
+def refuse_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> None:
     """Raise `Refused` for settings that do not go with each other, or with the plan's device."""
     settings = given.values
     if settings.pin_memory is True and plan.device != "cuda":
-        raise Refused(f"{given.source['pin_memory']}: there is no GPU to copy to; set TRAIN_PIN_MEMORY=auto")
-    if settings.steps and "epochs" in given.source:
-        raise Refused(f"{given.source['epochs']} and {given.source['steps']} both say how long to train; drop one")
+        raise Refused(f"{given.sources['pin_memory']}: there is no GPU to copy to; set TRAIN_PIN_MEMORY=auto")
+    if settings.steps and "epochs" in given.sources:
+        raise Refused(f"{given.sources['epochs']} and {given.sources['steps']} both say how long to train; drop one")
     if settings.image_size != "auto" and settings.dataset != "imagefolder":
         raise Refused(
-            f"{given.source['image_size']}: only imagefolder's pictures are resized, and TRAIN_DATASET is"
+            f"{given.sources['image_size']}: only imagefolder's pictures are resized, and TRAIN_DATASET is"
             f" {settings.dataset}; unset it"
         )
-    if settings.prune and not settings.steps and settings.prune_warmup >= settings.epochs:
+    if settings.prune_ratio and not settings.steps and settings.prune_warmup >= settings.epochs:
         raise Refused(
             f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: all of TRAIN_EPOCHS={settings.epochs}; lower it, so that the"
             " pruned model is trained on"
         )
     if settings.max_minutes is not None and not settings.checkpoint_every:
         raise Refused(
-            f"{given.source['max_minutes']}: a run that ends so goes on from a checkpoint, and TRAIN_CHECKPOINT_EVERY=0"
+            f"{given.sources['max_minutes']}: a run that ends so goes on from a checkpoint, and"
+            " TRAIN_CHECKPOINT_EVERY=0"
             " leaves none; set 1"
         )
     refuse_beside_sharding(given)
-    if settings.static_graph and settings.accumulate > 1 and plan.world_size > 1:
+    if settings.ddp_static_graph and settings.grad_accum_steps > 1 and plan.world_size > 1:
         raise Refused(
-            f"{given.source['static_graph']} and {given.source['accumulate']} contradict each other: a step's parts are"
+            f"{given.sources['ddp_static_graph']} and {given.sources['grad_accum_steps']} contradict each other: a"
+            " step's parts are"
             " not alike, only the last one is shared among ranks; drop one of the two"
         )
 
 
 # What of other settings does not go with weights spread over the ranks, and why.
 UNSHARDED = {
-    "prune": (0.0, "a model is cut whole; prune it in a run without"),
-    "static_graph": (False, "it is told to DDP, which does not run"),
-    "find_unused": (False, "it is told to DDP, which does not run"),
-    "compress": ("off", "it is a hook of DDP's, which does not run"),
+    "prune_ratio": (0.0, "a model is cut whole; prune it in a run without"),
+    "ddp_static_graph": (False, "it is told to DDP, which does not run"),
+    "ddp_find_unused_parameters": (False, "it is told to DDP, which does not run"),
+    "gradient_compression": ("off", "it is a hook of DDP's, which does not run"),
 }
 
 
-def refuse_beside_sharding(given: Given[TrainSettings]) -> None:
-    """Raise `Refused` for DataParallel, and for what does not go with weights spread over the ranks."""
+def refuse_beside_sharding(given: ParsedSettings[TrainSettings]) -> None:
+    """Raise `Refused` for settings that do not go with FSDP."""
     settings = given.values
-    if settings.shard == "dataparallel":
-        raise Refused(
-            f"{given.source['shard']}: one process that drives several GPUs copies the model to each at every step, and"
-            " is slower than one rank a GPU (DDP), which LAUNCH_NPROC_PER_NODE=auto starts; drop it"
-        )
-    if settings.shard == "off":
+    if settings.parallelism == "ddp":
         return
     for field, (off, why) in UNSHARDED.items():
         if getattr(settings, field) != off:
-            raise Refused(f"{given.source[field]} and {given.source['shard']} contradict each other: {why}")
+            raise Refused(f"{given.sources[field]} and {given.sources['parallelism']} contradict each other: {why}")
 
 
-def decide_sharding(given: Given[TrainSettings], ranks: int) -> tuple[Decision, ...]:
+def decide_sharding(given: ParsedSettings[TrainSettings], ranks: int) -> tuple[Decision, ...]:
     """Say over how many ranks the model is spread, where that is asked for."""
-    if given.values.shard == "off":
+    if given.values.parallelism == "ddp":
         return ()
     over = f"over {ranks} ranks" if ranks > 1 else "one rank has all"
-    why = f"(yours) {given.source['shard']}: weights, gradients and optimizer {over}; filters are contiguous"
+    why = f"(yours) {given.sources['parallelism']}: weights, gradients and optimizer {over}; filters are contiguous"
     return (Decision("shard", "fsdp", why),)
 
 
 def decide_going_on(
-    given: Given[TrainSettings], plan: Plan, free_name: str
+    given: ParsedSettings[TrainSettings], plan: Plan, free_name: str
 ) -> tuple[dict[str, str], tuple[Decision, ...]]:
     """Where ranks may be started again they go on from the run's own last checkpoint; return the variables for it.
 
@@ -152,9 +136,10 @@ def decide_going_on(
     if not plan.max_restarts:
         return {}, ()
     values = given.values
-    if values.resume != "auto" and "resume" in given.source:
+    if values.resume != "auto" and "resume" in given.sources:
         raise Refused(
-            f"{given.source['resume']}: with restarts a run goes on from its own last checkpoint; set TRAIN_RESUME=auto"
+            f"{given.sources['resume']}: with restarts a run goes on from its own last checkpoint; set"
+            " TRAIN_RESUME=auto"
             " and TRAIN_RUN_NAME"
         )
     if not values.run_name and plan.nnodes > 1:
@@ -162,28 +147,27 @@ def decide_going_on(
     if not values.checkpoint_every:
         raise Refused("TRAIN_CHECKPOINT_EVERY=0: ranks that are started again go on from checkpoints; set 1 or more")
     why = "ranks that are started again go on from the run's last checkpoint"
-    return {f"{PREFIX}RESUME": "auto", f"{PREFIX}RUN_NAME": values.run_name or free_name}, (
-        Decision("resume", "auto", why),
-    )
+    return {"TRAIN_RESUME": "auto", "TRAIN_RUN_NAME": values.run_name or free_name}, (Decision("resume", "auto", why),)
 
 
-def batch_reason(given: Given[TrainSettings], ranks: int) -> str:
+def batch_reason(given: ParsedSettings[TrainSettings], ranks: int) -> str:
     """Say how a batch is shared, and whose choice its size was."""
     share = "" if ranks == 1 else f"images a step over all ranks, about {given.values.batch_size // ranks} each"
-    own = f"(yours) {given.source['batch_size']}" if "batch_size" in given.source else ""
+    own = f"(yours) {given.sources['batch_size']}" if "batch_size" in given.sources else ""
     return "; ".join(part for part in (own, share) if part) or "images a step"
 
 
-def decide_feed(given: Given[TrainSettings], facts: Facts, memory_bytes: int) -> tuple[str, Decision]:
+def decide_feed(given: ParsedSettings[TrainSettings], facts: Facts, memory_bytes: int) -> tuple[str, Decision]:
     """Keep small sets in memory as bytes, stream large ones through loader workers."""
     size = f"{'' if facts.counted_all else 'over '}{facts.images:,} images, {facts.bytes / 2**20:,.0f} MiB decoded"
-    asked, streamable = given.values.feed, given.values.dataset == "imagefolder"
+    asked, streamable = given.values.data_source, given.values.dataset == "imagefolder"
     if asked == "stream" and not streamable:
         raise Refused(
-            f"{given.source['feed']}: only imagefolder can be streamed; {given.values.dataset} is held in memory"
+            f"{given.sources['data_source']}: only imagefolder can be streamed; {given.values.dataset} is held in"
+            " memory"
         )
     if asked != "auto":
-        return asked, Decision("feed", asked, f"(yours) {given.source['feed']}; {size}")
+        return asked, Decision("feed", asked, f"(yours) {given.sources['data_source']}; {size}")
     fits = facts.counted_all and facts.bytes <= memory_bytes * MEMORY_SHARE
     if not streamable or fits:
         return "memory", Decision("feed", "memory", f"{size}: decoded once, fed in whole batches")
@@ -191,27 +175,27 @@ def decide_feed(given: Given[TrainSettings], facts: Facts, memory_bytes: int) ->
 
 
 def decide_workers(
-    given: Given[TrainSettings], plan: Plan, facts: Facts, feed: str, shm_bytes: int
+    given: ParsedSettings[TrainSettings], plan: Plan, facts: Facts, feed: str, shm_bytes: int
 ) -> tuple[int, Decision]:
     """Loader workers of each rank: none where nothing is left to decode, no more than /dev/shm can serve.
 
     Raises `Refused` where more are asked for: a worker that finds /dev/shm full dies of SIGBUS.
     """
-    asked = given.values.workers
+    asked = given.values.num_workers
     if feed == "memory":
         return 0, Decision("workers", "0", "batches are cut from memory, which needs none")
     channels, height, width = facts.shape
-    ahead = given.values.prefetch + BEING_MADE
+    ahead = given.values.prefetch_factor + BEING_MADE
     each_bytes = ahead * given.values.batch_size * channels * height * width  # a worker on every rank
     fitting = int(shm_bytes * SHM_SHARE) // each_bytes
     room = f"/dev/shm has {shm_bytes / 2**20:,.0f} MiB, and a worker on each rank needs {each_bytes / 2**20:,.0f} MiB"
     if asked != "auto":
         if asked > fitting:
             raise Refused(
-                f"{given.source['workers']}: {room}; lower it to {fitting}, or start with a larger --shm-size",
+                f"{given.sources['num_workers']}: {room}; lower it to {fitting}, or start with a larger --shm-size",
                 Exit.MACHINE,
             )
-        return asked, Decision("workers", str(asked), f"(yours) {given.source['workers']}")
+        return asked, Decision("workers", str(asked), f"(yours) {given.sources['num_workers']}")
     workers = min(rank.threads for rank in plan.ranks)
     if workers > fitting:
         return fitting, Decision("workers", str(fitting), f"{room}; start with a larger --shm-size for {workers}")

@@ -37,14 +37,15 @@ def slimmed(model: nn.Module, state: Mapping[str, Tensor], shape: Shape, setting
     example = torch.zeros(2, *shape)
     try:
         with quiet():
-            slim = LIBRARIES[settings.prune_with](model, names, example, settings.prune)
+            slim = LIBRARIES[settings.prune_backend](model, names, example, settings.prune_ratio)
             with torch.no_grad():
                 slim(example)
     except Exception as error:  # the libraries raise what their tracing meets
         cause = first_line(error)
-        other = next(name for name in LIBRARIES if name != settings.prune_with)
+        other = next(name for name in LIBRARIES if name != settings.prune_backend)
         raise Refused(
-            f"TRAIN_PRUNE_WITH={settings.prune_with}: {settings.model} cannot be pruned ({cause}); try {other}, or name"
+            f"TRAIN_PRUNE_BACKEND={settings.prune_backend}: {settings.model} cannot be pruned ({cause}); try {other},"
+            " or name"
             " layers to leave alone with TRAIN_PRUNE_EXCLUDE",
             Exit.MACHINE,
         ) from None
@@ -66,12 +67,13 @@ def to_prune(model: nn.Module, settings: TrainSettings) -> list[str]:
                 f"TRAIN_PRUNE_EXCLUDE={name}: {settings.model} has no such layer."
                 f" {did_you_mean(name, layers)}It has {', '.join(list(layers)[:8])}, …"
             )
-    kinds = tuple(KINDS[kind] for kind in settings.prune_ops.split(","))
+    kinds = tuple(KINDS[kind] for kind in settings.prune_layer_types.split(","))
     kept = {list(layers)[-1]}.union(*within.values())
     names = [name for name, module in layers.items() if isinstance(module, kinds) and name not in kept]
     if not names:
         raise Refused(
-            f"TRAIN_PRUNE={settings.prune}: {settings.model} has no layer left to prune; widen TRAIN_PRUNE_OPS"
+            f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: {settings.model} has no layer left to prune; widen"
+            " TRAIN_PRUNE_LAYER_TYPES"
         )
     return names
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import msgspec
+
+from entrypoint.core.settings_base import ParsedSettings, annotations_of, parse_value, variable_name
 from entrypoint.plan import Decision, Plan
-from entrypoint.variables import Given, variable_name
-from train.settings import PREFIX, TrainSettings
+from train.settings import TrainSettings
 
 # What airbench94 (arXiv:2404.00498) and this trainer have in common, and its rates for the mean of a batch's losses.
 AIRBENCH = {
@@ -33,19 +35,21 @@ RECIPES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 }
 
 
-def with_recipe(given: Given[TrainSettings], plan: Plan) -> tuple[Given[TrainSettings], Plan]:
+def with_recipe(given: ParsedSettings[TrainSettings], plan: Plan) -> tuple[ParsedSettings[TrainSettings], Plan]:
     """Return settings and plan with the recipe's values for the plan's device, where a person gave none of their own.
 
     They travel to the ranks as variables, so that a run's folder tells and repeats them one by one.
     """
     name = given.values.recipe
-    chosen = {field: text for field, text in RECIPES[name][plan.device].items() if field not in given.source}
+    chosen = {field: text for field, text in RECIPES[name][plan.device].items() if field not in given.sources}
     if not chosen:
         return given, plan
-    written = {field: text.split("=", 1)[1] for field, text in given.source.items()}
-    values = TrainSettings.model_validate({**written, **chosen})
+    types = annotations_of(TrainSettings)
+    values = msgspec.structs.replace(
+        given.values, **{field: parse_value(text, types[field]) for field, text in chosen.items()}
+    )
     told = " ".join(f"{field}={text}" for field, text in sorted(chosen.items()))
-    variables = {variable_name(PREFIX, field): text for field, text in chosen.items()}
-    decision = Decision("recipe", name, f"(yours) {given.source['recipe']}: {told}")
+    variables = {variable_name("TRAIN_", field): text for field, text in chosen.items()}
+    decision = Decision("recipe", name, f"(yours) {given.sources['recipe']}: {told}")
     plan = replace(plan, environment={**plan.environment, **variables}, decisions=(*plan.decisions, decision))
     return replace(given, values=values), plan

@@ -49,7 +49,7 @@ class Run:
     @property
     def epochs(self) -> int:
         """Epochs of the run, the last of which may be cut."""
-        return self.settings.epochs_begun(self.feed.steps_per_epoch)
+        return self.settings.total_epochs(self.feed.steps_per_epoch)
 
     @property
     def log_interval(self) -> int:

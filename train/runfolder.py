@@ -13,16 +13,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from entrypoint.core.settings_base import ParsedSettings, variable_name
 from entrypoint.errors import Refused
 from entrypoint.plan import Plan
-from entrypoint.settings import PREFIX as LAUNCH_PREFIX
-from entrypoint.variables import Given, variable_name
 from entrypoint.verify import Observed
 from train import checkpoint
 from train.begun import begun
 from train.lock import Lock
 from train.naming import fresh
-from train.settings import PREFIX, TrainSettings
+from train.settings import TrainSettings
 from train.whole import replace_link, write_whole
 
 TOLD_VERSIONS = (
@@ -91,10 +90,12 @@ def point_latest(output: Path, folder: Path) -> None:
     replace_link(output / "latest", folder.name)
 
 
-def write_provenance(folder: Path, given: Given[TrainSettings], plan: Plan, environ: Mapping[str, str]) -> None:
+def write_provenance(
+    folder: Path, given: ParsedSettings[TrainSettings], plan: Plan, environ: Mapping[str, str]
+) -> None:
     """Leave the plan, the settings, the versions and the command that repeats the run."""
     write_whole(folder / "plan.json", plan.to_json(indent=2) + "\n")
-    write_whole(folder / "settings.json", as_json(given.values.model_dump(mode="json")))
+    write_whole(folder / "settings.json", as_json(given.values.to_json()))
     write_whole(folder / "versions.json", as_json(versions()))
     write_whole(folder / "command.txt", repeat_command(given, plan, environ) + "\n")
 
@@ -104,13 +105,13 @@ def write_ranks(folder: Path, ranks: list[Observed]) -> None:
     write_whole(folder / "ranks.json", as_json([asdict(rank) for rank in ranks]))
 
 
-def repeat_command(given: Given[TrainSettings], plan: Plan, environ: Mapping[str, str]) -> str:
+def repeat_command(given: ParsedSettings[TrainSettings], plan: Plan, environ: Mapping[str, str]) -> str:
     """Return a shell command that trains again with the same settings, number of ranks and versions."""
-    not_repeated = {variable_name(PREFIX, field) for field in NOT_REPEATED}
-    variables = {name: value for name, value in given.as_variables(PREFIX).items() if name not in not_repeated}
-    launch = {name: environ[name] for name in sorted(environ) if name.startswith(LAUNCH_PREFIX) and environ[name]}
-    launch[f"{LAUNCH_PREFIX}NPROC_PER_NODE"] = str(plan.nproc_per_node)
-    launch[f"{LAUNCH_PREFIX}NEIGHBOURS"] = str(plan.neighbours)  # other threads would round otherwise
+    not_repeated = {variable_name("TRAIN_", field) for field in NOT_REPEATED}
+    variables = {name: value for name, value in given.as_variables().items() if name not in not_repeated}
+    launch = {name: environ[name] for name in sorted(environ) if name.startswith("LAUNCH_") and environ[name]}
+    launch["LAUNCH_NPROC_PER_NODE"] = str(plan.nproc_per_node)
+    launch["LAUNCH_RESERVE_CPUS"] = str(plan.reserved_cpus)  # other threads would round otherwise
     words = [f"{name}={shlex.quote(value)}" for name, value in (launch | variables).items()]
     command = [shlex.quote(sys.executable), "-I", "-m", "entrypoint", "train"]
     return f"cd {shlex.quote(str(Path.cwd()))} && env {' '.join([*words, *command])}"

@@ -25,7 +25,7 @@ def preempt(run: Run, epochs: int) -> NoReturn:
         save(run, epochs)
         run.saver.wait()
 
-    if run.settings.shard == "off":
+    if run.settings.parallelism == "ddp":
         run.group.from_leader(write)
     else:
         write()
@@ -53,7 +53,7 @@ def check_weights(learner: Learner) -> None:
     said = next((names[0] for names in learner.group.from_all(wrong[:1]) if names), None)
     if said:
         raise Refused(
-            f"step {learner.step}: {said} is no longer finite; lower TRAIN_LR, or set TRAIN_CLIP_NORM=1",
+            f"step {learner.step}: {said} is no longer finite; lower TRAIN_LR, or set TRAIN_MAX_GRAD_NORM=1",
             Exit.RANK_FAILED,
         )
 
@@ -68,7 +68,7 @@ def save(run: Run, epoch: int, *, best: bool = False) -> None:
     """Save a checkpoint of the run, so many of its epochs closed: rank 0 does, or all ranks where it is sharded."""
     learner = run.learner
     whole: dict[str, Any] = {"model": {}, "optimizer": {}}
-    if run.settings.shard == "off":
+    if run.settings.parallelism == "ddp":
         whole = {"model": learner.model.state_dict(), "optimizer": learner.optimizer.state_dict()}
         whole["average"] = learner.average.state_dict() if learner.average else {}
         whole = snapshot(whole) if run.group.leads else whole
@@ -78,17 +78,17 @@ def save(run: Run, epoch: int, *, best: bool = False) -> None:
         seconds=learner.seconds,
         losses=tuple(learner.losses),
         scaler=learner.scaler.state_dict(),
-        settings=run.settings.model_dump(mode="json"),
+        settings=run.settings.to_json(),
         best=learner.best,
         plan=run.blueprint.plan.to_json(),
         **whole,
     )
     folder = run.folder / "checkpoint"
-    if run.settings.shard != "off":
+    if run.settings.parallelism != "ddp":
         from train import shards
 
         run.group.from_leader(lambda: check_lock(run))
-        shards.save(folder, made, learner, run.settings.keep, best=best)
+        shards.save(folder, made, learner, run.settings.keep_checkpoints, best=best)
         return
     if not run.group.leads:
         return
@@ -96,7 +96,7 @@ def save(run: Run, epoch: int, *, best: bool = False) -> None:
 
     def write() -> None:
         try:
-            checkpoint.save(folder, made, run.settings.keep, best=best)
+            checkpoint.save(folder, made, run.settings.keep_checkpoints, best=best)
         except OSError as error:
             raise checkpoint.unwritable(folder, error) from None
 

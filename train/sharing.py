@@ -32,18 +32,18 @@ def share_gradients(model: nn.Module, settings: TrainSettings, group: Group) -> 
     """
     if group.world_size == 1 or is_spread(model):
         return model
-    one_part = settings.compress == "powersgd" and group.device.type == "cpu"
+    one_part = settings.gradient_compression == "powersgd" and group.device.type == "cpu"
     shared = DistributedDataParallel(
         model,
         device_ids=[group.device] if group.device.type == "cuda" else None,
         bucket_cap_mb=WHOLE_MB if one_part else None,
         gradient_as_bucket_view=True,
-        find_unused_parameters=settings.find_unused,
-        static_graph=settings.static_graph,
+        find_unused_parameters=settings.ddp_find_unused_parameters,
+        static_graph=settings.ddp_static_graph,
     )
     state: Any = None
-    hook: Any = HOOKS.get(settings.compress)
-    if settings.compress == "powersgd":
+    hook: Any = HOOKS.get(settings.gradient_compression)
+    if settings.gradient_compression == "powersgd":
         state = powerSGD_hook.PowerSGDState(None, POWER_RANK, start_powerSGD_iter=POWER_FROM_STEP)
         hook = powerSGD_hook.powerSGD_hook
     elif not hook and group.memory:
@@ -54,7 +54,8 @@ def share_gradients(model: nn.Module, settings: TrainSettings, group: Group) -> 
             shared.register_comm_hook(state, hook)
         except TypeError as error:  # torch 2.13 wants NCCL for bf16
             raise Refused(
-                f"TRAIN_COMPRESS={settings.compress}: torch {torch.__version__} cannot do it here ({error}); set fp16",
+                f"TRAIN_GRADIENT_COMPRESSION={settings.gradient_compression}: torch {torch.__version__} cannot do it"
+                f" here ({error}); set fp16",
                 Exit.MACHINE,
             ) from None
     return shared
@@ -62,10 +63,11 @@ def share_gradients(model: nn.Module, settings: TrainSettings, group: Group) -> 
 
 def begun_anew(settings: TrainSettings, group: Group) -> tuple[str, ...]:
     """Return a line for what a run that goes on has no more of, because no checkpoint holds it: each rank's own."""
-    if settings.compress != "powersgd" or group.world_size == 1:
+    if settings.gradient_compression != "powersgd" or group.world_size == 1:
         return ()
     return (
-        "TRAIN_COMPRESS=powersgd: what compression has left of each rank's gradients for later steps is in no"
+        "TRAIN_GRADIENT_COMPRESSION=powersgd: what compression has left of each rank's gradients for later steps is in"
+        " no"
         " checkpoint; this run will not be the same to the bit as without the stop",
     )
 

@@ -65,7 +65,7 @@ class StreamFeed:
     def load(self, wanted: list[Wanted]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield bytes and labels of each batch, in order; refuses or tells of bad pictures."""
         for images, labels, bad in self.loader.load(wanted):
-            if bad and self.settings.bad_images == "error":
+            if bad and self.settings.on_unreadable_image == "error":
                 raise refusal(bad)
             for one in bad:
                 self.tell(str(one))

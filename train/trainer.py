@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
+from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.errors import Refused
 from entrypoint.plan import Plan
-from entrypoint.variables import Given
 from entrypoint.verify import mismatches, observe
 from train import checkpoint, runfolder
 from train.building import Blueprint, build_feed, build_loader
@@ -36,7 +36,7 @@ from train.transforms import transform_of
 from train.workers import Crew, telling_of_workers
 
 
-def train(given: Given[TrainSettings], plan: Plan, started: float) -> None:
+def train(given: ParsedSettings[TrainSettings], plan: Plan, started: float) -> None:
     """Train as the settings say, on this rank's share; `started` is the whole command's start (Unix time, s).
 
     Raises `Refused` for input that cannot be trained on, and where the loss is no number.
@@ -50,7 +50,7 @@ def train(given: Given[TrainSettings], plan: Plan, started: float) -> None:
 
 
 def train_among(
-    group: Group, given: Given[TrainSettings], plan: Plan, data: DataSet, loader: Loader | None, started: float
+    group: Group, given: ParsedSettings[TrainSettings], plan: Plan, data: DataSet, loader: Loader | None, started: float
 ) -> None:
     """Train as one of the ranks, which have met."""
     settings = given.values
@@ -86,9 +86,10 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     channels, height, width = plan.training["shape"]
     data = load(settings, (channels, height, width), plan.training["feed"], crew)
     count, tested = len(data.train), len(data.test)
-    if settings.shard == "fsdp" and tested < plan.world_size:
+    if settings.parallelism == "fsdp" and tested < plan.world_size:
         raise Refused(
-            f"TRAIN_SHARD=fsdp: {tested} test images for {plan.world_size} ranks, which judge a model together; each"
+            f"TRAIN_PARALLELISM=fsdp: {tested} test images for {plan.world_size} ranks, which judge a model together;"
+            " each"
             " needs one at least"
         )
     if count < settings.batch_size:
@@ -99,19 +100,19 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
 
 
 def prepare(
-    given: Given[TrainSettings], plan: Plan, data: DataSet, loader: Loader | None, group: Group, lock: Lock
+    given: ParsedSettings[TrainSettings], plan: Plan, data: DataSet, loader: Loader | None, group: Group, lock: Lock
 ) -> Run:
     """Build the model and all around it, and go on from a checkpoint where the settings say so."""
     settings = given.values
     feed = build_feed(data, loader, settings, group)
-    total_steps, epochs = settings.total_steps(feed.steps_per_epoch), settings.epochs_begun(feed.steps_per_epoch)
-    if settings.prune and settings.prune_warmup >= epochs:
+    total_steps, epochs = settings.total_steps(feed.steps_per_epoch), settings.total_epochs(feed.steps_per_epoch)
+    if settings.prune_ratio and settings.prune_warmup >= epochs:
         raise Refused(
             f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are {epochs} epochs; lower it,"
             " so that the pruned model is trained on"
         )
     folder, starts = group.from_leader(lambda: runfolder.open_folder(settings, lock))
-    wanted, changed = settings.model_dump(mode="json"), settings.resume_changed
+    wanted, changed = settings.to_json(), settings.resume_allow_changed
     # Read once and sent on: the folder may lie on the first node's own disk.
     start = group.from_leader(lambda: checkpoint.load_first(starts, wanted, changed=changed)) if starts else None
     seen_shape = transform_of(settings, data.shape[0]).shape(data.shape)
@@ -161,7 +162,7 @@ def train_epochs(run: Run) -> Score:
     score: Score | None = None
     total = run.total_steps
     for epoch in range(run.first_epoch, run.epochs):
-        if run.settings.prune and epoch == run.settings.prune_warmup and not run.learner.pruned:
+        if run.settings.prune_ratio and epoch == run.settings.prune_warmup and not run.learner.pruned:
             run.progress.say(run.blueprint.prune(run.learner))
 
         def report(step: int, loss: float, speed: float, epoch: int = epoch) -> None:

@@ -110,5 +110,5 @@ def without_workers(error: BaseException) -> Refused:
     handing = isinstance(error, ConnectionError | EOFError)
     cause = "one ended while it handed a batch over" if handing else first_line(error).rstrip(". ")
     return Refused(
-        f"loader workers: {cause}; see `df /dev/shm` and the memory limit, or lower TRAIN_WORKERS", Exit.RANK_FAILED
+        f"loader workers: {cause}; see `df /dev/shm` and the memory limit, or lower TRAIN_NUM_WORKERS", Exit.RANK_FAILED
     )

@@ -88,11 +88,11 @@ CNN = {"TRAIN_MODEL": "cnn"}
 CCL = {"LAUNCH_BACKEND": "ccl"}
 TWO = {"LAUNCH_NPROC_PER_NODE": "2"}
 ON_GPUS = {"LAUNCH_DEVICE": "cuda", "TRAIN_MODEL": "efficientnet_b7"}
-STREAMED = {"TRAIN_FEED": "stream"}
+STREAMED = {"TRAIN_DATA_SOURCE": "stream"}
 # Resized to 224 x 224; a network for that size which leaves the pipeline its weight on a CPU.
 SEVEN_TASKS = {"TRAIN_TRANSFORMS": "book", "TRAIN_MODEL": "shufflenet_v2_x0_5"}
-MANY = {"LAUNCH_OVERSUBSCRIBE": "1", "LAUNCH_BIND": "none", "LAUNCH_THREADS": "1"}
-UNPLANNED = {"LAUNCH_BIND": "none", "LAUNCH_ALLOCATOR": "system", "TRAIN_CHANNELS_LAST": "0"}
+MANY = {"LAUNCH_OVERSUBSCRIBE": "1", "LAUNCH_CPU_BINDING": "none", "LAUNCH_THREADS": "1"}
+UNPLANNED = {"LAUNCH_CPU_BINDING": "none", "LAUNCH_ALLOCATOR": "system", "TRAIN_CHANNELS_LAST": "0"}
 
 EXPERIMENTS = (
     Experiment(
@@ -129,7 +129,7 @@ EXPERIMENTS = (
     Experiment(
         "4", "OpenMP: default, bound, Intel's", "Binding helps, and Intel's runtime helps more.",
         (
-            Variant("default", {"LAUNCH_BIND": "none", "LAUNCH_OPENMP": "gnu"}),
+            Variant("default", {"LAUNCH_CPU_BINDING": "none", "LAUNCH_OPENMP": "gnu"}),
             Variant("GNU's, bound", {"LAUNCH_OPENMP": "gnu"}), Variant("Intel's, bound", {"LAUNCH_OPENMP": "intel"}),
         ),
         faster("Intel's, bound", "GNU's, bound"),
@@ -141,7 +141,7 @@ EXPERIMENTS = (
     Experiment(
         "5", "Data pipeline", "Loader workers take a complex pipeline out of the way of the training.",
         (
-            *(Variant(f"{count} workers", STREAMED | {"TRAIN_WORKERS": str(count)}) for count in (0, 1, 2)),
+            *(Variant(f"{count} workers", STREAMED | {"TRAIN_NUM_WORKERS": str(count)}) for count in (0, 1, 2)),
             Variant("from memory"),
         ),
         faster("2 workers", "0 workers"), "images/s",
@@ -149,7 +149,8 @@ EXPERIMENTS = (
     Experiment(
         "5", "The book's seven tasks", "Loader workers take a complex pipeline out of the way of the training.",
         (
-            *(Variant(f"{count} workers", SEVEN_TASKS | STREAMED | {"TRAIN_WORKERS": str(count)}) for count in (0, 2)),
+            *(Variant(f"{count}"
+                      " workers", SEVEN_TASKS | STREAMED | {"TRAIN_NUM_WORKERS": str(count)}) for count in (0, 2)),
             Variant("from memory", SEVEN_TASKS),
         ),
         faster("2 workers", "0 workers"), few=True,
@@ -158,7 +159,7 @@ EXPERIMENTS = (
         "6.1", "Sparsity", "Half of the filters can go for little accuracy: of 2,122,186 parameters 1,059,306 stay.",
         (
             Variant("whole"),
-            *(Variant(f"{share} by {by}", {"TRAIN_PRUNE": str(share), "TRAIN_PRUNE_WITH": by})
+            *(Variant(f"{share} by {by}", {"TRAIN_PRUNE_RATIO": str(share), "TRAIN_PRUNE_BACKEND": by})
               for by, shares in (("torch-pruning", (0.3, 0.5, 0.7)), ("nni", (0.5,))) for share in shares),
         ),
         fewer_parameters, "accuracy",

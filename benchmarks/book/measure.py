@@ -127,7 +127,7 @@ def run(settings: Mapping[str, str], into: Measured) -> None:
             "LAUNCH_NNODES": str(nodes),
             "MASTER_ADDR": "127.0.0.1",
             "GLOO_SOCKET_IFNAME": "lo",
-            "LAUNCH_BIND": "none",
+            "LAUNCH_CPU_BINDING": "none",
             "LAUNCH_THREADS": "1",
         }
         places = [{**more, "LAUNCH_NODE_RANK": str(rank)} for rank in range(nodes)] if nodes > 1 else [{}]

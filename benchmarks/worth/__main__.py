@@ -37,7 +37,7 @@ from entrypoint.machine import read_machine
 PYTHON, PROGRAM = sys.executable, str(Path(__file__).with_name("program.py"))
 MODULE = (PYTHON, "-m")
 OURS, SAME, FINALISTS, LIMIT_S = "ours", " (the same)", 5, 300
-QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_TUNED": "off"}
+QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_TUNING_STORE": "off"}
 # Long enough for the trainer to find ranks worth their start.
 TRAINING = {
     **{"TRAIN_DATASET": "synthetic", "TRAIN_MODEL": "cnn", "TRAIN_STEPS": "313", "TRAIN_BATCH_SIZE": "64"},

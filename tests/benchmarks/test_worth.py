@@ -41,7 +41,7 @@ def test_a_neighbour_is_gone_with_its_mood() -> None:
 
 @pytest.mark.launch
 def test_ours_gives_a_rate_and_what_fails_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("LAUNCH_NEIGHBOURS", "0")  # else plans differ where suites run beside it between two of them
+    monkeypatch.setenv("LAUNCH_RESERVE_CPUS", "0")  # else plans differ where suites run beside it between two of them
     first, two, *_ = contestants()
     by_hand = ours("by hand", {"LAUNCH_NPROC_PER_NODE": str(len(first.plans(())[0]))})
     assert by_hand.plans(()) == first.plans(()) != two.plans(())

@@ -16,7 +16,7 @@ from tests.conftest import script
 pytestmark = pytest.mark.cluster
 
 TIMEOUT_S = 10
-LONG = {"TRAIN_EPOCHS": "100000", "TRAIN_RUN_NAME": "long", "LAUNCH_FAIL_TIMEOUT_S": str(TIMEOUT_S)}
+LONG = {"TRAIN_EPOCHS": "100000", "TRAIN_RUN_NAME": "long", "LAUNCH_COLLECTIVE_TIMEOUT_S": str(TIMEOUT_S)}
 RANK = "-I -m train"  # on the command line of every rank
 
 

@@ -147,7 +147,7 @@ def test_srun_of_one_task_a_node_that_starts_two_ranks(alone: Alone, slurm: Slur
 @pytest.mark.parametrize("with_", main_ones(["auto", "mpirun"], "mpirun"))
 def test_a_batch_script_that_starts_nothing_itself(alone: Alone, slurm: Slurm, with_: str) -> None:
     cluster = slurm.cluster
-    env = TRAIN | {"LAUNCH_WITH": with_} | (cluster.mpi("Open MPI") if with_ == "mpirun" else {})
+    env = TRAIN | {"LAUNCH_LAUNCHER": with_} | (cluster.mpi("Open MPI") if with_ == "mpirun" else {})
     file = script(cluster.folder, "job.sh", f"#!/bin/sh\nexec {' '.join(ENTRYPOINT)} train\n")
     job = slurm.submit(file, "-N2", "--ntasks-per-node=2", "--output=job.out", env=env)
     state = slurm.ended(job)

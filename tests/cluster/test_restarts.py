@@ -15,7 +15,12 @@ from tests.conftest import LAUNCH_LIMIT_S
 pytestmark = pytest.mark.cluster
 
 TRAIN = {"TRAIN_EPOCHS": "40", "TRAIN_RUN_NAME": "many", "TRAIN_CHECKPOINT_EVERY": "2"}
-NODES = TRAIN | {"LAUNCH_NNODES": "1:2", "MASTER_ADDR": "node1", "LAUNCH_FAIL_TIMEOUT_S": "10", "LAUNCH_THREADS": "1"}
+NODES = TRAIN | {
+    "LAUNCH_NNODES": "1:2",
+    "MASTER_ADDR": "node1",
+    "LAUNCH_COLLECTIVE_TIMEOUT_S": "10",
+    "LAUNCH_THREADS": "1",
+}
 
 
 def agent(cluster: Cluster, number: int, **more: str) -> Started:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.batch_scripts import FILES, LONG, SHORT, output, wait_for
+from tests.cluster.batch_scripts import installed as installed
 from tests.cluster.conftest import ENTRYPOINT, Slurm, in_all
-from tests.cluster.test_files import FILES, LONG, SHORT, output, wait_for
-from tests.cluster.test_files import installed as installed
 from tests.conftest import script
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slurm]

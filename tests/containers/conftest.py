@@ -20,7 +20,7 @@ IMAGES = ("cpu-intel", "cuda")
 LIMIT_S = 240
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Suites that run beside these are no neighbours of theirs.
-ALONE = ("--env", "LAUNCH_NEIGHBOURS=0")
+ALONE = ("--env", "LAUNCH_RESERVE_CPUS=0")
 
 
 def run(*words: str | Path, env: Mapping[str, str] | None = None, limit_s: int = LIMIT_S) -> Result:

@@ -13,29 +13,29 @@ from typing import Any
 import pytest
 import yaml
 
-from entrypoint.settings import PREFIX as LAUNCH
-from entrypoint.settings import LaunchSettings
-from entrypoint.variables import variable_name
 from tests.conftest import Result
 from tests.containers.conftest import REPOSITORY, Docker, run
-from train.settings import PREFIX as TRAIN
-from train.settings import TrainSettings
 
 COMPOSE = yaml.safe_load((REPOSITORY / "compose.yaml").read_text())
+# What compose itself reads, besides passing it on.
+FOR_COMPOSE = ("TRAIN_RUN_NAME", "TRAIN_RESUME", "TENSORBOARD_PORT")
 
 
 class Nodes:
-    """The two nodes of compose.yaml as a project of its own."""
+    """The two nodes of compose.yaml as a project of its own; settings reach them by a file."""
 
     def __init__(self, folder: Path) -> None:
         self.project = f"test{os.getpid()}"
         self.runs = folder
-        self.base = {"RUNS": str(folder), "DATA": str(folder), "LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0"}
+        self.settings_file = folder.parent / "settings.env"
+        self.base = {"LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0"}
 
-    def __call__(self, *words: str, **env: str) -> Result:
-        return run(
-            "docker", "compose", "--project-name", self.project, "--profile", "nodes", *words, env=self.base | env
-        )
+    def __call__(self, *words: str, **settings: str) -> Result:
+        lines = [f"{name}={value}" for name, value in (self.base | settings).items()]
+        self.settings_file.write_text("\n".join(lines) + "\n")
+        env = {"ENV_FILE": str(self.settings_file), "RUNS": str(self.runs), "DATA": str(self.runs)}
+        env |= {name: settings[name] for name in FOR_COMPOSE if name in settings}
+        return run("docker", "compose", "--project-name", self.project, "--profile", "nodes", *words, env=env)
 
     def name(self, number: int) -> str:
         return f"{self.project}-node{number}-1"
@@ -70,12 +70,6 @@ def nodes(docker: Docker, bound: Path) -> Iterator[Nodes]:
     two("down", "--volumes")
 
 
-def test_every_setting_is_passed_on() -> None:
-    ours = {variable_name(LAUNCH, name) for name in LaunchSettings.model_fields}
-    ours |= {variable_name(TRAIN, name) for name in TrainSettings.model_fields}
-    assert ours == {name for name in COMPOSE["x-settings"] if name.startswith((LAUNCH, TRAIN))}
-
-
 def test_what_a_machine_may_not_grant_is_in_the_override_alone() -> None:
     for service in COMPOSE["services"].values():
         assert not {"privileged", "ulimits", "deploy", "gpus", "cap_add"} & set(service)
@@ -90,6 +84,11 @@ def test_both_files_are_understood_by_compose() -> None:
     result = run("docker", "compose", *files, "--profile", "cuda", "config", "--format", "json")
     assert result.code == 0, result.err
     assert json.loads(result.out)["services"]["cuda"]["ulimits"] == {"memlock": -1}
+
+
+def test_settings_come_from_an_optional_file() -> None:
+    for name in ("cpu", "node0", "node1", "cuda"):
+        assert COMPOSE["services"][name]["env_file"] == [{"path": "${ENV_FILE:-.env}", "required": False}]
 
 
 @pytest.mark.docker
@@ -119,7 +118,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_node_that_goes_ends_the_other_by_name_and_the_job_goes_on_when_restarted(nodes: Nodes, fault: str) -> None:
     (how, number), codes, said, limit_s = FAULTS[fault]
-    env = {"TRAIN_EPOCHS": "150", "LAUNCH_FAIL_TIMEOUT_S": "10" if how == "cut" else "90"}
+    env = {"TRAIN_EPOCHS": "150", "LAUNCH_COLLECTIVE_TIMEOUT_S": "10" if how == "cut" else "90"}
     nodes.start("epoch 3/", **env)
     started = time.monotonic()
     if how == "cut":

@@ -187,13 +187,13 @@ def test_shared_memory_too_small_for_the_workers_asked_is_told_before_training(d
     paint(bound / "train", each=8)
     paint(bound / "test", each=4)
     env = {
-        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "/data", "TRAIN_FEED": "stream", "TRAIN_WORKERS": "4",
+        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "/data", "TRAIN_DATA_SOURCE": "stream", "TRAIN_NUM_WORKERS": "4",
         "TRAIN_IMAGE_SIZE": "224", "TRAIN_BATCH_SIZE": "16",
     }  # fmt: skip
     options = ("-v", f"{bound}:/data:ro", *(word for name in env for word in ("-e", f"{name}={env[name]}")))
     refused = docker.run("cpu-intel", options=(*options, "--shm-size=16m"))
     assert refused.code == 3
-    assert "TRAIN_WORKERS=4: /dev/shm has 16 MiB" in refused.err
+    assert "TRAIN_NUM_WORKERS=4: /dev/shm has 16 MiB" in refused.err
     assert "lower it to 1, or start with a larger --shm-size" in refused.err
     doctor = docker.run("cpu-intel", "doctor", options=("--shm-size=16m",))
     assert re.search(r"^ok +/dev/shm +16 MiB", doctor.out, re.MULTILINE)

@@ -13,8 +13,7 @@ from entrypoint.plan import Plan
 from entrypoint.planner import make_plan
 from entrypoint.question import Question, Starter
 from entrypoint.settings import read_launch_settings
-from tests.entrypoint.test_nodes import KUBERNETES, STEP
-from tests.entrypoint.test_planner import SCRIPT, machine, plan, why
+from tests.factories import KUBERNETES, SCRIPT, STEP, make_machine, make_test_plan, reason_for
 
 HAND = {"LAUNCH_NNODES": "2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "r1"}
 # Kubeflow's elastic policy gives pods a range and an endpoint, and no number.
@@ -36,19 +35,19 @@ def planned(environ: dict[str, str]) -> Plan:
         chosen = read_launch_settings(environ, {})
         nodes = read_nodes(chosen, environ, job)
         alone = Job(id=job.id, nodes=job.nodes, master=job.master)
-        return make_plan(Question(chosen, machine(4), alone, SCRIPT, environ, "python", nodes=nodes))
-    return plan(machine(4), environ, job)
+        return make_plan(Question(chosen, make_machine(4), alone, SCRIPT, environ, "python", nodes=nodes))
+    return make_test_plan(make_machine(4), environ, job)
 
 
 @pytest.mark.parametrize(
     ("environ", "options", "restarts"),
     [
-        ({"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_WITH": "torchrun"}, {"--nnodes": "1"}, 0),
+        ({"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_LAUNCHER": "torchrun"}, {"--nnodes": "1"}, 0),
         ({"LAUNCH_MAX_RESTARTS": "2"}, {"--nnodes": "1"}, 2),
-        (HAND | {"LAUNCH_WITH": "torchrun"}, {"--nnodes": "1"}, 0),
+        (HAND | {"LAUNCH_LAUNCHER": "torchrun"}, {"--nnodes": "1"}, 0),
         (HAND | {"LAUNCH_MAX_RESTARTS": "2"}, {"--nnodes": "2:2", "--rdzv-endpoint": "r1:61000"}, 2),
         (HAND | {"LAUNCH_NNODES": "1:4"}, {"--nnodes": "1:4", "--rdzv-endpoint": "r1:61000"}, 3),
-        (HAND | {"LAUNCH_NNODES": "2:2", "LAUNCH_WITH": "torchrun"}, {"--nnodes": "1"}, 0),
+        (HAND | {"LAUNCH_NNODES": "2:2", "LAUNCH_LAUNCHER": "torchrun"}, {"--nnodes": "1"}, 0),
         (HAND | {"LAUNCH_NNODES": "1:4", "MASTER_PORT": "29500"}, {"--rdzv-endpoint": "r1:29500"}, 3),
         (ELASTIC_POD, {"--nnodes": "1:3", "--rdzv-endpoint": "job-worker-0:29400", "--nproc-per-node": "2"}, 3),
         (KUBERNETES | {"PET_NNODES": "2:3"}, {"--nnodes": "2:3", "--rdzv-endpoint": "job-master-0:23456"}, 3),
@@ -79,11 +78,11 @@ def test_only_node_0_hosts_the_meeting(environ: dict[str, str], host: bool) -> N
 
 
 def test_a_single_rank_that_may_be_started_again_has_an_agent_and_the_plan_says_so() -> None:
-    made = plan(machine(4), {"LAUNCH_MAX_RESTARTS": "2"})
+    made = make_test_plan(make_machine(4), {"LAUNCH_MAX_RESTARTS": "2"})
     assert (made.launcher, made.nproc_per_node) == ("torchrun", 1)
-    assert why(made, "restarts") == "(yours) LAUNCH_MAX_RESTARTS=2; all ranks start again when one fails"
-    varying = plan(machine(4), HAND | {"LAUNCH_NNODES": "1:4"})
-    assert why(varying, "restarts").endswith("all ranks start again when one fails, on 1 to 4 nodes")
+    assert reason_for(made, "restarts") == "(yours) LAUNCH_MAX_RESTARTS=2; all ranks start again when one fails"
+    varying = make_test_plan(make_machine(4), HAND | {"LAUNCH_NNODES": "1:4"})
+    assert reason_for(varying, "restarts").endswith("all ranks start again when one fails, on 1 to 4 nodes")
     assert next(one.value for one in varying.decisions if one.what == "nodes") == "1:4"
 
 
@@ -94,8 +93,8 @@ def test_a_single_rank_that_may_be_started_again_has_an_agent_and_the_plan_says_
             STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x1)"},
             "LAUNCH_MAX_RESTARTS=1: srun started the ranks and starts none",
         ),
-        ({"LAUNCH_WITH": "direct"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_WITH=direct contradict each other"),
-        ({"LAUNCH_WITH": "spawn"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_WITH=spawn contradict each other"),
+        ({"LAUNCH_LAUNCHER": "direct"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_LAUNCHER=direct contradict each other"),
+        ({"LAUNCH_LAUNCHER": "local"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_LAUNCHER=local contradict each other"),
     ],
 )
 def test_where_nothing_could_start_ranks_again_it_is_refused(environ: dict[str, str], said: str) -> None:
@@ -107,7 +106,9 @@ def test_where_nothing_could_start_ranks_again_it_is_refused(environ: dict[str, 
 def test_mpirun_starts_no_ranks_again_and_srun_one_agent_a_node() -> None:
     batch = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
     environ = batch | {"LAUNCH_MAX_RESTARTS": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
-    question = Question(read_launch_settings(environ, {}), machine(4), read_job(environ), SCRIPT, environ, "python")
+    question = Question(
+        read_launch_settings(environ, {}), make_machine(4), read_job(environ), SCRIPT, environ, "python"
+    )
     with pytest.raises(Refused, match="LAUNCH_MAX_RESTARTS=1: /usr/bin/mpirun starts no ranks again"):
         make_plan(replace(question, starter=Starter("/usr/bin/mpirun", "Open MPI")))
 

@@ -5,27 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from entrypoint.errors import Exit, Refused
 from entrypoint.job import Job
-from entrypoint.machine import Machine, read_machine
 from entrypoint.plan import Plan
-from entrypoint.surroundings import Surroundings
 from entrypoint.topology import format_cpu_list
-from tests.entrypoint.test_planner import machine, plan, why
-from tests.machines import MACHINES, MASKS, nvlink_node, nvswitch_node
-
-NVML = {"8-GPU NVLink node": nvlink_node, "8-GPU NVSwitch node": nvswitch_node}
-
-
-def there(tmp_path: Path, name: str, nvml: Any = None) -> Machine:
-    tree = MACHINES[name]()
-    root = tree.build(tmp_path / "root")
-    found = read_machine(root, MASKS.get(name, tree.cpus), nvml or (NVML[name]() if name in NVML else None))
-    return replace(found, hostname="there", surroundings=Surroundings(shm_bytes=1 << 30))
+from tests.factories import make_machine, make_test_plan, reason_for, simulated_machine
 
 
 def shares(made: Plan) -> list[str]:
@@ -39,13 +26,13 @@ def shares(made: Plan) -> list[str]:
         ("VM of 2 CPUs", {}, ["0-1"], 2),
         ("VM of 2 CPUs", {"LAUNCH_NPROC_PER_NODE": "2"}, ["0", "1"], 1),
         ("hybrid laptop", {}, ["0,2,4,6,8,10"], 6),
-        ("hybrid laptop", {"LAUNCH_CORES": "physical"}, ["0,2,4,6,8,10,12-19"], 14),
-        ("hybrid laptop", {"LAUNCH_CORES": "logical"}, ["0-19"], 20),
+        ("hybrid laptop", {"LAUNCH_CORE_TYPE": "physical"}, ["0,2,4,6,8,10,12-19"], 14),
+        ("hybrid laptop", {"LAUNCH_CORE_TYPE": "logical"}, ["0-19"], 20),
         ("Arm big.LITTLE", {}, ["4-7"], 4),
         ("2-socket Xeon, siblings adjacent", {}, [format_cpu_list(tuple(range(0, 56, 2))),
                                                   format_cpu_list(tuple(range(56, 112, 2)))], 28),
         ("2-socket Xeon, siblings interleaved", {}, ["0-27", "28-55"], 28),
-        ("2-socket Xeon, siblings interleaved", {"LAUNCH_CORES": "logical"}, ["0-27,56-83", "28-55,84-111"], 56),
+        ("2-socket Xeon, siblings interleaved", {"LAUNCH_CORE_TYPE": "logical"}, ["0-27,56-83", "28-55,84-111"], 56),
         ("2-socket Xeon, siblings interleaved", {"LAUNCH_NPROC_PER_NODE": "1"}, ["0-55"], 56),
         ("2-socket Xeon, siblings interleaved", {"LAUNCH_NPROC_PER_NODE": "4"},
          ["0-13", "14-27", "28-41", "42-55"], 14),
@@ -55,51 +42,57 @@ def shares(made: Plan) -> list[str]:
         ("Slurm step with a cpuset", {}, ["4-7"], 4),
         ("1,024 CPUs", {}, [f"{64 * node}-{64 * node + 63}" for node in range(8)], 64),
         ("nodes with gaps", {}, ["0,4,8,12,16,20,24,28", "32,36,40,44,48,52,56,60"], 8),
-        ("offline siblings", {"LAUNCH_CORES": "logical"}, ["0-7"], 8),
+        ("offline siblings", {"LAUNCH_CORE_TYPE": "logical"}, ["0-7"], 8),
     ],
 )  # fmt: skip
 def test_each_machine_gets_one_rank_a_numa_node_on_its_physical_cores(
     tmp_path: Path, name: str, environ: Mapping[str, str], cpus: list[str], threads: int
 ) -> None:
-    made = plan(there(tmp_path, name), environ)
+    made = make_test_plan(simulated_machine(tmp_path, name), environ)
     assert shares(made) == cpus
     assert {rank.threads for rank in made.ranks} == {threads}
 
 
 def test_a_pod_with_quota_3_5_gets_three_threads_on_one_rank(tmp_path: Path) -> None:
-    made = plan(there(tmp_path, "Kubernetes pod with quota 3.5"))
+    made = make_test_plan(simulated_machine(tmp_path, "Kubernetes pod with quota 3.5"))
     assert [rank.threads for rank in made.ranks] == [3]
     assert len(made.ranks[0].cpus) == 32, "a quota limits time, not places"
-    assert "the cgroup's quota is 3.5 CPUs" in why(made, "cores")
+    assert "the cgroup's quota is 3.5 CPUs" in reason_for(made, "cores")
     assert made.environment["OMP_WAIT_POLICY"] == "passive"
     with pytest.raises(Refused, match=r"more ranks than cores: .* quota is 3\.5 CPUs"):
-        plan(there(tmp_path / "again", "Kubernetes pod with quota 3.5"), {"LAUNCH_NPROC_PER_NODE": "4"})
+        make_test_plan(
+            simulated_machine(tmp_path / "again", "Kubernetes pod with quota 3.5"), {"LAUNCH_NPROC_PER_NODE": "4"}
+        )
 
 
 def test_memory_is_bound_where_a_rank_lies_in_one_node_that_has_some(tmp_path: Path) -> None:
-    made = plan(there(tmp_path, "2-socket Xeon, siblings interleaved"))
+    made = make_test_plan(simulated_machine(tmp_path, "2-socket Xeon, siblings interleaved"))
     assert [rank.memory_nodes for rank in made.ranks] == [(0,), (1,)]
     assert made.memory_policy == "bind"
-    gaps = there(tmp_path / "gaps", "nodes with gaps")
-    assert [rank.memory_nodes for rank in plan(gaps).ranks] == [(0,), ()], "node 8 has no memory"
-    wide = plan(there(tmp_path / "wide", "2-socket Xeon, siblings interleaved"), {"LAUNCH_NPROC_PER_NODE": "1"})
+    gaps = simulated_machine(tmp_path / "gaps", "nodes with gaps")
+    assert [rank.memory_nodes for rank in make_test_plan(gaps).ranks] == [(0,), ()], "node 8 has no memory"
+    wide = make_test_plan(
+        simulated_machine(tmp_path / "wide", "2-socket Xeon, siblings interleaved"), {"LAUNCH_NPROC_PER_NODE": "1"}
+    )
     assert wide.ranks[0].memory_nodes == ()
-    assert "first touch" in why(wide, "memory")
+    assert "first touch" in reason_for(wide, "memory")
 
 
 @pytest.mark.parametrize(("memory", "policy", "nodes"), [("preferred", "preferred", (0,)), ("default", "default", ())])
 def test_memory_is_left_to_whoever_says_so(tmp_path: Path, memory: str, policy: str, nodes: tuple[int, ...]) -> None:
-    made = plan(there(tmp_path, "2-socket Xeon, siblings interleaved"), {"LAUNCH_MEMORY": memory})
+    made = make_test_plan(
+        simulated_machine(tmp_path, "2-socket Xeon, siblings interleaved"), {"LAUNCH_MEMORY_BINDING": memory}
+    )
     assert (made.memory_policy, made.ranks[0].memory_nodes) == (policy, nodes)
-    assert why(made, "memory") == f"(yours) LAUNCH_MEMORY={memory}"
+    assert reason_for(made, "memory") == f"(yours) LAUNCH_MEMORY_BINDING={memory}"
 
 
 def test_each_rank_of_a_gpu_node_has_cores_near_its_gpu(tmp_path: Path) -> None:
-    made = plan(there(tmp_path, "8-GPU NVLink node"))
+    made = make_test_plan(simulated_machine(tmp_path, "8-GPU NVLink node"))
     assert shares(made) == ["0-4", "5-9", "10-14", "15-19", "20-24", "25-29", "30-34", "35-39"]
     assert [rank.gpu for rank in made.ranks] == list(range(8))
     assert [rank.memory_nodes for rank in made.ranks] == [(0,)] * 4 + [(1,)] * 4
-    assert "near its GPU" in why(made, "cores")
+    assert "near its GPU" in reason_for(made, "cores")
     assert made.environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     assert made.map == (
         "socket 0 node 0: 00000111112222233333  GPU 0,1,2,3",
@@ -114,24 +107,24 @@ def test_each_rank_of_a_gpu_node_has_cores_near_its_gpu(tmp_path: Path) -> None:
 def test_a_count_of_gpus_takes_the_best_connected_of_table_10_1(
     tmp_path: Path, count: int, gpus: str, cpus: list[str]
 ) -> None:
-    made = plan(there(tmp_path, "8-GPU NVLink node"), {"LAUNCH_GPUS": str(count)})
+    made = make_test_plan(simulated_machine(tmp_path, "8-GPU NVLink node"), {"LAUNCH_GPUS": str(count)})
     assert made.nproc_per_node == count
     assert shares(made) == cpus
     uuids = ",".join(f"GPU-{int(gpu):08x}" for gpu in gpus.split(","))
     assert made.environment["CUDA_VISIBLE_DEVICES"] == uuids
     assert next(decision.value for decision in made.decisions if decision.what == "gpus") == gpus
-    assert f"(yours) LAUNCH_GPUS={count}" in why(made, "gpus")
+    assert f"(yours) LAUNCH_GPUS={count}" in reason_for(made, "gpus")
 
 
 def test_fewer_ranks_than_gpus_are_the_best_connected_too(tmp_path: Path) -> None:
-    made = plan(there(tmp_path, "8-GPU NVLink node"), {"LAUNCH_NPROC_PER_NODE": "2"})
+    made = make_test_plan(simulated_machine(tmp_path, "8-GPU NVLink node"), {"LAUNCH_NPROC_PER_NODE": "2"})
     assert made.environment["CUDA_VISIBLE_DEVICES"] == "GPU-00000000,GPU-00000003"
     assert [rank.gpu for rank in made.ranks] == [0, 1], "counted among those that are left visible"
 
 
 def test_on_nvswitch_any_two_are_as_good(tmp_path: Path) -> None:
-    made = plan(there(tmp_path, "8-GPU NVSwitch node"), {"LAUNCH_GPUS": "2"})
-    assert why(made, "gpus") == "the best connected: NV18; (yours) LAUNCH_GPUS=2"
+    made = make_test_plan(simulated_machine(tmp_path, "8-GPU NVSwitch node"), {"LAUNCH_GPUS": "2"})
+    assert reason_for(made, "gpus") == "the best connected: NV18; (yours) LAUNCH_GPUS=2"
 
 
 @pytest.mark.parametrize(
@@ -144,64 +137,64 @@ def test_on_nvswitch_any_two_are_as_good(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_gpus_that_cannot_be_are_refused(tmp_path: Path, environ: dict[str, str], said: str, code: Exit) -> None:
     with pytest.raises(Refused, match=said) as error:
-        plan(there(tmp_path, "8-GPU NVLink node"), environ)
+        make_test_plan(simulated_machine(tmp_path, "8-GPU NVLink node"), environ)
     assert error.value.code == code
 
 
 def test_a_driver_too_old_for_torch_falls_back_to_the_cpu_only_on_auto(tmp_path: Path) -> None:
-    old = there(tmp_path, "8-GPU NVLink node")
+    old = simulated_machine(tmp_path, "8-GPU NVLink node")
     old = replace(old, driver=replace(old.driver, version="550.90", cuda="12.4"))
     old = replace(old, packages=replace(old.packages, torch_cuda="13.0"))
-    made = plan(old)
+    made = make_test_plan(old)
     assert made.device == "cpu"
     assert any(
         "the driver 550.90 serves CUDA up to 12.4, and torch is built for 13.0" in line for line in made.warnings
     )
     with pytest.raises(Refused, match=r"LAUNCH_DEVICE=cuda: the driver 550\.90 serves CUDA up to 12\.4") as error:
-        plan(old, {"LAUNCH_DEVICE": "cuda"})
+        make_test_plan(old, {"LAUNCH_DEVICE": "cuda"})
     assert error.value.code == Exit.MACHINE
 
 
 def test_a_cpu_build_of_torch_leaves_the_gpus_alone(tmp_path: Path) -> None:
-    node = there(tmp_path, "8-GPU NVLink node")
-    made = plan(replace(node, packages=replace(node.packages, torch_cuda="", versions={"torch": "2.8.0"})))
+    node = simulated_machine(tmp_path, "8-GPU NVLink node")
+    made = make_test_plan(replace(node, packages=replace(node.packages, torch_cuda="", versions={"torch": "2.8.0"})))
     assert (made.device, made.nproc_per_node) == ("cpu", 2)
     assert any("built for the CPU; use the CUDA image" in line for line in made.warnings)
 
 
 def test_a_rank_of_srun_that_sees_one_gpu_takes_it() -> None:
-    made = plan(machine(8, gpus=1), job=Job("srun", 3, 4, 3, 4))
+    made = make_test_plan(make_machine(8, gpus=1), job=Job("srun", 3, 4, 3, 4))
     assert [rank.gpu for rank in made.ranks] == [0, 0, 0, 0]
     with pytest.raises(Refused, match="srun started 4 ranks on this node, which has 2 visible GPUs"):
-        plan(machine(8, gpus=2), job=Job("srun", 3, 4, 3, 4))
+        make_test_plan(make_machine(8, gpus=2), job=Job("srun", 3, 4, 3, 4))
 
 
 def test_slurms_grant_limits_where_no_mask_does() -> None:
-    made = plan(machine(16), job=Job(granted_cpus=4, node_cpus=4))
+    made = make_test_plan(make_machine(16), job=Job(granted_cpus=4, node_cpus=4))
     assert made.ranks[0].threads == 4
-    assert "Slurm grants 4 CPUs" in why(made, "cores")
+    assert "Slurm grants 4 CPUs" in reason_for(made, "cores")
 
 
 def test_a_rank_that_srun_left_one_cpu_is_told_what_to_write() -> None:
     job = Job("srun", 0, 2, 0, 2, binding="asked", granted_cpus=16, node_cpus=16)
-    made = plan(machine(1, online=16), job=job)
+    made = make_test_plan(make_machine(1, online=16), job=job)
     assert any("srun --cpus-per-task=8" in line for line in made.warnings)
     full = replace(job, node_cpus=2)
-    assert plan(machine(1, online=16), job=full).warnings == ()
+    assert make_test_plan(make_machine(1, online=16), job=full).warnings == ()
 
 
 def test_a_socket_that_several_ranks_were_bound_to_is_shared_among_them() -> None:
-    made = plan(machine(28, online=56), job=Job("Open MPI", 5, 8, 5, 8, binding="asked"))
+    made = make_test_plan(make_machine(28, online=56), job=Job("Open MPI", 5, 8, 5, 8, binding="asked"))
     assert made.ranks[5].threads == 7
-    assert "about 4 ranks share them" in why(made, "cores")
+    assert "about 4 ranks share them" in reason_for(made, "cores")
 
 
 def test_uneven_numa_nodes_get_one_rank_over_all() -> None:
-    node = machine(11)
+    node = make_machine(11)
     uneven = replace(node, cpus=tuple(replace(cpu, node=int(cpu.id == 10)) for cpu in node.cpus), memory_nodes=(0, 1))
-    made = plan(uneven)
+    made = make_test_plan(uneven)
     assert made.nproc_per_node == 1
-    assert "differ too much" in why(made, "ranks")
+    assert "differ too much" in reason_for(made, "ranks")
 
 
 @pytest.mark.parametrize(
@@ -214,12 +207,12 @@ def test_uneven_numa_nodes_get_one_rank_over_all() -> None:
 )  # fmt: skip
 def test_variables_that_contradict_are_refused_naming_both(environ: dict[str, str], said: str) -> None:
     with pytest.raises(Refused, match=said) as error:
-        plan(machine(4), environ)
+        make_test_plan(make_machine(4), environ)
     assert error.value.code == Exit.USAGE
 
 
 def test_mkls_number_of_threads_is_heeded_since_torch_takes_it() -> None:
-    made = plan(machine(4), {"MKL_NUM_THREADS": "3"})
+    made = make_test_plan(make_machine(4), {"MKL_NUM_THREADS": "3"})
     assert made.ranks[0].threads == 3
-    assert why(made, "threads") == "(yours) MKL_NUM_THREADS=3"
+    assert reason_for(made, "threads") == "(yours) MKL_NUM_THREADS=3"
     assert made.environment["OMP_NUM_THREADS"] == "3"

@@ -2,53 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import socket
 import time
-from collections.abc import Callable
 
 import pytest
 
-from entrypoint.bond import NODE_LOST, Bond, Place, Verdict
+from entrypoint.bond import NODE_LOST, Bond, Verdict
 from entrypoint.errors import Exit, Refused
-
-
-def free_port(count: int = 1) -> int:
-    """Return the first of `count` free ports below those that the kernel gives to whoever asks for any (32768 on)."""
-    while True:
-        first = random.SystemRandom().randrange(20_000, 32_768 - count)
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return first
-
-
-def bond(
-    rank: int, ports: tuple[int, ...], token: str = "x", timeout_s: float = 30, meet: tuple[int, ...] = ()
-) -> Bond:
-    made = Bond(Place(rank, f"node{rank}", "127.0.0.1", ports, token), timeout_s, meet)
-    made.start()
-    return made
-
-
-def bonds(count: int, timeout_s: float = 30, tokens: tuple[str, ...] = ()) -> list[Bond]:
-    port = free_port()
-    tokens = tokens or ("job 7",) * count
-    return [bond(rank, (port,), tokens[rank], timeout_s) for rank in range(count)]
-
-
-def within(limit_s: float, holds: Callable[[], bool]) -> bool:
-    until = time.monotonic() + limit_s
-    while not holds() and time.monotonic() < until:
-        time.sleep(0.02)
-    return holds()
-
-
-def joined(leader: Bond, count: int) -> bool:
-    return within(10, lambda: len(leader.peers) == count)
+from tests.entrypoint.channels import bond, bonds, joined, within
+from tests.net import free_port, listen_on
 
 
 def test_all_learn_who_failed_first_and_keep_to_it() -> None:
@@ -128,10 +90,6 @@ def test_another_jobs_guard_on_the_same_port_is_none_of_ours() -> None:
 
 def joined_within_a_second(leader: Bond) -> bool:
     return within(1, lambda: bool(leader.peers))
-
-
-def listen_on(port: int) -> socket.socket:
-    return socket.create_server(("", port))
 
 
 def test_ranks_meet_on_the_next_port_where_one_is_taken_and_all_learn_which() -> None:

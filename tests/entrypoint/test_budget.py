@@ -18,35 +18,7 @@ from entrypoint.machine import Machine
 from entrypoint.topology import Cpu
 from tests.conftest import FUZZ_EXAMPLES as EXAMPLES
 from tests.conftest import PYTHON, Entrypoint, needs_two_cores
-
-KINDS = st.sampled_from(["auto", "performance", "physical", "logical"])
-
-
-@st.composite
-def machines(draw: st.DrawFn) -> Machine:
-    """Any symmetric, hybrid or ragged machine: siblings either way, nodes with gaps, a mask, a quota."""
-    sockets, cores, threads = draw(st.integers(1, 4)), draw(st.integers(1, 16)), draw(st.integers(1, 4))
-    per_socket, stride = draw(st.integers(1, 4)), draw(st.sampled_from([1, 8]))
-    interleaved, slow = draw(st.booleans()), draw(st.integers(0, 8))
-    total = sockets * cores
-    cpus = [
-        Cpu(
-            core + thread * total if interleaved else core * threads + thread,
-            core % cores,
-            core // cores,
-            stride * (core // cores * per_socket + core % cores * per_socket // cores),
-            core % cores < slow,
-        )
-        for thread in range(threads)
-        for core in range(total)
-    ]
-    mask = draw(st.sets(st.sampled_from(cpus), min_size=1))
-    quota = draw(st.none() | st.floats(0.1, 200))
-    allowed = tuple(sorted(mask, key=lambda cpu: cpu.id))
-    return Machine("m", "cpu", "vendor", allowed, len(cpus), quota, 1 << 33)
-
-
-grants = st.builds(Job, granted_cpus=st.none() | st.integers(1, 300))
+from tests.strategies import KINDS, grants, machines
 
 
 @settings(max_examples=EXAMPLES)
@@ -85,7 +57,7 @@ def test_a_budget_says_what_limits_it() -> None:
     found: Budget = find_budget(machine, Job(granted_cpus=3), "auto")
     assert found.text == (
         "2 physical cores allowed by the affinity mask (0-2,8), 1 efficiency cores left out: equal parts would wait for"
-        " them (LAUNCH_CORES=physical), the cgroup's quota is 1.5 CPUs, Slurm grants 3 CPUs"
+        " them (LAUNCH_CORE_TYPE=physical), the cgroup's quota is 1.5 CPUs, Slurm grants 3 CPUs"
     )
     assert (found.threads, found.rationed) == (1, True)
     siblings = find_budget(replace(machine, quota_cpus=None), Job(), "logical")

@@ -14,7 +14,7 @@ from entrypoint.machine import Machine
 from entrypoint.question import Question
 from entrypoint.settings import read_launch_settings
 from entrypoint.topology import Cpu
-from tests.entrypoint.test_planner import SCRIPT, machine, plan
+from tests.factories import SCRIPT, make_machine, make_test_plan
 
 
 def question(node: Machine, environ: Mapping[str, str] | None = None) -> Question:
@@ -43,28 +43,30 @@ def test_one_rank_may_leave_cores_to_others(threads: int, found: list[tuple[int,
 
 
 def test_siblings_are_tried_too() -> None:
-    two = replace(machine(4), cpus=tuple(Cpu(cpu, cpu // 2, 0, 0) for cpu in range(4)))
+    two = replace(make_machine(4), cpus=tuple(Cpu(cpu, cpu // 2, 0, 0) for cpu in range(4)))
     assert list(map(str, shapes(question(two), "cpu"))) == [
         "as planned",
         "1 rank x 2 threads",
         "2 ranks x 1 thread",
         "1 rank x 1 thread",
-        "1 rank x 4 threads, LAUNCH_CORES=logical",
-        "2 ranks x 2 threads, LAUNCH_CORES=logical",
+        "1 rank x 4 threads, LAUNCH_CORE_TYPE=logical",
+        "2 ranks x 2 threads, LAUNCH_CORE_TYPE=logical",
     ]
 
 
-@pytest.mark.parametrize("given", [{"LAUNCH_NPROC_PER_NODE": "2"}, {"LAUNCH_THREADS": "1"}, {"LAUNCH_BIND": "none"}])
+@pytest.mark.parametrize(
+    "given", [{"LAUNCH_NPROC_PER_NODE": "2"}, {"LAUNCH_THREADS": "1"}, {"LAUNCH_CPU_BINDING": "none"}]
+)
 def test_ranks_that_a_person_has_set_stay(given: dict[str, str]) -> None:
-    assert shapes(question(machine(4), given), "cpu") == (UNTUNED,)
-    assert shapes(question(machine(4)), "cuda") == (UNTUNED,)
+    assert shapes(question(make_machine(4), given), "cpu") == (UNTUNED,)
+    assert shapes(question(make_machine(4)), "cuda") == (UNTUNED,)
 
 
 @pytest.mark.parametrize(
     ("given", "device", "found"),
     [
         ({}, "cpu", ["none", "threads"]),
-        ({"LAUNCH_BIND": "ranks"}, "cpu", []),
+        ({"LAUNCH_CPU_BINDING": "ranks"}, "cpu", []),
         ({"OMP_PROC_BIND": "close"}, "cpu", []),
         ({}, "cuda", []),
     ],
@@ -72,7 +74,7 @@ def test_ranks_that_a_person_has_set_stay(given: dict[str, str]) -> None:
 def test_ranks_may_float_or_pin_their_threads_unless_a_person_says_how(
     given: dict[str, str], device: str, found: list[str]
 ) -> None:
-    assert [one["LAUNCH_BIND"] for one in bindings(question(machine(4), given), device)] == found
+    assert [one["LAUNCH_CPU_BINDING"] for one in bindings(question(make_machine(4), given), device)] == found
 
 
 LIBRARIES = (Library("tcmalloc", "/lib/t.so", ""), Library("intel", "/lib/i.so", ""), Library("jemalloc", None, "no"))
@@ -92,19 +94,22 @@ LIBRARIES = (Library("tcmalloc", "/lib/t.so", ""), Library("intel", "/lib/i.so",
 def test_runtime_waiting_and_allocator_are_what_can_be_had_and_is_left_open(
     given: dict[str, str], device: str, count: int
 ) -> None:
-    found = refinements(question(replace(machine(4), libraries=LIBRARIES), given), device)
+    found = refinements(question(replace(make_machine(4), libraries=LIBRARIES), given), device)
     assert len(found) == len({tuple(sorted(one.items())) for one in found}) == count
     assert not any(name in one for one in found for name in given)
 
 
 def test_loader_workers_around_the_plans_are_tried_where_it_streams() -> None:
-    streaming = replace(plan(machine(4)), training={"workers": 4})
-    assert worker_counts(question(machine(4)), streaming) == ({"TRAIN_WORKERS": "2"}, {"TRAIN_WORKERS": "8"})
-    assert worker_counts(question(machine(4), {"TRAIN_WORKERS": "4"}), streaming) == ()
-    assert worker_counts(question(machine(4)), plan(machine(4))) == ()
+    streaming = replace(make_test_plan(make_machine(4)), training={"workers": 4})
+    assert worker_counts(question(make_machine(4)), streaming) == (
+        {"TRAIN_NUM_WORKERS": "2"},
+        {"TRAIN_NUM_WORKERS": "8"},
+    )
+    assert worker_counts(question(make_machine(4), {"TRAIN_NUM_WORKERS": "4"}), streaming) == ()
+    assert worker_counts(question(make_machine(4)), make_test_plan(make_machine(4))) == ()
 
 
 def test_a_candidate_is_its_variables_in_any_order() -> None:
     one = Candidate.of({"LAUNCH_THREADS": "1", "LAUNCH_NPROC_PER_NODE": "2"})
     assert one == Candidate.of({"LAUNCH_NPROC_PER_NODE": "2"}).also({"LAUNCH_THREADS": "1"})
-    assert str(one.also({"TRAIN_WORKERS": "3"})) == "2 ranks x 1 thread, workers 3"
+    assert str(one.also({"TRAIN_NUM_WORKERS": "3"})) == "2 ranks x 1 thread, workers 3"

@@ -16,9 +16,9 @@ from entrypoint.plan import Program
 from entrypoint.question import Question
 from entrypoint.settings import read_launch_settings
 from entrypoint.surroundings import Surroundings
-from tests.entrypoint.test_planner import SCRIPT, machine, plan
+from tests.factories import SCRIPT, make_machine, make_test_plan
 
-WELL = machine(4)
+WELL = make_machine(4)
 TORCH = {"torch": "2.8.0"}
 
 
@@ -59,7 +59,7 @@ def test_a_machine_that_is_well_says_nothing() -> None:
 def test_what_would_bite_is_told_before_it_does(node: Machine, said: str) -> None:
     assert len(lines(node)) == 1
     assert lines(node)[0].startswith(said)
-    assert lines(node)[0] in plan(node).warnings, "every launch makes the fast checks"
+    assert lines(node)[0] in make_test_plan(node).warnings, "every launch makes the fast checks"
 
 
 @pytest.mark.parametrize(

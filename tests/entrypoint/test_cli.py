@@ -1,4 +1,4 @@
-"""The command line taken apart: flags of ours before a script, everything after it the script's own."""
+"""The command line: the entrypoint's own flags before a script, everything after it the script's."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.cli import help_text, parse
+from entrypoint.cli.parser import CommandLine, parse_command_line
+from entrypoint.core.settings_base import variable_name
 from entrypoint.errors import Refused
 from entrypoint.settings import LaunchSettings
-from entrypoint.variables import variable_name
+from entrypoint.tune import TuneSettings
 from train.settings import TrainSettings
+
+GROUPS = {"train": TrainSettings, "tune": TuneSettings}
+COMMANDS = ("train", "run", "plan", "tune", "doctor", "verify", "selftest")
+
+
+def parse(*argv: str) -> CommandLine:
+    return parse_command_line(argv, GROUPS)
 
 
 @pytest.fixture
@@ -21,18 +29,19 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "x.py"
 
 
-def test_flags_after_the_script_are_the_scripts(script: str) -> None:
-    request = parse(["run", "--threads", "2", script, "--threads", "9", "--dry-run"], TrainSettings)
-    assert request.launch_flags == {"threads": "2"}
-    assert request.program is not None
-    assert request.program.argv == (sys.executable, script, "--threads", "9", "--dry-run")
-    assert request.starts
+def test_flags_after_script_belong_to_script(script: str) -> None:
+    command = parse("run", "--threads", "2", script, "--threads", "9", "--dry-run", "--help")
+    assert command.launch_flags == {"threads": "2"}
+    assert command.program is not None
+    assert command.program.argv == (sys.executable, script, "--threads", "9", "--dry-run", "--help")
+    assert command.launches
+    assert command.words == ("run", script, "--threads", "9", "--dry-run", "--help")
 
 
-def test_a_module_is_run_as_python_does() -> None:
-    request = parse(["run", "-m", "pkg.tool", "-v"], TrainSettings)
-    assert request.program is not None
-    assert request.program.argv == (sys.executable, "-m", "pkg.tool", "-v")
+def test_module_runs_as_python_does() -> None:
+    command = parse("run", "-m", "pkg.tool", "-v")
+    assert command.program is not None
+    assert command.program.argv == (sys.executable, "-m", "pkg.tool", "-v")
 
 
 @pytest.mark.parametrize(
@@ -41,19 +50,33 @@ def test_a_module_is_run_as_python_does() -> None:
         (["train", "--epochs=3", "--nproc-per-node", "2"], {"nproc_per_node": "2"}, {"epochs": "3"}),
         (["train", "--oversubscribe", "--bias", "0"], {"oversubscribe": "1"}, {"bias": "0"}),
         (["plan", "--epochs", "3", "train", "--threads", "1"], {"threads": "1"}, {"epochs": "3"}),
+        (["train", "--feed=stream", "--with", "spawn"], {"with": "spawn"}, {"feed": "stream"}),
         (["plan"], {}, {}),
     ],
 )
-def test_flags_are_the_settings_names(argv: list[str], launch: dict[str, str], train: dict[str, str]) -> None:
-    request = parse(argv, TrainSettings)
-    assert (request.launch_flags, request.train_flags) == (launch, train)
-    assert request.program is None
+def test_flags_are_names_of_settings(argv: list[str], launch: dict[str, str], train: dict[str, str]) -> None:
+    command = parse(*argv)
+    assert (command.launch_flags, command.train_flags) == (launch, train)
+    assert command.program is None
 
 
-def test_plan_of_a_script_starts_nothing(script: str) -> None:
-    assert not parse(["plan", "run", script], TrainSettings).starts
-    assert not parse(["run", "--dry-run", script], TrainSettings).starts
-    assert not parse(["train", "--json"], TrainSettings).starts
+@pytest.mark.parametrize("flag", ["--oversubscribe", "--quiet"])
+def test_boolean_flag_does_not_take_the_script_as_value(script: str, flag: str) -> None:
+    command = parse("run", flag, script)
+    assert command.launch_flags == {flag[2:]: "1"}
+    assert command.words == ("run", script)
+
+
+def test_tune_takes_flags_before_the_program(script: str) -> None:
+    command = parse("tune", "--minutes", "2", "--threads", "1", "run", "--quiet", script, "--minutes", "7")
+    assert (command.tune_flags, command.launch_flags) == ({"minutes": "2"}, {"threads": "1", "quiet": "1"})
+    assert command.words == ("run", script, "--minutes", "7")
+
+
+def test_plan_of_script_starts_nothing(script: str) -> None:
+    assert not parse("plan", "run", script).launches
+    assert not parse("run", "--dry-run", script).launches
+    assert not parse("train", "--json").launches
 
 
 @pytest.mark.parametrize(
@@ -61,21 +84,49 @@ def test_plan_of_a_script_starts_nothing(script: str) -> None:
     [
         (["trian"], "trian: no such command. Did you mean train?"),
         (["train", "--epoch", "3"], "--epoch: no such flag. Did you mean --epochs?"),
-        (["train", "--epochs"], "--epochs: needs a value"),
-        (["train", "x.py"], "x.py: unexpected; `entrypoint run x.py`"),
-        (["run"], "run: no script"),
-        (["run", "-m"], "run -m: no module"),
+        (["train", "--epochs"], "--epochs: needs a value."),
+        (["train", "--json=1"], "argument --json: ignored explicit argument '1'"),
+        (["train", "x.py"], "x.py: unexpected. Use `entrypoint run x.py`"),
+        (["run"], "run: no script."),
+        (["run", "-m"], "run -m: no module."),
         (["run", "nowhere.py"], "nowhere.py: no such script"),
-        (["plan", "--epochs", "3", "run", "x.py"], "--epochs: a trainer's flag"),
+        (["run", "--epochs", "3", "x.py"], "--epochs: a flag of the trainer."),
+        (["plan", "--epochs", "3", "run", "x.py"], "--epochs: a flag of the trainer."),
+        (["verify", "abc"], "verify abc: not a process id."),
+        (["verify", "--threads", "1"], "--threads: no such flag."),
+        (["selftest", "x"], "x: unexpected."),
     ],
 )
-def test_what_cannot_be_understood_is_refused(argv: list[str], said: str) -> None:
+def test_unknown_words_are_errors(argv: list[str], said: str) -> None:
     with pytest.raises(Refused) as error:
-        parse(argv, TrainSettings)
+        parse(*argv)
     assert str(error.value).startswith(said)
+    assert len(str(error.value).splitlines()) == 1
 
 
-def test_help_names_every_setting() -> None:
-    text = help_text()
-    for prefix, model in (("LAUNCH_", LaunchSettings), ("TRAIN_", TrainSettings)):
-        assert all(variable_name(prefix, field) in text for field in model.model_fields)
+def test_help_all_names_every_setting() -> None:
+    text = parse("--help-all").help_text
+    for model in (LaunchSettings, TrainSettings, TuneSettings):
+        assert all(variable_name(model.PREFIX, field) in text for field in model.__struct_fields__)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_fits_100_columns(command: str) -> None:
+    for flag in ("--help", "--help-all", "-h"):
+        text = parse(command, flag).help_text
+        assert text.startswith(f"usage: entrypoint {command}")
+        assert max(map(len, text.splitlines())) <= 100
+
+
+def test_train_help_shows_few_settings_and_help_all_shows_all() -> None:
+    few, every = parse("train", "--help").help_text, parse("train", "--help-all").help_text
+    assert "--epochs" in few
+    assert "--mixup-alpha" not in few
+    assert all(f"--{name.replace('_', '-')}" in every for name in TrainSettings.__struct_fields__)
+    assert "--epochs" not in parse("run", "--help-all").help_text
+
+
+def test_version_and_overview_need_no_command() -> None:
+    assert parse("--version").help_text.startswith("entrypoint 0.")
+    for argv in ((), ("--help",), ("help",)):
+        assert all(name in parse(*argv).help_text for name in COMMANDS)

@@ -14,8 +14,8 @@ import pytest
 from entrypoint.elastic import wait_for_master
 from entrypoint.errors import Exit, Refused
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
-from tests.entrypoint.test_bond import free_port, listen_on
-from tests.entrypoint.test_planner import machine, plan
+from tests.factories import make_machine, make_test_plan
+from tests.net import free_port, listen_on
 from tests.processes import children
 
 TWICE = {"LAUNCH_MAX_RESTARTS": "2"}
@@ -96,14 +96,14 @@ def test_a_master_that_is_late_is_waited_for_and_told(
     port = free_port()
     environ = {"LAUNCH_NNODES": "1:2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with pytest.raises(Refused, match=f"node 0 at 127.0.0.1:{port} did not come within 1 s") as error:
-        wait_for_master(plan(machine(2), environ | {"LAUNCH_RENDEZVOUS_TIMEOUT_S": "1"}))
+        wait_for_master(make_test_plan(make_machine(2), environ | {"LAUNCH_RENDEZVOUS_TIMEOUT_S": "1"}))
     assert error.value.code == Exit.RENDEZVOUS
     assert f"entrypoint: waiting for node 0 at 127.0.0.1:{port} (0 of 1 s)" in capfd.readouterr().err
     with listen_on(port):
-        wait_for_master(plan(machine(2), environ))
+        wait_for_master(make_test_plan(make_machine(2), environ))
 
 
 def test_agents_that_need_not_meet_wait_for_nothing() -> None:
     from entrypoint.elastic import where_agents_meet
 
-    assert where_agents_meet(plan(machine(2), {"LAUNCH_MAX_RESTARTS": "2"}), {}) == []
+    assert where_agents_meet(make_test_plan(make_machine(2), {"LAUNCH_MAX_RESTARTS": "2"}), {}) == []

@@ -13,11 +13,11 @@ from entrypoint.plan import Plan, Program
 from entrypoint.planner import make_plan
 from entrypoint.question import Question
 from entrypoint.settings import read_launch_settings
-from tests.entrypoint.test_planner import SCRIPT, machine, plan, why
+from tests.factories import SCRIPT, make_machine, make_test_plan, reason_for
 
 
 def plan_in(container: str, environ: Mapping[str, str], broken: Mapping[str, str] | None = None) -> Plan:
-    node = machine(4)
+    node = make_machine(4)
     node = replace(node, surroundings=replace(node.surroundings, container=container))
     settings = read_launch_settings({}, {})
     return make_plan(Question(settings, node, Job(), SCRIPT, environ, "python", broken_preloads=broken or {}))
@@ -55,7 +55,7 @@ def test_a_preload_that_is_not_there_is_refused() -> None:
 def test_the_hosts_preload_that_is_not_in_an_apptainer_image_is_left_out_and_told() -> None:
     made = plan_in("Apptainer", PRELOAD, BROKEN)
     assert made.environment["LD_PRELOAD"] == "/opt/libx.so"
-    assert why(made, "LD_PRELOAD").startswith("the host's, without what is not in the image: /host/liby.so")
+    assert reason_for(made, "LD_PRELOAD").startswith("the host's, without what is not in the image: /host/liby.so")
 
 
 TWO = {"LAUNCH_NPROC_PER_NODE": "2"}
@@ -73,21 +73,21 @@ TOGETHER = [
 def test_accelerate_is_told_that_its_ranks_on_cpus_train_together(
     settings: dict[str, str], environ: dict[str, str], job: Job, value: str | None
 ) -> None:
-    question = Question(read_launch_settings(settings, {}), machine(4), job, SCRIPT, environ, "python")
+    question = Question(read_launch_settings(settings, {}), make_machine(4), job, SCRIPT, environ, "python")
     assert make_plan(question).environment.get("ACCELERATE_USE_CPU") == value
     trains = make_plan(replace(question, program=Program("train", ("python", "-m", "train"))))
     assert "ACCELERATE_USE_CPU" not in trains.environment
 
 
 def test_accelerate_is_left_to_its_gpus() -> None:
-    made = plan(machine(4, gpus=2))
+    made = make_test_plan(make_machine(4, gpus=2))
     assert made.nproc_per_node == 2
     assert "ACCELERATE_USE_CPU" not in made.environment
 
 
 def test_a_variable_of_openmps_that_a_person_has_set_is_shown_as_theirs() -> None:
     made = plan_in("", {"OMP_PROC_BIND": "spread", "OMP_SCHEDULE": "dynamic"})
-    assert why(made, "OMP_PROC_BIND") == "(yours) OMP_PROC_BIND=spread"
-    assert why(made, "OMP_SCHEDULE") == "(yours) OMP_SCHEDULE=dynamic"
+    assert reason_for(made, "OMP_PROC_BIND") == "(yours) OMP_PROC_BIND=spread"
+    assert reason_for(made, "OMP_SCHEDULE") == "(yours) OMP_SCHEDULE=dynamic"
     assert made.environment["OMP_SCHEDULE"] == "dynamic"
     assert "OMP_PROC_BIND" not in made.environment, "left as it is"

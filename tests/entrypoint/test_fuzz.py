@@ -10,7 +10,7 @@ import time
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from entrypoint.__main__ import node_stage
+from entrypoint.cli.commands import run_command
 from entrypoint.environment import STANDARD
 from entrypoint.errors import Exit, Refused
 from entrypoint.job import LAUNCHERS
@@ -21,7 +21,7 @@ from train.settings import TrainSettings
 OURS = [
     prefix + field.upper()
     for prefix, model in (("LAUNCH_", LaunchSettings), ("TRAIN_", TrainSettings))
-    for field in model.model_fields
+    for field in model.__struct_fields__
 ]
 LAUNCHERS_OWN = [
     name
@@ -58,7 +58,7 @@ def test_any_environment_ends_in_a_plan_or_one_line_a_fault(command: list[str], 
     started_s = time.process_time()
     sys.stdout = out
     try:
-        assert node_stage(command, environ) == 0
+        assert run_command(command, environ) == 0
     except Refused as error:
         assert error.code in (Exit.USAGE, Exit.MACHINE, Exit.RENDEZVOUS)
         assert all(line.isprintable() and line for line in str(error).split("\n"))

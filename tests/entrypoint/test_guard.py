@@ -10,7 +10,8 @@ import pytest
 
 from entrypoint.errors import how_ended
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
-from tests.entrypoint.test_bond import bond, free_port, joined
+from tests.entrypoint.channels import bond, joined
+from tests.net import free_port
 from tests.processes import has_ended, wait_until
 
 GUARD = """

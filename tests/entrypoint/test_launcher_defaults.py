@@ -90,5 +90,5 @@ def test_ranks_that_would_each_believe_to_be_alone_are_told(
     assert result.code != 0
     assert "trained" not in result.out
     assert "each rank would believe that it is rank 0 of 1" in result.err
-    allowed = entrypoint("run", "--with=direct", "x.py", command=command)
+    allowed = entrypoint("run", "--launcher=direct", "x.py", command=command)
     assert allowed.out == "trained\ntrained\n", allowed.err

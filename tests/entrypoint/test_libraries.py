@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import platform
-import struct
 import sys
 from pathlib import Path
 
 import pytest
 
 from entrypoint.libraries import ELF_MACHINES, Library, broken_preloads, read_libraries
+from tests.factories import elf_header
 
-
-def elf(machine: int) -> bytes:
-    """Return the first bytes of a little-endian 64-bit shared object for a machine."""
-    return b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HH", 3, machine)
-
-
-X86, ARM = elf(62), elf(183)
+X86, ARM = elf_header(62), elf_header(183)
 ARM_OR_X86 = {62: 183, 183: 62}
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
 
@@ -77,7 +71,11 @@ def test_intels_runtime_is_found_beside_this_python_without_an_activated_environ
 def test_preloads_that_the_loader_would_only_warn_of_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     here = ELF_MACHINES[platform.machine()]
-    for name, content in {"good.so": elf(here), "other.so": elf(ARM_OR_X86[here]), "text.so": b"text"}.items():
+    for name, content in {
+        "good.so": elf_header(here),
+        "other.so": elf_header(ARM_OR_X86[here]),
+        "text.so": b"text",
+    }.items():
         Path(name).write_bytes(content)
     assert broken_preloads(f"libfound.so:{tmp_path}/good.so ./good.so /usr/$LIB/x.so") == {}
     assert broken_preloads(f"{tmp_path}/other.so:./text.so:/no/such.so") == {

@@ -179,8 +179,8 @@ def test_the_mask_of_taskset_is_the_plans(entrypoint: Entrypoint) -> None:
             2,
             "TRAIN_DATA_DIR=/nowhere: no such",
         ),
-        (["train"], {"TRAIN_FEED": "stream"}, 2, "TRAIN_FEED=stream: only imagefolder can be streamed"),
-        (["train"], {"TRAIN_ACCUMULATE": "65"}, 2, "TRAIN_BATCH_SIZE=64: too few for 1 ranks x 65 parts"),
+        (["train"], {"TRAIN_DATA_SOURCE": "stream"}, 2, "TRAIN_DATA_SOURCE=stream: only imagefolder can be streamed"),
+        (["train"], {"TRAIN_GRAD_ACCUM_STEPS": "65"}, 2, "TRAIN_BATCH_SIZE=64: too few for 1 ranks x 65 parts"),
         (["rank"], {}, 2, "ENTRYPOINT_PLAN: no plan of the node stage"),
     ],
 )
@@ -273,7 +273,7 @@ def check_two_ranks(entrypoint: Entrypoint, result: Result) -> None:
 
 def test_a_rank_stays_unbound_where_that_is_asked_for(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", "import os; print(sorted(os.sched_getaffinity(0)))")
-    result = entrypoint("run", "--bind=none", "--nproc-per-node=1", "x.py")
+    result = entrypoint("run", "--cpu-binding=none", "--nproc-per-node=1", "x.py")
     assert result.out == f"{sorted(os.sched_getaffinity(0))}\n"
     assert "not bound" in result.err
 

@@ -10,7 +10,7 @@ import pytest
 from entrypoint.errors import Exit, Refused
 from entrypoint.job import Job
 from entrypoint.meeting import address_of, find_master, interface_towards, meeting_variables, refuse_taken
-from tests.entrypoint.test_bond import free_port
+from tests.net import free_port
 
 NOWHERE = "no-such-node.invalid"
 

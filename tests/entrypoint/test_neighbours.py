@@ -116,7 +116,7 @@ def test_a_run_beside_a_neighbour_has_fewer_threads_and_says_why(entrypoint: Ent
     with neighbours([min(os.sched_getaffinity(0))]):
         for _ in range(9):  # other suites may be neighbours too, for a moment
             before = look(0.5)
-            done = entrypoint("run", program, env={"LAUNCH_NEIGHBOURS": "auto"}, command=command)
+            done = entrypoint("run", program, env={"LAUNCH_RESERVE_CPUS": "auto"}, command=command)
             if done.out == f"threads {CORES - 1}\n":
                 break
             calm += max(before, look(0.5)) < 1.3
@@ -124,4 +124,4 @@ def test_a_run_beside_a_neighbour_has_fewer_threads_and_says_why(entrypoint: Ent
         else:
             pytest.skip(f"needs a machine with nobody else on it, others use {before:.1f} of {CORES} CPUs")
     assert "less what is left to others: they keep " in done.err
-    assert "LAUNCH_NEIGHBOURS=0 takes all" in done.err
+    assert "LAUNCH_RESERVE_CPUS=0 takes all" in done.err

@@ -11,20 +11,12 @@ from entrypoint.errors import Exit, Refused
 from entrypoint.job import Job, read_job
 from entrypoint.nodes import Nodes, read_nodes
 from entrypoint.settings import read_launch_settings
+from tests.factories import KUBERNETES, STEP
 
 HAND = {"LAUNCH_NNODES": "2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "r1"}
-# Kubeflow's training operator, a PyTorchJob of 2 nodes with 4 processes each.
-KUBERNETES = {
-    "PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-master-0",
-    "PET_MASTER_PORT": "23456", "WORLD_SIZE": "8", "RANK": "1",
-}  # fmt: skip
 SAGEMAKER = {
     "SM_HOSTS": '["algo-2","algo-1"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "0", "SM_NUM_CPUS": "4",
     "SM_NETWORK_INTERFACE_NAME": "eth0",
-}  # fmt: skip
-STEP = {
-    "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "n[1-2]",
 }  # fmt: skip
 RANK = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x"}
 
@@ -47,7 +39,7 @@ CASES = {
         STEP | {"LAUNCH_NPROC_PER_NODE": "2"},
         Nodes(2, 1, "n1", said_by="srun"),
     ),
-    "srun, a task a node for torchrun": (STEP | {"LAUNCH_WITH": "torchrun"}, Nodes(2, 1, "n1", said_by="srun")),
+    "srun, a task a node for torchrun": (STEP | {"LAUNCH_LAUNCHER": "torchrun"}, Nodes(2, 1, "n1", said_by="srun")),
     "by hand, as few as one": (
         HAND | {"LAUNCH_NNODES": "1:4"},
         Nodes(4, 1, "r1", said_by="LAUNCH_NNODES=1:4", fewest=1),
@@ -97,7 +89,7 @@ def test_what_cannot_be_or_contradicts_is_refused_by_name(environ: dict[str, str
 def test_a_step_of_several_tasks_a_node_starts_no_ranks_of_its_own() -> None:
     job = replace(read_job(STEP), local_world_size=2)
     assert not job.starts_own(read_launch_settings({"LAUNCH_NPROC_PER_NODE": "2"}, {}).values)
-    assert not Job().starts_own(read_launch_settings({"LAUNCH_WITH": "torchrun"}, {}).values)
+    assert not Job().starts_own(read_launch_settings({"LAUNCH_LAUNCHER": "torchrun"}, {}).values)
 
 
 def test_hosts_of_sagemaker_are_counted_in_the_same_order_on_all() -> None:

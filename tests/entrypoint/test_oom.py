@@ -57,7 +57,7 @@ def test_the_group_that_is_limited_counts(tmp_path: Path, files: dict[str, str],
     [
         (Memory(3), Memory(3), ""),
         (Memory(3, GIB, GIB), Memory(4, GIB, GIB), "out of memory, the 1.0 GiB that this job may use (peak 1.0 GiB)"),
-        (Memory(3), Memory(4), "out of memory, the machine's; lower TRAIN_BATCH_SIZE or TRAIN_WORKERS"),
+        (Memory(3), Memory(4), "out of memory, the machine's; lower TRAIN_BATCH_SIZE or TRAIN_NUM_WORKERS"),
     ],
 )  # fmt: skip
 def test_what_is_said_of_it(before: Memory, after: Memory, said: str) -> None:

@@ -18,9 +18,8 @@ from entrypoint.job import Job
 from entrypoint.libraries import read_libraries
 from entrypoint.machine import read_machine
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, paint, script
-from tests.entrypoint.test_libraries import elf
-from tests.entrypoint.test_planner import machine, plan
-from tests.entrypoint.test_spawn import started
+from tests.entrypoint.running_ranks import started
+from tests.factories import elf_header, make_machine, make_test_plan
 from tests.machines import smp
 
 TELL = """
@@ -38,14 +37,14 @@ def told(entrypoint: Entrypoint, rank: int = 0) -> dict[str, str]:
 def test_run_cpu_takes_the_core_column_for_cpu_ids(tmp_path: Path) -> None:
     """With siblings numbered 0,1 its four cores are two."""
     tree = smp(1, 4, 2, interleaved=False)
-    made = plan(read_machine(tree.build(tmp_path), tree.cpus), {"LAUNCH_NPROC_PER_NODE": "4"})
+    made = make_test_plan(read_machine(tree.build(tmp_path), tree.cpus), {"LAUNCH_NPROC_PER_NODE": "4"})
     assert [rank.cpus for rank in made.ranks] == [(0,), (2,), (4,), (6,)]
 
 
 def test_run_cpu_wants_exactly_libtcmalloc_so_and_skips_multiarch_folders(tmp_path: Path) -> None:
     file = tmp_path / "usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4.5.9"
     file.parent.mkdir(parents=True)
-    file.write_bytes(elf(62))
+    file.write_bytes(elf_header(62))
     (found, *_) = read_libraries(tmp_path, tmp_path / "venv", "x86_64")
     assert found.path == str(file)
 
@@ -78,7 +77,7 @@ def test_run_cpu_needs_an_activated_environment_to_find_intels_openmp(entrypoint
 
 
 def test_torchrun_sets_one_thread_for_several_ranks() -> None:
-    made = plan(machine(8), {"LAUNCH_NPROC_PER_NODE": "2"})
+    made = make_test_plan(make_machine(8), {"LAUNCH_NPROC_PER_NODE": "2"})
     assert [rank.threads for rank in made.ranks] == [4, 4]
 
 
@@ -102,7 +101,7 @@ def test_torchrun_ends_with_the_terminal_even_under_nohup(entrypoint: Entrypoint
 
 def test_torchrun_binds_by_numa_node_only_for_gpus(tmp_path: Path) -> None:
     tree = smp(2, 4)
-    made = plan(read_machine(tree.build(tmp_path), tree.cpus))
+    made = make_test_plan(read_machine(tree.build(tmp_path), tree.cpus))
     assert [(rank.cpus, rank.memory_nodes) for rank in made.ranks] == [((0, 1, 2, 3), (0,)), ((4, 5, 6, 7), (1,))]
 
 
@@ -117,20 +116,20 @@ def test_accelerate_overwrites_the_kmp_affinity_of_the_user(entrypoint: Entrypoi
     assert told(entrypoint) == {"KMP_AFFINITY": "scatter"}
     assert "(yours) KMP_AFFINITY=scatter" in result.err
     assert ("is read by Intel's OpenMP runtime only" in result.err) is (openmp == "gnu")
-    entrypoint("run", "--openmp", openmp, "--bind=threads", "x.py", "KMP_AFFINITY", "OMP_PLACES")
+    entrypoint("run", "--openmp", openmp, "--cpu-binding=threads", "x.py", "KMP_AFFINITY", "OMP_PLACES")
     ours = told(entrypoint)
     assert (ours["KMP_AFFINITY"] is not None, ours["OMP_PLACES"] is not None) == (openmp == "intel", openmp == "gnu")
 
 
 def test_srun_leaves_a_rank_one_cpu_and_nobody_says_so() -> None:
     job = Job("srun", 0, 1, 0, 1, binding="asked", granted_cpus=8, node_cpus=8)
-    (warning,) = plan(machine(1, online=8), job=job).warnings
+    (warning,) = make_test_plan(make_machine(1, online=8), job=job).warnings
     assert "srun left this rank 1 of the 8 CPUs" in warning
     assert "srun --cpus-per-task=8" in warning
 
 
 def test_the_book_maps_global_ranks_to_cpus_so_that_node_2_is_off_the_end() -> None:
-    made = plan(machine(8), job=Job("hydra (MPICH, Intel MPI)", 5, 8, 1, 4))
+    made = make_test_plan(make_machine(8), job=Job("hydra (MPICH, Intel MPI)", 5, 8, 1, 4))
     assert made.ranks[1].cpus == (2, 3), "rank 5 is local rank 1"
 
 
@@ -171,9 +170,9 @@ def test_the_book_leaves_its_loading_processes_unpinned(entrypoint: Entrypoint, 
     for split in ("train", "test"):
         paint(tmp_path / "pictures" / split, each=100)
     env = {
-        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path / "pictures"), "TRAIN_FEED": "stream",
-        "TRAIN_WORKERS": "1", "TRAIN_BATCH_SIZE": "4", "TRAIN_EPOCHS": "10000", "TRAIN_TENSORBOARD": "0",
-        "LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_QUIET": "1", "LAUNCH_BIND": bind,
+        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path / "pictures"), "TRAIN_DATA_SOURCE": "stream",
+        "TRAIN_NUM_WORKERS": "1", "TRAIN_BATCH_SIZE": "4", "TRAIN_EPOCHS": "10000", "TRAIN_TENSORBOARD": "0",
+        "LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_QUIET": "1", "LAUNCH_CPU_BINDING": bind,
     }  # fmt: skip
     mask = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
     job = subprocess.Popen(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -14,48 +13,16 @@ from entrypoint.gpus import Gpu
 from entrypoint.job import Job
 from entrypoint.machine import Machine
 from entrypoint.meeting import agreed_port
-from entrypoint.nodes import read_nodes
 from entrypoint.packages import Packages
-from entrypoint.plan import Plan, Program
-from entrypoint.planner import make_plan
-from entrypoint.question import Question
-from entrypoint.settings import LaunchSettings, read_launch_settings
-from entrypoint.surroundings import Surroundings
-from entrypoint.topology import Cpu
+from entrypoint.plan import Plan
+from entrypoint.settings import LaunchSettings
 from tests.conftest import FUZZ_EXAMPLES
-from tests.entrypoint.test_budget import machines
-
-SCRIPT = Program("script", ("python", "x.py"))
-
-
-def machine(cores: int = 4, online: int | None = None, quota: float | None = None, gpus: int = 0) -> Machine:
-    return Machine(
-        "node1",
-        "a CPU",
-        "AuthenticAMD",
-        tuple(Cpu(core, core, 0, 0) for core in range(cores)),
-        online or cores,
-        quota,
-        8 << 30,
-        tuple(Gpu(index, f"GPU-{index}", "H200", 1 << 37) for index in range(gpus)),
-        surroundings=Surroundings(shm_bytes=1 << 30),
-    )
-
-
-def plan(
-    node: Machine, environ: Mapping[str, str] | None = None, job: Job | None = None, program: Program = SCRIPT
-) -> Plan:
-    environ = environ or {}
-    chosen, job = read_launch_settings(environ, {}), job or Job()
-    return make_plan(Question(chosen, node, job, program, environ, "python", nodes=read_nodes(chosen, environ, job)))
-
-
-def why(made: Plan, what: str) -> str:
-    return next(decision.why for decision in made.decisions if decision.what == what)
+from tests.factories import SCRIPT, make_machine, make_test_plan, reason_for
+from tests.strategies import machines
 
 
 def test_one_rank_takes_all_cores_and_no_launcher() -> None:
-    made = plan(machine(4))
+    made = make_test_plan(make_machine(4))
     assert (made.launcher, made.nproc_per_node, made.device, made.backend) == ("direct", 1, "cpu", "gloo")
     assert made.ranks[0].cpus == (0, 1, 2, 3)
     assert made.ranks[0].threads == 4
@@ -63,18 +30,18 @@ def test_one_rank_takes_all_cores_and_no_launcher() -> None:
 
 
 def test_two_ranks_share_the_cores_and_are_started_without_torchrun() -> None:
-    made = plan(machine(5), {"LAUNCH_NPROC_PER_NODE": "2"})
-    assert made.launcher == "spawn"
+    made = make_test_plan(make_machine(5), {"LAUNCH_NPROC_PER_NODE": "2"})
+    assert made.launcher == "local"
     assert made.command == SCRIPT.argv
     assert [rank.cpus for rank in made.ranks] == [(0, 1, 2), (3, 4)]
     assert [rank.threads for rank in made.ranks] == [3, 2]
     assert made.environment["GLOO_SOCKET_IFNAME"] == "lo"
 
 
-@pytest.mark.parametrize("name", ["LAUNCH_WITH", "LAUNCH_MAX_RESTARTS"])
+@pytest.mark.parametrize("name", ["LAUNCH_LAUNCHER", "LAUNCH_MAX_RESTARTS"])
 def test_torchruns_agent_starts_them_where_it_is_asked_for_or_may_have_to_start_them_again(name: str) -> None:
-    value = {"LAUNCH_WITH": "torchrun", "LAUNCH_MAX_RESTARTS": "1"}[name]
-    made = plan(machine(5), {"LAUNCH_NPROC_PER_NODE": "2", name: value})
+    value = {"LAUNCH_LAUNCHER": "torchrun", "LAUNCH_MAX_RESTARTS": "1"}[name]
+    made = make_test_plan(make_machine(5), {"LAUNCH_NPROC_PER_NODE": "2", name: value})
     assert made.launcher == "torchrun"
     assert [rank.cpus for rank in made.ranks] == [(0, 1, 2), (3, 4)]
     assert "--nproc-per-node=2" in made.command
@@ -83,34 +50,34 @@ def test_torchruns_agent_starts_them_where_it_is_asked_for_or_may_have_to_start_
 
 @pytest.mark.parametrize(("quota", "threads"), [(1.0, 1), (1.5, 1), (3.5, 3), (0.5, 1), (64.0, 4)])
 def test_a_quota_limits_threads_but_not_places(quota: float, threads: int) -> None:
-    made = plan(machine(4, quota=quota))
+    made = make_test_plan(make_machine(4, quota=quota))
     assert made.ranks[0].threads == threads
     assert made.ranks[0].cpus == (0, 1, 2, 3)
 
 
 def test_more_ranks_than_cores_is_refused_with_what_limits_them() -> None:
     with pytest.raises(Refused, match=r"LAUNCH_NPROC_PER_NODE=3: more ranks than cores: 2 physical cores allowed") as e:
-        plan(machine(2), {"LAUNCH_NPROC_PER_NODE": "3"})
+        make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "3"})
     assert e.value.code == Exit.MACHINE
     with pytest.raises(Refused, match=r"the cgroup's quota is 1\.5 CPUs"):
-        plan(machine(8, quota=1.5), {"LAUNCH_NPROC_PER_NODE": "2"})
+        make_test_plan(make_machine(8, quota=1.5), {"LAUNCH_NPROC_PER_NODE": "2"})
 
 
 def test_oversubscribed_ranks_share_and_wait_passively() -> None:
-    made = plan(machine(2), {"LAUNCH_NPROC_PER_NODE": "3", "LAUNCH_OVERSUBSCRIBE": "1"})
+    made = make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "3", "LAUNCH_OVERSUBSCRIBE": "1"})
     assert [rank.cpus for rank in made.ranks] == [(0, 1)] * 3
     assert [rank.threads for rank in made.ranks] == [1, 1, 1]
     assert made.environment["OMP_WAIT_POLICY"] == "passive"
 
 
 def test_a_gpu_each_gets_a_rank_and_nccl() -> None:
-    made = plan(machine(8, gpus=2))
+    made = make_test_plan(make_machine(8, gpus=2))
     assert (made.device, made.backend, made.nproc_per_node) == ("cuda", "nccl", 2)
     assert [rank.gpu for rank in made.ranks] == [0, 1]
 
 
 def test_cpu_asked_for_on_a_gpu_node_is_cpu() -> None:
-    made = plan(machine(4, gpus=2), {"LAUNCH_DEVICE": "cpu"})
+    made = make_test_plan(make_machine(4, gpus=2), {"LAUNCH_DEVICE": "cpu"})
     assert (made.device, made.backend, made.nproc_per_node) == ("cpu", "gloo", 1)
 
 
@@ -127,23 +94,23 @@ def test_cpu_asked_for_on_a_gpu_node_is_cpu() -> None:
 )
 def test_what_cannot_be_is_refused(environ: dict[str, str], gpus: int, said: str, code: Exit) -> None:
     with pytest.raises(Refused, match=said) as error:
-        plan(machine(4, gpus=gpus), environ)
+        make_test_plan(make_machine(4, gpus=gpus), environ)
     assert error.value.code == code
 
 
 def test_what_a_person_sets_wins_and_is_marked() -> None:
     environ = {"OMP_NUM_THREADS": "2", "GLOO_SOCKET_IFNAME": "eth7", "LAUNCH_NPROC_PER_NODE": "2"}
-    made = plan(machine(4), environ)
+    made = make_test_plan(make_machine(4), environ)
     assert made.environment["OMP_NUM_THREADS"] == "2"
     assert made.environment["GLOO_SOCKET_IFNAME"] == "eth7"
     assert set(made.yours) == {"OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"}
-    assert why(made, "threads") == "(yours) OMP_NUM_THREADS=2"
-    assert why(made, "GLOO_SOCKET_IFNAME") == "(yours) GLOO_SOCKET_IFNAME=eth7"
-    assert why(made, "ranks") == "(yours) LAUNCH_NPROC_PER_NODE=2"
+    assert reason_for(made, "threads") == "(yours) OMP_NUM_THREADS=2"
+    assert reason_for(made, "GLOO_SOCKET_IFNAME") == "(yours) GLOO_SOCKET_IFNAME=eth7"
+    assert reason_for(made, "ranks") == "(yours) LAUNCH_NPROC_PER_NODE=2"
 
 
 def test_more_threads_than_cores_is_warned_of() -> None:
-    made = plan(machine(2), {"LAUNCH_THREADS": "8"})
+    made = make_test_plan(make_machine(2), {"LAUNCH_THREADS": "8"})
     assert made.ranks[0].threads == 8
     assert any("8 threads a rank on 2 cores" in warning for warning in made.warnings)
 
@@ -153,39 +120,39 @@ MASTER = {"MASTER_ADDR": "r1"}
 
 def test_each_of_several_nodes_starts_its_own_ranks_and_knows_its_number() -> None:
     environ = {"LAUNCH_NNODES": "3", "LAUNCH_NODE_RANK": "1", "LAUNCH_NPROC_PER_NODE": "2", **MASTER}
-    made = plan(machine(4), environ)
-    assert (made.nnodes, made.node_rank, made.nproc_per_node, made.launcher) == (3, 1, 2, "spawn")
+    made = make_test_plan(make_machine(4), environ)
+    assert (made.nnodes, made.node_rank, made.nproc_per_node, made.launcher) == (3, 1, 2, "local")
     assert made.fail_timeout_s == 60, "one of several nodes may go without a word"
-    assert plan(machine(4)).fail_timeout_s == 1800
+    assert make_test_plan(make_machine(4)).fail_timeout_s == 1800
     assert (made.world_size, made.master_addr, made.master_port) == (6, "r1", str(agreed_port("")))
-    assert "2 of 6" in why(made, "launcher")
-    one_each = plan(machine(4), environ | {"LAUNCH_NPROC_PER_NODE": "1"})
-    assert one_each.launcher == "spawn", "a lone rank is watched too"
+    assert "2 of 6" in reason_for(made, "launcher")
+    one_each = make_test_plan(make_machine(4), environ | {"LAUNCH_NPROC_PER_NODE": "1"})
+    assert one_each.launcher == "local", "a lone rank is watched too"
 
 
 def test_a_launcher_is_never_nested() -> None:
-    made = plan(machine(4), job=Job("torchrun", 1, 2, 1, 2))
+    made = make_test_plan(make_machine(4), job=Job("torchrun", 1, 2, 1, 2))
     assert made.launcher == "rank"
     assert made.nproc_per_node == 2
     with pytest.raises(Refused, match="contradicts torchrun"):
-        plan(machine(4), {"LAUNCH_NPROC_PER_NODE": "4"}, Job("torchrun", 1, 2, 1, 2))
+        make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "4"}, Job("torchrun", 1, 2, 1, 2))
 
 
 def test_a_mask_that_the_launcher_has_set_is_not_shared_again() -> None:
-    made = plan(machine(1, online=4), job=Job("Open MPI", 1, 2, 1, 2, binding="asked"))
+    made = make_test_plan(make_machine(1, online=4), job=Job("Open MPI", 1, 2, 1, 2, binding="asked"))
     assert [rank.cpus for rank in made.ranks] == [(0,), (0,)]
-    assert why(made, "cores") == "Open MPI has bound this rank to them"
+    assert reason_for(made, "cores") == "Open MPI has bound this rank to them"
     assert "OMP_WAIT_POLICY" not in made.environment
 
 
 def test_the_affinity_mask_is_named_where_it_limits() -> None:
-    assert "by the affinity mask (0-1)" in why(plan(machine(2, online=8)), "cores")
+    assert "by the affinity mask (0-1)" in reason_for(make_test_plan(make_machine(2, online=8)), "cores")
 
 
 def test_json_reads_back_as_the_same_plan() -> None:
-    made = plan(machine(4, gpus=2), {"LAUNCH_NPROC_PER_NODE": "2"})
+    made = make_test_plan(make_machine(4, gpus=2), {"LAUNCH_NPROC_PER_NODE": "2"})
     assert Plan.from_json(made.to_json()) == made
-    assert made.to_json() == plan(machine(4, gpus=2), {"LAUNCH_NPROC_PER_NODE": "2"}).to_json()
+    assert made.to_json() == make_test_plan(make_machine(4, gpus=2), {"LAUNCH_NPROC_PER_NODE": "2"}).to_json()
 
 
 values = st.sampled_from(
@@ -210,7 +177,7 @@ values = st.sampled_from(
 )
 names = st.sampled_from(
     [
-        *(f"LAUNCH_{field.upper()}" for field in LaunchSettings.model_fields),
+        *(f"LAUNCH_{field.upper()}" for field in LaunchSettings.__struct_fields__),
         *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"),
     ]
 )
@@ -248,11 +215,11 @@ def test_any_settings_on_any_machine_end_in_a_plan_or_a_refusal(
     environ: dict[str, str], node: Machine, job: Job
 ) -> None:
     try:
-        made = plan(node, environ, job)
+        made = make_test_plan(node, environ, job)
     except Refused as error:
         assert error.code in (Exit.USAGE, Exit.MACHINE)
         return
-    assert plan(node, environ, job) == made, "the same input gives the same plan"
+    assert make_test_plan(node, environ, job) == made, "the same input gives the same plan"
     assert Plan.from_variable(made.to_variable()) == made
     assert len(made.ranks) == made.nproc_per_node
     assert all(decision.value and decision.why for decision in made.decisions)
@@ -269,7 +236,7 @@ def test_any_settings_on_any_machine_end_in_a_plan_or_a_refusal(
 
 
 def test_a_plan_of_a_thousand_ranks_fits_into_a_variable() -> None:
-    made = plan(machine(1024), {"LAUNCH_NPROC_PER_NODE": "1024"})
+    made = make_test_plan(make_machine(1024), {"LAUNCH_NPROC_PER_NODE": "1024"})
     assert len(made.to_json()) > 65536
     assert len(made.to_variable()) < 65536
     assert Plan.from_variable(made.to_variable()) == made

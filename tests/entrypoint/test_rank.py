@@ -12,11 +12,11 @@ from entrypoint.job import Job
 from entrypoint.plan import VARIABLE, Plan, Program
 from entrypoint.rank import among_nodes, master_port, rank_environment
 from tests.conftest import PYTHON
-from tests.entrypoint.test_planner import machine, plan
+from tests.factories import make_machine, make_test_plan
 
 
 def environment(job: Job, environ: dict[str, str] | None = None) -> dict[str, str]:
-    made = plan(machine(4), environ, job)
+    made = make_test_plan(make_machine(4), environ, job)
     return rank_environment(made, made.ranks[job.local_rank], job, environ or {})
 
 
@@ -76,7 +76,7 @@ def test_a_rank_of_a_nodes_own_agent_is_placed_in_the_whole_job() -> None:
         "LAUNCH_NNODES": "3", "LAUNCH_NODE_RANK": "2", "LAUNCH_NPROC_PER_NODE": "2",
         "MASTER_ADDR": "r1",
     }  # fmt: skip
-    made = plan(machine(4), environ)
+    made = make_test_plan(make_machine(4), environ)
     agents = Job("torchrun", rank=1, world_size=2, local_rank=1, local_world_size=2, id="agent's own")
     job = among_nodes(made, agents)
     assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (5, 6, 1, 2)
@@ -90,11 +90,11 @@ def test_a_rank_of_a_nodes_own_agent_is_placed_in_the_whole_job() -> None:
 
 def test_the_plan_travels_to_the_program() -> None:
     found = environment(Job())
-    assert Plan.from_variable(found[VARIABLE]) == plan(machine(4))
+    assert Plan.from_variable(found[VARIABLE]) == make_test_plan(make_machine(4))
 
 
 def test_each_ranks_own_start_reads_no_settings() -> None:
-    made = replace(plan(machine(4)), bind="none", time_slice_us=300, program=Program("run", ("/bin/true",)))
+    made = replace(make_test_plan(make_machine(4)), bind="none", program=Program("run", ("/bin/true",)))
     done = subprocess.run(
         [PYTHON, "-X", "importtime", "-m", "entrypoint", "rank"],
         env={VARIABLE: made.to_variable()},
@@ -102,5 +102,6 @@ def test_each_ranks_own_start_reads_no_settings() -> None:
         text=True,
         check=True,
     )
-    assert "entrypoint.time_slice" in done.stderr
-    assert "pydantic" not in done.stderr
+    assert "entrypoint.rank" in done.stderr
+    assert "entrypoint.settings" not in done.stderr
+    assert "argparse" not in done.stderr

@@ -14,7 +14,7 @@ from entrypoint.question import Question
 from entrypoint.runtime import Runtime, decide_runtime
 from entrypoint.settings import read_launch_settings
 from tests.conftest import Entrypoint, script
-from tests.entrypoint.test_planner import SCRIPT, machine
+from tests.factories import SCRIPT, make_machine
 
 ALL = tuple(Library(name, f"/lib/{name}.so", "found") for name in ("tcmalloc", "jemalloc", "intel"))
 NONE = tuple(Library(name, None, "not in /lib; a package has it") for name in ("tcmalloc", "jemalloc", "intel"))
@@ -27,7 +27,7 @@ def decide(
     own_preload: str = "",
     waits: bool = False,
 ) -> Runtime:
-    node = replace(machine(2), libraries=libraries, cpu_vendor=vendor)
+    node = replace(make_machine(2), libraries=libraries, cpu_vendor=vendor)
     settings = read_launch_settings({name: value for name, value in environ.items() if name.startswith("LAUNCH_")}, {})
     return decide_runtime(Question(settings, node, Job(), SCRIPT, {**environ, "LD_PRELOAD": own_preload}), waits)
 
@@ -75,7 +75,7 @@ def test_asked_for_and_absent_is_an_error_that_says_what_to_install(setting: str
         ({"LAUNCH_OPENMP": "gnu"}, False, {"GOMP_SPINCOUNT": "10000"}),
         ({"LAUNCH_OPENMP": "gnu", "OMP_WAIT_POLICY": "active"}, False, {}),
         (
-            {"LAUNCH_OPENMP": "intel", "LAUNCH_BIND": "threads"},
+            {"LAUNCH_OPENMP": "intel", "LAUNCH_CPU_BINDING": "threads"},
             False,
             {
                 "KMP_BLOCKTIME": "150us",
@@ -84,7 +84,7 @@ def test_asked_for_and_absent_is_an_error_that_says_what_to_install(setting: str
             },
         ),
         (
-            {"LAUNCH_OPENMP": "gnu", "LAUNCH_BIND": "threads"},
+            {"LAUNCH_OPENMP": "gnu", "LAUNCH_CPU_BINDING": "threads"},
             False,
             {"GOMP_SPINCOUNT": "10000", "OMP_PLACES": "cores", "OMP_PROC_BIND": "close"},
         ),
@@ -146,8 +146,8 @@ def test_a_step_meets_the_pages_of_the_one_before_unless_a_person_says_how(
 
 
 def test_threads_that_both_sides_pin_are_refused_naming_both() -> None:
-    with pytest.raises(Refused, match="LAUNCH_BIND=threads and KMP_AFFINITY=disabled both pin threads"):
-        decide({"LAUNCH_BIND": "threads", "KMP_AFFINITY": "disabled"})
+    with pytest.raises(Refused, match="LAUNCH_CPU_BINDING=threads and KMP_AFFINITY=disabled both pin threads"):
+        decide({"LAUNCH_CPU_BINDING": "threads", "KMP_AFFINITY": "disabled"})
 
 
 def test_a_variable_that_the_runtime_in_charge_does_not_read_is_told() -> None:

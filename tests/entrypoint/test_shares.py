@@ -13,7 +13,7 @@ from entrypoint.job import Job
 from entrypoint.machine import Machine
 from entrypoint.shares import cpus_of, share_cores, share_near, share_threads, split
 from tests.conftest import FUZZ_EXAMPLES as EXAMPLES
-from tests.entrypoint.test_budget import KINDS, grants, machines
+from tests.strategies import KINDS, grants, machines
 
 
 @settings(max_examples=EXAMPLES)

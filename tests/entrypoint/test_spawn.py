@@ -9,8 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,60 +16,11 @@ import pytest
 
 from entrypoint.plan import Rank
 from entrypoint.spawn import meeting
-from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
-from tests.entrypoint.test_planner import machine, plan
+from tests.conftest import LAUNCH_LIMIT_S, Entrypoint, clean_environment, needs_two_cores, script
+from tests.entrypoint.running_ranks import QUIET, lines, started
+from tests.factories import make_machine, make_test_plan
 
-QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "2"}
-RUN = (PYTHON, "-m", "entrypoint", "run")
-TWO = plan(machine(2), {"LAUNCH_NPROC_PER_NODE": "2"})
-# Says that it is there, then what signals reach it; a SIGTERM ends it as the test wishes.
-HEARS = r"""
-    import os, signal, sys, time
-
-    rank = os.environ["RANK"]
-
-    def heard(number, _):
-        os.write(1, f"{rank} {signal.Signals(number).name}\n".encode())
-        if number == signal.SIGTERM:
-            {ending}
-
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, heard)
-    assert os.getsid(0) == os.getpid(), "the kernel gives each rank a share of its own"
-    os.write(1, f"{rank} ready {os.getppid()}\n".encode())
-    while True:
-        time.sleep(0.05)
-"""
-
-
-@contextmanager
-def started(
-    entrypoint: Entrypoint, ending: str, *before: str, command: tuple[str, ...] = RUN, **more: str
-) -> Iterator[subprocess.Popen[str]]:
-    """Start two ranks that hear, with words in front of the command, and go on when both do."""
-    script(entrypoint.folder, "x.py", HEARS.replace("{ending}", ending))
-    process = subprocess.Popen(
-        [*before, *command, "x.py"],
-        cwd=entrypoint.folder,
-        env={**clean_environment(), "HOME": str(entrypoint.home), **QUIET, **more},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        ready = sorted(process.stdout.readline() for _ in range(2))
-        assert ready == [f"{rank} ready {process.pid}\n" for rank in range(2)]
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def lines(process: subprocess.Popen[str], count: int) -> list[str]:
-    """Return the next lines of the two ranks, sorted."""
-    assert process.stdout is not None
-    return sorted(process.stdout.readline().rstrip("\n") for _ in range(count))
+TWO = make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "2"})
 
 
 @pytest.mark.launch
@@ -88,12 +37,12 @@ def test_a_script_finds_what_torchrun_would_have_told_it(entrypoint: Entrypoint)
         json.dump(found, open(f"{sys.argv[1]}{os.environ['RANK']}.json", "w"))
         """,
     )
-    for launcher in ("spawn", "torchrun"):
-        result = entrypoint("run", "x.py", launcher, env=QUIET | {"LAUNCH_WITH": launcher})
+    for launcher in ("local", "torchrun"):
+        result = entrypoint("run", "x.py", launcher, env=QUIET | {"LAUNCH_LAUNCHER": launcher})
         assert (result.code, result.err) == (0, "")
     for rank in range(2):
         ours, theirs = (
-            json.loads((entrypoint.folder / f"{launcher}{rank}.json").read_text()) for launcher in ("spawn", "torchrun")
+            json.loads((entrypoint.folder / f"{launcher}{rank}.json").read_text()) for launcher in ("local", "torchrun")
         )
         assert set(ours) == set(theirs)
         # Who hosts the store, where, and the job's name differ.
@@ -168,7 +117,7 @@ def test_a_signal_reaches_every_rank_once_and_the_job_ends_as_they_do_or_by_it(
     entrypoint: Entrypoint, ending: str, number: signal.Signals, code: int, said: str
 ) -> None:
     # SIGINT and SIGQUIT end Python's ranks; one that only hears of SIGHUP has its time to save, then is killed.
-    with started(entrypoint, ending, LAUNCH_GRACE_S="2" if number == signal.SIGHUP else "60") as process:
+    with started(entrypoint, ending, LAUNCH_GRACE_PERIOD_S="2" if number == signal.SIGHUP else "60") as process:
         for warning in (signal.SIGUSR1, signal.SIGUSR2):
             process.send_signal(warning)
             assert lines(process, 2) == [f"{rank} {warning.name}" for rank in range(2)]
@@ -182,16 +131,16 @@ def test_a_signal_reaches_every_rank_once_and_the_job_ends_as_they_do_or_by_it(
 
 @pytest.mark.launch
 @needs_two_cores
-@pytest.mark.parametrize("launcher", ["spawn", "torchrun"])
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
 def test_a_job_under_nohup_outlives_the_terminal(entrypoint: Entrypoint, launcher: str) -> None:
-    with started(entrypoint, "sys.exit(0)", "nohup", LAUNCH_WITH=launcher) as process:
+    with started(entrypoint, "sys.exit(0)", "nohup", LAUNCH_LAUNCHER=launcher) as process:
         process.send_signal(signal.SIGHUP)
         time.sleep(0.5)  # what must not happen has its time
         process.send_signal(signal.SIGUSR1)
         assert lines(process, 2) == ["0 SIGUSR1", "1 SIGUSR1"]
         process.terminate()
         assert lines(process, 2) == ["0 SIGTERM", "1 SIGTERM"]
-        assert process.wait(LAUNCH_LIMIT_S) == {"spawn": 0, "torchrun": 143}[launcher]
+        assert process.wait(LAUNCH_LIMIT_S) == {"local": 0, "torchrun": 143}[launcher]
 
 
 @pytest.mark.launch

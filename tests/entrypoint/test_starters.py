@@ -15,7 +15,7 @@ from entrypoint.question import Question, Starter
 from entrypoint.settings import read_launch_settings
 from entrypoint.starters import find_starter, passed, read_hosts, wanted, which_mpi, with_starter
 from tests.conftest import script
-from tests.entrypoint.test_planner import SCRIPT, machine
+from tests.factories import SCRIPT, make_machine
 
 BATCH = {
     "SLURM_JOB_ID": "42", "SLURM_PROCID": "0", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
@@ -25,7 +25,7 @@ BATCH = {
 
 def plan(environ: dict[str, str], starter: Starter | None, cores: int = 8) -> Plan:
     settings, job = read_launch_settings(environ, {}), read_job(environ)
-    question = Question(settings, machine(cores), job, SCRIPT, environ, "python", starter=starter, token="77")
+    question = Question(settings, make_machine(cores), job, SCRIPT, environ, "python", starter=starter, token="77")
     return with_starter(make_plan(question), question)
 
 
@@ -67,11 +67,11 @@ def test_what_names_no_hosts_is_refused(text: str, said: str) -> None:
     [
         ({}, 1, ""),
         ({"LAUNCH_HOSTS": "r1,r2"}, 1, "mpirun"),
-        ({"LAUNCH_WITH": "mpirun"}, 1, "mpirun"),
+        ({"LAUNCH_LAUNCHER": "mpirun"}, 1, "mpirun"),
         (BATCH, 1, "srun"),
-        (BATCH | {"LAUNCH_WITH": "mpirun"}, 1, "mpirun"),
-        (BATCH | {"LAUNCH_WITH": "direct"}, 1, ""),
-        (BATCH | {"LAUNCH_WITH": "torchrun"}, 1, ""),
+        (BATCH | {"LAUNCH_LAUNCHER": "mpirun"}, 1, "mpirun"),
+        (BATCH | {"LAUNCH_LAUNCHER": "direct"}, 1, ""),
+        (BATCH | {"LAUNCH_LAUNCHER": "torchrun"}, 1, ""),
         (BATCH | {"SLURM_JOB_NODELIST": "n1"}, 1, ""),
         (BATCH | {"LAUNCH_NNODES": "2"}, 2, ""),
         (BATCH | {"SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}, 1, ""),
@@ -88,8 +88,10 @@ def test_a_batch_script_without_srun_is_told_what_to_write(monkeypatch: pytest.M
     with pytest.raises(Refused, match=r"2 nodes \(n1 …\) and no srun is here .*; write: srun apptainer exec") as error:
         find_starter(read_launch_settings(BATCH, {}).values, read_job(BATCH), 1, BATCH)
     assert error.value.code == Exit.MACHINE
-    with pytest.raises(Refused, match="LAUNCH_WITH=mpirun: no mpirun on PATH here; inside a container start it from"):
-        find_starter(read_launch_settings({"LAUNCH_WITH": "mpirun"}, {}).values, Job(), Nodes().count, {})
+    with pytest.raises(
+        Refused, match="LAUNCH_LAUNCHER=mpirun: no mpirun on PATH here; inside a container start it from"
+    ):
+        find_starter(read_launch_settings({"LAUNCH_LAUNCHER": "mpirun"}, {}).values, Job(), Nodes().count, {})
 
 
 @pytest.mark.launch
@@ -169,7 +171,7 @@ def test_from_inside_apptainer_open_mpis_daemons_start_in_the_same_image() -> No
 
 
 def test_mpirun_in_a_batch_job_takes_the_jobs_nodes_and_tasks() -> None:
-    environ = BATCH | {"LAUNCH_WITH": "mpirun", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}
+    environ = BATCH | {"LAUNCH_LAUNCHER": "mpirun", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}
     words = " ".join(plan(environ, Starter("/usr/bin/mpirun", "Open MPI")).command)
     assert "-np 3 --host n1:2,n2:1" in words
 
@@ -179,7 +181,7 @@ def test_a_batch_job_of_several_parts_is_told_what_to_write() -> None:
     chosen = read_launch_settings(environ, {})
     with pytest.raises(Refused, match=r"has 3 parts.* write: srun --het-group=0-2 entrypoint"):
         find_starter(chosen.values, read_job(environ), 1, environ)
-    chosen = read_launch_settings({"LAUNCH_WITH": "direct"}, {})
+    chosen = read_launch_settings({"LAUNCH_LAUNCHER": "direct"}, {})
     assert find_starter(chosen.values, read_job(environ), 1, environ) is None
 
 

@@ -123,7 +123,7 @@ def test_time_to_save_waits_while_a_job_is_stopped(entrypoint: Entrypoint) -> No
         """,
     )
     command, env = shell(entrypoint)
-    with terminal(entrypoint.folder, command, {**env, "LAUNCH_GRACE_S": "5"}) as screen:
+    with terminal(entrypoint.folder, command, {**env, "LAUNCH_GRACE_PERIOD_S": "5"}) as screen:
         os.write(screen.terminal, f"{shlex.join(COMMAND)}\n".encode())
         launcher, *_ = processes(screen)
         os.kill(launcher, signal.SIGTERM)

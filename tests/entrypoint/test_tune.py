@@ -30,7 +30,7 @@ SPEEDS = """
             print(f"step {step}: {1000 * fast:,} images/s", flush=True)
 """
 FIXED = {"LAUNCH_OPENMP": "gnu", "LAUNCH_ALLOCATOR": "system", "OMP_WAIT_POLICY": "passive", "TUNE_SECONDS": "0.1"}
-ONE = {"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1", "LAUNCH_BIND": "ranks"}
+ONE = {"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1", "LAUNCH_CPU_BINDING": "ranks"}
 
 
 def findings(entrypoint: Entrypoint) -> dict[str, object]:
@@ -50,9 +50,9 @@ def test_the_fastest_shape_is_found_kept_and_used_from_then_on(entrypoint: Entry
     assert made["nproc_per_node"] == 2
     told = {one["what"]: one["why"] for one in made["decisions"]}
     assert told["ranks"] == "(tuned) LAUNCH_NPROC_PER_NODE=2"
-    assert told["cores"] == "(tuned) LAUNCH_BIND=none"
+    assert told["cores"] == "(tuned) LAUNCH_CPU_BINDING=none"
     assert last in told["tuned"]
-    assert entrypoint.plan("run", file, env=FIXED | {"LAUNCH_TUNED": "off"})["nproc_per_node"] == 1
+    assert entrypoint.plan("run", file, env=FIXED | {"LAUNCH_TUNING_STORE": "off"})["nproc_per_node"] == 1
 
 
 def test_a_search_that_is_stopped_goes_on_where_it_was(entrypoint: Entrypoint) -> None:
@@ -91,7 +91,7 @@ def test_a_script_without_a_metric_is_timed_beside_whom_is_told_and_the_trainer_
     (why,) = [
         one["why"] for one in entrypoint.plan("run", file, env=FIXED | ONE)["decisions"] if one["what"] == "tuned"
     ]
-    beside = re.search(r", beside others who used ([0-9.]+) of (\d+) CPUs; LAUNCH_TUNED=off leaves it out$", why)
+    beside = re.search(r", beside others who used ([0-9.]+) of (\d+) CPUs; LAUNCH_TUNING_STORE=off leaves it out$", why)
     assert beside, why
     assert float(beside[1]) > 0.8 * len(cpus)
     assert int(beside[2]) == len(cpus)
@@ -107,7 +107,7 @@ def test_a_script_without_a_metric_is_timed_beside_whom_is_told_and_the_trainer_
     [
         (["run", "x.py"], {"TUNE_METRIC": "("}, 2, "TUNE_METRIC=(: no pattern"),
         (["run", "x.py"], {"TUNE_METRIC": "a"}, 2, "TUNE_METRIC=a: needs one group, around the number"),
-        (["run", "x.py"], {"LAUNCH_TUNED": "off"}, 2, "LAUNCH_TUNED=off: nothing could be kept"),
+        (["run", "x.py"], {"LAUNCH_TUNING_STORE": "off"}, 2, "LAUNCH_TUNING_STORE=off: nothing could be kept"),
         (["run", "x.py"], {"TUNE_METRICS": "a"}, 2, "TUNE_METRICS=a: no such variable. Did you mean TUNE_METRIC?"),
         (["run", "x.py"], {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, 2, "run it outside srun and mpirun"),
         (["run", "x.py"], {"LAUNCH_NPROC_PER_NODE": "1"}, 2, "tune: no plan gave a rate: NameError: name 'boom'"),

@@ -18,7 +18,7 @@ from entrypoint.question import Question
 from entrypoint.settings import read_launch_settings
 from entrypoint.topology import Cpu
 from entrypoint.tuned import apply, find, signature, store, tell
-from tests.entrypoint.test_planner import machine
+from tests.factories import make_machine
 
 SCRIPT = Program("script", ("python", "x.py", "--big"))
 FOUND = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
@@ -28,11 +28,11 @@ def question(
     environ: Mapping[str, str] | None = None, node: Machine | None = None, program: Program = SCRIPT
 ) -> Question:
     given = environ or {}
-    return Question(read_launch_settings(given, {}), node or machine(2), Job(), program, given)
+    return Question(read_launch_settings(given, {}), node or make_machine(2), Job(), program, given)
 
 
 def other_ids() -> Machine:
-    return replace(machine(2), hostname="node7", cpus=(Cpu(4, 4, 0, 0), Cpu(5, 5, 0, 0)))
+    return replace(make_machine(2), hostname="node7", cpus=(Cpu(4, 4, 0, 0), Cpu(5, 5, 0, 0)))
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def other_ids() -> Machine:
     [
         (question(node=other_ids()), True),
         (question({"LAUNCH_QUIET": "1", "HOME": "/x", "MASTER_PORT": "1"}), True),
-        (question(node=machine(3)), False),
-        (question(node=machine(2, quota=1.0)), False),
+        (question(node=make_machine(3)), False),
+        (question(node=make_machine(2, quota=1.0)), False),
         (question({"LAUNCH_ALLOCATOR": "system"}), False),
         (question({"OMP_NUM_THREADS": "1"}), False),
         (question(program=Program("script", ("python", "x.py"))), False),
@@ -66,8 +66,8 @@ def test_a_script_that_changes_and_other_training_are_other_programs(tmp_path: P
     [
         ({"HOME": "/h"}, "/h/.cache/reference-training/tuned"),
         ({"HOME": "/h", "XDG_CACHE_HOME": "/c"}, "/c/reference-training/tuned"),
-        ({"LAUNCH_TUNED": "/kept"}, "/kept"),
-        ({"LAUNCH_TUNED": "off", "HOME": "/h"}, None),
+        ({"LAUNCH_TUNING_STORE": "/kept"}, "/kept"),
+        ({"LAUNCH_TUNING_STORE": "off", "HOME": "/h"}, None),
         ({}, None),
     ],
 )
@@ -76,7 +76,7 @@ def test_it_is_kept_in_the_cache_or_where_a_person_says(environ: dict[str, str],
 
 
 def kept(folder: Path, text: str) -> Question:
-    asked = question({"LAUNCH_TUNED": str(folder)})
+    asked = question({"LAUNCH_TUNING_STORE": str(folder)})
     (folder / f"{signature(asked, {})}.json").write_text(text)
     return asked
 
@@ -86,14 +86,14 @@ def test_the_plan_is_made_by_it_and_says_so(tmp_path: Path) -> None:
     tuned = find(asked, dict)
     assert tuned
     applied = apply(replace(asked, machine=replace(asked.machine, kept_busy=1.0)), tuned, {})
-    assert make_plan(applied).neighbours == 0, "what was measured stands"
+    assert make_plan(applied).reserved_cpus == 0, "what was measured stands"
     made = tell(make_plan(applied), tuned)
     assert (made.nproc_per_node, made.ranks[0].threads) == (2, 1)
     assert applied.environ["OMP_WAIT_POLICY"] == "passive"
     told = {one.what: one.why for one in made.decisions}
     assert told["ranks"] == "(tuned) LAUNCH_NPROC_PER_NODE=2"
     assert told["threads"].startswith("(tuned) LAUNCH_THREADS=1")
-    assert told["tuned"].endswith("OMP_WAIT_POLICY=passive twice as fast; LAUNCH_TUNED=off leaves it out")
+    assert told["tuned"].endswith("OMP_WAIT_POLICY=passive twice as fast; LAUNCH_TUNING_STORE=off leaves it out")
     assert "OMP_WAIT_POLICY" not in made.yours
 
 
@@ -104,7 +104,7 @@ def test_a_search_that_was_cut_short_decides_nothing(tmp_path: Path, text: str) 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"verdict": {"variables": 5}}'])
 def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str) -> None:
-    with pytest.raises(Refused, match=r"\.json: cannot be read .*; remove it, or set LAUNCH_TUNED=off"):
+    with pytest.raises(Refused, match=r"\.json: cannot be read .*; remove it, or set LAUNCH_TUNING_STORE=off"):
         find(kept(tmp_path, text), dict)
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from entrypoint.core.settings_base import describe_settings
 from entrypoint.errors import Refused
 from entrypoint.settings import LaunchSettings, read_launch_settings
 from train.settings import TrainSettings, read_train_settings
@@ -18,14 +19,14 @@ def said(error: pytest.ExceptionInfo[Refused]) -> str:
 def test_defaults_need_nothing_set() -> None:
     given_settings = read_launch_settings({}, {})
     assert given_settings.values == LaunchSettings()
-    assert given_settings.source == {}
+    assert given_settings.sources == {}
 
 
 def test_a_flag_wins_over_its_variable_and_both_keep_how_they_were_written() -> None:
     environ = {"LAUNCH_THREADS": "3", "LAUNCH_DEVICE": "cpu"}
     settings = read_launch_settings(environ, {"threads": "5"})
     assert settings.values.threads == 5
-    assert settings.source == {"threads": "--threads=5", "device": "LAUNCH_DEVICE=cpu"}
+    assert settings.sources == {"threads": "--threads=5", "device": "LAUNCH_DEVICE=cpu"}
 
 
 def test_an_empty_variable_counts_as_unset() -> None:
@@ -33,12 +34,12 @@ def test_an_empty_variable_counts_as_unset() -> None:
 
 
 def test_launcher_and_trainer_share_no_flag() -> None:
-    assert not set(LaunchSettings.model_fields) & set(TrainSettings.model_fields)
+    assert not set(LaunchSettings.__struct_fields__) & set(TrainSettings.__struct_fields__)
 
 
 def test_every_setting_is_described() -> None:
     for model in (LaunchSettings, TrainSettings):
-        assert all(info.description for info in model.model_fields.values())
+        assert all(about.description.endswith(".") for about in describe_settings(model))
 
 
 @pytest.mark.parametrize(
@@ -47,11 +48,11 @@ def test_every_setting_is_described() -> None:
         (
             "LAUNCH_BACKEND",
             "ncl",
-            "LAUNCH_BACKEND=ncl: no such backend. Did you mean nccl? One of: auto, gloo, ccl, ",
+            "LAUNCH_BACKEND=ncl: no such backend. Did you mean nccl? Use one of: auto, gloo, ccl, ",
         ),
-        ("LAUNCH_THREADS", "0", "LAUNCH_THREADS=0: should be greater than or equal to 1 or auto."),
-        ("LAUNCH_THREADS", "many", "LAUNCH_THREADS=many: should be a valid integer or auto."),
-        ("LAUNCH_OVERSUBSCRIBE", "perhaps", "LAUNCH_OVERSUBSCRIBE=perhaps: should be a valid boolean."),
+        ("LAUNCH_THREADS", "0", "LAUNCH_THREADS=0: not auto or a whole number from 1 to 4,096."),
+        ("LAUNCH_THREADS", "many", "LAUNCH_THREADS=many: not auto or a whole number from 1 to 4,096."),
+        ("LAUNCH_OVERSUBSCRIBE", "perhaps", "LAUNCH_OVERSUBSCRIBE=perhaps: not 1 or 0."),
         ("LAUNCH_NPROC", "2", "LAUNCH_NPROC=2: no such variable. Did you mean LAUNCH_NPROC_PER_NODE?"),
         ("launch_threads", "2", "launch_threads=2: no such variable. Did you mean LAUNCH_THREADS?"),
     ],
@@ -67,15 +68,19 @@ def test_a_bad_launch_variable_is_one_line(variable: str, value: str, said_of_it
 @pytest.mark.parametrize(
     ("variable", "value", "said_of_it"),
     [
-        ("TRAIN_EPOCHS", "0", "TRAIN_EPOCHS=0: should be greater than or equal to 1."),
-        ("TRAIN_EPOCHS", "ten", "TRAIN_EPOCHS=ten: should be a valid integer."),
-        ("TRAIN_LR", "-1", "TRAIN_LR=-1: should be greater than 0 or auto."),
-        ("TRAIN_LR", "nan", "TRAIN_LR=nan: should be a finite number or auto."),
+        ("TRAIN_EPOCHS", "0", "TRAIN_EPOCHS=0: not a whole number from 1 to 1,000,000."),
+        ("TRAIN_EPOCHS", "ten", "TRAIN_EPOCHS=ten: not a whole number from 1"),
+        ("TRAIN_LR", "-1", "TRAIN_LR=-1: not auto or a number above 0."),
+        ("TRAIN_LR", "nan", "TRAIN_LR=nan: not auto or a number above 0."),
         ("TRAIN_OPTIMIZER", "sdg", "TRAIN_OPTIMIZER=sdg: no such optimizer. Did you mean sgd?"),
         ("TRAIN_BACH_SIZE", "3", "TRAIN_BACH_SIZE=3: no such variable. Did you mean TRAIN_BATCH_SIZE?"),
-        ("TRAIN_RUN_NAME", "../x", "TRAIN_RUN_NAME=../x: should"),
-        ("TRAIN_RUN_NAME", "latest", "TRAIN_RUN_NAME=latest: should be a name that does not begin with a dot"),
-        ("TRAIN_SYNTHETIC_SHAPE", "3x32", "TRAIN_SYNTHETIC_SHAPE=3x32: should"),
+        ("TRAIN_RUN_NAME", "../x", "TRAIN_RUN_NAME=../x: not a name without slashes"),
+        (
+            "TRAIN_RUN_NAME",
+            "latest",
+            "TRAIN_RUN_NAME=latest: not a name without slashes that does not begin with a dot and is not `latest`.",
+        ),
+        ("TRAIN_SYNTHETIC_SHAPE", "3x32", "TRAIN_SYNTHETIC_SHAPE=3x32: not channels x height x width"),
     ],
 )
 def test_a_bad_train_variable_is_one_line(variable: str, value: str, said_of_it: str) -> None:
@@ -104,7 +109,7 @@ def test_kubernetes_service_links_are_not_ours() -> None:
         read_train_settings(links, {})
 
 
-@given(st.sampled_from(sorted(TrainSettings.model_fields)), st.text(max_size=300))
+@given(st.sampled_from(sorted(TrainSettings.__struct_fields__)), st.text(max_size=300))
 def test_whatever_a_variable_holds_it_is_read_or_refused(field: str, value: str) -> None:
     environ = {f"TRAIN_{field.upper()}": value}
     try:
@@ -112,3 +117,46 @@ def test_whatever_a_variable_holds_it_is_read_or_refused(field: str, value: str)
     except Refused as error:
         assert str(error).isprintable()
         assert len(str(error)) < 600
+
+
+def test_renamed_variable_works_with_a_notice() -> None:
+    parsed = read_launch_settings({"LAUNCH_WITH": "spawn", "LAUNCH_GRACE_S": "9"}, {})
+    assert (parsed.values.launcher, parsed.values.grace_period_s) == ("local", 9)
+    assert parsed.sources == {"launcher": "LAUNCH_WITH=spawn", "grace_period_s": "LAUNCH_GRACE_S=9"}
+    assert parsed.as_variables() == {"LAUNCH_LAUNCHER": "local", "LAUNCH_GRACE_PERIOD_S": "9"}
+    assert parsed.notices == (
+        "LAUNCH_WITH is now called LAUNCH_LAUNCHER; the old name ends in 0.3",
+        "LAUNCH_GRACE_S is now called LAUNCH_GRACE_PERIOD_S; the old name ends in 0.3",
+        "LAUNCH_WITH=spawn: the value is now called local; the old name ends in 0.3",
+    )
+
+
+def test_renamed_flag_works_and_wins_over_variables() -> None:
+    parsed = read_train_settings({"TRAIN_DATA_SOURCE": "memory", "TRAIN_FEED": "memory"}, {"feed": "stream"})
+    assert parsed.values.data_source == "stream"
+    assert parsed.sources == {"data_source": "--feed=stream"}
+    assert any("--feed is now called --data-source" in line for line in parsed.notices)
+
+
+def test_old_and_new_name_must_agree() -> None:
+    assert (
+        read_train_settings({"TRAIN_FEED": "stream", "TRAIN_DATA_SOURCE": "stream"}, {}).values.data_source == "stream"
+    )
+    with pytest.raises(Refused, match="TRAIN_FEED=memory and TRAIN_DATA_SOURCE=stream: an old and a current name"):
+        read_train_settings({"TRAIN_FEED": "memory", "TRAIN_DATA_SOURCE": "stream"}, {})
+
+
+def test_dropped_setting_is_accepted_and_named() -> None:
+    parsed = read_launch_settings({"LAUNCH_TIME_SLICE_US": "300"}, {})
+    assert parsed.values == LaunchSettings()
+    assert parsed.notices == (
+        "LAUNCH_TIME_SLICE_US has no effect: the entrypoint no longer sets scheduler slices. Use `chrt -T` instead.",
+    )
+    assert read_launch_settings({"LAUNCH_TIME_SLICE_US": ""}, {}).notices == ()
+
+
+@pytest.mark.parametrize("model", [LaunchSettings, TrainSettings])
+def test_renamed_settings_exist_under_their_new_name(model: type[LaunchSettings] | type[TrainSettings]) -> None:
+    assert set(model.RENAMED.values()) <= set(model.__struct_fields__)
+    assert not {*model.RENAMED, *model.DROPPED} & set(model.__struct_fields__)
+    assert set(model.BASIC) <= set(model.__struct_fields__)

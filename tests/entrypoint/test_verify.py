@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from entrypoint.verify import Observed, mismatches, observe
-from tests.entrypoint.test_planner import machine, plan
+from tests.factories import make_machine, make_test_plan
 
-PLAN = plan(machine(4), {"LAUNCH_NPROC_PER_NODE": "2"})
+PLAN = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "2"})
 INTEL = replace(PLAN, preload=("/lib/libiomp5.so",))
 AS_PLANNED = Observed(1, 1, (2, 3), 2, "/lib/libgomp.so.1", ())
 

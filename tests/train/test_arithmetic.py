@@ -9,8 +9,8 @@ import pytest
 from entrypoint.errors import Exit, Refused
 from entrypoint.packages import Packages
 from entrypoint.plan import Plan
-from tests.entrypoint.test_planner import machine, plan
-from tests.train.test_planning import SMALL
+from tests.factories import make_machine, make_test_plan
+from tests.train.given import SMALL_DATASET as SMALL
 from train.planning import plan_training
 from train.settings import read_train_settings
 
@@ -33,17 +33,17 @@ from train.settings import read_train_settings
 def test_bf16_is_taken_on_auto_only_where_the_cpu_computes_in_it(
     environ: dict[str, str], flags: tuple[str, ...], precision: str, why: str
 ) -> None:
-    node = replace(machine(4), cpu_flags=flags)
-    made = plan_training(plan(node), read_train_settings(environ, {}), SMALL, node)
+    node = replace(make_machine(4), cpu_flags=flags)
+    made = plan_training(make_test_plan(node), read_train_settings(environ, {}), SMALL, node)
     assert made.training["precision"] == precision
     assert {decision.what: decision.why for decision in made.decisions}["precision"] == why
 
 
 @pytest.mark.parametrize(("capability", "precision"), [(70, "fp32"), (80, "bf16"), (90, "bf16")])
 def test_bf16_is_taken_on_auto_from_ampere_on(capability: int, precision: str) -> None:
-    node = machine(4, gpus=1)
+    node = make_machine(4, gpus=1)
     node = replace(node, gpus=tuple(replace(gpu, capability=capability) for gpu in node.gpus))
-    made = plan_training(plan(node), read_train_settings({"TRAIN_PRECISION": "auto"}, {}), SMALL, node)
+    made = plan_training(make_test_plan(node), read_train_settings({"TRAIN_PRECISION": "auto"}, {}), SMALL, node)
     assert made.training["precision"] == precision
 
 
@@ -71,23 +71,23 @@ MISFITS = {"torch": "2.13.0", "intel_extension_for_pytorch": "2.8.0"}
 def test_intels_extension_is_taken_only_where_it_is_asked_for(
     environ: dict[str, str], flags: tuple[str, ...], versions: dict[str, str], ipex: bool, why: str
 ) -> None:
-    node = replace(machine(4), cpu_flags=flags, packages=Packages(versions))
-    made = plan_training(plan(machine(4)), read_train_settings(environ, {}), SMALL, node)
+    node = replace(make_machine(4), cpu_flags=flags, packages=Packages(versions))
+    made = plan_training(make_test_plan(make_machine(4)), read_train_settings(environ, {}), SMALL, node)
     assert made.training["ipex"] is ipex
     assert {decision.what: decision.why for decision in made.decisions}["ipex"] == why
 
 
 @pytest.mark.parametrize(("versions", "said"), [({}, "is not installed"), (MISFITS, "does not go with torch 2.13.0")])
 def test_intels_extension_asked_for_and_unusable_is_refused(versions: dict[str, str], said: str) -> None:
-    node = replace(machine(4), packages=Packages(versions))
+    node = replace(make_machine(4), packages=Packages(versions))
     with pytest.raises(Refused, match=f"TRAIN_IPEX=on: Intel's extension .*{said}; set TRAIN_IPEX=auto") as error:
-        plan_training(plan(machine(4)), read_train_settings({"TRAIN_IPEX": "on"}, {}), SMALL, node)
+        plan_training(make_test_plan(make_machine(4)), read_train_settings({"TRAIN_IPEX": "on"}, {}), SMALL, node)
     assert error.value.code == Exit.MACHINE
 
 
 def compiled(environ: dict[str, str], versions: dict[str, str] | None = None, gpus: int = 0) -> Plan:
-    node = replace(machine(4, gpus=gpus), packages=Packages(versions or {}))
-    return plan_training(plan(node), read_train_settings(environ, {}), SMALL, node)
+    node = replace(make_machine(4, gpus=gpus), packages=Packages(versions or {}))
+    return plan_training(make_test_plan(node), read_train_settings(environ, {}), SMALL, node)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from tests.factories import train_settings
 from train.batches import Feed, sequence
 from train.datasets import Images, load
 from train.files import list_both
@@ -49,13 +51,19 @@ def global_batches(settings: TrainSettings, world_size: int, epoch: int) -> list
 @pytest.mark.parametrize(("world_size", "accumulate"), [(1, 3), (2, 1), (2, 3), (3, 1), (4, 4), (5, 3), (16, 1)])
 @pytest.mark.parametrize(
     ("transforms", "mixed"),
-    [("none", {}), ("flip-crop", {}), ("book", {}), ("none", {"mixup": 0.4}), ("flip-crop", {"cutmix": 1.0})],
+    [
+        ("none", {}),
+        ("flip-crop", {}),
+        ("book", {}),
+        ("none", {"mixup_alpha": 0.4}),
+        ("flip-crop", {"cutmix_alpha": 1.0}),
+    ],
 )
 def test_any_number_of_ranks_sees_the_same_global_batches(
     world_size: int, accumulate: int, transforms: str, mixed: dict[str, float]
 ) -> None:
-    alone = TrainSettings.model_validate({"batch_size": 16, "transforms": transforms, **mixed})
-    shared = alone.model_copy(update={"accumulate": accumulate})
+    alone = train_settings({"batch_size": 16, "transforms": transforms, **mixed})
+    shared = msgspec.structs.replace(alone, grad_accum_steps=accumulate)
     for (x, y), (xs, ys) in zip(
         global_batches(alone, 1, epoch=2), global_batches(shared, world_size, epoch=2), strict=True
     ):
@@ -65,13 +73,13 @@ def test_any_number_of_ranks_sees_the_same_global_batches(
 
 @pytest.mark.parametrize(
     ("transforms", "more"),
-    [("none", {}), ("flip-crop", {}), ("flip-crop", {"mixup": 0.4, "accumulate": 2}), ("book", {})],
+    [("none", {}), ("flip-crop", {}), ("flip-crop", {"mixup_alpha": 0.4, "grad_accum_steps": 2}), ("book", {})],
 )
 @pytest.mark.parametrize("first", [1, 2])
 def test_batches_cut_ahead_are_those_of_one_step_at_a_time_to_the_bit_wherever_a_run_goes_on(
     transforms: str, more: dict[str, float], first: int
 ) -> None:
-    settings = TrainSettings.model_validate({"batch_size": 16, "transforms": transforms, **more})
+    settings = train_settings({"batch_size": 16, "transforms": transforms, **more})
     ahead, each = memory_feed(settings, 0, 1), memory_feed(settings, 0, 1)
     assert (ahead.ahead > 1) is (transforms != "book"), "what is computed may round otherwise among more pictures"
     each.ahead = 1
@@ -113,7 +121,7 @@ def test_floats_are_normalised_and_lie_as_asked_for(channels_last: bool) -> None
 
 @pytest.mark.parametrize(("dataset", "channels", "augments"), [("imagefolder", 3, True), ("imagefolder", 1, False)])
 def test_colour_is_augmented_by_default_and_grey_is_not(dataset: str, channels: int, augments: bool) -> None:
-    settings = TrainSettings.model_validate({"dataset": dataset})
+    settings = train_settings({"dataset": dataset})
     assert (sequence(100, (channels, 8, 8), settings, group()).transform.draw is not None) is augments
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.question import PreviousRun
 from tests.conftest import Entrypoint, needs_two_cores
-from tests.entrypoint.test_planner import machine, plan
-from train.begun import begun, plan_before
+from tests.factories import make_machine, make_test_plan, train_settings
+from train.begun import begun, previous_run
 from train.settings import TrainSettings
 
 
@@ -25,7 +26,7 @@ from train.settings import TrainSettings
     ],
 )
 def test_which_run_is_gone_on_with(given: dict[str, str], folder: str | None) -> None:
-    assert begun(TrainSettings.model_validate({"output_dir": "/out", **given})) == (Path(folder) if folder else None)
+    assert begun(train_settings({"output_dir": "/out", **given})) == (Path(folder) if folder else None)
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"ranks": 5}'])
@@ -34,10 +35,10 @@ def test_without_a_plan_that_can_be_read_it_is_as_one_that_begins(tmp_path: Path
     (tmp_path / "mine").mkdir()
     if text is not None:
         (tmp_path / "mine/plan.json").write_text(text)
-    assert plan_before(settings) is None
-    before = replace(plan(machine(4)), neighbours=1)
+    assert previous_run(settings) is None
+    before = replace(make_test_plan(make_machine(4)), reserved_cpus=1)
     (tmp_path / "mine/plan.json").write_text(before.to_json())
-    assert plan_before(settings) == before
+    assert previous_run(settings) == PreviousRun(ranks=before.ranks, reserved_cpus=1)
 
 
 @needs_two_cores
@@ -45,9 +46,9 @@ def test_without_a_plan_that_can_be_read_it_is_as_one_that_begins(tmp_path: Path
 @pytest.mark.parametrize("left", [0, 1])
 def test_a_run_goes_on_with_as_many_threads_as_it_began_with(entrypoint: Entrypoint, left: int) -> None:
     env = {"TRAIN_DATASET": "digits", "TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "mine"}
-    first = entrypoint.train(env=env | {"LAUNCH_NEIGHBOURS": str(left)})
-    made = entrypoint.plan("train", env=env | {"TRAIN_RESUME": "auto", "LAUNCH_NEIGHBOURS": "auto"})
+    first = entrypoint.train(env=env | {"LAUNCH_RESERVE_CPUS": str(left)})
+    made = entrypoint.plan("train", env=env | {"TRAIN_RESUME": "auto", "LAUNCH_RESERVE_CPUS": "auto"})
     assert [rank["threads"] for rank in made["ranks"]] == [first["threads"]]
-    assert made["neighbours"] == left
+    assert made["reserved_cpus"] == left
     why = next(one["why"] for one in made["decisions"] if one["what"] == "threads")
-    assert ("1, as the run did that this one goes on with" in why) == bool(left)
+    assert ("same as in the run being resumed" in why) == bool(left)

@@ -122,7 +122,9 @@ def test_what_a_killed_build_left_is_cleared_away(pictures: Path, tmp_path: Path
 
 def test_a_bad_picture_stops_the_build_by_name(pictures: Path, tmp_path: Path) -> None:
     (pictures / "train/class1/000.jpg").write_text("no picture")
-    with pytest.raises(Refused, match=r"class1/000\.jpg: not an image; repair or remove it, or set TRAIN_BAD_IMAGES"):
+    with pytest.raises(
+        Refused, match=r"class1/000\.jpg: not an image; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE"
+    ):
         load(pictures, tmp_path / "cache")
 
 

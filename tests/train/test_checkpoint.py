@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from entrypoint.errors import Refused
+from tests.factories import HostilePickle
 from train.checkpoint import Checkpoint, Unreadable, load, load_first, newest, newest_first, save, unreadable
 from train.whole import SEAL_BYTES, seal
 
-SETTINGS = {"batch_size": 64, "epochs": 3, "keep": 2}
+SETTINGS = {"batch_size": 64, "epochs": 3, "keep_checkpoints": 2}
 
 
 def checkpoint(step: int) -> Checkpoint:
@@ -53,19 +54,14 @@ def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
     path = save(tmp_path / "checkpoint", checkpoint(1), keep=2)
     with pytest.raises(Refused, match="TRAIN_BATCH_SIZE was 64, is 32"):
         load(path, SETTINGS | {"batch_size": 32})
-    load(path, SETTINGS | {"keep": 9})
+    load(path, SETTINGS | {"keep_checkpoints": 9})
     assert load(path, SETTINGS | {"batch_size": 32}, changed=True).step == 1
-
-
-class Hostile:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("touch hostile-was-here",)
 
 
 def test_a_hostile_pickle_does_nothing_but_give_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save({"model": Hostile()}, tmp_path / "a.pt")
-    (tmp_path / "b.pt").write_bytes(pickle.dumps(Hostile()))
+    torch.save({"model": HostilePickle()}, tmp_path / "a.pt")
+    (tmp_path / "b.pt").write_bytes(pickle.dumps(HostilePickle()))
     for name in ("a.pt", "b.pt"):  # as a hostile hand would leave them: with a checksum that is right
         content = (tmp_path / name).read_bytes()
         (tmp_path / f"sealed-{name}").write_bytes(content + seal(content))

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
 from entrypoint.errors import Exit, Refused
 from tests.conftest import Entrypoint
-from tests.train.test_loop import X, Y, learner, weights
+from tests.train.learners import X, Y, learner, weights
 from train.batches import Batch
 from train.compiling import compile_step, ready, weigh
 from train.models import CNN
@@ -94,7 +95,7 @@ def test_auto_keeps_what_it_compiled_only_where_that_is_faster(
     backend: str, layer: torch.nn.Module, compiled: bool, told: str
 ) -> None:
     one = learner(compile="auto")
-    one.settings = one.settings.model_copy(update={"compile_backend": backend})
+    one.settings = msgspec.structs.replace(one.settings, compile_backend=backend)
     one.take(layer, one.optimizer)
     before = weights(one).clone()
     said = compile_step(one, 10**9, X)

@@ -6,11 +6,13 @@ import gzip
 import struct
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from entrypoint.errors import Refused
+from tests.factories import train_settings
 from train.datasets import Images, load
 from train.settings import TrainSettings
 from train.survey import survey
@@ -55,7 +57,7 @@ def test_synthetic_data_has_any_shape_and_follows_the_seed() -> None:
     assert (tuple(train.images.shape), data.shape, len(data.classes)) == ((60, 5, 7, 2), (2, 5, 7), 4)
     assert len(images(data.test)) == 12
     assert torch.equal(train.images, again.images)
-    other = load(settings.model_copy(update={"seed": 1}), (2, 5, 7), "memory", CREW)
+    other = load(msgspec.structs.replace(settings, seed=1), (2, 5, 7), "memory", CREW)
     assert not torch.equal(train.images, images(other.train).images)
 
 
@@ -94,7 +96,7 @@ def test_fashion_mnist_is_read_where_it_lies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10"])
 def test_what_is_not_there_and_not_to_be_fetched_is_told(tmp_path: Path, name: str) -> None:
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
-    settings = TrainSettings.model_validate({"dataset": name, "data_dir": tmp_path, "download": False})
+    settings = train_settings({"dataset": name, "data_dir": tmp_path, "download": False})
     with pytest.raises(Refused, match=rf"TRAIN_DATASET={name}: not in {tmp_path} and cannot be fetched") as error:
         load(settings, survey(settings).shape, "memory", CREW)
     assert len(str(error.value).splitlines()) == 1

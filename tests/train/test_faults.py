@@ -58,7 +58,11 @@ def remove(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("cause", "more", "said"),
     [
-        (None, {"TRAIN_KEEP": "100"}, "run/checkpoint: cannot be written (No space left on device); the checkpoints "),
+        (
+            None,
+            {"TRAIN_KEEP_CHECKPOINTS": "100"},
+            "run/checkpoint: cannot be written (No space left on device); the checkpoints ",
+        ),
         (fill, {}, "cannot be written (No space left on device); the checkpoints "),
         (fill, {"TRAIN_CHECKPOINT_EVERY": "0", "TRAIN_LOG_INTERVAL": "1"}, "run: cannot be written (No space left on"),
         (remove, {}, "run/checkpoint: cannot be written (No such file or directory); the checkpoints "),
@@ -122,7 +126,7 @@ def quota(entrypoint: Entrypoint) -> Iterator[Path]:
 
 
 def test_a_quota_that_is_used_up(entrypoint: Entrypoint, quota: Path) -> None:
-    run = Started(entrypoint, ENDLESS | SMALL | {"TRAIN_KEEP": "100"})
+    run = Started(entrypoint, ENDLESS | SMALL | {"TRAIN_KEEP_CHECKPOINTS": "100"})
     code, _, err = run.ended()
     assert code == Exit.MACHINE, err
     assert len(err.splitlines()) == 1
@@ -139,8 +143,8 @@ def streamed(tmp_path: Path) -> dict[str, str]:
     paint(tmp_path / "pictures/train", each=400)
     paint(tmp_path / "pictures/test", each=4)
     return {
-        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path / "pictures"), "TRAIN_FEED": "stream",
-        "TRAIN_BATCH_SIZE": "4", "TRAIN_WORKERS": "2",
+        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path / "pictures"), "TRAIN_DATA_SOURCE": "stream",
+        "TRAIN_BATCH_SIZE": "4", "TRAIN_NUM_WORKERS": "2",
     }  # fmt: skip
 
 
@@ -153,7 +157,7 @@ def test_a_loader_worker_that_is_killed(entrypoint: Entrypoint, streamed: dict[s
     assert len(err.splitlines()) == 1, err
     # Python's queue may meet the end first, amid a batch, or DataLoader, which looks after its workers.
     assert re.search(r"error: loader workers: (DataLoader worker \(pid|one ended while it handed)", err), err
-    assert "see `df /dev/shm` and the memory limit, or lower TRAIN_WORKERS" in err
+    assert "see `df /dev/shm` and the memory limit, or lower TRAIN_NUM_WORKERS" in err
 
 
 def test_pictures_that_vanish(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
@@ -165,7 +169,7 @@ def test_pictures_that_vanish(entrypoint: Entrypoint, streamed: dict[str, str]) 
     assert code == Exit.USAGE
     assert len(err.splitlines()) == 1, err
     assert "No such file or directory" in err
-    assert "set TRAIN_BAD_IMAGES=skip" in err
+    assert "set TRAIN_ON_UNREADABLE_IMAGE=skip" in err
 
 
 def test_shared_memory_that_another_fills(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:

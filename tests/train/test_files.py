@@ -9,6 +9,7 @@ import pytest
 
 from entrypoint.errors import Refused
 from tests.conftest import paint
+from tests.factories import train_settings
 from train.files import list_both
 from train.settings import TrainSettings
 from train.survey import Facts, survey
@@ -83,7 +84,7 @@ def test_no_folder_named_is_told() -> None:
 
 
 def imagefolder(folder: Path, **settings: object) -> TrainSettings:
-    return TrainSettings.model_validate({"dataset": "imagefolder", "data_dir": folder, **settings})
+    return train_settings({"dataset": "imagefolder", "data_dir": folder, **settings})
 
 
 def test_a_survey_counts_and_sizes_a_folder(pictures: Path) -> None:

@@ -26,7 +26,7 @@ KILLS = int(os.environ.get("KILLS", "20"))
 # Kills of one run before it may go on to its end.
 SERIES = 5
 MARK = "KILLED_AT_RANDOM"
-LONG = SMALL | {"TRAIN_EPOCHS": "40", "TRAIN_TENSORBOARD": "0", "TRAIN_EMA": "0.9", "LAUNCH_QUIET": "1"}
+LONG = SMALL | {"TRAIN_EPOCHS": "40", "TRAIN_TENSORBOARD": "0", "TRAIN_EMA_DECAY": "0.9", "LAUNCH_QUIET": "1"}
 
 
 def marked(mark: str) -> Iterator[tuple[int, bool]]:

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from tests.factories import train_settings
 from train.layout import lay_out, lay_out_moments, layout_of, turned_to_rows
 from train.optim import build_optimizer
-from train.settings import TrainSettings
 
 
 def model() -> nn.Sequential:
@@ -75,7 +75,7 @@ def next_step(laid: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
 def test_a_run_goes_on_in_another_layout_with_the_same_moments(name: str, before: bool, after: bool) -> None:
-    settings = TrainSettings.model_validate({"optimizer": name, "lr": 0.01})
+    settings = train_settings({"optimizer": name, "lr": 0.01})
     old = lay_out(model(), channels_last=before, plain_filters=False)
     optimizer = build_optimizer(settings, old)
     for _ in range(2):
@@ -92,7 +92,7 @@ def test_a_run_goes_on_in_another_layout_with_the_same_moments(name: str, before
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_an_optimizer_steps_through_memory_whatever_its_order_and_copies_nothing(name: str) -> None:
-    settings = TrainSettings.model_validate({"optimizer": name, "lr": 0.01})
+    settings = train_settings({"optimizer": name, "lr": 0.01})
     expected = lay_out(model(), channels_last=False, plain_filters=False)
     laid = lay_out(model(), channels_last=True, plain_filters=False)
     by_taps = laid[3].weight.data.permute(2, 3, 0, 1).contiguous()

@@ -74,7 +74,9 @@ def test_they_draw_nothing_from_what_the_model_is_drawn_from(pictures: Path) -> 
 @pytest.mark.versions
 @pytest.mark.launch
 def test_no_rank_forks_once_it_has_met_the_others(entrypoint: Entrypoint, pictures: Path) -> None:
-    env = imagefolder(pictures, TRAIN_FEED="stream", TRAIN_WORKERS="2", TRAIN_EPOCHS="100000", TRAIN_TENSORBOARD="0")
+    env = imagefolder(
+        pictures, TRAIN_DATA_SOURCE="stream", TRAIN_NUM_WORKERS="2", TRAIN_EPOCHS="100000", TRAIN_TENSORBOARD="0"
+    )
     run = Started(entrypoint, env | TWO_RANKS_WHERE_THEY_FIT)
 
     def workers() -> list[int]:

@@ -71,7 +71,7 @@ def test_two_jobs_on_one_folder_do_not_meet_and_a_crash_leaves_nothing_in_the_wa
     first.process.kill()
     first.ended()
     began = time.monotonic()
-    third = entrypoint("train", env=env | {"TRAIN_RESUME_CHANGED": "1"})
+    third = entrypoint("train", env=env | {"TRAIN_RESUME_ALLOW_CHANGED": "1"})
     assert third.code == 0, third.err
     assert "locked" not in third.err
     assert time.monotonic() - began < 60

@@ -11,29 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from entrypoint.errors import Exit, Refused
+from tests.train.learners import X, Y, learner, weights
 from train.batches import LEFT_OUT, Batch
-from train.group import Group
 from train.loop import Learner, check_finite, learn, train_epoch
-from train.optim import averaged, build_optimizer
-from train.order import generator
-from train.settings import TrainSettings
 from train.stopping import STOP
-
-ALONE = Group(0, 1, 0, torch.device("cpu"))
-X = torch.randn(12, 4, generator=generator("x"))
-Y = torch.randint(0, 3, (12,), generator=generator("y"))
-
-
-def learner(*, fused: bool = True, **settings: object) -> Learner:
-    torch.manual_seed(0)
-    chosen = TrainSettings.model_validate({"lr": 0.1, **settings})
-    model = nn.Linear(4, 3)
-    optimizer, average = build_optimizer(chosen, model, fused=fused), averaged(model, chosen)
-    return Learner(model, optimizer, lambda _: 0.1, chosen, ALONE, average=average)
-
-
-def weights(one: Learner) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()])
 
 
 def test_parts_of_any_size_give_the_step_of_the_whole_batch() -> None:
@@ -59,7 +40,7 @@ def test_a_picture_left_out_has_no_gradient() -> None:
 
 
 def test_gradients_are_clipped_where_asked() -> None:
-    one = learner(clip_norm=1e-3, momentum=0, weight_decay=0)
+    one = learner(max_grad_norm=1e-3, momentum=0, weight_decay=0)
     before = weights(one)
     one.learn(Batch(((X, Y),), 12))
     assert (weights(one) - before).norm() <= 1.01e-4
@@ -119,7 +100,7 @@ def test_the_first_loss_that_is_no_number_is_named_by_its_step(bad: float) -> No
 
 
 def test_the_average_of_the_weights_follows_them_and_is_what_is_judged() -> None:
-    one = learner(ema=0.5)
+    one = learner(ema_decay=0.5)
     assert one.average is not None
     first = weights(one).clone()
     one.learn(Batch(((X, Y),), 12))

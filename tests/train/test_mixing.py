@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.train.test_loop import X, Y, learner, weights
+from tests.factories import train_settings
+from tests.train.learners import X, Y, learner, weights
 from train.batches import Batch
 from train.mixing import Mix, draw
 from train.order import generator
@@ -13,12 +14,12 @@ from train.settings import TrainSettings
 
 
 def settings(**more: float) -> TrainSettings:
-    return TrainSettings.model_validate(more)
+    return train_settings(more)
 
 
 @pytest.mark.parametrize("step", range(20))
 def test_a_cut_boxs_area_is_the_share_that_is_not_own(step: int) -> None:
-    mix = draw(8, 10, 12, settings(cutmix=1.0), generator("cut", step))
+    mix = draw(8, 10, 12, settings(cutmix_alpha=1.0), generator("cut", step))
     assert sorted(mix.partners.tolist()) == list(range(8))
     images, others = torch.zeros(8, 3, 10, 12), torch.ones(8, 3, 10, 12)
     mixed = mix.of(images, others)
@@ -28,14 +29,14 @@ def test_a_cut_boxs_area_is_the_share_that_is_not_own(step: int) -> None:
 
 
 def test_mixup_lays_two_over_each_other() -> None:
-    mix = draw(8, 4, 4, settings(mixup=0.4), generator("up"))
+    mix = draw(8, 4, 4, settings(mixup_alpha=0.4), generator("up"))
     assert mix.box is None
     mixed = mix.of(torch.zeros(8, 3, 4, 4), torch.ones(8, 3, 4, 4))
     assert torch.allclose(mixed, torch.full_like(mixed, 1 - mix.own))
 
 
 def test_both_take_turns_and_shares_are_drawn_anew() -> None:
-    drawn = [draw(4, 8, 8, settings(mixup=0.2, cutmix=1.0), generator("both", step)) for step in range(200)]
+    drawn = [draw(4, 8, 8, settings(mixup_alpha=0.2, cutmix_alpha=1.0), generator("both", step)) for step in range(200)]
     assert 60 < sum(one.box is None for one in drawn) < 140
     assert len({one.own for one in drawn}) > 100
     assert all(0 <= one.own <= 1 for one in drawn)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PYTHON, script
-from tests.entrypoint.test_bond import free_port
+from tests.net import free_port
 from train.peers import EXCHANGE
 
 pytestmark = [

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tests.conftest import PYTHON, clean_environment, script
+from tests.factories import train_settings
 from train.optim import build_optimizer, lr_schedule, set_lr
 from train.settings import TrainSettings
 
@@ -19,7 +20,7 @@ def test_each_optimizer_lowers_a_loss(name: str, kind: str) -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(4, 1), torch.randn(64, 4)
     y = x.sum(1, keepdim=True)
-    settings = TrainSettings.model_validate({"optimizer": name, "lr": 0.01})
+    settings = train_settings({"optimizer": name, "lr": 0.01})
     optimizer = build_optimizer(settings, model)
     assert type(optimizer).__name__ == kind
     losses = []
@@ -34,7 +35,7 @@ def test_each_optimizer_lowers_a_loss(name: str, kind: str) -> None:
 
 def one_step(model: nn.Module) -> dict[str, torch.Tensor]:
     """Take a step by gradients of one; return what it changed."""
-    settings = TrainSettings.model_validate({"optimizer": "sgd", "momentum": 0, "weight_decay": 0.5, "lr": 0.1})
+    settings = train_settings({"optimizer": "sgd", "momentum": 0, "weight_decay": 0.5, "lr": 0.1})
     optimizer = build_optimizer(settings, model)
     set_lr(optimizer, 0.1)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -91,7 +92,7 @@ def test_sgd_has_nesterov_momentum_unless_there_is_no_momentum() -> None:
 
 
 def rates(**settings: object) -> list[float]:
-    lr = lr_schedule(TrainSettings.model_validate({"lr": 1.0, **settings}), 100)
+    lr = lr_schedule(train_settings({"lr": 1.0, **settings}), 100)
     return [lr(step) for step in range(100)]
 
 

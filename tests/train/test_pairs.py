@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 import pytest
 
 from tests.conftest import Entrypoint, needs_two_cores
-from tests.entrypoint.test_bond import free_port
+from tests.net import free_port
 
 pytestmark = pytest.mark.launch
 
@@ -20,20 +20,20 @@ BASE = {
     "TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_SHAPE": "3x8x8", "TRAIN_SYNTHETIC_IMAGES": "16",
     "TRAIN_BATCH_SIZE": "8", "TRAIN_EPOCHS": "2", "TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "off",
     "TRAIN_LOG_INTERVAL": "1",
-    "TRAIN_RUN_NAME": "run", "LAUNCH_BIND": "none",
+    "TRAIN_RUN_NAME": "run", "LAUNCH_CPU_BINDING": "none",
 }  # fmt: skip
 OPTIONS: dict[str, dict[str, str]] = {
     "compile": {"TRAIN_COMPILE": "default", "TRAIN_COMPILE_BACKEND": "aot_eager"},
     "compile auto": {"TRAIN_COMPILE": "auto"},
     "bf16": {"TRAIN_PRECISION": "bf16"},
     "fp16": {"TRAIN_PRECISION": "fp16"},
-    "prune": {"TRAIN_PRUNE": "0.5"},
+    "prune": {"TRAIN_PRUNE_RATIO": "0.5"},
     "contiguous": {"TRAIN_CHANNELS_LAST": "0"},
-    "accumulate": {"TRAIN_ACCUMULATE": "2"},
-    "ema": {"TRAIN_EMA": "0.9"},
-    "mixup": {"TRAIN_MIXUP": "0.4"},
-    "cutmix": {"TRAIN_CUTMIX": "1"},
-    "clip": {"TRAIN_CLIP_NORM": "1"},
+    "accumulate": {"TRAIN_GRAD_ACCUM_STEPS": "2"},
+    "ema": {"TRAIN_EMA_DECAY": "0.9"},
+    "mixup": {"TRAIN_MIXUP_ALPHA": "0.4"},
+    "cutmix": {"TRAIN_CUTMIX_ALPHA": "1"},
+    "clip": {"TRAIN_MAX_GRAD_NORM": "1"},
     "adamw": {"TRAIN_OPTIMIZER": "adamw", "TRAIN_SCHEDULE": "cosine"},
     "profile": {"TRAIN_PROFILE": "1"},
     "deterministic": {"TRAIN_DETERMINISTIC": "1"},
@@ -52,14 +52,14 @@ RARER = [
     for other in ("compile", "fp16", "prune", "ema", "accumulate", "mixup")
 ] + [
     {"TRAIN_MODEL": "mnasnet0_5", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", **OPTIONS["prune"]}  # insists on its version
-] + [{"TRAIN_PRUNE_WITH": "nni", **OPTIONS["prune"]}]  # fmt: skip
+] + [{"TRAIN_PRUNE_BACKEND": "nni", **OPTIONS["prune"]}]  # fmt: skip
 SHARED: dict[str, dict[str, str]] = {
-    "static graph": {"TRAIN_STATIC_GRAPH": "1"},
-    "find unused": {"TRAIN_FIND_UNUSED": "1"},
-    "compress": {"TRAIN_COMPRESS": "bf16"},
-    "powersgd": {"TRAIN_COMPRESS": "powersgd"},
+    "static graph": {"TRAIN_DDP_STATIC_GRAPH": "1"},
+    "find unused": {"TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1"},
+    "compress": {"TRAIN_GRADIENT_COMPRESSION": "bf16"},
+    "powersgd": {"TRAIN_GRADIENT_COMPRESSION": "powersgd"},
 }
-FSDP = {"TRAIN_SHARD": "fsdp"}
+FSDP = {"TRAIN_PARALLELISM": "fsdp"}
 PARTS = 4
 TWO = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1"}
 
@@ -114,5 +114,5 @@ def test_two_ranks_learn_what_one_does_whatever_is_set(entrypoint: Entrypoint) -
         environs = [SPEEDNET | TWO | settings[one] | more for one, more in shared]
         two = check(entrypoint, environs, "--nproc-per-node=2", "--oversubscribe=1")
         for environ, (one, _), losses in zip(environs, shared, two, strict=True):
-            rounding = 1e-3 if {"TRAIN_PRECISION", "TRAIN_COMPRESS"} & environ.keys() else 1e-5
+            rounding = 1e-3 if {"TRAIN_PRECISION", "TRAIN_GRADIENT_COMPRESSION"} & environ.keys() else 1e-5
             assert not losses or losses == pytest.approx(learnt[one], rel=rounding), environ

@@ -13,7 +13,11 @@ from train.phases import PHASES, Shares
 @pytest.mark.parametrize(
     ("seconds", "feed", "said"),
     [
-        ((61, 20, 15, 4), "stream", "data loading takes 61 % of a step: raise TRAIN_WORKERS, or set TRAIN_FEED=memory"),
+        (
+            (61, 20, 15, 4),
+            "stream",
+            "data loading takes 61 % of a step: raise TRAIN_NUM_WORKERS, or set TRAIN_DATA_SOURCE=memory",
+        ),
         ((61, 20, 15, 4), "memory", "data loading takes 61 % of a step: cut TRAIN_TRANSFORMS"),
         ((5, 30, 25, 40), "memory", "the optimizer takes 40 % of a step: raise TRAIN_BATCH_SIZE"),
         ((2, 30, 60, 8), "memory", "forward and backward take 90 % of a step: the model's arithmetic"),

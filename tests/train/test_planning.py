@@ -11,19 +11,23 @@ import pytest
 from entrypoint.errors import Exit, Refused
 from entrypoint.plan import Plan
 from entrypoint.surroundings import Surroundings
-from tests.entrypoint.test_planner import machine, plan
-from train.planning import most_ranks, plan_training
+from tests.factories import make_machine, make_test_plan
+from tests.train.given import SMALL_DATASET
+from train.planning import plan_training
 from train.settings import read_train_settings
 from train.survey import Facts
 
 SHM = Surroundings(shm_bytes=4 << 30)
 PETS = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "/pets"}
-SMALL, LARGE = Facts(60_000, (3, 32, 32)), Facts(200_000, (3, 224, 224), counted_all=False)
+SMALL = SMALL_DATASET
+LARGE = Facts(200_000, (3, 224, 224), counted_all=False)
 
 
 def planned(environ: Mapping[str, str], facts: Facts, ranks: int = 1, flags: Mapping[str, str] | None = None) -> Plan:
-    base = plan(machine(4), {"LAUNCH_NPROC_PER_NODE": str(ranks)})
-    return plan_training(base, read_train_settings(environ, flags or {}), facts, replace(machine(4), surroundings=SHM))
+    base = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": str(ranks)})
+    return plan_training(
+        base, read_train_settings(environ, flags or {}), facts, replace(make_machine(4), surroundings=SHM)
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,9 +37,9 @@ def planned(environ: Mapping[str, str], facts: Facts, ranks: int = 1, flags: Map
         (PETS, SMALL, "memory", 0),
         (PETS, LARGE, "stream", 2),
         (PETS, Facts(20_000, (3, 224, 224)), "stream", 2),
-        (PETS | {"TRAIN_FEED": "stream"}, SMALL, "stream", 2),
-        (PETS | {"TRAIN_FEED": "stream", "TRAIN_WORKERS": "7"}, SMALL, "stream", 7),
-        (PETS | {"TRAIN_FEED": "memory"}, LARGE, "memory", 0),
+        (PETS | {"TRAIN_DATA_SOURCE": "stream"}, SMALL, "stream", 2),
+        (PETS | {"TRAIN_DATA_SOURCE": "stream", "TRAIN_NUM_WORKERS": "7"}, SMALL, "stream", 7),
+        (PETS | {"TRAIN_DATA_SOURCE": "memory"}, LARGE, "memory", 0),
     ],
 )
 def test_small_sets_are_held_in_memory_and_large_ones_streamed(
@@ -44,7 +48,7 @@ def test_small_sets_are_held_in_memory_and_large_ones_streamed(
     made = planned(environ, facts, ranks=2)
     assert (made.training["feed"], made.training["workers"]) == (feed, workers)
     reasons = {decision.what: decision.why for decision in made.decisions}
-    assert ("(yours)" in reasons["feed"]) is ("TRAIN_FEED" in environ)
+    assert ("(yours)" in reasons["feed"]) is ("TRAIN_DATA_SOURCE" in environ)
 
 
 @pytest.mark.parametrize(("environ", "saves"), [({}, True), ({"TRAIN_CHECKPOINT_EVERY": "0"}, False)])
@@ -52,30 +56,7 @@ def test_the_plan_says_whether_a_run_saves(environ: dict[str, str], saves: bool)
     assert planned(environ, SMALL).training["saves"] is saves
 
 
-@pytest.mark.parametrize(
-    ("environ", "facts", "ranks"),
-    [
-        ({}, SMALL, 4),
-        ({"TRAIN_BATCH_SIZE": "128"}, SMALL, 8),
-        ({"TRAIN_ACCUMULATE": "2"}, SMALL, 2),
-        ({"TRAIN_BATCH_SIZE": "8"}, SMALL, 1),
-        ({"TRAIN_EPOCHS": "11"}, Facts(1797, (1, 8, 8)), 1),
-        ({"TRAIN_EPOCHS": "12"}, Facts(1797, (1, 8, 8)), 4),
-        ({"TRAIN_STEPS": "125"}, SMALL, 1),
-        ({"TRAIN_STEPS": "1000"}, SMALL, 4),
-        ({"TRAIN_DETERMINISTIC": "1"}, SMALL, 1),
-        ({"TRAIN_COMPILE": "auto"}, SMALL, 1),
-        ({"TRAIN_SHARD": "fsdp"}, SMALL, 1),
-        ({"TRAIN_COMPRESS": "powersgd"}, SMALL, 1),
-    ],
-)
-def test_a_run_may_have_ranks_unasked_where_they_are_worth_their_start(
-    environ: dict[str, str], facts: Facts, ranks: int
-) -> None:
-    assert most_ranks(read_train_settings(environ, {}).values, facts) == ranks
-
-
-FSDP = {"TRAIN_SHARD": "fsdp"}
+FSDP = {"TRAIN_PARALLELISM": "fsdp"}
 RESTARTS = {"LAUNCH_MAX_RESTARTS": "2"}
 NODES = RESTARTS | {"LAUNCH_NNODES": "2", "MASTER_ADDR": "r1"}
 
@@ -89,8 +70,8 @@ NODES = RESTARTS | {"LAUNCH_NNODES": "2", "MASTER_ADDR": "r1"}
     ],
 )
 def test_ranks_that_may_be_started_again_know_their_run(environ: dict[str, str], name: str) -> None:
-    base = plan(machine(4), environ)
-    node = replace(machine(4), surroundings=SHM)
+    base = make_test_plan(make_machine(4), environ)
+    node = replace(make_machine(4), surroundings=SHM)
     made = plan_training(base, read_train_settings(environ, {}), SMALL, node, free_name="free")
     assert (made.environment["TRAIN_RESUME"], made.environment["TRAIN_RUN_NAME"]) == ("auto", name)
     assert next(one.value for one in made.decisions if one.what == "resume") == "auto"
@@ -106,7 +87,9 @@ def test_ranks_that_may_be_started_again_know_their_run(environ: dict[str, str],
 )
 def test_a_run_that_could_not_go_on_is_refused(environ: dict[str, str], said: str) -> None:
     with pytest.raises(Refused, match=said):
-        plan_training(plan(machine(4), environ), read_train_settings(environ, {}), SMALL, machine(4))
+        plan_training(
+            make_test_plan(make_machine(4), environ), read_train_settings(environ, {}), SMALL, make_machine(4)
+        )
 
 
 @pytest.mark.parametrize(("ranks", "said"), [(2, "optimizer over 2 ranks"), (1, "optimizer one rank has all")])
@@ -126,30 +109,41 @@ def test_flags_travel_to_the_ranks_as_variables() -> None:
     ("environ", "ranks", "said"),
     [
         ({"TRAIN_BATCH_SIZE": "3"}, 4, "TRAIN_BATCH_SIZE=3: too few for 4 ranks x 1 parts"),
-        ({"TRAIN_BATCH_SIZE": "7", "TRAIN_ACCUMULATE": "2"}, 4, "it must be at least 8|must be at least 8"),
-        ({"TRAIN_FEED": "stream"}, 1, "TRAIN_FEED=stream: only imagefolder can be streamed"),
+        ({"TRAIN_BATCH_SIZE": "7", "TRAIN_GRAD_ACCUM_STEPS": "2"}, 4, "it must be at least 8|must be at least 8"),
+        ({"TRAIN_DATA_SOURCE": "stream"}, 1, "TRAIN_DATA_SOURCE=stream: only imagefolder can be streamed"),
         ({"TRAIN_PIN_MEMORY": "1"}, 1, "TRAIN_PIN_MEMORY=1: there is no GPU to copy to"),
         (
             {"TRAIN_IMAGE_SIZE": "32"},
             1,
             "TRAIN_IMAGE_SIZE=32: only imagefolder's pictures are resized, and TRAIN_DATASET",
         ),
-        ({"TRAIN_PRUNE": "0.5", "TRAIN_EPOCHS": "1"}, 1, "TRAIN_PRUNE_WARMUP=1: all of TRAIN_EPOCHS=1"),
+        ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_EPOCHS": "1"}, 1, "TRAIN_PRUNE_WARMUP=1: all of TRAIN_EPOCHS=1"),
         (
-            {"TRAIN_STATIC_GRAPH": "1", "TRAIN_ACCUMULATE": "2"},
+            {"TRAIN_DDP_STATIC_GRAPH": "1", "TRAIN_GRAD_ACCUM_STEPS": "2"},
             2,
-            "TRAIN_STATIC_GRAPH=1 and TRAIN_ACCUMULATE=2 contradict each other",
+            "TRAIN_DDP_STATIC_GRAPH=1 and TRAIN_GRAD_ACCUM_STEPS=2 contradict each other",
         ),
         ({"TRAIN_MAX_MINUTES": "5", "TRAIN_CHECKPOINT_EVERY": "0"}, 1, "TRAIN_MAX_MINUTES=5: a run that ends so goes"),
-        ({"TRAIN_SHARD": "dataparallel"}, 2, "TRAIN_SHARD=dataparallel: one process that drives several GPUs .*DDP"),
         (
-            FSDP | {"TRAIN_PRUNE": "0.5"},
+            FSDP | {"TRAIN_PRUNE_RATIO": "0.5"},
             2,
-            "TRAIN_PRUNE=0.5 and TRAIN_SHARD=fsdp contradict each other: a model is cut",
+            "TRAIN_PRUNE_RATIO=0.5 and TRAIN_PARALLELISM=fsdp contradict each other: a model is cut",
         ),
-        (FSDP | {"TRAIN_COMPRESS": "fp16"}, 2, "TRAIN_COMPRESS=fp16 and TRAIN_SHARD=fsdp contradict each other: it is"),
-        (FSDP | {"TRAIN_STATIC_GRAPH": "1"}, 2, "TRAIN_STATIC_GRAPH=1 and TRAIN_SHARD=fsdp contradict each other"),
-        (FSDP | {"TRAIN_FIND_UNUSED": "1"}, 2, "TRAIN_FIND_UNUSED=1 and TRAIN_SHARD=fsdp contradict each other"),
+        (
+            FSDP | {"TRAIN_GRADIENT_COMPRESSION": "fp16"},
+            2,
+            "TRAIN_GRADIENT_COMPRESSION=fp16 and TRAIN_PARALLELISM=fsdp contradict each other: it is",
+        ),
+        (
+            FSDP | {"TRAIN_DDP_STATIC_GRAPH": "1"},
+            2,
+            "TRAIN_DDP_STATIC_GRAPH=1 and TRAIN_PARALLELISM=fsdp contradict each other",
+        ),
+        (
+            FSDP | {"TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1"},
+            2,
+            "TRAIN_DDP_FIND_UNUSED_PARAMETERS=1 and TRAIN_PARALLELISM=fsdp contradict each other",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused(environ: dict[str, str], ranks: int, said: str) -> None:
@@ -167,19 +161,24 @@ def test_the_settings_table_and_the_environment_agree(tmp_path: Path) -> None:
     assert given.values.data_dir == tmp_path
 
 
-STREAM = PETS | {"TRAIN_FEED": "stream", "TRAIN_BATCH_SIZE": "256"}
+STREAM = PETS | {"TRAIN_DATA_SOURCE": "stream", "TRAIN_BATCH_SIZE": "256"}
 
 
 def test_workers_are_no_more_than_shm_can_serve() -> None:
-    node = replace(machine(4), surroundings=Surroundings(shm_bytes=64 << 20))
-    made = plan_training(plan(node), read_train_settings(STREAM, {}), Facts(100, (3, 32, 32)), node)
+    node = replace(make_machine(4), surroundings=Surroundings(shm_bytes=64 << 20))
+    made = plan_training(make_test_plan(node), read_train_settings(STREAM, {}), Facts(100, (3, 32, 32)), node)
     assert made.training["workers"] == 4
-    crowded = plan_training(plan(node), read_train_settings(STREAM, {}), Facts(100, (3, 96, 96)), node)
+    crowded = plan_training(make_test_plan(node), read_train_settings(STREAM, {}), Facts(100, (3, 96, 96)), node)
     assert crowded.training["workers"] == 1
     (why,) = (decision.why for decision in crowded.decisions if decision.what == "workers")
     assert why == "/dev/shm has 64 MiB, and a worker on each rank needs 20 MiB; start with a larger --shm-size for 4"
-    with pytest.raises(Refused, match=r"TRAIN_WORKERS=3: /dev/shm has 64 MiB.*; lower it to 1, or start with") as error:
+    with pytest.raises(
+        Refused, match=r"TRAIN_NUM_WORKERS=3: /dev/shm has 64 MiB.*; lower it to 1, or start with"
+    ) as error:
         plan_training(
-            plan(node), read_train_settings(STREAM | {"TRAIN_WORKERS": "3"}, {}), Facts(100, (3, 96, 96)), node
+            make_test_plan(node),
+            read_train_settings(STREAM | {"TRAIN_NUM_WORKERS": "3"}, {}),
+            Facts(100, (3, 96, 96)),
+            node,
         )
     assert error.value.code == Exit.MACHINE

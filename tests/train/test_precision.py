@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.test_loop import X, Y, learner, weights
+from tests.train.learners import X, Y, learner, weights
 from train.batches import Batch
 from train.precision import computing, configure, gradient_scaler
 
@@ -27,7 +27,7 @@ def test_activations_have_the_precision_and_weights_stay_fp32(precision: str, dt
 
 
 def test_fp16_scales_the_loss_and_steps_as_fp32_does() -> None:
-    plain, scaled = learner(clip_norm=0.5), learner(clip_norm=0.5)
+    plain, scaled = learner(max_grad_norm=0.5), learner(max_grad_norm=0.5)
     scaled.precision, scaled.scaler = "fp16", gradient_scaler("fp16", CPU)
     assert scaled.scaler.get_scale() > 1000
     for one in (plain, scaled):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.factories import train_settings
 from train.progress import Bar, Off, Plain, build_progress, duration
 from train.settings import TrainSettings
 
@@ -18,7 +19,7 @@ def test_durations_read_as_a_clock(seconds: float, text: str) -> None:
     [("auto", True, Plain), ("plain", True, Plain), ("bar", True, Bar), ("off", True, Off), ("bar", False, Off)],
 )
 def test_the_display_is_what_was_asked_for_and_rank_0s_alone(asked: str, leads: bool, kind: type) -> None:
-    progress = build_progress(TrainSettings.model_validate({"progress": asked}), 10, 2, leads=leads)
+    progress = build_progress(train_settings({"progress": asked}), 10, 2, leads=leads)
     assert type(progress) is kind
     progress.close()
 

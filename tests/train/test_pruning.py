@@ -14,6 +14,7 @@ from torch import nn
 
 from entrypoint.errors import Exit, Refused
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores
+from tests.factories import train_settings
 from train.checkpoint import newest
 from train.models import CNN, build_model, count_parameters
 from train.pruning import cut_to, fits, slimmed, to_prune
@@ -21,11 +22,11 @@ from train.settings import TrainSettings
 
 SHAPE = (3, 32, 32)
 WITH = ["torch-pruning", "nni"]
-PRUNED = {"TRAIN_PRUNE": "0.5", "TRAIN_TENSORBOARD": "0"}
+PRUNED = {"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_TENSORBOARD": "0"}
 
 
 def settings(**more: object) -> TrainSettings:
-    return TrainSettings.model_validate({"prune": 0.5, **more})
+    return train_settings({"prune_ratio": 0.5, **more})
 
 
 def needs(library: str) -> None:
@@ -37,7 +38,7 @@ def test_half_of_the_books_cnn_is_what_the_book_has(library: str) -> None:
     needs(library)
     model = CNN(SHAPE, 10)
     assert count_parameters(model) == 2_122_186
-    slim = slimmed(CNN(SHAPE, 10), model.state_dict(), SHAPE, settings(prune_with=library))
+    slim = slimmed(CNN(SHAPE, 10), model.state_dict(), SHAPE, settings(prune_backend=library))
     cut = CNN(SHAPE, 10)
     cut_to(cut, slim)
     assert count_parameters(cut) == 1_059_306
@@ -57,7 +58,7 @@ def test_a_residual_network_is_cut_and_runs_and_learns(library: str) -> None:
     pytest.importorskip("torchvision")
     model = build_model("resnet18", SHAPE, 10, bias=True)
     before = copy.deepcopy(model.state_dict())
-    slim = slimmed(model, before, SHAPE, settings(prune_with=library, model="resnet18"))
+    slim = slimmed(model, before, SHAPE, settings(prune_backend=library, model="resnet18"))
     cut = build_model("resnet18", SHAPE, 10, bias=True)
     assert not fits(cut, slim)
     cut_to(cut, slim)
@@ -75,10 +76,10 @@ def test_a_residual_network_is_cut_and_runs_and_learns(library: str) -> None:
     ("more", "names"),
     [
         ({}, ["layer1.0", "layer2.0"]),
-        ({"prune_ops": "conv2d,linear"}, ["layer1.0", "layer2.0", "fc1"]),
-        ({"prune_ops": "linear"}, ["fc1"]),
+        ({"prune_layer_types": "conv2d,linear"}, ["layer1.0", "layer2.0", "fc1"]),
+        ({"prune_layer_types": "linear"}, ["fc1"]),
         ({"prune_exclude": "layer1"}, ["layer2.0"]),
-        ({"prune_ops": "linear,conv2d", "prune_exclude": "layer1.0,fc1"}, ["layer2.0"]),
+        ({"prune_layer_types": "linear,conv2d", "prune_exclude": "layer1.0,fc1"}, ["layer2.0"]),
     ],
 )
 def test_what_is_pruned_is_what_was_asked_for_and_never_the_last_layer(
@@ -91,7 +92,10 @@ def test_what_is_pruned_is_what_was_asked_for_and_never_the_last_layer(
     ("more", "said"),
     [
         ({"prune_exclude": "layer9"}, "TRAIN_PRUNE_EXCLUDE=layer9: cnn has no such layer. Did you mean layer"),
-        ({"prune_exclude": "layer1,layer2"}, "TRAIN_PRUNE=0.5: cnn has no layer left to prune; widen TRAIN_PRUNE_OPS"),
+        (
+            {"prune_exclude": "layer1,layer2"},
+            "TRAIN_PRUNE_RATIO=0.5: cnn has no layer left to prune; widen TRAIN_PRUNE_LAYER_TYPES",
+        ),
     ],
 )
 def test_what_cannot_be_pruned_is_told(more: dict[str, object], said: str) -> None:
@@ -107,8 +111,8 @@ def test_a_model_that_a_library_cannot_follow_is_refused_by_name() -> None:
             return super().forward(images if float(images.sum()) >= 0 else -images)
 
     model = Moody(SHAPE, 10)
-    with pytest.raises(Refused, match=r"TRAIN_PRUNE_WITH=nni: cnn cannot be pruned .*; try torch-pruning") as error:
-        slimmed(model, model.state_dict(), SHAPE, settings(prune_with="nni"))
+    with pytest.raises(Refused, match=r"TRAIN_PRUNE_BACKEND=nni: cnn cannot be pruned .*; try torch-pruning") as error:
+        slimmed(model, model.state_dict(), SHAPE, settings(prune_backend="nni"))
     assert error.value.code == Exit.MACHINE
 
 

@@ -12,7 +12,7 @@ from tests.train.given import SMALL, TWO_RANKS_WHERE_THEY_FIT, imagefolder
 
 pytestmark = pytest.mark.launch
 
-BAD_PICTURE = r"train/class1/000\.jpg: not an image; repair or remove it, or set TRAIN_BAD_IMAGES=skip"
+BAD_PICTURE = r"train/class1/000\.jpg: not an image; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip"
 
 
 @pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
@@ -21,7 +21,7 @@ def test_a_bad_picture_ends_every_rank_in_one_line(
     entrypoint: Entrypoint, pictures: Path, ranks: dict[str, str], feed: str
 ) -> None:
     (pictures / "train/class1/000.jpg").write_text("no picture")
-    result = entrypoint("train", env=imagefolder(pictures, TRAIN_FEED=feed, LAUNCH_QUIET="1") | ranks)
+    result = entrypoint("train", env=imagefolder(pictures, TRAIN_DATA_SOURCE=feed, LAUNCH_QUIET="1") | ranks)
     assert result.code == 2
     assert len(result.error_lines) == 1
     assert re.search(BAD_PICTURE, result.error_lines[0])
@@ -32,7 +32,7 @@ def test_a_bad_picture_ends_every_rank_in_one_line(
 def test_bad_pictures_are_left_out_and_told_where_asked(entrypoint: Entrypoint, pictures: Path, feed: str) -> None:
     (pictures / "train/class1/000.jpg").write_text("no picture")
     (pictures / "test/class1/000.jpg").write_text("no picture")
-    env = imagefolder(pictures, TRAIN_FEED=feed, TRAIN_BAD_IMAGES="skip", TRAIN_TENSORBOARD="0")
+    env = imagefolder(pictures, TRAIN_DATA_SOURCE=feed, TRAIN_ON_UNREADABLE_IMAGE="skip", TRAIN_TENSORBOARD="0")
     result = entrypoint("train", env=env)
     assert result.code == 0, result.err
     assert entrypoint.summary()["test_images"] == 11

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from entrypoint.errors import Refused
-from tests.entrypoint.test_planner import machine, plan
+from tests.factories import make_machine, make_test_plan, train_settings
 from train import runfolder
 from train.lock import Lock
 from train.settings import TrainSettings, read_train_settings
 
 
 def settings(output: Path, **more: object) -> TrainSettings:
-    return TrainSettings.model_validate({"output_dir": output, **more})
+    return train_settings({"output_dir": output, **more})
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own_and_latest_is_the_newest(tmp_path: Path) -> None:
@@ -73,12 +73,12 @@ def test_a_folder_that_not_even_root_can_write_is_refused(output: str) -> None:
 def test_the_command_has_every_setting_and_is_safe_to_paste(tmp_path: Path) -> None:
     environ = {"TRAIN_DATA_DIR": str(tmp_path / "my $data; rm"), "TRAIN_RUN_NAME": "x", "LAUNCH_THREADS": "1"}
     given = read_train_settings(environ, {"epochs": "3"})
-    words = shlex.split(runfolder.repeat_command(given, plan(machine(2), environ), environ))
+    words = shlex.split(runfolder.repeat_command(given, make_test_plan(make_machine(2), environ), environ))
     assert words[:2] == ["cd", str(Path.cwd())]
     assert {
         "LAUNCH_THREADS=1",
         "LAUNCH_NPROC_PER_NODE=1",
-        "LAUNCH_NEIGHBOURS=0",
+        "LAUNCH_RESERVE_CPUS=0",
         "TRAIN_EPOCHS=3",
         f"TRAIN_DATA_DIR={tmp_path}/my $data; rm",
     } <= set(words)

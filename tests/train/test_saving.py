@@ -13,7 +13,12 @@ from tests.train.given import SMALL, TWO_RANKS
 from tests.train.started import Started
 
 pytestmark = pytest.mark.launch
-RUN = SMALL | {"TRAIN_TENSORBOARD": "0", "TRAIN_LOG_INTERVAL": "1", "TRAIN_KEEP": "100", "TRAIN_RUN_NAME": "run"}
+RUN = SMALL | {
+    "TRAIN_TENSORBOARD": "0",
+    "TRAIN_LOG_INTERVAL": "1",
+    "TRAIN_KEEP_CHECKPOINTS": "100",
+    "TRAIN_RUN_NAME": "run",
+}
 
 
 @pytest.mark.parametrize("ranks", [{}, TWO_RANKS] if CORES > 1 else [{}])
@@ -40,7 +45,7 @@ def test_sigusr2_saves_amid_an_epoch_and_the_run_goes_on_as_if_nothing_had_been(
     ("limit", "said", "ranks"),
     [
         ({"TRAIN_MAX_MINUTES": "0.15"}, "stopped by TRAIN_MAX_MINUTES=0.15: step ", TWO_RANKS if CORES > 1 else {}),
-        ({"SLURM_JOB_END_TIME": "1", "LAUNCH_GRACE_S": "5"}, "stopped by the end of Slurm's job: step ", {}),
+        ({"SLURM_JOB_END_TIME": "1", "LAUNCH_GRACE_PERIOD_S": "5"}, "stopped by the end of Slurm's job: step ", {}),
     ],
 )
 def test_a_deadline_ends_it_with_a_checkpoint_to_go_on_from(

@@ -12,15 +12,15 @@ import pytest
 from torch import nn
 
 from tests.conftest import PYTHON, Entrypoint, needs_two_cores
+from tests.factories import HostilePickle
 from tests.train.given import SMALL, TWO_RANKS, losses
 from tests.train.started import Started
-from tests.train.test_checkpoint import Hostile
 from train.checkpoint import newest
 from train.sharding import UNIT_PARAMETERS, units
 from train.shards import Describing
 
 pytestmark = [pytest.mark.launch, needs_two_cores]
-SPREAD = SMALL | TWO_RANKS | {"TRAIN_SHARD": "fsdp", "TRAIN_TENSORBOARD": "0"}
+SPREAD = SMALL | TWO_RANKS | {"TRAIN_PARALLELISM": "fsdp", "TRAIN_TENSORBOARD": "0"}
 
 
 @pytest.mark.versions
@@ -35,7 +35,9 @@ def test_units_are_the_large_elements_of_sequences_inner_ones_first() -> None:
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("more", [{}, {"TRAIN_EMA": "0.9", "TRAIN_ACCUMULATE": "2", "TRAIN_CLIP_NORM": "1"}])
+@pytest.mark.parametrize(
+    "more", [{}, {"TRAIN_EMA_DECAY": "0.9", "TRAIN_GRAD_ACCUM_STEPS": "2", "TRAIN_MAX_GRAD_NORM": "1"}]
+)
 def test_two_ranks_learn_what_one_does_and_each_saves_its_part(entrypoint: Entrypoint, more: dict[str, str]) -> None:
     common = SMALL | more | {"TRAIN_EPOCHS": "2", "TRAIN_LR": "0.01", "TRAIN_EVAL_BATCH_SIZE": "63"}  # 64 images a rank
     whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})
@@ -48,7 +50,7 @@ def test_two_ranks_learn_what_one_does_and_each_saves_its_part(entrypoint: Entry
     assert checkpoint is not None
     one, other = (part.stat().st_size for part in sorted(checkpoint.glob("*.distcp")))
     assert 0.8 < one / other < 1.25
-    kept = 2 + ("TRAIN_EMA" in more)  # weights and momentum
+    kept = 2 + ("TRAIN_EMA_DECAY" in more)  # weights and momentum
     assert one + other == pytest.approx(4 * kept * whole["parameters"], rel=0.1)
 
 
@@ -66,7 +68,12 @@ def stopped(entrypoint: Entrypoint, env: dict[str, str]) -> Path:
 
 @pytest.mark.versions
 def test_a_stopped_run_goes_on_to_the_bit_and_on_one_rank_too(entrypoint: Entrypoint) -> None:
-    env = SPREAD | {"TRAIN_EPOCHS": "30", "TRAIN_LOG_INTERVAL": "1", "TRAIN_EMA": "0.9", "TRAIN_KEEP": "50"}
+    env = SPREAD | {
+        "TRAIN_EPOCHS": "30",
+        "TRAIN_LOG_INTERVAL": "1",
+        "TRAIN_EMA_DECAY": "0.9",
+        "TRAIN_KEEP_CHECKPOINTS": "50",
+    }
     straight = entrypoint.train(env=env | {"TRAIN_RUN_NAME": "straight"})
     saved = stopped(entrypoint, env)
     alone = entrypoint.train(
@@ -88,7 +95,7 @@ def test_what_is_damaged_or_hostile_is_refused_in_one_line_and_not_run(entrypoin
     part = sorted(saved.glob("*.distcp"))[1]
     contents = {name: (saved / name).read_bytes() for name in (".metadata", "told.pt", part.name)}
     spoilt = [(name, content[: len(content) // 2]) for name, content in contents.items()]
-    spoilt += [(".metadata", pickle.dumps(Hostile()))]
+    spoilt += [(".metadata", pickle.dumps(HostilePickle()))]
     for name, content in spoilt:
         (saved / name).write_bytes(content)
         for ranks in ({}, {"LAUNCH_NPROC_PER_NODE": "1"}):
@@ -104,7 +111,7 @@ def test_what_is_damaged_or_hostile_is_refused_in_one_line_and_not_run(entrypoin
 def test_a_description_names_nothing_but_what_describes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(pickle.UnpicklingError, match=r"it names \w+\.system"):
-        Describing(io.BytesIO(pickle.dumps(Hostile()))).load()
+        Describing(io.BytesIO(pickle.dumps(HostilePickle()))).load()
     assert not list(tmp_path.iterdir())
 
 

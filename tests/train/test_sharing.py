@@ -26,19 +26,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 @pytest.mark.parametrize(
     ("more", "to"),
     [
-        ({"TRAIN_STATIC_GRAPH": "1"}, 1e-3),
-        ({"TRAIN_FIND_UNUSED": "1", "TRAIN_ACCUMULATE": "2"}, 1e-3),
-        ({"TRAIN_COMPRESS": "fp16"}, 1e-2),
-        ({"TRAIN_COMPRESS": "bf16"}, 3e-2),
-        ({"TRAIN_COMPRESS": "powersgd"}, 0.3),
+        ({"TRAIN_DDP_STATIC_GRAPH": "1"}, 1e-3),
+        ({"TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1", "TRAIN_GRAD_ACCUM_STEPS": "2"}, 1e-3),
+        ({"TRAIN_GRADIENT_COMPRESSION": "fp16"}, 1e-2),
+        ({"TRAIN_GRADIENT_COMPRESSION": "bf16"}, 3e-2),
+        ({"TRAIN_GRADIENT_COMPRESSION": "powersgd"}, 0.3),
     ],
 )
 def test_two_ranks_learn_what_one_does(
     entrypoint: Entrypoint, whole: list[float], more: dict[str, str], to: float
 ) -> None:
     result = entrypoint("train", env=COMMON | TWO_RANKS | more | {"TRAIN_TENSORBOARD": "0"})
-    if more == {"TRAIN_COMPRESS": "bf16"} and result.code == Exit.MACHINE:
-        said = r"entrypoint: error: TRAIN_COMPRESS=bf16: torch \S+ cannot do it here \(.*NCCL.*\); set fp16"
+    if more == {"TRAIN_GRADIENT_COMPRESSION": "bf16"} and result.code == Exit.MACHINE:
+        said = r"entrypoint: error: TRAIN_GRADIENT_COMPRESSION=bf16: torch \S+ cannot do it here \(.*NCCL.*\); set fp16"
         assert re.fullmatch(said, result.error_lines[0])
         return
     assert result.code == 0, result.err
@@ -51,19 +51,23 @@ def test_two_ranks_learn_what_one_does(
 
 def test_powersgd_takes_models_of_many_parts_and_batchnorm(entrypoint: Entrypoint) -> None:
     pytest.importorskip("torchvision")
-    more = {"TRAIN_COMPRESS": "powersgd", "TRAIN_MODEL": "resnet18"}
+    more = {"TRAIN_GRADIENT_COMPRESSION": "powersgd", "TRAIN_MODEL": "resnet18"}
     entrypoint.train(env=COMMON | TWO_RANKS | more)
     assert len(losses(entrypoint)) == int(COMMON["TRAIN_EPOCHS"])
 
 
 @pytest.mark.parametrize("compress", ["powersgd", "fp16"])
 def test_who_goes_on_without_what_compression_left_is_told(entrypoint: Entrypoint, compress: str) -> None:
-    env = COMMON | TWO_RANKS | {"TRAIN_COMPRESS": compress, "TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_EPOCHS": "1"}
+    env = (
+        COMMON
+        | TWO_RANKS
+        | {"TRAIN_GRADIENT_COMPRESSION": compress, "TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_EPOCHS": "1"}
+    )
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "before"})
     (saved,) = (entrypoint.folder / "runs/before/checkpoint").glob("step-*")
-    more = {"TRAIN_RESUME": str(saved), "TRAIN_RESUME_CHANGED": "1", "TRAIN_EPOCHS": "2"}
+    more = {"TRAIN_RESUME": str(saved), "TRAIN_RESUME_ALLOW_CHANGED": "1", "TRAIN_EPOCHS": "2"}
     result = entrypoint("train", env=env | more)
     assert result.code == 0, result.err
     assert "going on from" in result.out
-    told = "warning: TRAIN_COMPRESS=powersgd: what compression has left of each rank's gradients for later steps is in"
+    told = "warning: TRAIN_GRADIENT_COMPRESSION=powersgd: what compression has left of each rank's gradients for later steps is in"
     assert (told in result.out) is (compress == "powersgd")

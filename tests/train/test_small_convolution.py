@@ -130,6 +130,8 @@ def test_a_resnet_is_the_same_model_with_half_of_its_convolutions_changed() -> N
 def test_two_ranks_share_its_gradients(entrypoint: Entrypoint, compress: str) -> None:
     pytest.importorskip("torchvision")
     more = {"TRAIN_MODEL": "resnet18", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_BATCH_SIZE": "40"}
-    done = entrypoint("train", env=SMALL | TWO_RANKS | more | {"TRAIN_EPOCHS": "1", "TRAIN_COMPRESS": compress})
+    done = entrypoint(
+        "train", env=SMALL | TWO_RANKS | more | {"TRAIN_EPOCHS": "1", "TRAIN_GRADIENT_COMPRESSION": compress}
+    )
     assert done.code == 0, done.err
     assert "stride" not in done.err

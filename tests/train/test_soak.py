@@ -21,7 +21,7 @@ WARM, GROWTH = EPOCHS // 4, 0.03
 
 
 def test_memory_and_open_files_are_flat(entrypoint: Entrypoint) -> None:
-    run = Started(entrypoint, {"TRAIN_DATASET": "digits", "TRAIN_EPOCHS": str(EPOCHS), "TRAIN_KEEP": "3"})
+    run = Started(entrypoint, {"TRAIN_DATASET": "digits", "TRAIN_EPOCHS": str(EPOCHS), "TRAIN_KEEP_CHECKPOINTS": "3"})
     process, resident_mb, files = Path(f"/proc/{run.process.pid}"), list[float](), list[int]()
     for epoch in range(1, EPOCHS):
         run.wait_for(f"epoch {epoch}/{EPOCHS}  train loss")

@@ -55,7 +55,7 @@ def test_two_ranks_give_the_losses_and_the_accuracy_of_one(entrypoint: Entrypoin
     common = SMALL | {"TRAIN_EPOCHS": "3", "TRAIN_BATCH_SIZE": "50", "TRAIN_LR": "0.02"}
     one = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "one"})
     two = entrypoint.train(env=common | TWO_RANKS | {"TRAIN_RUN_NAME": "two"})
-    parts = entrypoint.train(env=common | TWO_RANKS | {"TRAIN_RUN_NAME": "parts", "TRAIN_ACCUMULATE": "3"})
+    parts = entrypoint.train(env=common | TWO_RANKS | {"TRAIN_RUN_NAME": "parts", "TRAIN_GRAD_ACCUM_STEPS": "3"})
     assert (one["world_size"], two["world_size"]) == (1, 2)
     assert one["test_images"] == two["test_images"] == 128
     ranks = json.loads((entrypoint.folder / "runs/two/ranks.json").read_text())
@@ -87,7 +87,7 @@ def test_the_command_that_is_left_repeats_the_run(entrypoint: Entrypoint) -> Non
     [
         {"TRAIN_OPTIMIZER": "adamw", "TRAIN_SCHEDULE": "cosine", "TRAIN_WARMUP": "0.1"},
         {"TRAIN_OPTIMIZER": "adam", "TRAIN_SCHEDULE": "constant", "TRAIN_LABEL_SMOOTHING": "0.1"},
-        {"TRAIN_CLIP_NORM": "1", "TRAIN_ACCUMULATE": "4", "TRAIN_BIAS": "0", "TRAIN_DETERMINISTIC": "1"},
+        {"TRAIN_MAX_GRAD_NORM": "1", "TRAIN_GRAD_ACCUM_STEPS": "4", "TRAIN_BIAS": "0", "TRAIN_DETERMINISTIC": "1"},
     ],
 )
 def test_each_recipe_learns(entrypoint: Entrypoint, settings: dict[str, str]) -> None:
@@ -104,7 +104,7 @@ def test_a_torchvision_model_trains_on_pictures(entrypoint: Entrypoint, pictures
 @needs_two_cores
 @pytest.mark.parametrize("feed", ["memory", "stream"])
 def test_an_image_folder_trains_either_way_with_two_ranks(entrypoint: Entrypoint, pictures: Path, feed: str) -> None:
-    env = imagefolder(pictures, TRAIN_FEED=feed, TRAIN_EPOCHS="8") | TWO_RANKS
+    env = imagefolder(pictures, TRAIN_DATA_SOURCE=feed, TRAIN_EPOCHS="8") | TWO_RANKS
     summary = entrypoint.train(env=env)
     assert (summary["feed"], summary["test_images"]) == (feed, 12)
     assert summary["test_accuracy"] == 100
@@ -122,9 +122,9 @@ def test_a_run_of_so_many_steps_ends_amid_an_epoch_and_goes_on_like_any_other(en
     (entrypoint.folder / "runs/cut/checkpoint/step-000000025.pt").unlink()
     again = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "cut", "TRAIN_RESUME": "auto"})
     assert again["weights_sha256"] == whole["weights_sha256"]
-    more = {"TRAIN_STEPS": "30", "TRAIN_RESUME": "auto", "TRAIN_RESUME_CHANGED": "1", "TRAIN_RUN_NAME": "cut"}
+    more = {"TRAIN_STEPS": "30", "TRAIN_RESUME": "auto", "TRAIN_RESUME_ALLOW_CHANGED": "1", "TRAIN_RUN_NAME": "cut"}
     assert entrypoint.train(env=common | more)["steps"] == 30
-    result = entrypoint("train", env=common | {"TRAIN_PRUNE": "0.5", "TRAIN_PRUNE_WARMUP": "3"})
+    result = entrypoint("train", env=common | {"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_WARMUP": "3"})
     assert result.code == 2
     assert "TRAIN_PRUNE_WARMUP=3: TRAIN_STEPS=25 are 3 epochs; lower it" in result.err
 
@@ -224,7 +224,7 @@ def test_preempted_amid_an_epoch_it_goes_on_with_the_very_next_step(
     entrypoint: Entrypoint, pictures: Path, feed: str, ranks: dict[str, str]
 ) -> None:
     env = {
-        **SMALL, **ranks, "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(pictures), "TRAIN_FEED": feed,
+        **SMALL, **ranks, "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(pictures), "TRAIN_DATA_SOURCE": feed,
         "TRAIN_BATCH_SIZE": "2", "TRAIN_EPOCHS": "3", "TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_LOG_INTERVAL": "1",
     }  # fmt: skip
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "straight"})

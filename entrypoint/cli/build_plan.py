@@ -1,0 +1,107 @@
+"""Makes the plan of a command line: detects machine and job, and adds the trainer's part."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from entrypoint.backends import problem_of
+from entrypoint.cli.parser import CommandLine
+from entrypoint.core.settings_base import ParsedSettings
+from entrypoint.job import Job
+from entrypoint.launcher_defaults import read_mask, refuse_mixed_up
+from entrypoint.libraries import broken_preloads
+from entrypoint.machine import read_machine
+from entrypoint.nodes import read_nodes
+from entrypoint.plan import Plan, Program
+from entrypoint.planner import make_plan
+from entrypoint.question import Question
+from entrypoint.settings import LaunchSettings
+from entrypoint.starters import find_starter, with_starter
+from entrypoint.tuned import Tuned, apply, find
+
+
+def detect_plan_inputs(
+    command: CommandLine, settings: ParsedSettings[LaunchSettings], job: Job, environ: Mapping[str, str]
+) -> Question:
+    """Read the machine, and test what no file shows."""
+    nodes = read_nodes(settings, environ, job)
+    if settings.values.launcher == "auto" and nodes.count == 1:
+        refuse_mixed_up(job)
+    if job.starts_own(settings.values):  # then this task is the node's, and its ranks are still to be started
+        job = Job(id=job.id, granted_cpus=job.granted_cpus, node_cpus=job.node_cpus, nodes=job.nodes, master=job.master)
+    mask, settled, squeezed_to = read_mask(job)
+    return Question(
+        settings,
+        replace(read_machine(affinity=mask), squeezed_to=squeezed_to),
+        settled,
+        # -I: the trainer uses the packages installed with it, whatever PYTHONPATH, ~/.local or this folder hold.
+        command.program or Program("train", (sys.executable, "-I", "-m", "train")),
+        environ,
+        backend_problem=problem_of(settings.values.backend, sys.executable),
+        broken_preloads=broken_preloads(environ.get("LD_PRELOAD", "")),
+        nodes=nodes,
+        starter=find_starter(settings.values, job, nodes.count, environ),
+        token=f"{socket.gethostname()}-{os.getpid()}",
+    )
+
+
+def apply_saved_tuning(command: CommandLine, question: Question) -> tuple[Question, Tuned | None]:
+    """Return the inputs with the tuning results for this program and machine, where the user set nothing else."""
+    tuned = find(question, lambda: settings_affecting_speed(command, question))
+    return (apply(question, tuned, command.launch_flags), tuned) if tuned else (question, None)
+
+
+def settings_affecting_speed(command: CommandLine, question: Question) -> Mapping[str, Any]:
+    """Return the trainer's settings that change the time of a step, as JSON types; none for a user's script."""
+    if command.program is not None:
+        return {}
+    from train.settings import read_train_settings
+    from train.survey import survey
+
+    values = read_train_settings(question.environ, command.train_flags).values
+    return {**values.speed_relevant(), "shape": survey(values).shape}
+
+
+def build_plan(command: CommandLine, question: Question) -> Plan:
+    """Return the plan; for the built-in trainer with the part that its data and settings decide."""
+    if command.program is not None:
+        return with_starter(make_plan(question), question)
+    return with_starter(plan_trainer(command, question), question)
+
+
+def plan_trainer(command: CommandLine, question: Question) -> Plan:
+    """Return the plan of the built-in trainer."""
+    from train.begun import previous_run
+    from train.naming import fresh
+    from train.planning import plan_training
+    from train.recipes import with_recipe
+    from train.settings import read_train_settings
+    from train.survey import survey
+
+    given = read_train_settings(question.environ, command.train_flags)
+    facts = survey(given.values)
+    question = replace(question, previous=previous_run(given.values))
+    training, plan = with_recipe(given, make_plan(question))
+    plan = replace(plan, warnings=(*given.notices, *plan.warnings))
+    free_name = fresh(training.values.output_dir, training.values).name if plan.max_restarts else ""
+    return plan_training(plan, training, facts, question.machine, free_name)
+
+
+def planner_for(command: CommandLine, question: Question) -> Callable[[], Plan]:
+    """Return a function that makes the plan, for checks that report why it fails."""
+    return lambda: build_plan(command, question)
+
+
+def run_folders(command: CommandLine, question: Question) -> list[tuple[str, Path]]:
+    """Return the folders that a run of the trainer writes to, by the settings that name them."""
+    from train.cache import cache_folder
+    from train.settings import read_train_settings
+
+    training = read_train_settings(question.environ, command.train_flags).values
+    return [("TRAIN_OUTPUT_DIR", training.output_dir), ("TRAIN_CACHE_DIR", cache_folder(training.cache_dir))]

@@ -1,0 +1,129 @@
+"""One function per command, from the command line to the exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from entrypoint.errors import Exit, Refused, report
+from entrypoint.interpreter import uncollected
+from entrypoint.job import read_job
+
+with uncollected():
+    from entrypoint import neighbours
+    from entrypoint.cli import build_plan as plans
+    from entrypoint.cli.parser import CommandLine, parse_command_line
+    from entrypoint.core.settings_base import Settings, read_settings, variable_name
+    from entrypoint.launch import STARTERS, launch
+    from entrypoint.launcher_defaults import without_defaults
+    from entrypoint.places import stand_in
+    from entrypoint.question import Question
+    from entrypoint.rank import replace_process
+    from entrypoint.selftest import selftest_command
+    from entrypoint.settings import read_launch_settings
+    from entrypoint.show import plan_lines
+    from entrypoint.surroundings import read_image
+    from entrypoint.tuned import tell
+
+
+def main() -> int:
+    """Run the command line and return the exit code; an error is one line on standard error."""
+    try:
+        code = run_command(sys.argv[1:], dict(os.environ))
+        sys.stdout.flush()  # a closed pipe is no error yet here
+        return code
+    except Refused as error:
+        return report(error)
+    except BrokenPipeError:  # `entrypoint plan | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return Exit.DONE
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+
+
+def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command; `environ` is what the program will get."""
+    started, load = time.time(), neighbours.start()
+    command = parse_command_line(argv, setting_groups(argv), in_image=bool(read_image(Path("/"))))
+    if command.command == "help":
+        print(command.help_text)
+        return Exit.DONE
+    if command.command == "verify":
+        return verify_command(command)
+    fallbacks = stand_in(environ, make=command.launches)
+    environ = {**environ, **{name: value for name, (value, _) in fallbacks.items()}}
+    if command.command in ("other", "selftest"):
+        replace_process(command.program.argv if command.program else selftest_command(), environ)
+    settings, job = read_launch_settings(environ, command.launch_flags), read_job(environ)
+    question = plans.detect_plan_inputs(command, settings, job, without_defaults(environ, job))
+    question = replace(question, substitutes=fallbacks)
+    if command.command == "tune":  # its trials use the plan as it is, whatever other processes do
+        return tune_command(command, question)
+    question = replace(question, machine=replace(question.machine, kept_busy=neighbours.kept_busy(load)))
+    if command.command == "doctor":
+        return doctor_command(command, question)
+    return plan_command(command, question, started)
+
+
+def setting_groups(argv: Sequence[str]) -> dict[str, type[Settings]]:
+    """Return the settings that a command may need beside the launcher's.
+
+    `run` needs no others, and starts sooner without importing them.
+    """
+    if argv[:1] == ["run"]:
+        return {}
+    from entrypoint.tune import TuneSettings
+    from train.settings import TrainSettings
+
+    return {"train": TrainSettings, "tune": TuneSettings}
+
+
+def plan_command(command: CommandLine, question: Question, started: float) -> int:
+    """Make the plan, then print it, or launch what it says."""
+    question, tuned = plans.apply_saved_tuning(command, question)
+    plan = plans.build_plan(command, question)
+    plan = tell(plan, tuned) if tuned else plan
+    if command.json:
+        print(plan.to_json(indent=2))
+    elif not command.launches:
+        print("\n".join(plan_lines(plan, command=True)))
+    if not command.launches:
+        return Exit.DONE
+    if question.job.rank == 0 and not question.settings.values.quiet:
+        only = "launcher" if plan.launcher in STARTERS else ""  # each rank's node shows the rest
+        print("\n".join(plan_lines(plan, only=only)), file=sys.stderr)
+    launch(plan, question.job, question.environ, started)
+
+
+def tune_command(command: CommandLine, question: Question) -> int:
+    """Try plans for the program and keep the fastest."""
+    from entrypoint.tune import TuneSettings, tune
+
+    settings = read_settings(TuneSettings, question.environ, command.tune_flags).values
+    training = plans.settings_affecting_speed(command, question)
+    plan = plans.build_plan(command, question)
+    flags = {variable_name("TRAIN_", name): value for name, value in command.train_flags.items()}
+    question = replace(question, environ={**question.environ, **flags})
+    return tune(question, plan, settings, training, command.words)
+
+
+def doctor_command(command: CommandLine, question: Question) -> int:
+    """Print every check; exit code 3 if one fails."""
+    from entrypoint import doctor
+
+    checks = doctor.examine(question, plans.planner_for(command, question), plans.run_folders(command, question))
+    print(doctor.report(checks, as_json=command.json))
+    return Exit.MACHINE if any(check.state == "failure" for check in checks) else Exit.DONE
+
+
+def verify_command(command: CommandLine) -> int:
+    """Print what the ranks on this node have, compared with their plans; exit code 3 if they differ."""
+    from entrypoint.running import as_json, describe, verify_running
+
+    ranks = verify_running(command.processes)
+    print(as_json(ranks) if command.json else "\n".join(line for one in ranks for line in describe(one)))
+    return Exit.MACHINE if any(one.lines for one in ranks) else Exit.DONE

@@ -1,0 +1,320 @@
+"""The command line: argparse sub-commands whose flags are the settings' own names."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from entrypoint.core.settings_base import SettingField, Settings, describe_settings, flag_name
+from entrypoint.errors import Refused, did_you_mean, shown
+from entrypoint.plan import Program
+from entrypoint.settings import LaunchSettings
+
+COMMANDS = {
+    "train": "train with the built-in trainer",
+    "run": "run your own training script or module",
+    "plan": "show what `train` or `run SCRIPT` would do, and why; start nothing",
+    "tune": "find the fastest plan for `train` or `run SCRIPT` and keep it for later runs",
+    "doctor": "check machine, container, packages and plan; exit code 3 if a check fails",
+    "verify": "compare the ranks that run on this node with their plans",
+    "selftest": "test this installation: planning, data, a few real runs (a minute)",
+}
+# The command that a `plan` or `tune` is for.
+TARGETS = ("train", "run")
+SWITCHES = {
+    "json": "print plan, checks or ranks as JSON",
+    "dry-run": "show the plan and start nothing",
+}
+EXIT_CODES = (
+    "exit codes: 0 success, 2 usage error, 3 unsupported machine, 4 rendezvous failed,\n"
+    "            5 a rank failed, 75 preempted (run again to resume)"
+)
+# More choices than these are listed in the text of a flag, not beside it.
+MAX_METAVAR_CHOICES = 3
+GROUPS = {"LAUNCH_": "launcher settings", "TRAIN_": "trainer settings", "TUNE_": "tuner settings"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """A parsed command line. Flags are by field name; `program` is None for the built-in trainer.
+
+    `help_text` is set if only help or the version is to be printed; `words` start the program after `entrypoint`.
+    """
+
+    command: str
+    launch_flags: Mapping[str, str] = field(default_factory=dict)
+    train_flags: Mapping[str, str] = field(default_factory=dict)
+    tune_flags: Mapping[str, str] = field(default_factory=dict)
+    json: bool = False
+    dry_run: bool = False
+    program: Program | None = None
+    processes: tuple[int, ...] = ()
+    words: tuple[str, ...] = ()
+    help_text: str = ""
+
+    @property
+    def launches(self) -> bool:
+        """Return whether a launch follows, rather than a plan on the screen."""
+        return self.command != "plan" and not self.dry_run and not self.json
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that reports errors as `Refused` and never guesses abbreviated flags."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, add_help=False, allow_abbrev=False, formatter_class=HelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `Refused` for an error of argparse."""
+        missing = re.match(r"argument (--[\w-]+): expected one argument", message)
+        if missing:
+            raise Refused(f"{missing[1]}: needs a value. {self.help_of(missing[1])}")
+        raise Refused(f"{message}. See `{self.prog} --help`.")
+
+    def help_of(self, flag: str) -> str:
+        """Return the description of a flag."""
+        return next((str(one.help) for one in self._actions if flag in one.option_strings and one.help), "")
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Help in two columns, the first wide enough for the longest flag."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=min(100, shutil.get_terminal_size().columns))
+
+
+def parse_command_line(
+    argv: Sequence[str], setting_groups: Mapping[str, type[Settings]], *, in_image: bool = False
+) -> CommandLine:
+    """Parse a command line; raises `Refused` for an unknown command or flag, or a script that does not exist.
+
+    `setting_groups` maps "train" and "tune" to the settings whose flags those commands accept.
+    In an image (`in_image`) any other program may follow the entrypoint: `docker run IMAGE bash`.
+    """
+    words = list(argv)
+    if not words or words[0] in ("--help", "-h", "help"):
+        return CommandLine(command="help", help_text=overview())
+    if words[0] == "--version":
+        return CommandLine(command="help", help_text=version_text())
+    if words[0] == "--help-all":
+        return CommandLine(command="help", help_text=help_all(setting_groups))
+    command = words.pop(0)
+    if command not in COMMANDS:
+        if in_image and (path := shutil.which(command)):
+            return CommandLine(command="other", program=Program("other", (path, *words)))
+        hint = did_you_mean(command, COMMANDS)
+        raise Refused(f"{shown(command)}: no such command. {hint}Use one of: {', '.join(COMMANDS)}.")
+    known: list[type[Settings]] = [LaunchSettings, *setting_groups.values()]
+    flags, words = split_words(words, known)
+    target = command
+    if command in ("plan", "tune"):
+        target = "train"
+        if words and words[0] in TARGETS:
+            target = words[0]
+            more, words = split_words(words[1:], known)
+            flags += more
+    models = models_for(command, target, setting_groups)
+    show_all = "--help-all" in flags
+    if show_all or {"--help", "-h"} & set(flags):
+        parser = build_parser(command, models, show_all=show_all)
+        return CommandLine(command="help", help_text=parser.format_help())
+    return read_arguments(command, target, flags, words, models)
+
+
+def split_words(words: Sequence[str], models: Sequence[type[Settings]]) -> tuple[list[str], list[str]]:
+    """Return the flags, each joined with its value (`--threads=2`), and the words after them.
+
+    The first word that is no flag ends them: it is a script, whose own flags follow it. A boolean flag may stand
+    without a value, which then is 1.
+    """
+    fields: dict[str, SettingField | None] = {}
+    for model in models:
+        about = {one.name: one for one in describe_settings(model)}
+        fields |= {one.flag: one for one in about.values()}
+        fields |= {flag_name(old): about[new] for old, new in model.RENAMED.items()}
+        fields |= {flag_name(old): None for old in model.DROPPED}
+    flags: list[str] = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        word = rest.pop(0)
+        if word in fields:
+            about_word = fields[word]
+            if about_word and about_word.is_boolean and not about_word.choices:
+                word += f"={rest.pop(0) if rest and rest[0] in ('0', '1') else '1'}"
+            elif rest:
+                word += f"={rest.pop(0)}"
+        flags.append(word)
+    return flags, rest
+
+
+def models_for(command: str, target: str, setting_groups: Mapping[str, type[Settings]]) -> list[type[Settings]]:
+    """Return the groups of settings whose flags a command accepts."""
+    if command in ("verify", "selftest"):
+        return []
+    models: list[type[Settings]] = [LaunchSettings]
+    if target != "run":
+        models += [setting_groups["train"]] if "train" in setting_groups else []
+    if command == "tune":
+        models.append(setting_groups["tune"])
+    return models
+
+
+def build_parser(command: str, models: Sequence[type[Settings]], *, show_all: bool = False) -> Parser:
+    """Return the parser of a command; unless `show_all`, help shows the most used settings only."""
+    program = {"run": " SCRIPT|-m MODULE [arguments]", "verify": " [PID ...]"}.get(
+        command, f" [{'|'.join(TARGETS)} ...]" if command in ("plan", "tune") else ""
+    )
+    more = "" if show_all or not models else f" All flags: entrypoint {command} --help-all."
+    parser = Parser(
+        prog=f"entrypoint {command}",
+        usage=f"entrypoint {command} [flags]{program}",
+        description=f"{COMMANDS[command][0].upper()}{COMMANDS[command][1:]}.",
+        epilog=f"Each flag is also a variable, such as LAUNCH_THREADS for --threads.{more}",
+    )
+    switches = parser.add_argument_group("switches")
+    for name, text in SWITCHES.items():
+        switches.add_argument(f"--{name}", action="store_true", help=text)
+    switches.add_argument("-h", "--help", action="store_true", help="show the most used flags")
+    switches.add_argument("--help-all", action="store_true", help="show all flags")
+    for model in models:
+        group = parser.add_argument_group(GROUPS[model.PREFIX])
+        for about in describe_settings(model):
+            visible = show_all or about.name in model.BASIC
+            group.add_argument(
+                about.flag,
+                dest=model.PREFIX + about.name,
+                default=argparse.SUPPRESS,
+                metavar=metavar(about),
+                help=help_text(about) if visible else argparse.SUPPRESS,
+            )
+        for old in (*model.RENAMED, *model.DROPPED):
+            group.add_argument(
+                flag_name(old), dest=model.PREFIX + old, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+            )
+    return parser
+
+
+def metavar(about: SettingField) -> str:
+    """Return the placeholder of a flag's value in help."""
+    if about.is_boolean and not about.choices:
+        return "0|1"
+    return "VALUE" if about.accepts_other or len(about.choices) > MAX_METAVAR_CHOICES else "|".join(about.choices)
+
+
+def help_text(about: SettingField) -> str:
+    """Return the help of a setting: description, choices and default."""
+    listed = about.choices and not about.accepts_other and len(about.choices) > MAX_METAVAR_CHOICES
+    choices = f" One of: {', '.join(about.choices)}." if listed else ""
+    return f"{about.description}{choices} [{about.default or 'unset'}]".replace("%", "%%")
+
+
+def read_arguments(
+    command: str, target: str, flags: list[str], words: list[str], models: Sequence[type[Settings]]
+) -> CommandLine:
+    """Return the command line of a command's flags and the words after them; raises `Refused`."""
+    found, unknown = build_parser(command, models).parse_known_args(flags)
+    values = vars(found)
+    stray = words if target != "run" and command != "verify" else []
+    if unknown or stray:
+        raise unknown_word(command, target, [*unknown, *stray][0], models)
+    by_group: dict[str, dict[str, str]] = {prefix: {} for prefix in GROUPS}
+    for model in models:
+        names = [name for name in values if name.startswith(model.PREFIX)]
+        by_group[model.PREFIX] = {name.removeprefix(model.PREFIX): str(values[name]) for name in names}
+    return CommandLine(
+        command=command,
+        launch_flags=by_group["LAUNCH_"],
+        train_flags=by_group["TRAIN_"],
+        tune_flags=by_group["TUNE_"],
+        json=values["json"],
+        dry_run=values["dry_run"],
+        program=find_program(words) if target == "run" else None,
+        processes=parse_pids(words) if command == "verify" else (),
+        words=("run", *words) if target == "run" else ("train",),
+    )
+
+
+def unknown_word(command: str, target: str, word: str, models: Sequence[type[Settings]]) -> Refused:
+    """Return the error for a word that the command does not accept."""
+    name = word.partition("=")[0]
+    if not name.startswith("-"):
+        return Refused(f"{shown(name)}: unexpected. Use `entrypoint run {shown(name)}` to run your own script.")
+    if target == "run":
+        from train.settings import TrainSettings
+
+        if any(about.flag == name for about in describe_settings(TrainSettings)):
+            return Refused(f"{name}: a flag of the trainer. Write the script's own flags after its name.")
+    known = [about.flag for model in models for about in describe_settings(model)]
+    known += [f"--{switch}" for switch in SWITCHES]
+    return Refused(f"{shown(name)}: no such flag. {did_you_mean(name, known)}See `entrypoint {command} --help`.")
+
+
+def parse_pids(words: Sequence[str]) -> tuple[int, ...]:
+    """Return the process ids that `verify` was given; raises `Refused` for anything else."""
+    for word in words:
+        if not re.fullmatch(r"[1-9]\d{0,9}", word, re.ASCII):
+            raise Refused(
+                f"verify {shown(word)}: not a process id. Use `entrypoint verify` or `entrypoint verify PID`."
+            )
+    return tuple(map(int, words))
+
+
+def find_program(words: Sequence[str]) -> Program:
+    """Return the user's own program; raises `Refused` where the script does not exist."""
+    if not words:
+        raise Refused("run: no script. Use `entrypoint run SCRIPT` or `entrypoint run -m MODULE`.")
+    if words[0] == "-m":
+        if len(words) == 1:
+            raise Refused("run -m: no module. Use `entrypoint run -m MODULE`.")
+        return Program("module", (sys.executable, "-m", *words[1:]))
+    script = Path(words[0])
+    if not script.exists():
+        raise Refused(f"{shown(words[0])}: no such script in {Path.cwd()}. Check the path.")
+    if script.is_dir() and not (script / "__main__.py").exists():
+        raise Refused(f"{shown(words[0])}: a folder without __main__.py. Name the script in it.")
+    return Program("script", (sys.executable, *words))
+
+
+def version_text() -> str:
+    """Return name and version of the project."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"entrypoint {version('reference-training')}"
+    except PackageNotFoundError:
+        return "entrypoint (not installed)"
+
+
+def overview() -> str:
+    """Return the help of the entrypoint itself: its commands."""
+    lines = ["usage: entrypoint COMMAND [flags] [script and its arguments]", "", "commands:"]
+    lines += [f"  {name:<9} {text}" for name, text in COMMANDS.items()]
+    lines += ["", "  entrypoint COMMAND --help   the most used flags of a command"]
+    lines += ["  entrypoint --help-all       all settings, as flags and variables"]
+    lines += ["  entrypoint --version        the version", "", EXIT_CODES]
+    return "\n".join(lines)
+
+
+def help_all(setting_groups: Mapping[str, type[Settings]]) -> str:
+    """Return every setting as a flag and a variable with its default."""
+    lines = [overview()]
+    models: list[type[Settings]] = [LaunchSettings, *setting_groups.values()]
+    for model in models:
+        lines += ["", f"{GROUPS[model.PREFIX]}, as a flag or a variable [default]:"]
+        for about in describe_settings(model):
+            lines.append(f"  {about.flag}, {about.variable}")
+            lines += [f"      {line}" for line in wrap(help_text(about).replace("%%", "%"))]
+    return "\n".join(lines)
+
+
+def wrap(text: str) -> list[str]:
+    """Return a text in lines of at most 90 characters."""
+    import textwrap
+
+    return textwrap.wrap(text, 90)

@@ -1,0 +1,1 @@
+"""What the launcher and the trainer share; knows nothing of training."""

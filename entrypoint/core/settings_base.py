@@ -1,0 +1,307 @@
+"""Variables and command-line flags become validated settings, each with its source."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from entrypoint.errors import Refused, did_you_mean, shown
+
+# A Kubernetes service called `train` puts these into every pod of its namespace.
+# https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
+SERVICE_LINK = re.compile(r"_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
+BOOLEANS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+
+Auto = Literal["auto"]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the groups of settings.
+
+    RENAMED maps an old field name to the current one, and RENAMED_VALUES an old value of a field to the current one.
+    Both work for one release. DROPPED maps the name of a setting that no longer exists to the reason.
+    """
+
+    PREFIX: ClassVar[str] = ""
+    RENAMED: ClassVar[Mapping[str, str]] = {}
+    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {}
+    DROPPED: ClassVar[Mapping[str, str]] = {}
+    BASIC: ClassVar[tuple[str, ...]] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all values as JSON types."""
+        return dict(msgspec.to_builtins(self, enc_hook=str))
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+@dataclass(frozen=True)
+class ParsedSettings(Generic[SettingsT]):
+    """Validated settings with the source of each field that the user set.
+
+    `sources` holds how the user wrote a field (`TRAIN_EPOCHS=3`), `texts` its value as current text.
+    `notices` is one line for each old or dropped name.
+    """
+
+    values: SettingsT
+    sources: Mapping[str, str]
+    texts: Mapping[str, str] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+
+    def as_variables(self, *, flags_only: bool = False) -> dict[str, str]:
+        """Return the user's fields as environment variables in order of name, or only those given as flags."""
+        prefix = self.values.PREFIX
+        return {
+            variable_name(prefix, name): self.texts[name]
+            for name, source in sorted(self.sources.items())
+            if source.startswith("--") or not flags_only
+        }
+
+
+@dataclass(frozen=True)
+class SettingField:
+    """One setting for help and documentation: `choices` are its literal values, `accepts_other` allows more."""
+
+    name: str
+    flag: str
+    variable: str
+    default: str
+    description: str
+    choices: tuple[str, ...]
+    accepts_other: bool
+    is_boolean: bool
+    expected: str
+
+
+def variable_name(prefix: str, name: str) -> str:
+    """Return the environment variable of a field: `LAUNCH_` and `threads` give `LAUNCH_THREADS`."""
+    return prefix + name.upper().rstrip("_")
+
+
+def flag_name(name: str) -> str:
+    """Return the command-line flag of a field: `nproc_per_node` gives `--nproc-per-node`."""
+    return "--" + name.rstrip("_").replace("_", "-")
+
+
+def read_settings(
+    model: type[SettingsT], environ: Mapping[str, str], flags: Mapping[str, str]
+) -> ParsedSettings[SettingsT]:
+    """Validate the variables of `model` and the flags (by field name), which win.
+
+    An empty variable counts as unset, because compose files pass unset variables as empty ones.
+    Raises `Refused` with one line for each unknown variable or bad value.
+    """
+    check_unknown_variables(model, environ)
+    written, notices = collect_sources(model, environ, flags)
+    values, texts, errors = {}, {}, []
+    for name, source in written.items():
+        text = source.split("=", 1)[1]
+        current = model.RENAMED_VALUES.get(name, {}).get(text, text)
+        if current != text:
+            notices.append(f"{source}: the value is now called {current}; the old name ends in 0.3")
+        try:
+            values[name], texts[name] = parse_value(current, annotations_of(model)[name]), current
+        except ValueError:
+            errors.append(explain_bad_value(model, name, source))
+    if errors:
+        raise Refused("\n".join(errors))
+    return ParsedSettings(model(**values), written, texts, tuple(notices))
+
+
+def collect_sources(
+    model: type[Settings], environ: Mapping[str, str], flags: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Return how the user wrote each field, and a notice for each old or dropped name.
+
+    Raises `Refused` where an old and a current name have different values.
+    """
+    prefix = model.PREFIX
+    written: dict[str, str] = {}
+    notices: list[str] = []
+    for old, current in model.RENAMED.items():
+        for is_flag, name, text in (
+            (False, variable_name(prefix, old), environ.get(variable_name(prefix, old), "")),
+            (True, flag_name(old), flags.get(old, "")),
+        ):
+            if text != "":
+                now = flag_name(current) if is_flag else variable_name(prefix, current)
+                notices.append(f"{name} is now called {now}; the old name ends in 0.3")
+                written[current] = f"{name}={text}"
+    for name, reason in model.DROPPED.items():
+        if environ.get(variable_name(prefix, name)):
+            notices.append(f"{variable_name(prefix, name)} has no effect: {reason}")
+        if name in flags:
+            notices.append(f"{flag_name(name)} has no effect: {reason}")
+    for name in model.__struct_fields__:
+        variable = variable_name(prefix, name)
+        text = environ.get(variable, "")
+        if text == "":
+            continue
+        old = written.get(name, "")
+        if old and not old.startswith("--") and old.split("=", 1)[1] != text:
+            raise Refused(f"{old} and {variable}={shown(text)}: an old and a current name differ. Unset the old one.")
+        if not old.startswith("--"):
+            written[name] = f"{variable}={text}"
+    current_flags = {name: value for name, value in flags.items() if name in model.__struct_fields__}
+    written |= {name: f"{flag_name(name)}={value}" for name, value in current_flags.items()}
+    return {name: written[name] for name in model.__struct_fields__ if name in written}, notices
+
+
+def check_unknown_variables(model: type[Settings], environ: Mapping[str, str]) -> None:
+    """Raise `Refused` for every variable with the prefix of `model`, in any case, that is not a setting."""
+    prefix = model.PREFIX
+    current = [variable_name(prefix, name) for name in model.__struct_fields__]
+    known = {*current, *(variable_name(prefix, name) for name in (*model.RENAMED, *model.DROPPED))}
+    in_kubernetes = "KUBERNETES_SERVICE_HOST" in environ
+    unknown = [
+        name
+        for name in environ
+        if name.upper().startswith(prefix) and name not in known and not (in_kubernetes and SERVICE_LINK.search(name))
+    ]
+    if unknown:
+        raise Refused(
+            "\n".join(
+                f"{name}={shown(environ[name])}: no such variable. {did_you_mean(name.upper(), current)}"
+                "`entrypoint --help-all` lists all variables."
+                for name in sorted(unknown)
+            )
+        )
+
+
+_ANNOTATIONS: dict[type[Settings], dict[str, Any]] = {}
+
+
+def annotations_of(model: type[Settings]) -> dict[str, Any]:
+    """Return the resolved annotation of each field."""
+    if model not in _ANNOTATIONS:
+        hints = get_type_hints(model, include_extras=True)
+        _ANNOTATIONS[model] = {name: hints[name] for name in model.__struct_fields__}
+    return _ANNOTATIONS[model]
+
+
+def parse_value(text: str, annotation: Any) -> Any:
+    """Return text as a value of an annotation; raises ValueError where no member of it accepts the text."""
+    for member in union_members(annotation):
+        try:
+            value = coerce(text, strip_meta(member))
+            return msgspec.convert(value, member, dec_hook=lambda kind, raw: kind(raw))
+        except ValueError:  # msgspec.ValidationError is one
+            continue
+    raise ValueError(text)
+
+
+def coerce(text: str, kind: Any) -> Any:
+    """Return text as a plain type; raises ValueError where it is none."""
+    if get_origin(kind) is Literal:
+        return text
+    if kind is bool:
+        if text.lower() not in BOOLEANS:
+            raise ValueError(text)
+        return BOOLEANS[text.lower()]
+    if kind is int:
+        if not WHOLE_NUMBER.fullmatch(text.strip()):
+            raise ValueError(text)
+        return int(text)
+    if kind is float:
+        if not NUMBER.fullmatch(text.strip()) or not math.isfinite(float(text)):
+            raise ValueError(text)
+        return float(text)
+    if kind is type(None):
+        raise ValueError(text)
+    return Path(text) if kind is Path else text
+
+
+def union_members(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union, each with its own constraints, without the description around it."""
+    if get_origin(annotation) is Annotated:
+        inner, *metas = get_args(annotation)
+        if len(union_members(inner)) > 1:
+            return union_members(inner)
+        constraints = [meta for meta in metas if meta.description is None]
+        return (reduce(lambda kind, meta: Annotated[kind, meta], constraints, inner),)
+    if get_origin(annotation) is Literal or not get_args(annotation):
+        return (annotation,)
+    return tuple(one for member in get_args(annotation) for one in union_members(member))
+
+
+def strip_meta(annotation: Any) -> Any:
+    """Return an annotation without constraints and descriptions."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def metas_of(annotation: Any) -> tuple[Meta, ...]:
+    """Return the Meta objects directly around an annotation."""
+    return tuple(get_args(annotation)[1:]) if get_origin(annotation) is Annotated else ()
+
+
+def describe_field(model: type[Settings], name: str) -> SettingField:
+    """Return what help and documentation say about a field."""
+    annotation = annotations_of(model)[name]
+    members = union_members(annotation)
+    choices = tuple(value for one in members if get_origin(one) is Literal for value in get_args(one))
+    others = [one for one in members if get_origin(one) is not Literal and one is not type(None)]
+    default = model.__struct_defaults__[model.__struct_fields__.index(name)]
+    shown_default = {True: "1", False: "0", None: "unset"}.get(default) if default in (None, True, False) else None
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        shown_default = str(default)
+    description = next((meta.description for meta in metas_of(annotation) if meta.description), "")
+    expected = " or ".join([*choices, *map(expected_text, others)])
+    return SettingField(
+        name,
+        flag_name(name),
+        variable_name(model.PREFIX, name),
+        str(default) if shown_default is None else shown_default,
+        description,
+        choices,
+        bool(others),
+        bool in map(strip_meta, others),
+        expected,
+    )
+
+
+def describe_settings(model: type[Settings]) -> Iterator[SettingField]:
+    """Yield every field in the order of its declaration."""
+    return (describe_field(model, name) for name in model.__struct_fields__)
+
+
+def expected_text(annotation: Any) -> str:
+    """Return which values a member of an annotation accepts: `a whole number from 1 to 4096`."""
+    kind, metas = strip_meta(annotation), metas_of(annotation)
+    if kind is bool:
+        return "1 or 0"
+    if kind in (int, float):
+        noun = "a whole number" if kind is int else "a number"
+        limits = {name: getattr(meta, name) for meta in metas for name in ("ge", "gt", "le", "lt")}
+        low, above, high, below = (limits.get(name) for name in ("ge", "gt", "le", "lt"))
+        lower = f" from {low:,}" if low is not None else f" above {above:,}" if above is not None else ""
+        upper = f" to {high:,}" if high is not None else f" to below {below:,}" if below is not None else ""
+        return f"{noun}{lower}{upper if lower else ''}"
+    titles = [meta.title for meta in metas if meta.title]
+    return titles[0] if titles else "a path" if kind is Path else "text"
+
+
+def explain_bad_value(model: type[Settings], name: str, source: str) -> str:
+    """Return the line for a bad value: how it was written, what is wrong, what is accepted."""
+    about = describe_field(model, name)
+    written, value = source.split("=", 1)
+    if about.choices and not about.accepts_other:
+        hint = did_you_mean(value, about.choices)
+        return (
+            f"{written}={shown(value)}: no such {name.rstrip('_').replace('_', ' ')}. {hint}"
+            f"Use one of: {', '.join(about.choices)}."
+        )
+    return f"{written}={shown(value)}: not {about.expected}. {about.description}"

@@ -1,0 +1,34 @@
+"""Failure channels between ranks of a made-up job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from entrypoint.bond import Bond, Place
+from tests.net import free_port
+
+
+def bond(
+    rank: int, ports: tuple[int, ...], token: str = "x", timeout_s: float = 30, meet: tuple[int, ...] = ()
+) -> Bond:
+    made = Bond(Place(rank, f"node{rank}", "127.0.0.1", ports, token), timeout_s, meet)
+    made.start()
+    return made
+
+
+def bonds(count: int, timeout_s: float = 30, tokens: tuple[str, ...] = ()) -> list[Bond]:
+    port = free_port()
+    tokens = tokens or ("job 7",) * count
+    return [bond(rank, (port,), tokens[rank], timeout_s) for rank in range(count)]
+
+
+def within(limit_s: float, holds: Callable[[], bool]) -> bool:
+    until = time.monotonic() + limit_s
+    while not holds() and time.monotonic() < until:
+        time.sleep(0.02)
+    return holds()
+
+
+def joined(leader: Bond, count: int) -> bool:
+    return within(10, lambda: len(leader.peers) == count)

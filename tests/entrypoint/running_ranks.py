@@ -1,0 +1,64 @@
+"""Two ranks that report each signal that reaches them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.conftest import PYTHON, Entrypoint, clean_environment, script
+
+QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "2"}
+
+
+RUN = (PYTHON, "-m", "entrypoint", "run")
+
+
+# Says that it is there, then what signals reach it; a SIGTERM ends it as the test wishes.
+HEARS = r"""
+    import os, signal, sys, time
+
+    rank = os.environ["RANK"]
+
+    def heard(number, _):
+        os.write(1, f"{rank} {signal.Signals(number).name}\n".encode())
+        if number == signal.SIGTERM:
+            {ending}
+
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, heard)
+    assert os.getsid(0) == os.getpid(), "the kernel gives each rank a share of its own"
+    os.write(1, f"{rank} ready {os.getppid()}\n".encode())
+    while True:
+        time.sleep(0.05)
+"""
+
+
+@contextmanager
+def started(
+    entrypoint: Entrypoint, ending: str, *before: str, command: tuple[str, ...] = RUN, **more: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Start two ranks that hear, with words in front of the command, and go on when both do."""
+    script(entrypoint.folder, "x.py", HEARS.replace("{ending}", ending))
+    process = subprocess.Popen(
+        [*before, *command, "x.py"],
+        cwd=entrypoint.folder,
+        env={**clean_environment(), "HOME": str(entrypoint.home), **QUIET, **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        ready = sorted(process.stdout.readline() for _ in range(2))
+        assert ready == [f"{rank} ready {process.pid}\n" for rank in range(2)]
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def lines(process: subprocess.Popen[str], count: int) -> list[str]:
+    """Return the next lines of the two ranks, sorted."""
+    assert process.stdout is not None
+    return sorted(process.stdout.readline().rstrip("\n") for _ in range(count))

@@ -1,0 +1,91 @@
+"""Builders of settings, machines and plans for tests."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from entrypoint.gpus import Gpu
+from entrypoint.job import Job
+from entrypoint.machine import Machine, read_machine
+from entrypoint.nodes import read_nodes
+from entrypoint.plan import Plan, Program
+from entrypoint.planner import make_plan
+from entrypoint.question import Question
+from entrypoint.settings import read_launch_settings
+from entrypoint.surroundings import Surroundings
+from entrypoint.topology import Cpu
+from tests.machines import MACHINES, MASKS, nvlink_node, nvswitch_node
+from train.settings import TrainSettings
+
+SCRIPT = Program("script", ("python", "x.py"))
+
+
+def make_machine(cores: int = 4, online: int | None = None, quota: float | None = None, gpus: int = 0) -> Machine:
+    return Machine(
+        "node1",
+        "a CPU",
+        "AuthenticAMD",
+        tuple(Cpu(core, core, 0, 0) for core in range(cores)),
+        online or cores,
+        quota,
+        8 << 30,
+        tuple(Gpu(index, f"GPU-{index}", "H200", 1 << 37) for index in range(gpus)),
+        surroundings=Surroundings(shm_bytes=1 << 30),
+    )
+
+
+def make_test_plan(
+    node: Machine, environ: Mapping[str, str] | None = None, job: Job | None = None, program: Program = SCRIPT
+) -> Plan:
+    environ = environ or {}
+    chosen, job = read_launch_settings(environ, {}), job or Job()
+    return make_plan(Question(chosen, node, job, program, environ, "python", nodes=read_nodes(chosen, environ, job)))
+
+
+def reason_for(made: Plan, what: str) -> str:
+    return next(decision.why for decision in made.decisions if decision.what == what)
+
+
+NVML = {"8-GPU NVLink node": nvlink_node, "8-GPU NVSwitch node": nvswitch_node}
+
+
+def simulated_machine(tmp_path: Path, name: str, nvml: Any = None) -> Machine:
+    tree = MACHINES[name]()
+    root = tree.build(tmp_path / "root")
+    found = read_machine(root, MASKS.get(name, tree.cpus), nvml or (NVML[name]() if name in NVML else None))
+    return replace(found, hostname="there", surroundings=Surroundings(shm_bytes=1 << 30))
+
+
+def elf_header(machine: int) -> bytes:
+    """Return the first bytes of a little-endian 64-bit shared object for a machine."""
+    return b"\x7fELF\x02\x01\x01" + bytes(9) + struct.pack("<HH", 3, machine)
+
+
+# Kubeflow's training operator, a PyTorchJob of 2 nodes with 4 processes each.
+KUBERNETES = {
+    "PET_NNODES": "2", "PET_NPROC_PER_NODE": "4", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-master-0",
+    "PET_MASTER_PORT": "23456", "WORLD_SIZE": "8", "RANK": "1",
+}  # fmt: skip
+
+
+STEP = {
+    "SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "n[1-2]",
+}  # fmt: skip
+
+
+class HostilePickle:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch hostile-was-here",)
+
+
+def train_settings(fields: Mapping[str, Any] | None = None, **more: Any) -> TrainSettings:
+    """Return the trainer's settings with these fields, validated."""
+    return msgspec.convert({**(fields or {}), **more}, TrainSettings, dec_hook=lambda kind, raw: kind(raw))
