@@ -1,43 +1,50 @@
-"""Which backends of torch.compile can be used here: told by what is installed, without importing torch."""
+"""Whether a backend of torch.compile can be used here."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoint.checks import second_number
+from entrypoint.errors import last_line
 
 IPEX = "intel_extension_for_pytorch"
-# What each needs beside torch, by the name of its wheel's folder; inductor, cudagraphs, onnxrt and ipex need more.
-PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "inductor": (),
-    "cudagraphs": (),
-    "ipex": (),
-    "onnxrt": ("onnxruntime", "onnxscript"),
-    "tvm": ("apache_tvm",),
-    "openxla": ("torch_xla",),
-    "aot_eager": (),
-    "eager": (),
-}
+DEFAULT_BACKEND = "inductor"
+TRIAL_TIMEOUT_S = 300
+# Compiles one addition. IPEX registers its backend when it is imported.
+TRIAL = """
+import sys
+backend, device = sys.argv[1:]
+if backend == "ipex":
+    import intel_extension_for_pytorch
+import torch
+known = torch._dynamo.list_backends(exclude_tags=())
+if backend not in known:
+    sys.exit(f"torch {torch.__version__} has no such backend, only {', '.join(sorted(known))}")
+torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2, device=device))
+"""
 
 
-def compiler_problem(backend: str, device: str, versions: Mapping[str, str]) -> str:
-    """Say why a backend cannot be used on a device, nothing where it can; `versions` are the packages installed."""
-    missing = [name for name in PACKAGES[backend] if name not in versions]
-    if missing:
-        return f"needs {' and '.join(missing)}, which is not installed"
-    if backend == "onnxrt" and not old_onnxscript(versions["onnxscript"]):
-        return f"needs onnxscript before 0.4, since it calls what is gone from {versions['onnxscript']}"
-    if backend == "cudagraphs" and device != "cuda":
-        return "is for GPUs"
-    if backend == "ipex":
-        return ipex_problem(device, versions)
-    if backend == "inductor" and device == "cuda":
-        return "" if "triton" in versions else "needs triton, which is not installed"
-    return missing_tools() if backend == "inductor" else ""
+def find_compile_problem(backend: str, device: str, versions: Mapping[str, str], python: str) -> str:
+    """Return why a backend cannot be used on a device, empty if it can; `versions` are the installed packages.
+
+    The default backend is checked by its tools. Any other one compiles an addition in a child process, which takes
+    some seconds.
+    """
+    if backend == DEFAULT_BACKEND:
+        if device == "cuda":
+            return "" if "triton" in versions else "needs triton, which is not installed"
+        return missing_tools()
+    command = [python, "-I", "-c", TRIAL, backend, device]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"did not compile an addition within {TRIAL_TIMEOUT_S} s"
+    return "" if done.returncode == 0 else f"cannot be used ({last_line(done.stderr, 'no reason given')})"
 
 
 def ipex_problem(device: str, versions: Mapping[str, str]) -> str:
@@ -49,11 +56,6 @@ def ipex_problem(device: str, versions: Mapping[str, str]) -> str:
     if second_number(versions[IPEX]) != second_number(versions.get("torch", "")):
         return f"{versions[IPEX]} does not go with torch {versions.get('torch')}"
     return ""
-
-
-def old_onnxscript(version: str) -> bool:
-    """Tell whether a version is one that still has `dynamo_export`, which torch's backend calls."""
-    return version.startswith("0.") and (second_number(version) or 0) < 4
 
 
 def missing_tools() -> str:

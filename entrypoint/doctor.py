@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from entrypoint.checks import Check, fast_checks
-from entrypoint.compilers import PACKAGES, compiler_problem
+from entrypoint.checks import Check, State, fast_checks
+from entrypoint.compilers import DEFAULT_BACKEND, find_compile_problem
 from entrypoint.errors import Refused
 from entrypoint.libraries import PATTERNS
 from entrypoint.plan import Plan
@@ -74,12 +74,12 @@ def check_libraries(question: Question) -> Iterator[Check]:
 
 
 def check_compilers(question: Question) -> Iterator[Check]:
-    """Tell which backends of torch.compile can be used; the default one is to work."""
+    """Check the default backend of torch.compile."""
     device = "cuda" if question.machine.gpus else "cpu"
-    for name in PACKAGES:
-        problem = compiler_problem(name, device, question.machine.packages.versions)
-        seen = f"not usable: {problem}" if problem else "usable"
-        yield Check(f"compile {name}", "warning" if problem and name == "inductor" else "ok", seen)
+    versions = question.machine.packages.versions
+    problem = find_compile_problem(DEFAULT_BACKEND, device, versions, question.python)
+    state: State = "warning" if problem else "ok"
+    yield Check("torch.compile", state, problem or "usable", "TRAIN_COMPILE will be refused" if problem else "")
 
 
 def check_writable(name: str, folder: Path) -> Check:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from entrypoint.compilers import compiler_problem, ipex_problem
+from entrypoint.compilers import ipex_problem
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.errors import Exit, Refused
 from entrypoint.machine import Machine
@@ -58,27 +58,21 @@ def unit_of(precision: str, device: str, machine: Machine) -> str:
     return f"the CPU has {flag}" if flag else ""
 
 
-def decide_compiling(given: ParsedSettings[TrainSettings], device: str, machine: Machine) -> Decision:
-    """Compile where that is asked for; whether it pays is measured in the run. Raises `Refused` for no such backend."""
+def decide_compiling(given: ParsedSettings[TrainSettings], problem: str) -> Decision:
+    """Compile if the user asks for it; `problem` says why the backend cannot be used. Raises `Refused` in that case."""
     values = given.values
     if values.compile == "off":
         if "compile_backend" in given.sources:
             raise Refused(f"{given.sources['compile_backend']}: nothing is compiled; set TRAIN_COMPILE=default too")
-        yours = given.sources.get("compile", "")
-        why = (
-            f"(yours) {yours}"
-            if yours
-            else "the default: it costs half a minute and more; TRAIN_COMPILE=auto weighs it"
-        )
+        own = given.sources.get("compile", "")
+        why = f"(yours) {own}" if own else "the default: it costs half a minute and more; TRAIN_COMPILE=auto weighs it"
         return Decision("compile", "off", why)
-    problem = compiler_problem(values.compile_backend, device, machine.packages.versions)
     if problem:
         said = given.sources.get("compile_backend", given.sources["compile"])
         raise Refused(f"{said}: {values.compile_backend} {problem}; see `entrypoint doctor`", Exit.MACHINE)
     if values.compile_backend != "inductor" and values.compile not in ("default", "auto"):
         raise Refused(
-            f"{given.sources['compile']} and {given.sources['compile_backend']} contradict each other: only inductor"
-            " has"
+            f"{given.sources['compile']} and {given.sources['compile_backend']} contradict each other: only inductor has"
             " modes; set TRAIN_COMPILE=default"
         )
     when = ", where the run is long enough" if values.compile == "auto" else ""

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from train.layout import turned_to_rows
 from train.settings import TrainSettings
 
 # Peak rates that trained the CNN well on CIFAR-10 and digits at the default batch size.
@@ -40,7 +39,7 @@ def build_optimizer(settings: TrainSettings, model: nn.Module, *, fused: bool = 
         optimizer = kind(parameters, **common)
     if settings.compile == "off":
         bare_step = partial(inspect.unwrap(type(optimizer).step), optimizer)
-        optimizer.step = torch.no_grad()(turned_to_rows(optimizer)(bare_step))  # type: ignore[method-assign]
+        optimizer.step = torch.no_grad()(bare_step)  # type: ignore[method-assign]
     return optimizer
 
 

@@ -21,11 +21,18 @@ SHM_SHARE = 0.5
 
 
 def plan_training(
-    plan: Plan, given: ParsedSettings[TrainSettings], facts: Facts, machine: Machine, free_name: str = ""
+    plan: Plan,
+    given: ParsedSettings[TrainSettings],
+    facts: Facts,
+    machine: Machine,
+    *,
+    free_name: str = "",
+    compile_problem: str = "",
 ) -> Plan:
     """Return the plan with feed and workers decided, and the trainer's flags passed on as variables.
 
-    `free_name` is one that no run has yet, for a run that must be named. Raises `Refused` where a batch has fewer
+    `free_name` is one that no run has yet, for a run that must be named. `compile_problem` says why the backend of
+    torch.compile cannot be used. Raises `Refused` where a batch has fewer
     images than there are ranks and parts to share them.
     """
     settings = given.values
@@ -41,7 +48,7 @@ def plan_training(
     flags = given.as_variables(flags_only=True)
     again, again_decision = decide_going_on(given, plan, free_name)
     precision = decide_precision(given, plan.device, machine)
-    compiling = decide_compiling(given, plan.device, machine)
+    compiling = decide_compiling(given, compile_problem)
     ipex = decide_ipex(given, plan.device, machine)
     decided = replace(plan, environment={**plan.environment, **flags, **again})
     return decided.with_training(

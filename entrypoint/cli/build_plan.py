@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from entrypoint.backends import problem_of
 from entrypoint.cli.parser import CommandLine
+from entrypoint.compilers import find_compile_problem
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.job import Job
 from entrypoint.launcher_defaults import read_mask, refuse_mixed_up
@@ -24,6 +25,9 @@ from entrypoint.question import Question
 from entrypoint.settings import LaunchSettings
 from entrypoint.starters import find_starter, with_starter
 from entrypoint.tuned import Tuned, apply, find
+
+if TYPE_CHECKING:
+    from train.settings import TrainSettings
 
 
 def detect_plan_inputs(
@@ -90,7 +94,16 @@ def plan_trainer(command: CommandLine, question: Question) -> Plan:
     training, plan = with_recipe(given, make_plan(question))
     plan = replace(plan, warnings=(*given.notices, *plan.warnings))
     free_name = fresh(training.values.output_dir, training.values).name if plan.max_restarts else ""
-    return plan_training(plan, training, facts, question.machine, free_name)
+    problem = compile_problem(training.values, plan.device, question)
+    return plan_training(plan, training, facts, question.machine, free_name=free_name, compile_problem=problem)
+
+
+def compile_problem(settings: TrainSettings, device: str, question: Question) -> str:
+    """Return why the backend of torch.compile cannot be used, empty if it can or if nothing is compiled."""
+    if settings.compile == "off":
+        return ""
+    versions = question.machine.packages.versions
+    return find_compile_problem(settings.compile_backend, device, versions, question.python)
 
 
 def planner_for(command: CommandLine, question: Question) -> Callable[[], Plan]:

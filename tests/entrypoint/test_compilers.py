@@ -1,4 +1,4 @@
-"""Which backends of torch.compile can be used."""
+"""Whether a backend of torch.compile can be used."""
 
 from __future__ import annotations
 
@@ -6,48 +6,57 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.compilers import PACKAGES, compiler_problem
+from entrypoint.compilers import find_compile_problem, ipex_problem
+from tests.conftest import PYTHON, Entrypoint
 
-ALL = {
-    "torch": "2.8.0", "intel_extension_for_pytorch": "2.8.0", "onnxruntime": "1.31.1", "onnxscript": "0.3.2",
-    "triton": "3.4.0",
-}  # fmt: skip
+VERSIONS = {"torch": "2.8.0", "intel_extension_for_pytorch": "2.8.0"}
 
 
-@pytest.mark.parametrize(
-    ("backend", "device", "versions", "problem"),
-    [
-        ("eager", "cpu", {}, ""),
-        ("aot_eager", "cuda", {}, ""),
-        ("inductor", "cpu", {}, ""),
-        ("inductor", "cuda", ALL, ""),
-        ("inductor", "cuda", {}, "needs triton, which is not installed"),
-        ("cudagraphs", "cpu", {}, "is for GPUs"),
-        ("cudagraphs", "cuda", {}, ""),
-        ("ipex", "cpu", ALL, ""),
-        ("ipex", "cuda", ALL, "is for CPUs"),
-        ("ipex", "cpu", {}, "is not installed"),
-        ("ipex", "cpu", ALL | {"torch": "2.9.1"}, "2.8.0 does not go with torch 2.9.1"),
-        ("onnxrt", "cpu", ALL, ""),
-        (
-            "onnxrt",
-            "cpu",
-            ALL | {"onnxscript": "0.7.2"},
-            "needs onnxscript before 0.4, since it calls what is gone from 0.7.2",
-        ),
-        ("onnxrt", "cpu", {"onnxscript": "1"}, "needs onnxruntime, which is not installed"),
-        ("onnxrt", "cpu", {}, "needs onnxruntime and onnxscript, which is not installed"),
-        ("openxla", "cpu", {}, "needs torch_xla, which is not installed"),
-    ],
-)
-def test_a_backend_needs_its_packages_and_its_device(
-    backend: str, device: str, versions: dict[str, str], problem: str
-) -> None:
-    assert backend in PACKAGES
-    assert compiler_problem(backend, device, versions) == problem
+@pytest.mark.parametrize(("device", "versions", "problem"), [
+    ("cpu", {}, ""),
+    ("cuda", {"triton": "3.4.0"}, ""),
+    ("cuda", {}, "needs triton, which is not installed"),
+])  # fmt: skip
+def test_inductor_needs_its_tools(device: str, versions: dict[str, str], problem: str) -> None:
+    assert find_compile_problem("inductor", device, versions, PYTHON) == problem
 
 
 def test_inductor_needs_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    assert compiler_problem("inductor", "cpu", {}) == "needs a C++ compiler: install g++ and Python's headers"
+    problem = find_compile_problem("inductor", "cpu", {}, PYTHON)
+    assert problem == "needs a C++ compiler: install g++ and Python's headers"
+
+
+@pytest.mark.parametrize(("device", "versions", "problem"), [
+    ("cpu", VERSIONS, ""),
+    ("cuda", VERSIONS, "is for CPUs"),
+    ("cpu", {}, "is not installed"),
+    ("cpu", VERSIONS | {"torch": "2.9.1"}, "2.8.0 does not go with torch 2.9.1"),
+])  # fmt: skip
+def test_ipex_needs_its_torch(device: str, versions: dict[str, str], problem: str) -> None:
+    assert ipex_problem(device, versions) == problem
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(("backend", "said"), [
+    ("eager", ""),
+    ("aot_eager", ""),
+    ("nosuch", "has no such backend, only "),
+    ("tvm", "cannot be used ("),
+])  # fmt: skip
+def test_other_backend_compiles_an_addition_first(backend: str, said: str) -> None:
+    problem = find_compile_problem(backend, "cpu", {}, PYTHON)
+    assert said in problem
+    assert bool(problem) is bool(said)
+
+
+@pytest.mark.launch
+def test_unusable_backend_is_refused_by_plan_and_run(entrypoint: Entrypoint) -> None:
+    env = {"TRAIN_COMPILE": "default", "TRAIN_COMPILE_BACKEND": "nosuch"}
+    for command in ("plan", "train"):
+        result = entrypoint(command, env=env)
+        assert (result.code, len(result.error_lines)) == (3, 1), result.err
+        assert result.error_lines[0].startswith(
+            "entrypoint: error: TRAIN_COMPILE_BACKEND=nosuch: nosuch cannot be used"
+        )

@@ -21,7 +21,7 @@ def test_every_check_is_told(entrypoint: Entrypoint) -> None:
     assert [set(check) for check in checks] == [{"what", "state", "seen", "advice"}] * len(checks)
     assert {
         *("topology", "image mount", "/dev/shm", "locked memory", "NVIDIA driver", "torch", "plan", "tcmalloc"),
-        *("intel", "compile inductor", "compile onnxrt", "TRAIN_OUTPUT_DIR", "TRAIN_CACHE_DIR"),
+        *("intel", "torch.compile", "TRAIN_OUTPUT_DIR", "TRAIN_CACHE_DIR"),
         *("host name", "import torch"),
     } <= {check["what"] for check in checks}
     (torch,) = (check for check in checks if check["what"] == "import torch")

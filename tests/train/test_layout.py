@@ -7,10 +7,9 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from tests.factories import train_settings
-from train.layout import lay_out, lay_out_moments, layout_of, turned_to_rows
+from train.layout import lay_out, lay_out_moments, layout_of
 from train.optim import build_optimizer
 
 
@@ -88,36 +87,3 @@ def test_a_run_goes_on_in_another_layout_with_the_same_moments(name: str, before
     next_step(new, goes_on)
     for mine, theirs in zip(new.parameters(), old.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
-
-
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_an_optimizer_steps_through_memory_whatever_its_order_and_copies_nothing(name: str) -> None:
-    settings = train_settings({"optimizer": name, "lr": 0.01})
-    expected = lay_out(model(), channels_last=False, plain_filters=False)
-    laid = lay_out(model(), channels_last=True, plain_filters=False)
-    by_taps = laid[3].weight.data.permute(2, 3, 0, 1).contiguous()
-    laid[3].weight.data = by_taps.permute(2, 3, 0, 1)
-    strides = [parameter.stride() for parameter in laid.parameters()]
-    plain, optimizer = build_optimizer(settings, expected), build_optimizer(settings, laid)
-    for _ in range(3):
-        next_step(expected, plain)
-        next_step(laid, optimizer)
-    for mine, theirs, stride in zip(laid.parameters(), expected.parameters(), strides, strict=True):
-        torch.testing.assert_close(mine, theirs)
-        assert mine.grad is not None
-        moments = [value for value in optimizer.state[mine].values() if value.ndim]
-        assert moments
-        for tensor in (mine, mine.grad, *moments):
-            assert (tensor.shape, tensor.stride()) == (theirs.shape, stride)
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
-        optimizer.step()
-    assert "aten::clone" not in {event.key for event in seen.key_averages()}
-
-
-def test_what_cannot_be_seen_as_rows_stays_as_it_is() -> None:
-    whole = torch.zeros(4, 6)
-    sliced = nn.Parameter(whole[:, :3])
-    assert not sliced.is_contiguous()
-    sliced.grad = torch.ones_like(sliced)
-    with turned_to_rows(torch.optim.SGD([sliced])):
-        assert sliced.stride() == (6, 1)
