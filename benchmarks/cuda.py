@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from benchmarks.book.measure import Measured, pictures, run
-from entrypoint.gpus import read_gpus
+from entrypoint.machine.gpus import read_gpus
 
 BATCH, STEPS, WARM, IMAGES = 256, 100, 10, 2560
 BY_HAND = (sys.executable, "-m", "benchmarks.cuda", "--by-hand")

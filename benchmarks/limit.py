@@ -81,16 +81,16 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     from torch.nn.functional import cross_entropy
     from torch.utils.flop_counter import FlopCounterMode
 
-    from train.datasets import Images
-    from train.group import Group
-    from train.layout import lay_out
-    from train.loop import Learner, train_epoch
-    from train.memory import MemoryFeed
-    from train.models import build_model
-    from train.optim import build_optimizer, lr_schedule
-    from train.phases import DATA
+    from train.acceleration.memory_format import lay_out
+    from train.acceleration.small_conv import multiply_small
+    from train.data.datasets import Images
+    from train.data.memory_feed import MemoryFeed
+    from train.distributed.process_group import Group
+    from train.engine.loop import Learner, train_epoch
+    from train.engine.optimizer import build_optimizer, lr_schedule
+    from train.models.registry import build_model
+    from train.report.profiler import DATA
     from train.settings import TrainSettings
-    from train.small_convolution import multiply_small
 
     settings = TrainSettings(batch_size=BATCH, model=name, transforms="flip-crop")
     group, shape = Group(0, 1, 0, torch.device("cpu")), (3, 32, 32)

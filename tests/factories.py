@@ -11,16 +11,16 @@ from typing import Any
 
 import msgspec
 
-from entrypoint.gpus import Gpu
-from entrypoint.job import Job
-from entrypoint.machine import Machine, read_machine
-from entrypoint.nodes import read_nodes
-from entrypoint.plan import Plan, Program
-from entrypoint.planner import make_plan
-from entrypoint.question import Question
+from entrypoint.job.detect import Job
+from entrypoint.job.node_group import read_nodes
+from entrypoint.machine.container import Surroundings
+from entrypoint.machine.cpu_topology import Cpu
+from entrypoint.machine.detect import Machine, read_machine
+from entrypoint.machine.gpus import Gpu
+from entrypoint.plan.inputs import Question
+from entrypoint.plan.model import Plan, Program
+from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
-from entrypoint.surroundings import Surroundings
-from entrypoint.topology import Cpu
 from tests.machines import MACHINES, MASKS, nvlink_node, nvswitch_node
 from train.settings import TrainSettings
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from entrypoint.topology import format_cpu_list
+from entrypoint.machine.cpu_topology import format_cpu_list
 
 
 @dataclass

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from entrypoint.job import Job
-from entrypoint.machine import Machine
-from entrypoint.topology import Cpu
+from entrypoint.job.detect import Job
+from entrypoint.machine.cpu_topology import Cpu
+from entrypoint.machine.detect import Machine
 
 KINDS = st.sampled_from(["auto", "performance", "physical", "logical"])
 

@@ -8,12 +8,12 @@ import sys
 import time
 from typing import NoReturn
 
-from entrypoint.errors import Exit, Refused, put, report
-from entrypoint.interpreter import leave, uncollected
-from entrypoint.plan import VARIABLE, Plan
+from entrypoint.core.errors import Exit, Refused, put, report
+from entrypoint.core.process import leave, uncollected
+from entrypoint.plan.model import VARIABLE, Plan
+from train.data.workers import end_workers
+from train.preemption import STOPPING, Preempted, Stopped
 from train.settings import read_train_settings
-from train.stopping import STOPPING, Preempted, Stopped
-from train.workers import end_workers
 
 
 def main() -> int:
@@ -65,7 +65,7 @@ def run() -> int:
     plan = Plan.from_variable(text)
     given = read_train_settings(os.environ, {})
     with uncollected():
-        from train.trainer import train
+        from train.engine.trainer import train
 
     train(given, plan, float(os.environ.get("ENTRYPOINT_STARTED", time.time())))
     return Exit.DONE

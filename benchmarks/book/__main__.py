@@ -22,8 +22,8 @@ from benchmarks.book.experiments import EXPERIMENTS
 from benchmarks.book.known import Known
 from benchmarks.book.measure import fewer, once_to_the_end, pictures, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
-from entrypoint.machine import read_machine
-from entrypoint.planner import describe_node
+from entrypoint.machine.detect import read_machine
+from entrypoint.plan.planner import describe_node
 
 # Pictures of each class, epochs, rounds; no rounds: what ran to the end tells speed too.
 QUICK, FULL = (100, 2, 0), (None, 10, 5)

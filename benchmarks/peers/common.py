@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from train.models import build_model
+from train.models.registry import build_model
 
 T = TypeVar("T")
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

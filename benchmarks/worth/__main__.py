@@ -31,8 +31,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.worth.moods import MOODS
-from entrypoint.errors import last_line
-from entrypoint.machine import read_machine
+from entrypoint.core.errors import last_line
+from entrypoint.machine.detect import read_machine
 
 PYTHON, PROGRAM = sys.executable, str(Path(__file__).with_name("program.py"))
 MODULE = (PYTHON, "-m")

@@ -10,21 +10,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from entrypoint.backends import problem_of
 from entrypoint.cli.parser import CommandLine
-from entrypoint.compilers import find_compile_problem
 from entrypoint.core.settings_base import ParsedSettings
-from entrypoint.job import Job
-from entrypoint.launcher_defaults import read_mask, refuse_mixed_up
-from entrypoint.libraries import broken_preloads
-from entrypoint.machine import read_machine
-from entrypoint.nodes import read_nodes
-from entrypoint.plan import Plan, Program
-from entrypoint.planner import make_plan
-from entrypoint.question import Question
+from entrypoint.job.detect import Job
+from entrypoint.job.launcher_quirks import read_mask, refuse_mixed_up
+from entrypoint.job.node_group import read_nodes
+from entrypoint.launch.remote import find_starter, with_starter
+from entrypoint.machine.comm_backends import problem_of
+from entrypoint.machine.compile_backends import find_compile_problem
+from entrypoint.machine.detect import read_machine
+from entrypoint.machine.shared_libraries import broken_preloads
+from entrypoint.plan.inputs import Question
+from entrypoint.plan.model import Plan, Program
+from entrypoint.plan.planner import make_plan
 from entrypoint.settings import LaunchSettings
-from entrypoint.starters import find_starter, with_starter
-from entrypoint.tuned import Tuned, apply, find
+from entrypoint.tune.store import Tuned, apply, find
 
 if TYPE_CHECKING:
     from train.settings import TrainSettings
@@ -65,8 +65,8 @@ def settings_affecting_speed(command: CommandLine, question: Question) -> Mappin
     """Return the trainer's settings that change the time of a step, as JSON types; none for a user's script."""
     if command.program is not None:
         return {}
+    from train.data.dataset_info import survey
     from train.settings import read_train_settings
-    from train.survey import survey
 
     values = read_train_settings(question.environ, command.train_flags).values
     return {**values.speed_relevant(), "shape": survey(values).shape}
@@ -81,12 +81,12 @@ def build_plan(command: CommandLine, question: Question) -> Plan:
 
 def plan_trainer(command: CommandLine, question: Question) -> Plan:
     """Return the plan of the built-in trainer."""
-    from train.begun import previous_run
-    from train.naming import fresh
-    from train.planning import plan_training
-    from train.recipes import with_recipe
+    from train.data.dataset_info import survey
+    from train.planning.recipes import with_recipe
+    from train.planning.run_lookup import previous_run
+    from train.planning.run_naming import fresh
+    from train.planning.trainer_plan import plan_training
     from train.settings import read_train_settings
-    from train.survey import survey
 
     given = read_train_settings(question.environ, command.train_flags)
     facts = survey(given.values)
@@ -113,7 +113,7 @@ def planner_for(command: CommandLine, question: Question) -> Callable[[], Plan]:
 
 def run_folders(command: CommandLine, question: Question) -> list[tuple[str, Path]]:
     """Return the folders that a run of the trainer writes to, by the settings that name them."""
-    from train.cache import cache_folder
+    from train.data.cache import cache_folder
     from train.settings import read_train_settings
 
     training = read_train_settings(question.environ, command.train_flags).values

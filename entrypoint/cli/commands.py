@@ -9,25 +9,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from entrypoint.errors import Exit, Refused, report
-from entrypoint.interpreter import uncollected
-from entrypoint.job import read_job
+from entrypoint.core.errors import Exit, Refused, report
+from entrypoint.core.process import uncollected
+from entrypoint.job.detect import read_job
 
 with uncollected():
-    from entrypoint import neighbours
     from entrypoint.cli import build_plan as plans
     from entrypoint.cli.parser import CommandLine, parse_command_line
     from entrypoint.core.settings_base import Settings, read_settings, variable_name
-    from entrypoint.launch import STARTERS, launch
-    from entrypoint.launcher_defaults import without_defaults
-    from entrypoint.places import stand_in
-    from entrypoint.question import Question
-    from entrypoint.rank import replace_process
-    from entrypoint.selftest import selftest_command
+    from entrypoint.core.user_dirs import stand_in
+    from entrypoint.doctor.selftest import selftest_command
+    from entrypoint.job.launcher_quirks import without_defaults
+    from entrypoint.launch.dispatch import STARTERS, launch
+    from entrypoint.machine import cpu_load
+    from entrypoint.machine.container import read_image
+    from entrypoint.plan.display import plan_lines
+    from entrypoint.plan.inputs import Question
+    from entrypoint.rank.bootstrap import replace_process
     from entrypoint.settings import read_launch_settings
-    from entrypoint.show import plan_lines
-    from entrypoint.surroundings import read_image
-    from entrypoint.tuned import tell
+    from entrypoint.tune.store import tell
 
 
 def main() -> int:
@@ -47,7 +47,7 @@ def main() -> int:
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command; `environ` is what the program will get."""
-    started, load = time.time(), neighbours.start()
+    started, load = time.time(), cpu_load.start()
     command = parse_command_line(argv, setting_groups(argv), in_image=bool(read_image(Path("/"))))
     if command.command == "help":
         print(command.help_text)
@@ -63,7 +63,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     question = replace(question, substitutes=fallbacks)
     if command.command == "tune":  # its trials use the plan as it is, whatever other processes do
         return tune_command(command, question)
-    question = replace(question, machine=replace(question.machine, kept_busy=neighbours.kept_busy(load)))
+    question = replace(question, machine=replace(question.machine, kept_busy=cpu_load.kept_busy(load)))
     if command.command == "doctor":
         return doctor_command(command, question)
     return plan_command(command, question, started)
@@ -76,7 +76,7 @@ def setting_groups(argv: Sequence[str]) -> dict[str, type[Settings]]:
     """
     if argv[:1] == ["run"]:
         return {}
-    from entrypoint.tune import TuneSettings
+    from entrypoint.tune.search import TuneSettings
     from train.settings import TrainSettings
 
     return {"train": TrainSettings, "tune": TuneSettings}
@@ -101,7 +101,7 @@ def plan_command(command: CommandLine, question: Question, started: float) -> in
 
 def tune_command(command: CommandLine, question: Question) -> int:
     """Try plans for the program and keep the fastest."""
-    from entrypoint.tune import TuneSettings, tune
+    from entrypoint.tune.search import TuneSettings, tune
 
     settings = read_settings(TuneSettings, question.environ, command.tune_flags).values
     training = plans.settings_affecting_speed(command, question)
@@ -113,16 +113,16 @@ def tune_command(command: CommandLine, question: Question) -> int:
 
 def doctor_command(command: CommandLine, question: Question) -> int:
     """Print every check; exit code 3 if one fails."""
-    from entrypoint import doctor
+    from entrypoint.doctor import report
 
-    checks = doctor.examine(question, plans.planner_for(command, question), plans.run_folders(command, question))
-    print(doctor.report(checks, as_json=command.json))
+    checks = report.examine(question, plans.planner_for(command, question), plans.run_folders(command, question))
+    print(report.report(checks, as_json=command.json))
     return Exit.MACHINE if any(check.state == "failure" for check in checks) else Exit.DONE
 
 
 def verify_command(command: CommandLine) -> int:
     """Print what the ranks on this node have, compared with their plans; exit code 3 if they differ."""
-    from entrypoint.running import as_json, describe, verify_running
+    from entrypoint.doctor.running_ranks import as_json, describe, verify_running
 
     ranks = verify_running(command.processes)
     print(as_json(ranks) if command.json else "\n".join(line for one in ranks for line in describe(one)))

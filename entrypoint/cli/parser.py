@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from entrypoint.core.errors import Refused, did_you_mean, shown
 from entrypoint.core.settings_base import SettingField, Settings, describe_settings, flag_name
-from entrypoint.errors import Refused, did_you_mean, shown
-from entrypoint.plan import Program
+from entrypoint.plan.model import Program
 from entrypoint.settings import LaunchSettings
 
 COMMANDS = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from entrypoint.errors import Refused, report
-from entrypoint.job import read_job
-from entrypoint.plan import VARIABLE, Plan
-from entrypoint.rank import become_program
+from entrypoint.core.errors import Refused, report
+from entrypoint.job.detect import read_job
+from entrypoint.plan.model import VARIABLE, Plan
+from entrypoint.rank.bootstrap import become_program
 
 
 def main() -> int:

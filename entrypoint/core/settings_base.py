@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
-from entrypoint.errors import Refused, did_you_mean, shown
+from entrypoint.core.errors import Refused, did_you_mean, shown
 
 # A Kubernetes service called `train` puts these into every pod of its namespace.
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables

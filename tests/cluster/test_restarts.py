@@ -70,7 +70,7 @@ def test_a_node_that_is_lost_is_done_without(cluster: Cluster, accuracy: float) 
 def test_a_node_that_is_told_to_end_leaves_the_others_training(cluster: Cluster, accuracy: float) -> None:
     one, two = agent(cluster, 0), agent(cluster, 1)
     cluster.wait_for_file(Path("runs/many/checkpoint"))
-    assert cluster.signal("node2", "entrypoint.torchrun", signal.SIGTERM) == 1
+    assert cluster.signal("node2", "entrypoint.launch.torchrun", signal.SIGTERM) == 1
     assert two.code(60) == 75, two.text()
     assert "entrypoint: preempted: stopped by SIGTERM" in two.text()
     ended_well(cluster, accuracy, 1, one)
@@ -82,8 +82,8 @@ def test_a_node_that_comes_later_is_taken_in(cluster: Cluster) -> None:
     one.wait_for("epoch 7/")
     two = agent(cluster, 1, TRAIN_EPOCHS="2000")
     one.wait_for("going on from ")
-    cluster.signal("node1", "entrypoint.torchrun", signal.SIGUSR1)
-    cluster.signal("node2", "entrypoint.torchrun", signal.SIGUSR1)
+    cluster.signal("node1", "entrypoint.launch.torchrun", signal.SIGUSR1)
+    cluster.signal("node2", "entrypoint.launch.torchrun", signal.SIGUSR1)
     assert (one.code(60), two.code(60)) == (75, 75), one.text() + two.text()
     assert "restart" not in one.text() + two.text(), "a scheduler's warning is no failure"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from entrypoint.bond import Bond, Place
+from entrypoint.supervise.failure_channel import Bond, Place
 from tests.net import free_port
 
 

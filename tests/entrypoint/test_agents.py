@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.errors import Refused
-from entrypoint.job import Job, read_job
-from entrypoint.nodes import read_nodes
-from entrypoint.plan import Plan
-from entrypoint.planner import make_plan
-from entrypoint.question import Question, Starter
+from entrypoint.core.errors import Refused
+from entrypoint.job.detect import Job, read_job
+from entrypoint.job.node_group import read_nodes
+from entrypoint.plan.inputs import Question, Starter
+from entrypoint.plan.model import Plan
+from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
 from tests.factories import KUBERNETES, SCRIPT, STEP, make_machine, make_test_plan, reason_for
 
@@ -112,7 +112,7 @@ def test_mpirun_starts_no_ranks_again_and_srun_one_agent_a_node() -> None:
     with pytest.raises(Refused, match="LAUNCH_MAX_RESTARTS=1: /usr/bin/mpirun starts no ranks again"):
         make_plan(replace(question, starter=Starter("/usr/bin/mpirun", "Open MPI")))
 
-    from entrypoint.starters import with_starter
+    from entrypoint.launch.remote import with_starter
 
     asked = replace(question, starter=Starter("/usr/bin/srun"))
     command = with_starter(make_plan(asked), asked).command

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from entrypoint.backends import problem_of
+from entrypoint.machine.comm_backends import problem_of
 
 
 @pytest.mark.parametrize("backend", ["auto", "gloo", "nccl"])

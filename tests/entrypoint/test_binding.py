@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import Exit, Refused
-from entrypoint.job import Job
-from entrypoint.plan import Plan
-from entrypoint.topology import format_cpu_list
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.job.detect import Job
+from entrypoint.machine.cpu_topology import format_cpu_list
+from entrypoint.plan.model import Plan
 from tests.factories import make_machine, make_test_plan, reason_for, simulated_machine
 
 

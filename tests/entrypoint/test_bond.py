@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from entrypoint.bond import NODE_LOST, Bond, Verdict
-from entrypoint.errors import Exit, Refused
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.supervise.failure_channel import NODE_LOST, Bond, Verdict
 from tests.entrypoint.channels import bond, bonds, joined, within
 from tests.net import free_port, listen_on
 
@@ -119,7 +119,7 @@ def test_an_outsider_on_the_port_does_no_harm(capfd: pytest.CaptureFixture[str])
 def test_a_rank_0_that_does_not_answer_is_told_meanwhile_and_refused_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("entrypoint.bond.TELL_EVERY_S", 0.2)
+    monkeypatch.setattr("entrypoint.supervise.failure_channel.TELL_EVERY_S", 0.2)
     told: list[str] = []
     port = free_port()
     with pytest.raises(Refused, match=f"rank 1: rank 0 at 127.0.0.1, ports {port} to {port}, did not answer") as error:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrypoint.budget import Budget, find_budget
-from entrypoint.job import Job
-from entrypoint.machine import Machine
-from entrypoint.topology import Cpu
+from entrypoint.job.detect import Job
+from entrypoint.machine.cpu_topology import Cpu
+from entrypoint.machine.detect import Machine
+from entrypoint.plan.cpu_budget import Budget, find_budget
 from tests.conftest import FUZZ_EXAMPLES as EXAMPLES
 from tests.conftest import PYTHON, Entrypoint, needs_two_cores
 from tests.strategies import KINDS, grants, machines

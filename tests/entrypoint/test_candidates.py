@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.candidates import UNTUNED, Candidate, bindings, refinements, shapes, sparing, splits, worker_counts
-from entrypoint.job import Job
-from entrypoint.libraries import Library
-from entrypoint.machine import Machine
-from entrypoint.question import Question
+from entrypoint.job.detect import Job
+from entrypoint.machine.cpu_topology import Cpu
+from entrypoint.machine.detect import Machine
+from entrypoint.machine.shared_libraries import Library
+from entrypoint.plan.inputs import Question
 from entrypoint.settings import read_launch_settings
-from entrypoint.topology import Cpu
+from entrypoint.tune.candidates import UNTUNED, Candidate, bindings, refinements, shapes, sparing, splits, worker_counts
 from tests.factories import SCRIPT, make_machine, make_test_plan
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.cgroup import read_limits
+from entrypoint.machine.cgroup import read_limits
 
 V2 = "0::/job/step\n"
 V1 = "5:memory:/job\n4:cpu,cpuacct:/job\n1:name=systemd:/x\n"

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from entrypoint.checks import fast_checks
-from entrypoint.gpus import Driver
-from entrypoint.job import Job
-from entrypoint.machine import Machine
-from entrypoint.packages import Packages
-from entrypoint.plan import Program
-from entrypoint.question import Question
+from entrypoint.job.detect import Job
+from entrypoint.machine.container import Surroundings
+from entrypoint.machine.detect import Machine
+from entrypoint.machine.gpus import Driver
+from entrypoint.machine.python_packages import Packages
+from entrypoint.plan.inputs import Question
+from entrypoint.plan.model import Program
+from entrypoint.plan.preflight import fast_checks
 from entrypoint.settings import read_launch_settings
-from entrypoint.surroundings import Surroundings
 from tests.factories import SCRIPT, make_machine, make_test_plan
 
 WELL = make_machine(4)

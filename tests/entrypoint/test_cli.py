@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from entrypoint.cli.parser import CommandLine, parse_command_line
+from entrypoint.core.errors import Refused
 from entrypoint.core.settings_base import variable_name
-from entrypoint.errors import Refused
 from entrypoint.settings import LaunchSettings
-from entrypoint.tune import TuneSettings
+from entrypoint.tune.search import TuneSettings
 from train.settings import TrainSettings
 
 GROUPS = {"train": TrainSettings, "tune": TuneSettings}

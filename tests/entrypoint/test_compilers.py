@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.compilers import find_compile_problem, ipex_problem
+from entrypoint.machine.compile_backends import find_compile_problem, ipex_problem
 from tests.conftest import PYTHON, Entrypoint
 
 VERSIONS = {"torch": "2.8.0", "intel_extension_for_pytorch": "2.8.0"}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from entrypoint.contest import LEAST_TURNS, MOST_TURNS, contest, leads
+from entrypoint.tune.successive_halving import LEAST_TURNS, MOST_TURNS, contest, leads
 
 
 def noisy(speeds: dict[str, float], noise: float, seed: int, counted: Counter[str]) -> Callable[[str], float | None]:

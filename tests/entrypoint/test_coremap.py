@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from entrypoint.coremap import core_map
-from entrypoint.machine import Machine
-from entrypoint.plan import Rank
-from entrypoint.topology import Cpu
+from entrypoint.machine.cpu_topology import Cpu
+from entrypoint.machine.detect import Machine
+from entrypoint.plan.core_map import core_map
+from entrypoint.plan.model import Rank
 
 
 def node(cores: int, nodes: int = 1) -> Machine:

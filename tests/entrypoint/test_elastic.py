@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from entrypoint.elastic import wait_for_master
-from entrypoint.errors import Exit, Refused
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.launch.elastic_agent import wait_for_master
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
 from tests.factories import make_machine, make_test_plan
 from tests.net import free_port, listen_on
@@ -91,8 +91,8 @@ def test_a_rank_of_the_trainer_that_is_killed_goes_on_from_the_checkpoint(entryp
 def test_a_master_that_is_late_is_waited_for_and_told(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("entrypoint.meeting.TELL_EVERY_S", 0.2)
-    monkeypatch.setattr("entrypoint.meeting.PAUSE_S", 0.1)
+    monkeypatch.setattr("entrypoint.rank.rendezvous.TELL_EVERY_S", 0.2)
+    monkeypatch.setattr("entrypoint.rank.rendezvous.PAUSE_S", 0.1)
     port = free_port()
     environ = {"LAUNCH_NNODES": "1:2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with pytest.raises(Refused, match=f"node 0 at 127.0.0.1:{port} did not come within 1 s") as error:
@@ -104,6 +104,6 @@ def test_a_master_that_is_late_is_waited_for_and_told(
 
 
 def test_agents_that_need_not_meet_wait_for_nothing() -> None:
-    from entrypoint.elastic import where_agents_meet
+    from entrypoint.launch.elastic_agent import where_agents_meet
 
     assert where_agents_meet(make_test_plan(make_machine(2), {"LAUNCH_MAX_RESTARTS": "2"}), {}) == []

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.errors import Exit, Refused
-from entrypoint.job import Job
-from entrypoint.plan import Plan, Program
-from entrypoint.planner import make_plan
-from entrypoint.question import Question
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.job.detect import Job
+from entrypoint.plan.inputs import Question
+from entrypoint.plan.model import Plan, Program
+from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
 from tests.factories import SCRIPT, make_machine, make_test_plan, reason_for
 

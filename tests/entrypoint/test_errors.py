@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import Exit, LostPeer, Refused, did_you_mean, last_line, report
+from entrypoint.core.errors import Exit, LostPeer, Refused, did_you_mean, last_line, report
 
 
 def test_a_refusal_is_a_line_on_standard_error_and_its_code(capsys: pytest.CaptureFixture[str]) -> None:

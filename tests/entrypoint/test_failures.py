@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from entrypoint.errors import Exit
-from entrypoint.failures import ERROR_FILE, Failure, first_failure, read_word, tell_end
+from entrypoint.core.errors import Exit
+from entrypoint.launch.failures import ERROR_FILE, Failure, first_failure, read_word, tell_end
 
 NOW_NS = 1_800_000_000 * 10**9
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from entrypoint.cli.commands import run_command
-from entrypoint.environment import STANDARD
-from entrypoint.errors import Exit, Refused
-from entrypoint.job import LAUNCHERS
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.job.detect import LAUNCHERS
+from entrypoint.plan.environment import STANDARD
 from entrypoint.settings import LaunchSettings
 from tests.conftest import FUZZ_EXAMPLES
 from train.settings import TrainSettings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.gpus import Driver, Gpu, read_gpus, select
+from entrypoint.machine.gpus import Driver, Gpu, read_gpus, select
 from tests.machines import LINKS_10_1, MACHINES, NVLINK_NODES, RecordedNvml, nvlink_node, nvswitch_node
 
 FOUND = tuple(Gpu(index, f"GPU-{index}abc", "H200", 1 << 37, links=("X",) * 4) for index in range(4))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import how_ended
+from entrypoint.core.errors import how_ended
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
 from tests.entrypoint.channels import bond, joined
 from tests.net import free_port
@@ -16,8 +16,8 @@ from tests.processes import has_ended, wait_until
 
 GUARD = """
     import os, sys
-    from entrypoint.bond import Bond, Place
-    from entrypoint.guard import guard
+    from entrypoint.supervise.failure_channel import Bond, Place
+    from entrypoint.supervise.monitor import guard
     place = Place(0, "node1", "127.0.0.1", (int(sys.argv[1]),), "x")
     guard((sys.executable, *sys.argv[2:]), {**os.environ, "MASTER_PORT": "61000"}, Bond(place, 30), 30, 30)
 """

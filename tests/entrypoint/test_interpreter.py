@@ -10,11 +10,11 @@ from importlib import import_module
 
 import pytest
 
-from entrypoint.interpreter import uncollected
+from entrypoint.core.process import uncollected
 
 CODE = """
 import gc
-from entrypoint.interpreter import uncollected
+from entrypoint.core.process import uncollected
 
 looked = []
 gc.callbacks.append(lambda phase, _: looked.append(phase))
@@ -40,7 +40,7 @@ def test_it_is_looked_for_again_where_an_import_fails() -> None:
 
 END = """
 import atexit, sys
-from entrypoint.interpreter import leave
+from entrypoint.core.process import leave
 
 class Torn:
     def __del__(self):
@@ -82,7 +82,7 @@ def test_leaving_does_not_wait_for_what_only_a_torn_down_interpreter_has_to_fear
 
 
 def test_after_a_failure_a_thread_is_waited_for() -> None:
-    code = "import threading as t, time\nfrom entrypoint.interpreter import leave\n"
+    code = "import threading as t, time\nfrom entrypoint.core.process import leave\n"
     code += "t.Thread(target=lambda: (time.sleep(1), print('written'))).start()\nleave(7)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (7, "written\n")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from entrypoint.errors import Refused
-from entrypoint.job import Job, read_job
+from entrypoint.core.errors import Refused
+from entrypoint.job.detect import Job, read_job
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.job import Job, read_job
+from entrypoint.job.detect import Job, read_job
 
 LAUNCHES = json.loads((Path(__file__).parent / "launches.json").read_text())
 NAMES = {"hydra": "hydra (MPICH, Intel MPI)"}

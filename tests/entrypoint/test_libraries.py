@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.libraries import ELF_MACHINES, Library, broken_preloads, read_libraries
+from entrypoint.machine.shared_libraries import ELF_MACHINES, Library, broken_preloads, read_libraries
 from tests.factories import elf_header
 
 X86, ARM = elf_header(62), elf_header(183)

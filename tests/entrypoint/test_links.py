@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from entrypoint.links import best_connected, describe_links, rank_of
+from entrypoint.machine.gpu_links import best_connected, describe_links, rank_of
 from tests.machines import LINKS_10_1
 
 TREE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from entrypoint.machine import read_machine
+from entrypoint.machine.detect import read_machine
 from tests.conftest import TreeBuilder
 
 

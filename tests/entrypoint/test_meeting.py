@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.errors import Exit, Refused
-from entrypoint.job import Job
-from entrypoint.meeting import address_of, find_master, interface_towards, meeting_variables, refuse_taken
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.job.detect import Job
+from entrypoint.rank.rendezvous import address_of, find_master, interface_towards, meeting_variables, refuse_taken
 from tests.net import free_port
 
 NOWHERE = "no-such-node.invalid"

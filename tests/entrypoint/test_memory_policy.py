@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.memory_policy import memory_nodes_in_force
-from entrypoint.topology import read_ids
+from entrypoint.machine.cpu_topology import read_ids
+from entrypoint.machine.memory_policy import memory_nodes_in_force
 from tests.conftest import PYTHON
 from tests.machines import write
 
 NODES = read_ids(Path("/sys/devices/system/node/has_memory"))
 BIND = """
 import subprocess, sys
-from entrypoint.memory_policy import bind_memory, memory_nodes_in_force
+from entrypoint.machine.memory_policy import bind_memory, memory_nodes_in_force
 try:
     bind_memory(sys.argv[1], (int(sys.argv[2]),))
 except OSError as error:
     sys.exit(f"refused: {error}")
-again = "from entrypoint.memory_policy import memory_nodes_in_force as m; print(m())"
+again = "from entrypoint.machine.memory_policy import memory_nodes_in_force as m; print(m())"
 print(memory_nodes_in_force(), subprocess.run([sys.executable, "-c", again], capture_output=True, text=True).stdout)
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.mpirun import Asking, LastWords, exit_code
+from entrypoint.launch.mpirun import Asking, LastWords, exit_code
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
 from tests.processes import wait_until
 
@@ -46,7 +46,7 @@ def test_the_jobs_code_is_what_became_of_its_ranks(code: int, asked: list[int], 
 
 RUN = """
     import os, sys
-    from entrypoint.mpirun import run
+    from entrypoint.launch.mpirun import run
     more = {"saves": True, "grace_s": float(sys.argv[2])} if sys.argv[2:] else {}
     sys.exit(run(("/bin/sh", sys.argv[1]), dict(os.environ), **more))
 """

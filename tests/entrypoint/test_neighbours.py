@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.neighbours import STOLEN, UNUSED, busy, kept_busy, look, own_seconds, read_used, start, told_of
+from entrypoint.machine.cpu_load import STOLEN, UNUSED, busy, kept_busy, look, own_seconds, read_used, start, told_of
 from tests.conftest import CORES, PYTHON, Entrypoint, needs_two_cores, script
 from tests.neighbours import loaded, neighbours
 

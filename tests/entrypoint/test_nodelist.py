@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint.errors import Refused
-from entrypoint.nodelist import expand
+from entrypoint.core.errors import Refused
+from entrypoint.job.slurm_hostlist import expand
 
 LISTS = {
     "login": ["login"],

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.errors import Exit, Refused
-from entrypoint.job import Job, read_job
-from entrypoint.nodes import Nodes, read_nodes
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.job.detect import Job, read_job
+from entrypoint.job.node_group import Nodes, read_nodes
 from entrypoint.settings import read_launch_settings
 from tests.factories import KUBERNETES, STEP
 

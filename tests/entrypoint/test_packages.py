@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.packages import Packages, cuda_of_torch, read_packages
+from entrypoint.machine.python_packages import Packages, cuda_of_torch, read_packages
 from tests.machines import write
 
 SITE = "lib/python3.11/site-packages"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.job import Job
-from entrypoint.libraries import read_libraries
-from entrypoint.machine import read_machine
+from entrypoint.job.detect import Job
+from entrypoint.machine.detect import read_machine
+from entrypoint.machine.shared_libraries import read_libraries
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, paint, script
 from tests.entrypoint.running_ranks import started
 from tests.factories import elf_header, make_machine, make_test_plan

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import Exit, Refused
-from entrypoint.places import Places, make_private, read_places, substitutes
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.user_dirs import Places, make_private, read_places, substitutes
 
 PRIVATE = "/tmp/reference-training-7"
 CASES = {

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrypoint.errors import Exit, Refused
-from entrypoint.gpus import Gpu
-from entrypoint.job import Job
-from entrypoint.machine import Machine
-from entrypoint.meeting import agreed_port
-from entrypoint.packages import Packages
-from entrypoint.plan import Plan
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.job.detect import Job
+from entrypoint.machine.detect import Machine
+from entrypoint.machine.gpus import Gpu
+from entrypoint.machine.python_packages import Packages
+from entrypoint.plan.model import Plan
+from entrypoint.rank.rendezvous import agreed_port
 from entrypoint.settings import LaunchSettings
 from tests.conftest import FUZZ_EXAMPLES
 from tests.factories import SCRIPT, make_machine, make_test_plan, reason_for

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.errors import Exit, Refused
-from entrypoint.job import Job
-from entrypoint.plan import VARIABLE, Plan, Program
-from entrypoint.rank import among_nodes, master_port, rank_environment
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.job.detect import Job
+from entrypoint.plan.model import VARIABLE, Plan, Program
+from entrypoint.rank.bootstrap import among_nodes, master_port, rank_environment
 from tests.conftest import PYTHON
 from tests.factories import make_machine, make_test_plan
 
@@ -102,6 +102,6 @@ def test_each_ranks_own_start_reads_no_settings() -> None:
         text=True,
         check=True,
     )
-    assert "entrypoint.rank" in done.stderr
+    assert "entrypoint.rank.bootstrap" in done.stderr
     assert "entrypoint.settings" not in done.stderr
     assert "argparse" not in done.stderr

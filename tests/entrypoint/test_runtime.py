@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.errors import Exit, Refused
-from entrypoint.job import Job
-from entrypoint.libraries import Library
-from entrypoint.question import Question
-from entrypoint.runtime import Runtime, decide_runtime
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.job.detect import Job
+from entrypoint.machine.shared_libraries import Library
+from entrypoint.plan.inputs import Question
+from entrypoint.plan.runtime_libraries import Runtime, decide_runtime
 from entrypoint.settings import read_launch_settings
 from tests.conftest import Entrypoint, script
 from tests.factories import SCRIPT, make_machine

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrypoint.budget import Core, find_budget
-from entrypoint.job import Job
-from entrypoint.machine import Machine
-from entrypoint.shares import cpus_of, share_cores, share_near, share_threads, split
+from entrypoint.job.detect import Job
+from entrypoint.machine.detect import Machine
+from entrypoint.plan.core_assignment import cpus_of, share_cores, share_near, share_threads, split
+from entrypoint.plan.cpu_budget import Core, find_budget
 from tests.conftest import FUZZ_EXAMPLES as EXAMPLES
 from tests.strategies import KINDS, grants, machines
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from entrypoint.show import plan_lines
+from entrypoint.plan.display import plan_lines
 from tests.factories import make_machine, make_test_plan
 
 
@@ -23,7 +23,7 @@ def test_the_command_is_shown_where_nothing_is_started() -> None:
     lines = plan_lines(
         make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_MAX_RESTARTS": "1"}), command=True
     )
-    assert "entrypoint.torchrun" in lines[-2]
+    assert "entrypoint.launch.torchrun" in lines[-2]
     assert lines[-1] == "  each rank: python x.py"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from entrypoint.errors import Refused
-from entrypoint.slurm import count_at, granted_cpus, job_cpus, slurm_tasks_here, srun_binding
+from entrypoint.core.errors import Refused
+from entrypoint.job.slurm import count_at, granted_cpus, job_cpus, slurm_tasks_here, srun_binding
 
 # sbatch -N1 -n2 -c1, the second task of its srun.
 STEP = {

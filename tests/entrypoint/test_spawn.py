@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.plan import Rank
-from entrypoint.spawn import meeting
+from entrypoint.launch.local import meeting
+from entrypoint.plan.model import Rank
 from tests.conftest import LAUNCH_LIMIT_S, Entrypoint, clean_environment, needs_two_cores, script
 from tests.entrypoint.running_ranks import QUIET, lines, started
 from tests.factories import make_machine, make_test_plan
@@ -184,9 +184,9 @@ def run_plan(folder: Path, ranks: tuple[Rank, ...], program: str) -> subprocess.
     made = replace(TWO, ranks=ranks, program=replace(TWO.program, argv=(sys.executable, "-c", program)), preload=())
     main = """if True:
         import os, signal, sys
-        from entrypoint.job import Job
-        from entrypoint.plan import Plan
-        from entrypoint.spawn import run
+        from entrypoint.job.detect import Job
+        from entrypoint.plan.model import Plan
+        from entrypoint.launch.local import run
         sys.exit(run(Plan.from_variable(sys.argv[1]), Job(), {"PATH": os.environ["PATH"]}))
     """
     return subprocess.run(

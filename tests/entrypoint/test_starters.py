@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import Exit, Refused
-from entrypoint.job import Job, read_job
-from entrypoint.nodes import Nodes
-from entrypoint.plan import Plan
-from entrypoint.planner import make_plan
-from entrypoint.question import Question, Starter
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.job.detect import Job, read_job
+from entrypoint.job.node_group import Nodes
+from entrypoint.launch.remote import find_starter, passed, read_hosts, wanted, which_mpi, with_starter
+from entrypoint.plan.inputs import Question, Starter
+from entrypoint.plan.model import Plan
+from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
-from entrypoint.starters import find_starter, passed, read_hosts, wanted, which_mpi, with_starter
 from tests.conftest import script
 from tests.factories import SCRIPT, make_machine
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.surroundings import Surroundings, read_surroundings
+from entrypoint.machine.container import Surroundings, read_surroundings
 from tests.machines import write
 
 # As an unprivileged Apptainer 1.4 shows them: our process 283 and its FUSE server 297 are children of the runtime.

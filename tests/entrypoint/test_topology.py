@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint.topology import format_cpu_list, parse_cpu_list, read_topology
+from entrypoint.machine.cpu_topology import format_cpu_list, parse_cpu_list, read_topology
 from tests.conftest import TreeBuilder
 from tests.machines import MACHINES, MASKS, smp
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import LostPeer, report
-from entrypoint.failures import Failure, first_failure
-from entrypoint.torchrun import as_ours
+from entrypoint.core.errors import LostPeer, report
+from entrypoint.launch.failures import Failure, first_failure
+from entrypoint.launch.torchrun import as_ours
 
 NOW = 1_800_000_000
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.candidates import UNTUNED, Candidate
-from entrypoint.contest import Verdict
-from entrypoint.tune import Best, surer
+from entrypoint.tune.candidates import UNTUNED, Candidate
+from entrypoint.tune.search import Best, surer
+from entrypoint.tune.successive_halving import Verdict
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 from tests.neighbours import neighbours
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import Refused
-from entrypoint.job import Job
-from entrypoint.machine import Machine
-from entrypoint.plan import Program
-from entrypoint.planner import make_plan
-from entrypoint.question import Question
+from entrypoint.core.errors import Refused
+from entrypoint.job.detect import Job
+from entrypoint.machine.cpu_topology import Cpu
+from entrypoint.machine.detect import Machine
+from entrypoint.plan.inputs import Question
+from entrypoint.plan.model import Program
+from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
-from entrypoint.topology import Cpu
-from entrypoint.tuned import apply, find, signature, store, tell
+from entrypoint.tune.store import apply, find, signature, store, tell
 from tests.factories import make_machine
 
 SCRIPT = Program("script", ("python", "x.py", "--big"))

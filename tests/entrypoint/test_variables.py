@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from entrypoint.core.errors import Refused
 from entrypoint.core.settings_base import describe_settings
-from entrypoint.errors import Refused
 from entrypoint.settings import LaunchSettings, read_launch_settings
 from train.settings import TrainSettings, read_train_settings
 

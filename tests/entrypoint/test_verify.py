@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.verify import Observed, mismatches, observe
+from entrypoint.rank.verify import Observed, mismatches, observe
 from tests.factories import make_machine, make_test_plan
 
 PLAN = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "2"})

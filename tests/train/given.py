@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.conftest import CORES, Entrypoint
-from train.survey import Facts
+from train.data.dataset_info import Facts
 
 SMALL_DATASET = Facts(60_000, (3, 32, 32))
 TWO_RANKS = {"LAUNCH_NPROC_PER_NODE": "2"}

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.factories import train_settings
-from train.group import Group
-from train.loop import Learner
-from train.optim import averaged, build_optimizer
-from train.order import generator
+from train.distributed.process_group import Group
+from train.engine.loop import Learner
+from train.engine.optimizer import averaged, build_optimizer
+from train.seeding import generator
 
 ALONE = Group(0, 1, 0, torch.device("cpu"))
 

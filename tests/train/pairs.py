@@ -15,11 +15,11 @@ from pathlib import Path
 
 from entrypoint.__main__ import ask, draw_plan
 from entrypoint.cli import parse
-from entrypoint.errors import Refused
-from entrypoint.job import Job
+from entrypoint.core.errors import Refused
+from entrypoint.job.detect import Job
 from entrypoint.settings import read_launch_settings
+from train.engine.trainer import train
 from train.settings import TrainSettings, read_train_settings
-from train.trainer import train
 
 
 def ended(environ: dict[str, str]) -> str:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.errors import Exit, Refused
-from entrypoint.packages import Packages
-from entrypoint.plan import Plan
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.machine.python_packages import Packages
+from entrypoint.plan.model import Plan
 from tests.factories import make_machine, make_test_plan
 from tests.train.given import SMALL_DATASET as SMALL
-from train.planning import plan_training
+from train.planning.trainer_plan import plan_training
 from train.settings import read_train_settings
 
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from tests.factories import train_settings
-from train.batches import Feed, sequence
-from train.datasets import Images, load
-from train.files import list_both
-from train.group import Group
-from train.layout import layout_of
-from train.loading import Loader, Pictures
-from train.memory import MemoryFeed
-from train.order import generator
+from train.acceleration.memory_format import layout_of
+from train.data.batches import Feed, sequence
+from train.data.datasets import Images, load
+from train.data.image_folder import list_both
+from train.data.loader import Loader, Pictures
+from train.data.memory_feed import MemoryFeed
+from train.data.stream_feed import StreamFeed
+from train.data.workers import Crew
+from train.distributed.process_group import Group
+from train.seeding import generator
 from train.settings import TrainSettings
-from train.stream import StreamFeed
-from train.workers import Crew
 
 SHAPE = (3, 8, 8)
 

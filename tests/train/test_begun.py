@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.question import PreviousRun
+from entrypoint.plan.inputs import PreviousRun
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.factories import make_machine, make_test_plan, train_settings
-from train.begun import begun, previous_run
+from train.planning.run_lookup import begun, previous_run
 from train.settings import TrainSettings
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from train.book_pictures import DEGREES, SIGMA, apply, draw, judged
-from train.order import generator
+from train.seeding import generator
+from train.transforms.book import DEGREES, SIGMA, apply, draw, judged
 
 COUNT = 6
 

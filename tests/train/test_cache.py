@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from entrypoint.errors import Refused
+from entrypoint.core.errors import Refused
 from tests.conftest import paint
-from train.cache import Entry, cache_folder, load_or_build
-from train.decode import decode_both
-from train.files import list_both
-from train.workers import Crew
+from train.data.cache import Entry, cache_folder, load_or_build
+from train.data.decoding import decode_both
+from train.data.image_folder import list_both
+from train.data.workers import Crew
 
 SHAPE = (3, 16, 16)
 CREW = Crew(frozenset(os.sched_getaffinity(0)), 2)

@@ -11,10 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from entrypoint.errors import Refused
+from entrypoint.core.atomic_files import SEAL_BYTES, seal
+from entrypoint.core.errors import Refused
 from tests.factories import HostilePickle
-from train.checkpoint import Checkpoint, Unreadable, load, load_first, newest, newest_first, save, unreadable
-from train.whole import SEAL_BYTES, seal
+from train.checkpoint.single_file import (
+    Checkpoint,
+    Unreadable,
+    load,
+    load_first,
+    newest,
+    newest_first,
+    save,
+    unreadable,
+)
 
 SETTINGS = {"batch_size": 64, "epochs": 3, "keep_checkpoints": 2}
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from entrypoint.errors import Exit, Refused
+from entrypoint.core.errors import Exit, Refused
 from tests.conftest import Entrypoint
 from tests.train.learners import X, Y, learner, weights
-from train.batches import Batch
-from train.compiling import compile_step, ready, weigh
-from train.models import CNN
+from train.data.batches import Batch
+from train.engine.compile import compile_step, ready, weigh
+from train.models.registry import CNN
 
 SLEEP_S = 0.3
 

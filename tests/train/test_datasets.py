@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from entrypoint.errors import Refused
+from entrypoint.core.errors import Refused
 from tests.factories import train_settings
-from train.datasets import Images, load
+from train.data.dataset_info import survey
+from train.data.datasets import Images, load
+from train.data.workers import Crew
 from train.settings import TrainSettings
-from train.survey import survey
-from train.workers import Crew
 
 CREW = Crew(frozenset({0}), 1)
 

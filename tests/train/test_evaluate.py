@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from train.batches import LEFT_OUT
-from train.evaluate import evaluate
-from train.group import Group
-from train.order import generator
+from train.data.batches import LEFT_OUT
+from train.distributed.process_group import Group
+from train.engine.evaluate import evaluate
+from train.seeding import generator
 
 ALONE = Group(0, 1, 0, torch.device("cpu"))
 

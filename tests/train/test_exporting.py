@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from entrypoint.errors import Exit, Refused
+from entrypoint.core.errors import Exit, Refused
 from tests.conftest import Entrypoint
-from train.batches import Normalise
-from train.datasets import load_digits
-from train.exporting import export_onnx
-from train.models import CNN, build_model
+from train.acceleration.small_conv import SmallConv2d, multiply_small
+from train.data.batches import Normalise
+from train.data.datasets import load_digits
+from train.engine.onnx_export import export_onnx
+from train.models.registry import CNN, build_model
 from train.settings import TrainSettings
-from train.small_convolution import SmallConv2d, multiply_small
 
 SHAPE = (3, 32, 32)
 HALF = Normalise.of(torch.tensor([120.0, 121, 122]), torch.tensor([60.0, 61, 62]), torch.device("cpu"))

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import Exit
+from entrypoint.core.errors import Exit
 from tests.conftest import Entrypoint, paint
 from tests.processes import children
 from tests.train.given import SMALL
 from tests.train.started import Started
-from train.checkpoint import load_first, newest_first
+from train.checkpoint.single_file import load_first, newest_first
 
 pytestmark = pytest.mark.launch
 ENDLESS = {"TRAIN_EPOCHS": "100000", "TRAIN_TENSORBOARD": "0", "TRAIN_RUN_NAME": "run"}

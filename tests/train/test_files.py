@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import Refused
+from entrypoint.core.errors import Refused
 from tests.conftest import paint
 from tests.factories import train_settings
-from train.files import list_both
+from train.data.dataset_info import Facts, survey
+from train.data.image_folder import list_both
 from train.settings import TrainSettings
-from train.survey import Facts, survey
 
 
 def test_both_splits_are_listed_with_their_classes(pictures: Path) -> None:

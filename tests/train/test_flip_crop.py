@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from train import flip_crop
-from train.order import generator
+from train.seeding import generator
+from train.transforms import flip_crop
 
 
 def one_at_a_time(image: torch.Tensor, down: int, right: int, flip: int, most: int) -> torch.Tensor:

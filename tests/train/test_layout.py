@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from tests.factories import train_settings
-from train.layout import lay_out, lay_out_moments, layout_of
-from train.optim import build_optimizer
+from train.acceleration.memory_format import lay_out, lay_out_moments, layout_of
+from train.engine.optimizer import build_optimizer
 
 
 def model() -> nn.Sequential:

@@ -15,10 +15,10 @@ from tests.conftest import Entrypoint
 from tests.processes import children, has_ended, wait_until
 from tests.train.given import TWO_RANKS_WHERE_THEY_FIT, imagefolder
 from tests.train.started import Started
-from train.files import list_both
-from train.loading import TEST, TRAIN, Loader, Pictures, Wanted
+from train.data.image_folder import list_both
+from train.data.loader import TEST, TRAIN, Loader, Pictures, Wanted
+from train.data.workers import Crew
 from train.settings import TrainSettings
-from train.workers import Crew
 
 SHAPE = (3, 16, 16)
 BATCHES: list[Wanted] = [(TRAIN, [3, 1]), (TEST, [0, 2, 4]), (TRAIN, [7])]

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import Refused
+from entrypoint.core.errors import Refused
 from tests.conftest import Entrypoint
 from tests.train.given import SMALL
 from tests.train.started import Started
-from train.lock import NAME, Lock, me
+from train.report.run_lock import NAME, Lock, me
 
 
 def test_one_at_a_time_and_the_next_when_it_is_given_back(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_one_that_nobody_touches_is_taken_after_a_while_and_told(
 def test_one_that_is_touched_from_elsewhere_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Lock(beat_s=0.1) as far:
         far.take(tmp_path)
-        monkeypatch.setattr("train.lock.pid_namespace", lambda: "another")
+        monkeypatch.setattr("train.report.run_lock.pid_namespace", lambda: "another")
         with Lock(stale_s=5) as near, pytest.raises(Refused, match="trains into it right now"):
             near.take(tmp_path)
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from entrypoint.errors import Exit, Refused
+from entrypoint.core.errors import Exit, Refused
 from tests.train.learners import X, Y, learner, weights
-from train.batches import LEFT_OUT, Batch
-from train.loop import Learner, check_finite, learn, train_epoch
-from train.stopping import STOP
+from train.data.batches import LEFT_OUT, Batch
+from train.engine.loop import Learner, check_finite, learn, train_epoch
+from train.preemption import STOP
 
 
 def test_parts_of_any_size_give_the_step_of_the_whole_batch() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from train.__main__ import stopped_by
-from train.stopping import Stopped
+from train.preemption import Stopped
 
 
 class Interrupted(io.RawIOBase):

@@ -7,10 +7,10 @@ import torch
 
 from tests.factories import train_settings
 from tests.train.learners import X, Y, learner, weights
-from train.batches import Batch
-from train.mixing import Mix, draw
-from train.order import generator
+from train.data.batches import Batch
+from train.seeding import generator
 from train.settings import TrainSettings
+from train.transforms.mixup import Mix, draw
 
 
 def settings(**more: float) -> TrainSettings:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from entrypoint.errors import Refused
-from train.models import CNN, build_model, count_parameters, with_versions
+from entrypoint.core.errors import Refused
+from train.models.registry import CNN, build_model, count_parameters, with_versions
 
 try:
     import torchvision  # noqa: F401

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import PYTHON, script
 from tests.net import free_port
-from train.peers import EXCHANGE
+from train.distributed.rendezvous import EXCHANGE
 
 pytestmark = [
     pytest.mark.launch,
@@ -20,7 +20,7 @@ pytestmark = [
 ]
 START = """
     import os, random, signal, sys, time, torch, torch.distributed as dist
-    from train.node_memory import CAPACITY, CHUNK, share_memory
+    from train.distributed.shared_memory import CAPACITY, CHUNK, share_memory
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     memory = share_memory(rank, world, float(os.environ.get("LIMIT_S", "30")))

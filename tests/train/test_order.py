@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.order import cut, epoch_order, generator, seed_draws, seed_of
+from train.seeding import cut, epoch_order, generator, seed_draws, seed_of
 
 
 @given(st.integers(0, 10_000), st.integers(1, 64))

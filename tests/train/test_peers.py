@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from entrypoint.errors import Exit, LostPeer, Refused
-from train.peers import Peer, answers, describe_loss, introduce, meet, naming_the_lost
-from train.stopping import SIGNALS
+from entrypoint.core.errors import Exit, LostPeer, Refused
+from train.distributed.rendezvous import Peer, answers, describe_loss, introduce, meet, naming_the_lost
+from train.preemption import SIGNALS
 
 HERE = (Peer(0, "node0", "10.0.0.1"), Peer(1, "node0", "10.0.0.1"))
 THERE = (Peer(2, "node1", "10.0.0.2"), Peer(3, "node1", "10.0.0.2"))

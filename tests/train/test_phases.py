@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.conftest import Entrypoint
-from train.phases import PHASES, Shares
+from train.report.profiler import PHASES, Shares
 
 
 @pytest.mark.parametrize(

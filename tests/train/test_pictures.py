@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from train.pictures import BadImage, read_picture
+from train.data.pictures import BadImage, read_picture
 
 
 def test_a_picture_of_the_right_size_is_not_resampled(tmp_path: Path) -> None:

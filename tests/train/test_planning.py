@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import Exit, Refused
-from entrypoint.plan import Plan
-from entrypoint.surroundings import Surroundings
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.machine.container import Surroundings
+from entrypoint.plan.model import Plan
 from tests.factories import make_machine, make_test_plan
 from tests.train.given import SMALL_DATASET
-from train.planning import plan_training
+from train.data.dataset_info import Facts
+from train.planning.trainer_plan import plan_training
 from train.settings import read_train_settings
-from train.survey import Facts
 
 SHM = Surroundings(shm_bytes=4 << 30)
 PETS = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "/pets"}

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tests.train.learners import X, Y, learner, weights
-from train.batches import Batch
-from train.precision import computing, configure, gradient_scaler
+from train.acceleration.amp import computing, configure, gradient_scaler
+from train.data.batches import Batch
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.factories import train_settings
-from train.progress import Bar, Off, Plain, build_progress, duration
+from train.report.progress import Bar, Off, Plain, build_progress, duration
 from train.settings import TrainSettings
 
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from entrypoint.errors import Exit, Refused
+from entrypoint.core.errors import Exit, Refused
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores
 from tests.factories import train_settings
-from train.checkpoint import newest
-from train.models import CNN, build_model, count_parameters
-from train.pruning import cut_to, fits, slimmed, to_prune
+from train.checkpoint.single_file import newest
+from train.models.pruning import cut_to, fits, slimmed, to_prune
+from train.models.registry import CNN, build_model, count_parameters
 from train.settings import TrainSettings
 
 SHAPE = (3, 32, 32)

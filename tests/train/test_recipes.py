@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from entrypoint.plan import Plan
+from entrypoint.plan.model import Plan
 from tests.conftest import Entrypoint
 from tests.factories import make_machine, make_test_plan
-from train.recipes import RECIPES, with_recipe
+from train.planning.recipes import RECIPES, with_recipe
 from train.settings import TrainSettings, read_train_settings
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from train.record import Recorder, read_metrics
+from train.report.metrics import Recorder, read_metrics
 
 
 def write_run(folder: Path, *, tensorboard: bool = False) -> None:

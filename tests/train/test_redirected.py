@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from train.redirected import STDERR, STDOUT, redirected
+from train.fd_redirect import STDERR, STDOUT, redirected
 
 
 @pytest.mark.parametrize("number", [STDOUT, STDERR])

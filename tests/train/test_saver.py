@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from train.saver import Saver, snapshot
+from train.checkpoint.async_writer import Saver, snapshot
 
 
 def test_one_is_written_at_a_time_and_beside_what_goes_on() -> None:

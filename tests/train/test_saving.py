@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import Exit
+from entrypoint.core.errors import Exit
 from tests.conftest import CORES, Entrypoint
 from tests.train.given import SMALL, TWO_RANKS
 from tests.train.started import Started

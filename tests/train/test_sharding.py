@@ -15,9 +15,9 @@ from tests.conftest import PYTHON, Entrypoint, needs_two_cores
 from tests.factories import HostilePickle
 from tests.train.given import SMALL, TWO_RANKS, losses
 from tests.train.started import Started
-from train.checkpoint import newest
-from train.sharding import UNIT_PARAMETERS, units
-from train.shards import Describing
+from train.checkpoint.sharded import Describing
+from train.checkpoint.single_file import newest
+from train.distributed.fsdp import UNIT_PARAMETERS, units
 
 pytestmark = [pytest.mark.launch, needs_two_cores]
 SPREAD = SMALL | TWO_RANKS | {"TRAIN_PARALLELISM": "fsdp", "TRAIN_TENSORBOARD": "0"}

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from entrypoint.errors import Exit
+from entrypoint.core.errors import Exit
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.train.given import SMALL, TWO_RANKS, losses
 

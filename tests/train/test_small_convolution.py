@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.train.given import SMALL, TWO_RANKS
-from train.layout import lay_out
-from train.models import build_model, count_multiply_adds
-from train.small_convolution import SmallConv2d, multiply_small
+from train.acceleration.memory_format import lay_out
+from train.acceleration.small_conv import SmallConv2d, multiply_small
+from train.models.registry import build_model, count_multiply_adds
 
 LAST = torch.channels_last
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from entrypoint.errors import Refused
-from train.models import build_model, count_parameters
-from train.speednet import WIDTHS
+from entrypoint.core.errors import Refused
+from train.models.registry import build_model, count_parameters
+from train.models.speednet import WIDTHS
 
 
 @pytest.mark.parametrize("name", WIDTHS)

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from train import stopping
-from train.stopping import GO_ON, SAVE, STOP, Deadline, Stopped, Stopping, first_deadline
+from train import preemption
+from train.preemption import GO_ON, SAVE, STOP, Deadline, Stopped, Stopping, first_deadline
 
 
 def test_before_anything_is_worth_saving_a_signal_ends_it_at_once() -> None:
@@ -25,7 +25,7 @@ def test_where_no_checkpoints_are_wanted_it_does_too() -> None:
 def test_a_run_that_saves_is_asked_first_and_ended_by_the_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Stopping()
     clock = [100.0]
-    monkeypatch.setattr(stopping.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
     with one.deferred(worth_saving=True):
         assert not one.asked
         one.take(signal.SIGINT, None)
@@ -42,7 +42,7 @@ def test_a_run_that_saves_is_asked_first_and_ended_by_the_second_signal(monkeypa
 def test_a_terminal_that_closes_later_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Stopping()
     clock = [100.0]
-    monkeypatch.setattr(stopping.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
     with one.deferred(worth_saving=True):
         one.take(signal.SIGHUP, None)
         assert (one.asked, one.name) == (True, "SIGHUP")
@@ -67,7 +67,7 @@ def test_a_wish_to_save_that_comes_again_just_after_all_ranks_have_saved_is_the_
 ) -> None:
     one = Stopping()
     clock = [100.0]
-    monkeypatch.setattr(stopping.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
     one.saves_now()  # another rank had the signal first
     clock[0] += 0.5
     one.take(signal.SIGUSR2, None)
@@ -122,8 +122,8 @@ def test_the_wish_to_save_waits_for_a_step_and_the_end_comes_before_it() -> None
 def test_the_sooner_of_the_deadlines_counts(
     monkeypatch: pytest.MonkeyPatch, minutes: float | None, environ: dict[str, str], left_s: float | None, name: str
 ) -> None:
-    monkeypatch.setattr(stopping.time, "time", lambda: 1000.0)
-    monkeypatch.setattr(stopping.time, "monotonic", lambda: 5.0)
+    monkeypatch.setattr(preemption.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(preemption.time, "monotonic", lambda: 5.0)
     found = first_deadline(minutes, 30, started=940.0, environ=environ)
     assert found == (None if left_s is None else Deadline(5.0 + left_s, name))
 
@@ -132,10 +132,10 @@ def test_a_deadline_ends_a_run_that_saves_and_a_clock_set_back_does_not_move_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, clock = Stopping(), [100.0]
-    monkeypatch.setattr(stopping.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
     with one.deferred(worth_saving=True, deadline=Deadline(110.0, "TRAIN_MAX_MINUTES=1")):
         assert one.wish == GO_ON
-        monkeypatch.setattr(stopping.time, "time", lambda: 0.0)
+        monkeypatch.setattr(preemption.time, "time", lambda: 0.0)
         clock[0] = 110.0
         assert one.wish == STOP
         assert one.name == "TRAIN_MAX_MINUTES=1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from train.summary import weights_sha256
+from train.engine.finish import weights_sha256
 
 
 def model() -> nn.Module:

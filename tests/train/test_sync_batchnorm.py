@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from tests.conftest import Entrypoint, needs_two_cores, script
-from train.group import Group
-from train.sync_batchnorm import SyncBatchNorm, has_batchnorm, synchronised
+from train.distributed.process_group import Group
+from train.distributed.sync_batchnorm import SyncBatchNorm, has_batchnorm, synchronised
 
 ALONE = Group(0, 1, 0, torch.device("cpu"))
 # Each of two ranks takes its part of one batch of 7 through the layer, and writes down what it computes.
 RANKS = """
     import sys, torch, torch.distributed as dist
     from torch import nn
-    from train.sync_batchnorm import of
+    from train.distributed.sync_batchnorm import of
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     images, wanted = torch.randn(7, 3, 5, 5), torch.randn(7, 3, 5, 5)
@@ -63,8 +63,8 @@ def test_two_ranks_compute_outputs_gradients_and_statistics_of_the_whole_batch(e
 COMPILED = """
     import torch, torch.distributed as dist
     from torch import nn
-    from train.group import Group
-    from train.sync_batchnorm import synchronised
+    from train.distributed.process_group import Group
+    from train.distributed.sync_batchnorm import synchronised
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(rank)

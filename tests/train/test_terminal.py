@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from entrypoint.errors import Exit
+from entrypoint.core.errors import Exit
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, launcher, needs_two_cores, script
 from tests.processes import children
 from tests.terminals import terminal

@@ -17,7 +17,7 @@ from PIL import Image
 from tests.conftest import PYTHON, Entrypoint, clean_environment, needs_two_cores
 from tests.train.given import SMALL, TWO_RANKS, TWO_RANKS_WHERE_THEY_FIT, imagefolder, losses
 from tests.train.started import Started
-from train.checkpoint import newest
+from train.checkpoint.single_file import newest
 
 pytestmark = pytest.mark.launch
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.neighbours import read_waits
+from entrypoint.machine.cpu_load import read_waits
 from tests.conftest import Entrypoint
 from tests.neighbours import neighbours
-from train.waiting import Waiting, longest_share, told_of
+from train.report.cpu_wait import Waiting, longest_share, told_of
 
 SECOND = 1_000_000_000
 SHARES = {

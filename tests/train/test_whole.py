@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from train.whole import whole_file, write_whole
+from entrypoint.core.atomic_files import whole_file, write_whole
 
 
 def test_what_is_written_takes_the_place_of_what_was(tmp_path: Path) -> None:

@@ -10,13 +10,13 @@ import textwrap
 import pytest
 
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON
-from train.workers import without_workers
+from train.data.workers import without_workers
 
 # A forked worker of a parent that answers SIGTERM with an exception, as the trainer does.
 FORK = """
     import os, signal, sys, time
-    from train.stopping import STOPPING
-    from train.workers import default_signals
+    from train.preemption import STOPPING
+    from train.data.workers import default_signals
 
     STOPPING.listen()
     child = os.fork()
@@ -52,7 +52,7 @@ OFFER = """
     import os, sys, time
     from multiprocessing import current_process, resource_sharer
     from multiprocessing.connection import Client
-    from train.workers import begin_loading
+    from train.data.workers import begin_loading
 
     if sys.argv[1] == "undo":
         begin_loading(os.sched_getaffinity(0))

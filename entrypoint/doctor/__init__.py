@@ -1,0 +1,1 @@
+"""Checks of machine, installation and running ranks."""

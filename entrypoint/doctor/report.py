@@ -1,0 +1,130 @@
+"""The checks by hand: the fast ones, the plan itself, and what has to be tried out to be known."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from entrypoint.core.errors import Refused
+from entrypoint.machine.compile_backends import DEFAULT_BACKEND, find_compile_problem
+from entrypoint.machine.shared_libraries import PATTERNS
+from entrypoint.plan.inputs import Question
+from entrypoint.plan.model import Plan
+from entrypoint.plan.preflight import Check, State, fast_checks
+
+# What the program will import, tried in its own interpreter. IPEX dies of AttributeError where it does not fit.
+IMPORTS = ("torch", "torchvision", "intel_extension_for_pytorch", "oneccl_bindings_for_pytorch", "nni")
+LIMIT_S = 120
+MARK = "tried: "
+TRY_IMPORTS = f"""
+import importlib, importlib.util, json, sys
+for name in sys.argv[1:]:
+    state, seen = "ok", "not installed"
+    if importlib.util.find_spec(name):
+        try:
+            seen = getattr(importlib.import_module(name), "__version__", "imports")
+        except BaseException as error:
+            state, seen = "failure", f"{{type(error).__name__}}: {{' '.join(str(error).split())[:200]}}"
+    print("{MARK}" + json.dumps([name, state, seen]), flush=True)
+"""
+SIGNS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
+
+
+def examine(question: Question, draw: Callable[[], Plan], folders: Sequence[tuple[str, Path]]) -> tuple[Check, ...]:
+    """Return every check; `draw` makes the plan, and `folders` are those that a run writes to, by their settings."""
+    fast = fast_checks(question)
+    return (
+        *fast,
+        *check_plan(draw, fast),
+        *check_libraries(question),
+        *check_compilers(question),
+        *(check_writable(name, folder) for name, folder in folders),
+        check_host_name(),
+        *check_imports(question.python),
+    )
+
+
+def check_plan(draw: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Check]:
+    """Make the plan: what it refuses is a failure, what it warns of beyond the fast checks a warning."""
+    try:
+        plan = draw()
+    except Refused as error:
+        yield from (Check("plan", "failure", line, "see `entrypoint plan`") for line in str(error).splitlines())
+        return
+    cores = next(decision.value for decision in plan.decisions if decision.what == "cores")
+    ranks = f"{plan.nproc_per_node} rank{'s' if plan.nproc_per_node != 1 else ''}"
+    yield Check("plan", "ok", f"{ranks} on {plan.device} by {plan.launcher}, cores {cores}")
+    told = {check.line for check in fast}
+    yield from (
+        Check("plan", "warning", warning, "see `entrypoint plan`") for warning in plan.warnings if warning not in told
+    )
+
+
+def check_libraries(question: Question) -> Iterator[Check]:
+    """Tell which allocators and OpenMP runtimes can be preloaded, and where they were looked for."""
+    for name in PATTERNS:
+        library = question.machine.library(name)
+        yield Check(name, "ok", library.path or library.why)
+
+
+def check_compilers(question: Question) -> Iterator[Check]:
+    """Check the default backend of torch.compile."""
+    device = "cuda" if question.machine.gpus else "cpu"
+    versions = question.machine.packages.versions
+    problem = find_compile_problem(DEFAULT_BACKEND, device, versions, question.python)
+    state: State = "warning" if problem else "ok"
+    yield Check("torch.compile", state, problem or "usable", "TRAIN_COMPILE will be refused" if problem else "")
+
+
+def check_writable(name: str, folder: Path) -> Check:
+    """Tell whether a folder, or the nearest above it that exists, can be written to."""
+    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
+        free = shutil.disk_usage(place).free
+        return Check(name, "ok", f"{folder} can be written to, {free / 2**30:,.1f} GiB free")
+    return Check(name, "failure", f"{folder} cannot be written to", f"bind a folder there, or set {name} to another")
+
+
+def check_host_name() -> Check:
+    """Tell what this node's own name resolves to, by which other nodes may look for it."""
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return Check("host name", "ok", f"{name} does not resolve: fine on one node; over several set MASTER_ADDR")
+    return Check("host name", "ok", f"{name} is {address}")
+
+
+def check_imports(python: str) -> Iterator[Check]:
+    """Import in the program's own interpreter what is installed there; what one of them does is its line."""
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", TRY_IMPORTS, *IMPORTS], capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        said, end = done.stdout, f"the interpreter ended with code {done.returncode}"
+    except subprocess.TimeoutExpired as error:
+        said, end = (error.stdout or b"").decode(), f"not done after {LIMIT_S} s"
+    marked = (line.removeprefix(MARK) for line in said.splitlines() if line.startswith(MARK))
+    told = {name: (state, seen) for name, state, seen in (json.loads(line) for line in marked)}
+    for name in IMPORTS:
+        state, seen = told.get(name, ("failure", end))
+        yield Check(f"import {name}", state, seen, "" if state == "ok" else "repair or remove the package")
+        if name not in told:  # what comes after the one that ended it was not tried
+            return
+
+
+def report(checks: Sequence[Check], *, as_json: bool) -> str:
+    """Return the checks as a table, or as JSON: a list of what, state, seen, advice."""
+    if as_json:
+        return json.dumps([asdict(check) for check in checks], indent=2)
+    width = max(len(check.what) for check in checks)
+    return "\n".join(
+        f"{SIGNS[check.state]}  {check.what:<{width}}  {check.seen}" + (f"; {check.advice}" if check.advice else "")
+        for check in checks
+    )

@@ -1,0 +1,114 @@
+"""The ranks that run on this node right now, seen from outside through /proc: `entrypoint verify`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
+
+from entrypoint.core.errors import Refused
+from entrypoint.machine.container import ancestors
+from entrypoint.machine.cpu_topology import format_cpu_list
+from entrypoint.machine.memory_policy import memory_nodes_in_force
+from entrypoint.machine.shared_libraries import preload_files
+from entrypoint.plan.model import VARIABLE, Plan
+from entrypoint.rank.verify import Observed, cpus_of_process, mapped_of, mismatches
+from entrypoint.supervise.monitor import NAME as GUARD
+
+ROOT = Path("/")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A rank's process, what it was seen to have, and each difference from its plan as a line."""
+
+    process: int
+    seen: Observed
+    lines: tuple[str, ...]
+
+
+def verify_running(processes: tuple[int, ...] = ()) -> tuple[Running, ...]:
+    """Return the ranks of these processes, by default all of this user's on the node; raises `Refused` for none."""
+    chosen = {str(process) for process in processes}
+    found = {process: environ for process, environ in planned_processes() if not chosen or process in chosen}
+    missing = sorted(chosen - set(found))
+    if missing:
+        raise Refused(f"verify: process {missing[0]} is no rank that the entrypoint started, or not yours to look at")
+    # What a rank forks (loader workers, compilers) carries its variables too.
+    ranks = [process for process in found if found.keys().isdisjoint(ancestors(ROOT, process))]
+    seen: list[Running] = []
+    for process in sorted(ranks, key=int):
+        with nullcontext() if chosen else suppress(Refused):  # one that nobody named may have ended meanwhile
+            seen.append(look(process, found[process]))
+    if not seen:
+        raise Refused("verify: no rank started by the entrypoint runs here; start one, or name its process")
+    return tuple(seen)
+
+
+def planned_processes() -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield process id and environment of every process with a plan and a rank that this user may look at."""
+    for folder in (ROOT / "proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                if (folder / "comm").read_text().strip() == GUARD:  # the parent of a rank
+                    continue
+                items = (folder / "environ").read_bytes().split(b"\0")
+            except OSError:  # another user's, or gone
+                continue
+            pairs = (os.fsdecode(item).partition("=") for item in items if b"=" in item)
+            environ = {name: value for name, _, value in pairs}
+            if VARIABLE in environ and "RANK" in environ:
+                yield folder.name, environ
+
+
+def look(process: str, environ: dict[str, str]) -> Running:
+    """Return what one rank has; a library that is preloaded first is the one in charge. Raises `Refused`."""
+    try:
+        plan = Plan.from_variable(environ[VARIABLE])
+        maps = (ROOT / f"proc/{process}/maps").read_text()
+        seen = Observed(
+            rank=int(environ["RANK"]),
+            local_rank=int(environ.get("LOCAL_RANK", "0")),
+            cpus=cpus_of_process(process),
+            threads=None,
+            openmp=in_charge(("libiomp5", "libgomp"), environ, maps),
+            preloaded=mapped_of(plan.preload, maps),
+            allocator=in_charge(("malloc",), environ, maps),
+            memory_nodes=memory_nodes_in_force(process),
+        )
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise Refused(f"verify: process {process} cannot be looked at ({error})") from None
+    return Running(int(process), seen, mismatches(plan, seen))
+
+
+def in_charge(words: tuple[str, ...], environ: dict[str, str], maps: str) -> str:
+    """Return the first preloaded library with one of the words in its name that is mapped, else any that is."""
+    mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
+    real = [str(Path(file).resolve()) for file in preload_files(environ.get("LD_PRELOAD", ""))]
+    for file in [*(file for file in real if file in mapped), *sorted(mapped)]:
+        if any(word in PurePath(file).name for word in words):
+            return file
+    return ""
+
+
+def describe(running: Running) -> list[str]:
+    """Return a line of what a rank has, then one for each difference from its plan."""
+    seen = running.seen
+    memory = f", memory of node {format_cpu_list(seen.memory_nodes)}" if seen.memory_nodes else ""
+    openmp = PurePath(seen.openmp).name or "none loaded"
+    allocator = PurePath(seen.allocator).name or "the system's"
+    line = (
+        f"rank {seen.rank}  process {running.process}  CPUs {format_cpu_list(seen.cpus)}{memory}"
+        f"  OpenMP {openmp}  allocator {allocator}"
+    )
+    return [line, *(f"  warning: {one}" for one in running.lines)]
+
+
+def as_json(ranks: tuple[Running, ...]) -> str:
+    """Return the ranks as a JSON list: process, what was seen, the warnings."""
+    return json.dumps(
+        [{"process": one.process, "seen": asdict(one.seen), "warnings": one.lines} for one in ranks], indent=2
+    )

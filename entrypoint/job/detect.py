@@ -1,0 +1,179 @@
+"""Who started this process, and where it stands in the job: one table, one row a launcher.
+
+The innermost launcher wins, so the rows stand in the order torchrun, Open MPI, MVAPICH, hydra, Slurm:
+torchrun inside srun sees both, and `mpirun` inside sbatch leaves SLURM_PROCID=0 in every rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from entrypoint.core.errors import Refused
+from entrypoint.job.slurm import granted_cpus, job_cpus, number, slurm_nodes, slurm_tasks_here, srun_binding
+
+if TYPE_CHECKING:
+    from entrypoint.settings import LaunchSettings
+
+
+@dataclass(frozen=True)
+class Job:
+    """This process's place: no launcher means that a person (or a batch script) started it alone.
+
+    `binding` says whether the launcher has bound this rank to CPUs: `asked` by a person or the scheduler, by
+    `default` of an MPI that knows nothing of threads, or not at all (empty). `granted_cpus` are those that the
+    scheduler grants the ranks of this node, `node_cpus` those that it grants the whole job there. `master` is where
+    rank 0 runs, as far as the launcher tells, and `nodes` the names of the job's nodes in its order; of a heterogeneous
+    job's `parts`, a batch script sees those of the first.
+    """
+
+    launcher: str | None = None
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    id: str = ""
+    binding: str = ""
+    granted_cpus: int | None = None
+    node_cpus: int | None = None
+    nodes: tuple[str, ...] = ()
+    master: str = ""
+    parts: int = 1
+
+    @property
+    def on_one_node(self) -> bool:
+        """Tell whether every rank of the job is on this node."""
+        return self.local_world_size == self.world_size
+
+    def starts_own(self, values: LaunchSettings) -> bool:
+        """Tell whether this is srun's one task on a node, and starts the ranks there itself."""
+        several = values.nproc_per_node != "auto" and values.nproc_per_node > 1
+        asked = (
+            several
+            or values.launcher in ("local", "torchrun")
+            or (values.max_restarts != "auto" and values.max_restarts > 0)
+        )
+        return self.launcher == "srun" and self.local_world_size == 1 and asked
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A row: concept → variable. `present` all set prove that this launcher started the process."""
+
+    name: str
+    present: tuple[str, ...]
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: str
+    job_id: tuple[str, ...] = ()
+    local_size_of: Callable[[Mapping[str, str]], int] | None = None
+    binding_of: Callable[[Mapping[str, str]], str] = lambda _: ""
+    master_of: Callable[[Mapping[str, str]], str] = lambda _: ""
+
+
+def open_mpi_binding(environ: Mapping[str, str]) -> str:
+    """Open MPI binds to a core up to two ranks, to a socket above; --bind-to shows in the policy (mpirun(1))."""
+    policy = environ.get("OMPI_MCA_hwloc_base_binding_policy", "")
+    return "default" if not policy else "" if policy.startswith("none") else "asked"
+
+
+def hydra_binding(environ: Mapping[str, str]) -> str:
+    """MPICH binds where it is asked to; Intel MPI by default, unless I_MPI_PIN says no (its developer reference)."""
+    if environ.get("HYDRA_USER_PROVIDED_BINDING"):
+        return "asked"
+    intel = any(name.startswith("I_MPI_") for name in environ)
+    pinned = environ.get("I_MPI_PIN", "1").lower() not in ("0", "no", "off", "disable")
+    return ("asked" if "I_MPI_PIN_DOMAIN" in environ else "default") if intel and pinned else ""
+
+
+def open_mpi_master(environ: Mapping[str, str]) -> str:
+    """Return the address of mpirun's own node, which has rank 0 unless a person's list of hosts says otherwise.
+
+    Open MPI 4 gives it to every rank, as `1263468544.0;tcp://10.78.0.1:34657` (orte's `hnp_uri`).
+    """
+    match = re.search(r";tcp://([0-9.]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
+    return match[1] if match else ""
+
+
+LAUNCHERS = (
+    Launcher(
+        "torchrun",
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        ("TORCHELASTIC_RUN_ID",),
+    ),
+    Launcher(
+        "Open MPI",
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        binding_of=open_mpi_binding,
+        master_of=open_mpi_master,
+    ),
+    Launcher(
+        "MVAPICH",
+        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    ),
+    Launcher(
+        "hydra (MPICH, Intel MPI)",
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        binding_of=hydra_binding,
+    ),
+    Launcher(
+        "srun",
+        # sbatch sets SLURM_PROCID and a size too; only a step has an id that is a number.
+        ("SLURM_PROCID", "SLURM_STEP_ID"),
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_LOCALID",
+        "",
+        ("SLURM_JOB_ID",),
+        slurm_tasks_here,
+        srun_binding,
+    ),
+)
+
+
+def read_job(environ: Mapping[str, str]) -> Job:
+    """Find the innermost launcher whose variables are all set; raises `Refused` where one is no number."""
+    started_by = (row for row in LAUNCHERS if all(environ.get(name, "") != "" for name in row.present))
+    row = next(started_by, None)
+    job = place(row, environ) if row else Job()
+    nodes = slurm_nodes(environ)
+    master = (row.master_of(environ) if row else "") or (nodes[0] if nodes else "")
+    granted = {"granted_cpus": granted_cpus(environ), "node_cpus": job_cpus(environ)}
+    parts = number(environ, "SLURM_HET_SIZE", 1)
+    return replace(job, **granted, nodes=nodes, master=master, parts=parts)  # type: ignore[arg-type]
+
+
+def place(row: Launcher, environ: Mapping[str, str]) -> Job:
+    """Read one launcher's variables; raises `Refused` where they are no numbers or contradict each other."""
+    rank = number(environ, row.rank, 0)
+    world_size = number(environ, row.world_size, 1)
+    local_rank = number(environ, row.local_rank, 0)
+    local_size = row.local_size_of(environ) if row.local_size_of else number(environ, row.local_world_size, world_size)
+    for what, value, size in ((row.rank, rank, world_size), (row.local_rank, local_rank, local_size)):
+        if not 0 <= value < size:
+            raise Refused(
+                f"{what}={value}: {row.name} says that there are {size} ranks, so this must lie from 0 to"
+                f" {size - 1}; unset what an outer launcher left behind"
+            )
+    job_id = next((environ[name] for name in row.job_id if environ.get(name)), "")
+    return Job(row.name, rank, world_size, local_rank, local_size, job_id, row.binding_of(environ))

@@ -1,0 +1,42 @@
+"""Starts what the plan says: children of the entrypoint, torchrun, mpirun or srun, or this process as a rank."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import NoReturn
+
+from entrypoint.job.detect import Job
+from entrypoint.plan.model import VARIABLE, Plan
+from entrypoint.rank.bootstrap import AGENTS_OWN, become_program, replace_process
+
+# When the whole command began (Unix time, s): the trainer's total_seconds counts from here.
+STARTED = "ENTRYPOINT_STARTED"
+# They start ranks that plan for themselves, each on its node.
+STARTERS = ("mpirun", "srun")
+
+
+def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> NoReturn:
+    """Start the ranks where they are to be started, else become the program as this job's rank."""
+    environ = {STARTED: str(started), **environ}
+    if plan.launcher == "mpirun":
+        from entrypoint.launch import mpirun
+
+        environment = {**environ, **plan.environment}
+        saves = bool(plan.training.get("saves"))
+        sys.exit(mpirun.run(plan.command, environment, saves=saves, grace_s=plan.grace_s))
+    if plan.launcher in STARTERS:
+        replace_process(plan.command, {**environ, **plan.environment})
+    if plan.launcher in ("direct", "local"):
+        from entrypoint.launch import local
+
+        sys.exit(local.run(plan, job, environ))
+    if plan.launcher != "torchrun":
+        become_program(plan, job, environ)
+    # The agent's store looks its own address up by name; where no server answers, that is 20 s and a page of warnings.
+    quiet = {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if plan.agents_meet:  # a store for each start of the ranks: stale keys of the last one cost restarts
+        quiet["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    quiet = {name: value for name, value in quiet.items() if name not in environ}
+    environ |= {**quiet, AGENTS_OWN: ",".join(quiet)}
+    replace_process(plan.command, {**environ, **plan.environment, VARIABLE: plan.to_variable()})

@@ -1,0 +1,120 @@
+"""Agents that start their ranks again: when that helps, what they say meanwhile, and how those of several nodes meet.
+
+It runs in the agent's process, beside `torchrun`.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from entrypoint.core.errors import FINAL, Exit, say
+from entrypoint.core.signals import ENDING, heeded
+from entrypoint.job.detect import read_job
+from entrypoint.plan.model import Plan
+from entrypoint.rank.rendezvous import TELL_EVERY_S, keep_trying, local_address, refuse_taken
+
+CONNECT_S = 2.0
+
+
+def where_agents_meet(plan: Plan, environ: Mapping[str, str]) -> list[str]:
+    """Return torchrun's arguments that this node alone can tell, once the master's agent is there to be met.
+
+    Empty where agents do not meet. Raises `Refused` where the master cannot be found or its port is taken.
+    """
+    if not plan.agents_meet:
+        return []
+    there = {**environ, "MASTER_ADDR": plan.master_addr}
+    place = replace(read_job(environ), rank=plan.node_rank)
+    address = local_address(there, plan.rendezvous_timeout_s, place)
+    if plan.node_rank == 0:
+        refuse_taken(int(plan.master_port))
+    else:
+        wait_for_master(plan)
+    return [f"--local-addr={address}"] if address else []
+
+
+def wait_for_master(plan: Plan) -> None:
+    """Wait until the agent of node 0 listens, and say so meanwhile; raises `Refused` after the plan's time-out."""
+    where = f"{plan.master_addr}:{plan.master_port}"
+    timeout_s = plan.rendezvous_timeout_s
+
+    def connect() -> None:
+        socket.create_connection((plan.master_addr, int(plan.master_port)), timeout=CONNECT_S).close()
+
+    def refusal(cause: str) -> str:
+        late = f"node 0 at {where} did not come within {timeout_s} s ({cause})"
+        return f"{late}; see why there, or raise LAUNCH_RENDEZVOUS_TIMEOUT_S"
+
+    keep_trying(connect, f"node 0 at {where}", timeout_s, refusal)
+
+
+@contextmanager
+def saying(what: str, timeout_s: int) -> Iterator[None]:
+    """Print a line every few seconds as long as this lasts."""
+    over, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not over.wait(TELL_EVERY_S):
+            say(f"{what} ({time.monotonic() - began:.0f} of {timeout_s} s)")
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def restarting(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]], str]) -> None:
+    """Have torchrun's agent start ranks again only where that can help, and say why it does.
+
+    Not after a wrong setting, which would be as wrong again, nor after a warning of the scheduler's (`warned`): what
+    was saved then is for the next job. A node that is lost or told to end is no reason to end the others, as long as
+    enough are left.
+    """
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.launcher import api
+
+    varying = plan.min_nodes < plan.nnodes
+    ignored = set(ENDING) - set(heeded(ENDING))
+
+    class Agent(LocalElasticAgent):
+        def _start_workers(self, worker_group: WorkerGroup, *more: Any, **named: Any) -> dict[int, Any]:
+            started: dict[int, Any] = super()._start_workers(worker_group, *more, **named)
+            for number in ignored:  # torchrun has just taken them up
+                signal.signal(number, signal.SIG_IGN)
+            return started
+
+        def _rendezvous(self, worker_group: WorkerGroup) -> None:
+            few = plan.min_nodes if varying else plan.nnodes
+            wanted = f"{few} node{'s' if few > 1 else ''} at {plan.master_addr}:{plan.master_port}"
+            with saying(f"waiting for the agents of {wanted}", plan.rendezvous_timeout_s):
+                super()._rendezvous(worker_group)
+
+        def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *more: Any, **named: Any) -> None:
+            if self._pcontext:  # torchrun's own patience is 30 s
+                self._pcontext.close(death_sig, timeout=plan.grace_s)
+            super()._shutdown(death_sig, *more, **named)
+
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            result: RunResult = super()._monitor_workers(worker_group)
+            if result.state != WorkerState.FAILED or not self._remaining_restarts:
+                return result
+            codes = {failure.exitcode for failure in result.failures.values()}
+            elsewhere = codes == {int(Exit.PREEMPTED)} and varying and not warned
+            if codes & set(FINAL) and not elsewhere:
+                self._remaining_restarts = 0
+            else:
+                count = plan.max_restarts - self._remaining_restarts + 1
+                why = "another node's ranks were told to end" if elsewhere else describe(result.failures)
+                say(f"restart {count} of {plan.max_restarts}: {why}")
+            return result
+
+    api.LocalElasticAgent = Agent  # type: ignore[attr-defined]

@@ -1,0 +1,224 @@
+"""Starts ranks on other nodes too: the commands of mpirun and srun, from a batch script or a list of machines."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from entrypoint.core.errors import Exit, Refused, shown
+from entrypoint.job.detect import Job
+from entrypoint.job.slurm import count_at, number
+from entrypoint.plan.inputs import Question, Starter
+from entrypoint.plan.model import Plan
+from entrypoint.rank.rendezvous import JOB
+from entrypoint.settings import LaunchSettings
+
+VERSION_LIMIT_S = 20
+# What has mpirun reach other nodes by something else than ssh: a scheduler, or a person's word.
+REACHED_BY = (
+    "SLURM_JOB_ID",
+    "OMPI_MCA_plm_rsh_agent",
+    "HYDRA_LAUNCHER_EXEC",
+    "HYDRA_LAUNCHER",
+    "I_MPI_HYDRA_BOOTSTRAP",
+)
+HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?::| +slots *= *)([1-9][0-9]{0,3}))?")
+# What ranks on other nodes are told: our settings and what steers threads, networks and devices. Nothing else of a
+# person's environment goes over the network, where it may hold secrets.
+PASSED = (
+    *("LAUNCH_", "TRAIN_", "OMP_", "KMP_", "GOMP_", "MKL_", "GLOO_", "NCCL_", "CCL_", "FI_", "UCX_", "TORCH_"),
+    "ACCELERATE_",
+)
+PASSED_NAMES = ("PATH", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "ENTRYPOINT_STARTED")
+# A node that does not answer for so long is lost, and mpirun ends the job (Open MPI's oob_tcp parameters; ssh_config).
+KEEPALIVE = (("time", "10"), ("intvl", "5"), ("probes", "4"))
+
+
+def wanted(values: LaunchSettings, job: Job, nodes: int) -> str:
+    """Return what is to start the ranks (`mpirun`, `srun`), empty where this node's are all, or are started."""
+    if job.launcher or nodes > 1:
+        return ""
+    if values.launcher in ("mpirun", "srun"):
+        return values.launcher
+    if values.launcher == "auto":
+        return "mpirun" if values.hosts else "srun" if len(job.nodes) > 1 or job.parts > 1 else ""
+    return ""
+
+
+def find_starter(values: LaunchSettings, job: Job, nodes: int, environ: Mapping[str, str]) -> Starter | None:
+    """Look for what is to start the ranks; None where nothing is. Raises `Refused` where it is not here."""
+    name = wanted(values, job, nodes)
+    if not name:
+        return None
+    if name == "srun" and job.parts > 1:
+        raise Refused(
+            f"this batch job has {job.parts} parts, which srun from here would not start alike; write: srun"
+            f" --het-group=0-{job.parts - 1} entrypoint …, or set LAUNCH_LAUNCHER=direct for this node alone"
+        )
+    path = shutil.which(name)
+    if not path:
+        raise Refused(missing(name, job), Exit.MACHINE)
+    hosts = read_hosts(values.hosts)
+    if len(hosts) > 1 and not any(environ.get(name) for name in REACHED_BY) and not shutil.which("ssh"):
+        raise Refused(
+            f"LAUNCH_HOSTS={shown(values.hosts)}: no ssh is here to reach {hosts[1][0]} with; inside a container start"
+            " it from outside: mpirun … apptainer exec IMAGE entrypoint …",
+            Exit.MACHINE,
+        )
+    return Starter(path, which_mpi(path) if name == "mpirun" else "", hosts)
+
+
+def missing(name: str, job: Job) -> str:
+    """Say what to write where a starter is not here, as inside most containers."""
+    line = "srun apptainer exec IMAGE entrypoint …" if name == "srun" else "mpirun … apptainer exec IMAGE entrypoint …"
+    if name == "srun" and len(job.nodes) > 1:
+        return (
+            f"this batch script has {len(job.nodes)} nodes ({job.nodes[0]} …) and no srun is here to start ranks on"
+            f" them; write: {line}, or set LAUNCH_LAUNCHER=direct for this node alone"
+        )
+    return f"LAUNCH_LAUNCHER={name}: no {name} on PATH here; inside a container start it from outside: {line}"
+
+
+def which_mpi(path: str) -> str:
+    """Tell whose mpirun this is by its version text; raises `Refused` where it is neither Open MPI's nor hydra."""
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Refused(f"{path}: --version does not answer ({type(error).__name__})", Exit.MACHINE) from None
+    text = done.stdout + done.stderr
+    if "Open MPI" in text or "OpenRTE" in text:
+        return "Open MPI"
+    if "HYDRA" in text or "Intel(R) MPI" in text:
+        return "hydra"
+    first = (text.splitlines() or ["nothing"])[0]
+    raise Refused(f"{path}: --version says {shown(first)}, neither Open MPI nor MPICH's or Intel's hydra", Exit.MACHINE)
+
+
+def read_hosts(text: str) -> tuple[tuple[str, int], ...]:
+    """Return each host with its ranks (0: as many as here) of `r1:4,r2:2`, or of a file with a line for each.
+
+    A file may also have Open MPI's form, `r1 slots=4`. Raises `Refused` naming what cannot be read.
+    """
+    if not text:
+        return ()
+    file = Path(text)
+    try:
+        lines = file.read_text().splitlines() if "/" in text or file.is_file() else text.split(",")
+    except OSError as error:
+        raise Refused(f"LAUNCH_HOSTS={shown(text)}: cannot be read ({error.strerror})") from None
+    entries = [line.partition("#")[0].strip() for line in lines]
+    hosts = []
+    for entry in entries if "/" not in text and not file.is_file() else filter(None, entries):
+        match = HOST.fullmatch(entry)
+        if not match:
+            raise Refused(f"LAUNCH_HOSTS={shown(text)}: {shown(entry)} is no host; expected a form like r1:4,r2:2")
+        hosts.append((match[1], int(match[2] or 0)))
+    if not hosts:
+        raise Refused(f"LAUNCH_HOSTS={shown(text)}: names no host")
+    return tuple(hosts)
+
+
+def with_starter(plan: Plan, question: Question) -> Plan:
+    """Return the plan with its starter's command, where one starts the ranks: each is planned anew on its own node.
+
+    Hence none of this node's OpenMP variables go along, only what the person has set, flags included.
+    """
+    starter = question.starter
+    if starter is None:
+        return plan
+    flags = question.settings.as_variables() | {
+        name: value for name, value in plan.environment.items() if name.startswith("TRAIN_")
+    }
+    script = question.program.kind != "train"
+    verb = ("run", *question.program.argv[1:]) if script else ("train",)
+    again = (question.python, "-I", "-m", "entrypoint", *verb)
+    environ = {**question.environ, **flags}
+    if not starter.mpi:
+        count, command = srun(question, starter, plan.nproc_per_node, again)
+    else:
+        hosts = hosts_of(question, starter, plan.nproc_per_node)
+        count = sum(ranks for _, ranks in hosts)
+        flags |= where_to_meet(question, hosts)
+        command = (open_mpi if starter.mpi == "Open MPI" else hydra)(environ, starter, hosts, again)
+    return replace(plan, world_size=count, command=command, environment=flags)
+
+
+def hosts_of(question: Question, starter: Starter, nproc: int) -> tuple[tuple[str, int], ...]:
+    """Return the nodes with ranks on each: the person's list, else the scheduler's, else this one."""
+    if starter.hosts:
+        return tuple((name, count or nproc) for name, count in starter.hosts)
+    nodes, tasks = question.job.nodes, question.environ.get("SLURM_TASKS_PER_NODE", "")
+    if tasks and asks_for_tasks(question):
+        return tuple((name, count_at("SLURM_TASKS_PER_NODE", tasks, index)) for index, name in enumerate(nodes))
+    return tuple((name, nproc) for name in nodes) or (("localhost", nproc),)
+
+
+def asks_for_tasks(question: Question) -> bool:
+    """Tell whether the batch job says how many tasks it has, and nothing says otherwise."""
+    tasks = number(question.environ, "SLURM_NTASKS", 0)
+    free = not question.given("nproc_per_node") and not question.machine.gpus
+    return free and tasks >= max(1, len(question.job.nodes))
+
+
+def where_to_meet(question: Question, hosts: tuple[tuple[str, int], ...]) -> dict[str, str]:
+    """Return what mpirun's ranks are told beside a person's variables: where rank 0 is, and which run this is."""
+    first = hosts[0][0] if len(hosts) > 1 else "127.0.0.1"
+    told = {"MASTER_ADDR": first, JOB: question.job.id or question.token}
+    return {name: value for name, value in told.items() if not question.environ.get(name)}
+
+
+def srun(question: Question, starter: Starter, nproc: int, again: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+    """Return the tasks and srun's command: as many as the job asked for, each with its CPUs, bound by us.
+
+    Since Slurm 22.05 srun takes no --cpus-per-task from its job, and would leave a task one CPU (its release notes).
+    """
+    nodes = max(1, len(question.job.nodes))
+    tasks = number(question.environ, "SLURM_NTASKS", 0) if asks_for_tasks(question) else nodes * nproc
+    cpus = number(question.environ, "SLURM_CPUS_PER_TASK", 0)
+    if question.settings.values.max_restarts not in ("auto", 0):  # then a task is a node's agent
+        tasks, cpus = nodes, 0
+    cpus = cpus or max(1, (question.job.node_cpus or 1) // -(-tasks // nodes))
+    limits = (f"--nodes={nodes}", f"--ntasks={tasks}", f"--cpus-per-task={cpus}")
+    return tasks, (starter.path, *limits, "--cpu-bind=none", "--kill-on-bad-exit=1", *again)
+
+
+def open_mpi(
+    environ: Mapping[str, str], starter: Starter, hosts: tuple[tuple[str, int], ...], again: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return Open MPI's command; it binds nothing, since its own binding knows nothing of threads (mpirun(1))."""
+    names = [word for name in passed(environ) for word in ("-x", name)]
+    alive = [word for name, value in KEEPALIVE for word in ("--mca", f"oob_tcp_keepalive_{name}", value)]
+    where = ("--host", ",".join(f"{name}:{count}" for name, count in hosts))
+    count = str(sum(count for _, count in hosts))
+    return (starter.path, "--bind-to", "none", "-np", count, *where, *alive, *daemons(environ), *names, *again)
+
+
+def daemons(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return how Open MPI's daemon is started on other nodes from inside Apptainer: in the same image there.
+
+    Outside it they may have no Open MPI, or another one (orte_launch_agent; APPTAINER_* of Apptainer's user guide).
+    """
+    image = environ.get("APPTAINER_CONTAINER", "")
+    if not image or environ.get("OMPI_MCA_orte_launch_agent"):
+        return ()
+    gpus = " --nv" if environ.get("APPTAINER_NV") else ""
+    return ("--mca", "orte_launch_agent", f"apptainer exec{gpus} {image} orted")
+
+
+def hydra(
+    environ: Mapping[str, str], starter: Starter, hosts: tuple[tuple[str, int], ...], again: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the command of MPICH's or Intel's hydra, which would pass every variable on (mpiexec.hydra(1))."""
+    names = ("-genvlist", ",".join(passed(environ)))
+    where = ("-hosts", ",".join(f"{name}:{count}" for name, count in hosts))
+    return (starter.path, "-n", str(sum(count for _, count in hosts)), *where, *names, *again)
+
+
+def passed(environ: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables that ranks on other nodes are given."""
+    names = {name for name in environ if name.startswith(PASSED) or name in PASSED_NAMES}
+    return sorted(names | {"MASTER_ADDR", "ENTRYPOINT_STARTED", JOB})

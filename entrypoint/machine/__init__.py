@@ -1,0 +1,1 @@
+"""What this process may use: reads /sys, /proc, cgroups and NVML; decides nothing."""

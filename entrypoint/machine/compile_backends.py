@@ -1,0 +1,70 @@
+"""Whether a backend of torch.compile can be used here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+from entrypoint.core.errors import last_line
+from entrypoint.plan.preflight import second_number
+
+IPEX = "intel_extension_for_pytorch"
+DEFAULT_BACKEND = "inductor"
+TRIAL_TIMEOUT_S = 300
+# Compiles one addition. IPEX registers its backend when it is imported.
+TRIAL = """
+import sys
+backend, device = sys.argv[1:]
+if backend == "ipex":
+    import intel_extension_for_pytorch
+import torch
+known = torch._dynamo.list_backends(exclude_tags=())
+if backend not in known:
+    sys.exit(f"torch {torch.__version__} has no such backend, only {', '.join(sorted(known))}")
+torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2, device=device))
+"""
+
+
+def find_compile_problem(backend: str, device: str, versions: Mapping[str, str], python: str) -> str:
+    """Return why a backend cannot be used on a device, empty if it can; `versions` are the installed packages.
+
+    The default backend is checked by its tools. Any other one compiles an addition in a child process, which takes
+    some seconds.
+    """
+    if backend == DEFAULT_BACKEND:
+        if device == "cuda":
+            return "" if "triton" in versions else "needs triton, which is not installed"
+        return missing_tools()
+    command = [python, "-I", "-c", TRIAL, backend, device]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"did not compile an addition within {TRIAL_TIMEOUT_S} s"
+    return "" if done.returncode == 0 else f"cannot be used ({last_line(done.stderr, 'no reason given')})"
+
+
+def ipex_problem(device: str, versions: Mapping[str, str]) -> str:
+    """Say why Intel's extension cannot be used, nothing where it can: it goes with one minor version of torch."""
+    if device != "cpu":
+        return "is for CPUs"
+    if IPEX not in versions:
+        return "is not installed"
+    if second_number(versions[IPEX]) != second_number(versions.get("torch", "")):
+        return f"{versions[IPEX]} does not go with torch {versions.get('torch')}"
+    return ""
+
+
+def missing_tools() -> str:
+    """Say what of inductor's tools is missing, which compiles C++ against Python's headers at run time."""
+    there = (("a C++ compiler", shutil.which(os.environ.get("CXX", "g++"))), ("Python.h", headers().exists()))
+    missing = [name for name, found in there if not found]
+    return f"needs {' and '.join(missing)}: install g++ and Python's headers" if missing else ""
+
+
+def headers() -> Path:
+    """Return where this Python's C header lies."""
+    return Path(sysconfig.get_path("include")) / "Python.h"

@@ -1,0 +1,116 @@
+"""What this process may really use: the values that the plan is made from."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from entrypoint.machine.cgroup import read_limits
+from entrypoint.machine.container import Surroundings, read_lines, read_surroundings
+from entrypoint.machine.cpu_topology import Cpu, read_topology
+from entrypoint.machine.gpus import Driver, Gpu, read_gpus
+from entrypoint.machine.python_packages import Packages, read_packages
+from entrypoint.machine.shared_libraries import Library, read_libraries
+
+# What the choice of data type and of IPEX depends on: x86's vector and matrix units with their bfloat16, and Arm's.
+FLAGS = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "bf16", "sve"})
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One node as this process may use it: `cpus` are those of the affinity mask, in order of their ids.
+
+    `cpu_flags` are those of `FLAGS` that it has; `memory_nodes` the NUMA nodes with memory; `squeezed_to` the CPUs
+    that a launcher's unasked default had left this process of them; `kernel` is Linux's version, two numbers or none.
+    `kept_busy` is how many of the CPUs others keep busy.
+    """
+
+    hostname: str
+    cpu_model: str
+    cpu_vendor: str
+    cpus: tuple[Cpu, ...]
+    online_cpus: int
+    quota_cpus: float | None
+    memory_bytes: int
+    gpus: tuple[Gpu, ...] = ()
+    libraries: tuple[Library, ...] = ()
+    assumed: tuple[str, ...] = ()
+    cpu_flags: tuple[str, ...] = ()
+    memory_nodes: tuple[int, ...] = ()
+    driver: Driver = field(default_factory=Driver)
+    packages: Packages = field(default_factory=Packages)
+    surroundings: Surroundings = field(default_factory=Surroundings)
+    squeezed_to: tuple[int, ...] = ()
+    kernel: tuple[int, ...] = ()
+    kept_busy: float = 0.0
+
+    def library(self, name: str) -> Library:
+        """Return what was found of a library of `entrypoint.machine.shared_libraries.PATTERNS`."""
+        return next((one for one in self.libraries if one.name == name), Library(name, None, "not looked for"))
+
+
+def read_machine(root: Path = Path("/"), affinity: frozenset[int] | None = None, nvml: Any = None) -> Machine:
+    """Read the node under `root`, which a test may point at a built tree; decides nothing.
+
+    `affinity` are the allowed CPU ids, by default those of this process. Under another root only what lies
+    in that tree is read, a virtual environment at its own path there; GPUs are those of the recording `nvml`.
+    """
+    mask = frozenset(os.sched_getaffinity(0)) if affinity is None else affinity
+    topology = read_topology(root, mask)
+    limits = read_limits(root)
+    gpus, driver = read_gpus(root, nvml=nvml)
+    prefix = root / Path(sys.prefix).relative_to("/")
+    cpu = first_cpu(root)
+    flags = cpu.get("flags", cpu.get("Features", "")).split()
+    total = meminfo_bytes(root)
+    return Machine(
+        hostname=platform.node(),
+        cpu_model=cpu.get("model name") or platform.machine(),
+        cpu_vendor=cpu.get("vendor_id", ""),
+        cpus=topology.cpus,
+        online_cpus=topology.online_cpus,
+        quota_cpus=limits.cpus,
+        memory_bytes=min(total, limits.memory_bytes) if limits.memory_bytes else total,
+        gpus=gpus,
+        libraries=read_libraries(root, prefix),
+        assumed=topology.assumed,
+        cpu_flags=tuple(sorted(FLAGS.intersection(flags))),
+        memory_nodes=topology.memory_nodes,
+        driver=driver,
+        packages=read_packages(prefix),
+        surroundings=read_surroundings(root),
+        kernel=kernel_version(root),
+    )
+
+
+def first_cpu(root: Path) -> dict[str, str]:
+    """Return what /proc/cpuinfo says of the first CPU; of 1,024 the whole file would take long."""
+    words: dict[str, str] = {}
+    with suppress(OSError), (root / "proc/cpuinfo").open(errors="replace") as lines:
+        for line in lines:
+            if not line.strip():
+                break
+            key, _, value = line.partition(":")
+            words[key.strip()] = value.strip()
+    return words
+
+
+def kernel_version(root: Path) -> tuple[int, ...]:
+    """Return the first two numbers of Linux's version, none where /proc hides it."""
+    release = "".join(read_lines(root / "proc/sys/kernel/osrelease")[:1])
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return (int(found[1]), int(found[2])) if found else ()
+
+
+def meminfo_bytes(root: Path) -> int:
+    """Return the node's memory in bytes, 0 where /proc is hidden."""
+    for line in read_lines(root / "proc/meminfo"):
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return 0

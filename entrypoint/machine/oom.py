@@ -1,0 +1,64 @@
+"""Whether the kernel has killed a process for want of memory: told by its own counters, before and after."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.machine.cgroup import NO_LIMIT_BYTES, levels, memory_limit, number
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How often the kernel has killed in this process's group, the group's limit and its peak, None where unknown."""
+
+    kills: int = 0
+    limit_bytes: int | None = None
+    peak_bytes: int | None = None
+
+
+def read_memory(root: Path) -> Memory:
+    """Read the group that this process is in, or the one above it that is limited the most.
+
+    Source: kernel docs, admin-guide/cgroup-v2.rst (memory.events, memory.peak) and cgroup-v1/memory.rst
+    (memory.oom_control, memory.max_usage_in_bytes); /proc/vmstat counts the whole machine's kills.
+    """
+    groups: list[Memory] = []
+    for folder in levels(root):
+        kills = counted(folder / "memory.events", folder / "memory.oom_control")
+        limit = memory_limit(folder)
+        peak = number(folder / "memory.peak") or number(folder / "memory.max_usage_in_bytes")
+        if kills is not None or limit:
+            groups.append(Memory(kills or 0, limit, peak))
+    if not groups:
+        return Memory(counted(root / "proc/vmstat") or 0)
+    tightest = min(groups, key=lambda group: group.limit_bytes or NO_LIMIT_BYTES)
+    return Memory(max(groups[0].kills, tightest.kills), tightest.limit_bytes, tightest.peak_bytes)
+
+
+def counted(*paths: Path) -> int | None:
+    """Return the number behind `oom_kill` in the first file that has one, None where none has."""
+    for path in paths:
+        try:
+            found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+        except OSError:
+            continue
+        if found:
+            return int(found[1])
+    return None
+
+
+def out_of_memory(before: Memory, after: Memory) -> str:
+    """Say that the kernel has killed meanwhile, of how much memory, and what to do; nothing where it has not."""
+    if after.kills <= before.kills:
+        return ""
+    has = "the machine's" if after.limit_bytes is None else f"the {gib(after.limit_bytes)} that this job may use"
+    peak = f" (peak {gib(after.peak_bytes)})" if after.peak_bytes else ""
+    advice = "lower TRAIN_BATCH_SIZE or TRAIN_NUM_WORKERS, set TRAIN_DATA_SOURCE=stream, or ask for more"
+    return f"out of memory, {has}{peak}; {advice}"
+
+
+def gib(count: int) -> str:
+    """Return bytes in GiB."""
+    return f"{count / 2**30:.1f} GiB"

@@ -1,0 +1,1 @@
+"""Pure decisions: machine, job and settings give a plan, each decision with its reason."""

@@ -1,0 +1,94 @@
+"""How one node's cores are shared among its ranks: pure arithmetic over physical cores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from entrypoint.plan.cpu_budget import Core
+
+Shares = tuple[tuple[Core, ...], ...]
+
+
+def split(total: int, parts: int) -> tuple[int, ...]:
+    """Return `parts` whole numbers that sum to `total` and differ by at most one, larger ones first."""
+    base, extra = divmod(total, parts)
+    return tuple(base + (part < extra) for part in range(parts))
+
+
+def share_cores(cores: Sequence[Core], nproc: int) -> Shares:
+    """Return for each local rank the physical cores that it is bound to: disjoint, equal to ±1.
+
+    No rank crosses a NUMA node where its share fits into one, even if a core is left over for that: memory of
+    the other node costs more than a core gives. Under a quota the whole mask is still dealt out, since the quota
+    limits time, not places: pinning every container of a machine to its first cores would pile them on each
+    other. With more ranks than cores all share all.
+    """
+    if nproc > len(cores):
+        return (tuple(cores),) * nproc
+    nodes = cores_by_node(cores)
+    if len(cores) // nproc > max(map(len, nodes)):
+        return deal(cores, split(len(cores), nproc))
+    sizes = sizes_within_nodes([len(node) for node in nodes], nproc)
+    return tuple(share for node, within in zip(nodes, sizes, strict=True) for share in deal(node, within))
+
+
+def share_near(cores: Sequence[Core], wanted: Sequence[int | None]) -> Shares | None:
+    """Return for each rank cores of the NUMA node that it wants to be near (its GPU's), disjoint, equal to ±1.
+
+    None where a rank has no wish, or a node has fewer cores than ranks that want it.
+    """
+    nodes: dict[int, list[Core]] = {}
+    for core in cores:
+        nodes.setdefault(core.place[1], []).append(core)
+    ranks = {node: [rank for rank, wish in enumerate(wanted) if wish == node] for node in wanted if node is not None}
+    size = min((len(nodes.get(node, ())) // len(here) for node, here in ranks.items()), default=0)
+    if not size or None in wanted:
+        return None
+    shares: dict[int, tuple[Core, ...]] = {}
+    for node, here in ranks.items():
+        extra = len(nodes[node]) - size * len(here)
+        dealt = deal(nodes[node], tuple(size + (place < extra) for place in range(len(here))))
+        shares |= dict(zip(here, dealt, strict=True))
+    return tuple(shares[rank] for rank in range(len(wanted)))
+
+
+def cores_by_node(cores: Sequence[Core]) -> list[list[Core]]:
+    """Return the cores of each NUMA node that has any, nodes in order of socket and id."""
+    nodes: dict[tuple[int, int], list[Core]] = {}
+    for core in cores:
+        nodes.setdefault(core.place, []).append(core)
+    return [nodes[key] for key in sorted(nodes)]
+
+
+def sizes_within_nodes(nodes: list[int], nproc: int) -> list[tuple[int, ...]]:
+    """Return for each node the sizes of the ranks placed on it, equal to ±1 over all, none across nodes.
+
+    `nodes` are their numbers of cores, with at least `nproc` together. The smaller of the two sizes is the
+    largest that `nproc` ranks can all have.
+    """
+    size = next(size for size in range(max(nodes), 0, -1) if sum(cores // size for cores in nodes) >= nproc)
+    ranks = [0] * len(nodes)
+    for _ in range(nproc):  # always where the most cores a rank are left, so that spare ones widen ranks
+        open_nodes = [node for node in range(len(nodes)) if (ranks[node] + 1) * size <= nodes[node]]
+        ranks[max(open_nodes, key=lambda node: (nodes[node] - ranks[node] * size, -node))] += 1
+    return [
+        tuple(size + (rank < min(count, cores - count * size)) for rank in range(count))
+        for cores, count in zip(nodes, ranks, strict=True)
+    ]
+
+
+def deal(cores: Sequence[Core], sizes: tuple[int, ...]) -> Shares:
+    """Cut a list of cores into shares of the given sizes, from its start."""
+    starts = [sum(sizes[:place]) for place in range(len(sizes))]
+    return tuple(tuple(cores[start : start + size]) for start, size in zip(starts, sizes, strict=True))
+
+
+def cpus_of(share: Sequence[Core]) -> tuple[int, ...]:
+    """Return the CPUs of a share in order."""
+    return tuple(sorted(cpu for core in share for cpu in core.cpus))
+
+
+def share_threads(limit: int, cpus: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Return for each local rank how many OpenMP threads it may run, at least 1: its CPUs, within the limit."""
+    granted = split(limit, len(cpus))
+    return tuple(max(1, min(len(share), most)) for share, most in zip(cpus, granted, strict=True))

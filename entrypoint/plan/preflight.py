@@ -1,0 +1,133 @@
+"""What is wrong around a launch, told from the machine alone: the doctor's fast checks, made before every launch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from entrypoint.plan.inputs import Question
+
+State = Literal["ok", "warning", "failure"]
+# Docker gives a container 64 MiB unless told otherwise; one batch of 224x224 pictures of a few workers fills it.
+SHM_BYTES = 128 << 20
+# What RDMA locks for the buffers of one connection to a few peers, by the adapters' manuals: they say unlimited.
+MEMLOCK_BYTES = 1 << 30
+# Packages whose second number goes with torch's: torch 2.8 and torchvision 0.23, IPEX 2.8, oneCCL's bindings 2.8.
+PAIRED = {"torchvision": 15, "intel_extension_for_pytorch": 0, "oneccl_bind_pt": 0}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at: what was seen, whether that is well, and what to do where it is not."""
+
+    what: str
+    state: State
+    seen: str
+    advice: str = ""
+
+    @property
+    def line(self) -> str:
+        """The check as a warning or refusal of one line."""
+        return f"{self.what}: {self.seen}; {self.advice}"
+
+
+def fast_checks(question: Question) -> tuple[Check, ...]:
+    """Return every check that needs no more than what was read for the plan."""
+    return (
+        check_topology(question),
+        check_image(question),
+        check_image_mount(question),
+        check_shm(question),
+        check_memlock(question),
+        check_driver(question),
+        *check_packages(question),
+    )
+
+
+def check_topology(question: Question) -> Check:
+    """Tell what of the CPUs had to be assumed."""
+    machine = question.machine
+    seen = f"{len(machine.cpus)} of {machine.online_cpus} CPUs, {len({cpu.node for cpu in machine.cpus})} NUMA nodes"
+    if not machine.assumed:
+        return Check("topology", "ok", seen)
+    return Check("topology", "warning", "; ".join(machine.assumed), "let the container see the host's /sys")
+
+
+def check_image(question: Question) -> Check:
+    """Tell which image this is, and what was left out of it."""
+    image = question.machine.surroundings.image
+    if not image:
+        return Check("image", "ok", "none of ours")
+    return Check("image", "ok", f"{image['name']}, revision {image['revision'][:12]}, oneCCL {image['oneccl']}")
+
+
+def check_image_mount(question: Question) -> Check:
+    """An unprivileged SIF mount passes every read through one FUSE process."""
+    around = question.machine.surroundings
+    if around.on_fuse and around.container == "Apptainer":
+        advice = "first imports are slow; ask for Apptainer's setuid package, or unpack: apptainer build --sandbox"
+        return Check("image mount", "warning", around.rootfs, advice)
+    return Check("image mount", "ok", around.rootfs or "unknown")
+
+
+def check_shm(question: Question) -> Check:
+    """Loader workers hand batches over through /dev/shm; where it is full they die of SIGBUS."""
+    shm = question.machine.surroundings.shm_bytes
+    seen = f"{shm / 2**20:,.0f} MiB"
+    if shm >= SHM_BYTES or question.program.kind == "train":  # our trainer's workers are planned by its size
+        return Check("/dev/shm", "ok", seen)
+    advice = "loader workers may die of a bus error; start with --shm-size=2g (Docker), or use no workers"
+    return Check("/dev/shm", "warning", seen, advice)
+
+
+def check_memlock(question: Question) -> Check:
+    """RDMA adapters lock the buffers that they send from."""
+    around = question.machine.surroundings
+    limit = around.memlock_bytes
+    seen = "unlimited" if limit is None else f"{limit / 2**20:,.0f} MiB"
+    if not around.rdma or limit is None or limit >= MEMLOCK_BYTES:
+        return Check("locked memory", "ok", seen)
+    adapters = ", ".join(around.rdma)
+    return Check("locked memory", "warning", f"{seen} with {adapters}", "RDMA may fail; ask for ulimit -l unlimited")
+
+
+def check_driver(question: Question) -> Check:
+    """Tell the driver and its CUDA; whether torch can use them is part of the plan."""
+    machine = question.machine
+    if machine.driver.problem:
+        return Check("NVIDIA driver", "warning", machine.driver.problem, "reload the driver, or restart with --nv")
+    if not machine.driver.version:
+        return Check("NVIDIA driver", "ok", "none")
+    built = f", torch is built for {machine.packages.torch_cuda or 'the CPU'}"
+    return Check("NVIDIA driver", "ok", f"{machine.driver.version}, CUDA up to {machine.driver.cuda}{built}")
+
+
+def check_packages(question: Question) -> Iterator[Check]:
+    """Tell packages that go with one version of torch only, and are here for another."""
+    versions = question.machine.packages.versions
+    torch = second_number(versions.get("torch", ""))
+    if torch is None:
+        yield Check("torch", "ok", "not in this environment")
+        return
+    yield Check("torch", "ok", versions["torch"])
+    for name, offset in PAIRED.items():
+        found = second_number(versions.get(name, ""))
+        if found is None:
+            continue
+        if found == torch + offset:
+            yield Check(name, "ok", versions[name])
+        else:
+            yield Check(
+                name,
+                "warning",
+                f"{versions[name]} with torch {versions['torch']}",
+                f"it will not import; install its version .{torch + offset}, or remove it",
+            )
+
+
+def second_number(version: str) -> int | None:
+    """Return 8 for 2.8.0, None for no version."""
+    match = re.match(r"\d+\.(\d+)", version)
+    return int(match[1]) if match else None

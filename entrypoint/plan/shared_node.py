@@ -1,0 +1,66 @@
+"""Fewer threads where other processes keep CPUs of this node busy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.machine.detect import Machine
+from entrypoint.plan.cpu_budget import Budget, whole_cores
+from entrypoint.plan.inputs import Question
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReservedCpus:
+    """CPUs that are left free for other processes: `count` of them, the threads of each rank, and the reason."""
+
+    count: int
+    threads: tuple[int, ...]
+    reason: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def reserve_busy_cpus(
+    question: Question, device: str, budget: Budget, cpus: tuple[tuple[int, ...], ...], max_threads: tuple[int, ...]
+) -> ReservedCpus:
+    """Return the threads of each rank, at most `max_threads`, after CPUs are reserved for other processes.
+
+    OpenMP splits loops into equal parts and waits for the slowest thread, so one busy CPU slows down a whole rank.
+    If more than half of the CPUs are busy, fewer threads do not help. A resumed run on as many cores keeps the threads
+    of its plan, because other threads round differently. Raises `Refused` where the user reserves all CPUs of a rank.
+    """
+    requested = question.settings.values.reserve_cpus
+    previous = question.previous
+    same_cores = previous and [len(rank.cpus) for rank in previous.ranks] == [len(share) for share in cpus]
+    if requested == "auto" and previous and same_cores and device == "cpu":
+        threads = tuple(min(rank.threads, most) for rank, most in zip(previous.ranks, max_threads, strict=True))
+        reason = "" if threads == max_threads else "same as in the run being resumed"
+        return ReservedCpus(count=previous.reserved_cpus, threads=threads, reason=reason)
+    busy = question.busy_cpus if requested == "auto" else requested
+    per_rank = -(-busy_beyond_idle_cores(question.machine, budget, busy) // len(cpus))
+    smallest = min(map(len, cpus))
+    threads = tuple(min(most, len(share) - per_rank) for most, share in zip(max_threads, cpus, strict=True))
+    if threads == max_threads:  # as under a CPU limit
+        return ReservedCpus(count=busy, threads=max_threads)
+    if requested == "auto" and device != "cpu":
+        return ReservedCpus(count=0, threads=max_threads)
+    used = f"other processes use {busy_cpus_text(question.machine)}"
+    if requested == "auto" and 2 * per_rank > smallest:
+        hint = f"{used}; run `entrypoint tune` to find the fastest number of threads"
+        return ReservedCpus(count=0, threads=max_threads, warnings=(hint,))
+    if per_rank >= smallest:
+        raise Refused(
+            f"{question.settings.sources['reserve_cpus']}: leaves no CPU to a rank that has {smallest}. Lower it.",
+            Exit.MACHINE,
+        )
+    return ReservedCpus(count=busy, threads=threads, reason=question.why("reserve_cpus", used))
+
+
+def busy_beyond_idle_cores(machine: Machine, budget: Budget, busy: int) -> int:
+    """Return how many cores of the ranks are busy, if other processes use the cores without a rank first."""
+    return max(0, busy - len(whole_cores(machine.cpus, siblings=False)) + len(budget.cores))
+
+
+def busy_cpus_text(machine: Machine) -> str:
+    """Return how many CPUs other processes use: `1.0 of 4 CPUs`."""
+    return f"{machine.kept_busy:.1f} of {len(machine.cpus)} CPUs"

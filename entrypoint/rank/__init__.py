@@ -1,0 +1,1 @@
+"""The last step before the program, in each rank."""

@@ -1,0 +1,1 @@
+"""Parents that outlive a rank."""

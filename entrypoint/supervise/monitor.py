@@ -1,0 +1,205 @@
+"""A guard for each rank of several nodes: its parent, which sees to it that all ranks end when one has failed.
+
+Launchers do not: mpirun waits for ever for a node that is cut off, hydra for ranks that are stuck when one has failed,
+torchrun's agent on one node knows nothing of the other's ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NoReturn
+
+from entrypoint.core.errors import FINAL, Exit, Refused, how_ended, prefix, put, report, say
+from entrypoint.core.signals import PASSED_ON, heeded, is_the_terminals
+from entrypoint.job.launcher_quirks import MPI_PROCESSES, ROOT
+from entrypoint.machine.container import ancestors, read_lines
+from entrypoint.machine.oom import out_of_memory, read_memory
+from entrypoint.rank.bootstrap import end_with_parent, name_process
+from entrypoint.supervise.failure_channel import NODE_LOST, Bond, Place, Verdict
+
+# What `verify` knows guards by.
+NAME = "rank-guard"
+# When another rank has failed: what this one has to end by itself, then after SIGTERM.
+ALONE_S, TERM_S = 5.0, 5.0
+# Between a rank's end and the bond's: others that failed sooner may still be on their way.
+SETTLE_S = 1.0
+LAUNCHER_S = 5.0
+POLL_S = 0.1
+
+
+def guard(
+    argv: tuple[str, ...], environment: Mapping[str, str], bond: Bond, timeout_s: float, grace_s: float
+) -> NoReturn:
+    """Run the rank's program as a child to its end, and end as it did; a rank that a signal has ended gives 5.
+
+    Raises `Refused` where ranks have to agree on a port and rank 0 cannot be asked within `timeout_s` seconds.
+    """
+    name_process(NAME)
+    child, gate = spawn(argv, environment)
+    place, memory = bond.place, read_memory(ROOT)
+    asked = signals_passed_on(child)
+    bond.start()
+    if bond.ports:
+        environment = {**environment, "MASTER_PORT": str(bond.wait_for_port(timeout_s, say))}
+    os.write(gate, environment["MASTER_PORT"].encode())
+    os.close(gate)
+    status, ended_by_guard = wait(child, bond, place, grace_s)
+    code = os.waitstatus_to_exitcode(status)
+    how = how_ended(code, out_of_memory(memory, read_memory(ROOT)))
+    if code:
+        time.sleep(SETTLE_S)
+    mine = bond.verdict is None
+    if code < 0 and -code in asked:  # the launcher's wish
+        code = 128 - code
+    if bond.verdict and not mine and code - 128 in asked:  # a launcher that has seen the first failure ends the others
+        ended_by_guard = code != bond.verdict.code
+    bond.ended(code if mine else 0, how)
+    if mine and bond.verdict:
+        leave_word(bond.verdict) if code < 0 else tell(bond.verdict, place)
+    if code and bond.verdict and bond.verdict.code == NODE_LOST:
+        end_stuck_launchers()
+    if ended_by_guard and bond.verdict and bond.verdict.code in FINAL:
+        code = bond.verdict.code
+    elif ended_by_guard or code < 0:
+        code = Exit.RANK_FAILED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def signals_passed_on(child: int, spoken: Callable[[int], int] | None = None) -> list[int]:
+    """Pass this process's signals on to a child, once each; return the list that each one which comes is put into.
+
+    With `spoken` the child is in a group of its own, which no terminal tells, and is told what that makes of each. A
+    thread waits for them, since a handler is not told where one comes from.
+    """
+    asked: list[int] = []
+    heard = heeded(PASSED_ON)
+
+    def pass_on() -> None:
+        while True:
+            told = signal.sigwaitinfo(heard)
+            asked.append(told.si_signo)
+            if spoken or not is_the_terminals(told):
+                with suppress(ProcessLookupError):
+                    os.kill(child, spoken(told.si_signo) if spoken else told.si_signo)
+
+    threading.Thread(target=pass_on, daemon=True).start()
+    return asked
+
+
+def spawn(argv: tuple[str, ...], environment: Mapping[str, str]) -> tuple[int, int]:
+    """Fork the program, which the kernel asks to end when this guard is gone; return its process id and its gate.
+
+    It starts when it is written there which port ranks meet on. The fork comes before this guard has any threads.
+    """
+    port, gate = os.pipe()
+    child = spawn_child(argv, environment, gate=port)
+    os.close(port)
+    return child, gate
+
+
+def spawn_child(
+    argv: tuple[str, ...],
+    environment: Mapping[str, str],
+    *,
+    gate: int | None = None,
+    stderr: int = 2,
+    apart: bool = False,
+) -> int:
+    """Fork and become a program that the kernel asks to end with this process (prctl(2)); return its process id.
+
+    With a `gate` it waits there first for the port that it is told as MASTER_PORT, and ends where nothing comes. One
+    that is `apart` is in a group of its own, and reads nothing: a terminal would stop it. What is to be passed on waits
+    here until `signals_passed_on` takes it.
+    """
+    parent, heard = os.getpid(), heeded(PASSED_ON)
+    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    child = os.fork()
+    if child:
+        return child
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
+        end_with_parent()
+        os.dup2(stderr, 2)
+        if apart:
+            os.setpgid(0, 0)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        told = os.read(gate, 16).decode() if gate is not None else None
+        if told != "" and os.getppid() == parent:
+            os.execve(argv[0], argv, {**environment, **({"MASTER_PORT": told} if told else {})})
+    finally:
+        os._exit(127)
+
+
+def wait(child: int, bond: Bond, place: Place, grace_s: float) -> tuple[int, bool]:
+    """Wait for the child, and end it where another rank has failed; return its status and whether that was needed.
+
+    Where the other one has saved and ended, this one has `grace_s` seconds to do the same.
+    """
+    ends = []
+    with suppress(OSError):  # an old kernel or a container's seccomp filter: then it is looked at every POLL_S
+        ends.append(os.pidfd_open(child))
+    since, forced = 0.0, False
+    while True:
+        select.select(ends, [], [], POLL_S)
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return status, forced
+        if bond.verdict is None:
+            continue
+        now = time.monotonic()
+        if not since:
+            since = now
+            tell(bond.verdict, place)
+        patience = ALONE_S if bond.verdict.code != Exit.PREEMPTED else grace_s
+        if now - since > patience + TERM_S:
+            os.kill(child, signal.SIGKILL)
+        elif now - since > patience and not forced:
+            forced = True
+            os.kill(child, signal.SIGTERM)
+
+
+def sentence(verdict: Verdict) -> str:
+    """Return the line that names who failed first."""
+    return f"rank {verdict.rank} on {verdict.node} failed first: {verdict.how}"
+
+
+def tell(verdict: Verdict, place: Place) -> None:
+    """Say on rank 0 which rank failed first."""
+    if place.rank == 0 and verdict.code != Exit.PREEMPTED:
+        put(f"{prefix(Exit.RANK_FAILED)}{sentence(verdict)}")
+
+
+def leave_word(verdict: Verdict) -> None:
+    """Say that this guard's own rank was ended by a signal: to torchrun's agent where one listens."""
+    report(Refused(sentence(verdict), Exit.RANK_FAILED))
+
+
+def end_stuck_launchers() -> None:
+    """End an MPI's launcher on this node that still waits for a node which is lost, after a moment to end by itself.
+
+    Open MPI's mpirun waits for its daemon there for a quarter of an hour (tcp_retries2), hydra's for ever.
+    """
+    stuck = [int(pid) for pid in ancestors(ROOT) if "".join(read_lines(ROOT / f"proc/{pid}/comm")) in MPI_PROCESSES]
+    ends = []
+    for pid in stuck:
+        with suppress(OSError):
+            ends.append(os.pidfd_open(pid))
+    if not ends or os.fork():
+        return
+    os.setsid()
+    for number in PASSED_ON:
+        signal.signal(number, signal.SIG_IGN)
+    time.sleep(LAUNCHER_S)
+    for end in ends:
+        with suppress(OSError):
+            signal.pidfd_send_signal(end, signal.SIGKILL)
+    os._exit(0)

@@ -1,0 +1,1 @@
+"""Finds the fastest plan by trials."""

@@ -1,0 +1,271 @@
+"""`entrypoint tune`: find the fastest plan for this program on this node by trying, and keep it for later plans."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from msgspec import Meta
+
+from entrypoint.core.errors import Exit, Refused, say
+from entrypoint.core.settings_base import Settings
+from entrypoint.machine.cpu_load import look, told_of
+from entrypoint.plan.inputs import Question
+from entrypoint.plan.model import Plan
+from entrypoint.plan.planner import make_plan
+from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES
+from entrypoint.tune.candidates import RANKS, UNTUNED, Candidate, bindings, refinements, shapes, worker_counts
+from entrypoint.tune.store import Tuned, apply, can_tune, signature, store, write
+from entrypoint.tune.successive_halving import Verdict, contest
+from entrypoint.tune.trial import Seen, Way, of_lines, of_time, of_trainer, over_all, try_out
+
+
+class TuneSettings(Settings, frozen=True, kw_only=True):
+    """The tuner's settings, each a variable TUNE_<NAME> and a flag --<name> before the program."""
+
+    PREFIX: ClassVar[str] = "TUNE_"
+    BASIC: ClassVar[tuple[str, ...]] = ("minutes", "seconds", "metric", "lower")
+
+    minutes: Annotated[
+        Annotated[float, Meta(gt=0, le=10**4)],
+        Meta(description="Minutes after which the search stops with what is known. The same command resumes it."),
+    ] = 15.0
+    seconds: Annotated[
+        Annotated[float, Meta(gt=0, le=3600)],
+        Meta(description="Seconds that each trial is measured, after its warm-up."),
+    ] = 3.0
+    metric: Annotated[
+        str,
+        Meta(
+            description="tune run: a pattern with one group that finds the rate in the script's output."
+            " Unset: the script's run time."
+        ),
+    ] = ""
+    lower: Annotated[bool, Meta(description="tune run: a lower metric is better.")] = False
+
+
+@dataclass
+class Session:
+    """One search: what it is for, where it is kept, the trials that were done before it, and those since.
+
+    `beside` are the CPUs that others used before each trial.
+    """
+
+    way: Way
+    path: Path
+    about: Mapping[str, Any]
+    until: float
+    earlier: dict[Candidate, list[float]]
+    beside: list[float]
+    rates: dict[Candidate, list[float]] = field(default_factory=dict)
+    starts: dict[Candidate, float] = field(default_factory=dict)
+    problems: dict[Candidate, str] = field(default_factory=dict)
+
+    def measure(self, candidate: Candidate) -> float | None:
+        """Return a candidate's rate: one of an earlier search's that was cut short, else of a trial now."""
+        if candidate in self.problems:
+            return None
+        done = self.rates.setdefault(candidate, [])
+        if len(done) < len(self.earlier.get(candidate, ())):
+            done.append(self.earlier[candidate][len(done)])
+            return done[-1]
+        self.beside.append(round(look(), 2))
+        seen = try_out(self.way, candidate)
+        if seen.rate is None:
+            self.problems[candidate] = seen.problem
+        else:
+            done.append(seen.rate)
+            self.starts.setdefault(candidate, seen.start_s)
+            self.keep(None)
+        self.tell(candidate, seen)
+        return seen.rate
+
+    def tell(self, candidate: Candidate, seen: Seen) -> None:
+        """Show a trial as it ends."""
+        count = sum(map(len, self.rates.values())) + len(self.problems)
+        rate = f"{seen.rate:,.4g}{UNITS[self.way.trains]}" if seen.rate else "cannot run"
+        problem = f": {seen.problem}" if seen.problem else ""
+        print(f"  trial {count:>3}  {rate:>14}  {candidate}{problem}", file=sys.stderr, flush=True)
+
+    def in_time(self) -> bool:
+        """Tell whether there is time for another trial."""
+        return time.monotonic() < self.until
+
+    def keep(self, verdict: Mapping[str, Any] | None) -> None:
+        """Write down all that is known, whole, after every trial."""
+        trials = [{"variables": dict(one.variables), "rates": seen} for one, seen in self.rates.items() if seen]
+        write(self.path, {**self.about, "trials": trials, "beside": self.beside, "verdict": verdict})
+
+
+COMPILED_TRIALS = 3
+UNITS = {True: " images/s", False: ""}
+
+
+def tune(
+    question: Question, plan: Plan, settings: TuneSettings, training: Mapping[str, Any], words: Sequence[str]
+) -> int:
+    """Search, show what was found, and keep it; `words` start the program after `entrypoint`.
+
+    Raises `Refused` where a launcher has decided already, and where nothing can be kept or run.
+    """
+    folder = store(question)
+    if not can_tune(question):
+        raise Refused(
+            "tune: finds a plan for the ranks of one node that it starts itself; run it outside srun and mpirun"
+        )
+    if folder is None:
+        raise Refused("LAUNCH_TUNING_STORE=off: nothing could be kept; unset it, or name a folder")
+    path = folder / f"{signature(question, training)}.json"
+    session = Session(
+        way_of(question, settings, words),
+        path,
+        {"node": plan.node, "program": " ".join(words)},
+        time.monotonic() + settings.minutes * 60,
+        *unfinished(path),
+    )
+    say(
+        f"tuning {' '.join(words)} for up to {settings.minutes:g} minutes; stop it at any time, what is known is kept"
+        f" in {path}"
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        found, compared = search(session, question, plan)
+        lines = compiled(session, found) if found and "TRAIN_COMPILE" not in question.environ else []
+    except KeyboardInterrupt:
+        say("stopped; the same command goes on from here")
+        return Exit.INTERRUPTED
+    if found is None:
+        raise Refused(f"tune: no plan gave a rate: {next(iter(session.problems.values()), 'no time for a trial')}")
+    variables, evidence = conclude(found, session)
+    cut_short = not session.in_time() and any(one != found.best for one in found.ties)
+    session.keep({"variables": variables, "evidence": evidence})
+    print("\n".join(report(found, session, compared, plan.nproc_per_node) + lines))
+    print(evidence + ("; time was up before they could be told apart" if cut_short else ""))
+    return Exit.DONE
+
+
+def way_of(question: Question, settings: TuneSettings, words: Sequence[str]) -> Way:
+    """Return how the program is tried."""
+    environ = {**question.environ, **question.settings.as_variables(flags_only=True)}
+    if question.program.kind == "train":
+        return Way(tuple(words), environ, settings.seconds, of_trainer, trains=True, mean=over_all)
+    figures = of_lines(settings.metric, lower=settings.lower) if settings.metric else of_time
+    return Way(tuple(words), environ, settings.seconds, figures)
+
+
+def unfinished(path: Path) -> tuple[dict[Candidate, list[float]], list[float]]:
+    """Return the trials of a search that was cut short, and beside what; one that came to a verdict is begun anew."""
+    try:
+        known = json.loads(path.read_text())
+        if known["verdict"]:
+            return {}, []
+        trials = {Candidate.of(one["variables"]): list(one["rates"]) for one in known["trials"]}
+        return trials, list(known["beside"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}, []
+
+
+Best = Verdict[Candidate]
+
+
+def search(session: Session, question: Question, plan: Plan) -> tuple[Best | None, Best | None]:
+    """Contest by contest: shapes first, then the best shape's runtime, waiting and allocator, binding, loader workers.
+
+    Returns the last verdict, and that on the shapes.
+    """
+
+    def among(candidates: Sequence[Candidate]) -> Best | None:
+        different = {outcome(question, one): one for one in reversed(candidates)}  # the first of those alike stays
+        return contest(list(different.values())[::-1], session.measure, [UNTUNED], session.in_time)
+
+    by_shape = found = among(shapes(question, plan.device))
+    stages = refinements(question, plan.device), bindings(question, plan.device), worker_counts(question, plan)
+    for more in stages:
+        if found and session.in_time() and len(more) > 1:
+            found = surer(found, among([UNTUNED, found.best, *(found.best.also(variables) for variables in more)]))
+    return found, by_shape
+
+
+def surer(before: Best, later: Best | None) -> Best:
+    """Return the later verdict, unless it was cut short where only the one before told its best from no tuning."""
+    if later is None or (UNTUNED in later.ties and UNTUNED not in (before.best, *before.ties)):
+        return before
+    return later
+
+
+def compiled(session: Session, found: Best) -> list[str]:
+    """Try the best plan compiled too, and say from which length of a run on that pays; it is not kept."""
+    if not session.way.trains:
+        return []
+    candidate = found.best.also({"TRAIN_COMPILE": "default"})
+    rates = [session.measure(candidate) for _ in range(COMPILED_TRIALS) if session.in_time()]
+    seen = [rate for rate in rates if rate is not None]
+    if not seen:
+        return []
+    gain = statistics.median(seen) / found.median(found.best)
+    if gain <= 1 or found.best not in session.starts:
+        return [f"compiled it is no faster ({gain:.2f} times the rate)"]
+    cost_s = max(0.0, session.starts[candidate] - session.starts[found.best])
+    pays_s = cost_s / (1 - 1 / gain)
+    return [
+        f"compiled it makes {gain:.2f} times the rate after {cost_s:.0f} s more to start: TRAIN_COMPILE=default pays"
+        f" in runs of over {pays_s / 60:.0f} minutes"
+    ]
+
+
+def outcome(question: Question, candidate: Candidate) -> object:
+    """Return what a candidate comes to: of two alike one is measured. What is refused is told by its trial."""
+    variables = dict(candidate.variables)
+    try:
+        plan = make_plan(apply(question, Tuned(variables, "", Path()), {}))
+    except Refused:
+        return candidate
+    ranks = plan.ranks
+    if plan.bind == "none":
+        everywhere = tuple(cpu.id for cpu in question.machine.cpus)
+        ranks = tuple(replace(rank, cpus=everywhere) for rank in ranks)
+    same = ["LAUNCH_"]
+    if all(len(rank.cpus) == 1 for rank in ranks):
+        same += AFFINITY_VARIABLES  # there is nothing to pin
+    others = {name: value for name, value in variables.items() if not name.startswith("LAUNCH_")}
+    environment = {name: value for name, value in plan.environment.items() if not name.startswith(tuple(same))}
+    return ranks, plan.preload, tuple(sorted({**environment, **others}.items()))
+
+
+def conclude(found: Best, session: Session) -> tuple[Mapping[str, str], str]:
+    """Return the variables to keep and the evidence for them: none where the untuned plan is not behind."""
+    tried = sum(1 for seen in session.rates.values() if seen)
+    when = time.strftime("%Y-%m-%d") + told_of(session.beside)
+    unit = UNITS[session.way.trains]
+    best, untuned = found.median(found.best), found.rates.get(UNTUNED)
+    if found.best == UNTUNED or UNTUNED in found.ties:
+        return {}, f"no plan of {tried} tried was faster than the untuned one, {when}"
+    gain = f", {best / found.median(UNTUNED):.2f} times the untuned plan's" if untuned else ""
+    return dict(found.best.variables), f"{best:,.4g}{unit}{gain}: the best of {tried} plans tried, {when}"
+
+
+def report(found: Best, session: Session, by_shape: Best | None, planned: int) -> list[str]:
+    """Return a table of all that was tried, the fastest first, and what it says of many ranks against one."""
+    medians = {one: statistics.median(seen) for one, seen in session.rates.items() if seen}
+    top = medians[found.best]
+    lines = [f"{'rate':>10}  of the best  trials           plan"]
+    for one, rate in sorted(medians.items(), key=lambda item: -item[1]):
+        mark = "best" if one == found.best else "as fast" if one in found.ties else ""
+        lines.append(f"{rate:>10,.4g}{rate / top:>13.2f}{len(session.rates[one]):>8}  {mark:<7}  {one}")
+    lines += [f"{one}: cannot run: {problem}" for one, problem in session.problems.items()]
+    ranks = {one: dict(one.variables).get(RANKS, str(planned)) for one in (by_shape.rates if by_shape else ())}
+    one_wide = [one for one, number in ranks.items() if number == "1"]
+    many = [one for one, number in ranks.items() if number != "1"]
+    if by_shape and one_wide and many:
+        wide, small = (max(group, key=by_shape.median) for group in (one_wide, many))
+        share = by_shape.median(small) / by_shape.median(wide)
+        held = "faster than one wide one, as the book's table 9.2 has it" if share > 1 else "slower than one wide one"
+        lines.append(f"many small ranks are {held}: {small} makes {share:.2f} of {wide}")
+    return lines

@@ -1,0 +1,174 @@
+"""One trial of `entrypoint tune`: the program started for real under a candidate, watched, and ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.core.errors import Refused, last_line
+from entrypoint.tune.candidates import Candidate
+
+# How long a program may take until its first figure, and to end when it is told to.
+START_S, END_S = 300, 20
+# The first figures are of a program that warms up.
+WARM_UP = 2
+# Steps between two figures of our trainer: few enough for slow steps, many enough for fast ones.
+LOG_EVERY = 5
+# Our trainer as it is tried: as a person set it, but endless, and without what it would leave behind.
+TRYING = {
+    "TRAIN_EPOCHS": str(10**6),
+    "TRAIN_STEPS": "",
+    "TRAIN_RUN_NAME": "trial",
+    "TRAIN_RESUME": "off",
+    "TRAIN_CHECKPOINT_EVERY": "0",
+    "TRAIN_LOG_INTERVAL": str(LOG_EVERY),
+    "TRAIN_PROGRESS": "off",
+    "TRAIN_TENSORBOARD": "0",
+    "TRAIN_EXPORT": "off",
+    "TRAIN_PROFILE": "0",
+    "TRAIN_MAX_MINUTES": "",
+}
+# Ranks that will not end are their launcher's to kill, in sessions of their own, well before it is killed itself.
+QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_TUNING_STORE": "off", "LAUNCH_GRACE_PERIOD_S": str(END_S // 2)}
+# What others keep busy right now must not make one candidate of two.
+STEADY = {"LAUNCH_RESERVE_CPUS": "0"}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a trial gave: a rate, more is better, and the seconds until its first figure; or why there is no rate."""
+
+    rate: float | None
+    problem: str = ""
+    start_s: float = 0.0
+
+
+# The figures so far, from the trial's folder, what it has printed, and how long it took if it has ended.
+Figures = Callable[[Path, str, float | None], list[float]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a program is tried: its words after `entrypoint`, variables, seconds, and how its figures are found."""
+
+    words: tuple[str, ...]
+    environ: Mapping[str, str]
+    seconds: float
+    figures: Figures
+    trains: bool = False
+    mean: Callable[[list[float]], float] = statistics.median
+
+
+def try_out(way: Way, candidate: Candidate) -> Seen:
+    """Run the program under a candidate until it has given figures for long enough, or has ended by itself."""
+    with tempfile.TemporaryDirectory(prefix="entrypoint-tune-") as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        environ = {**STEADY, **way.environ, **dict(candidate.variables), **QUIET}
+        if way.trains:
+            environ |= {**TRYING, "TRAIN_OUTPUT_DIR": folder}
+        with out.open("wb") as to, err.open("wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "entrypoint", *way.words],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=to,
+                stderr=errors,
+                start_new_session=True,
+            )
+        try:
+            figures, start_s = watch(
+                process, lambda took: way.figures(Path(folder), out.read_text(errors="replace"), took), way.seconds
+            )
+        finally:
+            end(process)
+        if figures:
+            return Seen(way.mean(figures), start_s=start_s)
+        last = last_line(err.read_text(errors="replace"), f"it ended with {process.returncode}")
+        return Seen(None, last if process.returncode else f"no figure within {START_S} s")
+
+
+def watch(
+    process: subprocess.Popen[bytes], figures: Callable[[float | None], list[float]], seconds: float
+) -> tuple[list[float], float]:
+    """Return a trial's figures but those of its warm-up, when it has run for long enough or has ended by itself.
+
+    With them come the seconds until the first of them. Of a program that fails there are none.
+    """
+    began, first = time.monotonic(), 0.0
+    while True:
+        ended = process.poll() is not None
+        now = time.monotonic() - began
+        seen = figures(now if ended else None)
+        if len(seen) > WARM_UP and not first:
+            first = now
+        if ended:
+            return ([] if process.returncode else seen[WARM_UP:] or seen), first or now
+        if first and now - first >= seconds and len(seen) > WARM_UP + 1:
+            return seen[WARM_UP:], first
+        if not first and now > START_S:
+            return [], now
+        time.sleep(0.05)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a trial with all that it has started."""
+    for number, seconds in ((signal.SIGTERM, END_S), (signal.SIGKILL, END_S)):
+        if process.poll() is not None:
+            break
+        os.killpg(process.pid, number)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            continue
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def of_trainer(folder: Path, _: str, __: float | None) -> list[float]:
+    """Return images/s of each interval that our trainer has logged."""
+    try:
+        lines = (folder / "trial/metrics.jsonl").read_text().splitlines()
+    except OSError:
+        return []
+    return [line["images_per_second"] for line in map(json.loads, lines) if line["kind"] == "step"]
+
+
+def over_all(rates: list[float]) -> float:
+    """Return the rate over intervals of one number of images each."""
+    return statistics.harmonic_mean(rates)
+
+
+def of_lines(pattern: str, *, lower: bool) -> Figures:
+    """Return what finds the figures that a program prints: the group of a pattern, in every line that has it.
+
+    Raises `Refused` for a pattern that is none, or has not one group.
+    """
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise Refused(f"TUNE_METRIC={pattern}: no pattern ({error}); write one like '([0-9.]+) images/s'") from None
+    if compiled.groups != 1:
+        raise Refused(f"TUNE_METRIC={pattern}: needs one group, around the number: '([0-9.]+) images/s'")
+
+    def figures(_: Path, text: str, __: float | None) -> list[float]:
+        found = [float(word.replace(",", "")) for word in compiled.findall(text)]
+        return [1 / value for value in found if value] if lower else found
+
+    return figures
+
+
+def of_time(_: Path, __: str, took_s: float | None) -> list[float]:
+    """Return a program's own time as its figure: runs in a second."""
+    return [] if took_s is None else [1 / took_s]

@@ -1,0 +1,1 @@
+"""What computes a step faster: precision, memory format, kernels."""

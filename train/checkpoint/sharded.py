@@ -1,0 +1,173 @@
+"""Checkpoints of spread models: a folder that every rank writes its own part into, whole or not there.
+
+torch.distributed.checkpoint writes and reads them, and so for another number of ranks too. Its own reader would run
+whatever a hostile file holds; ours takes tensors and the names that describe them, nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import shutil
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
+
+from entrypoint.core.atomic_files import sha256_of
+from entrypoint.core.errors import Exit, Refused, first_line
+from train.checkpoint import single_file
+from train.checkpoint.single_file import Checkpoint, unreadable
+from train.engine.loop import Learner
+from train.models.registry import with_versions
+
+OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+# What the description of a sharded checkpoint is made of (torch.distributed.checkpoint's Metadata, pickled).
+DESCRIBES = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
+        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},  # Python 3.13's
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"},
+}  # fmt: skip
+
+
+class Describing(pickle.Unpickler):
+    """Reads a description, and refuses any other name; see `pickle`'s manual, "Restricting Globals"."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return one of the names that describe a checkpoint; raises UnpicklingError for any other."""
+        if name not in DESCRIBES.get(module, ()):
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+class Reader(FileSystemReader):
+    """torch's reader of a folder, whose description is not run."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """Return what the checkpoint holds, and where."""
+        with (Path(self.path) / ".metadata").open("rb") as file:
+            metadata: Metadata = Describing(file).load()
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class TensorsOnly(DefaultLoadPlanner):
+    """torch's plan of what to read, without pickled objects."""
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:  # noqa: ARG002
+        """Refuse an object where a tensor should be."""
+        raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
+
+
+def save(folder: Path, told: Checkpoint, learner: Learner, keep: int, *, best: bool) -> Path:
+    """Write a checkpoint of all ranks' parts, then remove all but the newest `keep` and the best; returns its path.
+
+    Raises `Refused` where a rank cannot write its part, or cannot see the folder that rank 0 has made.
+    """
+    group = learner.group
+    path = folder / f"step-{told.step:09d}{single_file.SHARDED}"
+    aside = folder / f".{path.name}"
+    group.share_from_leader(list(learner.model.buffers()))
+    group.from_leader(lambda: begin(aside))
+    if not all(group.from_all(aside.is_dir())):
+        raise Refused(
+            f"{folder}: not every node sees it, and each rank writes its part there; set TRAIN_OUTPUT_DIR to a folder"
+            " that all nodes share"
+        )
+    writer, alone = FileSystemWriter(aside, sync_files=True), group.world_size == 1
+    try:
+        quieten()
+        save_parts(tensors(learner)[0], storage_writer=writer, process_group=group.control, no_dist=alone)
+    except CheckpointException as error:
+        raise unwritable(folder, error) from None
+    group.from_leader(lambda: publish(aside, path, told, keep, best=best))
+    return path
+
+
+def quieten() -> None:
+    """Leave out what torch warns of: a call of its own writer, and that there is only one rank."""
+    for told in ("TypedStorage is deprecated", "torch.distributed is disabled"):
+        warnings.filterwarnings("ignore", told, UserWarning)
+
+
+def begin(aside: Path) -> None:
+    """Make the hidden folder of a checkpoint; one may be left of a run that was killed."""
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+    except OSError as error:
+        raise single_file.unwritable(aside.parent, error) from None
+
+
+def publish(aside: Path, path: Path, told: Checkpoint, keep: int, *, best: bool) -> None:
+    """Give a checkpoint that all ranks have written their part of its name."""
+    try:
+        parts = {file.name: sha256_of(file) for file in sorted(aside.iterdir())}
+        single_file.write(aside / single_file.TOLD, replace(told, parts=parts))
+        shutil.rmtree(path, ignore_errors=True)
+        aside.rename(path)
+        single_file.clear_up(path, keep, best=best)
+    except OSError as error:
+        raise single_file.unwritable(path.parent, error) from None
+
+
+def unwritable(folder: Path, error: CheckpointException) -> Refused:
+    """Return the refusal of a checkpoint that some rank could not write its part of."""
+    rank, (cause, _) = next(iter(error.failures.items()))
+    if isinstance(cause, OSError):
+        return single_file.unwritable(folder, cause)
+    return Refused(f"{folder}: rank {rank} cannot write its part ({first_line(cause)})", Exit.MACHINE)
+
+
+def load(path: Path, learner: Learner) -> None:
+    """Fill the learner's model, optimizer and average from a checkpoint; raises `Refused` where it cannot be read."""
+    found, optimizer = tensors(learner)
+    group = learner.group
+    try:
+        quieten()
+        load_parts(
+            found,
+            storage_reader=Reader(path),
+            planner=TensorsOnly(),
+            process_group=group.control,
+            no_dist=group.world_size == 1,
+        )
+    except CheckpointException as error:
+        raise unreadable(path, next(iter(error.failures.values()))[0]) from None
+    except Exception as error:  # without other ranks it raises what it meets
+        raise unreadable(path, error) from None
+    set_state_dict(
+        learner.model,
+        learner.optimizer,
+        model_state_dict=with_versions(learner.model, found["model"]),  # type: ignore[arg-type]
+        optim_state_dict={**optimizer, **found["optimizer"]},
+        options=OPTIONS,
+    )
+    if learner.average:
+        learner.average.load_state_dict(with_versions(learner.average, found["average"]))
+
+
+def tensors(learner: Learner) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the learner's own tensors by name, and the optimizer's whole state; other values are the settings'."""
+    model, optimizer = get_state_dict(learner.model, learner.optimizer, options=OPTIONS)
+    moments = {name: one for name, one in optimizer.items() if isinstance(one, Tensor)}
+    state: dict[str, Any] = {"model": model, "optimizer": moments}
+    if learner.average:
+        state["average"] = learner.average.state_dict()
+    return state, optimizer

@@ -1,0 +1,91 @@
+"""How much data there is: looked up or counted before any of it is loaded, so that the plan can choose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from entrypoint.core.errors import Refused
+from train.data.image_folder import class_names, files_of, split_folders
+from train.settings import TrainSettings
+
+# Counting stops here: more images than this at any size stream anyway, and a slow disk need not list them twice.
+COUNT_UP_TO = 200_000
+NATIVE_UP_TO_PIXELS = 96
+LARGE_PIXELS = 224
+# What the book's pipeline crops its 224 pixels from.
+BOOK_PIXELS = 255
+LOOKED_AT = 16
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a data set: train and test images together, and one image's (channels, height, width)."""
+
+    images: int
+    shape: tuple[int, int, int]
+    counted_all: bool = True
+
+    @property
+    def bytes(self) -> int:
+        """All images decoded, a byte a value."""
+        channels, height, width = self.shape
+        return self.images * channels * height * width
+
+
+KNOWN = {
+    "digits": Facts(1797, (1, 8, 8)),
+    "fashion-mnist": Facts(70_000, (1, 28, 28)),
+    "cifar10": Facts(60_000, (3, 32, 32)),
+}
+
+
+def survey(settings: TrainSettings) -> Facts:
+    """Return the facts of the settings' data set; raises `Refused` for a folder that cannot be used."""
+    if settings.dataset in KNOWN:
+        return KNOWN[settings.dataset]
+    if settings.dataset == "synthetic":
+        return Facts(settings.synthetic_images * 6 // 5, synthetic_shape(settings))
+    train, test = split_folders(settings.data_dir)
+    images = 0
+    for split in (train, test):
+        for name in class_names(split):
+            images += sum(1 for _ in islice(files_of(split / name), COUNT_UP_TO + 1 - images))
+    return Facts(images, picture_shape(settings, train), images <= COUNT_UP_TO)
+
+
+def synthetic_shape(settings: TrainSettings) -> tuple[int, int, int]:
+    """Return (channels, height, width) of TRAIN_SYNTHETIC_SHAPE."""
+    channels, height, width = (int(part) for part in settings.synthetic_shape.split("x"))
+    return channels, height, width
+
+
+def picture_shape(settings: TrainSettings, folder: Path) -> tuple[int, int, int]:
+    """Return what the folder's pictures become: grey only if all looked at are grey, small ones as they are.
+
+    Looks at the first picture of up to 16 classes; raises `Refused` where none of them can be read.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    modes: set[str] = set()
+    size: tuple[int, int] | None = None
+    unreadable: Path | None = None
+    for name in islice(class_names(folder), LOOKED_AT):
+        for path in islice(files_of(folder / name), 1):
+            try:
+                with Image.open(path) as picture:
+                    modes.add(picture.mode)
+                    size = size or (picture.height, picture.width)
+            except (OSError, UnidentifiedImageError):
+                unreadable = unreadable or path
+    if size is None:
+        seen = f"{unreadable}: is no image" if unreadable else f"{folder}: its classes have no images"
+        raise Refused(f"{seen}; check TRAIN_DATA_DIR")
+    channels = 1 if modes <= {"L", "1", "I;16"} else 3
+    if settings.image_size != "auto":
+        return channels, settings.image_size, settings.image_size
+    if max(size) <= NATIVE_UP_TO_PIXELS:
+        return channels, *size
+    side = BOOK_PIXELS if settings.transforms == "book" else LARGE_PIXELS
+    return channels, side, side

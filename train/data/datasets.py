@@ -1,0 +1,163 @@
+"""The data sets by name, as images in memory or as lists of files to stream."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from filelock import FileLock
+from torch import Tensor
+
+from entrypoint.core.errors import Refused, first_line
+from train.data.cache import cache_folder, load_or_build
+from train.data.decoding import decode_both
+from train.data.image_folder import Listing, list_both
+from train.seeding import generator
+from train.data.pictures import Shape
+from train.settings import TrainSettings
+from train.data.dataset_info import synthetic_shape
+from train.data.workers import Crew
+
+
+@dataclass(frozen=True)
+class Images:
+    """A split in memory: images (N, H, W, C) uint8 and labels (N,) int64."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Both splits, either in memory or as listings; `shape` is (channels, height, width)."""
+
+    train: Images | Listing
+    test: Images | Listing
+    classes: tuple[str, ...]
+    shape: Shape
+    skipped: tuple[str, ...] = ()
+
+
+def load(settings: TrainSettings, shape: Shape, feed: str, crew: Crew) -> DataSet:
+    """Return the settings' data set; raises `Refused` where it cannot be had.
+
+    `crew` may be used for decoding; every rank of a node calls this at once, and one does the work.
+    """
+    if settings.dataset == "imagefolder":
+        listings = list_both(settings.data_dir)
+        if feed == "stream":
+            return DataSet(*listings, listings[0].classes, shape)
+        return decoded_folder(settings, listings, shape, crew)
+    return LOADERS[settings.dataset](settings)
+
+
+def decoded_folder(settings: TrainSettings, listings: tuple[Listing, Listing], shape: Shape, crew: Crew) -> DataSet:
+    """Return an image folder from the cache, decoding it first where it is not there."""
+    policy = settings.on_unreadable_image
+    build = partial(decode_both, listings, shape, policy, crew)
+    entry = load_or_build(listings, shape, policy, cache_folder(settings.cache_dir), build)
+    return DataSet(
+        Images(torch.from_numpy(entry.train_images), torch.from_numpy(entry.train_labels)),
+        Images(torch.from_numpy(entry.test_images), torch.from_numpy(entry.test_labels)),
+        listings[0].classes,
+        shape,
+        tuple(entry.notes["skipped"]),
+    )
+
+
+def load_digits(_: TrainSettings) -> DataSet:
+    """Return scikit-learn's handwritten digits, 1,797 of 8x8, every fifth of each class for the test.
+
+    The file is read as it lies in the package: importing scikit-learn for it would take seconds. Pixels are 0 to
+    16 there, and become 0 to 255.
+    """
+    spec = find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise Refused("TRAIN_DATASET=digits: scikit-learn, which ships them, is not installed; install it")
+    path = Path(spec.submodule_search_locations[0], "datasets/data/digits.csv.gz")
+    with gzip.open(path, "rt") as file:
+        table = torch.tensor([[int(float(cell)) for cell in row] for row in csv.reader(file)])
+    images, labels = (
+        (table[:, :64] * 255 // 16).to(torch.uint8).reshape(-1, 8, 8, 1),
+        table[:, 64].contiguous(),
+    )
+    position = torch.zeros_like(labels)  # of each image within its class
+    for digit in range(10):
+        mine = labels == digit
+        position[mine] = torch.arange(int(mine.sum()))
+    test = position % 5 == 4
+    return DataSet(
+        Images(images[~test], labels[~test]),
+        Images(images[test], labels[test]),
+        tuple(map(str, range(10))),
+        (1, 8, 8),
+    )
+
+
+def load_synthetic(settings: TrainSettings) -> DataSet:
+    """Return noise around one random picture a class: learnable, any shape, the same for the same seed."""
+    channels, height, width = synthetic_shape(settings)
+    classes = settings.synthetic_classes
+    centres = torch.randint(64, 192, (classes, height, width, channels), generator=generator(settings.seed, "centres"))
+
+    def draw(count: int, split: str) -> Images:
+        random = generator(settings.seed, split)
+        labels = torch.randint(classes, (count,), generator=random)
+        images = torch.randint(-48, 49, (count, height, width, channels), generator=random, dtype=torch.int16)
+        for start in range(0, count, 4096):
+            images[start : start + 4096] += centres[labels[start : start + 4096]].to(torch.int16)
+        return Images(images.to(torch.uint8), labels)
+
+    names = tuple(f"class{index}" for index in range(classes))
+    train, test = settings.synthetic_images, max(classes, settings.synthetic_images // 5)
+    return DataSet(draw(train, "train"), draw(test, "test"), names, (channels, height, width))
+
+
+def load_torchvision(settings: TrainSettings, name: str) -> DataSet:
+    """Return a data set that torchvision downloads and reads; raises `Refused` where neither is possible."""
+    try:
+        from torchvision import datasets
+    except (ImportError, RuntimeError) as error:
+        raise Refused(
+            f"TRAIN_DATASET={settings.dataset}: needs torchvision, which cannot be loaded ({error})"
+        ) from None
+    folder = settings.data_dir or Path("data")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".download.lock"):  # ranks and jobs that start at once download once
+            splits = [
+                getattr(datasets, name)(folder, train=train, download=settings.download) for train in (True, False)
+            ]
+    except (OSError, RuntimeError) as error:
+        cause = first_line(error)
+        raise Refused(
+            f"TRAIN_DATASET={settings.dataset}: not in {folder.resolve()} and cannot be fetched ({cause}); put the"
+            " files there, or name their folder with TRAIN_DATA_DIR"
+        ) from None
+    train, test = (Images(as_images(split.data), torch.as_tensor(split.targets, dtype=torch.int64)) for split in splits)
+    _, height, width, channels = train.images.shape
+    return DataSet(train, test, tuple(splits[0].classes), (channels, height, width))
+
+
+def as_images(data: object) -> Tensor:
+    """Return torchvision's (N, H, W) or (N, H, W, C) bytes with a channel axis."""
+    images = torch.as_tensor(data, dtype=torch.uint8)
+    return images if images.ndim == 4 else images.unsqueeze(-1)
+
+
+LOADERS: dict[str, Callable[[TrainSettings], DataSet]] = {
+    "digits": load_digits,
+    "synthetic": load_synthetic,
+    "fashion-mnist": partial(load_torchvision, name="FashionMNIST"),
+    "cifar10": partial(load_torchvision, name="CIFAR10"),
+}

@@ -1,0 +1,83 @@
+"""A whole image folder to arrays, by as many processes as the node's ranks have cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.format import open_memmap
+
+from entrypoint.core.errors import Refused
+from train.data.image_folder import Listing
+from train.data.pictures import BadImage, Shape, read_picture
+from train.data.workers import Crew, begin_work
+
+CHUNK = 512
+
+
+def decode_both(
+    listings: tuple[Listing, Listing], shape: Shape, policy: str, crew: Crew, folder: Path
+) -> dict[str, Any]:
+    """Write the four arrays of `train.data.cache` into the folder and return the notes.
+
+    Raises `Refused` naming the first bad picture, or, with the policy `skip`, leaves them out and lists them in
+    the notes.
+    """
+    skipped: list[str] = []
+    for split, listing in zip(("train", "test"), listings, strict=True):
+        bad = decode_split(listing, shape, crew, folder / f"{split}_images.npy")
+        if bad and policy == "error":
+            raise refusal(list(bad.values()))
+        skipped += map(str, bad.values())
+        labels = np.asarray(listing.labels, dtype=np.int64)
+        if bad:
+            good = np.setdiff1d(np.arange(len(labels)), list(bad))
+            if not len(good):
+                raise refusal(list(bad.values()))
+            labels = labels[good]
+            images = np.load(folder / f"{split}_images.npy")[good]
+            np.save(folder / f"{split}_images.npy", images)
+        np.save(folder / f"{split}_labels.npy", labels)
+    return {"skipped": skipped, "shape": list(shape)}
+
+
+def refusal(bad: list[BadImage]) -> Refused:
+    """Return the one line for pictures that cannot be read."""
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    return Refused(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
+
+
+def decode_split(listing: Listing, shape: Shape, crew: Crew, target: Path) -> dict[int, BadImage]:
+    """Decode one split into `target`, (N, H, W, C) bytes; return the rows that could not be read."""
+    channels, height, width = shape
+    open_memmap(target, mode="w+", dtype=np.uint8, shape=(len(listing), height, width, channels)).flush()
+    # Forked, not spawned: torch has started no threads yet, and a fresh interpreter costs more than the work.
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(crew.processes, context, initializer=begin_work, initargs=(crew.cpus,)) as pool:
+        chunks = pool.map(decode_chunk, ranges(listing), repeat(shape), repeat(target))
+        return dict(sorted(item for chunk in chunks for item in chunk))
+
+
+def ranges(listing: Listing) -> Iterator[tuple[int, tuple[Path, ...]]]:
+    """Yield (first row, files) in pieces."""
+    for start in range(0, len(listing), CHUNK):
+        yield start, listing.files[start : start + CHUNK]
+
+
+def decode_chunk(piece: tuple[int, tuple[Path, ...]], shape: Shape, target: Path) -> list[tuple[int, BadImage]]:
+    """Decode one piece into its rows of the array; return those that could not be read."""
+    start, files = piece
+    rows = np.load(target, mmap_mode="r+")
+    bad: list[tuple[int, BadImage]] = []
+    for row, path in enumerate(files, start):
+        picture = read_picture(path, shape)
+        if isinstance(picture, BadImage):
+            bad.append((row, picture))
+        else:
+            rows[row] = picture
+    return bad

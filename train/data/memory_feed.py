@@ -1,0 +1,79 @@
+"""Batches cut from images in memory: no Python per image, no worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from train.data.batches import Batch, Normalise, Part, batch_of, eval_slices, pins, sampled, sequence
+from train.data.datasets import Images
+from train.distributed.process_group import Group
+from train.data.pictures import Shape
+from train.settings import TrainSettings
+
+# Means and deviations of so many images are those of all to well under a grey level.
+SAMPLE = 5000
+# Bytes of pictures cut at once, those of some steps: what is done once a step finds the caches full of weights.
+AHEAD = 4 << 20
+EVAL_BATCH = 1024
+
+
+class MemoryFeed:
+    """The batches of one rank from images in memory, moved to the device first where they fit there."""
+
+    def __init__(self, train: Images, test: Images, shape: Shape, settings: TrainSettings, group: Group) -> None:
+        self.settings = settings
+        self.group = group
+        self.sequence = sequence(len(train), shape, settings, group)
+        self.steps_per_epoch = self.sequence.steps_per_epoch
+        self.pins = pins(settings, group.device)
+        self.normalise = measure(train.images, group.device, channels_last=settings.channels_last)
+        self.train = to_device(train, group.device)
+        self.test = test
+        share = max(1, settings.batch_size // group.world_size) * train.images[:1].nbytes
+        self.ahead = max(1, AHEAD // share) if self.sequence.transform.moves else 1
+
+    def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Yield this rank's share of every full batch of the epoch, from one on."""
+        steps = self.sequence.epoch(epoch, first)
+        while some := list(islice(steps, self.ahead)):
+            ready = self.gather([part for parts in some for part in parts])
+            for parts in some:
+                yield batch_of((part.mixed(*next(ready)) for part in parts), self.settings.batch_size, parts[0].mix)
+
+    def gather(self, parts: list[Part]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each part's images and labels on the device."""
+        rows = torch.cat([part.rows for part in parts]).to(self.train.images.device)
+        images = self.sequence.transform.apply(self.train.images, rows, torch.cat([part.drawn for part in parts]))
+        if self.pins and images.device.type == "cpu":
+            images = images.pin_memory()
+        labels = self.train.labels.index_select(0, rows).to(self.group.device, non_blocking=True)
+        sizes = [len(part.rows) for part in parts]
+        return zip(self.normalise(images).split_with_sizes(sizes), labels.split_with_sizes(sizes), strict=True)
+
+    def sample(self) -> Tensor:
+        """Return some of the training images as evaluation would show them, on the CPU."""
+        images = self.sequence.transform.judged(self.train.images[sampled(len(self.train))])
+        return self.normalise(images.to(self.group.device)).cpu()
+
+    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous share of the test images."""
+        for rows in eval_slices(len(self.test), EVAL_BATCH, self.settings, self.group):
+            images = self.sequence.transform.judged(self.test.images[rows])
+            yield self.normalise(images), self.test.labels[rows].to(self.group.device)
+
+
+def measure(images: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalise:
+    """Return the normalisation by the means and deviations of the training images' channels."""
+    sample = images[:: max(1, len(images) // SAMPLE)].float().flatten(0, 2)
+    return Normalise.of(sample.mean(0), sample.std(0), device, channels_last=channels_last)
+
+
+def to_device(split: Images, device: torch.device) -> Images:
+    """Return the split on a GPU where it takes at most a quarter of its memory, else where it is."""
+    if device.type != "cuda" or split.images.nbytes > torch.cuda.get_device_properties(device).total_memory // 4:
+        return split
+    return Images(split.images.to(device), split.labels.to(device))

@@ -1,0 +1,78 @@
+"""Batches decoded by loader workers as they are needed, for sets too large for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from entrypoint.core.errors import put
+from train.data.batches import Batch, Normalise, Part, batch_of, eval_slices, sampled, sequence
+from train.data.decoding import refusal
+from train.distributed.process_group import Group
+from train.data.loader import TEST, TRAIN, Loader, Wanted
+from train.settings import TrainSettings
+
+EVAL_BATCH = 256
+# ImageNet's means and deviations in bytes: a streamed set is not seen whole before training.
+COLOUR = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+GREY = ((127.5,), (64.0,))
+
+
+class StreamFeed:
+    """The batches of one rank, decoded ahead of the loop by the plan's loader workers."""
+
+    def __init__(self, loader: Loader, settings: TrainSettings, group: Group) -> None:
+        self.loader, self.settings, self.group = loader, settings, group
+        self.pictures = loader.pictures
+        shape, (train, test) = self.pictures.shape, self.pictures.splits
+        self.trained, self.tested = len(train), len(test)
+        self.sequence = sequence(self.trained, shape, settings, group)
+        self.steps_per_epoch = self.sequence.steps_per_epoch
+        mean, deviation = COLOUR if shape[0] == 3 else GREY
+        self.normalise = Normalise.of(
+            torch.tensor(mean), torch.tensor(deviation), group.device, channels_last=settings.channels_last
+        )
+        self.told: set[str] = set()
+
+    def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Yield this rank's share of every full batch of the epoch, from one on."""
+        steps = list(self.sequence.epoch(epoch, first))
+        loaded = self.load([(TRAIN, part.rows.tolist()) for parts in steps for part in parts])
+        for parts in steps:
+            yield batch_of((self.ready(part, *next(loaded)) for part in parts), self.settings.batch_size, parts[0].mix)
+
+    def ready(self, part: Part, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return a part's pictures as the model sees them, on the device, with their labels."""
+        images = images.to(self.group.device, non_blocking=True)
+        if self.sequence.transform.draw:  # without, the copy that `apply` makes would be for nothing
+            images = self.sequence.transform.apply(images, torch.arange(len(images), device=images.device), part.drawn)
+        return part.mixed(self.normalise(images), labels.to(self.group.device, non_blocking=True))
+
+    def sample(self) -> Tensor:
+        """Return some of the training images as evaluation would show them, on the CPU."""
+        images, _, _ = self.pictures[TRAIN, list(range(self.trained)[sampled(self.trained)])]
+        return self.normalise(self.sequence.transform.judged(images.to(self.group.device))).cpu()
+
+    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous share of the test images."""
+        slices = eval_slices(self.tested, EVAL_BATCH, self.settings, self.group)
+        for images, labels in self.load([(TEST, list(range(rows.start, rows.stop))) for rows in slices]):
+            images = self.sequence.transform.judged(images.to(self.group.device, non_blocking=True))
+            yield self.normalise(images), labels.to(self.group.device, non_blocking=True)
+
+    def load(self, wanted: list[Wanted]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield bytes and labels of each batch, in order; refuses or tells of bad pictures."""
+        for images, labels, bad in self.loader.load(wanted):
+            if bad and self.settings.on_unreadable_image == "error":
+                raise refusal(bad)
+            for one in bad:
+                self.tell(str(one))
+            yield images, labels
+
+    def tell(self, message: str) -> None:
+        """Say once of each bad picture that it is left out."""
+        if message not in self.told:
+            self.told.add(message)
+            put(f"train: left out {message}")

@@ -1,0 +1,114 @@
+"""What every process that a rank forks must undo of its parent: the signal handlers, and a pinned main thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import active_children
+from multiprocessing.queues import Queue
+from typing import Any, NoReturn
+
+from entrypoint.core.errors import Exit, Refused, first_line
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Processes that decode for a rank or a node: so many, anywhere on these CPUs."""
+
+    cpus: frozenset[int]
+    processes: int
+
+
+def default_signals() -> None:
+    """End quietly on SIGTERM, and leave SIGINT to the rank, which the terminal sends it too.
+
+    A forked worker inherits the trainer's handlers, and would answer the signal that ends its whole process group
+    with a traceback.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def ignore_signals() -> None:
+    """Leave SIGTERM to the rank as well: it still wants batches until the step at which all ranks save.
+
+    A worker ends with its loader, or a few seconds after its rank, which it watches.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def begin_work(cpus: Iterable[int], *_: object, signals: Callable[[], None] = default_signals) -> None:
+    """Let a forked process run on all of these CPUs, and end quietly.
+
+    Where OpenMP's threads are pinned one by one, the rank's main thread is too, and its children inherit its one CPU.
+    """
+    signals()
+    os.sched_setaffinity(0, cpus)
+
+
+def begin_loading(cpus: Iterable[int], *_: object) -> None:
+    """Begin as a loader worker, which ends where it cannot hand a batch over.
+
+    Python's queue drops what it cannot send, a batch for which /dev/shm has no room, and the rank would wait for ever.
+    What is left to sys.excepthook here is a batch that its rank did not fetch, since it has ended (resource_sharer).
+    """
+    begin_work(cpus, signals=ignore_signals)
+    sys.excepthook = silent
+    sending: Any = Queue
+    sending._on_queue_feeder_error = staticmethod(end_at_once)
+
+
+def silent(*_: object) -> None:
+    """Say nothing: the rank does."""
+
+
+def end_at_once(*_: object) -> NoReturn:
+    """End this process; its rank is told by DataLoader."""
+    os._exit(1)
+
+
+def end_workers() -> None:
+    """End the loader workers that a rank leaves when it fails: Python waits for them, and they ignore SIGTERM."""
+    for worker in active_children():
+        worker.kill()
+
+
+@contextmanager
+def telling_of_workers() -> Iterator[None]:
+    """Turn the end of a loader worker into a refusal; DataLoader raises it wherever the rank stands just then."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise without_workers(error) from None
+
+
+@contextmanager
+def serving() -> Iterator[None]:
+    """Turn what keeps loader workers from being had, or from handing over, into a refusal.
+
+    Their semaphores lie in /dev/shm too.
+    """
+    try:
+        yield
+    except (OSError, EOFError) as error:
+        raise without_workers(error) from None
+
+
+def without_workers(error: BaseException) -> Refused:
+    """Return the refusal of a rank that has lost a loader worker, or cannot have one.
+
+    From here on DataLoader's handler is silent: it would tell of the loss a second time, amid the rank's own end.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    handing = isinstance(error, ConnectionError | EOFError)
+    cause = "one ended while it handed a batch over" if handing else first_line(error).rstrip(". ")
+    return Refused(
+        f"loader workers: {cause}; see `df /dev/shm` and the memory limit, or lower TRAIN_NUM_WORKERS", Exit.RANK_FAILED
+    )

@@ -1,0 +1,1 @@
+"""Process group, gradients, statistics and failures across ranks."""

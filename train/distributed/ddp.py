@@ -1,0 +1,116 @@
+"""How ranks share their gradients: DistributedDataParallel as the settings have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from entrypoint.core.errors import Exit, Refused
+from train.distributed.process_group import Group
+from train.distributed.shared_memory import NodeMemory
+from train.settings import TrainSettings
+
+# Gradients travel in 16 bits and are added up in them.
+HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+# The rank of PowerSGD's matrices, and the steps with whole gradients first (arXiv:1905.13727; torch's own advice).
+POWER_RANK, POWER_FROM_STEP = 2, 10
+# More than any gradient here. PowerSGD's exchanges follow on each other, and those of two parts may overtake: NCCL has
+# them in the order of the calls, but Gloo as each comes to an end, and then ranks take one for the other and abort.
+WHOLE_MB = 2**30
+
+
+def share_gradients(model: nn.Module, settings: TrainSettings, group: Group) -> nn.Module:
+    """Return the model wrapped so that gradients are averaged over the ranks; alone or spread it stays as it is.
+
+    Raises `Refused` for a compression that this torch has not got for this backend.
+    """
+    if group.world_size == 1 or is_spread(model):
+        return model
+    one_part = settings.gradient_compression == "powersgd" and group.device.type == "cpu"
+    shared = DistributedDataParallel(
+        model,
+        device_ids=[group.device] if group.device.type == "cuda" else None,
+        bucket_cap_mb=WHOLE_MB if one_part else None,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=settings.ddp_find_unused_parameters,
+        static_graph=settings.ddp_static_graph,
+    )
+    state: Any = None
+    hook: Any = HOOKS.get(settings.gradient_compression)
+    if settings.gradient_compression == "powersgd":
+        state = powerSGD_hook.PowerSGDState(None, POWER_RANK, start_powerSGD_iter=POWER_FROM_STEP)
+        hook = powerSGD_hook.powerSGD_hook
+    elif not hook and group.memory:
+        # DDP reads the annotations of a hook, which a string fails.
+        state, hook = group.memory, lambda memory, bucket: through_memory(memory, bucket.buffer())
+    if hook:
+        try:
+            shared.register_comm_hook(state, hook)
+        except TypeError as error:  # torch 2.13 wants NCCL for bf16
+            raise Refused(
+                f"TRAIN_GRADIENT_COMPRESSION={settings.gradient_compression}: torch {torch.__version__} cannot do it"
+                f" here ({error}); set fp16",
+                Exit.MACHINE,
+            ) from None
+    return shared
+
+
+def begun_anew(settings: TrainSettings, group: Group) -> tuple[str, ...]:
+    """Return a line for what a run that goes on has no more of, because no checkpoint holds it: each rank's own."""
+    if settings.gradient_compression != "powersgd" or group.world_size == 1:
+        return ()
+    return (
+        "TRAIN_GRADIENT_COMPRESSION=powersgd: what compression has left of each rank's gradients for later steps is in"
+        " no"
+        " checkpoint; this run will not be the same to the bit as without the stop",
+    )
+
+
+def through_memory(memory: NodeMemory, gradients: Tensor) -> torch.futures.Future[Tensor]:
+    """Average a part of the gradients, which are float32, while the backward pass waits: it needs the cores itself."""
+    memory.mean(gradients)
+    done: torch.futures.Future[Tensor] = torch.futures.Future()
+    done.set_result(gradients)
+    return done
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Tell whether the model's weights are spread over the ranks; the import of FSDP's class would take a second."""
+    return hasattr(model, "set_requires_gradient_sync")
+
+
+def divided_by(model: nn.Module, group: Group) -> int:
+    """Return what gradients are divided by on their way: DDP takes the mean over the ranks, a spread model the sum."""
+    return 1 if is_spread(model) else group.world_size
+
+
+def kept_apart(shared: Any, last: bool) -> AbstractContextManager[None]:
+    """Hold gradients back from the other ranks until the last part of a step."""
+    if is_spread(shared):
+        shared.set_requires_gradient_sync(last)
+    elif isinstance(shared, DistributedDataParallel) and not last:
+        held: AbstractContextManager[None] = shared.no_sync()
+        return held
+    return nullcontext()
+
+
+def local_parts(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name of each parameter, and what this rank holds of it."""
+    for name, parameter in model.named_parameters():
+        part = parameter.detach()
+        yield name, part.to_local() if is_spread(model) else part  # type: ignore[attr-defined]
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's whole state: of a spread one on rank 0 alone, and all ranks have to ask."""
+    if not is_spread(model):
+        return dict(model.state_dict())
+    from train.distributed.fsdp import gathered
+
+    return gathered(model)

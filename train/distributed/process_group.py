@@ -1,0 +1,163 @@
+"""This process's place among the ranks, and the few collectives that the trainer needs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from entrypoint.core.errors import Exit, Refused, first_line
+from entrypoint.plan.model import Plan
+from train.distributed.rendezvous import Peer, introduce, meet
+from train.distributed.shared_memory import NodeMemory, share_memory
+from train.fd_redirect import STDOUT, redirected
+
+T = TypeVar("T")
+SETTLE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Group:
+    """All ranks of the job. With one rank no process group exists and every collective is free.
+
+    `peers` are all of its ranks; `control` is what numbers on the CPU are exchanged over: Gloo beside another
+    backend, None for the backend itself. `memory` is what the ranks of one node share, None where they cannot.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    control: dist.ProcessGroup | None = None
+    peers: tuple[Peer, ...] = ()
+    memory: NodeMemory | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Tell whether this is rank 0, which alone writes and prints."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all ranks, in place, and return it."""
+        if self.world_size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def from_leader(self, make: Callable[[], T]) -> T:
+        """Run `make` on rank 0 and return its result on every rank; what it refuses, all refuse."""
+        if self.world_size == 1:
+            return make()
+        answer: list[T | Refused | None] = [None]
+        if self.leads:
+            try:
+                answer[0] = make()
+            except Refused as error:
+                answer[0] = error
+        dist.broadcast_object_list(answer, device=self.device)
+        if isinstance(answer[0], Refused):
+            raise answer[0]
+        return answer[0]  # type: ignore[return-value]
+
+    def from_all(self, value: T) -> list[T]:
+        """Return every rank's value, in order of rank, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[T | None] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
+
+    def share_from_leader(self, tensors: list[Tensor]) -> None:
+        """Overwrite tensors (such as BatchNorm's statistics) with rank 0's."""
+        if self.world_size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
+
+    def vote(self, ballot: int) -> Callable[[], int]:
+        """Begin to ask all ranks; what is returned waits for the answer, the most that any of them said.
+
+        Asked before a step and answered after it, it costs the step nothing.
+        """
+        if self.world_size == 1:
+            return lambda: ballot
+        box = torch.tensor([ballot], dtype=torch.int32)
+        work = dist.all_reduce(box, dist.ReduceOp.MAX, group=self.control, async_op=True)
+
+        def answer() -> int:
+            work.wait()
+            return int(box.item())
+
+        return answer
+
+    def settle(self) -> None:
+        """Let Gloo end its work, before `leave` at the end of a run that went well.
+
+        Gloo frees its last tensors on a thread of its own, which needs the interpreter's lock for that, and
+        whoever drops the group's last reference holds that lock while he waits for the thread. With torch 2.8 and
+        BatchNorm over two ranks 2 of 7 runs hung so.
+        """
+        if self.world_size > 1:
+            time.sleep(SETTLE_S)
+
+    def leave(self) -> None:
+        """Destroy the process group, without which a rank can abort in its last breath."""
+        if self.world_size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def place(plan: Plan) -> Group:
+    """Return this process's place by RANK, WORLD_SIZE and LOCAL_RANK among ranks that it has not met yet.
+
+    Raises `Refused` without the plan's device.
+    """
+    rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return Group(rank, world_size, local_rank, choose_device(plan, local_rank))
+
+
+def join(group: Group, plan: Plan) -> Group:
+    """Meet the other ranks by MASTER_*; raises `Refused` where that fails."""
+    rank, world_size = group.rank, group.world_size
+    limit = timedelta(seconds=plan.fail_timeout_s)
+    if world_size > 1:
+        try:
+            store = meet(rank, world_size, plan.rendezvous_timeout_s)
+            # Gloo in torch 2.8 tells of each connection on standard output, out of step.
+            with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
+                dist.init_process_group(plan.backend, timeout=limit, store=store, rank=rank, world_size=world_size)
+        except (RuntimeError, ValueError) as error:
+            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            cause = first_line(error)
+            raise Refused(
+                f"rank {rank} of {world_size}: could not meet the others at {where} by {plan.backend}: {cause}",
+                Exit.RENDEZVOUS,
+            ) from None
+    beside = world_size > 1 and plan.backend != "gloo"
+    control = dist.new_group(backend="gloo", timeout=limit) if beside else None
+    group = replace(group, control=control)
+    if world_size > 1:
+        group = replace(group, peers=tuple(group.from_all(introduce(rank))))
+        if group.device.type == "cpu" and len({peer.node for peer in group.peers}) == 1:
+            group = replace(group, memory=share_memory(rank, world_size, plan.fail_timeout_s))
+    return group
+
+
+def choose_device(plan: Plan, local_rank: int) -> torch.device:
+    """Return this rank's device; raises `Refused` where the plan's CUDA is not in this build of torch."""
+    if plan.device != "cuda":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise Refused(
+            f"device cuda: torch {torch.__version__} finds no CUDA that it can use; set LAUNCH_DEVICE=cpu, or use"
+            " the CUDA image and a driver that is new enough for it",
+            Exit.MACHINE,
+        )
+    device = torch.device("cuda", plan.ranks[local_rank].gpu or 0)
+    torch.cuda.set_device(device)
+    return device

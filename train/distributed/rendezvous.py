@@ -1,0 +1,157 @@
+"""The ranks of a job by name: how they come together, and which of them is lost when an exchange fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from entrypoint.core.errors import Exit, LostPeer, Refused, say
+from entrypoint.rank.rendezvous import TELL_EVERY_S, address_of
+from train.preemption import STOPPING
+
+# How long a node may take to answer a question that any live kernel answers at once.
+ANSWER_S = 3.0
+# The discard service: nobody listens, so a node that is there refuses the connection.
+ANY_PORT = 9
+# What Gloo and the sockets below it say when an exchange fails; its own errors have no class of theirs.
+EXCHANGE = re.compile(
+    r"gloo|connection (closed|reset|refused)|timed out waiting|timeout caused pair closure|broken pipe"
+    r"|network is (unreachable|down)|no route to host|socket closed",
+    re.IGNORECASE,
+)
+PAUSE_S = 0.05
+# A rank that lost a peer ends later than that peer, whose own words torchrun's agent has only if it sees it end first.
+GIVE_WAY_S = 1.5
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A rank, and the node that it is on by name and by its address in the job's network."""
+
+    rank: int
+    node: str
+    address: str
+
+
+def introduce(rank: int) -> Peer:
+    """Return this process as its peers may know it."""
+    # On the master, its name may be its loopback: then the network's interface tells its address in the job.
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    address = address_of(interface) if interface else ""
+    return Peer(rank, socket.gethostname(), address or own_address(os.environ.get("MASTER_ADDR", "127.0.0.1")))
+
+
+def own_address(master: str) -> str:
+    """Return this node's address on the way to the master."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((master, ANY_PORT))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def meet(rank: int, world_size: int, timeout_s: float) -> Store:
+    """Return the store that all ranks have come to, rank 0 telling meanwhile who is missing.
+
+    It is the one that RANK, WORLD_SIZE and MASTER_* lead to. Raises `Refused` where not all came within `timeout_s`
+    seconds. Later failures are to show sooner than that, hence this wait apart from the process group's own.
+    """
+    store = common_store(rank, timedelta(seconds=timeout_s))
+    store.set(f"here/{rank}", "")
+    began = told = time.monotonic()
+    missing = list(range(world_size))
+    while missing := [one for one in missing if not store.check([f"here/{one}"])]:
+        now, who = time.monotonic(), numbered(missing)
+        if now - began > timeout_s:
+            raise Refused(
+                f"rank {rank} of {world_size}: {who} did not come within {timeout_s:.0f} s; see why there, or raise"
+                " LAUNCH_RENDEZVOUS_TIMEOUT_S",
+                Exit.RENDEZVOUS,
+            )
+        if rank == 0 and now - told > TELL_EVERY_S:
+            told, waited = now, f"{now - began:.0f} of {timeout_s:.0f} s"
+            say(f"waiting for {who} ({waited})")
+        time.sleep(PAUSE_S)
+    store.set(f"seen all/{rank}", "")
+    if rank == 0:  # which hosts the store: it must not end before the others have looked
+        store.wait([f"seen all/{one}" for one in range(world_size)])
+    return store
+
+
+def common_store(rank: int, timeout: timedelta) -> Store:
+    """Return the store of torchrun's agent where it has one for its ranks, else the one that rank 0 hosts."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store: Store = next(rendezvous("env://", timeout=timeout))[0]
+        return store
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
+
+
+def numbered(ranks: Sequence[int]) -> str:
+    """Return ranks as `rank 3` or `ranks 1, 3`, the first eight of many."""
+    listed = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"
+
+
+@contextmanager
+def naming_the_lost(me: int, peers: Sequence[Peer]) -> Iterator[None]:
+    """Turn a collective's failure into a refusal that names the rank or node which is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not from_exchange(error):
+            raise
+        STOPPING.ignore()  # it ends anyway, and a launcher's signal would only hide why
+        time.sleep(GIVE_WAY_S)
+        raise LostPeer(describe_loss(str(error), me, peers, answers)) from None
+
+
+def from_exchange(error: RuntimeError) -> bool:
+    """Tell whether an error is a collective's."""
+    return isinstance(error, dist.DistBackendError) or bool(EXCHANGE.search(str(error)))
+
+
+def describe_loss(text: str, me: int, peers: Sequence[Peer], answers: Callable[[str], bool]) -> str:
+    """Say who is lost, by the address in Gloo's message, else by which node does not answer any more."""
+    cause = text.splitlines()[0].split("] ")[-1] if text else "no reason given"
+    mine = next((peer for peer in peers if peer.rank == me), None)
+    others = [peer for peer in peers if mine is None or peer.node != mine.node]
+    named = set(re.findall(r"\[([0-9A-Fa-f.:]+)\]:\d+", text))
+    lost = [peer for peer in others if peer.address in named]
+    if not lost:
+        silent = {address for address in {peer.address for peer in others} if not answers(address)}
+        lost = [peer for peer in others if peer.address in silent]
+    who = " and ".join(places(lost)) if lost else "another rank"
+    return f"rank {me}: lost {who} while exchanging data: {cause}"
+
+
+def places(peers: Sequence[Peer]) -> list[str]:
+    """Return each node of these peers with its ranks: `rank 1 on node1 (10.0.0.2)`."""
+    nodes = sorted({(peer.node, peer.address) for peer in peers})
+    return [
+        f"{numbered([peer.rank for peer in peers if peer.node == node])} on {node} ({address})"
+        for node, address in nodes
+    ]
+
+
+def answers(address: str) -> bool:
+    """Tell whether a node is there: it accepts or refuses a connection, and does not just keep silent."""
+    try:
+        socket.create_connection((address, ANY_PORT), timeout=ANSWER_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True

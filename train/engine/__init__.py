@@ -1,0 +1,1 @@
+"""The training run: build, train, evaluate, save."""

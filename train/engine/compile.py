@@ -1,0 +1,127 @@
+"""When torch.compile pays, and the compiled step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from entrypoint.core.errors import Exit, Refused
+from train.acceleration.amp import computing
+from train.acceleration.ipex import import_extension
+from train.engine.loop import Learner, not_compiled
+
+# What compiling costs by a model's modules, and which part of a step it saves. On two AVX2 cores the first step cost
+# 24 s (CNN, 8 modules) to 330 s (DenseNet121, about 430), for 0 to 10 %. For GPUs this is a guess.
+BASE_S, MODULE_S = 18.0, 0.73
+SAVED = {"cpu": 0.05, "cuda": 0.2}
+TRIED_PASSES = 5
+
+Forward = Callable[[Tensor], Tensor]
+
+
+def compile_step(learner: Learner, steps_left: int, images: Tensor) -> str:
+    """Compile the learner's step; return what to tell.
+
+    On auto only where that can pay by the steps that are left, and then only where a compiled step proves faster: it is
+    not on every CPU. `images` is a batch of the rank's share; every rank takes the same decision.
+    """
+    mode, backend = learner.settings.compile, learner.settings.compile_backend
+    auto = mode == "auto"
+    told = f"compiled by {backend}, mode {mode}"
+    if auto:
+        weighed = weigh(learner, steps_left, images)  # by each rank: BatchNorm's passes wait for those of all
+        pays, figures = learner.group.from_leader(lambda: weighed)
+        mode = "default"
+        if not pays:
+            return f"not compiled: {figures}"
+    ready(backend)
+    options: dict[str, Any] = {"mode": mode} if backend == "inductor" and mode != "default" else {}
+    compiler = partial(torch.compile, backend=backend, **options)
+    if auto:
+        faster, told = tried(learner, compiler(learner.model), images)
+        told += f"; {figures}"
+        if not faster:
+            return told
+    learner.compiler = compiler
+    learner.forward = compiler(learner.shared)
+    return told
+
+
+def ready(backend: str) -> None:
+    """See that torch knows the backend; raises `Refused` where this version does not."""
+    if backend == "ipex":
+        import_extension(compiling=True)
+    if backend not in torch._dynamo.list_backends(exclude_tags=()):
+        raise Refused(
+            f"TRAIN_COMPILE_BACKEND={backend}: torch {torch.__version__} has no such backend; set inductor",
+            Exit.MACHINE,
+        )
+
+
+def weigh(learner: Learner, steps_left: int, images: Tensor) -> tuple[bool, str]:
+    """Return whether compiling pays for the steps that are left, and the figures."""
+    step_s = min(times_of_passes(learner, [learner.model], images)[0])
+    cost_s = BASE_S + MODULE_S * sum(1 for module in learner.model.modules() if not list(module.children()))
+    saved = SAVED[learner.group.device.type]
+    left_s, pays_from_s = step_s * steps_left, cost_s / saved
+    return left_s > pays_from_s, (
+        f"{left_s:,.0f} s of steps are left, compiling costs about {cost_s:,.0f} s and saves about"
+        f" {100 * saved:.0f} %: it pays from {pays_from_s:,.0f} s on"
+    )
+
+
+def tried(learner: Learner, forward: Forward, images: Tensor) -> tuple[bool, str]:
+    """Return whether passes of the compiled model are faster than its own, over all ranks, and the figures."""
+    problem, compiled_s, eager_s = "", [math.inf], [math.inf]
+    try:
+        compiled_s, eager_s = times_of_passes(learner, [forward, learner.model], images)
+    except RuntimeError as error:
+        refused = not_compiled(learner.settings, error)
+        if refused is None:
+            raise
+        problem = str(refused)
+    fastest = torch.tensor([min(compiled_s), min(eager_s)], device=images.device)
+    compiled, eager = learner.group.sum(fastest).tolist()
+    if math.isinf(compiled):
+        return False, f"not compiled: {problem or 'another rank could not'}"
+    faster = compiled < eager
+    figures = (
+        f"it took {compiled_s[0]:,.0f} s, and forward and backward take {compiled / eager:.2f} times what they did"
+    )
+    return faster, f"{'compiled' if faster else 'not compiled'}: {figures}"
+
+
+def times_of_passes(learner: Learner, forwards: Sequence[Forward], images: Tensor) -> list[list[float]]:
+    """Return the seconds of some forward and backward passes of this rank by each of these, which take turns.
+
+    In turns, so that a load that comes and goes is not taken for one's slowness. They leave parameters, statistics and
+    random numbers as they were.
+    """
+    labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
+    kept = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
+    times: list[list[float]] = [[] for _ in forwards]
+    with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
+        for _ in range(TRIED_PASSES):
+            for forward, taken in zip(forwards, times, strict=True):
+                began = time.perf_counter()
+                run_once(learner, forward, images, labels)
+                taken.append(time.perf_counter() - began)
+    for name, buffer in learner.model.named_buffers():
+        buffer.copy_(kept[name])
+    return times
+
+
+def run_once(learner: Learner, forward: Forward, images: Tensor, labels: Tensor) -> None:
+    """Compute the gradients of one batch and throw them away."""
+    with computing(learner.precision, images.device):
+        logits = forward(images)
+    loss = learner.loss(logits, labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    loss.item()
+    learner.model.zero_grad(set_to_none=True)

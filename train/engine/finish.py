@@ -1,0 +1,102 @@
+"""What is left when a run has ended: the summary, the curves, and a few lines to read."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from entrypoint.plan.model import Plan
+from train.distributed.ddp import is_spread, whole_state
+from train.engine.evaluate import Score
+from train.engine.onnx_export import export_onnx
+from train.engine.run import Run
+from train.models.registry import count_multiply_adds, count_parameters, with_versions
+from train.report.cpu_wait import told_of
+from train.report.metrics import kept
+from train.report.output import printing
+
+
+def finish(run: Run, score: Score, plan: Plan, started: float) -> None:
+    """Write the summary and the curves, and show what came out."""
+    learner = run.learner
+    state = whole_state(learner.model)
+    of_judged = whole_state(learner.judged) if learner.average and run.settings.export == "onnx" else state
+    waited = max(run.group.from_all(run.waiting.share()))
+    if not run.recorder:
+        return
+    model, judged, device = learner.model, learner.judged, run.group.device
+    if is_spread(model):
+        model = judged = run.blueprint.bare()
+        judged.load_state_dict(with_versions(judged, of_judged))
+        device = torch.device("cpu")
+    images = learner.step * run.settings.batch_size
+    later = learner.seconds - learner.first_step_seconds
+    summary = {
+        "test_accuracy": round(score.accuracy, 4),
+        "test_loss": score.loss,
+        "test_images": score.images,
+        "epochs": run.epochs,
+        "steps": learner.step,
+        "train_seconds": round(learner.seconds, 3),
+        "step_seconds": round(later / max(1, learner.step - 1), 6),
+        "images_per_second": round(images / learner.seconds, 1) if learner.seconds else 0.0,
+        "first_step_seconds": round(learner.first_step_seconds, 4),
+        "parameters": count_parameters(model),
+        "weights_sha256": weights_sha256(state),
+        "multiply_adds": count_multiply_adds(model, run.blueprint.shape, device),
+        "model": run.settings.model,
+        "dataset": run.settings.dataset,
+        "batch_size": run.settings.batch_size,
+        "world_size": run.group.world_size,
+        "threads": torch.get_num_threads(),
+        "feed": plan.training["feed"],
+        "device": str(run.group.device),
+        "precision": learner.precision,
+        "seed": run.settings.seed,
+        "cpu_wait_share": round(waited, 3),
+    }
+    run.saver.wait()
+    with kept(run.folder):
+        run.recorder.close()
+        run.progress.close()
+        total = round(time.time() - started, 3)
+        run.recorder.summary({**summary, "total_seconds": total})
+    if run.settings.progress != "off":
+        show_summary(summary, total, run.folder)
+    if run.settings.export == "onnx":
+        export_onnx(judged, run.feed.normalise, run.blueprint.shape, run.folder / "model.onnx")
+
+
+def weights_sha256(state: Mapping[str, Tensor]) -> str:
+    """Return a digest of a model's parameters and statistics, by which runs are compared to the bit."""
+    digest = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def show_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -> None:
+    """Print what came out in a few lines."""
+    told = told_of(summary["cpu_wait_share"])
+    waited = f"waiting        {told}\n" if told else ""
+    with printing():
+        print(
+            f"test accuracy  {summary['test_accuracy']:.2f} % of {summary['test_images']:,} images"
+            f" after {summary['epochs']} epochs, {summary['steps']:,} steps\n"
+            f"training       {summary['train_seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s,"
+            f" the whole command {total_seconds:.1f} s\n"
+            f"model          {summary['model']}, {summary['parameters']:,} parameters,"
+            f" {summary['multiply_adds']:,} multiply-adds an image\n"
+            f"computed in    {summary['precision']} on {summary['world_size']} x {summary['device']} with"
+            f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
+            f" {1000 * summary['step_seconds']:,.1f} ms\n"
+            f"{waited}"
+            f"run folder     {folder}"
+        )

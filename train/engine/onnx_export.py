@@ -1,0 +1,66 @@
+"""The trained model as one ONNX file, from pixels to logits."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from entrypoint.core.atomic_files import whole_file
+from entrypoint.core.errors import Exit, Refused, first_line
+from train.acceleration.small_conv import as_defined
+from train.data.batches import Normalise
+from train.data.pictures import Shape
+
+
+class FromPixels(nn.Module):
+    """The model with its normalisation in front, so that whoever runs the file needs to know neither mean nor scale."""
+
+    def __init__(self, model: nn.Module, normalise: Normalise) -> None:
+        super().__init__()
+        self.model = model
+        self.mean, self.scale = nn.Buffer(normalise.mean.cpu()), nn.Buffer(normalise.scale.cpu())
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return (N, classes) logits of (N, C, H, W) pixels, floats from 0 to 255."""
+        logits: Tensor = self.model((pixels - self.mean) * self.scale)
+        return logits
+
+
+def export_onnx(model: nn.Module, normalise: Normalise, shape: Shape, path: Path) -> None:
+    """Write the model as ONNX, for any number of images at once: `pixels` in, `logits` out.
+
+    Raises `Refused` where PyTorch's exporter cannot; nothing is lost by that, since the run is saved before.
+    """
+    with as_defined(model):
+        whole = FromPixels(copy.deepcopy(model).cpu().eval(), normalise)
+    images = torch.export.Dim("images", min=2)  # torch.export takes 1 for a constant; the file runs on one all the same
+    for name in ("onnxscript", "torch.onnx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # it tells of each of its stages
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                whole,
+                (torch.zeros(2, *shape),),
+                dynamo=True,
+                input_names=["pixels"],
+                output_names=["logits"],
+                dynamic_shapes={"pixels": {0: images}},
+                verbose=False,
+            )
+        assert program is not None
+        content = program.model_proto.SerializeToString()
+    except Exception as error:  # the exporter raises what its stages meet: OnnxExporterError, ImportError, ValueError…
+        cause = first_line(error)
+        raise Refused(
+            f"TRAIN_EXPORT=onnx: cannot be exported ({cause}); the run itself is saved", Exit.MACHINE
+        ) from None
+    with whole_file(path) as file:
+        file.write(content)

@@ -1,0 +1,226 @@
+"""One run from settings and plan to its summary: data, model, epochs, and what they leave."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+
+from entrypoint.core.errors import Refused
+from entrypoint.core.settings_base import ParsedSettings
+from entrypoint.plan.model import Plan
+from entrypoint.rank.verify import mismatches, observe
+from train.checkpoint import single_file
+from train.checkpoint.async_writer import Saver
+from train.data.datasets import DataSet, load
+from train.data.loader import Loader
+from train.data.workers import Crew, telling_of_workers
+from train.distributed.ddp import begun_anew
+from train.distributed.process_group import Group, join, place
+from train.distributed.rendezvous import naming_the_lost
+from train.engine.builder import Blueprint, build_feed, build_loader
+from train.engine.compile import compile_step
+from train.engine.evaluate import Score, evaluate
+from train.engine.finish import finish
+from train.engine.loop import train_epoch
+from train.engine.run import Run
+from train.engine.save_policy import check_weights, preempt, save, save_now
+from train.preemption import STOPPING, first_deadline
+from train.report import run_folder
+from train.report.metrics import Recorder, kept
+from train.report.profiler import Profiler
+from train.report.progress import build_progress
+from train.report.run_lock import STALE_S, Lock
+from train.settings import TrainSettings
+from train.transforms.registry import transform_of
+
+
+def train(given: ParsedSettings[TrainSettings], plan: Plan, started: float) -> None:
+    """Train as the settings say, on this rank's share; `started` is the whole command's start (Unix time, s).
+
+    Raises `Refused` for input that cannot be trained on, and where the loss is no number.
+    """
+    settings = given.values
+    make_deterministic(settings)
+    data = load_data(settings, plan)
+    group = place(plan)
+    with build_loader(data, settings, group, plan) or nullcontext() as loader:
+        train_among(join(group, plan), given, plan, data, loader, started)
+
+
+def train_among(
+    group: Group, given: ParsedSettings[TrainSettings], plan: Plan, data: DataSet, loader: Loader | None, started: float
+) -> None:
+    """Train as one of the ranks, which have met."""
+    settings = given.values
+    try:
+        lock = Lock(stale_s=min(STALE_S, plan.fail_timeout_s / 2))  # all ranks wait for the one that takes it
+        with naming_the_lost(group.rank, group.peers), telling_of_workers(), lock:
+            run = prepare(given, plan, data, loader, group, lock)
+            try:
+                deadline = first_deadline(settings.max_minutes, plan.grace_s, started, os.environ)
+                with STOPPING.deferred(worth_saving=settings.checkpoint_every > 0, deadline=deadline):
+                    score = train_epochs(run)
+                    finish(run, score, plan, started)
+            finally:
+                run.progress.close()
+        group.settle()  # not after a failure, whose own words are to be the first
+    finally:
+        group.leave()
+
+
+def make_deterministic(settings: TrainSettings) -> None:
+    """Seed what the model draws from, and keep to reproducible kernels where that is asked for."""
+    torch.manual_seed(settings.seed)
+    if settings.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    elif torch.cuda.is_available():
+        torch.backends.cudnn.benchmark = True
+
+
+def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
+    """Return the data set; refuses one that is smaller than a batch."""
+    crew = Crew(frozenset(cpu for rank in plan.ranks for cpu in rank.cpus), sum(rank.threads for rank in plan.ranks))
+    channels, height, width = plan.training["shape"]
+    data = load(settings, (channels, height, width), plan.training["feed"], crew)
+    count, tested = len(data.train), len(data.test)
+    if settings.parallelism == "fsdp" and tested < plan.world_size:
+        raise Refused(
+            f"TRAIN_PARALLELISM=fsdp: {tested} test images for {plan.world_size} ranks, which judge a model together;"
+            " each"
+            " needs one at least"
+        )
+    if count < settings.batch_size:
+        raise Refused(
+            f"TRAIN_BATCH_SIZE={settings.batch_size}: larger than the training set of {count} images; lower it"
+        )
+    return data
+
+
+def prepare(
+    given: ParsedSettings[TrainSettings], plan: Plan, data: DataSet, loader: Loader | None, group: Group, lock: Lock
+) -> Run:
+    """Build the model and all around it, and go on from a checkpoint where the settings say so."""
+    settings = given.values
+    feed = build_feed(data, loader, settings, group)
+    total_steps, epochs = settings.total_steps(feed.steps_per_epoch), settings.total_epochs(feed.steps_per_epoch)
+    if settings.prune_ratio and settings.prune_warmup >= epochs:
+        raise Refused(
+            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are {epochs} epochs; lower it,"
+            " so that the pruned model is trained on"
+        )
+    folder, starts = group.from_leader(lambda: run_folder.open_folder(settings, lock))
+    wanted, changed = settings.to_json(), settings.resume_allow_changed
+    # Read once and sent on: the folder may lie on the first node's own disk.
+    start = group.from_leader(lambda: single_file.load_first(starts, wanted, changed=changed)) if starts else None
+    seen_shape = transform_of(settings, data.shape[0]).shape(data.shape)
+    blueprint = Blueprint(settings, plan, seen_shape, len(data.classes), group, feed.sample)
+    learner = blueprint.learner(total_steps, start)
+    first_epoch = start.saved.epoch if start else 0
+    seen = observe(plan)
+    ranks = group.from_all(seen)
+    surprises = group.from_all(mismatches(plan, seen))  # each against the plan of its own node
+    recorder: Recorder | None = None
+    if group.leads:
+        with kept(folder):
+            run_folder.write_provenance(folder, given, plan, os.environ)
+            run_folder.write_ranks(folder, ranks)
+            recorder = Recorder(folder, tensorboard=settings.tensorboard)
+    progress = build_progress(settings, total_steps, epochs, leads=group.leads, relayed=plan.launcher == "rank")
+    before = (*start.passed, *begun_anew(settings, group)) if start else ()
+    for line in (*before, *(line for lines in surprises for line in lines)):
+        progress.say(f"warning: {line}")
+    if data.skipped:
+        progress.say(f"{len(data.skipped)} pictures left out that cannot be read, first {data.skipped[0]}")
+    if start:
+        progress.say(f"going on from {start.path}, epoch {first_epoch + 1}, step {learner.step}")
+    run = Run(settings, group, feed, learner, folder, recorder, progress, first_epoch, blueprint, lock, Saver())
+    begin(run, total_steps, plan)
+    return run
+
+
+def begin(run: Run, total_steps: int, plan: Plan) -> None:
+    """Compile the step where that is asked for, and have a profile of the first ones taken."""
+    if run.settings.compile != "off" and run.learner.step < total_steps:
+        (images, _), *_ = next(run.feed.train_batches(0)).parts
+        told = compile_step(run.learner, total_steps - run.learner.step, images)
+        run.progress.say(told)
+    if run.settings.profile and run.group.leads:
+        run.profiler = Profiler(
+            run.settings.profile, run.folder, plan.training["feed"], run.group.device, run.progress.say
+        )
+        run.learner.phase = run.profiler.phase
+
+
+def train_epochs(run: Run) -> Score:
+    """Train what is left, with evaluation, log and checkpoint after each epoch; return the last score.
+
+    Raises `Preempted` where a signal asked any rank to end, with a checkpoint of where all of them stood.
+    """
+    score: Score | None = None
+    total = run.total_steps
+    for epoch in range(run.first_epoch, run.epochs):
+        if run.settings.prune_ratio and epoch == run.settings.prune_warmup and not run.learner.pruned:
+            run.progress.say(run.blueprint.prune(run.learner))
+
+        def report(step: int, loss: float, speed: float, epoch: int = epoch) -> None:
+            left_s = (total - step) * run.settings.batch_size / speed
+            run.progress.at(epoch, step, loss, speed, left_s)
+            if run.recorder:
+                place = epoch + (step - epoch * run.feed.steps_per_epoch) / run.feed.steps_per_epoch
+                values = {"epoch": round(place, 4), "loss": loss, "images_per_second": round(speed, 1)}
+                run.recorder.line("step", step, {**values, "lr": run.learner.lr(step - 1)})
+
+        if not train_epoch(
+            run.learner,
+            run.feed,
+            epoch,
+            run.log_interval,
+            report,
+            lambda: STOPPING.wish,
+            run.after_step,
+            partial(save_now, run, epoch),
+            total,
+        ):
+            preempt(run, epoch)
+        score = judge(run, epoch)
+        close_epoch(run, epoch + 1, score)
+    return score or judge(run, run.epochs)
+
+
+def judge(run: Run, epochs: int) -> Score:
+    """Evaluate the model as it stands, `epochs` of its epochs closed; raises `Preempted` as `train_epochs` does."""
+    score = evaluate(
+        run.learner.judged, run.feed.test_batches(), run.group, run.learner.precision, lambda: STOPPING.asked
+    )
+    if score is None:
+        preempt(run, epochs)
+    return score
+
+
+def close_epoch(run: Run, epoch: int, score: Score) -> None:
+    """Log a finished epoch and save a checkpoint, unless the weights are no numbers any more."""
+    loss = sum(run.learner.losses) / max(1, len(run.learner.losses))
+    cut = run.learner.step < epoch * run.feed.steps_per_epoch  # by TRAIN_STEPS; a run with more goes on amid it
+    run.learner.losses = run.learner.losses if cut else []
+    run.progress.say(
+        f"epoch {epoch}/{run.epochs}  train loss {loss:.4f}  test loss {score.loss:.4f}"
+        f"  test accuracy {score.accuracy:.2f} %"
+    )
+    if run.recorder:
+        values = {
+            "epoch": epoch,
+            "train_loss": loss,
+            "test_loss": score.loss,
+            "test_accuracy": score.accuracy,
+        }
+        run.recorder.line("epoch", run.learner.step, values)
+    every = run.settings.checkpoint_every
+    if every and (epoch % every == 0 or epoch == run.epochs):
+        check_weights(run.learner)
+        best = score.accuracy > run.learner.best
+        run.learner.best = max(run.learner.best, score.accuracy)
+        save(run, epoch - cut, best=best)

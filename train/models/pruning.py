@@ -1,0 +1,157 @@
+"""Structured pruning by L1 norm: filters and neurons of the smallest weights are cut out, and the model is smaller.
+
+Only a state dict passes from here to the run: whoever has the slim one cuts a model of the same definition down to it,
+on another rank or when a run goes on. Nothing else of a pruning library's outlives the cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from entrypoint.core.errors import Exit, Refused, did_you_mean, first_line
+from train.data.pictures import Shape
+from train.models.registry import with_versions
+from train.settings import TrainSettings
+
+KINDS: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "linear": nn.Linear}
+
+
+def slimmed(model: nn.Module, state: Mapping[str, Tensor], shape: Shape, settings: TrainSettings) -> dict[str, Tensor]:
+    """Return the state of the model when it is pruned; `model` is spent.
+
+    Raises `Refused` where the library cannot prune this model, or what is left would not run.
+    """
+    model.load_state_dict(with_versions(model, state))
+    model.eval()
+    names = to_prune(model, settings)
+    example = torch.zeros(2, *shape)
+    try:
+        with quiet():
+            slim = LIBRARIES[settings.prune_backend](model, names, example, settings.prune_ratio)
+            with torch.no_grad():
+                slim(example)
+    except Exception as error:  # the libraries raise what their tracing meets
+        cause = first_line(error)
+        other = next(name for name in LIBRARIES if name != settings.prune_backend)
+        raise Refused(
+            f"TRAIN_PRUNE_BACKEND={settings.prune_backend}: {settings.model} cannot be pruned ({cause}); try {other},"
+            " or name"
+            " layers to leave alone with TRAIN_PRUNE_EXCLUDE",
+            Exit.MACHINE,
+        ) from None
+    result: dict[str, Tensor] = {name: value.detach().clone() for name, value in slim.state_dict().items()}
+    return result
+
+
+def to_prune(model: nn.Module, settings: TrainSettings) -> list[str]:
+    """Return the layers that lose outputs: those of the kinds asked for but the excluded, and never the last one.
+
+    Raises `Refused` where an excluded layer is none of the model's, or nothing is left to prune.
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, tuple(KINDS.values()))}
+    excluded = settings.prune_exclude.split(",") if settings.prune_exclude else []
+    within = {name: {layer for layer in layers if f"{layer}.".startswith(f"{name}.")} for name in excluded}
+    for name in excluded:
+        if not within[name]:
+            raise Refused(
+                f"TRAIN_PRUNE_EXCLUDE={name}: {settings.model} has no such layer."
+                f" {did_you_mean(name, layers)}It has {', '.join(list(layers)[:8])}, …"
+            )
+    kinds = tuple(KINDS[kind] for kind in settings.prune_layer_types.split(","))
+    kept = {list(layers)[-1]}.union(*within.values())
+    names = [name for name, module in layers.items() if isinstance(module, kinds) and name not in kept]
+    if not names:
+        raise Refused(
+            f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: {settings.model} has no layer left to prune; widen"
+            " TRAIN_PRUNE_LAYER_TYPES"
+        )
+    return names
+
+
+def by_torch_pruning(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> nn.Module:
+    """Prune by Torch-Pruning, which cuts what depends on each other together (arXiv:2301.12900)."""
+    import torch_pruning
+
+    others = [module for name, module in model.named_modules() if isinstance(module, tuple(KINDS.values()))
+              and name not in names]  # fmt: skip
+    pruner = torch_pruning.pruner.BasePruner(
+        model,
+        example,
+        importance=torch_pruning.importance.GroupMagnitudeImportance(p=1),
+        pruning_ratio=ratio,
+        ignored_layers=others,
+    )
+    pruner.step()
+    return model
+
+
+def by_nni(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> nn.Module:
+    """Prune by NNI's L1NormPruner and ModelSpeedup, as the book does.
+
+    With torch from 2.2 on NNI's own tracer fails (nni#5768), so it is given a graph by torch.fx.
+    """
+    from nni.compression.pruning import L1NormPruner
+    from nni.compression.speedup import ModelSpeedup
+
+    pruner = L1NormPruner(model, [{"op_names": names, "sparse_ratio": ratio}])
+    _, masks = pruner.compress()
+    pruner.unwrap_model()
+    slim: nn.Module = ModelSpeedup(model, example, masks, graph_module=torch.fx.symbolic_trace(model)).speedup_model()
+    return slim
+
+
+Library = Callable[[nn.Module, list[str], Tensor, float], nn.Module]
+LIBRARIES: Mapping[str, Library] = {"torch-pruning": by_torch_pruning, "nni": by_nni}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what the libraries tell of every layer to themselves."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
+    """Tell whether a state is of a model of these very sizes, and of no slim one."""
+    return all(value.shape == state[name].shape for name, value in model.state_dict().items() if name in state)
+
+
+def cut_to(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Cut every layer down to the sizes of a slim model's state, and take its values."""
+    for prefix, module in model.named_modules():
+        for kind, values in (("_parameters", module._parameters), ("_buffers", module._buffers)):
+            for name, value in list(values.items()):
+                new = state.get(f"{prefix}.{name}" if prefix else name)
+                if value is not None and new is not None:
+                    values[name] = nn.Parameter(new.clone()) if kind == "_parameters" else new.clone()
+        tell_sizes(module)
+
+
+def tell_sizes(module: Any) -> None:
+    """Let a layer's own figures say what its weights are."""
+    if isinstance(module, _ConvNd):
+        outputs, inputs = module.weight.shape[:2]
+        if module.groups > 1 and inputs == 1:  # a filter a channel
+            module.groups = outputs
+        module.out_channels, module.in_channels = outputs, inputs * module.groups
+    elif isinstance(module, nn.Linear):
+        module.out_features, module.in_features = module.weight.shape
+    elif isinstance(module, _BatchNorm) and module.running_mean is not None:
+        module.num_features = len(module.running_mean)
+    elif isinstance(module, nn.LayerNorm):
+        module.normalized_shape = tuple(module.weight.shape)

@@ -1,0 +1,35 @@
+"""The run that is gone on with, as far as planning needs it: without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from entrypoint.plan.inputs import PreviousRun
+from entrypoint.plan.model import Rank
+from train.settings import TrainSettings
+
+
+def begun(settings: TrainSettings) -> Path | None:
+    """Return the folder of the run that is gone on with if it is there, None where one begins."""
+    if settings.resume == "off":
+        return None
+    if settings.resume == "auto":
+        return settings.output_dir / (settings.run_name or "latest")
+    return Path(settings.resume).resolve().parent.parent  # of the folder with its checkpoints
+
+
+def previous_run(settings: TrainSettings) -> PreviousRun | None:
+    """Return what the plan of the run being resumed had, None without a readable plan.
+
+    Plans of version 0.1 hold the ranks under the same key, and the reserved CPUs as `neighbours`.
+    """
+    folder = begun(settings)
+    try:
+        plan = json.loads((folder / "plan.json").read_text()) if folder else None
+        if plan is None:
+            return None
+        ranks = tuple(Rank(rank["local_rank"], tuple(rank["cpus"]), rank["threads"]) for rank in plan["ranks"])
+        return PreviousRun(ranks=ranks, reserved_cpus=plan.get("reserved_cpus", plan.get("neighbours", 0)))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

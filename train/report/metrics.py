@@ -1,0 +1,92 @@
+"""What a run leaves while it goes on and at its end: metrics, TensorBoard events, the curves, the summary."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from entrypoint.core.atomic_files import whole_file, write_whole
+from entrypoint.core.errors import Exit, Refused
+from train.report.run_folder import as_json
+
+
+@contextmanager
+def kept(folder: Path) -> Iterator[None]:
+    """Turn what the file system refuses into one line that names the run's folder; checkpoints in it stay."""
+    try:
+        yield
+    except OSError as error:
+        raise Refused(
+            f"{folder}: cannot be written ({error.strerror}); the checkpoints up to here are kept", Exit.MACHINE
+        ) from None
+
+
+class Recorder:
+    """Rank 0's writer into the run folder."""
+
+    def __init__(self, folder: Path, *, tensorboard: bool) -> None:
+        self.folder = folder
+        self.metrics = os.open(folder / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.events: Any = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.events = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+
+    def line(self, kind: str, step: int, values: dict[str, float | int]) -> None:
+        """Append one line, in a single write, so that a reader never meets half of it; raises `Refused`."""
+        text = json.dumps({"kind": kind, "step": step, **values}) + "\n"
+        with kept(self.folder):
+            os.write(self.metrics, text.encode())
+            if self.events:
+                for name, value in values.items():
+                    self.events.add_scalar(f"{kind}/{name}", value, step)
+
+    def summary(self, values: dict[str, Any]) -> None:
+        """Write summary.json."""
+        write_whole(self.folder / "summary.json", as_json(values))
+
+    def close(self) -> None:
+        """Flush everything and draw the curves."""
+        if self.events:
+            self.events.close()
+        os.close(self.metrics)
+        draw_curves(self.folder)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl; of a step that was trained again after a restart, the last ones."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    last = {(line["kind"], line["step"]): line for line in lines}
+    return sorted(last.values(), key=lambda line: int(line["step"]))
+
+
+def draw_curves(folder: Path) -> None:
+    """Draw curves.png: loss, accuracy and throughput over the epochs."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lines = read_metrics(folder)
+    steps = [line for line in lines if line["kind"] == "step"]
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    figure = Figure(figsize=(12, 3.6))
+    FigureCanvasAgg(figure)
+    loss, accuracy, speed = figure.subplots(1, 3)
+    loss.plot([line["epoch"] for line in steps], [line["loss"] for line in steps], label="train", lw=1)
+    loss.plot([line["epoch"] for line in epochs], [line["test_loss"] for line in epochs], "o-", label="test", ms=3)
+    accuracy.plot([line["epoch"] for line in epochs], [line["test_accuracy"] for line in epochs], "o-", ms=3)
+    speed.plot([line["epoch"] for line in steps], [line["images_per_second"] for line in steps], lw=1)
+    for axes, title in ((loss, "loss"), (accuracy, "test accuracy, %"), (speed, "images/s")):
+        axes.set_title(title)
+        axes.set_xlabel("epoch")
+        axes.grid(alpha=0.3)
+    loss.legend(loc="upper right")  # the best place takes longer to find than all else here takes
+    figure.subplots_adjust(left=0.05, right=0.98, bottom=0.14, top=0.84, wspace=0.22)
+    speed.set_ylim(bottom=0)
+    figure.suptitle(folder.name, fontsize=9)
+    with whole_file(folder / "curves.png") as file:
+        figure.savefig(file, format="png", dpi=110)

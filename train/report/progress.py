@@ -1,0 +1,128 @@
+"""What a person sees while it trains: a live bar on a terminal, one plain line a log interval elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol
+
+from train.report.output import printing
+from train.settings import TrainSettings
+
+
+class Progress(Protocol):
+    """How far the run is; steps count from 0 over the whole run."""
+
+    def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
+        """Tell of a log interval: the mean loss and throughput since the last."""
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+def build_progress(
+    settings: TrainSettings, total_steps: int, epochs: int, *, leads: bool, relayed: bool = False
+) -> Progress:
+    """Return the progress display that the settings ask for; ranks but the first show nothing.
+
+    What a launcher relays is no terminal, even where it looks like one: Open MPI gives ranks a pseudo-terminal each.
+    """
+    kind = settings.progress
+    if not leads or kind == "off":
+        return Off()
+    if kind == "auto":
+        kind = "bar" if sys.stdout.isatty() and not relayed else "plain"
+    return Bar(epochs, total_steps) if kind == "bar" else Plain(epochs, total_steps)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as 1:02:03 or 2:03."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+class Off:
+    """Shows nothing."""
+
+    def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
+        """Show nothing."""
+
+    def say(self, line: str) -> None:
+        """Show nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Plain:
+    """A line a log interval, for pipes and batch logs."""
+
+    def __init__(self, epochs: int, total_steps: int) -> None:
+        self.epochs, self.total_steps = epochs, total_steps
+
+    def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
+        """Print one line."""
+        self.say(
+            f"epoch {epoch + 1}/{self.epochs}  step {step}/{self.total_steps}  loss {loss:.4f}"
+            f"  {images_per_second:,.0f} images/s  left {duration(left_s)}"
+        )
+
+    def say(self, line: str) -> None:
+        """Print one line at once, whatever buffering a batch system has set up."""
+        with printing():
+            print(line)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Bar:
+    """A live bar."""
+
+    def __init__(self, epochs: int, total_steps: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        class Screen(Console):
+            def on_broken_pipe(self) -> None:
+                """Raise what was met, where rich would end the program."""
+                raise
+
+        text = "epoch {task.fields[epoch]}/" + str(epochs) + "  step {task.completed}/{task.total}"
+        self.bar: Any = RichProgress(
+            TextColumn(text),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]}  {task.fields[speed]} images/s  left {task.fields[left]}"),
+            console=Screen(),
+            auto_refresh=False,  # by a thread, which would meet a closed terminal alone
+        )
+        self.task = self.bar.add_task("", total=total_steps, epoch=1, loss="-", speed="-", left="-")
+        with printing():
+            self.bar.start()
+
+    def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
+        """Move the bar."""
+        with printing():
+            self.bar.update(
+                self.task,
+                refresh=True,
+                completed=step,
+                epoch=epoch + 1,
+                loss=f"{loss:.4f}",
+                speed=f"{images_per_second:,.0f}",
+                left=duration(left_s),
+            )
+
+    def say(self, line: str) -> None:
+        """Print a line above the bar."""
+        with printing():
+            self.bar.console.print(line, highlight=False, markup=False)
+
+    def close(self) -> None:
+        """End the bar and leave its last state."""
+        with printing():
+            self.bar.stop()

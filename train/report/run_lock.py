@@ -1,0 +1,142 @@
+"""One run, one writer: a lock on a run's folder that a crash leaves behind but not for ever.
+
+A file that its holder touches every few seconds: it works where locks of the file system do not (NFS, Lustre), and over
+nodes whose clocks differ, since only whether it is still being touched counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from entrypoint.core.errors import Refused, say
+
+NAME = ".lock"
+BEAT_S = 2.0
+# A holder that has not touched it for so long is gone: its node may have been, without a word.
+STALE_S = 20.0
+PAUSE_S = 0.2
+
+
+class Lock:
+    """Held from `take` to the end of the block; `mine` tells whether nobody else has taken it since."""
+
+    def __init__(self, *, beat_s: float = BEAT_S, stale_s: float = STALE_S) -> None:
+        self.beat_s, self.stale_s = beat_s, stale_s
+        self.path: Path | None = None
+        self.over = threading.Event()
+
+    def __enter__(self) -> Self:  # noqa: D105
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Give it back."""
+        self.over.set()
+        if self.path and self.mine:
+            with suppress(OSError):
+                self.path.unlink()
+
+    def take(self, folder: Path) -> None:
+        """Take the lock of a folder, from a holder that is gone too; raises `Refused` where one is alive, OSError."""
+        path = folder / NAME
+        told = json.dumps(me())
+        while True:
+            try:
+                file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            except FileExistsError:
+                clear(path, self.stale_s, say)
+                continue
+            os.write(file, told.encode())
+            os.close(file)
+            break
+        self.path = path
+        threading.Thread(target=self.beat, daemon=True).start()
+
+    @property
+    def mine(self) -> bool:
+        """Tell whether the file is still this process's."""
+        return self.path is not None and holder(self.path) == me()
+
+    def beat(self) -> None:
+        """Touch the file as long as it is held."""
+        assert self.path is not None
+        while not self.over.wait(self.beat_s):
+            with suppress(OSError):
+                os.utime(self.path)
+
+
+def me() -> dict[str, object]:
+    """Return what tells this process from all others, on other nodes and in other containers too."""
+    return {"node": socket.gethostname(), "pid": os.getpid(), "pids": pid_namespace(), "born": born(os.getpid())}
+
+
+def pid_namespace() -> str:
+    """Return which process ids are meant: those of this boot of this machine, and of this container."""
+    with suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+    return ""
+
+
+def born(pid: int) -> str:
+    """Return when a process began, in ticks of the machine, nothing where there is none (or it is a zombie)."""
+    with suppress(OSError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] == "Z" else fields[19]
+    return ""
+
+
+def holder(path: Path) -> dict[str, object]:
+    """Return who holds a lock, nothing where it cannot be read."""
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_text())
+        return dict(found) if isinstance(found, dict) else {}
+    return {}
+
+
+def clear(path: Path, stale_s: float, tell: Callable[[str], None]) -> None:
+    """Remove a lock whose holder is gone; raises `Refused` where it is alive.
+
+    Among the same processes it is looked for; one elsewhere is alive if it touches the file within `stale_s` seconds.
+    """
+    found = holder(path)
+    who = f"process {found.get('pid', '?')} on {found.get('node', '?')}"
+    if found.get("pids") == pid_namespace() != "":
+        alive = born(int(str(found["pid"]))) == found["born"]
+    else:
+        tell(f"{path.parent} is locked by {who}; looking for {stale_s:.0f} s whether that is still alive")
+        alive = is_touched(path, stale_s)
+    if alive:
+        raise Refused(
+            f"{path.parent}: {who} trains into it right now; name another run with TRAIN_RUN_NAME, or end that one"
+        )
+    aside = path.with_name(f"{NAME}.{os.getpid()}")
+    with suppress(OSError):  # of two that find it so, one moves it away
+        path.rename(aside)
+        aside.unlink()
+
+
+def is_touched(path: Path, within_s: float) -> bool:
+    """Wait until a file is touched or gone, so long at most; return whether it was touched."""
+    first, began = touched_at(path), time.monotonic()
+    while time.monotonic() - began < within_s:
+        now = touched_at(path)
+        if now != first:
+            return now is not None
+        time.sleep(PAUSE_S)
+    return False
+
+
+def touched_at(path: Path) -> int | None:
+    """Return when a file was last touched, None where there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
