@@ -19,7 +19,7 @@ test: $(VENV)/installed ## every test that this machine can run
 
 fuzz: $(VENV)/installed ## 100,000 generated machines a property, and as many environments (an hour)
 	@FUZZ_EXAMPLES=100000 $(BIN)/python -m pytest -q -m "not launch" \
-	  $(addprefix tests/entrypoint/test_,budget.py shares.py planner.py fuzz.py)
+	  $(addprefix tests/entrypoint/,plan/test_cpu_budget.py plan/test_core_assignment.py plan/test_planner.py cli/test_any_environment.py)
 
 check: $(VENV)/installed ## format, lint, types, shell scripts, Dockerfiles
 	@PATH="$(abspath $(BIN)):$$PATH" bash containers/check.sh

@@ -29,7 +29,7 @@ from torchvision import transforms
 from benchmarks.book.experiments import Variant
 from benchmarks.book.measure import Measured, pictures, run
 from train.data.image_folder import Listing, list_both
-from train.models.registry import CNN
+from train.models.cnn import CNN
 
 BOOKS_ACCURACY, EPOCHS = 47.10, 10
 BATCH, LR = 64, 1e-5

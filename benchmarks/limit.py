@@ -86,8 +86,9 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     from train.data.datasets import Images
     from train.data.memory_feed import MemoryFeed
     from train.distributed.process_group import Group
-    from train.engine.loop import Learner, train_epoch
+    from train.engine.loop import train_epoch
     from train.engine.optimizer import build_optimizer, lr_schedule
+    from train.engine.train_step import Learner
     from train.models.registry import build_model
     from train.report.profiler import DATA
     from train.settings import TrainSettings

@@ -5,6 +5,7 @@ cd "$(dirname "$0")/.."
 ruff format --check --quiet . || { ruff format --diff --quiet .; exit 1; }
 ruff check --quiet .
 mypy --no-error-summary
+lint-imports --no-cache >/tmp/imports.$$ || { cat /tmp/imports.$$; exit 1; }
 mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '*.sbatch' '.ci/*')
 shellcheck "${scripts[@]}"
 mapfile -t dockerfiles < <(git ls-files --cached --others --exclude-standard '*Dockerfile*')

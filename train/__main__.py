@@ -8,7 +8,8 @@ import sys
 import time
 from typing import NoReturn
 
-from entrypoint.core.errors import Exit, Refused, put, report
+from entrypoint.core.console import put, report
+from entrypoint.core.errors import Exit, Refused
 from entrypoint.core.process import leave, uncollected
 from entrypoint.plan.model import VARIABLE, Plan
 from train.data.workers import end_workers

@@ -20,6 +20,11 @@ NOT_SPEED = frozenset(
     }
 )
 
+# Channels, height and width.
+ImageShape = tuple[int, int, int]
+# The book's pipeline crops its 224 pixels from images of this side.
+BOOK_PIXELS = 255
+
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from entrypoint.core.errors import last_line
+from entrypoint.core.console import last_line
 
 ENTRYPOINT = (sys.executable, "-m", "entrypoint", "train")
 # What is set for every run, beside the data: one line of output, no events.

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.book.measure import LIMIT_S, pictures
-from entrypoint.core.errors import last_line
+from entrypoint.core.console import last_line
 
 PYTHON = (sys.executable, "-m")
 ACCELERATE = (*PYTHON, "accelerate.commands.launch", "--cpu")

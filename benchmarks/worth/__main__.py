@@ -31,7 +31,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.worth.moods import MOODS
-from entrypoint.core.errors import last_line
+from entrypoint.core.console import last_line
 from entrypoint.machine.detect import read_machine
 
 PYTHON, PROGRAM = sys.executable, str(Path(__file__).with_name("program.py"))

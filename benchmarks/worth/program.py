@@ -13,7 +13,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.functional import cross_entropy
 
-from train.models.registry import CNN
+from train.models.cnn import CNN
 
 BATCH, WARM, STEPS = 64, 5, 60
 

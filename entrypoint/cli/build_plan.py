@@ -83,8 +83,7 @@ def plan_trainer(command: CommandLine, question: Question) -> Plan:
     """Return the plan of the built-in trainer."""
     from train.data.dataset_info import survey
     from train.planning.recipes import with_recipe
-    from train.planning.run_lookup import previous_run
-    from train.planning.run_naming import fresh
+    from train.planning.run_lookup import fresh, previous_run
     from train.planning.trainer_plan import plan_training
     from train.settings import read_train_settings
 

@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from entrypoint.core.errors import Exit, Refused, report
+from entrypoint.core.console import report
+from entrypoint.core.errors import Exit, Refused
 from entrypoint.core.process import uncollected
 from entrypoint.job.detect import read_job
 
 with uncollected():
     from entrypoint.cli import build_plan as plans
     from entrypoint.cli.parser import CommandLine, parse_command_line
+    from entrypoint.core.process import replace_process
     from entrypoint.core.settings_base import Settings, read_settings, variable_name
     from entrypoint.core.user_dirs import stand_in
     from entrypoint.doctor.selftest import selftest_command
@@ -25,7 +27,6 @@ with uncollected():
     from entrypoint.machine.container import read_image
     from entrypoint.plan.display import plan_lines
     from entrypoint.plan.inputs import Question
-    from entrypoint.rank.bootstrap import replace_process
     from entrypoint.settings import read_launch_settings
     from entrypoint.tune.store import tell
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from entrypoint.core.errors import Refused, report
+from entrypoint.core.console import report
+from entrypoint.core.errors import Refused
 from entrypoint.job.detect import read_job
 from entrypoint.plan.model import VARIABLE, Plan
 from entrypoint.rank.bootstrap import become_program

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import json
-import os
 import signal
-import sys
-import time
 from collections.abc import Iterable
 from enum import IntEnum
-from pathlib import Path
 
 
 class Exit(IntEnum):
@@ -57,60 +52,10 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def last_line(text: str, otherwise: str) -> str:
-    """Return the last line of what a command has said, which names its error, or what to say where it said nothing.
-
-    What our own lines begin with is left out: who shows it says whose it is.
-    """
-    return (text.strip().splitlines() or [otherwise])[-1].removeprefix(prefix(Exit.USAGE))
-
-
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `Did you mean X? ` where a known word is close to the one seen, else nothing."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"Did you mean {close[0]}? " if close else ""
-
-
-def report(error: Refused) -> int:
-    """Tell a refusal to whoever listens and return its exit code.
-
-    Under torchrun's agent it goes into the error file that the agent reads, so that of many ranks that fail of
-    one cause only the first is shown; the file's form is that of torch.distributed.elastic's ErrorHandler,
-    with our own keys beside. Else it goes to standard error, a line each.
-    """
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if error_file:
-        now_ns = time.time_ns()
-        extra = {
-            "timestamp": str(now_ns // 10**9),
-            "time_ns": now_ns,
-            "refused": True,
-            "code": int(error.code),
-            "lost_peer": isinstance(error, LostPeer),
-        }
-        Path(error_file).write_text(json.dumps({"message": {"message": str(error), "extraInfo": extra}}))
-    else:
-        for line in str(error).splitlines():
-            put(f"{prefix(error.code)}{line}")
-    return int(error.code)
-
-
-def put(line: str) -> None:
-    """Print a line on standard error; where nobody reads that any more, it goes nowhere, as does what follows.
-
-    A terminal that was closed is no reason to end with another code than the one that is settled.
-    """
-    try:
-        print(line, file=sys.stderr, flush=True)
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
-
-
-def say(line: str) -> None:
-    """Tell how things stand."""
-    put(f"entrypoint: {line}")
 
 
 def how_ended(code: int, out_of_memory: str = "") -> str:
@@ -121,8 +66,3 @@ def how_ended(code: int, out_of_memory: str = "") -> str:
     if -code == signal.SIGKILL:
         hint = f": {out_of_memory}" if out_of_memory else "; the kernel does this when memory runs out"
     return f"killed by {signal.Signals(-code).name}{hint}"
-
-
-def prefix(code: int) -> str:
-    """Return what a last line begins with: a preempted run is no error, it goes on when it is run again."""
-    return "entrypoint: preempted: " if code == Exit.PREEMPTED else "entrypoint: error: "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
@@ -43,3 +44,30 @@ def leave(code: int) -> NoReturn:
         sys.stderr.flush()
         os._exit(0)
     sys.exit(0)
+
+
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+
+
+def end_with_parent() -> None:
+    """Have the kernel ask this process to end when its launcher or guard is gone (prctl(2), PR_SET_PDEATHSIG).
+
+    A launcher that was killed cannot end its ranks: they would train on unseen, and hold their peers.
+    """
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def name_process(name: str) -> None:
+    """Give this process the name that `verify` knows it by, of 15 letters at most (prctl(2), PR_SET_NAME)."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
+
+
+def replace_process(argv: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
+    """Go on as another program, with nothing of ours left unwritten."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(argv[0], argv, environment)

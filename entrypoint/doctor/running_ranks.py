@@ -10,15 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 
 from entrypoint.core.errors import Refused
-from entrypoint.machine.container import ancestors
 from entrypoint.machine.cpu_topology import format_cpu_list
-from entrypoint.machine.memory_policy import memory_nodes_in_force
+from entrypoint.machine.procfs import ROOT, ancestors
 from entrypoint.machine.shared_libraries import preload_files
+from entrypoint.machine.syscalls import memory_nodes_in_force
 from entrypoint.plan.model import VARIABLE, Plan
 from entrypoint.rank.verify import Observed, cpus_of_process, mapped_of, mismatches
 from entrypoint.supervise.monitor import NAME as GUARD
-
-ROOT = Path("/")
 
 
 @dataclass(frozen=True)

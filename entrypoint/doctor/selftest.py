@@ -8,7 +8,7 @@ from pathlib import Path
 from entrypoint.core.errors import Refused
 
 # An image has them beside its other files of ours; a checkout beside the packages.
-FOLDERS = (Path("/opt/reference-training/tests"), Path(__file__).resolve().parents[1] / "tests")
+FOLDERS = (Path("/opt/reference-training/tests"), Path(__file__).resolve().parents[2] / "tests")
 
 
 def selftest_command() -> tuple[str, ...]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from entrypoint.core.errors import Refused
 from entrypoint.job.detect import Job
-from entrypoint.machine.container import ancestors, read_lines
+from entrypoint.machine.procfs import ROOT, ancestors, read_lines
 
 # The process of each MPI that forks the ranks of a node, as /proc/PID/comm has it.
 MPI_PROCESSES = (
@@ -23,7 +22,6 @@ MPI_PROCESSES = (
     "mpiexec.hydra",
     "hydra_pmi_proxy",
 )
-ROOT = Path("/")
 
 
 def read_mask(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:

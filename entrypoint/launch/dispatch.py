@@ -6,9 +6,10 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
+from entrypoint.core.process import replace_process
 from entrypoint.job.detect import Job
 from entrypoint.plan.model import VARIABLE, Plan
-from entrypoint.rank.bootstrap import AGENTS_OWN, become_program, replace_process
+from entrypoint.rank.bootstrap import AGENTS_OWN, become_program
 
 # When the whole command began (Unix time, s): the trainer's total_seconds counts from here.
 STARTED = "ENTRYPOINT_STARTED"

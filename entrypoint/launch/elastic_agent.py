@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from entrypoint.core.errors import FINAL, Exit, say
+from entrypoint.core.console import say
+from entrypoint.core.errors import FINAL, Exit
+from entrypoint.core.network import TELL_EVERY_S, keep_trying
 from entrypoint.core.signals import ENDING, heeded
 from entrypoint.job.detect import read_job
 from entrypoint.plan.model import Plan
-from entrypoint.rank.rendezvous import TELL_EVERY_S, keep_trying, local_address, refuse_taken
+from entrypoint.rank.rendezvous import local_address, refuse_taken
 
 CONNECT_S = 2.0
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from entrypoint.core.errors import Exit, how_ended, prefix, put
+from entrypoint.core.console import prefix, put
+from entrypoint.core.errors import Exit, how_ended
 
 # What each rank's error file is called, in a folder of its own.
 ERROR_FILE = "error.json"

@@ -15,16 +15,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from entrypoint.core.errors import Exit, Refused, report
+from entrypoint.core.console import report
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.process import end_with_parent, name_process
 from entrypoint.core.signals import ENDING, PASSED_ON, heeded, is_the_terminals
 from entrypoint.job.detect import Job
-from entrypoint.job.launcher_quirks import ROOT
+from entrypoint.job.ports import port_number
 from entrypoint.launch.failures import ERROR_FILE, Failure, first_failure, last_word, read_word, tell_end
-from entrypoint.machine.container import ancestors
 from entrypoint.machine.oom import out_of_memory, read_memory
+from entrypoint.machine.procfs import ROOT, ancestors
 from entrypoint.plan.model import Plan
-from entrypoint.rank.bootstrap import become_program, end_with_parent, name_process
-from entrypoint.rank.rendezvous import port_number, refuse_taken
+from entrypoint.rank.bootstrap import become_program
+from entrypoint.rank.rendezvous import refuse_taken
 
 # What an operator sees in the list of processes.
 NAME = "ranks-agent"

@@ -15,9 +15,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from entrypoint.core.errors import Exit, prefix
+from entrypoint.core.console import prefix
+from entrypoint.core.errors import Exit
 from entrypoint.core.signals import ECHO_S, ENDING
-from entrypoint.supervise.monitor import POLL_S, signals_passed_on, spawn_child
+from entrypoint.supervise.child import POLL_S, signals_passed_on, spawn_child
 
 PREEMPTED = prefix(Exit.PREEMPTED).encode()
 # What rank 0's guard says of a rank that ended by itself.

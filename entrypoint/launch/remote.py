@@ -11,10 +11,10 @@ from pathlib import Path
 
 from entrypoint.core.errors import Exit, Refused, shown
 from entrypoint.job.detect import Job
+from entrypoint.job.ports import JOB
 from entrypoint.job.slurm import count_at, number
 from entrypoint.plan.inputs import Question, Starter
 from entrypoint.plan.model import Plan
-from entrypoint.rank.rendezvous import JOB
 from entrypoint.settings import LaunchSettings
 
 VERSION_LIMIT_S = 20

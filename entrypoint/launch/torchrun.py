@@ -20,9 +20,9 @@ from typing import Any
 
 from entrypoint.core.errors import Exit, Refused, first_line
 from entrypoint.core.process import leave, uncollected
-from entrypoint.job.launcher_quirks import ROOT
 from entrypoint.launch.failures import Failure, first_failure, last_word, tell_end, word_of
 from entrypoint.machine.oom import out_of_memory, read_memory
+from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.model import VARIABLE, Plan
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from entrypoint.core.errors import last_line
+from entrypoint.core.console import last_line
 
 # What proves that a backend is there, and what to do where it is not. Gloo and NCCL are in every build of torch.
 PROOFS = {

@@ -9,8 +9,8 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint.core.errors import last_line
-from entrypoint.plan.preflight import second_number
+from entrypoint.core.console import last_line
+from entrypoint.machine.python_packages import second_number
 
 IPEX = "intel_extension_for_pytorch"
 DEFAULT_BACKEND = "inductor"

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from entrypoint.machine.procfs import ancestors, read_lines
+
 # What each engine leaves in the root of its containers.
 # What our own images say of themselves: name, revision, oneccl.
 IMAGE = "opt/reference-training/image.json"
@@ -70,20 +72,6 @@ def beside_ancestors(root: Path) -> Iterator[str]:
             yield from read_lines(root / f"proc/{child}/comm")
 
 
-def ancestors(root: Path, process: str = "self") -> Iterator[str]:
-    """Yield the ids of a process's ancestors, nearest first, as far as /proc shows them."""
-    parent = parent_of(root, process)
-    while parent and parent != "0":
-        yield parent
-        parent = parent_of(root, parent)
-
-
-def parent_of(root: Path, process: str) -> str:
-    """Return the id of a process's parent, empty where /proc hides it."""
-    lines = read_lines(root / f"proc/{process}/status")
-    return next((line.split()[1] for line in lines if line.startswith("PPid:")), "")
-
-
 def shm_bytes(root: Path) -> int:
     """Return the size of /dev/shm in bytes, 0 where there is none."""
     try:
@@ -100,11 +88,3 @@ def memlock_bytes(root: Path) -> int | None:
             soft = line.split()[3]
             return int(soft) if soft.isdecimal() else None
     return None
-
-
-def read_lines(path: Path) -> list[str]:
-    """Return a file's lines, none where it cannot be read."""
-    try:
-        return path.read_text(errors="replace").splitlines()
-    except OSError:
-        return []

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.machine.cgroup import read_limits
-from entrypoint.machine.container import Surroundings, read_lines, read_surroundings
+from entrypoint.machine.container import Surroundings, read_surroundings
 from entrypoint.machine.cpu_topology import Cpu, read_topology
 from entrypoint.machine.gpus import Driver, Gpu, read_gpus
+from entrypoint.machine.procfs import read_lines
 from entrypoint.machine.python_packages import Packages, read_packages
 from entrypoint.machine.shared_libraries import Library, read_libraries
 

@@ -44,3 +44,9 @@ def cuda_of_torch(file: Path) -> str | None:
         return None
     match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
     return match[1] if match else ""
+
+
+def second_number(version: str) -> int | None:
+    """Return 8 for 2.8.0, None for no version."""
+    match = re.match(r"\d+\.(\d+)", version)
+    return int(match[1]) if match else None

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from pathlib import Path
+
+from entrypoint.machine.cpu_topology import parse_cpu_list
 
 # asm/unistd.h of each architecture.
 NUMBERS = {
@@ -22,3 +25,35 @@ def system_call(name: str, *arguments: object) -> None:
         raise OSError(0, f"{name} is not known for {platform.machine()}")
     if ctypes.CDLL(None, use_errno=True).syscall(number, *arguments) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+# linux/mempolicy.h; the policy is kept across execve(2).
+MODES = {"preferred": 1, "bind": 2}
+
+
+NODES_AT_MOST = 1024
+
+
+def bind_memory(policy: str, nodes: tuple[int, ...]) -> None:
+    """Let this process and its children take memory from these nodes (`bind`) or from them first (`preferred`).
+
+    Raises OSError where the kernel or a container's seccomp filter does not allow it.
+    """
+    bits = ctypes.c_ulong * (NODES_AT_MOST // ctypes.sizeof(ctypes.c_ulong) // 8)
+    width = 8 * ctypes.sizeof(ctypes.c_ulong)
+    mask = bits()
+    for node in nodes:
+        mask[node // width] |= 1 << (node % width)
+    # The kernel takes one bit less than maxnode says (set_mempolicy(2), bugs).
+    system_call("set_mempolicy", MODES[policy], mask, NODES_AT_MOST + 1)
+
+
+def memory_nodes_in_force(process: str = "self", root: Path = Path("/")) -> tuple[int, ...]:
+    """Return the nodes that a process's memory is bound to or prefers, none for the kernel's default."""
+    try:
+        lines = (root / f"proc/{process}/numa_maps").read_text().splitlines()
+    except OSError:
+        return ()
+    policies = (line.split()[1] for line in lines if len(line.split()) > 1)
+    named = next((policy for policy in policies if policy.startswith(("bind:", "prefer:", "prefer="))), "")
+    return parse_cpu_list(named.replace("=", ":").partition(":")[2]) if named else ()

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from itertools import groupby
+from string import ascii_lowercase, digits
 
-from entrypoint.plan.model import Plan
+from entrypoint.machine.detect import Machine
+from entrypoint.plan.core_assignment import cores_by_node
+from entrypoint.plan.cpu_budget import whole_cores
+from entrypoint.plan.model import Plan, Rank
 
 
 def plan_lines(plan: Plan, *, command: bool = False, only: str = "") -> list[str]:
@@ -21,3 +27,43 @@ def plan_lines(plan: Plan, *, command: bool = False, only: str = "") -> list[str
         if plan.command != plan.program.argv:
             lines.append(f"  each rank: {shlex.join(plan.program.argv)}")
     return lines
+
+
+LETTERS = digits + ascii_lowercase
+
+
+FREE, SHARED = ".", "*"
+
+
+WIDTH = 64
+
+
+RUNS = 12
+
+
+def core_map(machine: Machine, ranks: Sequence[Rank]) -> tuple[str, ...]:
+    """Return a line for each NUMA node: the rank of each of its allowed cores, `.` for none and `*` for several.
+
+    Ranks beyond 35, and nodes of over 64 cores, are shown as runs: `36 x8` is eight cores of rank 36. A machine
+    of a single core needs no map.
+    """
+    cores = whole_cores(machine.cpus, siblings=True)
+    if len(cores) < 2:
+        return ()
+    owners: dict[int, list[int]] = {}
+    for rank in ranks:
+        for cpu in rank.cpus:
+            owners.setdefault(cpu, []).append(rank.local_rank)
+    lines = []
+    for node in cores_by_node(cores):
+        held = [sorted({rank for cpu in core.cpus for rank in owners.get(cpu, ())}) for core in node]
+        if len(node) <= WIDTH and len(ranks) <= len(LETTERS):
+            cells = "".join(FREE if not who else SHARED if len(who) > 1 else LETTERS[who[0]] for who in held)
+        else:
+            words = [FREE if not who else SHARED if len(who) > 1 else str(who[0]) for who in held]
+            runs = [f"{word} x{len(list(run))}" for word, run in groupby(words)]
+            cells = " ".join(runs if len(runs) <= RUNS else (*runs[: RUNS - 2], "…", runs[-1]))
+        place = node[0].place
+        gpus = ",".join(str(gpu.index) for gpu in machine.gpus if gpu.node == place[1])
+        lines.append(f"socket {place[0]} node {place[1]}: {cells}" + (f"  GPU {gpus}" if gpus else ""))
+    return tuple(lines)

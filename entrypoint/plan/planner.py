@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from entrypoint.core.errors import Exit, Refused
+from entrypoint.job.ports import agreed_port, port_number
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.binding import decide_binding
-from entrypoint.plan.core_map import core_map
 from entrypoint.plan.devices import decide_backend, decide_devices
+from entrypoint.plan.display import core_map
 from entrypoint.plan.environment import STANDARD, decide_environment, leaks
 from entrypoint.plan.inputs import Question
 from entrypoint.plan.model import Decision, Plan
 from entrypoint.plan.preflight import Check, fast_checks
 from entrypoint.plan.restarts import agent_command, decide_restarts
 from entrypoint.plan.runtime_libraries import decide_runtime
-from entrypoint.rank.rendezvous import agreed_port, port_number
 
 
 def make_plan(question: Question) -> Plan:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from entrypoint.machine.python_packages import second_number
 from entrypoint.plan.inputs import Question
 
 State = Literal["ok", "warning", "failure"]
@@ -125,9 +125,3 @@ def check_packages(question: Question) -> Iterator[Check]:
                 f"{versions[name]} with torch {versions['torch']}",
                 f"it will not import; install its version .{torch + offset}, or remove it",
             )
-
-
-def second_number(version: str) -> int | None:
-    """Return 8 for 2.8.0, None for no version."""
-    match = re.match(r"\d+\.(\d+)", version)
-    return int(match[1]) if match else None

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
-from entrypoint.core.errors import Exit, Refused, say
+from entrypoint.core.console import say
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.process import end_with_parent, replace_process
 from entrypoint.job.detect import Job
+from entrypoint.job.ports import JOB, agreed_port, guards_ports, next_ports
 from entrypoint.machine.cpu_topology import format_cpu_list
 from entrypoint.plan.model import VARIABLE, Plan, Rank
-from entrypoint.rank.rendezvous import JOB, agreed_port, guards_ports, meeting_variables, next_ports
-
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+from entrypoint.rank.rendezvous import meeting_variables
 
 # Names of variables that `launch` has set for torchrun's agent alone.
 AGENTS_OWN = "ENTRYPOINT_AGENTS_OWN"
@@ -59,23 +59,6 @@ def become_guard(plan: Plan, job: Job, environment: Mapping[str, str]) -> NoRetu
     guard(plan.program.argv, environment, bond, plan.rendezvous_timeout_s, plan.grace_s)
 
 
-def end_with_parent() -> None:
-    """Have the kernel ask this process to end when its launcher or guard is gone (prctl(2), PR_SET_PDEATHSIG).
-
-    A launcher that was killed cannot end its ranks: they would train on unseen, and hold their peers.
-    """
-    import ctypes
-
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def name_process(name: str) -> None:
-    """Give this process the name that `verify` knows it by, of 15 letters at most (prctl(2), PR_SET_NAME)."""
-    import ctypes
-
-    ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
-
-
 def among_nodes(plan: Plan, job: Job) -> Job:
     """Return a rank's place in the whole job; each node's agent knows only its own ranks.
 
@@ -85,13 +68,6 @@ def among_nodes(plan: Plan, job: Job) -> Job:
     size = plan.nproc_per_node
     rank = plan.node_rank * size + job.local_rank
     return replace(job, rank=rank, world_size=plan.nnodes * size, local_world_size=size, id="")
-
-
-def replace_process(argv: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
-    """Go on as another program, with nothing of ours left unwritten."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(argv[0], argv, environment)
 
 
 def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str]) -> dict[str, str]:
@@ -167,7 +143,7 @@ def bind(rank: Rank, memory_policy: str) -> None:
             Exit.MACHINE,
         ) from None
     if rank.memory_nodes:
-        from entrypoint.machine.memory_policy import bind_memory
+        from entrypoint.machine.syscalls import bind_memory
 
         try:
             bind_memory(memory_policy, rank.memory_nodes)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from entrypoint.machine.cpu_topology import format_cpu_list
-from entrypoint.machine.memory_policy import memory_nodes_in_force
+from entrypoint.machine.syscalls import memory_nodes_in_force
 from entrypoint.plan.model import Plan
 
 

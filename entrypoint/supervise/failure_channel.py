@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from entrypoint.core.errors import Exit, Refused
-from entrypoint.rank.rendezvous import PAUSE_S, TELL_EVERY_S
+from entrypoint.core.network import PAUSE_S, TELL_EVERY_S
 
 BEAT_S = 0.5
 CONNECT_S = 2.0

@@ -10,18 +10,19 @@ import os
 import select
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from entrypoint.core.errors import FINAL, Exit, Refused, how_ended, prefix, put, report, say
-from entrypoint.core.signals import PASSED_ON, heeded, is_the_terminals
-from entrypoint.job.launcher_quirks import MPI_PROCESSES, ROOT
-from entrypoint.machine.container import ancestors, read_lines
+from entrypoint.core.console import prefix, put, report, say
+from entrypoint.core.errors import FINAL, Exit, Refused, how_ended
+from entrypoint.core.process import name_process
+from entrypoint.core.signals import PASSED_ON
+from entrypoint.job.launcher_quirks import MPI_PROCESSES
 from entrypoint.machine.oom import out_of_memory, read_memory
-from entrypoint.rank.bootstrap import end_with_parent, name_process
+from entrypoint.machine.procfs import ROOT, ancestors, read_lines
+from entrypoint.supervise.child import POLL_S, signals_passed_on, spawn_child
 from entrypoint.supervise.failure_channel import NODE_LOST, Bond, Place, Verdict
 
 # What `verify` knows guards by.
@@ -31,7 +32,6 @@ ALONE_S, TERM_S = 5.0, 5.0
 # Between a rank's end and the bond's: others that failed sooner may still be on their way.
 SETTLE_S = 1.0
 LAUNCHER_S = 5.0
-POLL_S = 0.1
 
 
 def guard(
@@ -74,27 +74,6 @@ def guard(
     os._exit(code)
 
 
-def signals_passed_on(child: int, spoken: Callable[[int], int] | None = None) -> list[int]:
-    """Pass this process's signals on to a child, once each; return the list that each one which comes is put into.
-
-    With `spoken` the child is in a group of its own, which no terminal tells, and is told what that makes of each. A
-    thread waits for them, since a handler is not told where one comes from.
-    """
-    asked: list[int] = []
-    heard = heeded(PASSED_ON)
-
-    def pass_on() -> None:
-        while True:
-            told = signal.sigwaitinfo(heard)
-            asked.append(told.si_signo)
-            if spoken or not is_the_terminals(told):
-                with suppress(ProcessLookupError):
-                    os.kill(child, spoken(told.si_signo) if spoken else told.si_signo)
-
-    threading.Thread(target=pass_on, daemon=True).start()
-    return asked
-
-
 def spawn(argv: tuple[str, ...], environment: Mapping[str, str]) -> tuple[int, int]:
     """Fork the program, which the kernel asks to end when this guard is gone; return its process id and its gate.
 
@@ -104,39 +83,6 @@ def spawn(argv: tuple[str, ...], environment: Mapping[str, str]) -> tuple[int, i
     child = spawn_child(argv, environment, gate=port)
     os.close(port)
     return child, gate
-
-
-def spawn_child(
-    argv: tuple[str, ...],
-    environment: Mapping[str, str],
-    *,
-    gate: int | None = None,
-    stderr: int = 2,
-    apart: bool = False,
-) -> int:
-    """Fork and become a program that the kernel asks to end with this process (prctl(2)); return its process id.
-
-    With a `gate` it waits there first for the port that it is told as MASTER_PORT, and ends where nothing comes. One
-    that is `apart` is in a group of its own, and reads nothing: a terminal would stop it. What is to be passed on waits
-    here until `signals_passed_on` takes it.
-    """
-    parent, heard = os.getpid(), heeded(PASSED_ON)
-    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
-    child = os.fork()
-    if child:
-        return child
-    try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
-        end_with_parent()
-        os.dup2(stderr, 2)
-        if apart:
-            os.setpgid(0, 0)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        told = os.read(gate, 16).decode() if gate is not None else None
-        if told != "" and os.getppid() == parent:
-            os.execve(argv[0], argv, {**environment, **({"MASTER_PORT": told} if told else {})})
-    finally:
-        os._exit(127)
 
 
 def wait(child: int, bond: Bond, place: Place, grace_s: float) -> tuple[int, bool]:

@@ -14,7 +14,8 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from entrypoint.core.errors import Exit, Refused, say
+from entrypoint.core.console import say
+from entrypoint.core.errors import Exit, Refused
 from entrypoint.core.settings_base import Settings
 from entrypoint.machine.cpu_load import look, told_of
 from entrypoint.plan.inputs import Question

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.core.errors import Refused, last_line
+from entrypoint.core.console import last_line
+from entrypoint.core.errors import Refused
 from entrypoint.tune.candidates import Candidate
 
 # How long a program may take until its first figure, and to end when it is told to.

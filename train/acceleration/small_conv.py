@@ -9,10 +9,10 @@ with 512 of one pixel, less than half of either in bf16; a whole step of ResNet-
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,11 @@ FEWEST_CHANNELS = 64
 
 class SmallConv2d(nn.Conv2d):
     """A convolution that computes images of up to four pixels as a matrix product, and others as ever."""
+
+    @classmethod
+    def sharing(cls, module: nn.Conv2d) -> SmallConv2d:
+        """Return one with the parameters of a plain convolution."""
+        return share_parameters(cls, module)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         height, width = input.shape[2:]
@@ -64,27 +69,54 @@ def multiply_small(model: nn.Module, shape: tuple[int, int, int], *, by_taps: bo
     see_blank(model, shape)
     for hook in hooks:
         hook.remove()
-    for module in (one for one, most in pixels.items() if most <= MOST_PIXELS):
-        module.__class__ = SmallConv2d
+    small = {module: SmallConv2d.sharing(module) for module, most in pixels.items() if most <= MOST_PIXELS}
+    for module in small.values():
         order = (2, 3, 0, 1) if by_taps and module.kernel_size != (1, 1) else (0, 1, 2, 3)
         sizes = [module.weight.shape[axis] for axis in order]
         # Filters of one tap lie alike in either order; their gradients come with the strides of this one.
         laid = module.weight.data.new_empty(sizes).permute(order)
         module.weight.data = laid.copy_(module.weight.data)
-    return model
+    return replace_modules(model, small)
+
+
+def replace_modules(model: nn.Module, replacements: Mapping[Any, nn.Module]) -> nn.Module:
+    """Return the model with these modules replaced, wherever they stand in it."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child in replacements:
+                setattr(parent, name, replacements[child])
+    return replacements.get(model, model)
 
 
 @contextmanager
 def as_defined(model: nn.Module) -> Iterator[None]:
     """Have the model's convolutions be plain ones within: for who counts what they compute, or writes them down."""
-    changed = [module for module in model.modules() if isinstance(module, SmallConv2d)]
-    for module in changed:
-        module.__class__ = nn.Conv2d  # type: ignore[assignment]
+    plain = {
+        module: share_parameters(nn.Conv2d, module) for module in model.modules() if isinstance(module, SmallConv2d)
+    }
+    replace_modules(model, plain)
     try:
         yield
     finally:
-        for module in changed:
-            module.__class__ = SmallConv2d
+        replace_modules(model, {new: old for old, new in plain.items()})
+
+
+Convolution = TypeVar("Convolution", bound=nn.Conv2d)
+
+
+def share_parameters(kind: type[Convolution], module: nn.Conv2d) -> Convolution:
+    """Return a convolution of another kind with the settings and the very parameters of a module."""
+    with torch.device("meta"):
+        made = kind(
+            module.in_channels,
+            module.out_channels,
+            module.kernel_size,  # type: ignore[arg-type]
+            module.stride,  # type: ignore[arg-type]
+            module.padding,  # type: ignore[arg-type]
+            bias=module.bias is not None,
+        )
+    made.weight, made.bias = module.weight, module.bias
+    return made.train(module.training)
 
 
 def could_be_product(module: nn.Module) -> bool:

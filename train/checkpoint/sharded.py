@@ -10,11 +10,13 @@ import io
 import pickle
 import shutil
 import warnings
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -27,9 +29,10 @@ from entrypoint.core.atomic_files import sha256_of
 from entrypoint.core.errors import Exit, Refused, first_line
 from train.checkpoint import single_file
 from train.checkpoint.single_file import Checkpoint, unreadable
-from train.engine.loop import Learner
-from train.models.registry import with_versions
 
+T = TypeVar("T")
+# Puts back what a module needs to load a state of tensors alone.
+Versions = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Any]]
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 # What the description of a sharded checkpoint is made of (torch.distributed.checkpoint's Metadata, pickled).
 DESCRIBES = {
@@ -43,6 +46,37 @@ DESCRIBES = {
     "torch.serialization": {"_get_layout"},
     "torch": {"Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"},
 }  # fmt: skip
+
+
+class Ranks(Protocol):
+    """What is needed of the group of all ranks."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def control(self) -> Any:
+        """Process group for values on the CPU."""
+
+    def from_leader(self, make: Callable[[], T]) -> T:
+        """Run on rank 0, and return its result on all."""
+
+    def from_all(self, value: T) -> list[T]:
+        """Return every rank's value."""
+
+    def share_from_leader(self, tensors: list[Tensor]) -> None:
+        """Overwrite tensors with rank 0's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardedState:
+    """What the ranks hold together: model, optimizer, and the average of the weights where there is one."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    average: nn.Module | None
+    ranks: Ranks
 
 
 class Describing(pickle.Unpickler):
@@ -75,15 +109,15 @@ class TensorsOnly(DefaultLoadPlanner):
         raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
 
 
-def save(folder: Path, told: Checkpoint, learner: Learner, keep: int, *, best: bool) -> Path:
+def save(folder: Path, told: Checkpoint, state: ShardedState, keep: int, *, best: bool) -> Path:
     """Write a checkpoint of all ranks' parts, then remove all but the newest `keep` and the best; returns its path.
 
     Raises `Refused` where a rank cannot write its part, or cannot see the folder that rank 0 has made.
     """
-    group = learner.group
+    group = state.ranks
     path = folder / f"step-{told.step:09d}{single_file.SHARDED}"
     aside = folder / f".{path.name}"
-    group.share_from_leader(list(learner.model.buffers()))
+    group.share_from_leader(list(state.model.buffers()))
     group.from_leader(lambda: begin(aside))
     if not all(group.from_all(aside.is_dir())):
         raise Refused(
@@ -93,7 +127,7 @@ def save(folder: Path, told: Checkpoint, learner: Learner, keep: int, *, best: b
     writer, alone = FileSystemWriter(aside, sync_files=True), group.world_size == 1
     try:
         quieten()
-        save_parts(tensors(learner)[0], storage_writer=writer, process_group=group.control, no_dist=alone)
+        save_parts(tensors(state)[0], storage_writer=writer, process_group=group.control, no_dist=alone)
     except CheckpointException as error:
         raise unwritable(folder, error) from None
     group.from_leader(lambda: publish(aside, path, told, keep, best=best))
@@ -135,10 +169,10 @@ def unwritable(folder: Path, error: CheckpointException) -> Refused:
     return Refused(f"{folder}: rank {rank} cannot write its part ({first_line(cause)})", Exit.MACHINE)
 
 
-def load(path: Path, learner: Learner) -> None:
-    """Fill the learner's model, optimizer and average from a checkpoint; raises `Refused` where it cannot be read."""
-    found, optimizer = tensors(learner)
-    group = learner.group
+def load(path: Path, state: ShardedState, with_versions: Versions) -> None:
+    """Fill model, optimizer and average from a checkpoint; raises `Refused` where it cannot be read."""
+    found, optimizer = tensors(state)
+    group = state.ranks
     try:
         quieten()
         load_parts(
@@ -153,21 +187,21 @@ def load(path: Path, learner: Learner) -> None:
     except Exception as error:  # without other ranks it raises what it meets
         raise unreadable(path, error) from None
     set_state_dict(
-        learner.model,
-        learner.optimizer,
-        model_state_dict=with_versions(learner.model, found["model"]),  # type: ignore[arg-type]
+        state.model,
+        state.optimizer,
+        model_state_dict=with_versions(state.model, found["model"]),  # type: ignore[arg-type]
         optim_state_dict={**optimizer, **found["optimizer"]},
         options=OPTIONS,
     )
-    if learner.average:
-        learner.average.load_state_dict(with_versions(learner.average, found["average"]))
+    if state.average:
+        state.average.load_state_dict(with_versions(state.average, found["average"]))
 
 
-def tensors(learner: Learner) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the learner's own tensors by name, and the optimizer's whole state; other values are the settings'."""
-    model, optimizer = get_state_dict(learner.model, learner.optimizer, options=OPTIONS)
+def tensors(state: ShardedState) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return this rank's own tensors by name, and the optimizer's whole state; other values are the settings'."""
+    model, optimizer = get_state_dict(state.model, state.optimizer, options=OPTIONS)
     moments = {name: one for name, one in optimizer.items() if isinstance(one, Tensor)}
-    state: dict[str, Any] = {"model": model, "optimizer": moments}
-    if learner.average:
-        state["average"] = learner.average.state_dict()
-    return state, optimizer
+    own: dict[str, Any] = {"model": model, "optimizer": moments}
+    if state.average:
+        own["average"] = state.average.state_dict()
+    return own, optimizer

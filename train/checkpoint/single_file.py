@@ -13,6 +13,7 @@ import torch
 
 from entrypoint.core.atomic_files import replace_link, seal, sha256_of, unsealed, whole_file
 from entrypoint.core.errors import Exit, Refused, first_line
+from train.settings import TrainSettings
 
 # Settings that may differ between a run and its resumption: they change where and how, not what is learnt.
 FREE = frozenset(
@@ -178,10 +179,11 @@ def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> C
             check_parts(path, checkpoint.parts)
     except Exception as error:  # torch.load raises what its parsers meet: RuntimeError, UnpicklingError, EOFError…
         raise unreadable(path, error) from None
+    before = with_current_names(checkpoint.settings)
     differ = [
-        f"TRAIN_{name.upper()} was {checkpoint.settings.get(name)}, is {value}"
+        f"TRAIN_{name.upper()} was {before.get(name)}, is {value}"
         for name, value in settings.items()
-        if name not in FREE and checkpoint.settings.get(name) != value
+        if name not in FREE and before.get(name) != value
     ]
     if differ and not changed:
         raise Refused(
@@ -189,6 +191,15 @@ def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> C
             " the same with TRAIN_RESUME_ALLOW_CHANGED=1"
         )
     return checkpoint
+
+
+def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return saved settings under their current names: checkpoints of version 0.1 have the old ones."""
+    current = {TrainSettings.RENAMED.get(name, name): value for name, value in settings.items()}
+    for name, renamed in TrainSettings.RENAMED_VALUES.items():
+        if isinstance(current.get(name), str):
+            current[name] = renamed.get(current[name], current[name])
+    return current
 
 
 def check_parts(folder: Path, parts: Mapping[str, str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from train.settings import ImageShape
+
 import hashlib
 import json
 import os
@@ -19,7 +21,6 @@ from numpy.typing import NDArray
 from entrypoint.core.errors import Refused
 from entrypoint.core.user_dirs import PRIVATE, user_cache
 from train.data.image_folder import Listing
-from train.data.pictures import Shape
 from entrypoint.core.atomic_files import write_whole
 
 # Part of every key: raise it when decoding or the layout changes, and old entries are never read again.
@@ -42,7 +43,7 @@ ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 def load_or_build(
     listings: tuple[Listing, Listing],
-    shape: Shape,
+    shape: ImageShape,
     policy: str,
     folder: Path,
     build: Callable[[Path], dict[str, Any]],

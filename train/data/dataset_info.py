@@ -8,14 +8,12 @@ from pathlib import Path
 
 from entrypoint.core.errors import Refused
 from train.data.image_folder import class_names, files_of, split_folders
-from train.settings import TrainSettings
+from train.settings import BOOK_PIXELS, TrainSettings
 
 # Counting stops here: more images than this at any size stream anyway, and a slow disk need not list them twice.
 COUNT_UP_TO = 200_000
 NATIVE_UP_TO_PIXELS = 96
 LARGE_PIXELS = 224
-# What the book's pipeline crops its 224 pixels from.
-BOOK_PIXELS = 255
 LOOKED_AT = 16
 
 

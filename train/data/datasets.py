@@ -19,8 +19,7 @@ from train.data.cache import cache_folder, load_or_build
 from train.data.decoding import decode_both
 from train.data.image_folder import Listing, list_both
 from train.seeding import generator
-from train.data.pictures import Shape
-from train.settings import TrainSettings
+from train.settings import ImageShape, TrainSettings
 from train.data.dataset_info import synthetic_shape
 from train.data.workers import Crew
 
@@ -44,11 +43,11 @@ class DataSet:
     train: Images | Listing
     test: Images | Listing
     classes: tuple[str, ...]
-    shape: Shape
+    shape: ImageShape
     skipped: tuple[str, ...] = ()
 
 
-def load(settings: TrainSettings, shape: Shape, feed: str, crew: Crew) -> DataSet:
+def load(settings: TrainSettings, shape: ImageShape, feed: str, crew: Crew) -> DataSet:
     """Return the settings' data set; raises `Refused` where it cannot be had.
 
     `crew` may be used for decoding; every rank of a node calls this at once, and one does the work.
@@ -61,7 +60,7 @@ def load(settings: TrainSettings, shape: Shape, feed: str, crew: Crew) -> DataSe
     return LOADERS[settings.dataset](settings)
 
 
-def decoded_folder(settings: TrainSettings, listings: tuple[Listing, Listing], shape: Shape, crew: Crew) -> DataSet:
+def decoded_folder(settings: TrainSettings, listings: tuple[Listing, Listing], shape: ImageShape, crew: Crew) -> DataSet:
     """Return an image folder from the cache, decoding it first where it is not there."""
     policy = settings.on_unreadable_image
     build = partial(decode_both, listings, shape, policy, crew)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from train.settings import ImageShape
+from dataclasses import dataclass
+from pathlib import Path
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -14,14 +21,13 @@ from numpy.lib.format import open_memmap
 
 from entrypoint.core.errors import Refused
 from train.data.image_folder import Listing
-from train.data.pictures import BadImage, Shape, read_picture
 from train.data.workers import Crew, begin_work
 
 CHUNK = 512
 
 
 def decode_both(
-    listings: tuple[Listing, Listing], shape: Shape, policy: str, crew: Crew, folder: Path
+    listings: tuple[Listing, Listing], shape: ImageShape, policy: str, crew: Crew, folder: Path
 ) -> dict[str, Any]:
     """Write the four arrays of `train.data.cache` into the folder and return the notes.
 
@@ -52,7 +58,7 @@ def refusal(bad: list[BadImage]) -> Refused:
     return Refused(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
 
 
-def decode_split(listing: Listing, shape: Shape, crew: Crew, target: Path) -> dict[int, BadImage]:
+def decode_split(listing: Listing, shape: ImageShape, crew: Crew, target: Path) -> dict[int, BadImage]:
     """Decode one split into `target`, (N, H, W, C) bytes; return the rows that could not be read."""
     channels, height, width = shape
     open_memmap(target, mode="w+", dtype=np.uint8, shape=(len(listing), height, width, channels)).flush()
@@ -69,7 +75,7 @@ def ranges(listing: Listing) -> Iterator[tuple[int, tuple[Path, ...]]]:
         yield start, listing.files[start : start + CHUNK]
 
 
-def decode_chunk(piece: tuple[int, tuple[Path, ...]], shape: Shape, target: Path) -> list[tuple[int, BadImage]]:
+def decode_chunk(piece: tuple[int, tuple[Path, ...]], shape: ImageShape, target: Path) -> list[tuple[int, BadImage]]:
     """Decode one piece into its rows of the array; return those that could not be read."""
     start, files = piece
     rows = np.load(target, mmap_mode="r+")
@@ -81,3 +87,54 @@ def decode_chunk(piece: tuple[int, tuple[Path, ...]], shape: Shape, target: Path
         else:
             rows[row] = picture
     return bad
+
+
+# A photo is decoded at a half, a quarter or an eighth where that leaves so many times what is wanted: libjpeg skips the
+# finest detail, which scaling down averages away (Pillow does so for its thumbnails). Measured: 3 times as fast for 12
+# megapixels to 224x224, 1.8 for 3 megapixels, and 0.3 of 255 away from the whole picture's pixels.
+GAP = 2
+
+
+Pixels = NDArray[np.uint8]
+
+
+
+
+@dataclass(frozen=True)
+class BadImage:
+    """A file that is no picture, or a broken one, and why."""
+
+    path: Path
+    why: str
+
+    def __str__(self) -> str:
+        """Return the file and the reason."""
+        return f"{self.path}: {self.why}"
+
+
+def read_picture(path: Path, shape: ImageShape) -> Pixels | BadImage:
+    """Return a picture as (height, width, channels) bytes, cut to the aspect and scaled to the size of `shape`.
+
+    `shape` is (channels, height, width). A picture that has that size is not resampled.
+    """
+    channels, height, width = shape
+    try:
+        with Image.open(path) as opened:
+            opened.draft(None, (GAP * width, GAP * height))  # of other formats it does nothing
+            picture = opened.convert("L" if channels == 1 else "RGB")
+    except Exception as error:  # Pillow's plug-ins raise what their parsers meet: OSError, SyntaxError, struct.error
+        return BadImage(path, reason(path, error))
+    if picture.size != (width, height):
+        picture = ImageOps.fit(picture, (width, height), method=Image.Resampling.BILINEAR)
+    return np.array(picture, dtype=np.uint8).reshape(height, width, channels)
+
+
+def reason(path: Path, error: Exception) -> str:
+    """Say in a few words why a file could not be read as a picture."""
+    if isinstance(error, FileNotFoundError | PermissionError):
+        return error.strerror or "cannot be opened"
+    if path.stat().st_size == 0:
+        return "empty file"
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    return f"broken image ({error})"

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from train.data.batches import LEFT_OUT, pins
 from train.data.image_folder import Listing
-from train.data.pictures import BadImage, Shape, read_picture
-from train.settings import TrainSettings
+from train.data.decoding import BadImage, read_picture
+from train.settings import ImageShape, TrainSettings
 from train.data.workers import Crew, begin_loading, serving
 
 TRAIN, TEST = 0, 1
@@ -26,7 +26,7 @@ Loaded = tuple[Tensor, Tensor, list[BadImage]]
 class Pictures(Dataset[Loaded]):
     """Both splits' pictures, read a list at a time; bad ones come back as values, since workers cannot refuse."""
 
-    def __init__(self, splits: tuple[Listing, Listing], shape: Shape) -> None:
+    def __init__(self, splits: tuple[Listing, Listing], shape: ImageShape) -> None:
         self.splits, self.shape = splits, shape
 
     def __getitem__(self, wanted: Wanted) -> Loaded:

@@ -8,11 +8,11 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from train.data.batches import Batch, Normalise, Part, batch_of, eval_slices, pins, sampled, sequence
+from train.data.batches import Batch, Part, batch_of, eval_slices, pins, sampled, sequence
+from train.transforms.normalize import Normalise
 from train.data.datasets import Images
 from train.distributed.process_group import Group
-from train.data.pictures import Shape
-from train.settings import TrainSettings
+from train.settings import ImageShape, TrainSettings
 
 # Means and deviations of so many images are those of all to well under a grey level.
 SAMPLE = 5000
@@ -24,7 +24,7 @@ EVAL_BATCH = 1024
 class MemoryFeed:
     """The batches of one rank from images in memory, moved to the device first where they fit there."""
 
-    def __init__(self, train: Images, test: Images, shape: Shape, settings: TrainSettings, group: Group) -> None:
+    def __init__(self, train: Images, test: Images, shape: ImageShape, settings: TrainSettings, group: Group) -> None:
         self.settings = settings
         self.group = group
         self.sequence = sequence(len(train), shape, settings, group)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from entrypoint.core.errors import put
-from train.data.batches import Batch, Normalise, Part, batch_of, eval_slices, sampled, sequence
+from entrypoint.core.console import put
+from train.data.batches import Batch, Part, batch_of, eval_slices, sampled, sequence
+from train.transforms.normalize import Normalise
 from train.data.decoding import refusal
 from train.distributed.process_group import Group
 from train.data.loader import TEST, TRAIN, Loader, Wanted

@@ -19,17 +19,17 @@ from train.data.batches import Feed
 from train.data.datasets import DataSet, Images
 from train.data.loader import Loader, Pictures
 from train.data.memory_feed import MemoryFeed
-from train.data.pictures import Shape
 from train.data.stream_feed import StreamFeed
 from train.data.workers import Crew
 from train.distributed.process_group import Group
 from train.distributed.sync_batchnorm import has_batchnorm, synchronised
-from train.engine.loop import Learner
 from train.engine.optimizer import averaged, build_optimizer, lr_schedule
+from train.engine.train_step import Learner
+from train.models.inspection import count_parameters
 from train.models.pruning import cut_to, fits, slimmed
-from train.models.registry import build_model, count_parameters, with_versions
+from train.models.registry import build_model, with_versions
 from train.models.speednet import SpeedNet
-from train.settings import TrainSettings
+from train.settings import ImageShape, TrainSettings
 
 Built = tuple[nn.Module, torch.optim.Optimizer, AveragedModel | None]
 
@@ -43,7 +43,7 @@ class Blueprint:
 
     settings: TrainSettings
     plan: Plan
-    shape: Shape
+    shape: ImageShape
     classes: int
     group: Group
     sample: Callable[[], Tensor] | None = None
@@ -123,7 +123,7 @@ def resume(learner: Learner, start: Start) -> None:
     if learner.settings.parallelism == "fsdp":
         from train.checkpoint import sharded
 
-        sharded.load(start.path, learner)
+        sharded.load(start.path, learner.sharded_state(), with_versions)
     else:
         learner.model.load_state_dict(with_versions(learner.model, saved.model))
         learner.optimizer.load_state_dict(dict(saved.optimizer))

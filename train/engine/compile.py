@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import Exit, Refused, first_line
 from train.acceleration.amp import computing
 from train.acceleration.ipex import import_extension
-from train.engine.loop import Learner, not_compiled
+from train.engine.train_step import Learner
+from train.settings import TrainSettings
 
 # What compiling costs by a model's modules, and which part of a step it saves. On two AVX2 cores the first step cost
 # 24 s (CNN, 8 modules) to 330 s (DenseNet121, about 430), for 0 to 10 %. For GPUs this is a guess.
@@ -125,3 +126,19 @@ def run_once(learner: Learner, forward: Forward, images: Tensor, labels: Tensor)
     loss.backward()  # type: ignore[no-untyped-call]
     loss.item()
     learner.model.zero_grad(set_to_none=True)
+
+
+def not_compiled(settings: TrainSettings, error: RuntimeError) -> Refused | None:
+    """Return the refusal of a step that could not be compiled, None for another error.
+
+    Compilers raise errors of torch's inner modules, or tell by NotImplementedError what they lack.
+    """
+    if settings.compile == "off":
+        return None
+    if not type(error).__module__.startswith("torch._") and not isinstance(error, NotImplementedError):
+        return None
+    cause = first_line(getattr(error, "inner_exception", error))  # the outer one's first line only names the backend
+    backend = settings.compile_backend
+    return Refused(
+        f"TRAIN_COMPILE_BACKEND={backend}: the step cannot be compiled ({cause}); set TRAIN_COMPILE=off", Exit.MACHINE
+    )

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from entrypoint.plan.model import Plan
+from train.acceleration.small_conv import as_defined
 from train.distributed.ddp import is_spread, whole_state
 from train.engine.evaluate import Score
 from train.engine.onnx_export import export_onnx
 from train.engine.run import Run
-from train.models.registry import count_multiply_adds, count_parameters, with_versions
+from train.models.inspection import count_multiply_adds, count_parameters
+from train.models.registry import with_versions
 from train.report.cpu_wait import told_of
 from train.report.metrics import kept
 from train.report.output import printing
@@ -35,6 +37,8 @@ def finish(run: Run, score: Score, plan: Plan, started: float) -> None:
         model = judged = run.blueprint.bare()
         judged.load_state_dict(with_versions(judged, of_judged))
         device = torch.device("cpu")
+    with as_defined(model):
+        multiply_adds = count_multiply_adds(model, run.blueprint.shape, device)
     images = learner.step * run.settings.batch_size
     later = learner.seconds - learner.first_step_seconds
     summary = {
@@ -49,7 +53,7 @@ def finish(run: Run, score: Score, plan: Plan, started: float) -> None:
         "first_step_seconds": round(learner.first_step_seconds, 4),
         "parameters": count_parameters(model),
         "weights_sha256": weights_sha256(state),
-        "multiply_adds": count_multiply_adds(model, run.blueprint.shape, device),
+        "multiply_adds": multiply_adds,
         "model": run.settings.model,
         "dataset": run.settings.dataset,
         "batch_size": run.settings.batch_size,

@@ -5,129 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
-from torch import Tensor, nn
-from torch.amp.grad_scaler import GradScaler
-from torch.nn.functional import cross_entropy
-from torch.nn.utils import clip_grad_norm_
-from torch.optim.swa_utils import AveragedModel
+from torch import Tensor
 
-from entrypoint.core.errors import Exit, Refused, first_line
-from train.acceleration.amp import computing, gradient_scaler
-from train.data.batches import LEFT_OUT, Batch, Feed
-from train.distributed.ddp import divided_by, kept_apart, share_gradients
-from train.distributed.process_group import Group
-from train.engine.optimizer import set_lr
+from entrypoint.core.errors import Exit, Refused
+from train.data.batches import Batch, Feed
+from train.engine.compile import not_compiled
+from train.engine.train_step import Learner
 from train.preemption import GO_ON, SAVE, STOP
-from train.report.profiler import BACKWARD, DATA, FORWARD, OPTIMIZER, Phase, unmarked
-from train.seeding import seed_draws, seed_of
-from train.settings import TrainSettings
-
-
-@dataclass
-class Learner:
-    """A model with its optimizer, and how far it is; `forward` is the model, wrapped for its peers and compiled.
-
-    `losses` are those of the epoch under way, a number a step; `best` is the best accuracy that was saved; `phase`
-    marks the phases of a step for a profile.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    lr: Callable[[int], float]
-    settings: TrainSettings
-    group: Group
-    precision: str = "fp32"
-    step: int = 0
-    seconds: float = 0.0
-    best: float = -1.0
-    losses: list[float] = field(default_factory=list)
-    first_step_seconds: float = 0.0
-    phase: Phase = unmarked
-    shared: nn.Module = field(init=False)
-    forward: Callable[[Tensor], Tensor] = field(init=False)
-    scaler: GradScaler = field(init=False)
-    average: AveragedModel | None = None
-    compiler: Callable[[nn.Module], Callable[[Tensor], Tensor]] | None = None
-    pruned: bool = False
-
-    def __post_init__(self) -> None:
-        """Let gradients be averaged over the ranks."""
-        self.scaler = gradient_scaler(self.precision, self.group.device)
-        self.take(self.model, self.optimizer, self.average)
-
-    def take(self, model: nn.Module, optimizer: torch.optim.Optimizer, average: AveragedModel | None = None) -> None:
-        """Go on with this model, its optimizer, and the average of its weights where that is wanted."""
-        self.model, self.optimizer, self.average = model, optimizer, average
-        self.shared = share_gradients(model, self.settings, self.group)
-        self.forward = self.compiler(self.shared) if self.compiler else self.shared
-
-    @property
-    def judged(self) -> nn.Module:
-        """The model that is evaluated and exported: the average where there is one."""
-        return self.average.module if self.average else self.model
-
-    def learn(self, batch: Batch) -> Tensor:
-        """Take one optimizer step; return this rank's part of the batch's mean loss, not yet synchronised.
-
-        Losses are sums over a rank's images divided by the global batch's size, so that the gradient is that of
-        the whole batch's mean, whatever the ranks' shares and the number of parts. DDP's mean over the
-        ranks is made up for. What the model itself draws (dropout) depends on seed, step and rank alone, so that a
-        run which goes on from a checkpoint draws the same.
-        """
-        seed_draws(seed_of(self.settings.seed, "step", self.step, self.group.rank), self.group.device)
-        set_lr(self.optimizer, self.lr(self.step))
-        self.optimizer.zero_grad(set_to_none=True)
-        losses: list[Tensor] = []
-        divided = divided_by(self.model, self.group)
-        for index, (images, labels) in enumerate(batch.parts):
-            last = index == len(batch.parts) - 1
-            with kept_apart(self.shared, last):
-                with self.phase(FORWARD):
-                    with computing(self.precision, self.group.device):
-                        logits = self.forward(images)
-                    part = self.loss(logits, labels) / batch.size
-                    if batch.others:
-                        part = part.lerp(self.loss(logits, batch.others[index]) / batch.size, 1 - batch.own)
-                with self.phase(BACKWARD):
-                    whole = part if divided == 1 else part * divided
-                    self.scaler.scale(whole).backward()  # type: ignore[no-untyped-call]
-            losses.append(part.detach())
-        with self.phase(OPTIMIZER):
-            if self.settings.max_grad_norm:
-                self.scaler.unscale_(self.optimizer)
-                clip_grad_norm_(self.model.parameters(), self.settings.max_grad_norm)
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            if self.average:
-                self.average.update_parameters(self.model)
-        self.step += 1
-        return sum(losses[1:], losses[0])
-
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of the losses of (N, classes) logits, in fp32."""
-        smoothing = self.settings.label_smoothing
-        return cross_entropy(logits.float(), labels, reduction="sum", ignore_index=LEFT_OUT, label_smoothing=smoothing)
-
-
-def not_compiled(settings: TrainSettings, error: RuntimeError) -> Refused | None:
-    """Return the refusal of a step that could not be compiled, None for another error.
-
-    Compilers raise errors of torch's inner modules, or tell by NotImplementedError what they lack.
-    """
-    if settings.compile == "off":
-        return None
-    if not type(error).__module__.startswith("torch._") and not isinstance(error, NotImplementedError):
-        return None
-    cause = first_line(getattr(error, "inner_exception", error))  # the outer one's first line only names the backend
-    backend = settings.compile_backend
-    return Refused(
-        f"TRAIN_COMPILE_BACKEND={backend}: the step cannot be compiled ({cause}); set TRAIN_COMPILE=off", Exit.MACHINE
-    )
-
+from train.report.profiler import DATA
 
 Report = Callable[[int, float, float], None]
 

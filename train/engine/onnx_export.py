@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from entrypoint.core.atomic_files import whole_file
 from entrypoint.core.errors import Exit, Refused, first_line
 from train.acceleration.small_conv import as_defined
-from train.data.batches import Normalise
-from train.data.pictures import Shape
+from train.settings import ImageShape
+from train.transforms.normalize import Normalise
 
 
 class FromPixels(nn.Module):
@@ -33,7 +33,7 @@ class FromPixels(nn.Module):
         return logits
 
 
-def export_onnx(model: nn.Module, normalise: Normalise, shape: Shape, path: Path) -> None:
+def export_onnx(model: nn.Module, normalise: Normalise, shape: ImageShape, path: Path) -> None:
     """Write the model as ONNX, for any number of images at once: `pixels` in, `logits` out.
 
     Raises `Refused` where PyTorch's exporter cannot; nothing is lost by that, since the run is saved before.

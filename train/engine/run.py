@@ -9,7 +9,7 @@ from train.checkpoint.async_writer import Saver
 from train.data.batches import Feed
 from train.distributed.process_group import Group
 from train.engine.builder import Blueprint
-from train.engine.loop import Learner
+from train.engine.train_step import Learner
 from train.report.cpu_wait import Waiting
 from train.report.metrics import Recorder
 from train.report.profiler import Profiler, unmarked

@@ -9,8 +9,8 @@ from train.checkpoint import single_file
 from train.checkpoint.async_writer import snapshot
 from train.checkpoint.single_file import Checkpoint
 from train.distributed.ddp import local_parts
-from train.engine.loop import Learner
 from train.engine.run import Run
+from train.engine.train_step import Learner
 from train.preemption import STOPPING, Preempted
 
 
@@ -88,7 +88,7 @@ def save(run: Run, epoch: int, *, best: bool = False) -> None:
         from train.checkpoint import sharded
 
         run.group.from_leader(lambda: check_lock(run))
-        sharded.save(folder, made, learner, run.settings.keep_checkpoints, best=best)
+        sharded.save(folder, made, learner.sharded_state(), run.settings.keep_checkpoints, best=best)
         return
     if not run.group.leads:
         return

@@ -18,8 +18,8 @@ from train.data.datasets import DataSet, load
 from train.data.loader import Loader
 from train.data.workers import Crew, telling_of_workers
 from train.distributed.ddp import begun_anew
+from train.distributed.peer_failure import naming_the_lost
 from train.distributed.process_group import Group, join, place
-from train.distributed.rendezvous import naming_the_lost
 from train.engine.builder import Blueprint, build_feed, build_loader
 from train.engine.compile import compile_step
 from train.engine.evaluate import Score, evaluate

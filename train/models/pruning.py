@@ -19,14 +19,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from entrypoint.core.errors import Exit, Refused, did_you_mean, first_line
-from train.data.pictures import Shape
 from train.models.registry import with_versions
-from train.settings import TrainSettings
+from train.settings import ImageShape, TrainSettings
 
 KINDS: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "linear": nn.Linear}
 
 
-def slimmed(model: nn.Module, state: Mapping[str, Tensor], shape: Shape, settings: TrainSettings) -> dict[str, Tensor]:
+def slimmed(
+    model: nn.Module, state: Mapping[str, Tensor], shape: ImageShape, settings: TrainSettings
+) -> dict[str, Tensor]:
     """Return the state of the model when it is pruned; `model` is spent.
 
     Raises `Refused` where the library cannot prune this model, or what is left would not run.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from train.data.pictures import Shape
+from train.settings import ImageShape
 
 # Filters of the three blocks: airbench94's own for a GPU, and half of each, a quarter of the work, for a CPU.
 WIDTHS = {"speednet": (64, 256, 256), "speednet-half": (32, 128, 128)}
@@ -23,7 +23,7 @@ class SpeedNet(nn.Module):
     `rates` names the parameters that learn faster than the others.
     """
 
-    def __init__(self, widths: tuple[int, int, int], shape: Shape, classes: int) -> None:
+    def __init__(self, widths: tuple[int, int, int], shape: ImageShape, classes: int) -> None:
         super().__init__()
         patch = shape[0] * KERNEL**2
         self.whiten = nn.Conv2d(shape[0], 2 * patch, KERNEL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 from entrypoint.plan.inputs import PreviousRun
@@ -33,3 +34,10 @@ def previous_run(settings: TrainSettings) -> PreviousRun | None:
         return PreviousRun(ranks=ranks, reserved_cpus=plan.get("reserved_cpus", plan.get("neighbours", 0)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def fresh(output: Path, settings: TrainSettings) -> Path:
+    """Return a folder name of the moment that nobody has yet."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model}-{settings.dataset}"
+    taken = (output / (name if count == 1 else f"{name}-{count}") for count in range(1, 10_000))
+    return next(folder for folder in taken if not folder.exists())

@@ -19,8 +19,7 @@ from entrypoint.core.settings_base import ParsedSettings, variable_name
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import Observed
 from train.checkpoint import single_file
-from train.planning.run_lookup import begun
-from train.planning.run_naming import fresh
+from train.planning.run_lookup import begun, fresh
 from train.report.run_lock import Lock
 from train.settings import TrainSettings
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from entrypoint.core.errors import Refused, say
+from entrypoint.core.console import say
+from entrypoint.core.errors import Refused
 
 NAME = ".lock"
 BEAT_S = 2.0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate, pad
 
-from train.data.dataset_info import BOOK_PIXELS
+from train.settings import BOOK_PIXELS
 
 SEEN = 224
 DEGREES = 20.0

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train.data.pictures import Shape
-from train.settings import TrainSettings
+from train.settings import ImageShape, TrainSettings
 from train.transforms import book, flip_crop
 
 
@@ -28,7 +27,7 @@ class Transform:
     side: int | None = None
     moves: bool = True
 
-    def shape(self, shape: Shape) -> Shape:
+    def shape(self, shape: ImageShape) -> ImageShape:
         """Return (channels, height, width) of what comes out."""
         return (shape[0], self.side, self.side) if self.side else shape
 

@@ -1,0 +1,30 @@
+"""Parents of a process and lines of /proc files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+def ancestors(root: Path, process: str = "self") -> Iterator[str]:
+    """Yield the ids of a process's ancestors, nearest first, as far as /proc shows them."""
+    parent = parent_of(root, process)
+    while parent and parent != "0":
+        yield parent
+        parent = parent_of(root, parent)
+
+
+def parent_of(root: Path, process: str) -> str:
+    """Return the id of a process's parent, empty where /proc hides it."""
+    lines = read_lines(root / f"proc/{process}/status")
+    return next((line.split()[1] for line in lines if line.startswith("PPid:")), "")
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return a file's lines, none where it cannot be read."""
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,88 @@
+"""What Python costs a process with torch: none looks for garbage in an import, nor tears all down at the end."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from entrypoint.core.process import uncollected
+
+CODE = """
+import gc
+from entrypoint.core.process import uncollected
+
+looked = []
+gc.callbacks.append(lambda phase, _: looked.append(phase))
+with uncollected():
+    import torch
+print(len(looked), gc.isenabled(), gc.get_freeze_count())
+"""
+
+
+def test_no_garbage_is_looked_for_while_torch_is_imported_nor_later_in_it() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    looked, enabled, frozen = done.stdout.split()
+    assert (looked, enabled) == ("0", "True")
+    assert int(frozen) > 100_000
+
+
+def test_it_is_looked_for_again_where_an_import_fails() -> None:
+    with pytest.raises(ImportError), uncollected():
+        import_module("entrypoint.nonesuch")
+    assert gc.isenabled()
+    gc.unfreeze()
+
+
+END = """
+import atexit, sys
+from entrypoint.core.process import leave
+
+class Torn:
+    def __del__(self):
+        print("torn down")
+
+torn = Torn()
+atexit.register(print, "registered")
+print("said")
+leave(0)
+"""
+
+
+def test_leaving_does_what_is_registered_says_all_and_tears_nothing_down() -> None:
+    done = subprocess.run([sys.executable, "-c", END], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["said", "registered", ""]
+
+
+def test_leaving_with_a_reader_that_has_gone_ends_as_python_does() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", END], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.returncode == 120
+    assert "BrokenPipeError" in done.stderr
+
+
+BESIDE_PEERS = """
+import sys
+from entrypoint.core import exit_delay, process
+
+sys.modules["torch"], exit_delay.WAIT_S = None, 60
+process.leave(0)
+"""
+
+
+def test_leaving_does_not_wait_for_what_only_a_torn_down_interpreter_has_to_fear() -> None:
+    environ = {**os.environ, "WORLD_SIZE": "2"}
+    subprocess.run([sys.executable, "-c", BESIDE_PEERS], env=environ, check=True, timeout=30)
+
+
+def test_after_a_failure_a_thread_is_waited_for() -> None:
+    code = "import threading as t, time\nfrom entrypoint.core.process import leave\n"
+    code += "t.Thread(target=lambda: (time.sleep(1), print('written'))).start()\nleave(7)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (7, "written\n")

@@ -1,0 +1,109 @@
+"""Ranks that an agent starts again, for real: when it does, when not, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.launch.elastic_agent import wait_for_master
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
+from tests.factories import make_machine, make_test_plan
+from tests.net import free_port, listen_on
+from tests.processes import children
+
+TWICE = {"LAUNCH_MAX_RESTARTS": "2"}
+
+
+@pytest.mark.versions
+@pytest.mark.launch
+def test_a_script_that_fails_is_started_again_and_in_the_end_its_own_code_counts(entrypoint: Entrypoint) -> None:
+    script(entrypoint.folder, "x.py", "open('starts', 'a').write('x'); raise SystemExit(9)")
+    result = entrypoint("run", "x.py", env=TWICE)
+    assert (result.code, (entrypoint.folder / "starts").read_text()) == (9, "xxx")
+    said = [line for line in result.err.splitlines() if line.startswith(("entrypoint: restart", "entrypoint: error"))]
+    failed = r"rank 0 of this job \(local rank 0, pid \d+\) failed first, with exit code 9"
+    for line, form in zip(
+        said, (f"restart 1 of 2: {failed}", f"restart 2 of 2: {failed}", f"error: {failed}"), strict=True
+    ):
+        assert re.fullmatch(f"entrypoint: {form}", line), line
+
+
+@pytest.mark.launch
+def test_a_rank_that_is_killed_is_started_again_with_all_others_and_the_job_ends_well(entrypoint: Entrypoint) -> None:
+    text = """
+        import os, signal, time
+        count, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["RANK"]
+        open(f"rank{rank}", "a").write(str(count))
+        if count == 0:
+            while rank == "1" and not os.path.exists("rank0"):
+                time.sleep(0.05)
+            if rank == "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+    """
+    script(entrypoint.folder, "x.py", text)
+    result = entrypoint("run", "--nproc-per-node=2", "--oversubscribe=1", "x.py", env=TWICE)
+    assert result.code == 0, result.err
+    assert [(entrypoint.folder / f"rank{rank}").read_text() for rank in (0, 1)] == ["01", "01"]
+    assert "restart 1 of 2: rank 1 of this job" in result.err
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("code", [2, 3, 75])
+def test_what_would_be_as_wrong_again_is_not_started_again(entrypoint: Entrypoint, code: int) -> None:
+    script(entrypoint.folder, "x.py", f"open('starts', 'a').write('x'); raise SystemExit({code})")
+    assert entrypoint("run", "x.py", env=TWICE).code == code
+    assert (entrypoint.folder / "starts").read_text() == "x"
+
+
+@pytest.mark.versions
+@pytest.mark.launch
+def test_a_rank_of_the_trainer_that_is_killed_goes_on_from_the_checkpoint(entrypoint: Entrypoint) -> None:
+    env = {"TRAIN_EPOCHS": "60", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1", "TRAIN_CHECKPOINT_EVERY": "5"}
+    log = entrypoint.folder / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [PYTHON, "-m", "entrypoint", "train", "--max-restarts=1"],
+            cwd=entrypoint.folder, env={**clean_environment(), "HOME": str(entrypoint.home), **env},
+            stdout=out, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+    until = time.monotonic() + LAUNCH_LIMIT_S
+    while "epoch 12/" not in log.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    for rank in children(process.pid):
+        os.kill(rank, signal.SIGKILL)
+    assert process.wait(LAUNCH_LIMIT_S) == 0, log.read_text()[-2000:]
+    text = log.read_text()
+    assert "restart 1 of 1: rank 0 of this job" in text
+    assert re.search(r"going on from \S+/checkpoint/step-\d+\.pt", text)
+    (run,) = {path.resolve() for path in (entrypoint.folder / "runs").iterdir()}
+    assert json.loads((run / "summary.json").read_text())["epochs"] == 60
+
+
+def test_a_master_that_is_late_is_waited_for_and_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("entrypoint.core.network.TELL_EVERY_S", 0.2)
+    monkeypatch.setattr("entrypoint.core.network.PAUSE_S", 0.1)
+    port = free_port()
+    environ = {"LAUNCH_NNODES": "1:2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    with pytest.raises(Refused, match=f"node 0 at 127.0.0.1:{port} did not come within 1 s") as error:
+        wait_for_master(make_test_plan(make_machine(2), environ | {"LAUNCH_RENDEZVOUS_TIMEOUT_S": "1"}))
+    assert error.value.code == Exit.RENDEZVOUS
+    assert f"entrypoint: waiting for node 0 at 127.0.0.1:{port} (0 of 1 s)" in capfd.readouterr().err
+    with listen_on(port):
+        wait_for_master(make_test_plan(make_machine(2), environ))
+
+
+def test_agents_that_need_not_meet_wait_for_nothing() -> None:
+    from entrypoint.launch.elastic_agent import where_agents_meet
+
+    assert where_agents_meet(make_test_plan(make_machine(2), {"LAUNCH_MAX_RESTARTS": "2"}), {}) == []

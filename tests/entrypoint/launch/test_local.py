@@ -1,0 +1,220 @@
+"""Ranks as children of the entrypoint: what they find, how signals reach them, how all end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from entrypoint.launch.local import meeting
+from entrypoint.plan.model import Rank
+from tests.conftest import LAUNCH_LIMIT_S, Entrypoint, clean_environment, needs_two_cores, script
+from tests.entrypoint.launch.running_ranks import QUIET, lines, started
+from tests.factories import make_machine, make_test_plan
+
+TWO = make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "2"})
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_a_script_finds_what_torchrun_would_have_told_it(entrypoint: Entrypoint) -> None:
+    # PYTHON_EXEC and the like torchrun keeps to itself; what its manual promises scripts is a name of these.
+    script(
+        entrypoint.folder,
+        "x.py",
+        """
+        import json, os, sys
+        words = ("RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "ROLE_")
+        found = {name: value for name, value in os.environ.items() if any(word in name for word in words)}
+        json.dump(found, open(f"{sys.argv[1]}{os.environ['RANK']}.json", "w"))
+        """,
+    )
+    for launcher in ("local", "torchrun"):
+        result = entrypoint("run", "x.py", launcher, env=QUIET | {"LAUNCH_LAUNCHER": launcher})
+        assert (result.code, result.err) == (0, "")
+    for rank in range(2):
+        ours, theirs = (
+            json.loads((entrypoint.folder / f"{launcher}{rank}.json").read_text()) for launcher in ("local", "torchrun")
+        )
+        assert set(ours) == set(theirs)
+        # Who hosts the store, where, and the job's name differ.
+        own = {"MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
+        own |= {"TORCHELASTIC_USE_AGENT_STORE", "ROLE_NAME"}
+        assert {name: value for name, value in ours.items() if name not in own} == {
+            name: value for name, value in theirs.items() if name not in own
+        }
+        assert (ours["MASTER_ADDR"], ours["TORCHELASTIC_USE_AGENT_STORE"]) == ("127.0.0.1", "False")
+
+
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_the_port_is_kept_for_torchs_store_and_given_to_nobody_else(use_libuv: bool) -> None:
+    from torch.distributed import TCPStore
+
+    with meeting(TWO, {}) as where:
+        host, port = where["MASTER_ADDR"], int(where["MASTER_PORT"])
+        for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+            if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
+                continue
+            with socket.socket(family) as other, pytest.raises(OSError, match="Address already in use"):
+                other.bind((address, port))
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False, use_libuv=use_libuv)
+        TCPStore(host, port, is_master=False, wait_for_workers=False, use_libuv=use_libuv).set("key", "value")
+        assert store.get("key") == b"value"
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_a_persons_port_is_used_and_one_that_is_taken_or_none_is_refused(entrypoint: Entrypoint) -> None:
+    script(entrypoint.folder, "x.py", "import os; print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])")
+    with socket.create_server(("", 0)) as other:
+        port = str(other.getsockname()[1])
+        taken = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": port})
+    said = f"entrypoint: error: MASTER_PORT={port}: cannot be listened on here (Address already in use)"
+    assert (taken.code, taken.out, taken.err) == (4, "", f"{said}; set another one, the same on all nodes\n")
+    mine = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": port, "MASTER_ADDR": "no.such.node"})
+    assert (mine.code, mine.out) == (0, f"127.0.0.1 {port}\n" * 2), mine.err
+    made = entrypoint.plan(env=QUIET | {"MASTER_ADDR": "no.such.node"})
+    told = [one["why"] for one in made["decisions"] if one["what"] == "MASTER_ADDR"]
+    assert told == ["all ranks are on this node, and need not look for no.such.node"]
+    for value in ("abc", "0", "65536", "-1"):
+        wrong = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": value})
+        assert (wrong.code, wrong.err) == (
+            2,
+            f"entrypoint: error: MASTER_PORT={value}: not a port; expected a number from 1 to 65535\n",
+        )
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_no_torch_is_in_the_process_that_watches(entrypoint: Entrypoint) -> None:
+    with started(entrypoint, "sys.exit(0)") as process:
+        assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
+        assert Path(f"/proc/{process.pid}/comm").read_text() == "ranks-agent\n"
+
+
+@pytest.mark.launch
+@needs_two_cores
+@pytest.mark.parametrize(
+    ("ending", "number", "code", "said"),
+    [
+        ("sys.exit(0)", signal.SIGTERM, 0, ""),
+        ("sys.exit(9)", signal.SIGTERM, 143, "entrypoint: error: stopped by SIGTERM\n"),
+        ("signal.signal(number, signal.SIG_DFL); os.kill(os.getpid(), number)", signal.SIGTERM, 143, "…SIGTERM\n"),
+        ("pass", signal.SIGINT, 130, "…SIGINT\n"),
+        ("pass", signal.SIGHUP, 129, "…SIGHUP\n"),
+        ("pass", signal.SIGQUIT, 131, "…SIGQUIT\n"),
+    ],
+)
+def test_a_signal_reaches_every_rank_once_and_the_job_ends_as_they_do_or_by_it(
+    entrypoint: Entrypoint, ending: str, number: signal.Signals, code: int, said: str
+) -> None:
+    # SIGINT and SIGQUIT end Python's ranks; one that only hears of SIGHUP has its time to save, then is killed.
+    with started(entrypoint, ending, LAUNCH_GRACE_PERIOD_S="2" if number == signal.SIGHUP else "60") as process:
+        for warning in (signal.SIGUSR1, signal.SIGUSR2):
+            process.send_signal(warning)
+            assert lines(process, 2) == [f"{rank} {warning.name}" for rank in range(2)]
+        process.send_signal(number)
+        out, err = process.communicate(timeout=LAUNCH_LIMIT_S)
+        heard = [] if number in (signal.SIGINT, signal.SIGQUIT) else [f"{rank} {number.name}" for rank in range(2)]
+        assert sorted(out.splitlines()) == heard
+        assert process.returncode == code
+        assert err.endswith(said.replace("…", "entrypoint: error: stopped by "))
+
+
+@pytest.mark.launch
+@needs_two_cores
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+def test_a_job_under_nohup_outlives_the_terminal(entrypoint: Entrypoint, launcher: str) -> None:
+    with started(entrypoint, "sys.exit(0)", "nohup", LAUNCH_LAUNCHER=launcher) as process:
+        process.send_signal(signal.SIGHUP)
+        time.sleep(0.5)  # what must not happen has its time
+        process.send_signal(signal.SIGUSR1)
+        assert lines(process, 2) == ["0 SIGUSR1", "1 SIGUSR1"]
+        process.terminate()
+        assert lines(process, 2) == ["0 SIGTERM", "1 SIGTERM"]
+        assert process.wait(LAUNCH_LIMIT_S) == {"local": 0, "torchrun": 143}[launcher]
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_ranks_end_with_the_process_that_watches(entrypoint: Entrypoint) -> None:
+    with started(entrypoint, "sys.exit(0)") as process:
+        process.kill()
+        assert lines(process, 2) == ["0 SIGTERM", "1 SIGTERM"]
+        assert lines(process, 1) == [""], "both have ended"
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_the_others_of_a_rank_that_has_saved_have_time_to_do_so_and_those_of_one_that_failed_are_told(
+    entrypoint: Entrypoint,
+) -> None:
+    script(
+        entrypoint.folder,
+        "x.py",
+        """
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(print("told to end", flush=True) or 0))
+        if os.environ["RANK"] == "0":
+            while not os.path.exists("ready"):
+                time.sleep(0.01)
+            sys.exit(int(sys.argv[1]))
+        open("ready", "w")
+        time.sleep(2)
+        print("saved too", flush=True)
+        sys.exit(int(sys.argv[1]))
+        """,
+    )
+    for code, printed in ((75, "saved too\n"), (7, "told to end\n")):
+        result = entrypoint("run", "x.py", str(code), env=QUIET)
+        assert (result.code, result.out) == (code, printed)
+        (entrypoint.folder / "ready").unlink()
+
+
+def run_plan(folder: Path, ranks: tuple[Rank, ...], program: str) -> subprocess.CompletedProcess[str]:
+    """Run a plan that is made up, in a process of its own whose parent ignores its children's ends."""
+    made = replace(TWO, ranks=ranks, program=replace(TWO.program, argv=(sys.executable, "-c", program)), preload=())
+    main = """if True:
+        import os, signal, sys
+        from entrypoint.job.detect import Job
+        from entrypoint.plan.model import Plan
+        from entrypoint.launch.local import run
+        sys.exit(run(Plan.from_variable(sys.argv[1]), Job(), {"PATH": os.environ["PATH"]}))
+    """
+    return subprocess.run(
+        [sys.executable, "-c", main, made.to_variable()],
+        cwd=folder,
+        env={**clean_environment(), "PYTHONPATH": str(Path(__file__).parents[3])},
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        capture_output=True,
+        text=True,
+        timeout=LAUNCH_LIMIT_S,
+        check=False,
+    )
+
+
+@pytest.mark.launch
+def test_who_ignores_the_end_of_children_does_not_keep_it_from_seeing_them(tmp_path: Path) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    result = run_plan(tmp_path, (Rank(0, (cpu,), 1), Rank(1, (cpu,), 1)), "import os; print(os.environ['RANK'])")
+    assert (result.returncode, sorted(result.stdout.split()), result.stderr) == (0, ["0", "1"], "")
+
+
+@pytest.mark.launch
+def test_a_rank_that_cannot_be_bound_is_told_once_with_its_code(tmp_path: Path) -> None:
+    nowhere = Rank(0, (4095,), 1)
+    began = time.monotonic()
+    result = run_plan(tmp_path, (nowhere, replace(nowhere, local_rank=1)), "raise SystemExit('never')")
+    assert result.returncode == 3
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "cannot be bound to CPUs 4095" in result.stderr
+    assert time.monotonic() - began < 20

@@ -1,0 +1,193 @@
+"""What the peers get wrong, each a test of ours, named after it (design, section 3)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from entrypoint.job.detect import Job
+from entrypoint.machine.detect import read_machine
+from entrypoint.machine.shared_libraries import read_libraries
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, paint, script
+from tests.entrypoint.launch.running_ranks import started
+from tests.factories import elf_header, make_machine, make_test_plan
+from tests.machines import smp
+
+TELL = """
+    import json, os, sys
+    told = {name: os.environ.get(name) for name in sys.argv[1:]}
+    open(f"rank{os.environ['RANK']}.json", "w").write(json.dumps(told))
+"""
+
+
+def told(entrypoint: Entrypoint, rank: int = 0) -> dict[str, str]:
+    found: dict[str, str] = json.loads((entrypoint.folder / f"rank{rank}.json").read_text())
+    return found
+
+
+def test_run_cpu_takes_the_core_column_for_cpu_ids(tmp_path: Path) -> None:
+    """With siblings numbered 0,1 its four cores are two."""
+    tree = smp(1, 4, 2, interleaved=False)
+    made = make_test_plan(read_machine(tree.build(tmp_path), tree.cpus), {"LAUNCH_NPROC_PER_NODE": "4"})
+    assert [rank.cpus for rank in made.ranks] == [(0,), (2,), (4,), (6,)]
+
+
+def test_run_cpu_wants_exactly_libtcmalloc_so_and_skips_multiarch_folders(tmp_path: Path) -> None:
+    file = tmp_path / "usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4.5.9"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(elf_header(62))
+    (found, *_) = read_libraries(tmp_path, tmp_path / "venv", "x86_64")
+    assert found.path == str(file)
+
+
+@pytest.mark.launch
+def test_run_cpu_only_warns_of_a_preload_that_is_not_there(entrypoint: Entrypoint) -> None:
+    result = entrypoint("run", "-m", "this", env={"LD_PRELOAD": "/no/such/libtcmalloc.so"})
+    assert result.code == 3
+    file = "/no/such/libtcmalloc.so"
+    cause = f"LD_PRELOAD={file}: {file} cannot be read (No such file or directory); correct or unset it"
+    assert result.error_lines == [f"entrypoint: error: {cause}"]
+
+
+@pytest.mark.launch
+@needs_two_cores
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_run_cpu_drops_the_exit_code_of_its_children(entrypoint: Entrypoint, ranks: str) -> None:
+    script(entrypoint.folder, "x.py", "import sys; sys.exit(7)")
+    assert entrypoint("run", "--nproc-per-node", ranks, "x.py").code == 7
+
+
+@pytest.mark.launch
+def test_run_cpu_needs_an_activated_environment_to_find_intels_openmp(entrypoint: Entrypoint) -> None:
+    library = Path(sys.prefix, "lib/libiomp5.so")
+    if not library.exists():
+        pytest.skip("needs intel-openmp in this environment")
+    bare = ("env", "-i", f"HOME={entrypoint.home}", PYTHON, "-m", "entrypoint")
+    made = json.loads(entrypoint("plan", "--json", "--openmp=intel", command=bare).out)
+    assert made["preload"][0] == str(library)
+
+
+def test_torchrun_sets_one_thread_for_several_ranks() -> None:
+    made = make_test_plan(make_machine(8), {"LAUNCH_NPROC_PER_NODE": "2"})
+    assert [rank.threads for rank in made.ranks] == [4, 4]
+
+
+@pytest.mark.launch
+def test_torchrun_counts_cpus_that_the_cgroup_does_not_grant(
+    entrypoint: Entrypoint, under_quota: Callable[[float], tuple[str, ...]]
+) -> None:
+    made = json.loads(entrypoint("plan", "--json", command=(*under_quota(1), PYTHON, "-m", "entrypoint")).out)
+    assert sum(rank["threads"] for rank in made["ranks"]) == 1
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_torchrun_ends_with_the_terminal_even_under_nohup(entrypoint: Entrypoint) -> None:
+    """pytorch#67538, LlamaFactory#3036 and many more; ours does not (`test_spawn`)."""
+    torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    with started(entrypoint, "sys.exit(0)", "nohup", command=torchrun) as process:
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(LAUNCH_LIMIT_S) == 1
+
+
+def test_torchrun_binds_by_numa_node_only_for_gpus(tmp_path: Path) -> None:
+    tree = smp(2, 4)
+    made = make_test_plan(read_machine(tree.build(tmp_path), tree.cpus))
+    assert [(rank.cpus, rank.memory_nodes) for rank in made.ranks] == [((0, 1, 2, 3), (0,)), ((4, 5, 6, 7), (1,))]
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("openmp", ["intel", "gnu"])
+def test_accelerate_overwrites_the_kmp_affinity_of_the_user(entrypoint: Entrypoint, openmp: str) -> None:
+    """And sets it without the runtime that would read it."""
+    if openmp == "intel" and not Path(sys.prefix, "lib/libiomp5.so").exists():
+        pytest.skip("needs intel-openmp in this environment")
+    script(entrypoint.folder, "x.py", TELL)
+    result = entrypoint("run", "--openmp", openmp, "x.py", "KMP_AFFINITY", env={"KMP_AFFINITY": "scatter"})
+    assert told(entrypoint) == {"KMP_AFFINITY": "scatter"}
+    assert "(yours) KMP_AFFINITY=scatter" in result.err
+    assert ("is read by Intel's OpenMP runtime only" in result.err) is (openmp == "gnu")
+    entrypoint("run", "--openmp", openmp, "--cpu-binding=threads", "x.py", "KMP_AFFINITY", "OMP_PLACES")
+    ours = told(entrypoint)
+    assert (ours["KMP_AFFINITY"] is not None, ours["OMP_PLACES"] is not None) == (openmp == "intel", openmp == "gnu")
+
+
+def test_srun_leaves_a_rank_one_cpu_and_nobody_says_so() -> None:
+    job = Job("srun", 0, 1, 0, 1, binding="asked", granted_cpus=8, node_cpus=8)
+    (warning,) = make_test_plan(make_machine(1, online=8), job=job).warnings
+    assert "srun left this rank 1 of the 8 CPUs" in warning
+    assert "srun --cpus-per-task=8" in warning
+
+
+def test_the_book_maps_global_ranks_to_cpus_so_that_node_2_is_off_the_end() -> None:
+    made = make_test_plan(make_machine(8), job=Job("hydra (MPICH, Intel MPI)", 5, 8, 1, 4))
+    assert made.ranks[1].cpus == (2, 3), "rank 5 is local rank 1"
+
+
+def cpus_of(process: int) -> str:
+    status = Path(f"/proc/{process}/status").read_text()
+    return next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
+
+
+def ranks_below(folder: Path) -> Iterator[tuple[int, int]]:
+    """Yield the rank and process id of every process of a job in this folder."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            items = (path / "environ").read_text(errors="replace").split("\0")
+            environ = dict(item.split("=", 1) for item in items if "=" in item)
+            if "RANK" in environ and (path / "cwd").resolve() == folder.resolve():
+                yield int(environ["RANK"]), int(path.name)
+        except OSError:
+            continue
+
+
+def wait_for_loaders(folder: Path) -> dict[int, set[str]]:
+    """Return for each of two ranks the CPU lists of it and its loader, which comes and goes with each epoch."""
+    deadline = time.monotonic() + LAUNCH_LIMIT_S
+    while time.monotonic() < deadline:
+        found = list(ranks_below(folder))
+        if sorted(rank for rank, _ in found) == [0, 0, 1, 1]:
+            with suppress(FileNotFoundError, ProcessLookupError):  # one has ended between two looks
+                return {rank: {cpus_of(process) for of, process in found if of == rank} for rank in (0, 1)}
+    raise AssertionError("two ranks with a loader each were never seen at once")
+
+
+@pytest.mark.launch
+@needs_two_cores
+@pytest.mark.parametrize("bind", ["ranks", "threads"])
+def test_the_book_leaves_its_loading_processes_unpinned(entrypoint: Entrypoint, tmp_path: Path, bind: str) -> None:
+    """Two ranks on two cores, read from /proc while they train: every process of a rank is on the rank's own core."""
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+    for split in ("train", "test"):
+        paint(tmp_path / "pictures" / split, each=100)
+    env = {
+        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path / "pictures"), "TRAIN_DATA_SOURCE": "stream",
+        "TRAIN_NUM_WORKERS": "1", "TRAIN_BATCH_SIZE": "4", "TRAIN_EPOCHS": "10000", "TRAIN_TENSORBOARD": "0",
+        "LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_QUIET": "1", "LAUNCH_CPU_BINDING": bind,
+    }  # fmt: skip
+    mask = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
+    job = subprocess.Popen(
+        ["taskset", "-c", mask, PYTHON, "-m", "entrypoint", "train"],
+        cwd=entrypoint.folder,
+        env={**clean_environment(), "HOME": str(entrypoint.home), **env},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert job.stdout is not None
+        assert any(line.startswith("epoch 1/") for line in job.stdout), "trains"
+        seen = wait_for_loaders(entrypoint.folder)
+    finally:
+        job.terminate()
+        job.communicate(timeout=LAUNCH_LIMIT_S)
+    assert all(len(cpus) == 1 for cpus in seen.values()), seen
+    assert {cpus for one in seen.values() for cpus in one} == set(mask.split(","))

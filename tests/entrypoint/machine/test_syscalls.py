@@ -1,0 +1,56 @@
+"""Memory bound to NUMA nodes, on this machine's own kernel."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from entrypoint.machine.cpu_topology import read_ids
+from entrypoint.machine.syscalls import memory_nodes_in_force
+from tests.conftest import PYTHON
+from tests.machines import write
+
+NODES = read_ids(Path("/sys/devices/system/node/has_memory"))
+BIND = """
+import subprocess, sys
+from entrypoint.machine.syscalls import bind_memory, memory_nodes_in_force
+try:
+    bind_memory(sys.argv[1], (int(sys.argv[2]),))
+except OSError as error:
+    sys.exit(f"refused: {error}")
+again = "from entrypoint.machine.syscalls import memory_nodes_in_force as m; print(m())"
+print(memory_nodes_in_force(), subprocess.run([sys.executable, "-c", again], capture_output=True, text=True).stdout)
+"""
+
+
+@pytest.mark.parametrize("policy", ["bind", "preferred"])
+def test_the_policy_holds_and_is_handed_on_to_the_next_program(policy: str) -> None:
+    if not NODES:
+        pytest.skip("needs a kernel that shows NUMA nodes")
+    done = subprocess.run([PYTHON, "-c", BIND, policy, str(NODES[-1])], capture_output=True, text=True, check=False)
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("needs set_mempolicy, which this container's seccomp filter forbids")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0] == f"({NODES[-1]},) ({NODES[-1]},)"
+
+
+def test_a_node_that_is_not_there_is_an_os_error() -> None:
+    done = subprocess.run([PYTHON, "-c", BIND, "bind", "1000"], capture_output=True, text=True, check=False)
+    assert "refused: [Errno " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes"),
+    [
+        ("7f00 default anon=3", ()),
+        ("7f00 bind:0-1 anon=3", (0, 1)),
+        ("7f00 prefer:1 file=/x", (1,)),
+        ("7f00 prefer=3 heap", (3,)),
+        ("", ()),
+    ],
+)
+def test_the_kernels_map_tells_the_policy(tmp_path: Path, line: str, nodes: tuple[int, ...]) -> None:
+    write(tmp_path, {"proc/7/numa_maps": line})
+    assert memory_nodes_in_force("7", tmp_path) == nodes

@@ -1,0 +1,245 @@
+"""The plan: each decision, its reason, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from entrypoint.core.errors import Exit, Refused
+from entrypoint.job.detect import Job
+from entrypoint.job.ports import agreed_port
+from entrypoint.machine.detect import Machine
+from entrypoint.machine.gpus import Gpu
+from entrypoint.machine.python_packages import Packages
+from entrypoint.plan.model import Plan
+from entrypoint.settings import LaunchSettings
+from tests.conftest import FUZZ_EXAMPLES
+from tests.factories import SCRIPT, make_machine, make_test_plan, reason_for
+from tests.strategies import machines
+
+
+def test_one_rank_takes_all_cores_and_no_launcher() -> None:
+    made = make_test_plan(make_machine(4))
+    assert (made.launcher, made.nproc_per_node, made.device, made.backend) == ("direct", 1, "cpu", "gloo")
+    assert made.ranks[0].cpus == (0, 1, 2, 3)
+    assert made.ranks[0].threads == 4
+    assert made.command == SCRIPT.argv
+
+
+def test_two_ranks_share_the_cores_and_are_started_without_torchrun() -> None:
+    made = make_test_plan(make_machine(5), {"LAUNCH_NPROC_PER_NODE": "2"})
+    assert made.launcher == "local"
+    assert made.command == SCRIPT.argv
+    assert [rank.cpus for rank in made.ranks] == [(0, 1, 2), (3, 4)]
+    assert [rank.threads for rank in made.ranks] == [3, 2]
+    assert made.environment["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+@pytest.mark.parametrize("name", ["LAUNCH_LAUNCHER", "LAUNCH_MAX_RESTARTS"])
+def test_torchruns_agent_starts_them_where_it_is_asked_for_or_may_have_to_start_them_again(name: str) -> None:
+    value = {"LAUNCH_LAUNCHER": "torchrun", "LAUNCH_MAX_RESTARTS": "1"}[name]
+    made = make_test_plan(make_machine(5), {"LAUNCH_NPROC_PER_NODE": "2", name: value})
+    assert made.launcher == "torchrun"
+    assert [rank.cpus for rank in made.ranks] == [(0, 1, 2), (3, 4)]
+    assert "--nproc-per-node=2" in made.command
+    assert "x.py" not in made.command, "torchrun's parser must never see the program's own arguments"
+
+
+@pytest.mark.parametrize(("quota", "threads"), [(1.0, 1), (1.5, 1), (3.5, 3), (0.5, 1), (64.0, 4)])
+def test_a_quota_limits_threads_but_not_places(quota: float, threads: int) -> None:
+    made = make_test_plan(make_machine(4, quota=quota))
+    assert made.ranks[0].threads == threads
+    assert made.ranks[0].cpus == (0, 1, 2, 3)
+
+
+def test_more_ranks_than_cores_is_refused_with_what_limits_them() -> None:
+    with pytest.raises(Refused, match=r"LAUNCH_NPROC_PER_NODE=3: more ranks than cores: 2 physical cores allowed") as e:
+        make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "3"})
+    assert e.value.code == Exit.MACHINE
+    with pytest.raises(Refused, match=r"the cgroup's quota is 1\.5 CPUs"):
+        make_test_plan(make_machine(8, quota=1.5), {"LAUNCH_NPROC_PER_NODE": "2"})
+
+
+def test_oversubscribed_ranks_share_and_wait_passively() -> None:
+    made = make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "3", "LAUNCH_OVERSUBSCRIBE": "1"})
+    assert [rank.cpus for rank in made.ranks] == [(0, 1)] * 3
+    assert [rank.threads for rank in made.ranks] == [1, 1, 1]
+    assert made.environment["OMP_WAIT_POLICY"] == "passive"
+
+
+def test_a_gpu_each_gets_a_rank_and_nccl() -> None:
+    made = make_test_plan(make_machine(8, gpus=2))
+    assert (made.device, made.backend, made.nproc_per_node) == ("cuda", "nccl", 2)
+    assert [rank.gpu for rank in made.ranks] == [0, 1]
+
+
+def test_cpu_asked_for_on_a_gpu_node_is_cpu() -> None:
+    made = make_test_plan(make_machine(4, gpus=2), {"LAUNCH_DEVICE": "cpu"})
+    assert (made.device, made.backend, made.nproc_per_node) == ("cpu", "gloo", 1)
+
+
+@pytest.mark.parametrize(
+    ("environ", "gpus", "said", "code"),
+    [
+        ({"LAUNCH_DEVICE": "cuda"}, 0, "LAUNCH_DEVICE=cuda: no GPU is visible", Exit.MACHINE),
+        ({"LAUNCH_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": "7"}, 0, "CUDA_VISIBLE_DEVICES=7 names none", Exit.MACHINE),
+        ({"LAUNCH_BACKEND": "nccl"}, 0, "LAUNCH_BACKEND=nccl: nccl needs a GPU", Exit.MACHINE),
+        ({"LAUNCH_NPROC_PER_NODE": "3"}, 2, "more ranks than the 2 visible GPUs", Exit.MACHINE),
+        ({"LAUNCH_THREADS": "2", "OMP_NUM_THREADS": "4"}, 0, "LAUNCH_THREADS=2 and OMP_NUM_THREADS=4", Exit.USAGE),
+        ({"OMP_NUM_THREADS": "lots"}, 0, "OMP_NUM_THREADS=lots: should be a whole number", Exit.USAGE),
+    ],
+)
+def test_what_cannot_be_is_refused(environ: dict[str, str], gpus: int, said: str, code: Exit) -> None:
+    with pytest.raises(Refused, match=said) as error:
+        make_test_plan(make_machine(4, gpus=gpus), environ)
+    assert error.value.code == code
+
+
+def test_what_a_person_sets_wins_and_is_marked() -> None:
+    environ = {"OMP_NUM_THREADS": "2", "GLOO_SOCKET_IFNAME": "eth7", "LAUNCH_NPROC_PER_NODE": "2"}
+    made = make_test_plan(make_machine(4), environ)
+    assert made.environment["OMP_NUM_THREADS"] == "2"
+    assert made.environment["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert set(made.yours) == {"OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME"}
+    assert reason_for(made, "threads") == "(yours) OMP_NUM_THREADS=2"
+    assert reason_for(made, "GLOO_SOCKET_IFNAME") == "(yours) GLOO_SOCKET_IFNAME=eth7"
+    assert reason_for(made, "ranks") == "(yours) LAUNCH_NPROC_PER_NODE=2"
+
+
+def test_more_threads_than_cores_is_warned_of() -> None:
+    made = make_test_plan(make_machine(2), {"LAUNCH_THREADS": "8"})
+    assert made.ranks[0].threads == 8
+    assert any("8 threads a rank on 2 cores" in warning for warning in made.warnings)
+
+
+MASTER = {"MASTER_ADDR": "r1"}
+
+
+def test_each_of_several_nodes_starts_its_own_ranks_and_knows_its_number() -> None:
+    environ = {"LAUNCH_NNODES": "3", "LAUNCH_NODE_RANK": "1", "LAUNCH_NPROC_PER_NODE": "2", **MASTER}
+    made = make_test_plan(make_machine(4), environ)
+    assert (made.nnodes, made.node_rank, made.nproc_per_node, made.launcher) == (3, 1, 2, "local")
+    assert made.fail_timeout_s == 60, "one of several nodes may go without a word"
+    assert make_test_plan(make_machine(4)).fail_timeout_s == 1800
+    assert (made.world_size, made.master_addr, made.master_port) == (6, "r1", str(agreed_port("")))
+    assert "2 of 6" in reason_for(made, "launcher")
+    one_each = make_test_plan(make_machine(4), environ | {"LAUNCH_NPROC_PER_NODE": "1"})
+    assert one_each.launcher == "local", "a lone rank is watched too"
+
+
+def test_a_launcher_is_never_nested() -> None:
+    made = make_test_plan(make_machine(4), job=Job("torchrun", 1, 2, 1, 2))
+    assert made.launcher == "rank"
+    assert made.nproc_per_node == 2
+    with pytest.raises(Refused, match="contradicts torchrun"):
+        make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "4"}, Job("torchrun", 1, 2, 1, 2))
+
+
+def test_a_mask_that_the_launcher_has_set_is_not_shared_again() -> None:
+    made = make_test_plan(make_machine(1, online=4), job=Job("Open MPI", 1, 2, 1, 2, binding="asked"))
+    assert [rank.cpus for rank in made.ranks] == [(0,), (0,)]
+    assert reason_for(made, "cores") == "Open MPI has bound this rank to them"
+    assert "OMP_WAIT_POLICY" not in made.environment
+
+
+def test_the_affinity_mask_is_named_where_it_limits() -> None:
+    assert "by the affinity mask (0-1)" in reason_for(make_test_plan(make_machine(2, online=8)), "cores")
+
+
+def test_json_reads_back_as_the_same_plan() -> None:
+    made = make_test_plan(make_machine(4, gpus=2), {"LAUNCH_NPROC_PER_NODE": "2"})
+    assert Plan.from_json(made.to_json()) == made
+    assert made.to_json() == make_test_plan(make_machine(4, gpus=2), {"LAUNCH_NPROC_PER_NODE": "2"}).to_json()
+
+
+values = st.sampled_from(
+    [
+        "",
+        "auto",
+        "0",
+        "1",
+        "2",
+        "7",
+        "cpu",
+        "cuda",
+        "gloo",
+        "nccl",
+        "logical",
+        "physical",
+        "threads",
+        "none",
+        "gnu",
+        "x",
+    ]
+)
+names = st.sampled_from(
+    [
+        *(f"LAUNCH_{field.upper()}" for field in LaunchSettings.__struct_fields__),
+        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GLOO_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES"),
+    ]
+)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    launcher = draw(st.sampled_from([None, "torchrun", "Open MPI", "srun"]))
+    granted = draw(st.none() | st.integers(1, 300))
+    if launcher is None:
+        return Job(granted_cpus=granted)
+    local, nodes = draw(st.integers(1, 16)), draw(st.integers(1, 3))
+    binding = "" if launcher == "torchrun" else draw(st.sampled_from(["", "asked", "default"]))
+    return Job(launcher, 0, local * nodes, 0, local, "7", binding, granted, draw(st.none() | st.integers(1, 300)))
+
+
+@st.composite
+def machines_with_gpus(draw: st.DrawFn) -> Machine:
+    node = draw(machines())
+    count = draw(st.sampled_from([0, 0, 1, 2, 4, 8]))
+    links = tuple(tuple(draw(st.sampled_from(["SYS", "PIX", "NV2"])) for _ in range(count)) for _ in range(count))
+    gpus = tuple(
+        Gpu(index, f"GPU-{index}", "H200", 1 << 37, draw(st.none() | st.integers(0, 9)), links=links[index])
+        for index in range(count)
+    )
+    known = tuple(sorted({cpu.node for cpu in node.cpus if draw(st.booleans())}))
+    return replace(
+        node, gpus=gpus, memory_nodes=known, packages=Packages({}, draw(st.sampled_from([None, "", "12.8"])))
+    )
+
+
+@settings(max_examples=FUZZ_EXAMPLES)
+@given(st.dictionaries(names, values, max_size=4), machines_with_gpus(), jobs())
+def test_any_settings_on_any_machine_end_in_a_plan_or_a_refusal(
+    environ: dict[str, str], node: Machine, job: Job
+) -> None:
+    try:
+        made = make_test_plan(node, environ, job)
+    except Refused as error:
+        assert error.code in (Exit.USAGE, Exit.MACHINE)
+        return
+    assert make_test_plan(node, environ, job) == made, "the same input gives the same plan"
+    assert Plan.from_variable(made.to_variable()) == made
+    assert len(made.ranks) == made.nproc_per_node
+    assert all(decision.value and decision.why for decision in made.decisions)
+    allowed = {cpu.id: cpu for cpu in node.cpus}
+    assert all(rank.threads >= 1 and rank.cpus and set(rank.cpus) <= set(allowed) for rank in made.ranks)
+    for rank in made.ranks:
+        assert set(rank.memory_nodes) <= set(node.memory_nodes)
+        assert not rank.memory_nodes or {allowed[cpu].node for cpu in rank.cpus} == set(rank.memory_nodes)
+        assert (rank.gpu is not None) is (made.device == "cuda")
+    own_threads = any(environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+    if not own_threads and environ.get("LAUNCH_THREADS", "auto") in ("", "auto") and not job.binding:
+        limits = [limit for limit in (node.quota_cpus, job.granted_cpus) if limit is not None]
+        assert sum(rank.threads for rank in made.ranks) <= max(made.nproc_per_node, min([len(node.cpus), *limits]))
+
+
+def test_a_plan_of_a_thousand_ranks_fits_into_a_variable() -> None:
+    made = make_test_plan(make_machine(1024), {"LAUNCH_NPROC_PER_NODE": "1024"})
+    assert len(made.to_json()) > 65536
+    assert len(made.to_variable()) < 65536
+    assert Plan.from_variable(made.to_variable()) == made
+    for text in ("zlib:", "zlib:AAAA", "zlib:!", "{}", "null"):
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            Plan.from_variable(text)

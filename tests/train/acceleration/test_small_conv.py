@@ -1,0 +1,141 @@
+"""Small images' convolutions as matrix products: the same values and gradients, and only where they are meant."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.conftest import Entrypoint, needs_two_cores
+from tests.train.given import SMALL, TWO_RANKS
+from train.acceleration.memory_format import lay_out
+from train.acceleration.small_conv import SmallConv2d, as_defined, multiply_small
+from train.models.inspection import count_multiply_adds
+from train.models.registry import build_model
+
+LAST = torch.channels_last
+
+
+def small(plain: nn.Conv2d, *, by_taps: bool = True) -> nn.Conv2d:
+    """Return the same convolution as one that has seen an image of one pixel."""
+    module = deepcopy(plain).float()
+    module.zero_grad()
+    (changed,) = multiply_small(nn.Sequential(module), (plain.in_channels, 1, 1), by_taps=by_taps).children()
+    assert isinstance(changed, SmallConv2d)
+    assert changed.weight is module.weight
+    return changed.to(plain.weight.dtype)
+
+
+def worked_out(module: nn.Module, images: Tensor) -> list[Tensor]:
+    """Return a convolution's output, and the gradients of images, filters and biases."""
+    images = images.clone().to(memory_format=LAST).requires_grad_()
+    out = module(images)
+    (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)).sum().backward()
+    gradients = [parameter.grad for parameter in module.parameters()]
+    assert images.grad is not None
+    return [out, images.grad, *(gradient for gradient in gradients if gradient is not None)]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (1, 2), (4, 1)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel_size": 3, "padding": 1},
+        {"kernel_size": 3, "padding": 1, "stride": 2, "bias": False},
+        {"kernel_size": 5, "padding": 2},
+        {"kernel_size": (3, 1), "padding": (1, 0), "stride": (1, 2)},
+        {"kernel_size": 1},
+        {"kernel_size": 1, "stride": 2, "bias": False},
+        {"kernel_size": 1, "padding": 1},
+        {"kernel_size": 4, "padding": 2, "stride": 3},
+    ],
+    ids=str,
+)
+def test_values_and_gradients_are_the_convolutions(size: tuple[int, int], options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    plain = nn.Conv2d(64, 65, **options).double()
+    images = torch.randn(3, 64, *size, dtype=torch.float64)
+    expected = worked_out(plain, images)
+    for by_taps in (True, False):
+        for mine, theirs in zip(worked_out(small(plain, by_taps=by_taps), images), expected, strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_larger_images_are_computed_as_ever() -> None:
+    plain = nn.Conv2d(64, 64, 3, padding=1)
+    images = torch.randn(2, 64, 3, 2)
+    assert torch.equal(small(plain, by_taps=False)(images), plain(images))
+
+
+@pytest.mark.parametrize(
+    ("options", "pixels", "chosen"),
+    [
+        ({}, 1, True),
+        ({}, 2, True),
+        ({}, 3, False),
+        ({"groups": 64}, 1, False),
+        ({"dilation": 2, "padding": 2}, 1, False),
+        ({"padding": "same"}, 1, False),
+        ({"padding_mode": "reflect"}, 2, False),
+        ({"out_channels": 32}, 1, False),
+    ],
+)
+def test_which_convolutions_are_chosen(options: dict[str, Any], pixels: int, chosen: bool) -> None:
+    module = nn.Conv2d(**{"in_channels": 64, "out_channels": 64, "kernel_size": 3, "padding": 1} | options)
+    model = multiply_small(nn.Sequential(module), (64, pixels, pixels))
+    assert isinstance(model[0], SmallConv2d) is chosen  # type: ignore[index]
+
+
+def test_one_that_sees_larger_images_too_stays() -> None:
+    module = nn.Conv2d(64, 64, 3, padding=1)
+    model = multiply_small(nn.Sequential(module, nn.MaxPool2d(2), module), (64, 4, 4))
+    assert not any(isinstance(one, SmallConv2d) for one in model.modules())
+
+
+@pytest.mark.parametrize(("kernel", "by_taps"), [(3, True), (3, False), (1, True)])
+def test_gradients_lie_as_the_filters_do(kernel: int, by_taps: bool) -> None:
+    module = small(nn.Conv2d(64, 64, kernel, padding=kernel // 2), by_taps=by_taps)
+    worked_out(module, torch.randn(2, 64, 1, 1))
+    assert module.weight.permute(2, 3, 0, 1).is_contiguous() is (by_taps or kernel == 1)
+    assert module.weight.is_contiguous() is (not by_taps or kernel == 1)
+    assert module.weight.grad is not None
+    assert module.weight.grad.stride() == module.weight.stride()
+
+
+def test_a_resnet_is_the_same_model_with_half_of_its_convolutions_changed() -> None:
+    pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    plain = build_model("resnet18", (3, 32, 32), 10, bias=True)
+    changed = multiply_small(lay_out(deepcopy(plain), channels_last=True, plain_filters=True), (3, 32, 32))
+    assert sum(isinstance(module, SmallConv2d) for module in changed.modules()) == 8
+    assert changed.training
+    with as_defined(changed):
+        counted = [count_multiply_adds(model, (3, 32, 32), torch.device("cpu")) for model in (changed, plain)]
+    assert counted[0] == counted[1]
+    assert sum(isinstance(module, SmallConv2d) for module in changed.modules()) == 8
+    for (name, mine), (_, theirs) in zip(changed.state_dict().items(), plain.state_dict().items(), strict=True):
+        assert torch.equal(mine, theirs), name
+    images, labels = torch.randn(32, 3, 32, 32), torch.arange(32) % 10
+    for model in (plain, changed):
+        nn.functional.cross_entropy(model(images), labels).backward()
+    for (name, mine), (_, theirs) in zip(changed.named_parameters(), plain.named_parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        scale = theirs.grad.abs().max().item()
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-4 * scale, msg=name)
+
+
+@pytest.mark.launch
+@needs_two_cores
+@pytest.mark.parametrize("compress", ["off", "powersgd"])
+def test_two_ranks_share_its_gradients(entrypoint: Entrypoint, compress: str) -> None:
+    pytest.importorskip("torchvision")
+    more = {"TRAIN_MODEL": "resnet18", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_BATCH_SIZE": "40"}
+    done = entrypoint(
+        "train", env=SMALL | TWO_RANKS | more | {"TRAIN_EPOCHS": "1", "TRAIN_GRADIENT_COMPRESSION": compress}
+    )
+    assert done.code == 0, done.err
+    assert "stride" not in done.err

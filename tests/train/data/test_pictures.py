@@ -1,0 +1,96 @@
+"""Single picture files, good and bad."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from train.data.decoding import BadImage, read_picture
+
+
+def test_a_picture_of_the_right_size_is_not_resampled(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "x.png")
+    read = read_picture(tmp_path / "x.png", (3, 5, 7))
+    assert isinstance(read, np.ndarray)
+    assert np.array_equal(read, pixels)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "1"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_mode_becomes_grey_or_colour_bytes(tmp_path: Path, mode: str, channels: int) -> None:
+    path = tmp_path / "x.tiff"
+    Image.new(mode, (30, 20)).save(path)
+    read = read_picture(path, (channels, 8, 8))
+    assert isinstance(read, np.ndarray)
+    assert (read.shape, read.dtype) == ((8, 8, channels), np.uint8)
+
+
+def test_a_wide_picture_is_cut_not_squeezed(tmp_path: Path) -> None:
+    pixels = np.zeros((10, 30, 3), dtype=np.uint8)
+    pixels[:, 10:20] = 255
+    Image.fromarray(pixels).save(tmp_path / "x.png")
+    read = read_picture(tmp_path / "x.png", (3, 10, 10))
+    assert isinstance(read, np.ndarray)
+    assert read.min() == 255
+
+
+def photo(path: Path, width: int, height: int) -> None:
+    """Save a JPEG with detail of every size."""
+    draw, pixels = np.random.default_rng(0), np.full((height, width, 3), 128.0)
+    for cell, contrast in ((32, 60), (8, 30), (2, 15), (1, 6)):
+        noise = draw.normal(0, contrast, (height // cell + 1, width // cell + 1, 3))
+        pixels += noise.repeat(cell, 0).repeat(cell, 1)[:height, :width]
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, quality=90)
+
+
+@pytest.mark.parametrize(
+    ("size", "reduced"),
+    [((64, 64), False), ((300, 255), False), ((256, 256), True), ((600, 400), True), ((1600, 1200), True)],
+)
+def test_a_large_photo_is_decoded_smaller_and_looks_the_same(
+    tmp_path: Path, size: tuple[int, int], reduced: bool
+) -> None:
+    photo(tmp_path / "x.jpg", *size)
+    read = read_picture(tmp_path / "x.jpg", (3, 64, 64))
+    with Image.open(tmp_path / "x.jpg") as whole:
+        expected = np.array(ImageOps.fit(whole, (64, 64), method=Image.Resampling.BILINEAR))
+    assert isinstance(read, np.ndarray)
+    assert np.array_equal(read, expected) is not reduced
+    assert np.abs(read.astype(int) - expected).mean() < 1.5
+
+
+def spoil(path: Path, how: str) -> None:
+    Image.new("RGB", (64, 64), (1, 2, 3)).save(path)
+    whole = path.read_bytes()
+    match how:
+        case "truncated":
+            path.write_bytes(whole[: len(whole) // 2])
+        case "text":
+            path.write_text("no picture")
+        case "empty":
+            path.write_bytes(b"")
+        case "missing":
+            path.unlink()
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "webp", "bmp"])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("truncated", "broken image|not an image"),
+        ("text", "not an image"),
+        ("empty", "empty file"),
+        ("missing", "No such"),
+    ],
+)
+def test_a_bad_file_comes_back_by_name_with_the_reason(tmp_path: Path, suffix: str, how: str, said: str) -> None:
+    path = tmp_path / f"x.{suffix}"
+    spoil(path, how)
+    read = read_picture(path, (3, 64, 64))
+    assert isinstance(read, BadImage)
+    assert str(read).startswith(f"{path}: ")
+    assert any(part in read.why for part in said.split("|"))

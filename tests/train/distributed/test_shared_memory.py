@@ -1,0 +1,102 @@
+"""Sums through shared memory, among real processes: right however ranks overtake, and ended where one is lost."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PYTHON, script
+from tests.net import free_port
+from train.distributed.peer_failure import EXCHANGE
+
+pytestmark = [
+    pytest.mark.launch,
+    pytest.mark.skipif(platform.machine() != "x86_64", reason="sums through shared memory rely on x86-64's order"),
+]
+START = """
+    import os, random, signal, sys, time, torch, torch.distributed as dist
+    from train.distributed.shared_memory import CAPACITY, CHUNK, share_memory
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    memory = share_memory(rank, world, float(os.environ.get("LIMIT_S", "30")))
+    print("shares", memory is not None, flush=True)
+"""
+SUMS = """
+    chance = random.Random(rank)
+    for turn in range(200):
+        count = (1, 7, 513, CAPACITY, CAPACITY + 1)[turn % 5]
+        mine = torch.arange(count, dtype=torch.float64) * (rank + 1) + turn
+        if chance.random() < 0.1:
+            time.sleep(chance.random() / 100)
+        memory.sum(mine)
+        expected = torch.arange(count, dtype=torch.float64) * (world * (world + 1) // 2) + turn * world
+        assert torch.equal(mine, expected), (turn, mine, expected)
+        count = (1, 2, CHUNK - 1, 2 * CHUNK + 1)[turn % 4]
+        parts = [torch.arange(count, dtype=torch.float32) * (one + 1) + turn for one in range(world)]
+        mine = parts[rank].clone()
+        memory.mean(mine)
+        assert torch.equal(mine, torch.stack(parts).sum(0) / world), (turn, mine)
+    print("right", flush=True)
+"""
+LOST = """
+    one = torch.ones(1, dtype=torch.float64)
+    memory.sum(one)
+    if rank == world - 1:
+        if sys.argv[1] == "ends":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(10)
+        sys.exit()
+    began = time.monotonic()
+    try:
+        memory.sum(one)
+    except RuntimeError as error:
+        assert time.monotonic() - began < 5
+        print("told", error, flush=True)
+    os._exit(0)
+"""
+
+
+def ranks(folder: Path, body: str, count: int, *words: str, last: tuple[str, ...] = (), **more: str) -> list[str]:
+    """Run a script as so many ranks, the last of them by a command of its own; return what each printed."""
+    file = script(folder, "ranks.py", START + body)
+    environ = (
+        os.environ | more | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(count)}
+    )
+    running = [
+        subprocess.Popen(
+            [*(last if rank == count - 1 else ()), PYTHON, str(file), *words],
+            env=environ | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    return [process.communicate(timeout=120)[0] for process in running]
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_sum_and_mean_is_right_however_ranks_overtake(tmp_path: Path, count: int) -> None:
+    told = ranks(tmp_path, SUMS, count)
+    assert all("shares True" in one and "right" in one for one in told), told
+
+
+@pytest.mark.parametrize(
+    ("how", "limit_s", "said"),
+    [("ends", "30", "connection closed by rank 2"), ("hangs", "1", "timed out waiting 1 s for rank 2")],
+)
+def test_a_lost_rank_is_told_by_all_others(tmp_path: Path, how: str, limit_s: str, said: str) -> None:
+    told = ranks(tmp_path, LOST, 3, how, LIMIT_S=limit_s)
+    assert all(f"told shared memory: {said}" in one for one in told[:2]), told
+    assert EXCHANGE.search(said)
+
+
+def test_ranks_that_do_not_see_each_others_processes_do_without(tmp_path: Path) -> None:
+    apart = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs unshare(1) and the right to a PID namespace")
+    assert ["shares False" in one for one in ranks(tmp_path, "", 2, last=apart)] == [True, True]

@@ -1,0 +1,32 @@
+"""A linear model with its optimizer, and a batch for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tests.factories import train_settings
+from train.distributed.process_group import Group
+from train.engine.optimizer import averaged, build_optimizer
+from train.engine.train_step import Learner
+from train.seeding import generator
+
+ALONE = Group(0, 1, 0, torch.device("cpu"))
+
+
+X = torch.randn(12, 4, generator=generator("x"))
+
+
+Y = torch.randint(0, 3, (12,), generator=generator("y"))
+
+
+def learner(*, fused: bool = True, **settings: object) -> Learner:
+    torch.manual_seed(0)
+    chosen = train_settings({"lr": 0.1, **settings})
+    model = nn.Linear(4, 3)
+    optimizer, average = build_optimizer(chosen, model, fused=fused), averaged(model, chosen)
+    return Learner(model, optimizer, lambda _: 0.1, chosen, ALONE, average=average)
+
+
+def weights(one: Learner) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()])

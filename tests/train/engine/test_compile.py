@@ -1,0 +1,148 @@
+"""The compiled step: what it computes, when auto compiles, what it says."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from entrypoint.core.errors import Exit, Refused
+from tests.conftest import Entrypoint
+from tests.train.engine.learners import X, Y, learner, weights
+from train.data.batches import Batch
+from train.engine.compile import compile_step, ready, weigh
+from train.models.cnn import CNN
+
+SLEEP_S = 0.3
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+
+
+def test_a_compiled_step_is_the_eager_one_in_one_graph() -> None:
+    eager, compiled = learner(), learner(compile="default", compile_backend="aot_eager")
+    assert compile_step(compiled, 10, X) == "compiled by aot_eager, mode default"
+    for one in (eager, compiled):
+        for _ in range(3):
+            one.learn(Batch(((X, Y),), 12))
+    assert torch.allclose(weights(eager), weights(compiled), atol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_the_cnn_is_one_graph() -> None:
+    assert torch._dynamo.explain(CNN((3, 32, 32), 10))(torch.zeros(2, 3, 32, 32)).graph_break_count == 0
+
+
+def test_auto_does_not_compile_where_the_rest_of_the_run_cannot_pay_it_back() -> None:
+    one = learner(compile="auto")
+    told = compile_step(one, 10, X)
+    figures = r"[\d,]+ s of steps are left, compiling costs about 19 s and saves about 5 %: it pays from 375 s on"
+    assert re.fullmatch(rf"not compiled: {figures}", told), told
+    assert one.forward is one.shared
+    assert one.compiler is None
+
+
+@torch._dynamo.register_backend
+def slow(graph: Any, _: Any) -> Callable[..., Any]:
+    """A backend whose code takes its time, so much that no busy machine hides it."""
+
+    def run(*arguments: Any) -> Any:
+        time.sleep(SLEEP_S)
+        return graph(*arguments)
+
+    return run
+
+
+class Waits(torch.nn.Linear):
+    """A layer that is slow in Python, and of which compiled code knows nothing."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_compiling():
+            time.sleep(SLEEP_S)
+        return super().forward(inputs)
+
+
+@torch._dynamo.register_backend
+def broken(graph: Any, _: Any) -> Callable[..., Any]:
+    """A backend that cannot."""
+    raise NotImplementedError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("backend", "layer", "compiled", "told"),
+    [
+        (
+            "slow",
+            torch.nn.Linear(4, 3),
+            False,
+            r"not compiled: it took \d+ s, and forward and backward take [\d.]+ times",
+        ),
+        ("eager", Waits(4, 3), True, r"compiled: it took \d+ s, and forward and backward take 0\.[0-8]\d times"),
+        ("broken", torch.nn.Linear(4, 3), False, r"not compiled: .*the step cannot be compiled \(.*no such thing"),
+    ],
+)
+def test_auto_keeps_what_it_compiled_only_where_that_is_faster(
+    backend: str, layer: torch.nn.Module, compiled: bool, told: str
+) -> None:
+    one = learner(compile="auto")
+    one.settings = msgspec.structs.replace(one.settings, compile_backend=backend)
+    one.take(layer, one.optimizer)
+    before = weights(one).clone()
+    said = compile_step(one, 10**9, X)
+    assert re.match(told, said), said
+    assert said.endswith("saves about 5 %: it pays from 375 s on"), "the break-even is told too"
+    assert (one.forward is not one.shared) is compiled
+    assert torch.equal(weights(one), before)
+    assert all(parameter.grad is None for parameter in one.model.parameters())
+
+
+def test_weighing_leaves_statistics_and_random_numbers_as_they_were() -> None:
+    one = learner(compile="auto")
+    one.take(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 3)), one.optimizer)
+    kept = {name: value.clone() for name, value in one.model.state_dict().items()}
+    random = torch.get_rng_state()
+    weigh(one, 10, X)
+    assert all(torch.equal(value, kept[name]) for name, value in one.model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(parameter.grad is None for parameter in one.model.parameters())
+
+
+def test_a_backend_that_this_torch_lacks_is_refused() -> None:
+    with pytest.raises(Refused, match=r"TRAIN_COMPILE_BACKEND=nonesuch: torch \S+ has no such backend") as error:
+        ready("nonesuch")
+    assert error.value.code == Exit.MACHINE
+
+
+@pytest.mark.versions
+@pytest.mark.launch
+def test_inductor_trains_to_the_same_accuracy_and_tells_its_first_step(entrypoint: Entrypoint) -> None:
+    common = {"TRAIN_EPOCHS": "3"}
+    eager = entrypoint.train(env=common)
+    result = entrypoint("train", env=common | {"TRAIN_COMPILE": "default", "TRAIN_TENSORBOARD": "0"})
+    assert result.code == 0, result.err
+    assert "compiled by inductor, mode default" in result.out
+    summary = entrypoint.summary()
+    assert summary["test_loss"] == pytest.approx(eager["test_loss"], rel=1e-2)
+    assert summary["first_step_seconds"] > 10 * summary["step_seconds"], "it holds the compilation"
+    assert re.search(r"first step [\d,]+ ms, then [\d,.]+ ms$", result.out, re.M)
+
+
+@pytest.mark.versions
+@pytest.mark.launch
+def test_a_compiler_that_fails_is_one_line(entrypoint: Entrypoint) -> None:
+    env = {"TRAIN_COMPILE": "default", "CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(entrypoint.folder / "cache")}
+    result = entrypoint("train", env=env)
+    assert result.code == Exit.MACHINE, result.err
+    assert len(result.error_lines) == 1
+    assert "TRAIN_COMPILE_BACKEND=inductor: the step cannot be compiled" in result.error_lines[0]
+    assert "Traceback" not in result.err

@@ -1,0 +1,149 @@
+"""One optimizer step and an epoch of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from entrypoint.core.errors import Exit, Refused
+from tests.train.engine.learners import X, Y, learner, weights
+from train.data.batches import LEFT_OUT, Batch
+from train.engine.loop import check_finite, learn, train_epoch
+from train.engine.train_step import Learner
+from train.preemption import STOP
+
+
+def test_parts_of_any_size_give_the_step_of_the_whole_batch() -> None:
+    whole, parts = learner(), learner()
+    loss = whole.learn(Batch(((X, Y),), 12))
+    cut = parts.learn(Batch(((X[:1], Y[:1]), (X[1:8], Y[1:8]), (X[8:], Y[8:])), 12))
+    assert cut.item() == pytest.approx(loss.item(), rel=1e-6)
+    assert torch.allclose(weights(whole), weights(parts), atol=1e-7)
+
+
+def test_the_loss_is_torchs_mean_with_label_smoothing() -> None:
+    one = learner(label_smoothing=0.1)
+    expected = nn.functional.cross_entropy(one.model(X), Y, label_smoothing=0.1)
+    assert one.learn(Batch(((X, Y),), 12)).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_a_picture_left_out_has_no_gradient() -> None:
+    some, none = learner(), learner()
+    labels = torch.cat((Y[:11], torch.tensor([LEFT_OUT])))
+    some.learn(Batch(((X, labels),), 12))
+    none.learn(Batch(((X[:11], Y[:11]),), 12))
+    assert torch.allclose(weights(some), weights(none), atol=1e-7)
+
+
+def test_gradients_are_clipped_where_asked() -> None:
+    one = learner(max_grad_norm=1e-3, momentum=0, weight_decay=0)
+    before = weights(one)
+    one.learn(Batch(((X, Y),), 12))
+    assert (weights(one) - before).norm() <= 1.01e-4
+
+
+def test_in_bf16_the_model_computes_in_it_and_weights_and_loss_stay_fp32() -> None:
+    one = replace(learner(), precision="bf16")
+    seen = []
+    one.model.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    loss = one.learn(Batch(((X, Y),), 12))
+    assert seen == [torch.bfloat16]
+    assert loss.dtype == weights(one).dtype == torch.float32
+    exact = learner()
+    assert exact.learn(Batch(((X, Y),), 12)).item() == pytest.approx(loss.item(), rel=0.02)
+    assert torch.allclose(weights(exact), weights(one), atol=0.01)
+
+
+class TwelveAtATime:
+    steps_per_epoch = 7
+
+    def train_batches(self, _epoch: int, first: int = 0) -> Iterator[Batch]:
+        for _ in range(first, self.steps_per_epoch):
+            yield Batch(((X, Y),), 12)
+
+    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield X, Y
+
+
+def test_an_epoch_reports_each_interval_and_its_rest() -> None:
+    one, reports = learner(), []
+    assert train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
+    assert [step for step, _, _ in reports] == [3, 6, 7]
+    assert sum(one.losses) == pytest.approx(3 * reports[0][1] + 3 * reports[1][1] + reports[2][1])
+    assert reports[2][1] < reports[0][1]
+    assert one.step == 7
+    assert one.seconds > 0
+
+
+def test_asked_to_stop_an_epoch_ends_after_the_step_and_goes_on_there() -> None:
+    one, reports = learner(), []
+    assert not train_epoch(
+        one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report), lambda: STOP * (one.step == 4)
+    )
+    assert (one.step, len(one.losses)) == (5, 5)
+    assert train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
+    assert [step for step, _, _ in reports] == [3, 5, 7]
+    straight = learner()
+    train_epoch(straight, TwelveAtATime(), 0, 3, lambda *_: None)
+    assert one.losses == straight.losses
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_the_first_loss_that_is_no_number_is_named_by_its_step(bad: float) -> None:
+    with pytest.raises(Refused, match="step 12: the loss is") as error:
+        check_finite([1.0, bad, bad], 10)
+    assert error.value.code == Exit.RANK_FAILED
+
+
+def test_the_average_of_the_weights_follows_them_and_is_what_is_judged() -> None:
+    one = learner(ema_decay=0.5)
+    assert one.average is not None
+    first = weights(one).clone()
+    one.learn(Batch(((X, Y),), 12))
+    second = weights(one).clone()
+    one.learn(Batch(((X, Y),), 12))
+    averaged = torch.cat([parameter.detach().flatten() for parameter in one.judged.parameters()])
+    assert torch.allclose(averaged, 0.5 * second + 0.5 * weights(one), atol=1e-6)
+    assert not torch.equal(first, second)
+    assert learner().judged is not one.judged
+
+
+def test_the_first_step_is_timed_by_itself() -> None:
+    one = learner()
+    assert one.first_step_seconds == 0
+    learn(one, Batch(((X, Y),), 12))
+    seconds = one.first_step_seconds
+    learn(one, Batch(((X, Y),), 12))
+    assert one.first_step_seconds == seconds > 0
+
+
+def test_dropout_draws_the_same_after_a_restart_and_not_the_same_at_each_step() -> None:
+    def dropping() -> Learner:
+        one = learner()
+        one.take(nn.Sequential(nn.Dropout(), one.model), one.optimizer)
+        return one
+
+    straight, first, second = dropping(), dropping(), dropping()
+    for _ in range(4):
+        straight.learn(Batch(((X, Y),), 12))
+    for _ in range(2):
+        first.learn(Batch(((X, Y),), 12))
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    second.step = first.step
+    torch.manual_seed(99)
+    for _ in range(2):
+        second.learn(Batch(((X, Y),), 12))
+    assert torch.equal(weights(straight), weights(second))
+    seen: list[Tensor] = []
+    straight.model.register_forward_hook(lambda _, __, output: seen.append(output.detach()))
+    for _ in range(2):
+        straight.optimizer.zero_grad()
+        straight.lr = lambda _: 0.0
+        straight.learn(Batch(((X, Y),), 12))
+    assert not torch.equal(seen[0], seen[1]), "another mask at the next step"

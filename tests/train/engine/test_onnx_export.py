@@ -1,0 +1,73 @@
+"""The exported file gives the model's own logits, in another program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from entrypoint.core.errors import Exit, Refused
+from tests.conftest import Entrypoint
+from train.acceleration.small_conv import SmallConv2d, multiply_small
+from train.data.datasets import load_digits
+from train.engine.onnx_export import export_onnx
+from train.models.cnn import CNN
+from train.models.registry import build_model
+from train.settings import TrainSettings
+from train.transforms.normalize import Normalise
+
+SHAPE = (3, 32, 32)
+HALF = Normalise.of(torch.tensor([120.0, 121, 122]), torch.tensor([60.0, 61, 62]), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet18"])
+def test_onnxruntime_computes_the_same_logits_for_any_number_of_images(tmp_path: Path, name: str) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    if name != "cnn":
+        pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    model = build_model(name, SHAPE, 10, bias=True).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    export_onnx(model, HALF, SHAPE, tmp_path / "model.onnx")
+    assert model.training, "the model itself is left as it was"
+    session = runtime.InferenceSession(str(tmp_path / "model.onnx"))
+    for count in (1, 5):
+        pixels = torch.randint(0, 256, (count, *SHAPE)).float()
+        with torch.no_grad():
+            expected = model.eval()((pixels - HALF.mean) * HALF.scale)
+        (logits,) = session.run(None, {"pixels": pixels.numpy()})
+        assert torch.allclose(torch.from_numpy(logits), expected, atol=1e-4)
+        model.train()
+
+
+def test_convolutions_that_are_computed_as_products_are_written_as_convolutions(tmp_path: Path) -> None:
+    pytest.importorskip("torchvision")
+    onnx = pytest.importorskip("onnx")
+    model = multiply_small(build_model("resnet18", SHAPE, 10, bias=True), SHAPE)
+    export_onnx(model, HALF, SHAPE, tmp_path / "model.onnx")
+    nodes = onnx.load(tmp_path / "model.onnx").graph.node
+    assert sum(node.op_type == "Conv" for node in nodes) == 20
+    assert any(isinstance(module, SmallConv2d) for module in model.modules())
+
+
+@pytest.mark.launch
+def test_a_run_leaves_its_model_as_onnx(entrypoint: Entrypoint) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    summary = entrypoint.train(env={"TRAIN_EPOCHS": "2", "TRAIN_EXPORT": "onnx", "TRAIN_RUN_NAME": "run"})
+    folder = entrypoint.folder / "runs/run"
+    session = runtime.InferenceSession(str(folder / "model.onnx"))
+    test = load_digits(TrainSettings()).test
+    (logits,) = session.run(None, {"pixels": test.images.permute(0, 3, 1, 2).float().numpy()})  # type: ignore[union-attr]
+    right = (torch.from_numpy(logits).argmax(1) == test.labels).float().mean()  # type: ignore[union-attr]
+    assert 100 * float(right) == pytest.approx(summary["test_accuracy"], abs=0.01)
+
+
+def test_what_cannot_be_exported_is_told_and_leaves_no_half_file(tmp_path: Path) -> None:
+    class Stubborn(CNN):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return super().forward(images) if float(images.sum()) > 0 else torch.zeros(len(images), 10)
+
+    with pytest.raises(Refused, match="TRAIN_EXPORT=onnx: cannot be exported") as error:
+        export_onnx(Stubborn(SHAPE, 10), HALF, SHAPE, tmp_path / "model.onnx")
+    assert error.value.code == Exit.MACHINE
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,118 @@
+"""Every two settings together: each pair trains, or is refused with a reason; none crashes."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from tests.conftest import Entrypoint, needs_two_cores
+from tests.net import free_port
+
+pytestmark = pytest.mark.launch
+
+PROGRAM = Path(__file__).with_name("setting_pairs.py")
+BASE = {
+    "TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_SHAPE": "3x8x8", "TRAIN_SYNTHETIC_IMAGES": "16",
+    "TRAIN_BATCH_SIZE": "8", "TRAIN_EPOCHS": "2", "TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "off",
+    "TRAIN_LOG_INTERVAL": "1",
+    "TRAIN_RUN_NAME": "run", "LAUNCH_CPU_BINDING": "none",
+}  # fmt: skip
+OPTIONS: dict[str, dict[str, str]] = {
+    "compile": {"TRAIN_COMPILE": "default", "TRAIN_COMPILE_BACKEND": "aot_eager"},
+    "compile auto": {"TRAIN_COMPILE": "auto"},
+    "bf16": {"TRAIN_PRECISION": "bf16"},
+    "fp16": {"TRAIN_PRECISION": "fp16"},
+    "prune": {"TRAIN_PRUNE_RATIO": "0.5"},
+    "contiguous": {"TRAIN_CHANNELS_LAST": "0"},
+    "accumulate": {"TRAIN_GRAD_ACCUM_STEPS": "2"},
+    "ema": {"TRAIN_EMA_DECAY": "0.9"},
+    "mixup": {"TRAIN_MIXUP_ALPHA": "0.4"},
+    "cutmix": {"TRAIN_CUTMIX_ALPHA": "1"},
+    "clip": {"TRAIN_MAX_GRAD_NORM": "1"},
+    "adamw": {"TRAIN_OPTIMIZER": "adamw", "TRAIN_SCHEDULE": "cosine"},
+    "profile": {"TRAIN_PROFILE": "1"},
+    "deterministic": {"TRAIN_DETERMINISTIC": "1"},
+    "no bias": {"TRAIN_BIAS": "0"},
+    "smoothing": {"TRAIN_LABEL_SMOOTHING": "0.1"},
+}
+SPEEDNET = {
+    "TRAIN_MODEL": "speednet-half",
+    "TRAIN_SYNTHETIC_SHAPE": "3x16x16",
+}  # some of whose weights stay as they are
+# Slower ones, each with what it might not go with.
+RARER = [
+    {"TRAIN_EXPORT": "onnx", **OPTIONS[other]} for other in ("prune", "ema", "bf16", "compile", "contiguous")
+] + [
+    {"TRAIN_MODEL": "resnet18", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_LR": "0.001", **OPTIONS[other]}
+    for other in ("compile", "fp16", "prune", "ema", "accumulate", "mixup")
+] + [
+    {"TRAIN_MODEL": "mnasnet0_5", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", **OPTIONS["prune"]}  # insists on its version
+] + [{"TRAIN_PRUNE_BACKEND": "nni", **OPTIONS["prune"]}]  # fmt: skip
+SHARED: dict[str, dict[str, str]] = {
+    "static graph": {"TRAIN_DDP_STATIC_GRAPH": "1"},
+    "find unused": {"TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1"},
+    "compress": {"TRAIN_GRADIENT_COMPRESSION": "bf16"},
+    "powersgd": {"TRAIN_GRADIENT_COMPRESSION": "powersgd"},
+}
+FSDP = {"TRAIN_PARALLELISM": "fsdp"}
+PARTS = 4
+TWO = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1"}
+
+
+def check(entrypoint: Entrypoint, environs: list[dict[str, str]], *more: str) -> list[list[float]]:
+    """Train with each; a step's own words must be a refusal that names a setting. Return the losses of each."""
+    combined = [BASE | one for one in environs]
+    folder = Path(mkdtemp(dir=entrypoint.folder))
+    (folder / "combinations.json").write_text(json.dumps(combined))
+    port = str(free_port(len(environs)))
+    result = entrypoint("run", *more, PROGRAM, folder, port, env={"LAUNCH_QUIET": "1"})
+    said = [json.loads(line) for line in result.out.splitlines() if line.startswith('"')]
+    wrong = [(one, word) for one, word in zip(environs, said, strict=False)
+             if word and not re.match(r"refused: (TRAIN|LAUNCH)_\w+=\S+", word)]  # fmt: skip
+    assert not wrong, wrong
+    assert len(said) == len(environs), result.err[-3000:]
+    assert result.code == 0
+    assert sum(not word for word in said) > len(said) / 2, "most pairs work"
+    losses: list[list[float]] = []
+    for index, word in enumerate(said):
+        lines = [] if word else (folder / f"runs{index}/run/metrics.jsonl").read_text().splitlines()
+        losses.append([line["loss"] for line in map(json.loads, lines) if line["kind"] == "step"])
+        assert len(losses[-1]) == (0 if word else 4)
+    return losses
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_any_two_settings_train_or_are_refused_with_a_reason(entrypoint: Entrypoint, part: int) -> None:
+    check(entrypoint, [OPTIONS[one] | OPTIONS[other] for one, other in list(combinations(OPTIONS, 2))[part::PARTS]])
+
+
+def test_so_do_the_slower_ones(entrypoint: Entrypoint) -> None:
+    pytest.importorskip("torchvision")
+    check(entrypoint, RARER)
+
+
+@needs_two_cores
+def test_so_does_what_is_for_several_ranks_alone(entrypoint: Entrypoint) -> None:
+    environs = [a | OPTIONS[other] for a in SHARED.values() for other in ("accumulate", "compile", "prune")]
+    environs += [FSDP | one for one in (OPTIONS["no bias"], {"TRAIN_EXPORT": "onnx"}, {"TRAIN_MODEL": "resnet18"})]
+    check(entrypoint, [TWO | one for one in environs], "--nproc-per-node=2", "--oversubscribe=1")
+
+
+@pytest.mark.versions
+@needs_two_cores
+def test_two_ranks_learn_what_one_does_whatever_is_set(entrypoint: Entrypoint) -> None:
+    """BatchNorm's statistics and all that goes over the ranks: what one learns with a setting, two learn with it."""
+    settings = [{}, *OPTIONS.values()]
+    learnt = check(entrypoint, [SPEEDNET | one for one in settings])
+    whole: list[tuple[int, dict[str, str]]] = [(one, {}) for one in range(len(settings))]
+    for shared in (whole, [(one, FSDP) for one, _ in whole], [(0, more) for more in SHARED.values()]):
+        environs = [SPEEDNET | TWO | settings[one] | more for one, more in shared]
+        two = check(entrypoint, environs, "--nproc-per-node=2", "--oversubscribe=1")
+        for environ, (one, _), losses in zip(environs, shared, two, strict=True):
+            rounding = 1e-3 if {"TRAIN_PRECISION", "TRAIN_GRADIENT_COMPRESSION"} & environ.keys() else 1e-5
+            assert not losses or losses == pytest.approx(learnt[one], rel=rounding), environ

@@ -1,0 +1,155 @@
+"""Pruning for real: what is cut out is gone, on all ranks, in the checkpoint, and in what goes on from it."""
+
+from __future__ import annotations
+
+import copy
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from entrypoint.core.errors import Exit, Refused
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores
+from tests.factories import train_settings
+from train.checkpoint.single_file import newest
+from train.models.cnn import CNN
+from train.models.inspection import count_parameters
+from train.models.pruning import cut_to, fits, slimmed, to_prune
+from train.models.registry import build_model
+from train.settings import TrainSettings
+
+SHAPE = (3, 32, 32)
+WITH = ["torch-pruning", "nni"]
+PRUNED = {"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_TENSORBOARD": "0"}
+
+
+def settings(**more: object) -> TrainSettings:
+    return train_settings({"prune_ratio": 0.5, **more})
+
+
+def needs(library: str) -> None:
+    pytest.importorskip("nni.compression.pruning" if library == "nni" else "torch_pruning")
+
+
+@pytest.mark.parametrize("library", WITH)
+def test_half_of_the_books_cnn_is_what_the_book_has(library: str) -> None:
+    needs(library)
+    model = CNN(SHAPE, 10)
+    assert count_parameters(model) == 2_122_186
+    slim = slimmed(CNN(SHAPE, 10), model.state_dict(), SHAPE, settings(prune_backend=library))
+    cut = CNN(SHAPE, 10)
+    cut_to(cut, slim)
+    assert count_parameters(cut) == 1_059_306
+    first = cut.layer1[0]
+    assert isinstance(first, nn.Conv2d)
+    assert (first.out_channels, cut.fc1.in_features) == (16, 2048)
+    filters = model.state_dict()["layer1.0.weight"]
+    kept = [index for index, one in enumerate(filters) if any(torch.equal(one, left) for left in first.weight)]
+    assert len(kept) == 16, "whole filters, unchanged"
+    if library == "nni":
+        assert kept == filters.abs().sum((1, 2, 3)).topk(16).indices.sort().values.tolist(), "of the largest L1 norm"
+
+
+@pytest.mark.parametrize("library", WITH)
+def test_a_residual_network_is_cut_and_runs_and_learns(library: str) -> None:
+    needs(library)
+    pytest.importorskip("torchvision")
+    model = build_model("resnet18", SHAPE, 10, bias=True)
+    before = copy.deepcopy(model.state_dict())
+    slim = slimmed(model, before, SHAPE, settings(prune_backend=library, model="resnet18"))
+    cut = build_model("resnet18", SHAPE, 10, bias=True)
+    assert not fits(cut, slim)
+    cut_to(cut, slim)
+    assert fits(cut, slim)
+    assert count_parameters(cut) < 0.5 * sum(value.numel() for value in before.values())
+    logits = cut(torch.randn(4, *SHAPE))
+    logits.sum().backward()
+    assert logits.shape == (4, 10)
+    assert all(parameter.grad is not None for parameter in cut.parameters())
+    assert all(torch.equal(value, slim[name]) for name, value in cut.state_dict().items() if "running" not in name
+               and "tracked" not in name)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [
+        ({}, ["layer1.0", "layer2.0"]),
+        ({"prune_layer_types": "conv2d,linear"}, ["layer1.0", "layer2.0", "fc1"]),
+        ({"prune_layer_types": "linear"}, ["fc1"]),
+        ({"prune_exclude": "layer1"}, ["layer2.0"]),
+        ({"prune_layer_types": "linear,conv2d", "prune_exclude": "layer1.0,fc1"}, ["layer2.0"]),
+    ],
+)
+def test_what_is_pruned_is_what_was_asked_for_and_never_the_last_layer(
+    more: dict[str, object], names: list[str]
+) -> None:
+    assert to_prune(CNN(SHAPE, 10), settings(**more)) == names
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"prune_exclude": "layer9"}, "TRAIN_PRUNE_EXCLUDE=layer9: cnn has no such layer. Did you mean layer"),
+        (
+            {"prune_exclude": "layer1,layer2"},
+            "TRAIN_PRUNE_RATIO=0.5: cnn has no layer left to prune; widen TRAIN_PRUNE_LAYER_TYPES",
+        ),
+    ],
+)
+def test_what_cannot_be_pruned_is_told(more: dict[str, object], said: str) -> None:
+    with pytest.raises(Refused, match=re.escape(said)):
+        to_prune(CNN(SHAPE, 10), settings(**more))
+
+
+def test_a_model_that_a_library_cannot_follow_is_refused_by_name() -> None:
+    pytest.importorskip("nni.compression.pruning")
+
+    class Moody(CNN):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return super().forward(images if float(images.sum()) >= 0 else -images)
+
+    model = Moody(SHAPE, 10)
+    with pytest.raises(Refused, match=r"TRAIN_PRUNE_BACKEND=nni: cnn cannot be pruned .*; try torch-pruning") as error:
+        slimmed(model, model.state_dict(), SHAPE, settings(prune_backend="nni"))
+    assert error.value.code == Exit.MACHINE
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_all_ranks_have_the_same_slim_model_and_learn_as_one(entrypoint: Entrypoint) -> None:
+    pytest.importorskip("torch_pruning")
+    common = PRUNED | {"TRAIN_EPOCHS": "3", "TRAIN_BATCH_SIZE": "50"}
+    one = entrypoint.train(env=common)
+    two = entrypoint.train(env=common | {"LAUNCH_NPROC_PER_NODE": "2"})
+    assert (one["world_size"], two["world_size"]) == (1, 2)
+    assert one["parameters"] == two["parameters"] < 155_530
+    assert two["test_loss"] == pytest.approx(one["test_loss"], rel=2e-2)
+    assert two["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=0.6)
+
+
+@pytest.mark.versions
+@pytest.mark.launch
+def test_a_pruned_run_that_is_stopped_goes_on_slim_and_ends_the_same(entrypoint: Entrypoint) -> None:
+    pytest.importorskip("torch_pruning")
+    common = PRUNED | {"TRAIN_EPOCHS": "12", "TRAIN_PRUNE_WARMUP": "2", "LAUNCH_QUIET": "1"}
+    whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})
+    env = {**clean_environment(), "HOME": str(entrypoint.home), **common, "TRAIN_RUN_NAME": "stopped"}
+    log = entrypoint.folder / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen([PYTHON, "-m", "entrypoint", "train"], cwd=entrypoint.folder, env=env, stdout=out)
+    until = time.monotonic() + LAUNCH_LIMIT_S
+    while "epoch 3/12  train" not in log.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(LAUNCH_LIMIT_S) == Exit.PREEMPTED
+    saved = newest(entrypoint.folder / "runs/stopped/checkpoint")
+    assert saved is not None
+    assert torch.load(saved, weights_only=True)["model"]["layer1.0.weight"].shape[0] == 16
+    again = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "stopped", "TRAIN_RESUME": "auto"})
+    assert again["parameters"] == whole["parameters"]
+    assert again["test_loss"] == whole["test_loss"]

@@ -1,0 +1,54 @@
+"""The network of the speedrun recipe: its shape, and what its first layer makes of pictures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from entrypoint.core.errors import Refused
+from train.models.inspection import count_parameters
+from train.models.registry import build_model
+from train.models.speednet import WIDTHS
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 9, 9), (3, 64, 48)])
+def test_it_takes_any_picture_from_9x9_on(name: str, shape: tuple[int, int, int]) -> None:
+    model = build_model(name, shape, 7, bias=True)
+    assert model(torch.randn(4, *shape)).shape == (4, 7)
+
+
+def test_smaller_pictures_and_no_biases_are_refused() -> None:
+    with pytest.raises(Refused, match="TRAIN_MODEL=speednet: cannot take 3x8x8 images"):
+        build_model("speednet", (3, 8, 8), 10, bias=True)
+    with pytest.raises(Refused, match="TRAIN_BIAS=0: only the cnn can do without biases, not speednet"):
+        build_model("speednet", (3, 32, 32), 10, bias=False)
+
+
+def test_half_the_width_is_about_a_quarter_of_the_weights() -> None:
+    full, half = (count_parameters(build_model(name, (3, 32, 32), 10, bias=True)) for name in WIDTHS)
+    convolutions = 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256 * 256)
+    assert full == convolutions + 24 + 2 * (64 + 256 + 256) + 2560
+    assert 3.5 < full / half < 4.5
+
+
+def test_what_it_has_looked_at_comes_out_uncorrelated_and_of_one_variance() -> None:
+    torch.manual_seed(0)
+    smooth = torch.nn.functional.avg_pool2d(torch.randn(400, 3, 34, 34), 3, stride=1)  # neighbours are alike
+    model = build_model("speednet", (3, 32, 32), 10, bias=True)
+    model.look(smooth)  # type: ignore[operator]
+    with torch.no_grad():
+        out = torch.nn.functional.conv2d(smooth, model.whiten.weight)  # type: ignore[union-attr, arg-type]
+    own, negative = out[:, :12], out[:, 12:]
+    assert torch.equal(own, -negative)
+    values = own.permute(0, 2, 3, 1).reshape(-1, 12)
+    assert torch.allclose(values.T @ values / len(values), torch.eye(12), atol=0.05)
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_the_biases_of_batchnorm_alone_learn_faster(name: str) -> None:
+    model = build_model(name, (3, 32, 32), 10, bias=True)
+    trained = (key for key, one in model.named_parameters() if one.requires_grad)
+    biases = {key for key in trained if key.endswith(".bias") and key != "whiten.bias"}
+    assert set(model.rates) == biases  # type: ignore[arg-type]
+    assert len(biases) == 6

@@ -1,0 +1,54 @@
+"""Mixup and CutMix: what is mixed, in which share, and that labels say the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.factories import train_settings
+from tests.train.engine.learners import X, Y, learner, weights
+from train.data.batches import Batch
+from train.seeding import generator
+from train.settings import TrainSettings
+from train.transforms.mixup import Mix, draw
+
+
+def settings(**more: float) -> TrainSettings:
+    return train_settings(more)
+
+
+@pytest.mark.parametrize("step", range(20))
+def test_a_cut_boxs_area_is_the_share_that_is_not_own(step: int) -> None:
+    mix = draw(8, 10, 12, settings(cutmix_alpha=1.0), generator("cut", step))
+    assert sorted(mix.partners.tolist()) == list(range(8))
+    images, others = torch.zeros(8, 3, 10, 12), torch.ones(8, 3, 10, 12)
+    mixed = mix.of(images, others)
+    assert float(mixed.mean()) == pytest.approx(1 - mix.own, abs=1e-6)
+    assert set(mixed.unique().tolist()) <= {0.0, 1.0}
+    assert float(images.sum()) == 0
+
+
+def test_mixup_lays_two_over_each_other() -> None:
+    mix = draw(8, 4, 4, settings(mixup_alpha=0.4), generator("up"))
+    assert mix.box is None
+    mixed = mix.of(torch.zeros(8, 3, 4, 4), torch.ones(8, 3, 4, 4))
+    assert torch.allclose(mixed, torch.full_like(mixed, 1 - mix.own))
+
+
+def test_both_take_turns_and_shares_are_drawn_anew() -> None:
+    drawn = [draw(4, 8, 8, settings(mixup_alpha=0.2, cutmix_alpha=1.0), generator("both", step)) for step in range(200)]
+    assert 60 < sum(one.box is None for one in drawn) < 140
+    assert len({one.own for one in drawn}) > 100
+    assert all(0 <= one.own <= 1 for one in drawn)
+
+
+def test_the_loss_is_that_of_both_labels_by_their_shares() -> None:
+    one, mix = learner(label_smoothing=0.1), Mix(torch.arange(12).flip(0), 0.7)
+    other = Y[mix.partners]
+    images = mix.of(X[:, :, None, None], X[mix.partners][:, :, None, None])[:, :, 0, 0]
+    soft = 0.7 * torch.nn.functional.one_hot(Y, 3) + 0.3 * torch.nn.functional.one_hot(other, 3)
+    expected = torch.nn.functional.cross_entropy(one.model(images), soft, label_smoothing=0.1)
+    before = weights(one).clone()
+    loss = one.learn(Batch(((images[:5], Y[:5]), (images[5:], Y[5:])), 12, (other[:5], other[5:]), 0.7))
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    assert not torch.equal(weights(one), before)

