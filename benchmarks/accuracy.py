@@ -28,7 +28,7 @@ from torchvision import transforms
 
 from benchmarks.book.experiments import Variant
 from benchmarks.book.measure import Measured, pictures, run
-from train.data.image_folder import Listing, list_both
+from train.data.image_folder import ImageList, list_splits
 from train.models.cnn import CNN
 
 BOOKS_ACCURACY, EPOCHS = 47.10, 10
@@ -42,7 +42,7 @@ OURS = (
 class Pictures(Dataset[tuple[torch.Tensor, int]]):
     """One split's pictures as PIL has them, made tensors one by one."""
 
-    def __init__(self, listing: Listing) -> None:
+    def __init__(self, listing: ImageList) -> None:
         self.pictures = [Image.open(path).convert("RGB") for path in listing.files]
         self.labels = listing.labels
         self.transform = transforms.ToTensor()
@@ -62,7 +62,7 @@ def books_loop(folder: Path) -> Iterator[tuple[float, float]]:
     model = CNN((3, 32, 32), 10)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     criterion = nn.CrossEntropyLoss()
-    train_part, test_part = (Pictures(listing) for listing in list_both(folder))
+    train_part, test_part = (Pictures(listing) for listing in list_splits(folder))
     loader, test = DataLoader(train_part, BATCH, shuffle=True), DataLoader(test_part, 1000)
     for _ in range(EPOCHS):
         began = time.perf_counter()

@@ -81,30 +81,30 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     from torch.nn.functional import cross_entropy
     from torch.utils.flop_counter import FlopCounterMode
 
-    from train.acceleration.memory_format import lay_out
-    from train.acceleration.small_conv import multiply_small
-    from train.data.datasets import Images
-    from train.data.memory_feed import MemoryFeed
-    from train.distributed.process_group import Group
+    from train.acceleration.memory_format import set_memory_format
+    from train.acceleration.small_conv import use_matmul_for_small_inputs
+    from train.data.datasets import ImageTensors
+    from train.data.memory_feed import MemorySource
+    from train.distributed.process_group import ProcessGroup
     from train.engine.loop import train_epoch
     from train.engine.optimizer import build_optimizer, lr_schedule
-    from train.engine.train_step import Learner
+    from train.engine.train_step import Trainer
     from train.models.registry import build_model
     from train.report.profiler import DATA
     from train.settings import TrainSettings
 
     settings = TrainSettings(batch_size=BATCH, model=name, transforms="flip-crop")
-    group, shape = Group(0, 1, 0, torch.device("cpu")), (3, 32, 32)
+    group, shape = ProcessGroup(0, 1, 0, torch.device("cpu")), (3, 32, 32)
     count = BATCH * steps
-    images = Images(torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (count,)))
-    feed = MemoryFeed(images, images, shape, settings, group)
-    model = lay_out(build_model(name, shape, 10, bias=True), channels_last=True, plain_filters=True)
+    images = ImageTensors(torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (count,)))
+    feed = MemorySource(images, images, shape, settings, group)
+    model = set_memory_format(build_model(name, shape, 10, bias=True), channels_last=True, plain_filters=True)
     ((pixels, labels),) = next(feed.train_batches(0)).parts
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(pixels), labels).backward()  # type: ignore[no-untyped-call]
-    multiply_small(model, shape)
+    use_matmul_for_small_inputs(model, shape)
     optimizer = build_optimizer(settings, model)
-    learner = Learner(model, optimizer, lr_schedule(settings, 10**6), settings, group, "fp32")
+    learner = Trainer(model, optimizer, lr_schedule(settings, 10**6), settings, group, "fp32")
     clock = Clock(DATA)
     learner.phase = clock.phase
 

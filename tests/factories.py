@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from entrypoint.job.detect import Job
-from entrypoint.job.node_group import read_nodes
-from entrypoint.machine.container import Surroundings
+from entrypoint.job.node_group import detect_node_group
+from entrypoint.machine.container import ContainerInfo
 from entrypoint.machine.cpu_topology import Cpu
-from entrypoint.machine.detect import Machine, read_machine
+from entrypoint.machine.detect import Machine, detect_machine
 from entrypoint.machine.gpus import Gpu
-from entrypoint.plan.inputs import Question
+from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan, Program
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
@@ -37,7 +37,7 @@ def make_machine(cores: int = 4, online: int | None = None, quota: float | None 
         quota,
         8 << 30,
         tuple(Gpu(index, f"GPU-{index}", "H200", 1 << 37) for index in range(gpus)),
-        surroundings=Surroundings(shm_bytes=1 << 30),
+        surroundings=ContainerInfo(shm_bytes=1 << 30),
     )
 
 
@@ -46,7 +46,9 @@ def make_test_plan(
 ) -> Plan:
     environ = environ or {}
     chosen, job = read_launch_settings(environ, {}), job or Job()
-    return make_plan(Question(chosen, node, job, program, environ, "python", nodes=read_nodes(chosen, environ, job)))
+    return make_plan(
+        PlanInputs(chosen, node, job, program, environ, "python", nodes=detect_node_group(chosen, environ, job))
+    )
 
 
 def reason_for(made: Plan, what: str) -> str:
@@ -59,8 +61,8 @@ NVML = {"8-GPU NVLink node": nvlink_node, "8-GPU NVSwitch node": nvswitch_node}
 def simulated_machine(tmp_path: Path, name: str, nvml: Any = None) -> Machine:
     tree = MACHINES[name]()
     root = tree.build(tmp_path / "root")
-    found = read_machine(root, MASKS.get(name, tree.cpus), nvml or (NVML[name]() if name in NVML else None))
-    return replace(found, hostname="there", surroundings=Surroundings(shm_bytes=1 << 30))
+    found = detect_machine(root, MASKS.get(name, tree.cpus), nvml or (NVML[name]() if name in NVML else None))
+    return replace(found, hostname="there", surroundings=ContainerInfo(shm_bytes=1 << 30))
 
 
 def elf_header(machine: int) -> bytes:

@@ -8,74 +8,74 @@ import sys
 import time
 from typing import NoReturn
 
-from entrypoint.core.console import put, report
-from entrypoint.core.errors import Exit, Refused
-from entrypoint.core.process import leave, uncollected
-from entrypoint.plan.model import VARIABLE, Plan
+from entrypoint.core.console import report_error, write_stderr
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.process import fast_exit, gc_paused
+from entrypoint.plan.model import PLAN_VAR, Plan
 from train.data.workers import end_workers
-from train.preemption import STOPPING, Preempted, Stopped
+from train.preemption import STOP_CONTROLLER, Preempted, StopSignal
 from train.settings import read_train_settings
 
 
 def main() -> int:
     """Train as TRAIN_* and the plan say; return the exit code."""
-    STOPPING.listen()
+    STOP_CONTROLLER.listen()
     try:
         try:
             return run()
-        except Refused as error:
-            if stopped_by(error):
+        except UserError as error:
+            if find_stop_signal(error):
                 raise
-            return report(error) if is_told(error) else int(error.code)
+            return report_error(error) if should_report(error) else int(error.code)
     except BaseException as error:
-        stopped = stopped_by(error)
+        stopped = find_stop_signal(error)
         if stopped is None:
             raise
-        return tell(stopped)
+        return report_stop(stopped)
     finally:
-        STOPPING.ignore()
+        STOP_CONTROLLER.ignore()
         end_workers()
 
 
-def stopped_by(error: BaseException | None) -> Stopped | None:
+def find_stop_signal(error: BaseException | None) -> StopSignal | None:
     """Return the signal behind an error: a library that it interrupts may answer with an error of its own."""
-    while error is not None and not isinstance(error, Stopped):
+    while error is not None and not isinstance(error, StopSignal):
         error = error.__context__
     return error
 
 
-def is_told(error: Refused) -> bool:
+def should_report(error: UserError) -> bool:
     """Tell whether this rank is to say it: what all ranks agreed on is said once a node, unless an agent sorts that."""
     agent = "TORCHELASTIC_ERROR_FILE" in os.environ
     return agent or not isinstance(error, Preempted) or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def tell(stopped: Stopped) -> int:
+def report_stop(stopped: StopSignal) -> int:
     """Say once for all ranks what has stopped the run, and return the exit code."""
     name = signal.Signals(stopped.number).name
     if int(os.environ.get("RANK", "0")) == 0:
-        put(f"train: stopped by {name}; the checkpoints up to here are kept")
-    return Exit.INTERRUPTED if stopped.number == signal.SIGINT else Exit.TERMINATED
+        write_stderr(f"train: stopped by {name}; the checkpoints up to here are kept")
+    return ExitCode.INTERRUPTED if stopped.number == signal.SIGINT else ExitCode.TERMINATED
 
 
 def run() -> int:
     """Read the plan and the settings, and train; raises `Refused`."""
-    text = os.environ.get(VARIABLE)
+    text = os.environ.get(PLAN_VAR)
     if not text:
-        become_planned()
+        exec_entrypoint()
     plan = Plan.from_variable(text)
     given = read_train_settings(os.environ, {})
-    with uncollected():
+    with gc_paused():
         from train.engine.trainer import train
 
     train(given, plan, float(os.environ.get("ENTRYPOINT_STARTED", time.time())))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
-def become_planned() -> NoReturn:
+def exec_entrypoint() -> NoReturn:
     """Started by hand or by a launcher without a plan: go through the entrypoint, which makes one."""
     os.execv(sys.executable, (sys.executable, "-I", "-m", "entrypoint", "train"))
 
 
 if __name__ == "__main__":
-    leave(main())
+    fast_exit(main())

@@ -9,21 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from entrypoint.core.errors import Exit, Refused
-from entrypoint.core.signals import ECHO_S, heeded
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.signals import DUPLICATE_WINDOW_S, not_ignored
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # What there may be more of, none of them a person's second wish: the terminal is closed, and so is what was printed to.
-CLOSED = (signal.SIGHUP, signal.SIGPIPE)
+OUTPUT_CLOSED = (signal.SIGHUP, signal.SIGPIPE)
 # What a scheduler sends ahead of the end (`sbatch --signal=USR1@120`): it only ever asks.
-WARNING = signal.SIGUSR1
+PREEMPT_WARNING = signal.SIGUSR1
 # What asks a run to save and go on.
-SAVING = signal.SIGUSR2
+SAVE_REQUEST = signal.SIGUSR2
 # What a rank wants after a step; all do what is the most that any of them wants.
-GO_ON, SAVE, STOP = 0, 1, 2
+CONTINUE, SAVE, STOP = 0, 1, 2
 
 
-class Stopped(BaseException):
+class StopSignal(BaseException):
     """A signal asked the trainer to end."""
 
     def __init__(self, number: int) -> None:
@@ -31,11 +31,11 @@ class Stopped(BaseException):
         self.number = number
 
 
-class Preempted(Refused):
+class Preempted(UserError):
     """A run that was asked to end has saved a checkpoint, and goes on from it when it is run again."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, Exit.PREEMPTED)
+        super().__init__(message, ExitCode.PREEMPTED)
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ def first_deadline(
     return Deadline(time.monotonic() + end - time.time(), name)
 
 
-class Stopping:
+class StopController:
     """What was asked of this process: `number` is the signal to end, None until one came, `deadline` when it is to."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self.deadline: Deadline | None = None
         self.wants_save = False
-        self.saved_at = -ECHO_S
+        self.saved_at = -DUPLICATE_WINDOW_S
         self.deferring = False
         self.saves = True
         self.since = 0.0
@@ -80,10 +80,10 @@ class Stopping:
     @property
     def asked(self) -> bool:
         """Tell whether the run is to end as soon as it has saved."""
-        return self.number is not None or self.overdue
+        return self.number is not None or self.deadline_passed
 
     @property
-    def overdue(self) -> bool:
+    def deadline_passed(self) -> bool:
         """Tell whether the deadline has passed."""
         return self.deadline is not None and time.monotonic() >= self.deadline.at
 
@@ -92,7 +92,7 @@ class Stopping:
         """Return what this rank wants after the step under way: GO_ON, SAVE or STOP."""
         if self.asked:
             return STOP
-        return SAVE if self.wants_save else GO_ON
+        return SAVE if self.wants_save else CONTINUE
 
     @property
     def name(self) -> str:
@@ -100,16 +100,16 @@ class Stopping:
         if self.number is not None:
             closed = " (nobody reads what it prints)" if self.number == signal.SIGPIPE else ""
             return signal.Signals(self.number).name + closed
-        return self.deadline.name if self.deadline and self.overdue else "another rank's signal"
+        return self.deadline.name if self.deadline and self.deadline_passed else "another rank's signal"
 
-    def saves_now(self) -> None:
+    def mark_saved(self) -> None:
         """Note that all ranks save: one that gets the same signal a moment later need not ask for it again."""
         self.wants_save = False
         self.saved_at = time.monotonic()
 
     def listen(self) -> None:
         """Take this process's signals, but for those that it was started to ignore (nohup)."""
-        for number in heeded(SIGNALS):
+        for number in not_ignored(HANDLED):
             signal.signal(number, self.take)
 
     def ignore(self) -> None:
@@ -117,7 +117,7 @@ class Stopping:
 
         A launcher ends all ranks as soon as it has seen the first one end.
         """
-        for number in SIGNALS:
+        for number in HANDLED:
             signal.signal(number, signal.SIG_IGN)
 
     def take(self, number: int, _: FrameType | None) -> None:
@@ -126,29 +126,29 @@ class Stopping:
         A warning is noted at any time, if the run saves at all, and does not count as the first of two.
         """
         now = time.monotonic()
-        if number == SAVING:
-            self.wants_save = now - self.saved_at >= ECHO_S
+        if number == SAVE_REQUEST:
+            self.wants_save = now - self.saved_at >= DUPLICATE_WINDOW_S
             return
-        if number == WARNING:
+        if number == PREEMPT_WARNING:
             if self.saves and self.number is None:
                 self.number = number
             return
-        if self.number == WARNING:
+        if self.number == PREEMPT_WARNING:
             self.number = None
-        if self.deferring and self.number is not None and number in CLOSED:
+        if self.deferring and self.number is not None and number in OUTPUT_CLOSED:
             return
-        if self.deferring and (self.number is None or now - self.since < ECHO_S):
+        if self.deferring and (self.number is None or now - self.since < DUPLICATE_WINDOW_S):
             self.number = self.number or number
             self.since = self.since or now
             return
-        raise Stopped(number)
+        raise StopSignal(number)
 
     @contextmanager
-    def deferred(self, *, worth_saving: bool, deadline: Deadline | None = None) -> Iterator[None]:
+    def defer(self, *, worth_saving: bool, deadline: Deadline | None = None) -> Iterator[None]:
         """Let signals wait for the next step inside this block, where the run saves checkpoints at all."""
         self.deferring = self.saves = worth_saving
         self.deadline = deadline if worth_saving else None
-        if not worth_saving and self.number == WARNING:
+        if not worth_saving and self.number == PREEMPT_WARNING:
             self.number = None
         try:
             yield
@@ -157,4 +157,4 @@ class Stopping:
 
 
 # Signals are the process's, and so is what they have asked for.
-STOPPING = Stopping()
+STOP_CONTROLLER = StopController()

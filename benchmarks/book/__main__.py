@@ -22,7 +22,7 @@ from benchmarks.book.experiments import EXPERIMENTS
 from benchmarks.book.known import Known
 from benchmarks.book.measure import fewer, once_to_the_end, pictures, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
-from entrypoint.machine.detect import read_machine
+from entrypoint.machine.detect import detect_machine
 from entrypoint.plan.planner import describe_node
 
 # Pictures of each class, epochs, rounds; no rounds: what ran to the end tells speed too.
@@ -69,7 +69,7 @@ def main() -> None:
 def made_under(each: int | None, epochs: int, rounds: int) -> tuple[str, ...]:
     """Return what the figures hang on, a line each."""
     return (
-        describe_node(read_machine(affinity=frozenset(os.sched_getaffinity(0)))),
+        describe_node(detect_machine(affinity=frozenset(os.sched_getaffinity(0)))),
         f"Python {platform.python_version()}, PyTorch {version('torch')}",
         f"accuracy and training s: one run of {epochs} epochs of"
         f" {'all pictures' if each is None else f'{10 * each:,} pictures'}",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from entrypoint.core.console import last_line
+from entrypoint.core.console import last_error_line
 
 ENTRYPOINT = (sys.executable, "-m", "entrypoint", "train")
 # What is set for every run, beside the data: one line of output, no events.
@@ -139,7 +139,7 @@ def run(settings: Mapping[str, str], into: Measured) -> None:
         ]
         said = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
         if any(process.returncode in (2, 3) for process in processes):
-            into.refusal = last_line(said[0], "refused")
+            into.refusal = last_error_line(said[0], "refused")
         elif any(process.returncode for process in processes):
             raise SystemExit(f"{dict(settings)} ended with {[p.returncode for p in processes]}: {said}")
         else:

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.book.measure import LIMIT_S, pictures
-from entrypoint.core.console import last_line
+from entrypoint.core.console import last_error_line
 
 PYTHON = (sys.executable, "-m")
 ACCELERATE = (*PYTHON, "accelerate.commands.launch", "--cpu")
@@ -92,7 +92,7 @@ def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: See
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         seconds = time.perf_counter() - began
         if done.returncode or not (out.exists() or not peer.command):
-            seen.problem = f"ended with {done.returncode}: {last_line(done.stderr, 'nothing said')}"
+            seen.problem = f"ended with {done.returncode}: {last_error_line(done.stderr, 'nothing said')}"
             return
         seen.seconds.append(seconds)
         if peer.command:

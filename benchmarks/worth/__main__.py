@@ -31,8 +31,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.worth.moods import MOODS
-from entrypoint.core.console import last_line
-from entrypoint.machine.detect import read_machine
+from entrypoint.core.console import last_error_line
+from entrypoint.machine.detect import detect_machine
 
 PYTHON, PROGRAM = sys.executable, str(Path(__file__).with_name("program.py"))
 MODULE = (PYTHON, "-m")
@@ -68,7 +68,7 @@ class Runner:
             self.rates.append(float(found[1].replace(",", "")))
             self.cpus = max(map(int, found.groups()[1:]), default=0)
         else:
-            self.problem = last_line(done.stderr, f"ended with {done.returncode}")
+            self.problem = last_error_line(done.stderr, f"ended with {done.returncode}")
 
     def plans(self, words: Sequence[str]) -> list[Any]:
         """Return what is planned of one of ours, behind these words."""
@@ -125,7 +125,7 @@ def contestants() -> list[Runner]:
 
 def sweep() -> list[Runner]:
     """Return the entrypoint with every combination of settings that can be had here."""
-    machine = read_machine(affinity=frozenset(os.sched_getaffinity(0)))
+    machine = detect_machine(affinity=frozenset(os.sched_getaffinity(0)))
     cores = len(os.sched_getaffinity(0))
     runtimes = ["gnu"] + ["intel"] * bool(machine.library("intel").path)
     allocators = ["system"] + [name for name in ("tcmalloc", "jemalloc") if machine.library(name).path]

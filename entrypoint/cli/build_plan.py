@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 from entrypoint.cli.parser import CommandLine
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.job.detect import Job
-from entrypoint.job.launcher_quirks import read_mask, refuse_mixed_up
-from entrypoint.job.node_group import read_nodes
-from entrypoint.launch.remote import find_starter, with_starter
-from entrypoint.machine.comm_backends import problem_of
+from entrypoint.job.launcher_quirks import check_launcher_variables, effective_affinity
+from entrypoint.job.node_group import detect_node_group
+from entrypoint.launch.remote import find_remote_launcher, with_remote_command
+from entrypoint.machine.comm_backends import find_backend_problem
 from entrypoint.machine.compile_backends import find_compile_problem
-from entrypoint.machine.detect import read_machine
-from entrypoint.machine.shared_libraries import broken_preloads
-from entrypoint.plan.inputs import Question
+from entrypoint.machine.detect import detect_machine
+from entrypoint.machine.shared_libraries import find_broken_preloads
+from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan, Program
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import LaunchSettings
-from entrypoint.tune.store import Tuned, apply, find
+from entrypoint.tune.store import TunedPlan, apply_tuning, load
 
 if TYPE_CHECKING:
     from train.settings import TrainSettings
@@ -32,72 +32,72 @@ if TYPE_CHECKING:
 
 def detect_plan_inputs(
     command: CommandLine, settings: ParsedSettings[LaunchSettings], job: Job, environ: Mapping[str, str]
-) -> Question:
+) -> PlanInputs:
     """Read the machine, and test what no file shows."""
-    nodes = read_nodes(settings, environ, job)
+    nodes = detect_node_group(settings, environ, job)
     if settings.values.launcher == "auto" and nodes.count == 1:
-        refuse_mixed_up(job)
-    if job.starts_own(settings.values):  # then this task is the node's, and its ranks are still to be started
+        check_launcher_variables(job)
+    if job.starts_ranks_itself(settings.values):  # then this task is the node's, and its ranks are still to be started
         job = Job(id=job.id, granted_cpus=job.granted_cpus, node_cpus=job.node_cpus, nodes=job.nodes, master=job.master)
-    mask, settled, squeezed_to = read_mask(job)
-    return Question(
+    mask, settled, launcher_affinity = effective_affinity(job)
+    return PlanInputs(
         settings,
-        replace(read_machine(affinity=mask), squeezed_to=squeezed_to),
+        replace(detect_machine(affinity=mask), launcher_affinity=launcher_affinity),
         settled,
         # -I: the trainer uses the packages installed with it, whatever PYTHONPATH, ~/.local or this folder hold.
         command.program or Program("train", (sys.executable, "-I", "-m", "train")),
         environ,
-        backend_problem=problem_of(settings.values.backend, sys.executable),
-        broken_preloads=broken_preloads(environ.get("LD_PRELOAD", "")),
+        backend_problem=find_backend_problem(settings.values.backend, sys.executable),
+        broken_preloads=find_broken_preloads(environ.get("LD_PRELOAD", "")),
         nodes=nodes,
-        starter=find_starter(settings.values, job, nodes.count, environ),
+        starter=find_remote_launcher(settings.values, job, nodes.count, environ),
         token=f"{socket.gethostname()}-{os.getpid()}",
     )
 
 
-def apply_saved_tuning(command: CommandLine, question: Question) -> tuple[Question, Tuned | None]:
+def apply_saved_tuning(command: CommandLine, question: PlanInputs) -> tuple[PlanInputs, TunedPlan | None]:
     """Return the inputs with the tuning results for this program and machine, where the user set nothing else."""
-    tuned = find(question, lambda: settings_affecting_speed(command, question))
-    return (apply(question, tuned, command.launch_flags), tuned) if tuned else (question, None)
+    tuned = load(question, lambda: settings_affecting_speed(command, question))
+    return (apply_tuning(question, tuned, command.launch_flags), tuned) if tuned else (question, None)
 
 
-def settings_affecting_speed(command: CommandLine, question: Question) -> Mapping[str, Any]:
+def settings_affecting_speed(command: CommandLine, question: PlanInputs) -> Mapping[str, Any]:
     """Return the trainer's settings that change the time of a step, as JSON types; none for a user's script."""
     if command.program is not None:
         return {}
-    from train.data.dataset_info import survey
+    from train.data.dataset_info import inspect_dataset
     from train.settings import read_train_settings
 
     values = read_train_settings(question.environ, command.train_flags).values
-    return {**values.speed_relevant(), "shape": survey(values).shape}
+    return {**values.speed_relevant(), "shape": inspect_dataset(values).shape}
 
 
-def build_plan(command: CommandLine, question: Question) -> Plan:
+def build_plan(command: CommandLine, question: PlanInputs) -> Plan:
     """Return the plan; for the built-in trainer with the part that its data and settings decide."""
     if command.program is not None:
-        return with_starter(make_plan(question), question)
-    return with_starter(plan_trainer(command, question), question)
+        return with_remote_command(make_plan(question), question)
+    return with_remote_command(plan_trainer(command, question), question)
 
 
-def plan_trainer(command: CommandLine, question: Question) -> Plan:
+def plan_trainer(command: CommandLine, question: PlanInputs) -> Plan:
     """Return the plan of the built-in trainer."""
-    from train.data.dataset_info import survey
+    from train.data.dataset_info import inspect_dataset
     from train.planning.recipes import with_recipe
-    from train.planning.run_lookup import fresh, previous_run
-    from train.planning.trainer_plan import plan_training
+    from train.planning.run_lookup import new_run_dir, previous_run
+    from train.planning.trainer_plan import plan_trainer
     from train.settings import read_train_settings
 
     given = read_train_settings(question.environ, command.train_flags)
-    facts = survey(given.values)
+    facts = inspect_dataset(given.values)
     question = replace(question, previous=previous_run(given.values))
     training, plan = with_recipe(given, make_plan(question))
     plan = replace(plan, warnings=(*given.notices, *plan.warnings))
-    free_name = fresh(training.values.output_dir, training.values).name if plan.max_restarts else ""
+    free_name = new_run_dir(training.values.output_dir, training.values).name if plan.max_restarts else ""
     problem = compile_problem(training.values, plan.device, question)
-    return plan_training(plan, training, facts, question.machine, free_name=free_name, compile_problem=problem)
+    return plan_trainer(plan, training, facts, question.machine, free_name=free_name, compile_problem=problem)
 
 
-def compile_problem(settings: TrainSettings, device: str, question: Question) -> str:
+def compile_problem(settings: TrainSettings, device: str, question: PlanInputs) -> str:
     """Return why the backend of torch.compile cannot be used, empty if it can or if nothing is compiled."""
     if settings.compile == "off":
         return ""
@@ -105,12 +105,12 @@ def compile_problem(settings: TrainSettings, device: str, question: Question) ->
     return find_compile_problem(settings.compile_backend, device, versions, question.python)
 
 
-def planner_for(command: CommandLine, question: Question) -> Callable[[], Plan]:
+def planner_for(command: CommandLine, question: PlanInputs) -> Callable[[], Plan]:
     """Return a function that makes the plan, for checks that report why it fails."""
     return lambda: build_plan(command, question)
 
 
-def run_folders(command: CommandLine, question: Question) -> list[tuple[str, Path]]:
+def run_folders(command: CommandLine, question: PlanInputs) -> list[tuple[str, Path]]:
     """Return the folders that a run of the trainer writes to, by the settings that name them."""
     from train.data.cache import cache_folder
     from train.settings import read_train_settings

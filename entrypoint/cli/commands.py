@@ -9,26 +9,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from entrypoint.core.console import report
-from entrypoint.core.errors import Exit, Refused
-from entrypoint.core.process import uncollected
-from entrypoint.job.detect import read_job
+from entrypoint.core.console import report_error
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.process import gc_paused
+from entrypoint.job.detect import detect_job
 
-with uncollected():
+with gc_paused():
     from entrypoint.cli import build_plan as plans
     from entrypoint.cli.parser import CommandLine, parse_command_line
     from entrypoint.core.process import replace_process
     from entrypoint.core.settings_base import Settings, read_settings, variable_name
-    from entrypoint.core.user_dirs import stand_in
+    from entrypoint.core.user_dirs import apply_fallbacks
     from entrypoint.doctor.selftest import selftest_command
-    from entrypoint.job.launcher_quirks import without_defaults
-    from entrypoint.launch.dispatch import STARTERS, launch
+    from entrypoint.job.launcher_quirks import drop_torchrun_thread_default
+    from entrypoint.launch.dispatch import REMOTE_LAUNCHERS, launch
     from entrypoint.machine import cpu_load
     from entrypoint.machine.container import read_image
     from entrypoint.plan.display import plan_lines
-    from entrypoint.plan.inputs import Question
+    from entrypoint.plan.inputs import PlanInputs
     from entrypoint.settings import read_launch_settings
-    from entrypoint.tune.store import tell
+    from entrypoint.tune.store import annotate
 
 
 def main() -> int:
@@ -37,34 +37,34 @@ def main() -> int:
         code = run_command(sys.argv[1:], dict(os.environ))
         sys.stdout.flush()  # a closed pipe is no error yet here
         return code
-    except Refused as error:
-        return report(error)
+    except UserError as error:
+        return report_error(error)
     except BrokenPipeError:  # `entrypoint plan | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return Exit.DONE
+        return ExitCode.DONE
     except KeyboardInterrupt:
-        return Exit.INTERRUPTED
+        return ExitCode.INTERRUPTED
 
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command; `environ` is what the program will get."""
-    started, load = time.time(), cpu_load.start()
+    started, load = time.time(), cpu_load.take_sample()
     command = parse_command_line(argv, setting_groups(argv), in_image=bool(read_image(Path("/"))))
     if command.command == "help":
         print(command.help_text)
-        return Exit.DONE
+        return ExitCode.DONE
     if command.command == "verify":
         return verify_command(command)
-    fallbacks = stand_in(environ, make=command.launches)
+    fallbacks = apply_fallbacks(environ, make=command.launches)
     environ = {**environ, **{name: value for name, (value, _) in fallbacks.items()}}
     if command.command in ("other", "selftest"):
         replace_process(command.program.argv if command.program else selftest_command(), environ)
-    settings, job = read_launch_settings(environ, command.launch_flags), read_job(environ)
-    question = plans.detect_plan_inputs(command, settings, job, without_defaults(environ, job))
-    question = replace(question, substitutes=fallbacks)
+    settings, job = read_launch_settings(environ, command.launch_flags), detect_job(environ)
+    question = plans.detect_plan_inputs(command, settings, job, drop_torchrun_thread_default(environ, job))
+    question = replace(question, dir_fallbacks=fallbacks)
     if command.command == "tune":  # its trials use the plan as it is, whatever other processes do
         return tune_command(command, question)
-    question = replace(question, machine=replace(question.machine, kept_busy=cpu_load.kept_busy(load)))
+    question = replace(question, machine=replace(question.machine, busy_cpus_measured=cpu_load.other_busy_cpus(load)))
     if command.command == "doctor":
         return doctor_command(command, question)
     return plan_command(command, question, started)
@@ -83,24 +83,24 @@ def setting_groups(argv: Sequence[str]) -> dict[str, type[Settings]]:
     return {"train": TrainSettings, "tune": TuneSettings}
 
 
-def plan_command(command: CommandLine, question: Question, started: float) -> int:
+def plan_command(command: CommandLine, question: PlanInputs, started: float) -> int:
     """Make the plan, then print it, or launch what it says."""
     question, tuned = plans.apply_saved_tuning(command, question)
     plan = plans.build_plan(command, question)
-    plan = tell(plan, tuned) if tuned else plan
+    plan = annotate(plan, tuned) if tuned else plan
     if command.json:
         print(plan.to_json(indent=2))
     elif not command.launches:
         print("\n".join(plan_lines(plan, command=True)))
     if not command.launches:
-        return Exit.DONE
+        return ExitCode.DONE
     if question.job.rank == 0 and not question.settings.values.quiet:
-        only = "launcher" if plan.launcher in STARTERS else ""  # each rank's node shows the rest
+        only = "launcher" if plan.launcher in REMOTE_LAUNCHERS else ""  # each rank's node shows the rest
         print("\n".join(plan_lines(plan, only=only)), file=sys.stderr)
     launch(plan, question.job, question.environ, started)
 
 
-def tune_command(command: CommandLine, question: Question) -> int:
+def tune_command(command: CommandLine, question: PlanInputs) -> int:
     """Try plans for the program and keep the fastest."""
     from entrypoint.tune.search import TuneSettings, tune
 
@@ -112,13 +112,13 @@ def tune_command(command: CommandLine, question: Question) -> int:
     return tune(question, plan, settings, training, command.words)
 
 
-def doctor_command(command: CommandLine, question: Question) -> int:
+def doctor_command(command: CommandLine, question: PlanInputs) -> int:
     """Print every check; exit code 3 if one fails."""
     from entrypoint.doctor import report
 
-    checks = report.examine(question, plans.planner_for(command, question), plans.run_folders(command, question))
-    print(report.report(checks, as_json=command.json))
-    return Exit.MACHINE if any(check.state == "failure" for check in checks) else Exit.DONE
+    checks = report.run_checks(question, plans.planner_for(command, question), plans.run_folders(command, question))
+    print(report.format_report(checks, as_json=command.json))
+    return ExitCode.MACHINE if any(check.state == "failure" for check in checks) else ExitCode.DONE
 
 
 def verify_command(command: CommandLine) -> int:
@@ -127,4 +127,4 @@ def verify_command(command: CommandLine) -> int:
 
     ranks = verify_running(command.processes)
     print(as_json(ranks) if command.json else "\n".join(line for one in ranks for line in describe(one)))
-    return Exit.MACHINE if any(one.lines for one in ranks) else Exit.DONE
+    return ExitCode.MACHINE if any(one.lines for one in ranks) else ExitCode.DONE

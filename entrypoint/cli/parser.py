@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from entrypoint.core.errors import Refused, did_you_mean, shown
+from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.settings_base import SettingField, Settings, describe_settings, flag_name
 from entrypoint.plan.model import Program
 from entrypoint.settings import LaunchSettings
@@ -74,8 +74,8 @@ class Parser(argparse.ArgumentParser):
         """Raise `Refused` for an error of argparse."""
         missing = re.match(r"argument (--[\w-]+): expected one argument", message)
         if missing:
-            raise Refused(f"{missing[1]}: needs a value. {self.help_of(missing[1])}")
-        raise Refused(f"{message}. See `{self.prog} --help`.")
+            raise UserError(f"{missing[1]}: needs a value. {self.help_of(missing[1])}")
+        raise UserError(f"{message}. See `{self.prog} --help`.")
 
     def help_of(self, flag: str) -> str:
         """Return the description of a flag."""
@@ -109,7 +109,7 @@ def parse_command_line(
         if in_image and (path := shutil.which(command)):
             return CommandLine(command="other", program=Program("other", (path, *words)))
         hint = did_you_mean(command, COMMANDS)
-        raise Refused(f"{shown(command)}: no such command. {hint}Use one of: {', '.join(COMMANDS)}.")
+        raise UserError(f"{printable(command)}: no such command. {hint}Use one of: {', '.join(COMMANDS)}.")
     known: list[type[Settings]] = [LaunchSettings, *setting_groups.values()]
     flags, words = split_words(words, known)
     target = command
@@ -240,27 +240,29 @@ def read_arguments(
     )
 
 
-def unknown_word(command: str, target: str, word: str, models: Sequence[type[Settings]]) -> Refused:
+def unknown_word(command: str, target: str, word: str, models: Sequence[type[Settings]]) -> UserError:
     """Return the error for a word that the command does not accept."""
     name = word.partition("=")[0]
     if not name.startswith("-"):
-        return Refused(f"{shown(name)}: unexpected. Use `entrypoint run {shown(name)}` to run your own script.")
+        return UserError(
+            f"{printable(name)}: unexpected. Use `entrypoint run {printable(name)}` to run your own script."
+        )
     if target == "run":
         from train.settings import TrainSettings
 
         if any(about.flag == name for about in describe_settings(TrainSettings)):
-            return Refused(f"{name}: a flag of the trainer. Write the script's own flags after its name.")
+            return UserError(f"{name}: a flag of the trainer. Write the script's own flags after its name.")
     known = [about.flag for model in models for about in describe_settings(model)]
     known += [f"--{switch}" for switch in SWITCHES]
-    return Refused(f"{shown(name)}: no such flag. {did_you_mean(name, known)}See `entrypoint {command} --help`.")
+    return UserError(f"{printable(name)}: no such flag. {did_you_mean(name, known)}See `entrypoint {command} --help`.")
 
 
 def parse_pids(words: Sequence[str]) -> tuple[int, ...]:
     """Return the process ids that `verify` was given; raises `Refused` for anything else."""
     for word in words:
         if not re.fullmatch(r"[1-9]\d{0,9}", word, re.ASCII):
-            raise Refused(
-                f"verify {shown(word)}: not a process id. Use `entrypoint verify` or `entrypoint verify PID`."
+            raise UserError(
+                f"verify {printable(word)}: not a process id. Use `entrypoint verify` or `entrypoint verify PID`."
             )
     return tuple(map(int, words))
 
@@ -268,16 +270,16 @@ def parse_pids(words: Sequence[str]) -> tuple[int, ...]:
 def find_program(words: Sequence[str]) -> Program:
     """Return the user's own program; raises `Refused` where the script does not exist."""
     if not words:
-        raise Refused("run: no script. Use `entrypoint run SCRIPT` or `entrypoint run -m MODULE`.")
+        raise UserError("run: no script. Use `entrypoint run SCRIPT` or `entrypoint run -m MODULE`.")
     if words[0] == "-m":
         if len(words) == 1:
-            raise Refused("run -m: no module. Use `entrypoint run -m MODULE`.")
+            raise UserError("run -m: no module. Use `entrypoint run -m MODULE`.")
         return Program("module", (sys.executable, "-m", *words[1:]))
     script = Path(words[0])
     if not script.exists():
-        raise Refused(f"{shown(words[0])}: no such script in {Path.cwd()}. Check the path.")
+        raise UserError(f"{printable(words[0])}: no such script in {Path.cwd()}. Check the path.")
     if script.is_dir() and not (script / "__main__.py").exists():
-        raise Refused(f"{shown(words[0])}: a folder without __main__.py. Name the script in it.")
+        raise UserError(f"{printable(words[0])}: a folder without __main__.py. Name the script in it.")
     return Program("script", (sys.executable, *words))
 
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 
-from entrypoint.core.console import report
-from entrypoint.core.errors import Refused
-from entrypoint.job.detect import read_job
-from entrypoint.plan.model import VARIABLE, Plan
-from entrypoint.rank.bootstrap import become_program
+from entrypoint.core.console import report_error
+from entrypoint.core.errors import UserError
+from entrypoint.job.detect import detect_job
+from entrypoint.plan.model import PLAN_VAR, Plan
+from entrypoint.rank.bootstrap import exec_program
 
 
 def main() -> int:
     """Become one rank's program by the plan in the environment; returns an exit code only for an error."""
     try:
         try:
-            plan = Plan.from_variable(os.environ[VARIABLE])
+            plan = Plan.from_variable(os.environ[PLAN_VAR])
         except (KeyError, TypeError, ValueError):
-            raise Refused(
-                f"{VARIABLE}: holds no plan. A launcher starts `entrypoint rank`; do not run it by hand."
+            raise UserError(
+                f"{PLAN_VAR}: holds no plan. A launcher starts `entrypoint rank`; do not run it by hand."
             ) from None
-        become_program(plan, read_job(os.environ), os.environ)
-    except Refused as error:
-        return report(error)
+        exec_program(plan, detect_job(os.environ), os.environ)
+    except UserError as error:
+        return report_error(error)

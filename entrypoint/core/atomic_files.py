@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_open(path: Path) -> Iterator[BinaryIO]:
     """Open a file to write that takes its name only when the block ends well; raises OSError as `open` does.
 
     A reader sees the old content or the new, and after a crash nothing of a half-written one but a hidden
@@ -28,13 +28,13 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         aside.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str) -> None:
+def atomic_write_text(path: Path, text: str) -> None:
     """Write a text file that is whole or not there."""
-    with whole_file(path) as file:
+    with atomic_open(path) as file:
         file.write(text.encode())
 
 
-def replace_link(link: Path, target: str) -> None:
+def replace_symlink(link: Path, target: str) -> None:
     """Let a symbolic link point to a target, in one step where it is there already; raises OSError."""
     aside = link.with_name(f".{link.name}.{os.getpid()}")
     aside.unlink(missing_ok=True)
@@ -42,21 +42,21 @@ def replace_link(link: Path, target: str) -> None:
     aside.replace(link)
 
 
-SEAL = b"\nsha256 "
-SEAL_BYTES = len(SEAL) + 64 + 1
+CHECKSUM_TRAILER = b"\nsha256 "
+SEAL_BYTES = len(CHECKSUM_TRAILER) + 64 + 1
 
 
-def seal(content: bytes | memoryview) -> bytes:
+def checksum_trailer(content: bytes | memoryview) -> bytes:
     """Return the line to put behind a content: its SHA-256, by which `unsealed` knows it again."""
-    return SEAL + hashlib.sha256(content).hexdigest().encode() + b"\n"
+    return CHECKSUM_TRAILER + hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
-def unsealed(data: bytes) -> memoryview:
+def verify_checksum(data: bytes) -> memoryview:
     """Return what stands before the seal; raises ValueError where that is not what was sealed, or nothing was."""
     content, end = memoryview(data)[:-SEAL_BYTES], data[-SEAL_BYTES:]
-    if not end.startswith(SEAL):
+    if not end.startswith(CHECKSUM_TRAILER):
         raise ValueError("no checksum at its end: it is cut short, or another program's")
-    if seal(content) != end:
+    if checksum_trailer(content) != end:
         raise ValueError("its checksum does not match: it was changed or damaged")
     return content
 

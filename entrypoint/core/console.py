@@ -8,18 +8,18 @@ import sys
 import time
 from pathlib import Path
 
-from entrypoint.core.errors import Exit, LostPeer, Refused
+from entrypoint.core.errors import ExitCode, PeerLostError, UserError
 
 
-def last_line(text: str, otherwise: str) -> str:
+def last_error_line(text: str, otherwise: str) -> str:
     """Return the last line of what a command has said, which names its error, or what to say where it said nothing.
 
     What our own lines begin with is left out: who shows it says whose it is.
     """
-    return (text.strip().splitlines() or [otherwise])[-1].removeprefix(prefix(Exit.USAGE))
+    return (text.strip().splitlines() or [otherwise])[-1].removeprefix(error_prefix(ExitCode.USAGE))
 
 
-def report(error: Refused) -> int:
+def report_error(error: UserError) -> int:
     """Tell a refusal to whoever listens and return its exit code.
 
     Under torchrun's agent it goes into the error file that the agent reads, so that of many ranks that fail of
@@ -34,16 +34,16 @@ def report(error: Refused) -> int:
             "time_ns": now_ns,
             "refused": True,
             "code": int(error.code),
-            "lost_peer": isinstance(error, LostPeer),
+            "lost_peer": isinstance(error, PeerLostError),
         }
         Path(error_file).write_text(json.dumps({"message": {"message": str(error), "extraInfo": extra}}))
     else:
         for line in str(error).splitlines():
-            put(f"{prefix(error.code)}{line}")
+            write_stderr(f"{error_prefix(error.code)}{line}")
     return int(error.code)
 
 
-def put(line: str) -> None:
+def write_stderr(line: str) -> None:
     """Print a line on standard error; where nobody reads that any more, it goes nowhere, as does what follows.
 
     A terminal that was closed is no reason to end with another code than the one that is settled.
@@ -56,11 +56,11 @@ def put(line: str) -> None:
         os.close(nowhere)
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Tell how things stand."""
-    put(f"entrypoint: {line}")
+    write_stderr(f"entrypoint: {line}")
 
 
-def prefix(code: int) -> str:
+def error_prefix(code: int) -> str:
     """Return what a last line begins with: a preempted run is no error, it goes on when it is run again."""
-    return "entrypoint: preempted: " if code == Exit.PREEMPTED else "entrypoint: error: "
+    return "entrypoint: preempted: " if code == ExitCode.PREEMPTED else "entrypoint: error: "

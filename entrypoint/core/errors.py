@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """The exit codes that people script against; the README's table says the same."""
 
     DONE = 0
@@ -22,25 +22,25 @@ class Exit(IntEnum):
 
 
 # What starting the ranks again would not mend.
-FINAL = (Exit.USAGE, Exit.MACHINE, Exit.PREEMPTED)
+NOT_RETRYABLE = (ExitCode.USAGE, ExitCode.MACHINE, ExitCode.PREEMPTED)
 
 
-class Refused(Exception):
+class UserError(Exception):
     """What is wrong, the value seen and what to do, with the exit code that says which kind it is."""
 
-    def __init__(self, message: str, code: Exit = Exit.USAGE) -> None:
+    def __init__(self, message: str, code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(message)
         self.code = code
 
 
-class LostPeer(Refused):
+class PeerLostError(UserError):
     """Another rank went away: a consequence of that rank's own failure, which is shown before it."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, Exit.RANK_FAILED)
+        super().__init__(message, ExitCode.RANK_FAILED)
 
 
-def shown(value: object) -> str:
+def printable(value: object) -> str:
     """Return a value that a person or a launcher has set as one short printable word of a message."""
     text = str(value)
     text = text if text.isprintable() else ascii(text)[1:-1]
@@ -58,7 +58,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"Did you mean {close[0]}? " if close else ""
 
 
-def how_ended(code: int, out_of_memory: str = "") -> str:
+def describe_exit(code: int, out_of_memory: str = "") -> str:
     """Say how a process ended; a negative code is the signal that ended it, and why the kernel killed may be known."""
     if code >= 0:
         return f"exit code {code}"

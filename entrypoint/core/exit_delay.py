@@ -17,14 +17,14 @@ import sys
 import time
 from contextlib import suppress
 
-WAIT_S = 0.1
+EXIT_DELAY_S = 0.1
 
 
-def wait() -> None:
+def delay_exit() -> None:
     """Let the threads of a process that has used torch with peers finish."""
     if "torch" in sys.modules and os.environ.get("WORLD_SIZE", "1") != "1":
         with suppress(KeyboardInterrupt):
-            time.sleep(WAIT_S)
+            time.sleep(EXIT_DELAY_S)
 
 
-atexit.register(wait)
+atexit.register(delay_exit)

@@ -9,22 +9,22 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from entrypoint.core.console import say
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.console import log
+from entrypoint.core.errors import ExitCode, UserError
 
 SIOCGIFADDR = 0x8915
 
 
-TELL_EVERY_S = 10.0
+LOG_INTERVAL_S = 10.0
 
 
-PAUSE_S = 0.5
+RETRY_INTERVAL_S = 0.5
 
 
 T = TypeVar("T")
 
 
-def keep_trying(attempt: Callable[[], T], awaited: str, timeout_s: float, refusal: Callable[[str], str]) -> T:
+def retry_until(attempt: Callable[[], T], awaited: str, timeout_s: float, refusal: Callable[[str], str]) -> T:
     """Return what `attempt` does once it raises no OSError, and say meanwhile what is waited for.
 
     Raises `Refused` after `timeout_s` seconds, in the words that `refusal` makes of the last error.
@@ -36,19 +36,19 @@ def keep_trying(attempt: Callable[[], T], awaited: str, timeout_s: float, refusa
         except OSError as error:
             now, cause = time.monotonic(), error.strerror or str(error)
         if now - began >= timeout_s:
-            raise Refused(refusal(cause), Exit.RENDEZVOUS)
-        if now - told >= TELL_EVERY_S:
+            raise UserError(refusal(cause), ExitCode.RENDEZVOUS)
+        if now - told >= LOG_INTERVAL_S:
             told = now
-            say(f"waiting for {awaited} ({now - began:.0f} of {timeout_s:.0f} s)")
-        time.sleep(PAUSE_S)
+            log(f"waiting for {awaited} ({now - began:.0f} of {timeout_s:.0f} s)")
+        time.sleep(RETRY_INTERVAL_S)
 
 
-def address_named(name: str) -> str:
+def resolve(name: str) -> str:
     """Return a name's first address; raises socket.gaierror where it does not resolve."""
     return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
 
 
-def interface_towards(address: str) -> str:
+def interface_for_route(address: str) -> str:
     """Return the network interface that the kernel's route to an address takes, empty where it is not known."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -57,10 +57,10 @@ def interface_towards(address: str) -> str:
             own = probe.getsockname()[0]
     except OSError:
         return ""
-    return next((name for _, name in socket.if_nameindex() if address_of(name) == own), "")
+    return next((name for _, name in socket.if_nameindex() if interface_address(name) == own), "")
 
 
-def address_of(interface: str) -> str:
+def interface_address(interface: str) -> str:
     """Return an interface's IPv4 address, empty where it has none (netdevice(7))."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -70,6 +70,6 @@ def address_of(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
-def is_own_name(name: str) -> bool:
+def is_this_host(name: str) -> bool:
     """Tell whether a host name is this node's, with or without its domain."""
     return name.partition(".")[0] == socket.gethostname().partition(".")[0]

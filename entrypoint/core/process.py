@@ -13,7 +13,7 @@ from typing import NoReturn
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Look for no garbage while modules are imported within, nor later among what they have made, which stays.
 
     Torch makes 150,000 objects, among which Python looks again and again: a tenth of its import (2.5 s on two cores),
@@ -27,7 +27,7 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def leave(code: int) -> NoReturn:
+def fast_exit(code: int) -> NoReturn:
     """End this process; where all went well once what is registered for that has run, without tearing Python down.
 
     With torch that takes 0.2 s, in which a thread of Gloo's may abort the process (see `last_breath`). Threads are not
@@ -37,7 +37,7 @@ def leave(code: int) -> NoReturn:
         sys.exit(code)
     from entrypoint.core import exit_delay
 
-    atexit.unregister(exit_delay.wait)
+    atexit.unregister(exit_delay.delay_exit)
     atexit._run_exitfuncs()
     with suppress(OSError):  # a reader that has gone: Python's own end tells that
         sys.stdout.flush()
@@ -49,7 +49,7 @@ def leave(code: int) -> NoReturn:
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
-def end_with_parent() -> None:
+def die_with_parent() -> None:
     """Have the kernel ask this process to end when its launcher or guard is gone (prctl(2), PR_SET_PDEATHSIG).
 
     A launcher that was killed cannot end its ranks: they would train on unseen, and hold their peers.

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args
 import msgspec
 from msgspec import Meta
 
-from entrypoint.core.errors import Refused, did_you_mean, shown
+from entrypoint.core.errors import UserError, did_you_mean, printable
 
 # A Kubernetes service called `train` puts these into every pod of its namespace.
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
@@ -118,7 +118,7 @@ def read_settings(
         except ValueError:
             errors.append(explain_bad_value(model, name, source))
     if errors:
-        raise Refused("\n".join(errors))
+        raise UserError("\n".join(errors))
     return ParsedSettings(model(**values), written, texts, tuple(notices))
 
 
@@ -153,7 +153,9 @@ def collect_sources(
             continue
         old = written.get(name, "")
         if old and not old.startswith("--") and old.split("=", 1)[1] != text:
-            raise Refused(f"{old} and {variable}={shown(text)}: an old and a current name differ. Unset the old one.")
+            raise UserError(
+                f"{old} and {variable}={printable(text)}: an old and a current name differ. Unset the old one."
+            )
         if not old.startswith("--"):
             written[name] = f"{variable}={text}"
     current_flags = {name: value for name, value in flags.items() if name in model.__struct_fields__}
@@ -173,9 +175,9 @@ def check_unknown_variables(model: type[Settings], environ: Mapping[str, str]) -
         if name.upper().startswith(prefix) and name not in known and not (in_kubernetes and SERVICE_LINK.search(name))
     ]
     if unknown:
-        raise Refused(
+        raise UserError(
             "\n".join(
-                f"{name}={shown(environ[name])}: no such variable. {did_you_mean(name.upper(), current)}"
+                f"{name}={printable(environ[name])}: no such variable. {did_you_mean(name.upper(), current)}"
                 "`entrypoint --help-all` lists all variables."
                 for name in sorted(unknown)
             )
@@ -301,7 +303,7 @@ def explain_bad_value(model: type[Settings], name: str, source: str) -> str:
     if about.choices and not about.accepts_other:
         hint = did_you_mean(value, about.choices)
         return (
-            f"{written}={shown(value)}: no such {name.rstrip('_').replace('_', ' ')}. {hint}"
+            f"{written}={printable(value)}: no such {name.rstrip('_').replace('_', ' ')}. {hint}"
             f"Use one of: {', '.join(about.choices)}."
         )
-    return f"{written}={shown(value)}: not {about.expected}. {about.description}"
+    return f"{written}={printable(value)}: not {about.expected}. {about.description}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from entrypoint.core.errors import Exit, Refused, shown
+from entrypoint.core.errors import ExitCode, UserError, printable
 
 # Python's own candidates in its order (tempfile.gettempdir), then what Docker leaves writable in a read-only container.
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")
@@ -22,7 +22,7 @@ PRIVATE = "reference-training-{}"
 
 
 @dataclass(frozen=True)
-class Places:
+class UserDirs:
     """What was found: the state of HOME, the temporary folder that can be written to (empty: none), the user."""
 
     home: Literal["usable", "read-only", "missing"] = "usable"
@@ -32,21 +32,21 @@ class Places:
     named: bool = True
 
 
-def read_places(environ: Mapping[str, str]) -> Places:
+def read_user_dirs(environ: Mapping[str, str]) -> UserDirs:
     """Look at what the environment names, as this process's user."""
     home = environ.get("HOME", "")
     own = [environ[name] for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)]
-    python_finds = next((folder for folder in (*own, *TEMPORARY) if writable(folder)), "")
-    return Places(
-        "usable" if writable(home) else "read-only" if home not in ("", "/") and Path(home).is_dir() else "missing",
-        python_finds or (SHARED_MEMORY if writable(SHARED_MEMORY) else ""),
+    python_finds = next((folder for folder in (*own, *TEMPORARY) if is_writable(folder)), "")
+    return UserDirs(
+        "usable" if is_writable(home) else "read-only" if home not in ("", "/") and Path(home).is_dir() else "missing",
+        python_finds or (SHARED_MEMORY if is_writable(SHARED_MEMORY) else ""),
         bool(python_finds),
         os.getuid(),
         bool(environ.get("LOGNAME") or environ.get("USER")) or has_name(os.getuid()),
     )
 
 
-def writable(folder: str) -> bool:
+def is_writable(folder: str) -> bool:
     """Tell whether this process may make files in a folder."""
     return bool(folder) and Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
@@ -60,7 +60,7 @@ def has_name(uid: int) -> bool:
     return True
 
 
-def substitutes(places: Places, environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def fallback_variables(places: UserDirs, environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Return the variables that stand in for what cannot be used, each with its reason; a person's own are left."""
     instead: dict[str, tuple[str, str]] = {}
     if not places.named:
@@ -69,7 +69,7 @@ def substitutes(places: Places, environ: Mapping[str, str]) -> dict[str, tuple[s
         instead["TMPDIR"] = (places.temporary, "no other folder for temporary files can be written to")
     if places.temporary and places.home != "usable":
         home, folder = environ.get("HOME", ""), private_folder(places)
-        why = f"HOME={shown(home)} cannot be written to" if home else "HOME is not set"
+        why = f"HOME={printable(home)} cannot be written to" if home else "HOME is not set"
         caches = {
             "XDG_CACHE_HOME": f"{folder}/.cache",
             "MPLCONFIGDIR": f"{folder}/matplotlib",
@@ -80,39 +80,39 @@ def substitutes(places: Places, environ: Mapping[str, str]) -> dict[str, tuple[s
     return instead
 
 
-def user_cache(environ: Mapping[str, str]) -> Path | None:
+def user_cache_dir(environ: Mapping[str, str]) -> Path | None:
     """Return this project's folder among the user's caches, None where there is no home (XDG base directories)."""
     home = environ.get("XDG_CACHE_HOME") or (f"{environ['HOME']}/.cache" if environ.get("HOME") else "")
     return Path(home, "reference-training") if home else None
 
 
-def private_folder(places: Places) -> str:
+def private_folder(places: UserDirs) -> str:
     """Return the folder that stands in for a home."""
     return f"{places.temporary}/{PRIVATE.format(places.uid)}"
 
 
-def make_private(places: Places) -> None:
+def create_private_dir(places: UserDirs) -> None:
     """Make the folder that stands in for a home, for this user's eyes; raises `Refused` where another one has it."""
     folder = Path(private_folder(places))
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        raise Refused(
-            f"{folder}: cannot be made ({error.strerror}); set HOME to a folder of yours", Exit.MACHINE
+        raise UserError(
+            f"{folder}: cannot be made ({error.strerror}); set HOME to a folder of yours", ExitCode.MACHINE
         ) from None
     if found.st_uid != places.uid or folder.is_symlink():
-        raise Refused(f"{folder}: belongs to user {found.st_uid}; set HOME to a folder of yours", Exit.MACHINE)
+        raise UserError(f"{folder}: belongs to user {found.st_uid}; set HOME to a folder of yours", ExitCode.MACHINE)
 
 
-def stand_in(environ: Mapping[str, str], *, make: bool) -> dict[str, tuple[str, str]]:
+def apply_fallbacks(environ: Mapping[str, str], *, make: bool) -> dict[str, tuple[str, str]]:
     """Return the substitutes for this process, set in its own environment too, the folder made where `make` says so.
 
     Raises `Refused` where the folder cannot be made.
     """
-    places = read_places(environ)
-    instead = substitutes(places, environ)
+    places = read_user_dirs(environ)
+    instead = fallback_variables(places, environ)
     if make and any(value.startswith(private_folder(places)) for value, _ in instead.values()):
-        make_private(places)
+        create_private_dir(places)
     os.environ.update({name: value for name, (value, _) in instead.items()})
     return instead

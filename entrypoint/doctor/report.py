@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from entrypoint.machine.compile_backends import DEFAULT_BACKEND, find_compile_problem
-from entrypoint.machine.shared_libraries import PATTERNS
-from entrypoint.plan.inputs import Question
+from entrypoint.machine.shared_libraries import LIBRARY_PATTERNS
+from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
-from entrypoint.plan.preflight import Check, State, fast_checks
+from entrypoint.plan.preflight import Check, State, preflight_checks
 
 # What the program will import, tried in its own interpreter. IPEX dies of AttributeError where it does not fit.
 IMPORTS = ("torch", "torchvision", "intel_extension_for_pytorch", "oneccl_bindings_for_pytorch", "nni")
-LIMIT_S = 120
-MARK = "tried: "
+IMPORT_TIMEOUT_S = 120
+RESULT_PREFIX = "tried: "
 TRY_IMPORTS = f"""
 import importlib, importlib.util, json, sys
 for name in sys.argv[1:]:
@@ -31,14 +31,16 @@ for name in sys.argv[1:]:
             seen = getattr(importlib.import_module(name), "__version__", "imports")
         except BaseException as error:
             state, seen = "failure", f"{{type(error).__name__}}: {{' '.join(str(error).split())[:200]}}"
-    print("{MARK}" + json.dumps([name, state, seen]), flush=True)
+    print("{RESULT_PREFIX}" + json.dumps([name, state, seen]), flush=True)
 """
-SIGNS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
+STATE_LABELS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
 
 
-def examine(question: Question, draw: Callable[[], Plan], folders: Sequence[tuple[str, Path]]) -> tuple[Check, ...]:
+def run_checks(
+    question: PlanInputs, draw: Callable[[], Plan], folders: Sequence[tuple[str, Path]]
+) -> tuple[Check, ...]:
     """Return every check; `draw` makes the plan, and `folders` are those that a run writes to, by their settings."""
-    fast = fast_checks(question)
+    fast = preflight_checks(question)
     return (
         *fast,
         *check_plan(draw, fast),
@@ -54,7 +56,7 @@ def check_plan(draw: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Chec
     """Make the plan: what it refuses is a failure, what it warns of beyond the fast checks a warning."""
     try:
         plan = draw()
-    except Refused as error:
+    except UserError as error:
         yield from (Check("plan", "failure", line, "see `entrypoint plan`") for line in str(error).splitlines())
         return
     cores = next(decision.value for decision in plan.decisions if decision.what == "cores")
@@ -66,14 +68,14 @@ def check_plan(draw: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Chec
     )
 
 
-def check_libraries(question: Question) -> Iterator[Check]:
+def check_libraries(question: PlanInputs) -> Iterator[Check]:
     """Tell which allocators and OpenMP runtimes can be preloaded, and where they were looked for."""
-    for name in PATTERNS:
+    for name in LIBRARY_PATTERNS:
         library = question.machine.library(name)
         yield Check(name, "ok", library.path or library.why)
 
 
-def check_compilers(question: Question) -> Iterator[Check]:
+def check_compilers(question: PlanInputs) -> Iterator[Check]:
     """Check the default backend of torch.compile."""
     device = "cuda" if question.machine.gpus else "cpu"
     versions = question.machine.packages.versions
@@ -105,12 +107,16 @@ def check_imports(python: str) -> Iterator[Check]:
     """Import in the program's own interpreter what is installed there; what one of them does is its line."""
     try:
         done = subprocess.run(
-            [python, "-I", "-c", TRY_IMPORTS, *IMPORTS], capture_output=True, text=True, timeout=LIMIT_S, check=False
+            [python, "-I", "-c", TRY_IMPORTS, *IMPORTS],
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_TIMEOUT_S,
+            check=False,
         )
         said, end = done.stdout, f"the interpreter ended with code {done.returncode}"
     except subprocess.TimeoutExpired as error:
-        said, end = (error.stdout or b"").decode(), f"not done after {LIMIT_S} s"
-    marked = (line.removeprefix(MARK) for line in said.splitlines() if line.startswith(MARK))
+        said, end = (error.stdout or b"").decode(), f"not done after {IMPORT_TIMEOUT_S} s"
+    marked = (line.removeprefix(RESULT_PREFIX) for line in said.splitlines() if line.startswith(RESULT_PREFIX))
     told = {name: (state, seen) for name, state, seen in (json.loads(line) for line in marked)}
     for name in IMPORTS:
         state, seen = told.get(name, ("failure", end))
@@ -119,12 +125,13 @@ def check_imports(python: str) -> Iterator[Check]:
             return
 
 
-def report(checks: Sequence[Check], *, as_json: bool) -> str:
+def format_report(checks: Sequence[Check], *, as_json: bool) -> str:
     """Return the checks as a table, or as JSON: a list of what, state, seen, advice."""
     if as_json:
         return json.dumps([asdict(check) for check in checks], indent=2)
     width = max(len(check.what) for check in checks)
     return "\n".join(
-        f"{SIGNS[check.state]}  {check.what:<{width}}  {check.seen}" + (f"; {check.advice}" if check.advice else "")
+        f"{STATE_LABELS[check.state]}  {check.what:<{width}}  {check.seen}"
+        + (f"; {check.advice}" if check.advice else "")
         for check in checks
     )

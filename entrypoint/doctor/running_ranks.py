@@ -9,44 +9,44 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from entrypoint.machine.cpu_topology import format_cpu_list
 from entrypoint.machine.procfs import ROOT, ancestors
-from entrypoint.machine.shared_libraries import preload_files
-from entrypoint.machine.syscalls import memory_nodes_in_force
-from entrypoint.plan.model import VARIABLE, Plan
-from entrypoint.rank.verify import Observed, cpus_of_process, mapped_of, mismatches
-from entrypoint.supervise.monitor import NAME as GUARD
+from entrypoint.machine.shared_libraries import split_ld_preload
+from entrypoint.machine.syscalls import get_memory_nodes
+from entrypoint.plan.model import PLAN_VAR, Plan
+from entrypoint.rank.verify import ObservedRank, compare_with_plan, cpus_of_process, mapped_libraries
+from entrypoint.supervise.monitor import PROCESS_NAME as GUARD
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningRank:
     """A rank's process, what it was seen to have, and each difference from its plan as a line."""
 
     process: int
-    seen: Observed
+    seen: ObservedRank
     lines: tuple[str, ...]
 
 
-def verify_running(processes: tuple[int, ...] = ()) -> tuple[Running, ...]:
+def verify_running(processes: tuple[int, ...] = ()) -> tuple[RunningRank, ...]:
     """Return the ranks of these processes, by default all of this user's on the node; raises `Refused` for none."""
     chosen = {str(process) for process in processes}
-    found = {process: environ for process, environ in planned_processes() if not chosen or process in chosen}
+    found = {process: environ for process, environ in iter_rank_processes() if not chosen or process in chosen}
     missing = sorted(chosen - set(found))
     if missing:
-        raise Refused(f"verify: process {missing[0]} is no rank that the entrypoint started, or not yours to look at")
+        raise UserError(f"verify: process {missing[0]} is no rank that the entrypoint started, or not yours to look at")
     # What a rank forks (loader workers, compilers) carries its variables too.
     ranks = [process for process in found if found.keys().isdisjoint(ancestors(ROOT, process))]
-    seen: list[Running] = []
+    seen: list[RunningRank] = []
     for process in sorted(ranks, key=int):
-        with nullcontext() if chosen else suppress(Refused):  # one that nobody named may have ended meanwhile
-            seen.append(look(process, found[process]))
+        with nullcontext() if chosen else suppress(UserError):  # one that nobody named may have ended meanwhile
+            seen.append(inspect_rank(process, found[process]))
     if not seen:
-        raise Refused("verify: no rank started by the entrypoint runs here; start one, or name its process")
+        raise UserError("verify: no rank started by the entrypoint runs here; start one, or name its process")
     return tuple(seen)
 
 
-def planned_processes() -> Iterator[tuple[str, dict[str, str]]]:
+def iter_rank_processes() -> Iterator[tuple[str, dict[str, str]]]:
     """Yield process id and environment of every process with a plan and a rank that this user may look at."""
     for folder in (ROOT / "proc").iterdir():
         if folder.name.isdecimal():
@@ -58,41 +58,41 @@ def planned_processes() -> Iterator[tuple[str, dict[str, str]]]:
                 continue
             pairs = (os.fsdecode(item).partition("=") for item in items if b"=" in item)
             environ = {name: value for name, _, value in pairs}
-            if VARIABLE in environ and "RANK" in environ:
+            if PLAN_VAR in environ and "RANK" in environ:
                 yield folder.name, environ
 
 
-def look(process: str, environ: dict[str, str]) -> Running:
+def inspect_rank(process: str, environ: dict[str, str]) -> RunningRank:
     """Return what one rank has; a library that is preloaded first is the one in charge. Raises `Refused`."""
     try:
-        plan = Plan.from_variable(environ[VARIABLE])
+        plan = Plan.from_variable(environ[PLAN_VAR])
         maps = (ROOT / f"proc/{process}/maps").read_text()
-        seen = Observed(
+        seen = ObservedRank(
             rank=int(environ["RANK"]),
             local_rank=int(environ.get("LOCAL_RANK", "0")),
             cpus=cpus_of_process(process),
             threads=None,
-            openmp=in_charge(("libiomp5", "libgomp"), environ, maps),
-            preloaded=mapped_of(plan.preload, maps),
-            allocator=in_charge(("malloc",), environ, maps),
-            memory_nodes=memory_nodes_in_force(process),
+            openmp=active_library(("libiomp5", "libgomp"), environ, maps),
+            preloaded=mapped_libraries(plan.preload, maps),
+            allocator=active_library(("malloc",), environ, maps),
+            memory_nodes=get_memory_nodes(process),
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise Refused(f"verify: process {process} cannot be looked at ({error})") from None
-    return Running(int(process), seen, mismatches(plan, seen))
+        raise UserError(f"verify: process {process} cannot be looked at ({error})") from None
+    return RunningRank(int(process), seen, compare_with_plan(plan, seen))
 
 
-def in_charge(words: tuple[str, ...], environ: dict[str, str], maps: str) -> str:
+def active_library(words: tuple[str, ...], environ: dict[str, str], maps: str) -> str:
     """Return the first preloaded library with one of the words in its name that is mapped, else any that is."""
     mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
-    real = [str(Path(file).resolve()) for file in preload_files(environ.get("LD_PRELOAD", ""))]
+    real = [str(Path(file).resolve()) for file in split_ld_preload(environ.get("LD_PRELOAD", ""))]
     for file in [*(file for file in real if file in mapped), *sorted(mapped)]:
         if any(word in PurePath(file).name for word in words):
             return file
     return ""
 
 
-def describe(running: Running) -> list[str]:
+def describe(running: RunningRank) -> list[str]:
     """Return a line of what a rank has, then one for each difference from its plan."""
     seen = running.seen
     memory = f", memory of node {format_cpu_list(seen.memory_nodes)}" if seen.memory_nodes else ""
@@ -105,7 +105,7 @@ def describe(running: Running) -> list[str]:
     return [line, *(f"  warning: {one}" for one in running.lines)]
 
 
-def as_json(ranks: tuple[Running, ...]) -> str:
+def as_json(ranks: tuple[RunningRank, ...]) -> str:
     """Return the ranks as a JSON list: process, what was seen, the warnings."""
     return json.dumps(
         [{"process": one.process, "seen": asdict(one.seen), "warnings": one.lines} for one in ranks], indent=2

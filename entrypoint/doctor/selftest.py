@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 
 # An image has them beside its other files of ours; a checkout beside the packages.
 FOLDERS = (Path("/opt/reference-training/tests"), Path(__file__).resolve().parents[2] / "tests")
@@ -15,7 +15,7 @@ def selftest_command() -> tuple[str, ...]:
     """Return what runs the tests that need no more than this machine; raises `Refused` where there are none."""
     folder = next((folder for folder in FOLDERS if (folder / "conftest.py").exists()), None)
     if folder is None:
-        raise Refused("selftest: the tests are not installed here; it runs in the images and in a checkout")
+        raise UserError("selftest: the tests are not installed here; it runs in the images and in a checkout")
     return (
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not launch or selftest"),
         *("-c", str(folder.parent / "pyproject.toml"), str(folder / "entrypoint"), str(folder / "train")),

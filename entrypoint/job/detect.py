@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from entrypoint.job.slurm import granted_cpus, job_cpus, number, slurm_nodes, slurm_tasks_here, srun_binding
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Job:
         """Tell whether every rank of the job is on this node."""
         return self.local_world_size == self.world_size
 
-    def starts_own(self, values: LaunchSettings) -> bool:
+    def starts_ranks_itself(self, values: LaunchSettings) -> bool:
         """Tell whether this is srun's one task on a node, and starts the ranks there itself."""
         several = values.nproc_per_node != "auto" and values.nproc_per_node > 1
         asked = (
@@ -151,11 +151,11 @@ LAUNCHERS = (
 )
 
 
-def read_job(environ: Mapping[str, str]) -> Job:
+def detect_job(environ: Mapping[str, str]) -> Job:
     """Find the innermost launcher whose variables are all set; raises `Refused` where one is no number."""
     started_by = (row for row in LAUNCHERS if all(environ.get(name, "") != "" for name in row.present))
     row = next(started_by, None)
-    job = place(row, environ) if row else Job()
+    job = read_rank(row, environ) if row else Job()
     nodes = slurm_nodes(environ)
     master = (row.master_of(environ) if row else "") or (nodes[0] if nodes else "")
     granted = {"granted_cpus": granted_cpus(environ), "node_cpus": job_cpus(environ)}
@@ -163,7 +163,7 @@ def read_job(environ: Mapping[str, str]) -> Job:
     return replace(job, **granted, nodes=nodes, master=master, parts=parts)  # type: ignore[arg-type]
 
 
-def place(row: Launcher, environ: Mapping[str, str]) -> Job:
+def read_rank(row: Launcher, environ: Mapping[str, str]) -> Job:
     """Read one launcher's variables; raises `Refused` where they are no numbers or contradict each other."""
     rank = number(environ, row.rank, 0)
     world_size = number(environ, row.world_size, 1)
@@ -171,7 +171,7 @@ def place(row: Launcher, environ: Mapping[str, str]) -> Job:
     local_size = row.local_size_of(environ) if row.local_size_of else number(environ, row.local_world_size, world_size)
     for what, value, size in ((row.rank, rank, world_size), (row.local_rank, local_rank, local_size)):
         if not 0 <= value < size:
-            raise Refused(
+            raise UserError(
                 f"{what}={value}: {row.name} says that there are {size} ranks, so this must lie from 0 to"
                 f" {size - 1}; unset what an outer launcher left behind"
             )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines
 
@@ -24,7 +24,7 @@ MPI_PROCESSES = (
 )
 
 
-def read_mask(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:
+def effective_affinity(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:
     """Return the CPUs that this process may use, the job with its binding settled, and what it was squeezed to.
 
     Open MPI binds a rank of several threads to one core unless told otherwise, on every node to the same one, and
@@ -44,7 +44,7 @@ def read_mask(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:
     return launchers, unbound, tuple(sorted(own)) if own != launchers else ()
 
 
-def refuse_mixed_up(job: Job) -> None:
+def check_launcher_variables(job: Job) -> None:
     """Raise `Refused` where an MPI's launcher started this process and none of its variables came along.
 
     Each rank would believe that it is alone, and all would train the same on one folder (singularity#5118).
@@ -54,14 +54,14 @@ def refuse_mixed_up(job: Job) -> None:
     names = ("".join(read_lines(ROOT / f"proc/{process}/comm")) for process in ancestors(ROOT))
     name = next((name for name in names if name in MPI_PROCESSES), None)
     if name:
-        raise Refused(
+        raise UserError(
             f"{name} started this process, but no launcher's variables are here: each rank would believe that it is"
             " rank 0 of 1. Pass the environment on (not apptainer --cleanenv, env -i), and use an mpirun of Open MPI,"
             " MPICH, Intel MPI or MVAPICH; to start ranks of its own, set LAUNCH_LAUNCHER=local or direct"
         )
 
 
-def without_defaults(environ: Mapping[str, str], job: Job) -> dict[str, str]:
+def drop_torchrun_thread_default(environ: Mapping[str, str], job: Job) -> dict[str, str]:
     """Return the environment without the OMP_NUM_THREADS that torchrun itself put there.
 
     torchrun sets 1 where nobody has set any (torch/distributed/run.py). The agent's own environment, as it was

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import zlib
 
-from entrypoint.core.errors import Refused, shown
+from entrypoint.core.errors import UserError, printable
 
 # Tells a job from others to ranks whose launcher does not: mpirun started by us passes it on.
-JOB = "ENTRYPOINT_JOB"
+JOB_TOKEN_VAR = "ENTRYPOINT_JOB"
 
 
-TRIED_PORTS = 8
+PORT_ATTEMPTS = 8
 
 
-def agreed_port(job_id: str) -> int:
+def port_from_job_id(job_id: str) -> int:
     """Return the port that every node works out from the job's id, above Linux's ephemeral range (32768 to 60999)."""
     return 61000 + (int(job_id) if job_id.isdecimal() else zlib.crc32(job_id.encode())) % 4000
 
 
-def next_ports(port: int) -> tuple[int, ...]:
+def fallback_ports(port: int) -> tuple[int, ...]:
     """Return the ports that ranks meet on: one of `agreed_port`, and those that they take where it is taken."""
-    return tuple(61000 + (port - 61000 + step) % 4000 for step in range(TRIED_PORTS))
+    return tuple(61000 + (port - 61000 + step) % 4000 for step in range(PORT_ATTEMPTS))
 
 
-def guards_ports(port: int) -> tuple[int, ...]:
+def monitor_ports(port: int) -> tuple[int, ...]:
     """Return the ports of which the ranks' guards meet on the first that is free, above the ranks' own."""
-    return tuple(65000 + (port + step) % 536 for step in range(TRIED_PORTS))
+    return tuple(65000 + (port + step) % 536 for step in range(PORT_ATTEMPTS))
 
 
-def port_number(text: str) -> int:
+def parse_port(text: str) -> int:
     """Return the port that a person or a platform wants ranks to meet on; raises `Refused` where it is none."""
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 65536:
-        raise Refused(f"MASTER_PORT={shown(text)}: not a port; expected a number from 1 to 65535")
+        raise UserError(f"MASTER_PORT={printable(text)}: not a port; expected a number from 1 to 65535")
     return int(text)

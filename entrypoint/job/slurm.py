@@ -5,40 +5,40 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from entrypoint.core.errors import Refused, shown
-from entrypoint.job.slurm_hostlist import expand
+from entrypoint.core.errors import UserError, printable
+from entrypoint.job.slurm_hostlist import expand_hostlist
 
 
 def number(environ: Mapping[str, str], name: str, default: int) -> int:
     """Return a variable as a whole number; raises `Refused` naming it where it is none."""
     text = environ.get(name) or str(default)
     if not re.fullmatch(r"-?\d{1,9}", text, re.ASCII):
-        raise Refused(f"{name}={shown(text)}: not a whole number; a launcher sets it, so unset it if you did")
+        raise UserError(f"{name}={printable(text)}: not a whole number; a launcher sets it, so unset it if you did")
     return int(text)
 
 
-def count_at(name: str, text: str, node: int) -> int:
+def expand_per_node_count(name: str, text: str, node: int) -> int:
     """Return a node's number of `2(x3),1`, the form of srun(1), the last one beyond its end; raises `Refused`."""
     count, after = 0, 0
     for group in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", group, re.ASCII)
         if not match:
-            raise Refused(f"{name}={shown(text)}: cannot be read; expected a form like 2(x3),1")
+            raise UserError(f"{name}={printable(text)}: cannot be read; expected a form like 2(x3),1")
         if after <= node:
             count = int(match[1])
         after += int(match[2] or 1)
     return count
 
 
-def here(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+def value_for_this_node(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     """Return this node's number of the first list that is set, None where none is; raises `Refused`."""
     name = next((name for name in names if environ.get(name)), None)
-    return None if name is None else count_at(name, environ[name], number(environ, "SLURM_NODEID", 0))
+    return None if name is None else expand_per_node_count(name, environ[name], number(environ, "SLURM_NODEID", 0))
 
 
 def slurm_tasks_here(environ: Mapping[str, str]) -> int:
     """Return the tasks of this step on this node."""
-    return here(environ, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")) or 1
+    return value_for_this_node(environ, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")) or 1
 
 
 def srun_binding(environ: Mapping[str, str]) -> str:
@@ -58,11 +58,11 @@ def granted_cpus(environ: Mapping[str, str]) -> int | None:
 
 def job_cpus(environ: Mapping[str, str]) -> int | None:
     """Return the CPUs that the whole job has on this node; None outside a job."""
-    return here(environ, ("SLURM_JOB_CPUS_PER_NODE",)) if environ.get("SLURM_JOB_ID") else None
+    return value_for_this_node(environ, ("SLURM_JOB_CPUS_PER_NODE",)) if environ.get("SLURM_JOB_ID") else None
 
 
 def slurm_nodes(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the step's nodes, outside a step those of the job's, in order; none outside a job."""
     names = ("SLURM_STEP_NODELIST",) if environ.get("SLURM_STEP_ID") else ()
     name = next((name for name in (*names, "SLURM_JOB_NODELIST") if environ.get(name)), "")
-    return expand(environ[name], name) if name and environ.get("SLURM_JOB_ID") else ()
+    return expand_hostlist(environ[name], name) if name and environ.get("SLURM_JOB_ID") else ()

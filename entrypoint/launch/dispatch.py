@@ -8,36 +8,36 @@ from typing import NoReturn
 
 from entrypoint.core.process import replace_process
 from entrypoint.job.detect import Job
-from entrypoint.plan.model import VARIABLE, Plan
-from entrypoint.rank.bootstrap import AGENTS_OWN, become_program
+from entrypoint.plan.model import PLAN_VAR, Plan
+from entrypoint.rank.bootstrap import AGENT_ONLY_VARS, exec_program
 
 # When the whole command began (Unix time, s): the trainer's total_seconds counts from here.
-STARTED = "ENTRYPOINT_STARTED"
+START_TIME_VAR = "ENTRYPOINT_STARTED"
 # They start ranks that plan for themselves, each on its node.
-STARTERS = ("mpirun", "srun")
+REMOTE_LAUNCHERS = ("mpirun", "srun")
 
 
 def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> NoReturn:
     """Start the ranks where they are to be started, else become the program as this job's rank."""
-    environ = {STARTED: str(started), **environ}
+    environ = {START_TIME_VAR: str(started), **environ}
     if plan.launcher == "mpirun":
         from entrypoint.launch import mpirun
 
         environment = {**environ, **plan.environment}
         saves = bool(plan.training.get("saves"))
-        sys.exit(mpirun.run(plan.command, environment, saves=saves, grace_s=plan.grace_s))
-    if plan.launcher in STARTERS:
+        sys.exit(mpirun.supervise_mpirun(plan.command, environment, saves=saves, grace_s=plan.grace_s))
+    if plan.launcher in REMOTE_LAUNCHERS:
         replace_process(plan.command, {**environ, **plan.environment})
     if plan.launcher in ("direct", "local"):
         from entrypoint.launch import local
 
         sys.exit(local.run(plan, job, environ))
     if plan.launcher != "torchrun":
-        become_program(plan, job, environ)
+        exec_program(plan, job, environ)
     # The agent's store looks its own address up by name; where no server answers, that is 20 s and a page of warnings.
     quiet = {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    if plan.agents_meet:  # a store for each start of the ranks: stale keys of the last one cost restarts
+    if plan.uses_elastic_rendezvous:  # a store for each start of the ranks: stale keys of the last one cost restarts
         quiet["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     quiet = {name: value for name, value in quiet.items() if name not in environ}
-    environ |= {**quiet, AGENTS_OWN: ",".join(quiet)}
-    replace_process(plan.command, {**environ, **plan.environment, VARIABLE: plan.to_variable()})
+    environ |= {**quiet, AGENT_ONLY_VARS: ",".join(quiet)}
+    replace_process(plan.command, {**environ, **plan.environment, PLAN_VAR: plan.to_variable()})

@@ -14,35 +14,35 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from entrypoint.core.console import say
-from entrypoint.core.errors import FINAL, Exit
-from entrypoint.core.network import TELL_EVERY_S, keep_trying
-from entrypoint.core.signals import ENDING, heeded
-from entrypoint.job.detect import read_job
+from entrypoint.core.console import log
+from entrypoint.core.errors import NOT_RETRYABLE, ExitCode
+from entrypoint.core.network import LOG_INTERVAL_S, retry_until
+from entrypoint.core.signals import TERMINATING, not_ignored
+from entrypoint.job.detect import detect_job
 from entrypoint.plan.model import Plan
-from entrypoint.rank.rendezvous import local_address, refuse_taken
+from entrypoint.rank.rendezvous import check_port_free, local_address
 
 CONNECT_S = 2.0
 
 
-def where_agents_meet(plan: Plan, environ: Mapping[str, str]) -> list[str]:
+def agent_address_args(plan: Plan, environ: Mapping[str, str]) -> list[str]:
     """Return torchrun's arguments that this node alone can tell, once the master's agent is there to be met.
 
     Empty where agents do not meet. Raises `Refused` where the master cannot be found or its port is taken.
     """
-    if not plan.agents_meet:
+    if not plan.uses_elastic_rendezvous:
         return []
     there = {**environ, "MASTER_ADDR": plan.master_addr}
-    place = replace(read_job(environ), rank=plan.node_rank)
+    place = replace(detect_job(environ), rank=plan.node_rank)
     address = local_address(there, plan.rendezvous_timeout_s, place)
     if plan.node_rank == 0:
-        refuse_taken(int(plan.master_port))
+        check_port_free(int(plan.master_port))
     else:
-        wait_for_master(plan)
+        wait_for_master_agent(plan)
     return [f"--local-addr={address}"] if address else []
 
 
-def wait_for_master(plan: Plan) -> None:
+def wait_for_master_agent(plan: Plan) -> None:
     """Wait until the agent of node 0 listens, and say so meanwhile; raises `Refused` after the plan's time-out."""
     where = f"{plan.master_addr}:{plan.master_port}"
     timeout_s = plan.rendezvous_timeout_s
@@ -54,17 +54,17 @@ def wait_for_master(plan: Plan) -> None:
         late = f"node 0 at {where} did not come within {timeout_s} s ({cause})"
         return f"{late}; see why there, or raise LAUNCH_RENDEZVOUS_TIMEOUT_S"
 
-    keep_trying(connect, f"node 0 at {where}", timeout_s, refusal)
+    retry_until(connect, f"node 0 at {where}", timeout_s, refusal)
 
 
 @contextmanager
-def saying(what: str, timeout_s: int) -> Iterator[None]:
+def log_while_waiting(what: str, timeout_s: int) -> Iterator[None]:
     """Print a line every few seconds as long as this lasts."""
     over, began = threading.Event(), time.monotonic()
 
     def tell() -> None:
-        while not over.wait(TELL_EVERY_S):
-            say(f"{what} ({time.monotonic() - began:.0f} of {timeout_s} s)")
+        while not over.wait(LOG_INTERVAL_S):
+            log(f"{what} ({time.monotonic() - began:.0f} of {timeout_s} s)")
 
     threading.Thread(target=tell, daemon=True).start()
     try:
@@ -73,7 +73,7 @@ def saying(what: str, timeout_s: int) -> Iterator[None]:
         over.set()
 
 
-def restarting(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]], str]) -> None:
+def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]], str]) -> None:
     """Have torchrun's agent start ranks again only where that can help, and say why it does.
 
     Not after a wrong setting, which would be as wrong again, nor after a warning of the scheduler's (`warned`): what
@@ -85,7 +85,7 @@ def restarting(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]
     from torch.distributed.launcher import api
 
     varying = plan.min_nodes < plan.nnodes
-    ignored = set(ENDING) - set(heeded(ENDING))
+    ignored = set(TERMINATING) - set(not_ignored(TERMINATING))
 
     class Agent(LocalElasticAgent):
         def _start_workers(self, worker_group: WorkerGroup, *more: Any, **named: Any) -> dict[int, Any]:
@@ -97,7 +97,7 @@ def restarting(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]
         def _rendezvous(self, worker_group: WorkerGroup) -> None:
             few = plan.min_nodes if varying else plan.nnodes
             wanted = f"{few} node{'s' if few > 1 else ''} at {plan.master_addr}:{plan.master_port}"
-            with saying(f"waiting for the agents of {wanted}", plan.rendezvous_timeout_s):
+            with log_while_waiting(f"waiting for the agents of {wanted}", plan.rendezvous_timeout_s):
                 super()._rendezvous(worker_group)
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *more: Any, **named: Any) -> None:
@@ -110,13 +110,13 @@ def restarting(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]
             if result.state != WorkerState.FAILED or not self._remaining_restarts:
                 return result
             codes = {failure.exitcode for failure in result.failures.values()}
-            elsewhere = codes == {int(Exit.PREEMPTED)} and varying and not warned
-            if codes & set(FINAL) and not elsewhere:
+            elsewhere = codes == {int(ExitCode.PREEMPTED)} and varying and not warned
+            if codes & set(NOT_RETRYABLE) and not elsewhere:
                 self._remaining_restarts = 0
             else:
                 count = plan.max_restarts - self._remaining_restarts + 1
                 why = "another node's ranks were told to end" if elsewhere else describe(result.failures)
-                say(f"restart {count} of {plan.max_restarts}: {why}")
+                log(f"restart {count} of {plan.max_restarts}: {why}")
             return result
 
     api.LocalElasticAgent = Agent  # type: ignore[attr-defined]

@@ -9,8 +9,8 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from entrypoint.core.console import prefix, put
-from entrypoint.core.errors import Exit, how_ended
+from entrypoint.core.console import error_prefix, write_stderr
+from entrypoint.core.errors import ExitCode, describe_exit
 
 # What each rank's error file is called, in a folder of its own.
 ERROR_FILE = "error.json"
@@ -43,16 +43,16 @@ def first_failure(failures: Iterable[Failure], memory: str = "") -> tuple[str, i
     A rank that the agent has ended, or that only lost its peer, is a consequence, so it comes after any other
     failure. A rank's own code is kept; one that a signal ended gives 5, with what `memory` tells of the kernel.
     """
-    failure = min(failures, key=order)
+    failure = min(failures, key=failure_sort_key)
     if failure.extra.get("refused"):
         return str(failure.word["message"]), failure.exitcode
     place = f"rank {failure.rank} of this job (local rank {failure.local_rank}, pid {failure.pid})"
     if failure.exitcode < 0:
-        return f"{place} failed first: {how_ended(failure.exitcode, memory)}", Exit.RANK_FAILED
+        return f"{place} failed first: {describe_exit(failure.exitcode, memory)}", ExitCode.RANK_FAILED
     return f"{place} failed first, with exit code {failure.exitcode}", failure.exitcode
 
 
-def order(failure: Failure) -> tuple[bool, bool, int, int]:
+def failure_sort_key(failure: Failure) -> tuple[bool, bool, int, int]:
     """Return the sorting key of a failure: causes before consequences, signals first, then by time and rank.
 
     A rank that a signal ended wrote no time, and one that ends by itself in the same second may be reacting.
@@ -61,34 +61,34 @@ def order(failure: Failure) -> tuple[bool, bool, int, int]:
     return consequence, failure.exitcode > 0, int(failure.extra.get("time_ns", failure.when_ns)), failure.rank
 
 
-def word_of(content: Mapping[str, Any]) -> Mapping[str, Any]:
+def parse_error_file(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the message of an error file's content, nothing where it is in another form."""
     message = content.get("message")
     return message if isinstance(message, dict) else {}
 
 
-def read_word(file: Path) -> Mapping[str, Any]:
+def read_error_file(file: Path) -> Mapping[str, Any]:
     """Return what a rank left in its error file, nothing where there is none or it was killed amid writing."""
     try:
         content = json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
-    return word_of(content) if isinstance(content, dict) else {}
+    return parse_error_file(content) if isinstance(content, dict) else {}
 
 
-def tell_end(folder: Path, number: Signals) -> int:
+def report_stop(folder: Path, number: Signals) -> int:
     """Say how the ranks took a signal that was passed on to them: saved, to go on, or just ended; return the code.
 
     `folder` holds the file of each rank that had something to say, in a folder for each time that ranks were started.
     """
     for file in sorted(folder.glob(f"**/{ERROR_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True):
-        word = read_word(file)
-        if word.get("extraInfo", {}).get("code") == Exit.PREEMPTED:
-            return last_word(word["message"], Exit.PREEMPTED)
-    return last_word(f"stopped by {number.name}", 128 + number)
+        word = read_error_file(file)
+        if word.get("extraInfo", {}).get("code") == ExitCode.PREEMPTED:
+            return print_final_message(word["message"], ExitCode.PREEMPTED)
+    return print_final_message(f"stopped by {number.name}", 128 + number)
 
 
-def last_word(message: str, code: int) -> int:
+def print_final_message(message: str, code: int) -> int:
     """Print the job's last line and return its code."""
-    put(f"{prefix(code)}{message}")
+    write_stderr(f"{error_prefix(code)}{message}")
     return int(code)

@@ -15,28 +15,35 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from entrypoint.core.console import report
-from entrypoint.core.errors import Exit, Refused
-from entrypoint.core.process import end_with_parent, name_process
-from entrypoint.core.signals import ENDING, PASSED_ON, heeded, is_the_terminals
+from entrypoint.core.console import report_error
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.process import die_with_parent, name_process
+from entrypoint.core.signals import FORWARDED, TERMINATING, from_terminal, not_ignored
 from entrypoint.job.detect import Job
-from entrypoint.job.ports import port_number
-from entrypoint.launch.failures import ERROR_FILE, Failure, first_failure, last_word, read_word, tell_end
-from entrypoint.machine.oom import out_of_memory, read_memory
+from entrypoint.job.ports import parse_port
+from entrypoint.launch.failures import (
+    ERROR_FILE,
+    Failure,
+    first_failure,
+    print_final_message,
+    read_error_file,
+    report_stop,
+)
+from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT, ancestors
 from entrypoint.plan.model import Plan
-from entrypoint.rank.bootstrap import become_program
-from entrypoint.rank.rendezvous import refuse_taken
+from entrypoint.rank.bootstrap import exec_program
+from entrypoint.rank.rendezvous import check_port_free
 
 # What an operator sees in the list of processes.
-NAME = "ranks-agent"
+PROCESS_NAME = "ranks-agent"
 # Ranks hear the terminal through their parent alone: what its keys do beside Ctrl-C is passed on as well.
-OVER = (*ENDING, signal.SIGQUIT)
-HEARD = (*PASSED_ON, signal.SIGQUIT, signal.SIGTSTP)
+JOB_ENDING = (*TERMINATING, signal.SIGQUIT)
+HANDLED = (*FORWARDED, signal.SIGQUIT, signal.SIGTSTP)
 # Of a rank that was told to end once it had its time to save, before it is killed.
-TERM_S = 5.0
+KILL_DELAY_S = 5.0
 # A child's end is always told; looking now and then costs nothing.
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 
 
 def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
@@ -45,26 +52,26 @@ def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
     Raises `Refused` where the port that a person wants them to meet on is taken.
     """
     memory = read_memory(ROOT)
-    name_process(NAME)
+    name_process(PROCESS_NAME)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by who started this, children's ends would never be told
-    with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder, meeting(plan, environ) as where:
-        ranks = Ranks(plan, Path(folder))
+    with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder, reserve_port(plan, environ) as where:
+        ranks = LocalRanks(plan, Path(folder))
         signal.pthread_sigmask(signal.SIG_BLOCK, ranks.heard)
         for local_rank in range(plan.nproc_per_node):
             ranks.start(local_rank, job, {**environ, **where})
         ranks.wait()
         if not ranks.failures:
-            return Exit.DONE
+            return ExitCode.DONE
         if ranks.asked:
-            return tell_end(Path(folder), ranks.asked)
+            return report_stop(Path(folder), ranks.asked)
         (failure, *others) = ranks.failures
         if not others and plan.world_size == 1 and failure.exitcode > 0 and not failure.word:
             return failure.exitcode  # a single program has printed its own error
-        return last_word(*first_failure(ranks.failures, out_of_memory(memory, read_memory(ROOT))))
+        return print_final_message(*first_failure(ranks.failures, oom_message(memory, read_memory(ROOT))))
 
 
 @contextmanager
-def meeting(plan: Plan, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+def reserve_port(plan: Plan, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     """Hold a port for the ranks of one node as long as they run, and yield where they meet.
 
     Rank 0 listens there, which Linux allows beside a socket that is bound and does not, where both ask for
@@ -76,7 +83,7 @@ def meeting(plan: Plan, environ: Mapping[str, str]) -> Iterator[Mapping[str, str
     address = {"MASTER_ADDR": "127.0.0.1"}
     wanted = environ.get("MASTER_PORT", "")
     if wanted:
-        refuse_taken(port_number(wanted))
+        check_port_free(parse_port(wanted))
         yield address
         return
     six = socket.has_dualstack_ipv6()
@@ -88,7 +95,7 @@ def meeting(plan: Plan, environ: Mapping[str, str]) -> Iterator[Mapping[str, str
         yield {**address, "MASTER_PORT": str(held.getsockname()[1])}
 
 
-class Ranks:
+class LocalRanks:
     """The ranks that run, those that failed, and the signal that ended the job, if one did.
 
     A rank that fails ends the others, with time to save; where it has saved itself, they are about to do so too.
@@ -99,7 +106,7 @@ class Ranks:
         # A single rank stays in the caller's session and process group, so that it can use the terminal.
         self.own_sessions = plan.launcher != "direct"
         self.folder = folder
-        self.heard = (*heeded(HEARD), signal.SIGCHLD)
+        self.heard = (*not_ignored(HANDLED), signal.SIGCHLD)
         self.running: dict[int, int] = {}
         self.failures: list[Failure] = []
         self.told: set[int] = set()
@@ -116,7 +123,7 @@ class Ranks:
         error_file.parent.mkdir()
         environ = {
             **environ,
-            **agents_variables(self.plan, job, local_rank),
+            **torchelastic_variables(self.plan, job, local_rank),
             "TORCHELASTIC_ERROR_FILE": str(error_file),
         }
         size, parent = self.plan.nproc_per_node, os.getpid()
@@ -130,13 +137,13 @@ class Ranks:
         try:
             if self.own_sessions:
                 os.setsid()
-            end_with_parent()
+            die_with_parent()
             os.environ["TORCHELASTIC_ERROR_FILE"] = str(error_file)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self.heard)
             if os.getppid() == parent:
-                become_program(self.plan, Job("local", local_rank, size, local_rank, size, job.id), environ)
-        except Refused as error:
-            code = report(error)
+                exec_program(self.plan, Job("local", local_rank, size, local_rank, size, job.id), environ)
+        except UserError as error:
+            code = report_error(error)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -145,13 +152,13 @@ class Ranks:
     def wait(self) -> None:
         """Pass signals on to the ranks, and end all when one has failed, until none is left."""
         while self.running:
-            patience = min(LOOK_S, max(0.0, self.next[0] - time.monotonic())) if self.next else LOOK_S
+            patience = min(POLL_INTERVAL_S, max(0.0, self.next[0] - time.monotonic())) if self.next else POLL_INTERVAL_S
             heard = signal.sigtimedwait(self.heard, patience)
             if heard and heard.si_signo != signal.SIGCHLD:
                 self.heed(heard)
             if self.next and time.monotonic() >= self.next[0]:
                 self.tell(self.next[1])
-                self.next = (time.monotonic() + TERM_S, signal.SIGKILL)
+                self.next = (time.monotonic() + KILL_DELAY_S, signal.SIGKILL)
             self.reap()
 
     def heed(self, heard: signal.struct_siginfo) -> None:
@@ -163,16 +170,16 @@ class Ranks:
         if number == signal.SIGTSTP:
             self.stop()
             return
-        if number in OVER:
+        if number in JOB_ENDING:
             if all(failure.exitcode in (-number, 128 + number) for failure in self.failures):
                 self.asked = self.asked or number
             self.next = self.next or (time.monotonic() + self.plan.grace_s, signal.SIGKILL)
-        if self.own_sessions or not is_the_terminals(heard):  # the terminal signals its whole process group
-            self.tell(number, everyone=self.own_sessions and (is_the_terminals(heard) or number == signal.SIGCONT))
+        if self.own_sessions or not from_terminal(heard):  # the terminal signals its whole process group
+            self.tell(number, everyone=self.own_sessions and (from_terminal(heard) or number == signal.SIGCONT))
 
     def stop(self) -> None:
         """Stop with all ranks until somebody says SIGCONT, unless nobody could; what they have time for waits too."""
-        if not can_be_resumed():
+        if not has_job_control():
             return
         since = time.monotonic()
         if self.own_sessions:
@@ -184,10 +191,10 @@ class Ranks:
     def tell(self, number: signal.Signals, *, everyone: bool = False) -> None:
         """Send a signal to all ranks that still run, to what they have started too where it is for everyone."""
         for pid in self.running:
-            if number in (*OVER, signal.SIGKILL):
+            if number in (*JOB_ENDING, signal.SIGKILL):
                 self.told.add(pid)
             with suppress(ProcessLookupError):
-                send(pid, number, everyone=self.own_sessions and (everyone or number == signal.SIGKILL))
+                send_signal(pid, number, everyone=self.own_sessions and (everyone or number == signal.SIGKILL))
 
     def reap(self) -> None:
         """Take note of all that have ended, strangers among them that PID 1 is given."""
@@ -204,18 +211,18 @@ class Ranks:
     def fail(self, local_rank: int, pid: int, code: int) -> None:
         """Note a failure; the first one ends the others."""
         rank = self.plan.node_rank * self.plan.nproc_per_node + local_rank
-        word = read_word(self.folder / str(local_rank) / ERROR_FILE)
+        word = read_error_file(self.folder / str(local_rank) / ERROR_FILE)
         self.failures.append(Failure(rank, local_rank, pid, code, time.time_ns(), pid in self.told, word))
         if self.next:
             return
-        if code == Exit.PREEMPTED:
+        if code == ExitCode.PREEMPTED:
             self.next = (time.monotonic() + self.plan.grace_s, signal.SIGTERM)
         else:
             self.tell(signal.SIGTERM)
             self.next = (time.monotonic() + self.plan.grace_s, signal.SIGKILL)
 
 
-def send(pid: int, number: signal.Signals, *, everyone: bool) -> None:
+def send_signal(pid: int, number: signal.Signals, *, everyone: bool) -> None:
     """Send a signal to a rank, or to its whole process group, which a rank that was just forked is yet to make.
 
     Raises `ProcessLookupError` for one that has ended.
@@ -227,7 +234,7 @@ def send(pid: int, number: signal.Signals, *, everyone: bool) -> None:
     os.kill(pid, number)
 
 
-def can_be_resumed() -> bool:
+def has_job_control() -> bool:
     """Tell whether a shell would see this process stopped: the kernel stops none in a group that has none to see it.
 
     That is a parent of the group in its session (setpgid(2), orphaned process group). A container's first process has
@@ -241,7 +248,7 @@ def can_be_resumed() -> bool:
     return False
 
 
-def agents_variables(plan: Plan, job: Job, local_rank: int) -> dict[str, str]:
+def torchelastic_variables(plan: Plan, job: Job, local_rank: int) -> dict[str, str]:
     """Return what scripts may look for under torchrun beside RANK and its like (its manual, environment variables)."""
     rank, size = plan.node_rank * plan.nproc_per_node + local_rank, plan.nnodes * plan.nproc_per_node
     return {

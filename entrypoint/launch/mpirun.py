@@ -15,17 +15,17 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from entrypoint.core.console import prefix
-from entrypoint.core.errors import Exit
-from entrypoint.core.signals import ECHO_S, ENDING
-from entrypoint.supervise.child import POLL_S, signals_passed_on, spawn_child
+from entrypoint.core.console import error_prefix
+from entrypoint.core.errors import ExitCode
+from entrypoint.core.signals import DUPLICATE_WINDOW_S, TERMINATING
+from entrypoint.supervise.child import POLL_INTERVAL_S, fork_exec, forward_signals
 
-PREEMPTED = prefix(Exit.PREEMPTED).encode()
+PREEMPTED = error_prefix(ExitCode.PREEMPTED).encode()
 # What rank 0's guard says of a rank that ended by itself.
 OWN_CODE = re.compile(rb"rank \d+ on \S+ failed first: exit code (\d+)")
 
 
-class LastWords:
+class StderrScanner:
     """What was said on standard error, as far as it tells how the job ended."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class LastWords:
                 self.own_code = int(match[1])
 
 
-class Asking:
+class StopTranslator:
     """The first signal that would end mpirun becomes one that it passes on to ranks which save then, and end.
 
     For its own part it gives them two seconds, and drops what they say. `since` is when that was.
@@ -55,7 +55,7 @@ class Asking:
     def __call__(self, number: int) -> int:
         """Return what mpirun is told in place of a signal; what follows within a second is the same one."""
         now = time.monotonic()
-        if number not in ENDING or (self.since and now - self.since > ECHO_S):
+        if number not in TERMINATING or (self.since and now - self.since > DUPLICATE_WINDOW_S):
             return number
         self.since = self.since or now
         return signal.SIGUSR1
@@ -65,30 +65,32 @@ class Asking:
         return bool(self.since) and time.monotonic() - self.since > grace_s
 
 
-def run(argv: tuple[str, ...], environment: Mapping[str, str], *, saves: bool = False, grace_s: float = 0.0) -> int:
+def supervise_mpirun(
+    argv: tuple[str, ...], environment: Mapping[str, str], *, saves: bool = False, grace_s: float = 0.0
+) -> int:
     """Run mpirun to its end and return the job's exit code; what it says on standard error goes through here.
 
     Ranks that save when they are warned have `grace_s` seconds for that, before mpirun is told to end them.
     """
     said, into = os.pipe()
-    child = spawn_child(argv, environment, stderr=into, apart=saves)
+    child = fork_exec(argv, environment, stderr=into, apart=saves)
     os.close(into)
-    asking = Asking()
-    asked = signals_passed_on(child, asking if saves else None)
-    words, data = LastWords(), b" "
+    asking = StopTranslator()
+    asked = forward_signals(child, asking if saves else None)
+    words, data = StderrScanner(), b" "
     while True:
         # What mpirun leaves behind when it is killed (its ssh) may hold this open: its own end counts.
         ended, status = os.waitpid(child, os.WNOHANG)
         if not ended and asking.is_over(grace_s):
             os.kill(child, signal.SIGTERM)
             grace_s = math.inf
-        while select.select([said], [], [], 0 if ended else POLL_S)[0] and (data := os.read(said, 65536)):
+        while select.select([said], [], [], 0 if ended else POLL_INTERVAL_S)[0] and (data := os.read(said, 65536)):
             words.hear(data)
             write_all(2, data)
         if ended:
-            return exit_code(os.waitstatus_to_exitcode(status), asked, words)
+            return job_exit_code(os.waitstatus_to_exitcode(status), asked, words)
         if not data:
-            time.sleep(POLL_S)
+            time.sleep(POLL_INTERVAL_S)
 
 
 def write_all(file: int, data: bytes) -> None:
@@ -98,15 +100,15 @@ def write_all(file: int, data: bytes) -> None:
             data = data[os.write(file, data) :]
 
 
-def exit_code(code: int, asked: list[int], words: LastWords) -> int:
+def job_exit_code(code: int, asked: list[int], words: StderrScanner) -> int:
     """Return the job's code of mpirun's (negative: the signal that ended it) and of what was said and `asked`."""
-    ends = [number for number in asked if number in ENDING]
+    ends = [number for number in asked if number in TERMINATING]
     if words.preempted:
-        return Exit.PREEMPTED
+        return ExitCode.PREEMPTED
     if words.own_code is not None:
         return words.own_code
     if ends and (code <= 0 or code >= 128):
         return 128 + ends[0]
     if code < 0 or code > 128:
-        return Exit.RANK_FAILED
+        return ExitCode.RANK_FAILED
     return code

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from entrypoint.core.errors import Exit, Refused, shown
+from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.job.detect import Job
-from entrypoint.job.ports import JOB
-from entrypoint.job.slurm import count_at, number
-from entrypoint.plan.inputs import Question, Starter
+from entrypoint.job.ports import JOB_TOKEN_VAR
+from entrypoint.job.slurm import expand_per_node_count, number
+from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
 from entrypoint.plan.model import Plan
 from entrypoint.settings import LaunchSettings
 
 VERSION_LIMIT_S = 20
 # What has mpirun reach other nodes by something else than ssh: a scheduler, or a person's word.
-REACHED_BY = (
+SSH_ALTERNATIVES = (
     "SLURM_JOB_ID",
     "OMPI_MCA_plm_rsh_agent",
     "HYDRA_LAUNCHER_EXEC",
@@ -29,16 +29,16 @@ REACHED_BY = (
 HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?::| +slots *= *)([1-9][0-9]{0,3}))?")
 # What ranks on other nodes are told: our settings and what steers threads, networks and devices. Nothing else of a
 # person's environment goes over the network, where it may hold secrets.
-PASSED = (
+FORWARDED_PREFIXES = (
     *("LAUNCH_", "TRAIN_", "OMP_", "KMP_", "GOMP_", "MKL_", "GLOO_", "NCCL_", "CCL_", "FI_", "UCX_", "TORCH_"),
     "ACCELERATE_",
 )
-PASSED_NAMES = ("PATH", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "ENTRYPOINT_STARTED")
+FORWARDED_NAMES = ("PATH", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "ENTRYPOINT_STARTED")
 # A node that does not answer for so long is lost, and mpirun ends the job (Open MPI's oob_tcp parameters; ssh_config).
-KEEPALIVE = (("time", "10"), ("intvl", "5"), ("probes", "4"))
+TCP_KEEPALIVE = (("time", "10"), ("intvl", "5"), ("probes", "4"))
 
 
-def wanted(values: LaunchSettings, job: Job, nodes: int) -> str:
+def select_remote_launcher(values: LaunchSettings, job: Job, nodes: int) -> str:
     """Return what is to start the ranks (`mpirun`, `srun`), empty where this node's are all, or are started."""
     if job.launcher or nodes > 1:
         return ""
@@ -49,30 +49,33 @@ def wanted(values: LaunchSettings, job: Job, nodes: int) -> str:
     return ""
 
 
-def find_starter(values: LaunchSettings, job: Job, nodes: int, environ: Mapping[str, str]) -> Starter | None:
+def find_remote_launcher(
+    values: LaunchSettings, job: Job, nodes: int, environ: Mapping[str, str]
+) -> RemoteLauncher | None:
     """Look for what is to start the ranks; None where nothing is. Raises `Refused` where it is not here."""
-    name = wanted(values, job, nodes)
+    name = select_remote_launcher(values, job, nodes)
     if not name:
         return None
     if name == "srun" and job.parts > 1:
-        raise Refused(
+        raise UserError(
             f"this batch job has {job.parts} parts, which srun from here would not start alike; write: srun"
             f" --het-group=0-{job.parts - 1} entrypoint …, or set LAUNCH_LAUNCHER=direct for this node alone"
         )
     path = shutil.which(name)
     if not path:
-        raise Refused(missing(name, job), Exit.MACHINE)
+        raise UserError(not_found_message(name, job), ExitCode.MACHINE)
     hosts = read_hosts(values.hosts)
-    if len(hosts) > 1 and not any(environ.get(name) for name in REACHED_BY) and not shutil.which("ssh"):
-        raise Refused(
-            f"LAUNCH_HOSTS={shown(values.hosts)}: no ssh is here to reach {hosts[1][0]} with; inside a container start"
+    if len(hosts) > 1 and not any(environ.get(name) for name in SSH_ALTERNATIVES) and not shutil.which("ssh"):
+        raise UserError(
+            f"LAUNCH_HOSTS={printable(values.hosts)}: no ssh is here to reach {hosts[1][0]} with; inside a container"
+            " start"
             " it from outside: mpirun … apptainer exec IMAGE entrypoint …",
-            Exit.MACHINE,
+            ExitCode.MACHINE,
         )
-    return Starter(path, which_mpi(path) if name == "mpirun" else "", hosts)
+    return RemoteLauncher(path, detect_mpi(path) if name == "mpirun" else "", hosts)
 
 
-def missing(name: str, job: Job) -> str:
+def not_found_message(name: str, job: Job) -> str:
     """Say what to write where a starter is not here, as inside most containers."""
     line = "srun apptainer exec IMAGE entrypoint …" if name == "srun" else "mpirun … apptainer exec IMAGE entrypoint …"
     if name == "srun" and len(job.nodes) > 1:
@@ -83,19 +86,21 @@ def missing(name: str, job: Job) -> str:
     return f"LAUNCH_LAUNCHER={name}: no {name} on PATH here; inside a container start it from outside: {line}"
 
 
-def which_mpi(path: str) -> str:
+def detect_mpi(path: str) -> str:
     """Tell whose mpirun this is by its version text; raises `Refused` where it is neither Open MPI's nor hydra."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Refused(f"{path}: --version does not answer ({type(error).__name__})", Exit.MACHINE) from None
+        raise UserError(f"{path}: --version does not answer ({type(error).__name__})", ExitCode.MACHINE) from None
     text = done.stdout + done.stderr
     if "Open MPI" in text or "OpenRTE" in text:
         return "Open MPI"
     if "HYDRA" in text or "Intel(R) MPI" in text:
         return "hydra"
     first = (text.splitlines() or ["nothing"])[0]
-    raise Refused(f"{path}: --version says {shown(first)}, neither Open MPI nor MPICH's or Intel's hydra", Exit.MACHINE)
+    raise UserError(
+        f"{path}: --version says {printable(first)}, neither Open MPI nor MPICH's or Intel's hydra", ExitCode.MACHINE
+    )
 
 
 def read_hosts(text: str) -> tuple[tuple[str, int], ...]:
@@ -109,20 +114,22 @@ def read_hosts(text: str) -> tuple[tuple[str, int], ...]:
     try:
         lines = file.read_text().splitlines() if "/" in text or file.is_file() else text.split(",")
     except OSError as error:
-        raise Refused(f"LAUNCH_HOSTS={shown(text)}: cannot be read ({error.strerror})") from None
+        raise UserError(f"LAUNCH_HOSTS={printable(text)}: cannot be read ({error.strerror})") from None
     entries = [line.partition("#")[0].strip() for line in lines]
     hosts = []
     for entry in entries if "/" not in text and not file.is_file() else filter(None, entries):
         match = HOST.fullmatch(entry)
         if not match:
-            raise Refused(f"LAUNCH_HOSTS={shown(text)}: {shown(entry)} is no host; expected a form like r1:4,r2:2")
+            raise UserError(
+                f"LAUNCH_HOSTS={printable(text)}: {printable(entry)} is no host; expected a form like r1:4,r2:2"
+            )
         hosts.append((match[1], int(match[2] or 0)))
     if not hosts:
-        raise Refused(f"LAUNCH_HOSTS={shown(text)}: names no host")
+        raise UserError(f"LAUNCH_HOSTS={printable(text)}: names no host")
     return tuple(hosts)
 
 
-def with_starter(plan: Plan, question: Question) -> Plan:
+def with_remote_command(plan: Plan, question: PlanInputs) -> Plan:
     """Return the plan with its starter's command, where one starts the ranks: each is planned anew on its own node.
 
     Hence none of this node's OpenMP variables go along, only what the person has set, flags included.
@@ -140,44 +147,48 @@ def with_starter(plan: Plan, question: Question) -> Plan:
     if not starter.mpi:
         count, command = srun(question, starter, plan.nproc_per_node, again)
     else:
-        hosts = hosts_of(question, starter, plan.nproc_per_node)
+        hosts = ranks_per_host(question, starter, plan.nproc_per_node)
         count = sum(ranks for _, ranks in hosts)
-        flags |= where_to_meet(question, hosts)
+        flags |= rendezvous_hints(question, hosts)
         command = (open_mpi if starter.mpi == "Open MPI" else hydra)(environ, starter, hosts, again)
     return replace(plan, world_size=count, command=command, environment=flags)
 
 
-def hosts_of(question: Question, starter: Starter, nproc: int) -> tuple[tuple[str, int], ...]:
+def ranks_per_host(question: PlanInputs, starter: RemoteLauncher, nproc: int) -> tuple[tuple[str, int], ...]:
     """Return the nodes with ranks on each: the person's list, else the scheduler's, else this one."""
     if starter.hosts:
         return tuple((name, count or nproc) for name, count in starter.hosts)
     nodes, tasks = question.job.nodes, question.environ.get("SLURM_TASKS_PER_NODE", "")
-    if tasks and asks_for_tasks(question):
-        return tuple((name, count_at("SLURM_TASKS_PER_NODE", tasks, index)) for index, name in enumerate(nodes))
+    if tasks and uses_slurm_ntasks(question):
+        return tuple(
+            (name, expand_per_node_count("SLURM_TASKS_PER_NODE", tasks, index)) for index, name in enumerate(nodes)
+        )
     return tuple((name, nproc) for name in nodes) or (("localhost", nproc),)
 
 
-def asks_for_tasks(question: Question) -> bool:
+def uses_slurm_ntasks(question: PlanInputs) -> bool:
     """Tell whether the batch job says how many tasks it has, and nothing says otherwise."""
     tasks = number(question.environ, "SLURM_NTASKS", 0)
     free = not question.given("nproc_per_node") and not question.machine.gpus
     return free and tasks >= max(1, len(question.job.nodes))
 
 
-def where_to_meet(question: Question, hosts: tuple[tuple[str, int], ...]) -> dict[str, str]:
+def rendezvous_hints(question: PlanInputs, hosts: tuple[tuple[str, int], ...]) -> dict[str, str]:
     """Return what mpirun's ranks are told beside a person's variables: where rank 0 is, and which run this is."""
     first = hosts[0][0] if len(hosts) > 1 else "127.0.0.1"
-    told = {"MASTER_ADDR": first, JOB: question.job.id or question.token}
+    told = {"MASTER_ADDR": first, JOB_TOKEN_VAR: question.job.id or question.token}
     return {name: value for name, value in told.items() if not question.environ.get(name)}
 
 
-def srun(question: Question, starter: Starter, nproc: int, again: tuple[str, ...]) -> tuple[int, tuple[str, ...]]:
+def srun(
+    question: PlanInputs, starter: RemoteLauncher, nproc: int, again: tuple[str, ...]
+) -> tuple[int, tuple[str, ...]]:
     """Return the tasks and srun's command: as many as the job asked for, each with its CPUs, bound by us.
 
     Since Slurm 22.05 srun takes no --cpus-per-task from its job, and would leave a task one CPU (its release notes).
     """
     nodes = max(1, len(question.job.nodes))
-    tasks = number(question.environ, "SLURM_NTASKS", 0) if asks_for_tasks(question) else nodes * nproc
+    tasks = number(question.environ, "SLURM_NTASKS", 0) if uses_slurm_ntasks(question) else nodes * nproc
     cpus = number(question.environ, "SLURM_CPUS_PER_TASK", 0)
     if question.settings.values.max_restarts not in ("auto", 0):  # then a task is a node's agent
         tasks, cpus = nodes, 0
@@ -187,17 +198,17 @@ def srun(question: Question, starter: Starter, nproc: int, again: tuple[str, ...
 
 
 def open_mpi(
-    environ: Mapping[str, str], starter: Starter, hosts: tuple[tuple[str, int], ...], again: tuple[str, ...]
+    environ: Mapping[str, str], starter: RemoteLauncher, hosts: tuple[tuple[str, int], ...], again: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Return Open MPI's command; it binds nothing, since its own binding knows nothing of threads (mpirun(1))."""
-    names = [word for name in passed(environ) for word in ("-x", name)]
-    alive = [word for name, value in KEEPALIVE for word in ("--mca", f"oob_tcp_keepalive_{name}", value)]
+    names = [word for name in forwarded_variables(environ) for word in ("-x", name)]
+    alive = [word for name, value in TCP_KEEPALIVE for word in ("--mca", f"oob_tcp_keepalive_{name}", value)]
     where = ("--host", ",".join(f"{name}:{count}" for name, count in hosts))
     count = str(sum(count for _, count in hosts))
-    return (starter.path, "--bind-to", "none", "-np", count, *where, *alive, *daemons(environ), *names, *again)
+    return (starter.path, "--bind-to", "none", "-np", count, *where, *alive, *orted_args(environ), *names, *again)
 
 
-def daemons(environ: Mapping[str, str]) -> tuple[str, ...]:
+def orted_args(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return how Open MPI's daemon is started on other nodes from inside Apptainer: in the same image there.
 
     Outside it they may have no Open MPI, or another one (orte_launch_agent; APPTAINER_* of Apptainer's user guide).
@@ -210,15 +221,15 @@ def daemons(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def hydra(
-    environ: Mapping[str, str], starter: Starter, hosts: tuple[tuple[str, int], ...], again: tuple[str, ...]
+    environ: Mapping[str, str], starter: RemoteLauncher, hosts: tuple[tuple[str, int], ...], again: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Return the command of MPICH's or Intel's hydra, which would pass every variable on (mpiexec.hydra(1))."""
-    names = ("-genvlist", ",".join(passed(environ)))
+    names = ("-genvlist", ",".join(forwarded_variables(environ)))
     where = ("-hosts", ",".join(f"{name}:{count}" for name, count in hosts))
     return (starter.path, "-n", str(sum(count for _, count in hosts)), *where, *names, *again)
 
 
-def passed(environ: Mapping[str, str]) -> list[str]:
+def forwarded_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the names of the variables that ranks on other nodes are given."""
-    names = {name for name in environ if name.startswith(PASSED) or name in PASSED_NAMES}
-    return sorted(names | {"MASTER_ADDR", "ENTRYPOINT_STARTED", JOB})
+    names = {name for name in environ if name.startswith(FORWARDED_PREFIXES) or name in FORWARDED_NAMES}
+    return sorted(names | {"MASTER_ADDR", "ENTRYPOINT_STARTED", JOB_TOKEN_VAR})

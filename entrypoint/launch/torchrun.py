@@ -18,59 +18,61 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from entrypoint.core.errors import Exit, Refused, first_line
-from entrypoint.core.process import leave, uncollected
-from entrypoint.launch.failures import Failure, first_failure, last_word, tell_end, word_of
-from entrypoint.machine.oom import out_of_memory, read_memory
+from entrypoint.core.errors import ExitCode, UserError, first_line
+from entrypoint.core.process import fast_exit, gc_paused
+from entrypoint.launch.failures import Failure, first_failure, parse_error_file, print_final_message, report_stop
+from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT
-from entrypoint.plan.model import VARIABLE, Plan
+from entrypoint.plan.model import PLAN_VAR, Plan
 
 
 def main(argv: list[str]) -> int:
     """Run torchrun's agent with torchrun's arguments and return the job's exit code."""
-    with uncollected():
+    with gc_paused():
         from torch.distributed import run as torchrun
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-        from entrypoint.launch.elastic_agent import restarting, where_agents_meet
+        from entrypoint.launch.elastic_agent import agent_address_args, install_restart_policy
 
-    plan = Plan.from_variable(os.environ[VARIABLE])
-    ended_by_agent, memory = watch_agent(), read_memory(ROOT)
+    plan = Plan.from_variable(os.environ[PLAN_VAR])
+    ended_by_agent, memory = capture_agent_log(), read_memory(ROOT)
 
     def first(failures: dict[int, Any]) -> tuple[str, int]:
-        return first_failure(as_ours(failures, ended_by_agent), out_of_memory(memory, read_memory(ROOT)))
+        return first_failure(convert_failures(failures, ended_by_agent), oom_message(memory, read_memory(ROOT)))
 
-    warned = signals_for_ranks()
+    warned = forward_user_signals()
     try:
-        argv = [*where_agents_meet(plan, os.environ), *argv]
-    except Refused as error:
-        return last_word(str(error), error.code)
-    restarting(plan, warned, lambda failures: first(failures)[0])
+        argv = [*agent_address_args(plan, os.environ), *argv]
+    except UserError as error:
+        return print_final_message(str(error), error.code)
+    install_restart_policy(plan, warned, lambda failures: first(failures)[0])
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:
         try:
             torchrun.run(torchrun.parse_args([f"--log-dir={folder}", *argv]))  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
-            return last_word(*first(error.failures))
+            return print_final_message(*first(error.failures))
         except SignalException as error:
-            return tell_end(Path(folder), error.sigval)
+            return report_stop(Path(folder), error.sigval)
         except (RuntimeError, OSError) as error:
-            return last_word(f"the ranks could not be brought together: {first_line(error)}", Exit.RENDEZVOUS)
-    return Exit.DONE
+            return print_final_message(
+                f"the ranks could not be brought together: {first_line(error)}", ExitCode.RENDEZVOUS
+            )
+    return ExitCode.DONE
 
 
-def as_ours(failures: dict[int, Any], ended_by_agent: set[int]) -> list[Failure]:
+def convert_failures(failures: dict[int, Any], ended_by_agent: set[int]) -> list[Failure]:
     """Return torch's own records of failures, by rank, as ours."""
     return [
         Failure(
             *(rank, one.local_rank, one.pid, one.exitcode, one.timestamp * 10**9, one.pid in ended_by_agent),
-            word_of(one.error_file_data),
+            parse_error_file(one.error_file_data),
         )
         for rank, one in failures.items()
     ]
 
 
-def signals_for_ranks() -> list[int]:
+def forward_user_signals() -> list[int]:
     """Pass on a scheduler's warning and the wish to save, which would end the agent: its ranks know what to do.
 
     Returns the list that each warning is put into.
@@ -90,7 +92,7 @@ def signals_for_ranks() -> list[int]:
     return seen
 
 
-class Witness(logging.Handler):
+class KilledPidRecorder(logging.Handler):
     """Notes which processes the agent has ended itself; torch 2.13 counts those among the failed ones."""
 
     def __init__(self) -> None:
@@ -103,9 +105,9 @@ class Witness(logging.Handler):
             self.pids.add(record.args[0])
 
 
-def watch_agent() -> set[int]:
+def capture_agent_log() -> set[int]:
     """Keep the agent's own pages of log off the terminal; return the set that its victims' pids go into."""
-    witness = Witness()
+    witness = KilledPidRecorder()
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed"):
             logger = logging.getLogger(name)
@@ -117,4 +119,4 @@ def watch_agent() -> set[int]:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    fast_exit(main(sys.argv[1:]))

@@ -26,7 +26,7 @@ def read_limits(root: Path) -> Limits:
     """
     cpus: list[float] = []
     memory: list[int] = []
-    for folder in levels(root):
+    for folder in iter_cgroup_dirs(root):
         quota = v2_quota(folder) or v1_quota(folder)
         if quota:
             cpus.append(quota)
@@ -36,7 +36,7 @@ def read_limits(root: Path) -> Limits:
     return Limits(min(cpus, default=None), min(memory, default=None))
 
 
-def levels(root: Path) -> Iterator[Path]:
+def iter_cgroup_dirs(root: Path) -> Iterator[Path]:
     """Yield the folders of this process's groups, from its own up to each hierarchy's root."""
     mount = root / "sys/fs/cgroup"
     try:
@@ -65,7 +65,7 @@ def levels(root: Path) -> Iterator[Path]:
 
 def memory_limit(folder: Path) -> int | None:
     """Return the bytes that a group may use, None where it has no limit."""
-    limit = number(folder / "memory.max") or number(folder / "memory.limit_in_bytes")
+    limit = read_positive_int(folder / "memory.max") or read_positive_int(folder / "memory.limit_in_bytes")
     return limit if limit and limit < NO_LIMIT_BYTES else None
 
 
@@ -80,11 +80,11 @@ def v2_quota(folder: Path) -> float | None:
 
 def v1_quota(folder: Path) -> float | None:
     """Return the CPUs that the CFS quota grants, None for -1 or no file."""
-    quota, period = number(folder / "cpu.cfs_quota_us"), number(folder / "cpu.cfs_period_us")
+    quota, period = read_positive_int(folder / "cpu.cfs_quota_us"), read_positive_int(folder / "cpu.cfs_period_us")
     return quota / period if quota and period else None
 
 
-def number(path: Path) -> int | None:
+def read_positive_int(path: Path) -> int | None:
     """Return a file's positive number, None where there is none (`max`, -1, no such file)."""
     try:
         value = int(path.read_text())

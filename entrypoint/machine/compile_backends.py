@@ -9,8 +9,8 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint.core.console import last_line
-from entrypoint.machine.python_packages import second_number
+from entrypoint.core.console import last_error_line
+from entrypoint.machine.python_packages import minor_version
 
 IPEX = "intel_extension_for_pytorch"
 DEFAULT_BACKEND = "inductor"
@@ -38,33 +38,33 @@ def find_compile_problem(backend: str, device: str, versions: Mapping[str, str],
     if backend == DEFAULT_BACKEND:
         if device == "cuda":
             return "" if "triton" in versions else "needs triton, which is not installed"
-        return missing_tools()
+        return find_missing_build_tools()
     command = [python, "-I", "-c", TRIAL, backend, device]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         return f"did not compile an addition within {TRIAL_TIMEOUT_S} s"
-    return "" if done.returncode == 0 else f"cannot be used ({last_line(done.stderr, 'no reason given')})"
+    return "" if done.returncode == 0 else f"cannot be used ({last_error_line(done.stderr, 'no reason given')})"
 
 
-def ipex_problem(device: str, versions: Mapping[str, str]) -> str:
+def find_ipex_problem(device: str, versions: Mapping[str, str]) -> str:
     """Say why Intel's extension cannot be used, nothing where it can: it goes with one minor version of torch."""
     if device != "cpu":
         return "is for CPUs"
     if IPEX not in versions:
         return "is not installed"
-    if second_number(versions[IPEX]) != second_number(versions.get("torch", "")):
+    if minor_version(versions[IPEX]) != minor_version(versions.get("torch", "")):
         return f"{versions[IPEX]} does not go with torch {versions.get('torch')}"
     return ""
 
 
-def missing_tools() -> str:
+def find_missing_build_tools() -> str:
     """Say what of inductor's tools is missing, which compiles C++ against Python's headers at run time."""
-    there = (("a C++ compiler", shutil.which(os.environ.get("CXX", "g++"))), ("Python.h", headers().exists()))
+    there = (("a C++ compiler", shutil.which(os.environ.get("CXX", "g++"))), ("Python.h", python_header().exists()))
     missing = [name for name, found in there if not found]
     return f"needs {' and '.join(missing)}: install g++ and Python's headers" if missing else ""
 
 
-def headers() -> Path:
+def python_header() -> Path:
     """Return where this Python's C header lies."""
     return Path(sysconfig.get_path("include")) / "Python.h"

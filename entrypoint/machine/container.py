@@ -12,12 +12,12 @@ from entrypoint.machine.procfs import ancestors, read_lines
 
 # What each engine leaves in the root of its containers.
 # What our own images say of themselves: name, revision, oneccl.
-IMAGE = "opt/reference-training/image.json"
-MARKERS = {".singularity.d": "Apptainer", "run/.containerenv": "Podman", ".dockerenv": "Docker"}
+IMAGE_INFO = "opt/reference-training/image.json"
+ENGINE_MARKERS = {".singularity.d": "Apptainer", "run/.containerenv": "Podman", ".dockerenv": "Docker"}
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class ContainerInfo:
     """`container` is the engine or empty; `rootfs` the type of `/`; None bytes of memlock are no limit.
 
     `rdma` names the node's RDMA adapters, which lock memory. `image` is what an image of ours says of itself.
@@ -31,25 +31,25 @@ class Surroundings:
     image: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def on_fuse(self) -> bool:
+    def is_fuse(self) -> bool:
         """Tell whether every read of the image passes a FUSE process, as an unprivileged SIF mount's does."""
         return "fuse" in self.rootfs
 
 
-def read_surroundings(root: Path) -> Surroundings:
+def detect_container(root: Path) -> ContainerInfo:
     """Read what lies under `root`; what is hidden stays at its default."""
-    container = next((engine for marker, engine in MARKERS.items() if (root / marker).exists()), "")
+    container = next((engine for marker, engine in ENGINE_MARKERS.items() if (root / marker).exists()), "")
     adapters = tuple(sorted(path.name for path in (root / "sys/class/infiniband").glob("*")))
-    return Surroundings(container, rootfs(root), shm_bytes(root), memlock_bytes(root), adapters, read_image(root))
+    return ContainerInfo(container, rootfs_type(root), shm_bytes(root), memlock_bytes(root), adapters, read_image(root))
 
 
 def read_image(root: Path) -> Mapping[str, str]:
     """Return what an image of ours says of itself, nothing outside of one."""
-    lines = read_lines(root / IMAGE)
+    lines = read_lines(root / IMAGE_INFO)
     return {str(name): str(value) for name, value in json.loads("\n".join(lines)).items()} if lines else {}
 
 
-def rootfs(root: Path) -> str:
+def rootfs_type(root: Path) -> str:
     """Return the type of the file system at `/`; empty where /proc hides it.
 
     An unprivileged Apptainer puts an overlay of the kernel over a FUSE mount that it hides; the process that serves
@@ -61,11 +61,11 @@ def rootfs(root: Path) -> str:
         if len(fields) >= 3:
             types[fields[1]] = fields[2]
     kind = types.get("/", "")
-    served = next((name for name in beside_ancestors(root) if "squashfuse" in name), "") if kind == "overlay" else ""
+    served = next((name for name in sibling_processes(root) if "squashfuse" in name), "") if kind == "overlay" else ""
     return f"overlay over fuse.{served}" if served else kind
 
 
-def beside_ancestors(root: Path) -> Iterator[str]:
+def sibling_processes(root: Path) -> Iterator[str]:
     """Yield the names of the processes that have a parent in common with this one or with an ancestor of it."""
     for ancestor in ancestors(root):
         for child in " ".join(read_lines(root / f"proc/{ancestor}/task/{ancestor}/children")).split():

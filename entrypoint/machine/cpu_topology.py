@@ -22,12 +22,12 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Topology:
-    """The CPUs of the mask, how many the node has online, its NUMA nodes with memory, and what was assumed."""
+    """The CPUs of the mask, how many the node has online, its NUMA nodes with memory, and what was assumptions."""
 
     cpus: tuple[Cpu, ...]
     online_cpus: int
     memory_nodes: tuple[int, ...]
-    assumed: tuple[str, ...]
+    assumptions: tuple[str, ...]
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ def format_cpu_list(ids: tuple[int, ...]) -> str:
     return ",".join(parts)
 
 
-def read_ids(path: Path) -> tuple[int, ...]:
+def read_cpu_list(path: Path) -> tuple[int, ...]:
     """Return the ids of a file with a kernel CPU list, none where it is hidden, empty or no list."""
     try:
         return parse_cpu_list(path.read_text())
@@ -70,26 +70,26 @@ def read_number(path: Path) -> int | None:
 
 
 def read_topology(root: Path, mask: frozenset[int]) -> Topology:
-    """Read the CPUs of the mask under `root`; what /sys hides (gVisor, some sandboxes) is assumed and said.
+    """Read the CPUs of the mask under `root`; what /sys hides (gVisor, some sandboxes) is assumptions and said.
 
     Siblings are those of core_cpus_list, whatever their numbering: core_id repeats in each cluster of some Arm
     systems. Source: kernel docs, admin-guide/cputopology.rst.
     """
     base = root / "sys/devices/system"
-    online = read_ids(base / "cpu/online") or tuple(sorted(mask))
+    online = read_cpu_list(base / "cpu/online") or tuple(sorted(mask))
     allowed = sorted(mask & frozenset(online)) or sorted(mask)
     cores, hidden = read_cores(base / "cpu", allowed)
     sockets = read_sockets(base / "cpu", allowed)
     nodes = read_nodes(base / "node")
-    slow = efficiency_cpus(root, allowed)
-    assumed: list[str] = []
+    slow = find_efficiency_cpus(root, allowed)
+    assumptions: list[str] = []
     if hidden:
-        assumed.append(f"/sys hides the topology of CPUs {format_cpu_list(hidden)}: each counts as a physical core")
+        assumptions.append(f"/sys hides the topology of CPUs {format_cpu_list(hidden)}: each counts as a physical core")
     if not nodes and len(set(sockets.values())) > 1:
-        assumed.append("/sys hides the NUMA nodes: each socket counts as one")
+        assumptions.append("/sys hides the NUMA nodes: each socket counts as one")
         nodes = sockets
     cpus = tuple(Cpu(cpu, cores[cpu], sockets[cpu], nodes.get(cpu, 0), cpu in slow) for cpu in allowed)
-    return Topology(cpus, len(online), read_ids(base / "node/has_memory"), tuple(assumed))
+    return Topology(cpus, len(online), read_cpu_list(base / "node/has_memory"), tuple(assumptions))
 
 
 def read_cores(folder: Path, allowed: list[int]) -> tuple[dict[int, int], tuple[int, ...]]:
@@ -103,7 +103,7 @@ def read_cores(folder: Path, allowed: list[int]) -> tuple[dict[int, int], tuple[
         if cpu in cores:
             continue
         topology = folder / f"cpu{cpu}/topology"
-        siblings = read_ids(topology / "core_cpus_list") or read_ids(topology / "thread_siblings_list")
+        siblings = read_cpu_list(topology / "core_cpus_list") or read_cpu_list(topology / "thread_siblings_list")
         core = min(siblings) if cpu in siblings else read_number(topology / "core_id")
         if core is None:
             hidden.append(cpu)
@@ -118,7 +118,7 @@ def read_sockets(folder: Path, allowed: list[int]) -> dict[int, int]:
         if cpu not in sockets:
             topology = folder / f"cpu{cpu}/topology"
             socket = max(0, read_number(topology / "physical_package_id") or 0)
-            sockets |= dict.fromkeys((cpu, *read_ids(topology / "package_cpus_list")), socket)
+            sockets |= dict.fromkeys((cpu, *read_cpu_list(topology / "package_cpus_list")), socket)
     return sockets
 
 
@@ -127,7 +127,7 @@ def read_nodes(folder: Path) -> dict[int, int]:
     return {
         cpu: int(path.parent.name.removeprefix("node"))
         for path in folder.glob("node[0-9]*/cpulist")
-        for cpu in read_ids(path)
+        for cpu in read_cpu_list(path)
     }
 
 
@@ -135,12 +135,12 @@ def read_nodes(folder: Path) -> dict[int, int]:
 EFFICIENCY_CAPACITY = 0.8
 
 
-def efficiency_cpus(root: Path, allowed: list[int]) -> frozenset[int]:
+def find_efficiency_cpus(root: Path, allowed: list[int]) -> frozenset[int]:
     """Return the slower CPUs of a hybrid machine, none of a uniform one.
 
     Source: Intel's hybrid PMUs (/sys/devices/cpu_atom/cpus), Arm's cpu_capacity (kernel docs, sched-capacity.rst).
     """
-    slow = {cpu for name in ("cpu_atom", "cpu_lowpower") for cpu in read_ids(root / "sys/devices" / name / "cpus")}
+    slow = {cpu for name in ("cpu_atom", "cpu_lowpower") for cpu in read_cpu_list(root / "sys/devices" / name / "cpus")}
     if slow:
         return frozenset(slow)
     folder = root / "sys/devices/system/cpu"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.machine.cgroup import read_limits
-from entrypoint.machine.container import Surroundings, read_surroundings
+from entrypoint.machine.container import ContainerInfo, detect_container
 from entrypoint.machine.cpu_topology import Cpu, read_topology
 from entrypoint.machine.gpus import Driver, Gpu, read_gpus
 from entrypoint.machine.procfs import read_lines
@@ -41,22 +41,22 @@ class Machine:
     memory_bytes: int
     gpus: tuple[Gpu, ...] = ()
     libraries: tuple[Library, ...] = ()
-    assumed: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
     cpu_flags: tuple[str, ...] = ()
     memory_nodes: tuple[int, ...] = ()
     driver: Driver = field(default_factory=Driver)
     packages: Packages = field(default_factory=Packages)
-    surroundings: Surroundings = field(default_factory=Surroundings)
-    squeezed_to: tuple[int, ...] = ()
+    surroundings: ContainerInfo = field(default_factory=ContainerInfo)
+    launcher_affinity: tuple[int, ...] = ()
     kernel: tuple[int, ...] = ()
-    kept_busy: float = 0.0
+    busy_cpus_measured: float = 0.0
 
     def library(self, name: str) -> Library:
         """Return what was found of a library of `entrypoint.machine.shared_libraries.PATTERNS`."""
         return next((one for one in self.libraries if one.name == name), Library(name, None, "not looked for"))
 
 
-def read_machine(root: Path = Path("/"), affinity: frozenset[int] | None = None, nvml: Any = None) -> Machine:
+def detect_machine(root: Path = Path("/"), affinity: frozenset[int] | None = None, nvml: Any = None) -> Machine:
     """Read the node under `root`, which a test may point at a built tree; decides nothing.
 
     `affinity` are the allowed CPU ids, by default those of this process. Under another root only what lies
@@ -67,7 +67,7 @@ def read_machine(root: Path = Path("/"), affinity: frozenset[int] | None = None,
     limits = read_limits(root)
     gpus, driver = read_gpus(root, nvml=nvml)
     prefix = root / Path(sys.prefix).relative_to("/")
-    cpu = first_cpu(root)
+    cpu = read_cpuinfo(root)
     flags = cpu.get("flags", cpu.get("Features", "")).split()
     total = meminfo_bytes(root)
     return Machine(
@@ -80,17 +80,17 @@ def read_machine(root: Path = Path("/"), affinity: frozenset[int] | None = None,
         memory_bytes=min(total, limits.memory_bytes) if limits.memory_bytes else total,
         gpus=gpus,
         libraries=read_libraries(root, prefix),
-        assumed=topology.assumed,
+        assumptions=topology.assumptions,
         cpu_flags=tuple(sorted(FLAGS.intersection(flags))),
         memory_nodes=topology.memory_nodes,
         driver=driver,
         packages=read_packages(prefix),
-        surroundings=read_surroundings(root),
+        surroundings=detect_container(root),
         kernel=kernel_version(root),
     )
 
 
-def first_cpu(root: Path) -> dict[str, str]:
+def read_cpuinfo(root: Path) -> dict[str, str]:
     """Return what /proc/cpuinfo says of the first CPU; of 1,024 the whole file would take long."""
     words: dict[str, str] = {}
     with suppress(OSError), (root / "proc/cpuinfo").open(errors="replace") as lines:

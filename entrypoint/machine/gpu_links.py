@@ -11,7 +11,7 @@ CLASSES = ("SYS", "NODE", "PHB", "PXB", "PIX")
 SELF = "X"
 
 
-def rank_of(link: str) -> int:
+def link_quality(link: str) -> int:
     """Return how good a link is: 0 for SYS up to 4 for PIX, more for NV1, NV2, …"""
     return len(CLASSES) - 1 + int(link[2:]) if link.startswith("NV") else CLASSES.index(link)
 
@@ -23,7 +23,7 @@ def best_connected(links: Sequence[Sequence[str]], count: int) -> tuple[int, ...
     """
 
     def worth(chosen: tuple[int, ...]) -> tuple[int, int]:
-        ranks = [rank_of(links[a][b]) for a, b in combinations(chosen, 2)]
+        ranks = [link_quality(links[a][b]) for a, b in combinations(chosen, 2)]
         return min(ranks, default=0), sum(ranks)
 
     return max(combinations(range(len(links)), count), key=worth)
@@ -31,5 +31,5 @@ def best_connected(links: Sequence[Sequence[str]], count: int) -> tuple[int, ...
 
 def describe_links(links: Sequence[Sequence[str]], chosen: Sequence[int]) -> str:
     """Say the worst and the best link among the chosen GPUs: `NV2` or `NV1 to NV2`."""
-    found = sorted({links[a][b] for a, b in combinations(chosen, 2)}, key=rank_of)
+    found = sorted({links[a][b] for a, b in combinations(chosen, 2)}, key=link_quality)
     return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}" if found else "alone"

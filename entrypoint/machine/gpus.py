@@ -13,7 +13,7 @@ from entrypoint.machine.cpu_topology import read_number
 from entrypoint.machine.gpu_links import CLASSES, SELF
 
 # NVML's levels of a common ancestor, by our class; 0 is two GPUs of one board.
-ANCESTORS = {50: "SYS", 40: "NODE", 30: "PHB", 20: "PXB", 10: "PIX", 0: "PIX"}
+NVML_TOPOLOGY_CLASSES = {50: "SYS", 40: "NODE", 30: "PHB", 20: "PXB", 10: "PIX", 0: "PIX"}
 DRIVER_FILES = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg")
 
 
@@ -69,7 +69,7 @@ def read_gpus(root: Path, visible: str | None = None, nvml: Any = None) -> tuple
     finally:
         nvml.nvmlShutdown()
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
-    return select(found, chosen), Driver(driver, f"{cuda // 1000}.{cuda % 1000 // 10}")
+    return filter_visible(found, chosen), Driver(driver, f"{cuda // 1000}.{cuda % 1000 // 10}")
 
 
 def read_devices(root: Path, nvml: Any) -> Iterator[Gpu]:
@@ -78,8 +78,8 @@ def read_devices(root: Path, nvml: Any) -> Iterator[Gpu]:
     `index` is that of the whole GPU; `links` has one class for every one that is yielded.
     """
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    parts = [(parent, device) for parent in handles for device in mig_devices(nvml, parent) or (parent,)]
-    switched = [nvlinks(nvml, handle) for handle in handles]
+    parts = [(parent, device) for parent in handles for device in list_mig_devices(nvml, parent) or (parent,)]
+    switched = [count_nvlinks(nvml, handle) for handle in handles]
     table = {
         (a, b): link_class(nvml, handles, switched, a, b) for a in range(len(handles)) for b in range(len(handles))
     }
@@ -90,9 +90,9 @@ def read_devices(root: Path, nvml: Any) -> Iterator[Gpu]:
             nvml.nvmlDeviceGetUUID(device),
             nvml.nvmlDeviceGetName(device),
             int(nvml.nvmlDeviceGetMemoryInfo(device).total),
-            numa_node(root, bus_id(nvml, parent)),
+            read_numa_node(root, bus_id(nvml, parent)),
             device is not parent,
-            capability_of(nvml, parent),
+            compute_capability(nvml, parent),
             tuple(
                 SELF if other == own else "PIX" if place == parents[own] else table[parents[own], place]
                 for other, place in enumerate(parents)
@@ -100,7 +100,7 @@ def read_devices(root: Path, nvml: Any) -> Iterator[Gpu]:
         )
 
 
-def mig_devices(nvml: Any, handle: Any) -> tuple[Any, ...]:
+def list_mig_devices(nvml: Any, handle: Any) -> tuple[Any, ...]:
     """Return the MIG devices of a GPU, none where it is not in MIG mode (or too old for one)."""
     found = []
     with suppress(nvml.NVMLError):
@@ -111,7 +111,7 @@ def mig_devices(nvml: Any, handle: Any) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def capability_of(nvml: Any, handle: Any) -> int:
+def compute_capability(nvml: Any, handle: Any) -> int:
     """Return a GPU's compute capability times ten: 90 for 9.0."""
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     return 10 * int(major) + int(minor)
@@ -129,7 +129,7 @@ def short_address(address: Any) -> str:
     return f"{int(domain, 16):04x}:{rest.lower()}"
 
 
-def numa_node(root: Path, address: str) -> int | None:
+def read_numa_node(root: Path, address: str) -> int | None:
     """Return a PCI device's NUMA node; None for the kernel's -1 (none known)."""
     node = read_number(root / "sys/bus/pci/devices" / address / "numa_node")
     return node if node is not None and node >= 0 else None
@@ -138,7 +138,7 @@ def numa_node(root: Path, address: str) -> int | None:
 SWITCH = "switch"
 
 
-def nvlinks(nvml: Any, handle: Any) -> dict[str, int]:
+def count_nvlinks(nvml: Any, handle: Any) -> dict[str, int]:
     """Return how many active NVLinks a GPU has to each PCI address, those to NVSwitches together as `switch`."""
     counts: dict[str, int] = {}
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -166,12 +166,12 @@ def link_class(nvml: Any, handles: list[Any], links: list[dict[str, int]], a: in
     if count:
         return f"NV{count}"
     try:
-        return ANCESTORS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b]), CLASSES[0])
+        return NVML_TOPOLOGY_CLASSES.get(nvml.nvmlDeviceGetTopologyCommonAncestor(handles[a], handles[b]), CLASSES[0])
     except nvml.NVMLError:
         return CLASSES[0]
 
 
-def select(found: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
+def filter_visible(found: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order, stopping at the first unknown one.
 
     Those are CUDA's own rules (CUDA C++ programming guide, environment variables), as is that a process sees

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.machine.cgroup import NO_LIMIT_BYTES, levels, memory_limit, number
+from entrypoint.machine.cgroup import NO_LIMIT_BYTES, iter_cgroup_dirs, memory_limit, read_positive_int
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEvents:
     """How often the kernel has killed in this process's group, the group's limit and its peak, None where unknown."""
 
     kills: int = 0
@@ -18,26 +18,26 @@ class Memory:
     peak_bytes: int | None = None
 
 
-def read_memory(root: Path) -> Memory:
+def read_memory(root: Path) -> MemoryEvents:
     """Read the group that this process is in, or the one above it that is limited the most.
 
     Source: kernel docs, admin-guide/cgroup-v2.rst (memory.events, memory.peak) and cgroup-v1/memory.rst
     (memory.oom_control, memory.max_usage_in_bytes); /proc/vmstat counts the whole machine's kills.
     """
-    groups: list[Memory] = []
-    for folder in levels(root):
-        kills = counted(folder / "memory.events", folder / "memory.oom_control")
+    groups: list[MemoryEvents] = []
+    for folder in iter_cgroup_dirs(root):
+        kills = read_oom_kills(folder / "memory.events", folder / "memory.oom_control")
         limit = memory_limit(folder)
-        peak = number(folder / "memory.peak") or number(folder / "memory.max_usage_in_bytes")
+        peak = read_positive_int(folder / "memory.peak") or read_positive_int(folder / "memory.max_usage_in_bytes")
         if kills is not None or limit:
-            groups.append(Memory(kills or 0, limit, peak))
+            groups.append(MemoryEvents(kills or 0, limit, peak))
     if not groups:
-        return Memory(counted(root / "proc/vmstat") or 0)
+        return MemoryEvents(read_oom_kills(root / "proc/vmstat") or 0)
     tightest = min(groups, key=lambda group: group.limit_bytes or NO_LIMIT_BYTES)
-    return Memory(max(groups[0].kills, tightest.kills), tightest.limit_bytes, tightest.peak_bytes)
+    return MemoryEvents(max(groups[0].kills, tightest.kills), tightest.limit_bytes, tightest.peak_bytes)
 
 
-def counted(*paths: Path) -> int | None:
+def read_oom_kills(*paths: Path) -> int | None:
     """Return the number behind `oom_kill` in the first file that has one, None where none has."""
     for path in paths:
         try:
@@ -49,7 +49,7 @@ def counted(*paths: Path) -> int | None:
     return None
 
 
-def out_of_memory(before: Memory, after: Memory) -> str:
+def oom_message(before: MemoryEvents, after: MemoryEvents) -> str:
     """Say that the kernel has killed meanwhile, of how much memory, and what to do; nothing where it has not."""
     if after.kills <= before.kills:
         return ""

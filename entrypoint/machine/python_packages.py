@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 # Packages that a plan or the doctor speaks of, as their metadata folders are called.
-NAMES = (
+TRACKED_PACKAGES = (
     *("torch", "torchvision", "intel_extension_for_pytorch", "oneccl_bind_pt", "nni", "torch_pruning", "triton"),
     *("onnx", "onnxruntime", "onnxscript", "apache_tvm", "torch_xla"),
 )
@@ -30,13 +30,13 @@ def read_packages(prefix: Path) -> Packages:
     for folder in sorted(prefix.glob("lib/python3*/site-packages")):
         for entry in os.listdir(folder):
             name, _, version = entry.removesuffix(".dist-info").partition("-")
-            if name in NAMES and entry.endswith(".dist-info"):
+            if name in TRACKED_PACKAGES and entry.endswith(".dist-info"):
                 versions[name] = version
-        cuda = cuda_of_torch(folder / "torch/version.py") if cuda is None else cuda
+        cuda = torch_cuda_version(folder / "torch/version.py") if cuda is None else cuda
     return Packages(versions, cuda)
 
 
-def cuda_of_torch(file: Path) -> str | None:
+def torch_cuda_version(file: Path) -> str | None:
     """Return the CUDA version that torch's own version.py names, empty for None, None where there is no such file."""
     try:
         text = file.read_text()
@@ -46,7 +46,7 @@ def cuda_of_torch(file: Path) -> str | None:
     return match[1] if match else ""
 
 
-def second_number(version: str) -> int | None:
+def minor_version(version: str) -> int | None:
     """Return 8 for 2.8.0, None for no version."""
     match = re.match(r"\d+\.(\d+)", version)
     return int(match[1]) if match else None

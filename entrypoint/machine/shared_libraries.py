@@ -12,12 +12,12 @@ from pathlib import Path
 
 # Package names differ in what they ship: Debian's libtcmalloc-minimal4 has no unversioned name without its -dev
 # package, which is why torch.backends.xeon.run_cpu, looking for exactly libtcmalloc.so, never finds it there.
-PATTERNS: Mapping[str, tuple[str, ...]] = {
+LIBRARY_PATTERNS: Mapping[str, tuple[str, ...]] = {
     "tcmalloc": ("libtcmalloc_minimal.so*", "libtcmalloc.so*"),
     "jemalloc": ("libjemalloc.so*",),
     "intel": ("libiomp5.so",),
 }
-INSTALL: Mapping[str, str] = {
+INSTALL_HINTS: Mapping[str, str] = {
     "tcmalloc": "Debian's libtcmalloc-minimal4",
     "jemalloc": "Debian's libjemalloc2",
     "intel": "the Python package intel-openmp",
@@ -40,7 +40,7 @@ def read_libraries(root: Path, prefix: Path, architecture: str | None = None) ->
     architecture = architecture or platform.machine()
     folders = library_folders(root, prefix, architecture)
     names = {folder: list_names(folder) for folder in folders}
-    return tuple(find(name, names, architecture) for name in PATTERNS)
+    return tuple(find(name, names, architecture) for name in LIBRARY_PATTERNS)
 
 
 def library_folders(root: Path, prefix: Path, architecture: str) -> tuple[Path, ...]:
@@ -61,20 +61,20 @@ def list_names(folder: Path) -> list[str]:
 def find(name: str, names: Mapping[Path, list[str]], architecture: str) -> Library:
     """Return the first file that fits, by the order of patterns and folders."""
     wrong: list[str] = []
-    for pattern in PATTERNS[name]:
+    for pattern in LIBRARY_PATTERNS[name]:
         for folder, files in names.items():
             for file in files:
                 if not fnmatch(file, pattern) or "debug" in file:
                     continue
-                problem = misfit(folder / file, architecture)
+                problem = find_elf_problem(folder / file, architecture)
                 if not problem:
                     return Library(name, str(folder / file), f"found in {folder}")
                 wrong.append(f"{folder / file} {problem}")
-    missing = f"not in {', '.join(map(str, names)) or 'any library folder'}; {INSTALL[name]} has it"
+    missing = f"not in {', '.join(map(str, names)) or 'any library folder'}; {INSTALL_HINTS[name]} has it"
     return Library(name, None, "; ".join(wrong) if wrong else missing)
 
 
-def misfit(path: Path, architecture: str) -> str:
+def find_elf_problem(path: Path, architecture: str) -> str:
     """Say why a file cannot be loaded on this architecture, nothing where it can."""
     try:
         with path.open("rb") as file:
@@ -88,16 +88,16 @@ def misfit(path: Path, architecture: str) -> str:
     return f"is not for {architecture}" if wanted and machine != wanted else ""
 
 
-def preload_files(own_preload: str) -> list[str]:
+def split_ld_preload(own_preload: str) -> list[str]:
     """Return the files of an LD_PRELOAD, which colons or spaces separate (ld.so(8))."""
     return own_preload.replace(":", " ").split()
 
 
-def broken_preloads(own_preload: str) -> dict[str, str]:
+def find_broken_preloads(own_preload: str) -> dict[str, str]:
     """Return the files of an LD_PRELOAD that the loader would only warn of, each with what is wrong with it.
 
     A name without a slash, or with one of the loader's own tokens, is looked for by the loader itself (ld.so(8)).
     """
-    paths = [file for file in preload_files(own_preload) if "/" in file and "$" not in file]
-    problems = {file: misfit(Path(file), platform.machine()) for file in paths}
+    paths = [file for file in split_ld_preload(own_preload) if "/" in file and "$" not in file]
+    problems = {file: find_elf_problem(Path(file), platform.machine()) for file in paths}
     return {file: problem for file, problem in problems.items() if problem}

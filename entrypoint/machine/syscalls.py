@@ -10,7 +10,7 @@ from pathlib import Path
 from entrypoint.machine.cpu_topology import parse_cpu_list
 
 # asm/unistd.h of each architecture.
-NUMBERS = {
+SYSCALL_NUMBERS = {
     "x86_64": {"set_mempolicy": 238},
     "aarch64": {"set_mempolicy": 237},
     "riscv64": {"set_mempolicy": 237},
@@ -20,7 +20,7 @@ NUMBERS = {
 
 def system_call(name: str, *arguments: object) -> None:
     """Make a call of `NUMBERS` that returns 0; raises OSError where it does not, or is not known for this CPU."""
-    number = NUMBERS.get(platform.machine(), {}).get(name)
+    number = SYSCALL_NUMBERS.get(platform.machine(), {}).get(name)
     if number is None:
         raise OSError(0, f"{name} is not known for {platform.machine()}")
     if ctypes.CDLL(None, use_errno=True).syscall(number, *arguments) != 0:
@@ -28,10 +28,10 @@ def system_call(name: str, *arguments: object) -> None:
 
 
 # linux/mempolicy.h; the policy is kept across execve(2).
-MODES = {"preferred": 1, "bind": 2}
+MEMORY_POLICY_MODES = {"preferred": 1, "bind": 2}
 
 
-NODES_AT_MOST = 1024
+MAX_NODES = 1024
 
 
 def bind_memory(policy: str, nodes: tuple[int, ...]) -> None:
@@ -39,16 +39,16 @@ def bind_memory(policy: str, nodes: tuple[int, ...]) -> None:
 
     Raises OSError where the kernel or a container's seccomp filter does not allow it.
     """
-    bits = ctypes.c_ulong * (NODES_AT_MOST // ctypes.sizeof(ctypes.c_ulong) // 8)
+    bits = ctypes.c_ulong * (MAX_NODES // ctypes.sizeof(ctypes.c_ulong) // 8)
     width = 8 * ctypes.sizeof(ctypes.c_ulong)
     mask = bits()
     for node in nodes:
         mask[node // width] |= 1 << (node % width)
     # The kernel takes one bit less than maxnode says (set_mempolicy(2), bugs).
-    system_call("set_mempolicy", MODES[policy], mask, NODES_AT_MOST + 1)
+    system_call("set_mempolicy", MEMORY_POLICY_MODES[policy], mask, MAX_NODES + 1)
 
 
-def memory_nodes_in_force(process: str = "self", root: Path = Path("/")) -> tuple[int, ...]:
+def get_memory_nodes(process: str = "self", root: Path = Path("/")) -> tuple[int, ...]:
     """Return the nodes that a process's memory is bound to or prefers, none for the kernel's default."""
     try:
         lines = (root / f"proc/{process}/numa_maps").read_text().splitlines()

@@ -5,69 +5,72 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from entrypoint.core.errors import Exit, Refused, shown
+from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.machine.cpu_topology import format_cpu_list
-from entrypoint.plan.core_assignment import cpus_of, share_cores, share_near, share_threads
-from entrypoint.plan.cpu_budget import Budget, find_budget
+from entrypoint.plan.core_assignment import assign_cores, assign_near_gpus, assign_threads, cpus_of
+from entrypoint.plan.cpu_budget import CpuBudget, compute_cpu_budget
 from entrypoint.plan.devices import Devices
-from entrypoint.plan.inputs import Question
-from entrypoint.plan.model import Decision, Rank
+from entrypoint.plan.inputs import PlanInputs
+from entrypoint.plan.model import Decision, RankPlan
 from entrypoint.plan.runtime_libraries import THREAD_VARIABLES
 from entrypoint.plan.shared_node import ReservedCpus, reserve_busy_cpus
 
 
 @dataclass(frozen=True)
-class Binding:
+class BindingDecision:
     """The ranks; `spinning_is_costly` if a spinning thread takes time from another; `reserved_cpus` are left free."""
 
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankPlan, ...]
     spinning_is_costly: bool
     reserved_cpus: int
     decisions: tuple[Decision, ...]
     warnings: tuple[str, ...]
 
 
-def decide_binding(question: Question, devices: Devices) -> Binding:
+def decide_binding(question: PlanInputs, devices: Devices) -> BindingDecision:
     """Deal cores, memory and threads to the local ranks; raises `Refused` where there are too few cores."""
-    budget = find_budget(question.machine, question.job, question.settings.values.core_type, devices.nproc)
-    check_cores(question, budget, devices.nproc)
+    budget = compute_cpu_budget(question.machine, question.job, question.settings.values.core_type, devices.nproc)
+    check_core_count(question, budget, devices.nproc)
     if question.bound_by_launcher:
-        cpus, fair, cores_decision = keep_launchers_mask(question, budget, devices.nproc)
+        cpus, fair, cores_decision = use_launcher_affinity(question, budget, devices.nproc)
         shared = False
     else:
-        cpus, cores_decision = deal_cores(question, budget, devices)
-        fair = share_threads(budget.threads, cpus)
+        cpus, cores_decision = decide_cores(question, budget, devices)
+        fair = assign_threads(budget.threads, cpus)
         shared = devices.nproc > len(budget.cores)
     reserved = reserve_busy_cpus(question, devices.device, budget, cpus, fair)
     threads, why, warnings = decide_threads(question, fair, reserved)
     nodes, memory_decision = decide_memory(question, cpus)
     ranks = tuple(
-        Rank(rank, cpus[rank], threads[rank], gpu_of(devices, rank), nodes[rank]) for rank in range(devices.nproc)
+        RankPlan(rank, cpus[rank], threads[rank], gpu_index(devices, rank), nodes[rank])
+        for rank in range(devices.nproc)
     )
     spread = f"{min(threads)}" if len(set(threads)) == 1 else f"{min(threads)} to {max(threads)}"
     decisions = (cores_decision, Decision("threads", spread, why), *memory_decision)
-    return Binding(ranks, shared or budget.rationed, reserved.count, decisions, warnings + left_short(question))
+    return BindingDecision(
+        ranks, shared or budget.is_limited, reserved.count, decisions, warnings + warn_srun_cpus_per_task(question)
+    )
 
 
-def gpu_of(devices: Devices, rank: int) -> int | None:
+def gpu_index(devices: Devices, rank: int) -> int | None:
     """Return the index of a rank's GPU among those that its process sees, None on CPU."""
     return min(rank, len(devices.gpus) - 1) if devices.gpus else None
 
 
-def check_cores(question: Question, budget: Budget, nproc: int) -> None:
+def check_core_count(question: PlanInputs, budget: CpuBudget, nproc: int) -> None:
     """Refuse more ranks than cores, unless sharing them is asked for."""
     most = min(len(budget.cores), budget.threads)
     if nproc <= most or question.settings.values.oversubscribe or question.bound_by_launcher:
         return
     asked = question.settings.sources.get("nproc_per_node", f"{nproc} ranks")
-    raise Refused(
+    raise UserError(
         f"{asked}: more ranks than cores: {budget.text}; lower it, or set LAUNCH_OVERSUBSCRIBE=1 to let them share",
-        Exit.MACHINE,
+        ExitCode.MACHINE,
     )
 
 
-def keep_launchers_mask(
-    question: Question, budget: Budget, nproc: int
+def use_launcher_affinity(
+    question: PlanInputs, budget: CpuBudget, nproc: int
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], Decision]:
     """Return the mask that a launcher has given this rank, and how many threads fit in it.
 
@@ -83,10 +86,16 @@ def keep_launchers_mask(
     return (cpus,) * nproc, (threads,) * nproc, Decision("cores", format_cpu_list(cpus), why)
 
 
-def deal_cores(question: Question, budget: Budget, devices: Devices) -> tuple[tuple[tuple[int, ...], ...], Decision]:
+def decide_cores(
+    question: PlanInputs, budget: CpuBudget, devices: Devices
+) -> tuple[tuple[tuple[int, ...], ...], Decision]:
     """Deal the budget's cores to the ranks: near each rank's GPU where that can be, else by NUMA node."""
-    near = share_near(budget.cores, [gpu.node for gpu in devices.gpus]) if len(devices.gpus) == devices.nproc else None
-    cpus = tuple(cpus_of(share) for share in near or share_cores(budget.cores, devices.nproc))
+    near = (
+        assign_near_gpus(budget.cores, [gpu.node for gpu in devices.gpus])
+        if len(devices.gpus) == devices.nproc
+        else None
+    )
+    cpus = tuple(cpus_of(share) for share in near or assign_cores(budget.cores, devices.nproc))
     if question.settings.values.cpu_binding == "none":
         return cpus, Decision("cores", "not bound", question.why("cpu_binding", ""))
     lists = list(dict.fromkeys(format_cpu_list(share) for share in cpus))
@@ -95,29 +104,29 @@ def deal_cores(question: Question, budget: Budget, devices: Devices) -> tuple[tu
         return cpus, Decision("cores", dealt, f"{budget.text}; more ranks than cores, so all share")
     why = budget.text if len(budget.cores) < budget.threads else f"{budget.text}, one CPU a core"
     why += ", each rank's near its GPU" if near else ", dealt out disjoint" if devices.nproc > 1 else ""
-    squeezed = question.machine.squeezed_to
+    squeezed = question.machine.launcher_affinity
     if squeezed:
         why += f"; {question.job.launcher} had put this rank on {format_cpu_list(squeezed)}, unasked"
     return cpus, Decision("cores", dealt, why)
 
 
 def decide_threads(
-    question: Question, fair: tuple[int, ...], reserved: ReservedCpus
+    question: PlanInputs, fair: tuple[int, ...], reserved: ReservedCpus
 ) -> tuple[tuple[int, ...], str, tuple[str, ...]]:
     """Return threads for each rank, the reason, and a warning where a person asks for more than fits.
 
     `fair` is what fits without other processes; if the user sets nothing, it is less what is `reserved` for them.
     """
-    own = own_threads(question)
+    own = user_thread_counts(question)
     asked = question.settings.values.threads
     written = question.settings.sources.get("threads", "")
     contradicting = [name for name, count in own.items() if asked not in ("auto", count)]
     if contradicting:
         name = contradicting[0]
-        raise Refused(f"{written} and {name}={own[name]} say different things; unset one of them")
+        raise UserError(f"{written} and {name}={own[name]} say different things; unset one of them")
     if len(set(own.values())) > 1:
         both = " and ".join(f"{name}={count}" for name, count in own.items())
-        raise Refused(f"{both} say different things, and torch takes MKL's; unset one of them")
+        raise UserError(f"{both} say different things, and torch takes MKL's; unset one of them")
     chosen = next(iter(own.values()), None) if asked == "auto" else asked
     if chosen is None:
         reason = f"less CPUs in use: {reserved.reason}" if reserved.reason else "the rank's share of the physical cores"
@@ -130,20 +139,20 @@ def decide_threads(
     return (chosen,) * len(fair), why, (warning,)
 
 
-def own_threads(question: Question) -> dict[str, int]:
+def user_thread_counts(question: PlanInputs) -> dict[str, int]:
     """Return the numbers of threads that a person has set, by variable; raises `Refused` for no number."""
     found: dict[str, int] = {}
     for name in THREAD_VARIABLES:
         text = question.environ.get(name, "")
         if text and not re.fullmatch(r"[1-9]\d{0,4}(,[1-9]\d{0,4})*", text, re.ASCII):
-            raise Refused(f"{name}={shown(text)}: should be a whole number from 1; correct or unset it")
+            raise UserError(f"{name}={printable(text)}: should be a whole number from 1; correct or unset it")
         if text:
             found[name] = int(text.split(",")[0])
     return found
 
 
 def decide_memory(
-    question: Question, cpus: tuple[tuple[int, ...], ...]
+    question: PlanInputs, cpus: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[tuple[int, ...], ...], tuple[Decision, ...]]:
     """Bind each rank's memory to the NUMA node that holds all of its CPUs, where there are several with memory."""
     machine, values = question.machine, question.settings.values
@@ -167,7 +176,7 @@ def decide_memory(
     return bound, (Decision("memory", f"{policy} {where}", why),)
 
 
-def left_short(question: Question) -> tuple[str, ...]:
+def warn_srun_cpus_per_task(question: PlanInputs) -> tuple[str, ...]:
     """Warn of a rank that srun left fewer CPUs than its part of the job's: since Slurm 22.05 it needs --cpus-per-task.
 
     Source: Slurm 22.05 release notes (srun no longer reads SLURM_CPUS_PER_TASK).

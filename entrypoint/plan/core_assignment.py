@@ -15,7 +15,7 @@ def split(total: int, parts: int) -> tuple[int, ...]:
     return tuple(base + (part < extra) for part in range(parts))
 
 
-def share_cores(cores: Sequence[Core], nproc: int) -> Shares:
+def assign_cores(cores: Sequence[Core], nproc: int) -> Shares:
     """Return for each local rank the physical cores that it is bound to: disjoint, equal to ±1.
 
     No rank crosses a NUMA node where its share fits into one, even if a core is left over for that: memory of
@@ -27,12 +27,12 @@ def share_cores(cores: Sequence[Core], nproc: int) -> Shares:
         return (tuple(cores),) * nproc
     nodes = cores_by_node(cores)
     if len(cores) // nproc > max(map(len, nodes)):
-        return deal(cores, split(len(cores), nproc))
-    sizes = sizes_within_nodes([len(node) for node in nodes], nproc)
-    return tuple(share for node, within in zip(nodes, sizes, strict=True) for share in deal(node, within))
+        return partition(cores, split(len(cores), nproc))
+    sizes = rank_sizes_per_node([len(node) for node in nodes], nproc)
+    return tuple(share for node, within in zip(nodes, sizes, strict=True) for share in partition(node, within))
 
 
-def share_near(cores: Sequence[Core], wanted: Sequence[int | None]) -> Shares | None:
+def assign_near_gpus(cores: Sequence[Core], wanted: Sequence[int | None]) -> Shares | None:
     """Return for each rank cores of the NUMA node that it wants to be near (its GPU's), disjoint, equal to ±1.
 
     None where a rank has no wish, or a node has fewer cores than ranks that want it.
@@ -47,7 +47,7 @@ def share_near(cores: Sequence[Core], wanted: Sequence[int | None]) -> Shares | 
     shares: dict[int, tuple[Core, ...]] = {}
     for node, here in ranks.items():
         extra = len(nodes[node]) - size * len(here)
-        dealt = deal(nodes[node], tuple(size + (place < extra) for place in range(len(here))))
+        dealt = partition(nodes[node], tuple(size + (place < extra) for place in range(len(here))))
         shares |= dict(zip(here, dealt, strict=True))
     return tuple(shares[rank] for rank in range(len(wanted)))
 
@@ -60,7 +60,7 @@ def cores_by_node(cores: Sequence[Core]) -> list[list[Core]]:
     return [nodes[key] for key in sorted(nodes)]
 
 
-def sizes_within_nodes(nodes: list[int], nproc: int) -> list[tuple[int, ...]]:
+def rank_sizes_per_node(nodes: list[int], nproc: int) -> list[tuple[int, ...]]:
     """Return for each node the sizes of the ranks placed on it, equal to ±1 over all, none across nodes.
 
     `nodes` are their numbers of cores, with at least `nproc` together. The smaller of the two sizes is the
@@ -77,7 +77,7 @@ def sizes_within_nodes(nodes: list[int], nproc: int) -> list[tuple[int, ...]]:
     ]
 
 
-def deal(cores: Sequence[Core], sizes: tuple[int, ...]) -> Shares:
+def partition(cores: Sequence[Core], sizes: tuple[int, ...]) -> Shares:
     """Cut a list of cores into shares of the given sizes, from its start."""
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
     return tuple(tuple(cores[start : start + size]) for start, size in zip(starts, sizes, strict=True))
@@ -88,7 +88,7 @@ def cpus_of(share: Sequence[Core]) -> tuple[int, ...]:
     return tuple(sorted(cpu for core in share for cpu in core.cpus))
 
 
-def share_threads(limit: int, cpus: Sequence[Sequence[int]]) -> tuple[int, ...]:
+def assign_threads(limit: int, cpus: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return for each local rank how many OpenMP threads it may run, at least 1: its CPUs, within the limit."""
     granted = split(limit, len(cpus))
     return tuple(max(1, min(len(share), most)) for share, most in zip(cpus, granted, strict=True))

@@ -19,7 +19,7 @@ class Core:
 
 
 @dataclass(frozen=True)
-class Budget:
+class CpuBudget:
     """`cores` in order of socket, NUMA node and core; `limit_cpus` caps the threads, None where nothing does.
 
     `text` says in a few words what it is and what limits it.
@@ -36,27 +36,27 @@ class Budget:
         return cpus if self.limit_cpus is None else max(1, min(cpus, int(self.limit_cpus)))
 
     @property
-    def rationed(self) -> bool:
+    def is_limited(self) -> bool:
         """Tell whether the limit is lower than what the cores could run."""
         return self.limit_cpus is not None and self.limit_cpus < sum(len(core.cpus) for core in self.cores)
 
 
-def find_budget(machine: Machine, job: Job, kind: str, nproc: int = 1) -> Budget:
+def compute_cpu_budget(machine: Machine, job: Job, kind: str, nproc: int = 1) -> CpuBudget:
     """Return the budget for `nproc` ranks under LAUNCH_CORE_TYPE=`kind`.
 
     `performance` leaves a hybrid CPU's efficiency cores out, since OpenMP's equal parts would wait for them;
     `auto` does so unless the ranks outnumber the others. `logical` takes siblings too.
     """
-    physical = whole_cores(machine.cpus, siblings=kind == "logical")
+    physical = group_by_core(machine.cpus, siblings=kind == "logical")
     slow = {cpu.id for cpu in machine.cpus if cpu.efficiency}
     fast = tuple(core for core in physical if not slow.intersection(core.cpus))
     left_out = kind == "performance" or (kind == "auto" and nproc <= len(fast))
     cores = fast if left_out and fast else physical
     limits = [float(cpus) for cpus in (machine.quota_cpus, job.granted_cpus) if cpus is not None]
-    return Budget(cores, min(limits, default=None), describe(machine, job, cores, len(physical) - len(cores)))
+    return CpuBudget(cores, min(limits, default=None), budget_text(machine, job, cores, len(physical) - len(cores)))
 
 
-def whole_cores(cpus: Iterable[Cpu], *, siblings: bool) -> tuple[Core, ...]:
+def group_by_core(cpus: Iterable[Cpu], *, siblings: bool) -> tuple[Core, ...]:
     """Return the physical cores of the CPUs, each with its first CPU, or with all of them."""
     members: dict[tuple[int, int, int], list[int]] = {}
     for cpu in cpus:
@@ -64,7 +64,7 @@ def whole_cores(cpus: Iterable[Cpu], *, siblings: bool) -> tuple[Core, ...]:
     return tuple(Core(key[:2], tuple(sorted(ids) if siblings else [min(ids)])) for key, ids in sorted(members.items()))
 
 
-def describe(machine: Machine, job: Job, cores: tuple[Core, ...], left_out: int) -> str:
+def budget_text(machine: Machine, job: Job, cores: tuple[Core, ...], left_out: int) -> str:
     """Say what the budget is and what limits it."""
     count, cpus = len(cores), sum(len(core.cpus) for core in cores)
     parts = [f"{count} physical core{'s' if count != 1 else ''} allowed"]

@@ -9,8 +9,8 @@ from string import ascii_lowercase, digits
 
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.core_assignment import cores_by_node
-from entrypoint.plan.cpu_budget import whole_cores
-from entrypoint.plan.model import Plan, Rank
+from entrypoint.plan.cpu_budget import group_by_core
+from entrypoint.plan.model import Plan, RankPlan
 
 
 def plan_lines(plan: Plan, *, command: bool = False, only: str = "") -> list[str]:
@@ -29,25 +29,25 @@ def plan_lines(plan: Plan, *, command: bool = False, only: str = "") -> list[str
     return lines
 
 
-LETTERS = digits + ascii_lowercase
+RANK_SYMBOLS = digits + ascii_lowercase
 
 
-FREE, SHARED = ".", "*"
+FREE_CORE, SHARED_CORE = ".", "*"
 
 
-WIDTH = 64
+MAX_LINE_CORES = 64
 
 
-RUNS = 12
+MAX_RUNS = 12
 
 
-def core_map(machine: Machine, ranks: Sequence[Rank]) -> tuple[str, ...]:
+def core_map(machine: Machine, ranks: Sequence[RankPlan]) -> tuple[str, ...]:
     """Return a line for each NUMA node: the rank of each of its allowed cores, `.` for none and `*` for several.
 
     Ranks beyond 35, and nodes of over 64 cores, are shown as runs: `36 x8` is eight cores of rank 36. A machine
     of a single core needs no map.
     """
-    cores = whole_cores(machine.cpus, siblings=True)
+    cores = group_by_core(machine.cpus, siblings=True)
     if len(cores) < 2:
         return ()
     owners: dict[int, list[int]] = {}
@@ -57,12 +57,14 @@ def core_map(machine: Machine, ranks: Sequence[Rank]) -> tuple[str, ...]:
     lines = []
     for node in cores_by_node(cores):
         held = [sorted({rank for cpu in core.cpus for rank in owners.get(cpu, ())}) for core in node]
-        if len(node) <= WIDTH and len(ranks) <= len(LETTERS):
-            cells = "".join(FREE if not who else SHARED if len(who) > 1 else LETTERS[who[0]] for who in held)
+        if len(node) <= MAX_LINE_CORES and len(ranks) <= len(RANK_SYMBOLS):
+            cells = "".join(
+                FREE_CORE if not who else SHARED_CORE if len(who) > 1 else RANK_SYMBOLS[who[0]] for who in held
+            )
         else:
-            words = [FREE if not who else SHARED if len(who) > 1 else str(who[0]) for who in held]
+            words = [FREE_CORE if not who else SHARED_CORE if len(who) > 1 else str(who[0]) for who in held]
             runs = [f"{word} x{len(list(run))}" for word, run in groupby(words)]
-            cells = " ".join(runs if len(runs) <= RUNS else (*runs[: RUNS - 2], "…", runs[-1]))
+            cells = " ".join(runs if len(runs) <= MAX_RUNS else (*runs[: MAX_RUNS - 2], "…", runs[-1]))
         place = node[0].place
         gpus = ",".join(str(gpu.index) for gpu in machine.gpus if gpu.node == place[1])
         lines.append(f"socket {place[0]} node {place[1]}: {cells}" + (f"  GPU {gpus}" if gpus else ""))

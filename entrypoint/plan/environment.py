@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from entrypoint.core.errors import Exit, Refused, shown
-from entrypoint.machine.shared_libraries import preload_files
+from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.machine.shared_libraries import split_ld_preload
 from entrypoint.plan.devices import Devices
-from entrypoint.plan.inputs import Question
-from entrypoint.plan.model import Decision, Rank
+from entrypoint.plan.inputs import PlanInputs
+from entrypoint.plan.model import Decision, RankPlan
 from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES
 
 # Standard variables of others that the plan would set, and leaves alone where a person has set them.
-STANDARD = (
+USER_OVERRIDABLE = (
     *(
         "OMP_NUM_THREADS",
         "MKL_NUM_THREADS",
@@ -34,11 +34,11 @@ STANDARD = (
     "ACCELERATE_USE_CPU",
 )
 # accelerate 1.15, state.py: ranks that were given no GPU and not told so each take themselves for the only one.
-TOGETHER = "Hugging Face's accelerate trains on each rank alone without it"
+ACCELERATE_REASON = "Hugging Face's accelerate trains on each rank alone without it"
 
 
 def decide_environment(
-    question: Question, devices: Devices, ranks: tuple[Rank, ...], runtime: Mapping[str, tuple[str, str]]
+    question: PlanInputs, devices: Devices, ranks: tuple[RankPlan, ...], runtime: Mapping[str, tuple[str, str]]
 ) -> tuple[dict[str, str], tuple[Decision, ...]]:
     """Return variables for every rank of this node; a person's own are kept and said to be theirs."""
     wanted: dict[str, tuple[str, str]] = {}
@@ -50,29 +50,29 @@ def decide_environment(
     wanted |= {**runtime, **cuda_variables(question, devices)}
     if len(ranks) > 1 and question.job.on_one_node and question.nodes.count == 1:
         wanted["GLOO_SOCKET_IFNAME"] = ("lo", "all ranks are on this node, whatever its name resolves to")
-        wanted |= without_master(question)
-    if question.program.kind != "train" and devices.device == "cpu" and question.ranks_of_all(devices.nproc) > 1:
-        wanted["ACCELERATE_USE_CPU"] = ("true", TOGETHER)
+        wanted |= local_master_override(question)
+    if question.program.kind != "train" and devices.device == "cpu" and question.world_size_for(devices.nproc) > 1:
+        wanted["ACCELERATE_USE_CPU"] = ("true", ACCELERATE_REASON)
     if question.nodes.interface:
-        why = f"the network that {question.nodes.said_by.partition('=')[0]}'s platform names"
+        why = f"the network that {question.nodes.source.partition('=')[0]}'s platform names"
         wanted |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), (question.nodes.interface, why))
     if question.machine.surroundings.container == "Apptainer" and not question.machine.surroundings.image:
         wanted["PYTHONNOUSERSITE"] = ("1", "~/.local is the host's: its packages are kept out of the image's")
-    wanted |= without_broken_preloads(question)
-    wanted |= question.substitutes
+    wanted |= drop_broken_preloads(question)
+    wanted |= question.dir_fallbacks
     environment: dict[str, str] = {}
     decisions: list[Decision] = []
     for name, (value, why) in wanted.items():
-        own = question.environ.get(name) if name in STANDARD else None
+        own = question.environ.get(name) if name in USER_OVERRIDABLE else None
         environment[name] = own or value
         if why:
-            decisions.append(question.own(name) if own else Decision(name, shown(value) or "unset", why))
+            decisions.append(question.own(name) if own else Decision(name, printable(value) or "unset", why))
     ours = {name for name, (_, why) in wanted.items() if why}
     decisions += [question.own(name) for name in AFFINITY_VARIABLES if question.environ.get(name) and name not in ours]
     return environment, tuple(decisions)
 
 
-def without_master(question: Question) -> dict[str, tuple[str, str]]:
+def local_master_override(question: PlanInputs) -> dict[str, tuple[str, str]]:
     """Return where the ranks that we start on this node alone meet, where a person or a platform names another place.
 
     That is here whatever it names; a name may not even resolve (Kubernetes, before the pod is ready).
@@ -80,17 +80,17 @@ def without_master(question: Question) -> dict[str, tuple[str, str]]:
     own = question.environ.get("MASTER_ADDR", "127.0.0.1")
     if question.job.launcher or question.starter or own in ("", "127.0.0.1", "localhost"):
         return {}
-    return {"MASTER_ADDR": ("127.0.0.1", f"all ranks are on this node, and need not look for {shown(own)}")}
+    return {"MASTER_ADDR": ("127.0.0.1", f"all ranks are on this node, and need not look for {printable(own)}")}
 
 
-def cuda_variables(question: Question, devices: Devices) -> dict[str, tuple[str, str]]:
+def cuda_variables(question: PlanInputs, devices: Devices) -> dict[str, tuple[str, str]]:
     """Return how CUDA is told the GPUs: by UUID where not all visible ones are used.
 
     CUDA counts the fastest first and NVML by bus, so on mixed nodes an index alone is ambiguous.
     """
     own = question.environ.get("CUDA_VISIBLE_DEVICES")
-    if devices.narrowed:
-        of_yours = f", of (yours) CUDA_VISIBLE_DEVICES={shown(own)}" if own else ""
+    if devices.is_subset:
+        of_yours = f", of (yours) CUDA_VISIBLE_DEVICES={printable(own)}" if own else ""
         uuids = ",".join(gpu.uuid for gpu in devices.gpus)
         return {"CUDA_VISIBLE_DEVICES": (uuids, f"the GPUs chosen above{of_yours}")}
     if len(devices.gpus) > 1 and own is None:
@@ -98,7 +98,7 @@ def cuda_variables(question: Question, devices: Devices) -> dict[str, tuple[str,
     return {}
 
 
-def without_broken_preloads(question: Question) -> dict[str, tuple[str, str]]:
+def drop_broken_preloads(question: PlanInputs) -> dict[str, tuple[str, str]]:
     """Return LD_PRELOAD without the host's files that are not in an Apptainer image; elsewhere refuse them.
 
     The loader would go on without them, with a line for each process that nobody reads.
@@ -108,14 +108,14 @@ def without_broken_preloads(question: Question) -> dict[str, tuple[str, str]]:
     own = question.environ["LD_PRELOAD"]
     file, problem = next(iter(question.broken_preloads.items()))
     more = len(question.broken_preloads) - 1
-    told = f"{shown(file)} {problem}" + (f" (and {more} more)" if more else "")
+    told = f"{printable(file)} {problem}" + (f" (and {more} more)" if more else "")
     if question.machine.surroundings.container != "Apptainer":
-        raise Refused(f"LD_PRELOAD={shown(own)}: {told}; correct or unset it", Exit.MACHINE)
-    rest = ":".join(file for file in preload_files(own) if file not in question.broken_preloads)
+        raise UserError(f"LD_PRELOAD={printable(own)}: {told}; correct or unset it", ExitCode.MACHINE)
+    rest = ":".join(file for file in split_ld_preload(own) if file not in question.broken_preloads)
     return {"LD_PRELOAD": (rest, f"the host's, without what is not in the image: {told}")}
 
 
-def leaks(question: Question) -> tuple[str, ...]:
+def warn_host_leaks(question: PlanInputs) -> tuple[str, ...]:
     """Warn of what Apptainer passes in from the host and that may break the packages of an image that is not ours.
 
     Ours let in only what is meant for them (`--env`).
@@ -123,7 +123,7 @@ def leaks(question: Question) -> tuple[str, ...]:
     if question.machine.surroundings.container != "Apptainer" or question.machine.surroundings.image:
         return ()
     return tuple(
-        f"{name}={shown(question.environ[name])} comes from the host; if it is not meant for the image, unset it"
+        f"{name}={printable(question.environ[name])} comes from the host; if it is not meant for the image, unset it"
         " or start with --cleanenv"
         for name in ("PYTHONPATH", "PYTHONHOME", "LD_PRELOAD")
         if question.environ.get(name)

@@ -6,21 +6,21 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from entrypoint.core.errors import shown
+from entrypoint.core.errors import printable
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.job.detect import Job
-from entrypoint.job.node_group import Nodes
+from entrypoint.job.node_group import NodeGroup
 from entrypoint.machine.detect import Machine
-from entrypoint.plan.model import Decision, Program, Rank
+from entrypoint.plan.model import Decision, Program, RankPlan
 from entrypoint.settings import LaunchSettings
 
 # A CPU counts as kept busy from 0.8 of its time on: below, its thread has enough of it. Of 120 plans each on two CPUs,
 # beside nobody at most 0.16 was seen, beside one busy process 1.00 to 1.12, beside two 2.00 in all but two plans.
-SURELY = 0.2
+BUSY_ROUNDING = 0.2
 
 
 @dataclass(frozen=True)
-class Starter:
+class RemoteLauncher:
     """A program that starts ranks on several nodes: its path, whose MPI it is, and the nodes with ranks on each.
 
     `mpi` is empty for srun; ranks of 0 are as many as on this node.
@@ -35,12 +35,12 @@ class Starter:
 class PreviousRun:
     """What the plan of a run being resumed had: its ranks on this node, and the CPUs reserved for other processes."""
 
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankPlan, ...]
     reserved_cpus: int = 0
 
 
 @dataclass(frozen=True)
-class Question:
+class PlanInputs:
     """What the plan is made from; `environ` is what the process was started with, less what a launcher put there.
 
     `backend_problem` says why the backend that was asked for cannot be used, empty where it can; `broken_preloads`
@@ -59,9 +59,9 @@ class Question:
     python: str = sys.executable
     backend_problem: str = ""
     broken_preloads: Mapping[str, str] = field(default_factory=dict)
-    substitutes: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    nodes: Nodes = field(default_factory=Nodes)
-    starter: Starter | None = None
+    dir_fallbacks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    nodes: NodeGroup = field(default_factory=NodeGroup)
+    starter: RemoteLauncher | None = None
     token: str = ""
     previous: PreviousRun | None = None
 
@@ -71,14 +71,14 @@ class Question:
 
     def own(self, name: str) -> Decision:
         """Return that a variable of the person's is left as it is."""
-        value = shown(self.environ[name])
+        value = printable(self.environ[name])
         return Decision(name, value, f"(yours) {name}={value}")
 
     def given(self, field: str) -> bool:
         """Tell whether a person chose this setting, and not `auto`."""
         return field in self.settings.sources and getattr(self.settings.values, field) != "auto"
 
-    def ranks_of_all(self, nproc: int) -> int:
+    def world_size_for(self, nproc: int) -> int:
         """Return the world size, where this node starts `nproc` ranks unless a launcher has started all."""
         return self.job.world_size if self.job.launcher else nproc * self.nodes.count
 
@@ -92,7 +92,7 @@ class Question:
         job = self.job
         if job.launcher or job.nodes or job.granted_cpus is not None or self.starter or self.nodes.count > 1:
             return 0
-        return int(self.machine.kept_busy + SURELY)
+        return int(self.machine.busy_cpus_measured + BUSY_ROUNDING)
 
     @property
     def bound_by_launcher(self) -> bool:

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 # Carries the plan from the node stage to the ranks and to the trainer, as JSON.
-VARIABLE = "ENTRYPOINT_PLAN"
-PLAIN_BYTES = 64 << 10
-PACKED = "zlib:"
+PLAN_VAR = "ENTRYPOINT_PLAN"
+MAX_PLAIN_BYTES = 64 << 10
+ZLIB_PREFIX = "zlib:"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Rank:
+class RankPlan:
     """One process of this node: the CPUs that it is bound to, its OpenMP threads, its GPU, its memory's NUMA nodes."""
 
     local_rank: int
@@ -56,7 +56,7 @@ class Plan:
     device: str
     nnodes: int
     nproc_per_node: int
-    ranks: tuple[Rank, ...]
+    ranks: tuple[RankPlan, ...]
     environment: Mapping[str, str]
     yours: tuple[str, ...]
     bind: str
@@ -82,7 +82,7 @@ class Plan:
     reserved_cpus: int = 0
 
     @property
-    def agents_meet(self) -> bool:
+    def uses_elastic_rendezvous(self) -> bool:
         """Tell whether the agents of several nodes number the ranks together, anew after each loss."""
         return self.nnodes > 1 and (self.max_restarts > 0 or self.min_nodes < self.nnodes)
 
@@ -107,15 +107,15 @@ class Plan:
         Linux takes 128 KiB in one variable, which over a thousand ranks would fill.
         """
         text = self.to_json()
-        return text if len(text) <= PLAIN_BYTES else PACKED + b64encode(zlib.compress(text.encode())).decode()
+        return text if len(text) <= MAX_PLAIN_BYTES else ZLIB_PREFIX + b64encode(zlib.compress(text.encode())).decode()
 
     @staticmethod
     def from_variable(text: str) -> Plan:
         """Return the plan that `to_variable` wrote; raises ValueError, KeyError or TypeError for other text."""
-        if not text.startswith(PACKED):
+        if not text.startswith(ZLIB_PREFIX):
             return Plan.from_json(text)
         try:
-            return Plan.from_json(zlib.decompress(b64decode(text.removeprefix(PACKED))).decode())
+            return Plan.from_json(zlib.decompress(b64decode(text.removeprefix(ZLIB_PREFIX))).decode())
         except zlib.error as error:
             raise ValueError(str(error)) from None
 
@@ -124,7 +124,7 @@ class Plan:
         """Return the plan that `to_json` wrote; raises ValueError, KeyError or TypeError for other text."""
         data = json.loads(text)
         data["ranks"] = tuple(
-            Rank(**{**rank, "cpus": tuple(rank["cpus"]), "memory_nodes": tuple(rank["memory_nodes"])})
+            RankPlan(**{**rank, "cpus": tuple(rank["cpus"]), "memory_nodes": tuple(rank["memory_nodes"])})
             for rank in data["ranks"]
         )
         data["program"] = Program(data["program"]["kind"], tuple(data["program"]["argv"]))

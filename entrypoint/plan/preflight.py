@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from entrypoint.machine.python_packages import second_number
-from entrypoint.plan.inputs import Question
+from entrypoint.machine.python_packages import minor_version
+from entrypoint.plan.inputs import PlanInputs
 
 State = Literal["ok", "warning", "failure"]
 # Docker gives a container 64 MiB unless told otherwise; one batch of 224x224 pictures of a few workers fills it.
@@ -15,7 +15,7 @@ SHM_BYTES = 128 << 20
 # What RDMA locks for the buffers of one connection to a few peers, by the adapters' manuals: they say unlimited.
 MEMLOCK_BYTES = 1 << 30
 # Packages whose second number goes with torch's: torch 2.8 and torchvision 0.23, IPEX 2.8, oneCCL's bindings 2.8.
-PAIRED = {"torchvision": 15, "intel_extension_for_pytorch": 0, "oneccl_bind_pt": 0}
+TORCH_MINOR_OFFSETS = {"torchvision": 15, "intel_extension_for_pytorch": 0, "oneccl_bind_pt": 0}
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Check:
         return f"{self.what}: {self.seen}; {self.advice}"
 
 
-def fast_checks(question: Question) -> tuple[Check, ...]:
+def preflight_checks(question: PlanInputs) -> tuple[Check, ...]:
     """Return every check that needs no more than what was read for the plan."""
     return (
         check_topology(question),
@@ -46,16 +46,16 @@ def fast_checks(question: Question) -> tuple[Check, ...]:
     )
 
 
-def check_topology(question: Question) -> Check:
+def check_topology(question: PlanInputs) -> Check:
     """Tell what of the CPUs had to be assumed."""
     machine = question.machine
     seen = f"{len(machine.cpus)} of {machine.online_cpus} CPUs, {len({cpu.node for cpu in machine.cpus})} NUMA nodes"
-    if not machine.assumed:
+    if not machine.assumptions:
         return Check("topology", "ok", seen)
-    return Check("topology", "warning", "; ".join(machine.assumed), "let the container see the host's /sys")
+    return Check("topology", "warning", "; ".join(machine.assumptions), "let the container see the host's /sys")
 
 
-def check_image(question: Question) -> Check:
+def check_image(question: PlanInputs) -> Check:
     """Tell which image this is, and what was left out of it."""
     image = question.machine.surroundings.image
     if not image:
@@ -63,16 +63,16 @@ def check_image(question: Question) -> Check:
     return Check("image", "ok", f"{image['name']}, revision {image['revision'][:12]}, oneCCL {image['oneccl']}")
 
 
-def check_image_mount(question: Question) -> Check:
+def check_image_mount(question: PlanInputs) -> Check:
     """An unprivileged SIF mount passes every read through one FUSE process."""
     around = question.machine.surroundings
-    if around.on_fuse and around.container == "Apptainer":
+    if around.is_fuse and around.container == "Apptainer":
         advice = "first imports are slow; ask for Apptainer's setuid package, or unpack: apptainer build --sandbox"
         return Check("image mount", "warning", around.rootfs, advice)
     return Check("image mount", "ok", around.rootfs or "unknown")
 
 
-def check_shm(question: Question) -> Check:
+def check_shm(question: PlanInputs) -> Check:
     """Loader workers hand batches over through /dev/shm; where it is full they die of SIGBUS."""
     shm = question.machine.surroundings.shm_bytes
     seen = f"{shm / 2**20:,.0f} MiB"
@@ -82,7 +82,7 @@ def check_shm(question: Question) -> Check:
     return Check("/dev/shm", "warning", seen, advice)
 
 
-def check_memlock(question: Question) -> Check:
+def check_memlock(question: PlanInputs) -> Check:
     """RDMA adapters lock the buffers that they send from."""
     around = question.machine.surroundings
     limit = around.memlock_bytes
@@ -93,7 +93,7 @@ def check_memlock(question: Question) -> Check:
     return Check("locked memory", "warning", f"{seen} with {adapters}", "RDMA may fail; ask for ulimit -l unlimited")
 
 
-def check_driver(question: Question) -> Check:
+def check_driver(question: PlanInputs) -> Check:
     """Tell the driver and its CUDA; whether torch can use them is part of the plan."""
     machine = question.machine
     if machine.driver.problem:
@@ -104,16 +104,16 @@ def check_driver(question: Question) -> Check:
     return Check("NVIDIA driver", "ok", f"{machine.driver.version}, CUDA up to {machine.driver.cuda}{built}")
 
 
-def check_packages(question: Question) -> Iterator[Check]:
+def check_packages(question: PlanInputs) -> Iterator[Check]:
     """Tell packages that go with one version of torch only, and are here for another."""
     versions = question.machine.packages.versions
-    torch = second_number(versions.get("torch", ""))
+    torch = minor_version(versions.get("torch", ""))
     if torch is None:
         yield Check("torch", "ok", "not in this environment")
         return
     yield Check("torch", "ok", versions["torch"])
-    for name, offset in PAIRED.items():
-        found = second_number(versions.get(name, ""))
+    for name, offset in TORCH_MINOR_OFFSETS.items():
+        found = minor_version(versions.get(name, ""))
         if found is None:
             continue
         if found == torch + offset:

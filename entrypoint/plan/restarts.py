@@ -6,17 +6,17 @@ they can lose.
 
 from __future__ import annotations
 
-from entrypoint.core.errors import Refused
-from entrypoint.plan.inputs import Question
+from entrypoint.core.errors import UserError
+from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Plan
 
 AUTO_RESTARTS = 3
 # How long agents wait for more nodes when enough are there; how soon one that is silent is lost (measured: torch's
 # own defaults resume 44 s after a loss, such ones after 8 s).
-RENDEZVOUS = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=20"
+ELASTIC_RENDEZVOUS_CONF = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=5,read_timeout=20"
 
 
-def decide_restarts(question: Question) -> tuple[int, tuple[Decision, ...]]:
+def decide_restarts(question: PlanInputs) -> tuple[int, tuple[Decision, ...]]:
     """Return how often ranks that fail are started again; raises `Refused` where nothing here could do that."""
     values, nodes = question.settings.values, question.nodes
     varying = nodes.fewest is not None
@@ -24,16 +24,16 @@ def decide_restarts(question: Question) -> tuple[int, tuple[Decision, ...]]:
     count = (AUTO_RESTARTS if varying else 0) if asked == "auto" else asked
     if not count:
         return 0, ()
-    said = question.settings.sources.get("max_restarts", nodes.said_by)
+    said = question.settings.sources.get("max_restarts", nodes.source)
     if question.job.launcher:
-        raise Refused(
+        raise UserError(
             f"{said}: {question.job.launcher} started the ranks and starts none again; have an agent do it: start one"
             " process on each node, with LAUNCH_LAUNCHER=torchrun"
         )
     if question.starter and question.starter.mpi:
-        raise Refused(f"{said}: {question.starter.path} starts no ranks again; drop one of the two")
+        raise UserError(f"{said}: {question.starter.path} starts no ranks again; drop one of the two")
     if values.launcher in ("direct", "local"):
-        raise Refused(
+        raise UserError(
             f"{said} and {question.settings.sources['launcher']} contradict each other: torchrun's agent restarts"
         )
     enough = f", on {nodes.fewest} to {nodes.count} nodes" if varying else ""
@@ -41,17 +41,17 @@ def decide_restarts(question: Question) -> tuple[int, tuple[Decision, ...]]:
     return count, (Decision("restarts", str(count), f"{why}; all ranks start again when one fails{enough}"),)
 
 
-def agent_command(plan: Plan, question: Question) -> tuple[str, ...]:
+def agent_command(plan: Plan, question: PlanInputs) -> tuple[str, ...]:
     """Return the command of this node's agent, which starts our rank stage in each rank.
 
     Agents that meet do so at the master, where the agent of node 0 has to be (torchrun's manual, c10d rendezvous).
     """
-    if plan.agents_meet:
+    if plan.uses_elastic_rendezvous:
         together: tuple[str, ...] = (
             *(f"--nnodes={plan.min_nodes}:{plan.nnodes}", f"--nproc-per-node={plan.nproc_per_node}"),
             *("--rdzv-backend=c10d", f"--rdzv-endpoint={plan.master_addr}:{plan.master_port}"),
             f"--rdzv-id={question.job.id or 'by-hand'}",
-            f"--rdzv-conf=is_host={int(plan.node_rank == 0)},join_timeout={plan.rendezvous_timeout_s},{RENDEZVOUS}",
+            f"--rdzv-conf=is_host={int(plan.node_rank == 0)},join_timeout={plan.rendezvous_timeout_s},{ELASTIC_RENDEZVOUS_CONF}",
         )
     else:
         together = ("--nnodes=1", f"--nproc-per-node={plan.nproc_per_node}", "--standalone", "--local-addr=127.0.0.1")

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from entrypoint.core.errors import Exit, Refused, shown
+from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
-from entrypoint.machine.shared_libraries import Library, preload_files
-from entrypoint.plan.inputs import Question
+from entrypoint.machine.shared_libraries import Library, split_ld_preload
+from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision
 from entrypoint.settings import LaunchSettings
 
@@ -20,30 +20,32 @@ MALLOC_CONF = "oversize_threshold:1,background_thread:true,metadata_thp:auto,dir
 # libc's allocator gives a step's tensors back to the kernel and faults them in anew, 14,000 pages a step of the book's
 # CNN at batch 128: kept, it was 1.26 times as fast and level with tcmalloc (0.97, within noise; glibc manual, Memory
 # Allocation Tunables). Its own variables say the same, each for itself.
-KEEPING = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
-KEPT = "memory that a step frees is kept for the next: libc would give it back, and the kernel clear it anew"
+GLIBC_TUNABLES_VALUE = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
+KEEP_MEMORY_REASON = (
+    "memory that a step frees is kept for the next: libc would give it back, and the kernel clear it anew"
+)
 LIBC_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
 # Every allocator that people preload has the word in its file's name.
 ALLOCATOR_WORD = "malloc"
 
 
-STATIC = "equal parts for loops that leave it open, which GNU's runtime would deal out one by one"
+STATIC_REASON = "equal parts for loops that leave it open, which GNU's runtime would deal out one by one"
 # Measured (the book's CNN, two cores): as fast as Intel's own advice of 1 ms on a quiet machine and beside one busy
 # neighbour, 2.3 times as fast where every core has one, since a thread that yields there loses its whole turn. The
 # runtime knows `us` since LLVM 17; KMP_USE_YIELD=2 yields only where its own threads outnumber the CPUs
 # (kmp_settings.cpp).
-SHORT_WAIT = (
+SHORT_WAIT_REASON = (
     "threads sleep soon after a parallel part, by default after 200 ms: Intel's guide, measured beside neighbours"
 )
 # Measured as above: alone as fast as the 300,000 rounds of libgomp's own (env.c), 1.3 times as fast where every core
 # has a busy neighbour, 1.8 times beside one.
-GNU_SPINS = "10000"
-SHORT_SPIN = (
+GOMP_SPINCOUNT_VALUE = "10000"
+SHORT_SPIN_REASON = (
     "threads sleep some 0.3 ms after a parallel part, by default after 30 times as long: measured beside neighbours"
 )
-NO_YIELD = "a thread that yields while it waits loses its turn to a busy neighbour"
-PASSIVE = "cores are shared or rationed: a thread that spins takes another's time"
-PINNED = "each thread on its own core"
+NO_YIELD_REASON = "a thread that yields while it waits loses its turn to a busy neighbour"
+PASSIVE_REASON = "cores are shared or rationed: a thread that spins takes another's time"
+PINNED_REASON = "each thread on its own core"
 # Each runtime's own way to pin threads one by one; the other's variables would be read by nobody.
 PINNING = {
     "intel": {"KMP_AFFINITY": "granularity=fine,compact,1,0"},
@@ -55,7 +57,7 @@ AFFINITY_VARIABLES = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP
 
 
 @dataclass(frozen=True)
-class Runtime:
+class RuntimeLibraries:
     """What is preloaded, the variables that go with it (each with its value and reason), and why."""
 
     preload: tuple[str, ...]
@@ -64,7 +66,7 @@ class Runtime:
     warnings: tuple[str, ...] = ()
 
 
-def decide_runtime(question: Question, waits: bool) -> Runtime:
+def choose_runtime(question: PlanInputs, waits: bool) -> RuntimeLibraries:
     """Choose allocator and OpenMP runtime; `waits` says that ranks or their quota make spinning threads costly.
 
     Raises `Refused` where a library is asked for and absent. Only the variables of the runtime that is chosen are
@@ -80,43 +82,44 @@ def decide_runtime(question: Question, waits: bool) -> Runtime:
     if allocator_decision.value == "system":
         own = [question.own(name) for name in LIBC_VARIABLES if question.environ.get(name)]
         if not own:
-            environment["GLIBC_TUNABLES"] = (KEEPING, KEPT)
+            environment["GLIBC_TUNABLES"] = (GLIBC_TUNABLES_VALUE, KEEP_MEMORY_REASON)
     preload = tuple(library.path for library in (intel, allocator) if library and library.path)
-    warnings = unread_variables(question, openmp_decision.value)
-    return Runtime(preload, environment, (openmp_decision, allocator_decision, *own), warnings)
+    warnings = ignored_variables(question, openmp_decision.value)
+    return RuntimeLibraries(preload, environment, (openmp_decision, allocator_decision, *own), warnings)
 
 
-def openmp_variables(question: Question, runtime: str, waits: bool) -> dict[str, tuple[str, str]]:
+def openmp_variables(question: PlanInputs, runtime: str, waits: bool) -> dict[str, tuple[str, str]]:
     """Return the variables that the runtime in charge gets, each with its reason; raises `Refused` for a conflict.
 
     Threads are pinned one by one only where that is asked for: the thread that starts the others is pinned too, and
     what it forks or starts later (loader workers, Gloo's threads) would all inherit its single CPU.
     """
-    variables = {"OMP_SCHEDULE": ("static", STATIC)}
+    variables = {"OMP_SCHEDULE": ("static", STATIC_REASON)}
     if runtime == "intel" and not question.environ.get("OMP_WAIT_POLICY"):  # it would overrule a person's own
-        variables["KMP_BLOCKTIME"] = ("0", PASSIVE) if waits else ("150us", SHORT_WAIT)
-        variables["KMP_USE_YIELD"] = ("2", NO_YIELD)
+        variables["KMP_BLOCKTIME"] = ("0", PASSIVE_REASON) if waits else ("150us", SHORT_WAIT_REASON)
+        variables["KMP_USE_YIELD"] = ("2", NO_YIELD_REASON)
     elif runtime == "gnu" and waits:
-        variables["OMP_WAIT_POLICY"] = ("passive", PASSIVE)
+        variables["OMP_WAIT_POLICY"] = ("passive", PASSIVE_REASON)
     elif runtime == "gnu" and not question.environ.get("OMP_WAIT_POLICY"):
-        variables["GOMP_SPINCOUNT"] = (GNU_SPINS, SHORT_SPIN)
+        variables["GOMP_SPINCOUNT"] = (GOMP_SPINCOUNT_VALUE, SHORT_SPIN_REASON)
     own = [name for name in AFFINITY_VARIABLES if question.environ.get(name)]
     if question.settings.values.cpu_binding == "threads":
         if own:
-            raise Refused(
-                f"{question.settings.sources['cpu_binding']} and {own[0]}={shown(question.environ[own[0]])} both pin"
+            raise UserError(
+                f"{question.settings.sources['cpu_binding']} and {own[0]}={printable(question.environ[own[0]])} both"
+                " pin"
                 " threads;"
                 " unset one of them"
             )
-        variables |= {name: (value, PINNED) for name, value in PINNING[runtime].items()}
+        variables |= {name: (value, PINNED_REASON) for name, value in PINNING[runtime].items()}
     return variables
 
 
-def unread_variables(question: Question, runtime: str) -> tuple[str, ...]:
+def ignored_variables(question: PlanInputs, runtime: str) -> tuple[str, ...]:
     """Warn of variables of Intel's runtime that a person has set and GNU's, in charge, does not read."""
     own = [name for name in question.environ if name.startswith("KMP_")] if runtime == "gnu" else []
     return tuple(
-        f"{name}={shown(question.environ[name])} is read by Intel's OpenMP runtime only, and GNU's is in charge;"
+        f"{name}={printable(question.environ[name])} is read by Intel's OpenMP runtime only, and GNU's is in charge;"
         " LAUNCH_OPENMP=intel takes Intel's"
         for name in sorted(own)
     )
@@ -127,12 +130,14 @@ def decide_allocator(
 ) -> tuple[Library | None, Decision]:
     """tcmalloc where it is there: small models trained up to 40 % faster with it, and none slower; jemalloc did not."""
     asked = settings.values.allocator
-    own = own_file(own_preload, ALLOCATOR_WORD)
+    own = user_preload(own_preload, ALLOCATOR_WORD)
     if own and asked == "auto":
-        return None, Decision("allocator", shown(PurePath(own).name), f"(yours) LD_PRELOAD={shown(own_preload)}")
+        return None, Decision(
+            "allocator", printable(PurePath(own).name), f"(yours) LD_PRELOAD={printable(own_preload)}"
+        )
     if own:
-        raise Refused(
-            f"{settings.sources['allocator']} and LD_PRELOAD={shown(own_preload)} name an allocator each;"
+        raise UserError(
+            f"{settings.sources['allocator']} and LD_PRELOAD={printable(own_preload)} name an allocator each;"
             " unset one of them"
         )
     if asked == "system":
@@ -143,7 +148,9 @@ def decide_allocator(
         why = reason if asked == "auto" else f"(yours) {settings.sources['allocator']}"
         return library, Decision("allocator", library.name, f"{why}; {library.path}")
     if asked != "auto":
-        raise Refused(f"{settings.sources['allocator']}: {library.why}, or set LAUNCH_ALLOCATOR=auto", Exit.MACHINE)
+        raise UserError(
+            f"{settings.sources['allocator']}: {library.why}, or set LAUNCH_ALLOCATOR=auto", ExitCode.MACHINE
+        )
     return None, Decision("allocator", "system", f"tcmalloc, which the images have, is {library.why}")
 
 
@@ -152,17 +159,19 @@ def decide_openmp(
 ) -> tuple[Library | None, Decision]:
     """Intel's runtime on Intel's CPUs where it is there, else the one that torch brings (GNU's)."""
     asked = settings.values.openmp
-    own = own_file(own_preload, "iomp5")
+    own = user_preload(own_preload, "iomp5")
     if own and asked == "gnu":
-        raise Refused(f"{settings.sources['openmp']} and LD_PRELOAD={shown(own_preload)} differ; unset one of them")
+        raise UserError(
+            f"{settings.sources['openmp']} and LD_PRELOAD={printable(own_preload)} differ; unset one of them"
+        )
     if own:
-        return None, Decision("openmp", "intel", f"(yours) LD_PRELOAD={shown(own_preload)}")
+        return None, Decision("openmp", "intel", f"(yours) LD_PRELOAD={printable(own_preload)}")
     if asked == "gnu":
         return None, Decision("openmp", "gnu", f"(yours) {settings.sources['openmp']}")
     library = machine.library("intel")
     if asked == "intel":
         if not library.path:
-            raise Refused(f"{settings.sources['openmp']}: {library.why}, or set LAUNCH_OPENMP=auto", Exit.MACHINE)
+            raise UserError(f"{settings.sources['openmp']}: {library.why}, or set LAUNCH_OPENMP=auto", ExitCode.MACHINE)
         return library, Decision("openmp", "intel", f"(yours) {settings.sources['openmp']}; {library.path}")
     if machine.cpu_vendor != "GenuineIntel":
         return None, Decision("openmp", "gnu", "torch's own; Intel's gains nothing on this CPU")
@@ -171,6 +180,6 @@ def decide_openmp(
     return library, Decision("openmp", "intel", f"an Intel CPU; {library.path}")
 
 
-def own_file(own_preload: str, word: str) -> str:
+def user_preload(own_preload: str, word: str) -> str:
     """Return the file in a person's LD_PRELOAD whose name has the word, nothing where there is none."""
-    return next((file for file in preload_files(own_preload) if word in PurePath(file).name), "")
+    return next((file for file in split_ld_preload(own_preload) if word in PurePath(file).name), "")

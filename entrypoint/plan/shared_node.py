@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.machine.detect import Machine
-from entrypoint.plan.cpu_budget import Budget, whole_cores
-from entrypoint.plan.inputs import Question
+from entrypoint.plan.cpu_budget import CpuBudget, group_by_core
+from entrypoint.plan.inputs import PlanInputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,11 @@ class ReservedCpus:
 
 
 def reserve_busy_cpus(
-    question: Question, device: str, budget: Budget, cpus: tuple[tuple[int, ...], ...], max_threads: tuple[int, ...]
+    question: PlanInputs,
+    device: str,
+    budget: CpuBudget,
+    cpus: tuple[tuple[int, ...], ...],
+    max_threads: tuple[int, ...],
 ) -> ReservedCpus:
     """Return the threads of each rank, at most `max_threads`, after CPUs are reserved for other processes.
 
@@ -49,18 +53,18 @@ def reserve_busy_cpus(
         hint = f"{used}; run `entrypoint tune` to find the fastest number of threads"
         return ReservedCpus(count=0, threads=max_threads, warnings=(hint,))
     if per_rank >= smallest:
-        raise Refused(
+        raise UserError(
             f"{question.settings.sources['reserve_cpus']}: leaves no CPU to a rank that has {smallest}. Lower it.",
-            Exit.MACHINE,
+            ExitCode.MACHINE,
         )
     return ReservedCpus(count=busy, threads=threads, reason=question.why("reserve_cpus", used))
 
 
-def busy_beyond_idle_cores(machine: Machine, budget: Budget, busy: int) -> int:
+def busy_beyond_idle_cores(machine: Machine, budget: CpuBudget, busy: int) -> int:
     """Return how many cores of the ranks are busy, if other processes use the cores without a rank first."""
-    return max(0, busy - len(whole_cores(machine.cpus, siblings=False)) + len(budget.cores))
+    return max(0, busy - len(group_by_core(machine.cpus, siblings=False)) + len(budget.cores))
 
 
 def busy_cpus_text(machine: Machine) -> str:
     """Return how many CPUs other processes use: `1.0 of 4 CPUs`."""
-    return f"{machine.kept_busy:.1f} of {len(machine.cpus)} CPUs"
+    return f"{machine.busy_cpus_measured:.1f} of {len(machine.cpus)} CPUs"

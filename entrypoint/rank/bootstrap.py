@@ -9,57 +9,59 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NoReturn
 
-from entrypoint.core.console import say
-from entrypoint.core.errors import Exit, Refused
-from entrypoint.core.process import end_with_parent, replace_process
+from entrypoint.core.console import log
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.process import die_with_parent, replace_process
 from entrypoint.job.detect import Job
-from entrypoint.job.ports import JOB, agreed_port, guards_ports, next_ports
+from entrypoint.job.ports import JOB_TOKEN_VAR, fallback_ports, monitor_ports, port_from_job_id
 from entrypoint.machine.cpu_topology import format_cpu_list
-from entrypoint.plan.model import VARIABLE, Plan, Rank
-from entrypoint.rank.rendezvous import meeting_variables
+from entrypoint.plan.model import PLAN_VAR, Plan, RankPlan
+from entrypoint.rank.rendezvous import rendezvous_variables
 
 # Names of variables that `launch` has set for torchrun's agent alone.
-AGENTS_OWN = "ENTRYPOINT_AGENTS_OWN"
+AGENT_ONLY_VARS = "ENTRYPOINT_AGENTS_OWN"
 
 
-def become_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn:
+def exec_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn:
     """Turn this process into the plan's program as the job's rank; raises `Refused` where it cannot.
 
     Binding comes before the program's interpreter starts, since OpenMP reads mask and variables only once.
     """
     if job.local_rank >= len(plan.ranks):
-        raise Refused(f"local rank {job.local_rank}: the plan has {len(plan.ranks)} ranks on this node; start as many")
+        raise UserError(
+            f"local rank {job.local_rank}: the plan has {len(plan.ranks)} ranks on this node; start as many"
+        )
     rank = plan.ranks[job.local_rank]
-    if plan.nnodes > 1 and not plan.agents_meet:
-        job = among_nodes(plan, job)
-    environment = rank_environment(plan, rank, job, environ)
+    if plan.nnodes > 1 and not plan.uses_elastic_rendezvous:
+        job = global_rank_of(plan, job)
+    environment = build_rank_environment(plan, rank, job, environ)
     if not job.on_one_node:
-        environment |= meeting_variables(environment, plan.rendezvous_timeout_s, job)
+        environment |= rendezvous_variables(environment, plan.rendezvous_timeout_s, job)
     if plan.bind != "none":
-        bind(rank, plan.memory_policy)
+        pin_process(rank, plan.memory_policy)
     if job.launcher:
-        end_with_parent()
+        die_with_parent()
     if not job.on_one_node:
-        become_guard(plan, job, environment)
+        run_under_monitor(plan, job, environment)
     replace_process(plan.program.argv, environment)
 
 
-def become_guard(plan: Plan, job: Job, environment: Mapping[str, str]) -> NoReturn:
+def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> NoReturn:
     """Stay beside the program as its guard; all guards of the job meet at the master, above the ranks' own ports."""
-    from entrypoint.supervise.failure_channel import Bond, Place
-    from entrypoint.supervise.monitor import guard
+    from entrypoint.supervise.failure_channel import FailureChannel, RankEndpoint
+    from entrypoint.supervise.monitor import run_guarded
 
     port = int(environment["MASTER_PORT"])
-    token = f"{port} {job.world_size} {job.id} {environment.get(JOB, '')}"
-    place = Place(job.rank, socket.gethostname(), environment["MASTER_ADDR"], guards_ports(port), token)
-    ports = next_ports(port) if plan.port_moves and not plan.agents_meet else ()
+    token = f"{port} {job.world_size} {job.id} {environment.get(JOB_TOKEN_VAR, '')}"
+    place = RankEndpoint(job.rank, socket.gethostname(), environment["MASTER_ADDR"], monitor_ports(port), token)
+    ports = fallback_ports(port) if plan.port_moves and not plan.uses_elastic_rendezvous else ()
     sys.stdout.flush()
     sys.stderr.flush()
-    bond = Bond(place, plan.fail_timeout_s, ports)
-    guard(plan.program.argv, environment, bond, plan.rendezvous_timeout_s, plan.grace_s)
+    bond = FailureChannel(place, plan.fail_timeout_s, ports)
+    run_guarded(plan.program.argv, environment, bond, plan.rendezvous_timeout_s, plan.grace_s)
 
 
-def among_nodes(plan: Plan, job: Job) -> Job:
+def global_rank_of(plan: Plan, job: Job) -> Job:
     """Return a rank's place in the whole job; each node's agent knows only its own ranks.
 
     Agents do not meet: what they would share they could lose, and of two that are cut off from each other each would
@@ -70,11 +72,11 @@ def among_nodes(plan: Plan, job: Job) -> Job:
     return replace(job, rank=rank, world_size=plan.nnodes * size, local_world_size=size, id="")
 
 
-def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str]) -> dict[str, str]:
+def build_rank_environment(plan: Plan, rank: RankPlan, job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of one rank; what a person has set wins."""
-    agents = {AGENTS_OWN, *environ.get(AGENTS_OWN, "").split(",")}
+    agents = {AGENT_ONLY_VARS, *environ.get(AGENT_ONLY_VARS, "").split(",")}
     environ = {name: value for name, value in environ.items() if name not in agents}
-    environment = {**environ, **plan.environment, VARIABLE: plan.to_variable()}
+    environment = {**environ, **plan.environment, PLAN_VAR: plan.to_variable()}
     if "OMP_NUM_THREADS" not in plan.yours:
         environment["OMP_NUM_THREADS"] = str(rank.threads)
     environment |= {
@@ -83,7 +85,7 @@ def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str
         "LOCAL_RANK": str(job.local_rank),
         "LOCAL_WORLD_SIZE": str(job.local_world_size),
     }
-    if plan.nnodes > 1 and not plan.agents_meet:  # this node's agent has set its own
+    if plan.nnodes > 1 and not plan.uses_elastic_rendezvous:  # this node's agent has set its own
         environment |= {"MASTER_ADDR": plan.master_addr, "MASTER_PORT": plan.master_port}
         environment |= {"GROUP_RANK": str(plan.node_rank), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     if plan.program.kind != "train" and job.launcher != "srun":
@@ -97,25 +99,27 @@ def rank_environment(plan: Plan, rank: Rank, job: Job, environ: Mapping[str, str
         own = environment.get("LD_PRELOAD", "")
         environment["LD_PRELOAD"] = ":".join((*plan.preload, *([own] if own else [])))
     if not environment.get("MASTER_ADDR"):
-        environment["MASTER_ADDR"] = "127.0.0.1" if job.on_one_node else known_master(plan, job)
+        environment["MASTER_ADDR"] = "127.0.0.1" if job.on_one_node else require_master_addr(plan, job)
     if not environment.get("MASTER_PORT"):
-        environment["MASTER_PORT"] = str(master_port(job, environment.get(JOB, "")))
+        environment["MASTER_PORT"] = str(master_port(job, environment.get(JOB_TOKEN_VAR, "")))
     return environment
 
 
 # How each launcher is told a variable for all of its ranks (its manual).
-TELL_ALL = {"Open MPI": "mpirun -x MASTER_ADDR=HOST", "hydra": "mpiexec -genv MASTER_ADDR HOST"}
+MASTER_ADDR_HINTS = {"Open MPI": "mpirun -x MASTER_ADDR=HOST", "hydra": "mpiexec -genv MASTER_ADDR HOST"}
 
 
-def known_master(plan: Plan, job: Job) -> str:
+def require_master_addr(plan: Plan, job: Job) -> str:
     """Return where rank 0 runs as the launcher tells it; raises `Refused` where it does not."""
     if plan.master_addr:
         return plan.master_addr
-    how = next((line for name, line in TELL_ALL.items() if (job.launcher or "").startswith(name)), "MASTER_ADDR=HOST")
-    raise Refused(
+    how = next(
+        (line for name, line in MASTER_ADDR_HINTS.items() if (job.launcher or "").startswith(name)), "MASTER_ADDR=HOST"
+    )
+    raise UserError(
         f"MASTER_ADDR is not set: {job.launcher} started ranks on several nodes and does not say where rank 0 is; start"
         f" them with {how}, the node of rank 0",
-        Exit.RENDEZVOUS,
+        ExitCode.RENDEZVOUS,
     )
 
 
@@ -125,10 +129,10 @@ def master_port(job: Job, job_token: str = "") -> int:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             return int(probe.getsockname()[1])
-    return agreed_port(job.id or job_token)
+    return port_from_job_id(job.id or job_token)
 
 
-def bind(rank: Rank, memory_policy: str) -> None:
+def pin_process(rank: RankPlan, memory_policy: str) -> None:
     """Pin this process, and so all its threads and children, to the rank's CPUs and memory.
 
     Raises `Refused` where the CPUs are not to be had. Memory that cannot be bound is warned of: it comes from the
@@ -137,10 +141,10 @@ def bind(rank: Rank, memory_policy: str) -> None:
     try:
         os.sched_setaffinity(0, rank.cpus)
     except OSError as error:
-        raise Refused(
+        raise UserError(
             f"local rank {rank.local_rank}: cannot be bound to CPUs {format_cpu_list(rank.cpus)}"
             f" ({error.strerror}); set LAUNCH_CPU_BINDING=none to go on unbound",
-            Exit.MACHINE,
+            ExitCode.MACHINE,
         ) from None
     if rank.memory_nodes:
         from entrypoint.machine.syscalls import bind_memory
@@ -156,6 +160,6 @@ def bind(rank: Rank, memory_policy: str) -> None:
             )
 
 
-def warn(rank: Rank, line: str) -> None:
+def warn(rank: RankPlan, line: str) -> None:
     """Tell what a rank goes on without."""
-    say(f"warning: local rank {rank.local_rank}: {line}")
+    log(f"warning: local rank {rank.local_rank}: {line}")

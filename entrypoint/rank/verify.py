@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from entrypoint.machine.cpu_topology import format_cpu_list
-from entrypoint.machine.syscalls import memory_nodes_in_force
+from entrypoint.machine.syscalls import get_memory_nodes
 from entrypoint.plan.model import Plan
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedRank:
     """One rank as it runs: its CPUs (of all its threads), torch's threads (None where they cannot be told), the
     files of the OpenMP runtime and the allocator in charge (empty where none is loaded or told), which of the plan's
     preloads are mapped, the NUMA nodes its memory is bound to, and its GPU.
@@ -44,19 +44,19 @@ class DlInfo(ctypes.Structure):
     )
 
 
-def observe(plan: Plan) -> Observed:
+def observe_rank(plan: Plan) -> ObservedRank:
     """Look at this process; call it in the program's main thread before the first parallel work."""
     torch = sys.modules.get("torch")
     cuda = torch is not None and plan.device == "cuda" and torch.cuda.is_initialized()
-    return Observed(
+    return ObservedRank(
         rank=int(os.environ.get("RANK", "0")),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
         cpus=cpus_of_process("self"),
         threads=torch.get_num_threads() if torch else None,
-        openmp=provider("GOMP_parallel"),
-        preloaded=mapped_of(plan.preload, Path("/proc/self/maps").read_text()),
-        allocator=provider("posix_memalign"),
-        memory_nodes=memory_nodes_in_force(),
+        openmp=symbol_provider("GOMP_parallel"),
+        preloaded=mapped_libraries(plan.preload, Path("/proc/self/maps").read_text()),
+        allocator=symbol_provider("posix_memalign"),
+        memory_nodes=get_memory_nodes(),
         gpu=torch.cuda.current_device() if torch is not None and cuda else None,
     )
 
@@ -71,12 +71,12 @@ def cpus_of_process(process: str) -> tuple[int, ...]:
     return tuple(sorted(allowed))
 
 
-def mapped_of(preload: Iterable[str], maps: str) -> tuple[str, ...]:
+def mapped_libraries(preload: Iterable[str], maps: str) -> tuple[str, ...]:
     """Return those of the preloaded libraries that a process has mapped."""
     return tuple(path for path in preload if str(Path(path).resolve()) in maps)
 
 
-def provider(function: str) -> str:
+def symbol_provider(function: str) -> str:
     """Return the file that a function resolves to in this process, empty where there is none.
 
     Where two OpenMP runtimes are mapped, only GOMP_parallel's tells which one runs: torch's parallel_info() and
@@ -93,7 +93,7 @@ def provider(function: str) -> str:
     return found.file.decode(errors="replace") if here.dladdr(address, ctypes.byref(found)) else ""
 
 
-def mismatches(plan: Plan, seen: Observed) -> tuple[str, ...]:
+def compare_with_plan(plan: Plan, seen: ObservedRank) -> tuple[str, ...]:
     """Return one line for each thing that is not as planned, naming both."""
     planned = plan.ranks[seen.local_rank]
     lines: list[str] = []

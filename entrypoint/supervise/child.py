@@ -8,26 +8,26 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from entrypoint.core.process import end_with_parent
-from entrypoint.core.signals import PASSED_ON, heeded, is_the_terminals
+from entrypoint.core.process import die_with_parent
+from entrypoint.core.signals import FORWARDED, from_terminal, not_ignored
 
-POLL_S = 0.1
+POLL_INTERVAL_S = 0.1
 
 
-def signals_passed_on(child: int, spoken: Callable[[int], int] | None = None) -> list[int]:
+def forward_signals(child: int, spoken: Callable[[int], int] | None = None) -> list[int]:
     """Pass this process's signals on to a child, once each; return the list that each one which comes is put into.
 
     With `spoken` the child is in a group of its own, which no terminal tells, and is told what that makes of each. A
     thread waits for them, since a handler is not told where one comes from.
     """
     asked: list[int] = []
-    heard = heeded(PASSED_ON)
+    heard = not_ignored(FORWARDED)
 
     def pass_on() -> None:
         while True:
             told = signal.sigwaitinfo(heard)
             asked.append(told.si_signo)
-            if spoken or not is_the_terminals(told):
+            if spoken or not from_terminal(told):
                 with suppress(ProcessLookupError):
                     os.kill(child, spoken(told.si_signo) if spoken else told.si_signo)
 
@@ -35,7 +35,7 @@ def signals_passed_on(child: int, spoken: Callable[[int], int] | None = None) ->
     return asked
 
 
-def spawn_child(
+def fork_exec(
     argv: tuple[str, ...],
     environment: Mapping[str, str],
     *,
@@ -49,14 +49,14 @@ def spawn_child(
     that is `apart` is in a group of its own, and reads nothing: a terminal would stop it. What is to be passed on waits
     here until `signals_passed_on` takes it.
     """
-    parent, heard = os.getpid(), heeded(PASSED_ON)
+    parent, heard = os.getpid(), not_ignored(FORWARDED)
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     child = os.fork()
     if child:
         return child
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
-        end_with_parent()
+        die_with_parent()
         os.dup2(stderr, 2)
         if apart:
             os.setpgid(0, 0)

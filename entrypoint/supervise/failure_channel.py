@@ -15,18 +15,18 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-from entrypoint.core.errors import Exit, Refused
-from entrypoint.core.network import PAUSE_S, TELL_EVERY_S
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.network import LOG_INTERVAL_S, RETRY_INTERVAL_S
 
-BEAT_S = 0.5
-CONNECT_S = 2.0
-LONGEST_ANSWER = 4096
+HEARTBEAT_INTERVAL_S = 0.5
+CONNECT_TIMEOUT_S = 2.0
+MAX_HELLO_BYTES = 4096
 # The code of a verdict on a rank whose node does not answer any more.
-NODE_LOST = -1
+NODE_LOST_CODE = -1
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FirstFailure:
     """Which rank on which node failed first, with what exit code, and how that is told."""
 
     rank: int
@@ -36,7 +36,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankEndpoint:
     """A rank, its node's name, and the ports on the first of which rank 0's guard is that is free there.
 
     `token` tells the job from others on those ports.
@@ -49,22 +49,22 @@ class Place:
     token: str
 
 
-class Bond:
+class FailureChannel:
     """Runs in threads of the guard; `verdict` is set as soon as any rank has failed or a node is lost.
 
     Of `ports` rank 0 takes the first that is free for the ranks to meet on, and tells the others; without any, their
     launcher has said where they meet.
     """
 
-    def __init__(self, place: Place, timeout_s: float, ports: tuple[int, ...] = ()) -> None:
+    def __init__(self, place: RankEndpoint, timeout_s: float, ports: tuple[int, ...] = ()) -> None:
         self.place = place
         self.timeout_s = timeout_s
         self.ports = ports
         self.port = 0
         self.settled = threading.Event()
-        self.verdict: Verdict | None = None
+        self.verdict: FirstFailure | None = None
         self.lock = threading.Lock()
-        self.peers: dict[socket.socket, Place] = {}
+        self.peers: dict[socket.socket, RankEndpoint] = {}
         self.over = threading.Event()
 
     def start(self) -> None:
@@ -73,30 +73,30 @@ class Bond:
             threading.Thread(target=self.connect, daemon=True).start()
             return
         if self.ports:
-            self.port = first_free(self.ports)
+            self.port = first_free_port(self.ports)
         self.settled.set()
-        server = next(filter(None, map(listening, self.place.ports)), None)
+        server = next(filter(None, map(try_listen, self.place.ports)), None)
         if server:
             threading.Thread(target=self.listen, args=(server,), daemon=True).start()
         elif self.ports:  # else there is just no bond
-            raise Refused(all_taken(self.place.ports), Exit.RENDEZVOUS)
+            raise UserError(ports_taken_message(self.place.ports), ExitCode.RENDEZVOUS)
 
     def wait_for_port(self, timeout_s: float, say: Callable[[str], None]) -> int:
         """Return the port that rank 0 has taken; raises `Refused` where it does not say so within `timeout_s`."""
         began = time.monotonic()
         where = f"rank 0 at {self.place.host}, ports {self.place.ports[0]} to {self.place.ports[-1]}"
-        while not self.settled.wait(min(TELL_EVERY_S, timeout_s)):
+        while not self.settled.wait(min(LOG_INTERVAL_S, timeout_s)):
             waited = time.monotonic() - began
             if waited >= timeout_s:
-                raise Refused(
+                raise UserError(
                     f"rank {self.place.rank}: {where}, did not answer within {timeout_s:.0f} s; see why there, or raise"
                     " LAUNCH_RENDEZVOUS_TIMEOUT_S",
-                    Exit.RENDEZVOUS,
+                    ExitCode.RENDEZVOUS,
                 )
             say(f"rank {self.place.rank} waits for {where} ({waited:.0f} of {timeout_s:.0f} s)")
         return self.port
 
-    def fail(self, verdict: Verdict) -> None:
+    def fail(self, verdict: FirstFailure) -> None:
         """Keep the first failure and tell it to all."""
         with self.lock:
             if self.verdict is not None:
@@ -104,17 +104,17 @@ class Bond:
             self.verdict = verdict
             peers = list(self.peers)
         for peer in peers:
-            send(peer, {"verdict": asdict(verdict)})
+            send_message(peer, {"verdict": asdict(verdict)})
 
     def ended(self, code: int, how: str) -> None:
         """Tell how this guard's own rank ended; on rank 0 this is the end of the bond."""
         if code:
-            self.fail(Verdict(self.place.rank, self.place.node, code, how))
+            self.fail(FirstFailure(self.place.rank, self.place.node, code, how))
         with self.lock:
             peers = list(self.peers)
             self.over.set()  # ahead of the farewell: who hears it hangs up, which is no loss any more
         for peer in peers:
-            send(peer, {"bye": True})
+            send_message(peer, {"bye": True})
 
     def listen(self, server: socket.socket) -> None:
         """Take the other guards' connections, a thread each."""
@@ -130,24 +130,24 @@ class Bond:
         def take(message: dict[str, object]) -> bool:
             nonlocal greeting
             if "hello" in message:
-                greeting = Place(**message["hello"])  # type: ignore[arg-type]
+                greeting = RankEndpoint(**message["hello"])  # type: ignore[arg-type]
                 if greeting.token != self.place.token:
                     return False
-                send(peer, {"port": self.port})
+                send_message(peer, {"port": self.port})
             if "joined" in message:
                 with self.lock:
                     self.peers[peer] = greeting
                     known = self.verdict
                 if known:
-                    send(peer, {"verdict": asdict(known)})
+                    send_message(peer, {"verdict": asdict(known)})
             return self.heed(message)
 
-        self.part(peer, follow(peer, self.timeout_s, take))
+        self.part(peer, read_messages(peer, self.timeout_s, take))
 
     def heed(self, message: dict[str, object]) -> bool:
         """Take another's verdict as this bond's, and return whether more is to come."""
         if "verdict" in message:
-            self.fail(Verdict(**message["verdict"]))  # type: ignore[arg-type]
+            self.fail(FirstFailure(**message["verdict"]))  # type: ignore[arg-type]
         return "bye" not in message
 
     def part(self, peer: socket.socket, lost: str) -> None:
@@ -155,7 +155,7 @@ class Bond:
         with self.lock:
             who = self.peers.pop(peer, None)
         if who and lost and not self.over.is_set():
-            self.fail(Verdict(who.rank, who.node, NODE_LOST, f"its node is lost: {lost}"))
+            self.fail(FirstFailure(who.rank, who.node, NODE_LOST_CODE, f"its node is lost: {lost}"))
 
     def connect(self) -> None:
         """Reach rank 0's guard, which may come later, and follow it."""
@@ -163,9 +163,9 @@ class Bond:
             if self.over.is_set():
                 return
             try:
-                peer = socket.create_connection((self.place.host, port), timeout=CONNECT_S)
+                peer = socket.create_connection((self.place.host, port), timeout=CONNECT_TIMEOUT_S)
             except OSError:
-                time.sleep(PAUSE_S)
+                time.sleep(RETRY_INTERVAL_S)
                 continue
             if self.is_ours(peer):
                 break
@@ -178,18 +178,18 @@ class Bond:
                 message["verdict"] = asdict(self.verdict)
             if self.over.is_set():
                 message["bye"] = True
-        send(peer, message)
+        send_message(peer, message)
         self.settled.set()
-        self.part(peer, follow(peer, self.timeout_s, self.heed))
+        self.part(peer, read_messages(peer, self.timeout_s, self.heed))
 
     def is_ours(self, peer: socket.socket) -> bool:
         """Greet who listens there, and learn the ranks' port from it; not so where it is another program."""
-        send(peer, {"hello": asdict(self.place)})
+        send_message(peer, {"hello": asdict(self.place)})
         answer = b""
         try:
             while b"}" not in answer or not answer.endswith(b"\n"):
                 data = peer.recv(65536)
-                if not data or len(answer) > LONGEST_ANSWER:
+                if not data or len(answer) > MAX_HELLO_BYTES:
                     return False
                 answer += data
             self.port = int(json.loads(answer)["port"])
@@ -198,16 +198,16 @@ class Bond:
         return True
 
 
-def first_free(ports: tuple[int, ...]) -> int:
+def first_free_port(ports: tuple[int, ...]) -> int:
     """Return the first port that nobody listens on here; raises `Refused` where there is none."""
     for port in ports:
-        if server := listening(port):
+        if server := try_listen(port):
             server.close()
             return port
-    raise Refused(all_taken(ports), Exit.RENDEZVOUS)
+    raise UserError(ports_taken_message(ports), ExitCode.RENDEZVOUS)
 
 
-def all_taken(ports: tuple[int, ...]) -> str:
+def ports_taken_message(ports: tuple[int, ...]) -> str:
     """Say that ranks find no port to meet on."""
     return (
         f"ports {ports[0]} to {ports[-1]} are all taken here, and ranks need one to meet on; set MASTER_PORT to a free"
@@ -215,7 +215,7 @@ def all_taken(ports: tuple[int, ...]) -> str:
     )
 
 
-def listening(port: int) -> socket.socket | None:
+def try_listen(port: int) -> socket.socket | None:
     """Return a socket that listens on a port, None where another program does."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
@@ -224,22 +224,22 @@ def listening(port: int) -> socket.socket | None:
         return None
 
 
-def send(peer: socket.socket, message: dict[str, object]) -> None:
+def send_message(peer: socket.socket, message: dict[str, object]) -> None:
     """Send a message, or a heartbeat where it is empty; a peer that is gone is noticed by who reads from it."""
     text = json.dumps(message) if message else ""
     with contextlib.suppress(OSError):
         peer.sendall(f"{text}\n".encode())
 
 
-def follow(peer: socket.socket, timeout_s: float, take: Callable[[dict[str, object]], bool]) -> str:
+def read_messages(peer: socket.socket, timeout_s: float, take: Callable[[dict[str, object]], bool]) -> str:
     """Read messages until `take` says no, heartbeats going out meanwhile; return why the peer is lost, or nothing."""
     heard, rest = time.monotonic(), b""
-    beat_s, due = min(BEAT_S, timeout_s / 4), heard
+    beat_s, due = min(HEARTBEAT_INTERVAL_S, timeout_s / 4), heard
     with peer:
         while True:
             now = time.monotonic()
             if now >= due:  # by the clock, never in answer to the other's: the two would keep each other busy
-                send(peer, {})
+                send_message(peer, {})
                 due = now + beat_s
             try:
                 peer.settimeout(due - now)

@@ -15,46 +15,46 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from entrypoint.core.console import prefix, put, report, say
-from entrypoint.core.errors import FINAL, Exit, Refused, how_ended
+from entrypoint.core.console import error_prefix, log, report_error, write_stderr
+from entrypoint.core.errors import NOT_RETRYABLE, ExitCode, UserError, describe_exit
 from entrypoint.core.process import name_process
-from entrypoint.core.signals import PASSED_ON
+from entrypoint.core.signals import FORWARDED
 from entrypoint.job.launcher_quirks import MPI_PROCESSES
-from entrypoint.machine.oom import out_of_memory, read_memory
+from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines
-from entrypoint.supervise.child import POLL_S, signals_passed_on, spawn_child
-from entrypoint.supervise.failure_channel import NODE_LOST, Bond, Place, Verdict
+from entrypoint.supervise.child import POLL_INTERVAL_S, fork_exec, forward_signals
+from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel, FirstFailure, RankEndpoint
 
 # What `verify` knows guards by.
-NAME = "rank-guard"
+PROCESS_NAME = "rank-guard"
 # When another rank has failed: what this one has to end by itself, then after SIGTERM.
-ALONE_S, TERM_S = 5.0, 5.0
+EXIT_WAIT_S, SIGTERM_WAIT_S = 5.0, 5.0
 # Between a rank's end and the bond's: others that failed sooner may still be on their way.
-SETTLE_S = 1.0
-LAUNCHER_S = 5.0
+FAILURE_SETTLE_S = 1.0
+LAUNCHER_KILL_DELAY_S = 5.0
 
 
-def guard(
-    argv: tuple[str, ...], environment: Mapping[str, str], bond: Bond, timeout_s: float, grace_s: float
+def run_guarded(
+    argv: tuple[str, ...], environment: Mapping[str, str], bond: FailureChannel, timeout_s: float, grace_s: float
 ) -> NoReturn:
     """Run the rank's program as a child to its end, and end as it did; a rank that a signal has ended gives 5.
 
     Raises `Refused` where ranks have to agree on a port and rank 0 cannot be asked within `timeout_s` seconds.
     """
-    name_process(NAME)
-    child, gate = spawn(argv, environment)
+    name_process(PROCESS_NAME)
+    child, gate = spawn_gated(argv, environment)
     place, memory = bond.place, read_memory(ROOT)
-    asked = signals_passed_on(child)
+    asked = forward_signals(child)
     bond.start()
     if bond.ports:
-        environment = {**environment, "MASTER_PORT": str(bond.wait_for_port(timeout_s, say))}
+        environment = {**environment, "MASTER_PORT": str(bond.wait_for_port(timeout_s, log))}
     os.write(gate, environment["MASTER_PORT"].encode())
     os.close(gate)
-    status, ended_by_guard = wait(child, bond, place, grace_s)
+    status, ended_by_guard = wait_or_terminate(child, bond, place, grace_s)
     code = os.waitstatus_to_exitcode(status)
-    how = how_ended(code, out_of_memory(memory, read_memory(ROOT)))
+    how = describe_exit(code, oom_message(memory, read_memory(ROOT)))
     if code:
-        time.sleep(SETTLE_S)
+        time.sleep(FAILURE_SETTLE_S)
     mine = bond.verdict is None
     if code < 0 and -code in asked:  # the launcher's wish
         code = 128 - code
@@ -62,30 +62,30 @@ def guard(
         ended_by_guard = code != bond.verdict.code
     bond.ended(code if mine else 0, how)
     if mine and bond.verdict:
-        leave_word(bond.verdict) if code < 0 else tell(bond.verdict, place)
-    if code and bond.verdict and bond.verdict.code == NODE_LOST:
-        end_stuck_launchers()
-    if ended_by_guard and bond.verdict and bond.verdict.code in FINAL:
+        report_own_failure(bond.verdict) if code < 0 else print_failure(bond.verdict, place)
+    if code and bond.verdict and bond.verdict.code == NODE_LOST_CODE:
+        kill_stuck_launchers()
+    if ended_by_guard and bond.verdict and bond.verdict.code in NOT_RETRYABLE:
         code = bond.verdict.code
     elif ended_by_guard or code < 0:
-        code = Exit.RANK_FAILED
+        code = ExitCode.RANK_FAILED
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def spawn(argv: tuple[str, ...], environment: Mapping[str, str]) -> tuple[int, int]:
+def spawn_gated(argv: tuple[str, ...], environment: Mapping[str, str]) -> tuple[int, int]:
     """Fork the program, which the kernel asks to end when this guard is gone; return its process id and its gate.
 
     It starts when it is written there which port ranks meet on. The fork comes before this guard has any threads.
     """
     port, gate = os.pipe()
-    child = spawn_child(argv, environment, gate=port)
+    child = fork_exec(argv, environment, gate=port)
     os.close(port)
     return child, gate
 
 
-def wait(child: int, bond: Bond, place: Place, grace_s: float) -> tuple[int, bool]:
+def wait_or_terminate(child: int, bond: FailureChannel, place: RankEndpoint, grace_s: float) -> tuple[int, bool]:
     """Wait for the child, and end it where another rank has failed; return its status and whether that was needed.
 
     Where the other one has saved and ended, this one has `grace_s` seconds to do the same.
@@ -95,7 +95,7 @@ def wait(child: int, bond: Bond, place: Place, grace_s: float) -> tuple[int, boo
         ends.append(os.pidfd_open(child))
     since, forced = 0.0, False
     while True:
-        select.select(ends, [], [], POLL_S)
+        select.select(ends, [], [], POLL_INTERVAL_S)
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
             return status, forced
@@ -104,32 +104,32 @@ def wait(child: int, bond: Bond, place: Place, grace_s: float) -> tuple[int, boo
         now = time.monotonic()
         if not since:
             since = now
-            tell(bond.verdict, place)
-        patience = ALONE_S if bond.verdict.code != Exit.PREEMPTED else grace_s
-        if now - since > patience + TERM_S:
+            print_failure(bond.verdict, place)
+        patience = EXIT_WAIT_S if bond.verdict.code != ExitCode.PREEMPTED else grace_s
+        if now - since > patience + SIGTERM_WAIT_S:
             os.kill(child, signal.SIGKILL)
         elif now - since > patience and not forced:
             forced = True
             os.kill(child, signal.SIGTERM)
 
 
-def sentence(verdict: Verdict) -> str:
+def failure_message(verdict: FirstFailure) -> str:
     """Return the line that names who failed first."""
     return f"rank {verdict.rank} on {verdict.node} failed first: {verdict.how}"
 
 
-def tell(verdict: Verdict, place: Place) -> None:
+def print_failure(verdict: FirstFailure, place: RankEndpoint) -> None:
     """Say on rank 0 which rank failed first."""
-    if place.rank == 0 and verdict.code != Exit.PREEMPTED:
-        put(f"{prefix(Exit.RANK_FAILED)}{sentence(verdict)}")
+    if place.rank == 0 and verdict.code != ExitCode.PREEMPTED:
+        write_stderr(f"{error_prefix(ExitCode.RANK_FAILED)}{failure_message(verdict)}")
 
 
-def leave_word(verdict: Verdict) -> None:
+def report_own_failure(verdict: FirstFailure) -> None:
     """Say that this guard's own rank was ended by a signal: to torchrun's agent where one listens."""
-    report(Refused(sentence(verdict), Exit.RANK_FAILED))
+    report_error(UserError(failure_message(verdict), ExitCode.RANK_FAILED))
 
 
-def end_stuck_launchers() -> None:
+def kill_stuck_launchers() -> None:
     """End an MPI's launcher on this node that still waits for a node which is lost, after a moment to end by itself.
 
     Open MPI's mpirun waits for its daemon there for a quarter of an hour (tcp_retries2), hydra's for ever.
@@ -142,9 +142,9 @@ def end_stuck_launchers() -> None:
     if not ends or os.fork():
         return
     os.setsid()
-    for number in PASSED_ON:
+    for number in FORWARDED:
         signal.signal(number, signal.SIG_IGN)
-    time.sleep(LAUNCHER_S)
+    time.sleep(LAUNCHER_KILL_DELAY_S)
     for end in ends:
         with suppress(OSError):
             signal.pidfd_send_signal(end, signal.SIGKILL)

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
-from entrypoint.plan.cpu_budget import find_budget
-from entrypoint.plan.inputs import Question
+from entrypoint.plan.cpu_budget import compute_cpu_budget
+from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
-from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES, ALLOCATOR_WORD, own_file
+from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES, ALLOCATOR_WORD, user_preload
 
 RANKS, THREADS, CORES = "LAUNCH_NPROC_PER_NODE", "LAUNCH_THREADS", "LAUNCH_CORE_TYPE"
 OPENMP, ALLOCATOR, BIND, WORKERS = "LAUNCH_OPENMP", "LAUNCH_ALLOCATOR", "LAUNCH_CPU_BINDING", "TRAIN_NUM_WORKERS"
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 # More numbers of ranks than these are hardly worth their time: the smallest and largest, and powers of two between.
-MOST_SHAPES = 10
+MAX_LAYOUTS = 10
 
 
 @dataclass(frozen=True)
@@ -43,35 +43,35 @@ class Candidate:
         return ", ".join(words) or "as planned"
 
 
-UNTUNED = Candidate()
+BASELINE = Candidate()
 
 
-def shapes(question: Question, device: str) -> tuple[Candidate, ...]:
+def rank_thread_layouts(question: PlanInputs, device: str) -> tuple[Candidate, ...]:
     """Return the ways to share the cores among ranks, the untuned plan first; a GPU each is the only one there.
 
     What a person has set stays as it is.
     """
     if device == "cuda" or any(question.given(field) for field in ("nproc_per_node", "threads", "cpu_binding")):
-        return (UNTUNED,)
+        return (BASELINE,)
     values = question.settings.values
-    budget = find_budget(question.machine, question.job, values.core_type)
+    budget = compute_cpu_budget(question.machine, question.job, values.core_type)
     found = dict.fromkeys(
         Candidate.of({RANKS: str(ranks), THREADS: str(threads)})
-        for ranks, threads in (*splits(len(budget.cores), budget.threads), *sparing(budget.threads))
+        for ranks, threads in (*even_layouts(len(budget.cores), budget.threads), *reduced_layouts(budget.threads))
     )
-    siblings = find_budget(question.machine, question.job, "logical")
+    siblings = compute_cpu_budget(question.machine, question.job, "logical")
     if values.core_type == "auto" and siblings.threads > budget.threads:
         found |= dict.fromkeys(
             Candidate.of({RANKS: str(ranks), THREADS: str(threads), CORES: "logical"})
-            for ranks, threads in splits(len(siblings.cores), siblings.threads)
+            for ranks, threads in even_layouts(len(siblings.cores), siblings.threads)
         )
-    return (UNTUNED, *found)
+    return (BASELINE, *found)
 
 
-def splits(cores: int, threads: int) -> Iterator[tuple[int, int]]:
+def even_layouts(cores: int, threads: int) -> Iterator[tuple[int, int]]:
     """Yield (ranks, threads of each) that use the threads up, few ranks first; with one rank also a thread a core."""
     even = [ranks for ranks in range(1, min(cores, threads) + 1) if threads % ranks == 0]
-    if len(even) > MOST_SHAPES:
+    if len(even) > MAX_LAYOUTS:
         even = [ranks for ranks in even if ranks in (1, even[-1]) or ranks & (ranks - 1) == 0]
     for ranks in even:
         yield ranks, threads // ranks
@@ -79,35 +79,35 @@ def splits(cores: int, threads: int) -> Iterator[tuple[int, int]]:
         yield 1, cores
 
 
-def sparing(threads: int) -> Iterator[tuple[int, int]]:
+def reduced_layouts(threads: int) -> Iterator[tuple[int, int]]:
     """Yield (1, threads) that leave a core to a neighbour, or half: more are no use where memory is what limits."""
     for fewer in (threads - 1, threads // 2):
         if fewer:
             yield 1, fewer
 
 
-def refinements(question: Question, device: str) -> tuple[Mapping[str, str], ...]:
+def runtime_candidates(question: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
     """Return every combination of runtime, wait policy and allocator that can be had and that a person left open."""
-    allocators = choices(question, "allocator", ALLOCATOR, ("tcmalloc", "jemalloc", "system"), ALLOCATOR_WORD)
+    allocators = available_choices(question, "allocator", ALLOCATOR, ("tcmalloc", "jemalloc", "system"), ALLOCATOR_WORD)
     if device == "cuda":
         return allocators
     runtimes: list[Mapping[str, str]] = []
-    for runtime in choices(question, "openmp", OPENMP, ("gnu", "intel"), "iomp5"):
-        runtimes += ({**runtime, **waiting} for waiting in ways_to_wait(question, runtime.get(OPENMP, "gnu")))
+    for runtime in available_choices(question, "openmp", OPENMP, ("gnu", "intel"), "iomp5"):
+        runtimes += ({**runtime, **waiting} for waiting in wait_policies(question, runtime.get(OPENMP, "gnu")))
     return tuple({**runtime, **allocator} for runtime, allocator in product(runtimes, allocators))
 
 
-def choices(
-    question: Question, field: str, variable: str, names: Iterable[str], word: str
+def available_choices(
+    question: PlanInputs, field: str, variable: str, names: Iterable[str], word: str
 ) -> tuple[Mapping[str, str], ...]:
     """Return the values of a setting that can be had here; one empty choice where a person has chosen already."""
-    if question.given(field) or own_file(question.environ.get("LD_PRELOAD", ""), word):
+    if question.given(field) or user_preload(question.environ.get("LD_PRELOAD", ""), word):
         return ({},)
     brought = ("gnu", "system")  # by torch and by libc
     return tuple({variable: name} for name in names if name in brought or question.machine.library(name).path)
 
 
-def ways_to_wait(question: Question, runtime: str) -> tuple[Mapping[str, str], ...]:
+def wait_policies(question: PlanInputs, runtime: str) -> tuple[Mapping[str, str], ...]:
     """Return what idle threads may do: what the plan says, spin, or sleep at once."""
     if any(question.environ.get(name) for name in WAITING):
         return ({},)
@@ -116,7 +116,7 @@ def ways_to_wait(question: Question, runtime: str) -> tuple[Mapping[str, str], .
     return ({}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "passive"})
 
 
-def bindings(question: Question, device: str) -> tuple[Mapping[str, str], ...]:
+def binding_candidates(question: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
     """Return the other ways to bind, where a person left that open.
 
     Ranks that float help each other's threads out where others run too: 1.16 times as fast with a busy neighbour on
@@ -126,7 +126,7 @@ def bindings(question: Question, device: str) -> tuple[Mapping[str, str], ...]:
     return () if device == "cuda" or taken else ({BIND: "none"}, {BIND: "threads"})
 
 
-def worker_counts(question: Question, plan: Plan) -> tuple[Mapping[str, str], ...]:
+def worker_candidates(question: PlanInputs, plan: Plan) -> tuple[Mapping[str, str], ...]:
     """Return numbers of loader workers around the plan's, where it streams and a person left it open."""
     planned = plan.training.get("workers", 0)
     if not planned or question.environ.get(WORKERS):

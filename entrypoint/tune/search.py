@@ -14,18 +14,34 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from entrypoint.core.console import say
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.console import log
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import Settings
-from entrypoint.machine.cpu_load import look, told_of
-from entrypoint.plan.inputs import Question
+from entrypoint.machine.cpu_load import busy_cpus_note, sample_busy_cpus
+from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
 from entrypoint.plan.planner import make_plan
 from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES
-from entrypoint.tune.candidates import RANKS, UNTUNED, Candidate, bindings, refinements, shapes, worker_counts
-from entrypoint.tune.store import Tuned, apply, can_tune, signature, store, write
-from entrypoint.tune.successive_halving import Verdict, contest
-from entrypoint.tune.trial import Seen, Way, of_lines, of_time, of_trainer, over_all, try_out
+from entrypoint.tune.candidates import (
+    BASELINE,
+    RANKS,
+    Candidate,
+    binding_candidates,
+    rank_thread_layouts,
+    runtime_candidates,
+    worker_candidates,
+)
+from entrypoint.tune.store import TunedPlan, apply_tuning, is_tunable, machine_program_key, save, store_dir
+from entrypoint.tune.successive_halving import ComparisonResult, successive_halving
+from entrypoint.tune.trial import (
+    TrialResult,
+    TrialSpec,
+    mean_rate,
+    metric_rates,
+    run_trial,
+    trainer_rates,
+    wall_time_rate,
+)
 
 
 class TuneSettings(Settings, frozen=True, kw_only=True):
@@ -53,13 +69,13 @@ class TuneSettings(Settings, frozen=True, kw_only=True):
 
 
 @dataclass
-class Session:
+class TuningSession:
     """One search: what it is for, where it is kept, the trials that were done before it, and those since.
 
     `beside` are the CPUs that others used before each trial.
     """
 
-    way: Way
+    way: TrialSpec
     path: Path
     about: Mapping[str, Any]
     until: float
@@ -77,8 +93,8 @@ class Session:
         if len(done) < len(self.earlier.get(candidate, ())):
             done.append(self.earlier[candidate][len(done)])
             return done[-1]
-        self.beside.append(round(look(), 2))
-        seen = try_out(self.way, candidate)
+        self.beside.append(round(sample_busy_cpus(), 2))
+        seen = run_trial(self.way, candidate)
         if seen.rate is None:
             self.problems[candidate] = seen.problem
         else:
@@ -88,7 +104,7 @@ class Session:
         self.tell(candidate, seen)
         return seen.rate
 
-    def tell(self, candidate: Candidate, seen: Seen) -> None:
+    def tell(self, candidate: Candidate, seen: TrialResult) -> None:
         """Show a trial as it ends."""
         count = sum(map(len, self.rates.values())) + len(self.problems)
         rate = f"{seen.rate:,.4g}{UNITS[self.way.trains]}" if seen.rate else "cannot run"
@@ -102,7 +118,7 @@ class Session:
     def keep(self, verdict: Mapping[str, Any] | None) -> None:
         """Write down all that is known, whole, after every trial."""
         trials = [{"variables": dict(one.variables), "rates": seen} for one, seen in self.rates.items() if seen]
-        write(self.path, {**self.about, "trials": trials, "beside": self.beside, "verdict": verdict})
+        save(self.path, {**self.about, "trials": trials, "beside": self.beside, "verdict": verdict})
 
 
 COMPILED_TRIALS = 3
@@ -110,58 +126,58 @@ UNITS = {True: " images/s", False: ""}
 
 
 def tune(
-    question: Question, plan: Plan, settings: TuneSettings, training: Mapping[str, Any], words: Sequence[str]
+    question: PlanInputs, plan: Plan, settings: TuneSettings, training: Mapping[str, Any], words: Sequence[str]
 ) -> int:
     """Search, show what was found, and keep it; `words` start the program after `entrypoint`.
 
     Raises `Refused` where a launcher has decided already, and where nothing can be kept or run.
     """
-    folder = store(question)
-    if not can_tune(question):
-        raise Refused(
+    folder = store_dir(question)
+    if not is_tunable(question):
+        raise UserError(
             "tune: finds a plan for the ranks of one node that it starts itself; run it outside srun and mpirun"
         )
     if folder is None:
-        raise Refused("LAUNCH_TUNING_STORE=off: nothing could be kept; unset it, or name a folder")
-    path = folder / f"{signature(question, training)}.json"
-    session = Session(
-        way_of(question, settings, words),
+        raise UserError("LAUNCH_TUNING_STORE=off: nothing could be kept; unset it, or name a folder")
+    path = folder / f"{machine_program_key(question, training)}.json"
+    session = TuningSession(
+        trial_spec(question, settings, words),
         path,
         {"node": plan.node, "program": " ".join(words)},
         time.monotonic() + settings.minutes * 60,
-        *unfinished(path),
+        *load_unfinished(path),
     )
-    say(
+    log(
         f"tuning {' '.join(words)} for up to {settings.minutes:g} minutes; stop it at any time, what is known is kept"
         f" in {path}"
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         found, compared = search(session, question, plan)
-        lines = compiled(session, found) if found and "TRAIN_COMPILE" not in question.environ else []
+        lines = try_compile(session, found) if found and "TRAIN_COMPILE" not in question.environ else []
     except KeyboardInterrupt:
-        say("stopped; the same command goes on from here")
-        return Exit.INTERRUPTED
+        log("stopped; the same command goes on from here")
+        return ExitCode.INTERRUPTED
     if found is None:
-        raise Refused(f"tune: no plan gave a rate: {next(iter(session.problems.values()), 'no time for a trial')}")
-    variables, evidence = conclude(found, session)
+        raise UserError(f"tune: no plan gave a rate: {next(iter(session.problems.values()), 'no time for a trial')}")
+    variables, evidence = select_result(found, session)
     cut_short = not session.in_time() and any(one != found.best for one in found.ties)
     session.keep({"variables": variables, "evidence": evidence})
-    print("\n".join(report(found, session, compared, plan.nproc_per_node) + lines))
+    print("\n".join(format_report(found, session, compared, plan.nproc_per_node) + lines))
     print(evidence + ("; time was up before they could be told apart" if cut_short else ""))
-    return Exit.DONE
+    return ExitCode.DONE
 
 
-def way_of(question: Question, settings: TuneSettings, words: Sequence[str]) -> Way:
+def trial_spec(question: PlanInputs, settings: TuneSettings, words: Sequence[str]) -> TrialSpec:
     """Return how the program is tried."""
     environ = {**question.environ, **question.settings.as_variables(flags_only=True)}
     if question.program.kind == "train":
-        return Way(tuple(words), environ, settings.seconds, of_trainer, trains=True, mean=over_all)
-    figures = of_lines(settings.metric, lower=settings.lower) if settings.metric else of_time
-    return Way(tuple(words), environ, settings.seconds, figures)
+        return TrialSpec(tuple(words), environ, settings.seconds, trainer_rates, trains=True, mean=mean_rate)
+    figures = metric_rates(settings.metric, lower=settings.lower) if settings.metric else wall_time_rate
+    return TrialSpec(tuple(words), environ, settings.seconds, figures)
 
 
-def unfinished(path: Path) -> tuple[dict[Candidate, list[float]], list[float]]:
+def load_unfinished(path: Path) -> tuple[dict[Candidate, list[float]], list[float]]:
     """Return the trials of a search that was cut short, and beside what; one that came to a verdict is begun anew."""
     try:
         known = json.loads(path.read_text())
@@ -173,35 +189,43 @@ def unfinished(path: Path) -> tuple[dict[Candidate, list[float]], list[float]]:
         return {}, []
 
 
-Best = Verdict[Candidate]
+Best = ComparisonResult[Candidate]
 
 
-def search(session: Session, question: Question, plan: Plan) -> tuple[Best | None, Best | None]:
+def search(session: TuningSession, question: PlanInputs, plan: Plan) -> tuple[Best | None, Best | None]:
     """Contest by contest: shapes first, then the best shape's runtime, waiting and allocator, binding, loader workers.
 
     Returns the last verdict, and that on the shapes.
     """
 
     def among(candidates: Sequence[Candidate]) -> Best | None:
-        different = {outcome(question, one): one for one in reversed(candidates)}  # the first of those alike stays
-        return contest(list(different.values())[::-1], session.measure, [UNTUNED], session.in_time)
+        different = {
+            plan_signature(question, one): one for one in reversed(candidates)
+        }  # the first of those alike stays
+        return successive_halving(list(different.values())[::-1], session.measure, [BASELINE], session.in_time)
 
-    by_shape = found = among(shapes(question, plan.device))
-    stages = refinements(question, plan.device), bindings(question, plan.device), worker_counts(question, plan)
+    by_shape = found = among(rank_thread_layouts(question, plan.device))
+    stages = (
+        runtime_candidates(question, plan.device),
+        binding_candidates(question, plan.device),
+        worker_candidates(question, plan),
+    )
     for more in stages:
         if found and session.in_time() and len(more) > 1:
-            found = surer(found, among([UNTUNED, found.best, *(found.best.also(variables) for variables in more)]))
+            found = more_certain(
+                found, among([BASELINE, found.best, *(found.best.also(variables) for variables in more)])
+            )
     return found, by_shape
 
 
-def surer(before: Best, later: Best | None) -> Best:
+def more_certain(before: Best, later: Best | None) -> Best:
     """Return the later verdict, unless it was cut short where only the one before told its best from no tuning."""
-    if later is None or (UNTUNED in later.ties and UNTUNED not in (before.best, *before.ties)):
+    if later is None or (BASELINE in later.ties and BASELINE not in (before.best, *before.ties)):
         return before
     return later
 
 
-def compiled(session: Session, found: Best) -> list[str]:
+def try_compile(session: TuningSession, found: Best) -> list[str]:
     """Try the best plan compiled too, and say from which length of a run on that pays; it is not kept."""
     if not session.way.trains:
         return []
@@ -221,12 +245,12 @@ def compiled(session: Session, found: Best) -> list[str]:
     ]
 
 
-def outcome(question: Question, candidate: Candidate) -> object:
+def plan_signature(question: PlanInputs, candidate: Candidate) -> object:
     """Return what a candidate comes to: of two alike one is measured. What is refused is told by its trial."""
     variables = dict(candidate.variables)
     try:
-        plan = make_plan(apply(question, Tuned(variables, "", Path()), {}))
-    except Refused:
+        plan = make_plan(apply_tuning(question, TunedPlan(variables, "", Path()), {}))
+    except UserError:
         return candidate
     ranks = plan.ranks
     if plan.bind == "none":
@@ -240,19 +264,19 @@ def outcome(question: Question, candidate: Candidate) -> object:
     return ranks, plan.preload, tuple(sorted({**environment, **others}.items()))
 
 
-def conclude(found: Best, session: Session) -> tuple[Mapping[str, str], str]:
+def select_result(found: Best, session: TuningSession) -> tuple[Mapping[str, str], str]:
     """Return the variables to keep and the evidence for them: none where the untuned plan is not behind."""
     tried = sum(1 for seen in session.rates.values() if seen)
-    when = time.strftime("%Y-%m-%d") + told_of(session.beside)
+    when = time.strftime("%Y-%m-%d") + busy_cpus_note(session.beside)
     unit = UNITS[session.way.trains]
-    best, untuned = found.median(found.best), found.rates.get(UNTUNED)
-    if found.best == UNTUNED or UNTUNED in found.ties:
+    best, untuned = found.median(found.best), found.rates.get(BASELINE)
+    if found.best == BASELINE or BASELINE in found.ties:
         return {}, f"no plan of {tried} tried was faster than the untuned one, {when}"
-    gain = f", {best / found.median(UNTUNED):.2f} times the untuned plan's" if untuned else ""
+    gain = f", {best / found.median(BASELINE):.2f} times the untuned plan's" if untuned else ""
     return dict(found.best.variables), f"{best:,.4g}{unit}{gain}: the best of {tried} plans tried, {when}"
 
 
-def report(found: Best, session: Session, by_shape: Best | None, planned: int) -> list[str]:
+def format_report(found: Best, session: TuningSession, by_shape: Best | None, planned: int) -> list[str]:
     """Return a table of all that was tried, the fastest first, and what it says of many ranks against one."""
     medians = {one: statistics.median(seen) for one, seen in session.rates.items() if seen}
     top = medians[found.best]

@@ -10,24 +10,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from entrypoint.core.errors import Refused, shown
-from entrypoint.core.user_dirs import user_cache
-from entrypoint.plan.inputs import Question
+from entrypoint.core.errors import UserError, printable
+from entrypoint.core.user_dirs import user_cache_dir
+from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Plan
 from entrypoint.settings import read_launch_settings
 
 VERSION = 1
 # Settings of the launcher that change no speed.
-NOT_SPEED = ("quiet", "tuning_store", "rendezvous_timeout_s", "collective_timeout_s", "grace_period_s", "max_restarts")
+NOT_SPEED_SETTINGS = (
+    "quiet",
+    "tuning_store",
+    "rendezvous_timeout_s",
+    "collective_timeout_s",
+    "grace_period_s",
+    "max_restarts",
+)
 # Variables of others that change it; LAUNCH_* and TRAIN_* are told apart by their own rules.
-OTHERS = (
+SPEED_VARIABLES = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "ONEDNN_"),
     *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"),
 )
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TunedPlan:
     """The variables of the best plan, empty where the untuned one is as good, and the evidence in a few words."""
 
     variables: Mapping[str, str]
@@ -35,7 +42,7 @@ class Tuned:
     path: Path
 
 
-def signature(question: Question, training: Mapping[str, Any]) -> str:
+def machine_program_key(question: PlanInputs, training: Mapping[str, Any]) -> str:
     """Return what names this program on this machine: two alike have the same, whatever their host is called.
 
     `training` are the trainer's settings that bear on speed; of a person's script its words and content count.
@@ -53,8 +60,10 @@ def signature(question: Question, training: Mapping[str, Any]) -> str:
         "gpus": [gpu.name for gpu in machine.gpus],
         "torch": machine.packages.versions.get("torch", ""),
         "libraries": sorted(library.name for library in machine.libraries if library.path),
-        "given": {name: str(getattr(values, name)) for name in question.settings.sources if name not in NOT_SPEED},
-        "environ": {name: value for name, value in question.environ.items() if name.startswith(OTHERS)},
+        "given": {
+            name: str(getattr(values, name)) for name in question.settings.sources if name not in NOT_SPEED_SETTINGS
+        },
+        "environ": {name: value for name, value in question.environ.items() if name.startswith(SPEED_VARIABLES)},
         "program": list(question.program.argv[1:]),
         "content": [content_of(word) for word in question.program.argv[1:2]],
         "training": dict(training),
@@ -68,52 +77,54 @@ def content_of(word: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def store(question: Question) -> Path | None:
+def store_dir(question: PlanInputs) -> Path | None:
     """Return the folder with what was found: the user's cache folder or the one asked for, None for `off`."""
     asked = question.settings.values.tuning_store
     if asked != "auto":
         return None if asked == "off" else Path(asked)
-    cache = user_cache(question.environ)
+    cache = user_cache_dir(question.environ)
     return cache / "tuned" if cache else None
 
 
-def find(question: Question, training: Callable[[], Mapping[str, Any]]) -> Tuned | None:
+def load(question: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> TunedPlan | None:
     """Return what was found for this machine and program, None where nothing was or where others start the ranks.
 
     `training` gives the trainer's settings for `signature`; it is not asked where nothing is kept, since it looks at
     the data.
     """
-    folder = store(question)
-    if not folder or not os.path.isdir(folder) or not can_tune(question):  # noqa: PTH112  # no error for odd names
+    folder = store_dir(question)
+    if not folder or not os.path.isdir(folder) or not is_tunable(question):  # noqa: PTH112  # no error for odd names
         return None
-    path = folder / f"{signature(question, training())}.json"
+    path = folder / f"{machine_program_key(question, training())}.json"
     try:
         verdict = json.loads(path.read_text())["verdict"]
         if not verdict:
             return None
-        return Tuned(dict(verdict["variables"]), str(verdict["evidence"]), path)
+        return TunedPlan(dict(verdict["variables"]), str(verdict["evidence"]), path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refused(f"{path}: cannot be read ({shown(error)}); remove it, or set LAUNCH_TUNING_STORE=off") from None
+        raise UserError(
+            f"{path}: cannot be read ({printable(error)}); remove it, or set LAUNCH_TUNING_STORE=off"
+        ) from None
 
 
-def can_tune(question: Question) -> bool:
+def is_tunable(question: PlanInputs) -> bool:
     """Tell whether this process alone decides on the ranks: no launcher has, and there are no other nodes."""
     return not question.job.launcher and question.nodes.count == 1 and question.starter is None
 
 
-def apply(question: Question, tuned: Tuned, flags: Mapping[str, str]) -> Question:
+def apply_tuning(question: PlanInputs, tuned: TunedPlan, flags: Mapping[str, str]) -> PlanInputs:
     """Return the question as if a person had set what was found; `flags` are the launcher's own.
 
     What was measured stands, whatever others keep busy now.
     """
     environ = {**tuned.variables, **question.environ}
-    machine = replace(question.machine, kept_busy=0.0)
+    machine = replace(question.machine, busy_cpus_measured=0.0)
     return replace(question, environ=environ, settings=read_launch_settings(environ, flags), machine=machine)
 
 
-def tell(plan: Plan, tuned: Tuned) -> Plan:
+def annotate(plan: Plan, tuned: TunedPlan) -> Plan:
     """Return the plan with the evidence, and with `(tuned)` where it would take what was found for a person's own."""
     names = tuple(f"(yours) {name}={value}" for name, value in tuned.variables.items())
     decisions = tuple(
@@ -128,14 +139,14 @@ def tell(plan: Plan, tuned: Tuned) -> Plan:
     return replace(plan, decisions=(*decisions, said), yours=yours)
 
 
-def write(path: Path, content: Mapping[str, Any]) -> None:
+def save(path: Path, content: Mapping[str, Any]) -> None:
     """Write a finding whole; raises `Refused` where there is no room or no right to."""
-    from entrypoint.core.atomic_files import write_whole
+    from entrypoint.core.atomic_files import atomic_write_text
 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(content, indent=2) + "\n")
+        atomic_write_text(path, json.dumps(content, indent=2) + "\n")
     except OSError as error:
-        raise Refused(
+        raise UserError(
             f"{path.parent}: cannot be written ({error.strerror}); name a folder that can with LAUNCH_TUNING_STORE"
         ) from None

@@ -15,18 +15,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.core.console import last_line
-from entrypoint.core.errors import Refused
+from entrypoint.core.console import last_error_line
+from entrypoint.core.errors import UserError
 from entrypoint.tune.candidates import Candidate
 
 # How long a program may take until its first figure, and to end when it is told to.
-START_S, END_S = 300, 20
+STARTUP_TIMEOUT_S, STOP_TIMEOUT_S = 300, 20
 # The first figures are of a program that warms up.
 WARM_UP = 2
 # Steps between two figures of our trainer: few enough for slow steps, many enough for fast ones.
 LOG_EVERY = 5
 # Our trainer as it is tried: as a person set it, but endless, and without what it would leave behind.
-TRYING = {
+TRIAL_TRAIN_SETTINGS = {
     "TRAIN_EPOCHS": str(10**6),
     "TRAIN_STEPS": "",
     "TRAIN_RUN_NAME": "trial",
@@ -40,13 +40,17 @@ TRYING = {
     "TRAIN_MAX_MINUTES": "",
 }
 # Ranks that will not end are their launcher's to kill, in sessions of their own, well before it is killed itself.
-QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_TUNING_STORE": "off", "LAUNCH_GRACE_PERIOD_S": str(END_S // 2)}
+TRIAL_LAUNCH_SETTINGS = {
+    "LAUNCH_QUIET": "1",
+    "LAUNCH_TUNING_STORE": "off",
+    "LAUNCH_GRACE_PERIOD_S": str(STOP_TIMEOUT_S // 2),
+}
 # What others keep busy right now must not make one candidate of two.
-STEADY = {"LAUNCH_RESERVE_CPUS": "0"}
+IGNORE_LOAD = {"LAUNCH_RESERVE_CPUS": "0"}
 
 
 @dataclass(frozen=True)
-class Seen:
+class TrialResult:
     """What a trial gave: a rate, more is better, and the seconds until its first figure; or why there is no rate."""
 
     rate: float | None
@@ -59,7 +63,7 @@ Figures = Callable[[Path, str, float | None], list[float]]
 
 
 @dataclass(frozen=True)
-class Way:
+class TrialSpec:
     """How a program is tried: its words after `entrypoint`, variables, seconds, and how its figures are found."""
 
     words: tuple[str, ...]
@@ -70,13 +74,13 @@ class Way:
     mean: Callable[[list[float]], float] = statistics.median
 
 
-def try_out(way: Way, candidate: Candidate) -> Seen:
+def run_trial(way: TrialSpec, candidate: Candidate) -> TrialResult:
     """Run the program under a candidate until it has given figures for long enough, or has ended by itself."""
     with tempfile.TemporaryDirectory(prefix="entrypoint-tune-") as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        environ = {**STEADY, **way.environ, **dict(candidate.variables), **QUIET}
+        environ = {**IGNORE_LOAD, **way.environ, **dict(candidate.variables), **TRIAL_LAUNCH_SETTINGS}
         if way.trains:
-            environ |= {**TRYING, "TRAIN_OUTPUT_DIR": folder}
+            environ |= {**TRIAL_TRAIN_SETTINGS, "TRAIN_OUTPUT_DIR": folder}
         with out.open("wb") as to, err.open("wb") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-m", "entrypoint", *way.words],
@@ -87,18 +91,18 @@ def try_out(way: Way, candidate: Candidate) -> Seen:
                 start_new_session=True,
             )
         try:
-            figures, start_s = watch(
+            figures, start_s = collect_rates(
                 process, lambda took: way.figures(Path(folder), out.read_text(errors="replace"), took), way.seconds
             )
         finally:
-            end(process)
+            terminate_trial(process)
         if figures:
-            return Seen(way.mean(figures), start_s=start_s)
-        last = last_line(err.read_text(errors="replace"), f"it ended with {process.returncode}")
-        return Seen(None, last if process.returncode else f"no figure within {START_S} s")
+            return TrialResult(way.mean(figures), start_s=start_s)
+        last = last_error_line(err.read_text(errors="replace"), f"it ended with {process.returncode}")
+        return TrialResult(None, last if process.returncode else f"no figure within {STARTUP_TIMEOUT_S} s")
 
 
-def watch(
+def collect_rates(
     process: subprocess.Popen[bytes], figures: Callable[[float | None], list[float]], seconds: float
 ) -> tuple[list[float], float]:
     """Return a trial's figures but those of its warm-up, when it has run for long enough or has ended by itself.
@@ -116,14 +120,14 @@ def watch(
             return ([] if process.returncode else seen[WARM_UP:] or seen), first or now
         if first and now - first >= seconds and len(seen) > WARM_UP + 1:
             return seen[WARM_UP:], first
-        if not first and now > START_S:
+        if not first and now > STARTUP_TIMEOUT_S:
             return [], now
         time.sleep(0.05)
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def terminate_trial(process: subprocess.Popen[bytes]) -> None:
     """End a trial with all that it has started."""
-    for number, seconds in ((signal.SIGTERM, END_S), (signal.SIGKILL, END_S)):
+    for number, seconds in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, STOP_TIMEOUT_S)):
         if process.poll() is not None:
             break
         os.killpg(process.pid, number)
@@ -137,7 +141,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-def of_trainer(folder: Path, _: str, __: float | None) -> list[float]:
+def trainer_rates(folder: Path, _: str, __: float | None) -> list[float]:
     """Return images/s of each interval that our trainer has logged."""
     try:
         lines = (folder / "trial/metrics.jsonl").read_text().splitlines()
@@ -146,12 +150,12 @@ def of_trainer(folder: Path, _: str, __: float | None) -> list[float]:
     return [line["images_per_second"] for line in map(json.loads, lines) if line["kind"] == "step"]
 
 
-def over_all(rates: list[float]) -> float:
+def mean_rate(rates: list[float]) -> float:
     """Return the rate over intervals of one number of images each."""
     return statistics.harmonic_mean(rates)
 
 
-def of_lines(pattern: str, *, lower: bool) -> Figures:
+def metric_rates(pattern: str, *, lower: bool) -> Figures:
     """Return what finds the figures that a program prints: the group of a pattern, in every line that has it.
 
     Raises `Refused` for a pattern that is none, or has not one group.
@@ -159,9 +163,9 @@ def of_lines(pattern: str, *, lower: bool) -> Figures:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise Refused(f"TUNE_METRIC={pattern}: no pattern ({error}); write one like '([0-9.]+) images/s'") from None
+        raise UserError(f"TUNE_METRIC={pattern}: no pattern ({error}); write one like '([0-9.]+) images/s'") from None
     if compiled.groups != 1:
-        raise Refused(f"TUNE_METRIC={pattern}: needs one group, around the number: '([0-9.]+) images/s'")
+        raise UserError(f"TUNE_METRIC={pattern}: needs one group, around the number: '([0-9.]+) images/s'")
 
     def figures(_: Path, text: str, __: float | None) -> list[float]:
         found = [float(word.replace(",", "")) for word in compiled.findall(text)]
@@ -170,6 +174,6 @@ def of_lines(pattern: str, *, lower: bool) -> Figures:
     return figures
 
 
-def of_time(_: Path, __: str, took_s: float | None) -> list[float]:
+def wall_time_rate(_: Path, __: str, took_s: float | None) -> list[float]:
     """Return a program's own time as its figure: runs in a second."""
     return [] if took_s is None else [1 / took_s]

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from tests.conftest import CORES, Entrypoint
-from train.data.dataset_info import Facts
+from train.data.dataset_info import DatasetInfo
 
-SMALL_DATASET = Facts(60_000, (3, 32, 32))
+SMALL_DATASET = DatasetInfo(60_000, (3, 32, 32))
 TWO_RANKS = {"LAUNCH_NPROC_PER_NODE": "2"}
 SMALL = {"TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_IMAGES": "640", "TRAIN_SYNTHETIC_SHAPE": "1x8x8"}
 TWO_RANKS_WHERE_THEY_FIT = TWO_RANKS if CORES > 1 else {}

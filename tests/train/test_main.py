@@ -8,8 +8,8 @@ import signal
 import pytest
 import torch
 
-from train.__main__ import stopped_by
-from train.preemption import Stopped
+from train.__main__ import find_stop_signal
+from train.preemption import StopSignal
 
 
 class Interrupted(io.RawIOBase):
@@ -24,21 +24,21 @@ class Interrupted(io.RawIOBase):
     def write(self, block: memoryview) -> int:  # type: ignore[override]
         self.blocks -= 1
         if self.blocks < 0:
-            raise Stopped(signal.SIGINT)
+            raise StopSignal(signal.SIGINT)
         return len(block)
 
 
 def test_an_error_that_a_library_made_of_a_signal_is_the_signal() -> None:
     seen = set()
     for blocks in range(12):
-        with pytest.raises((Stopped, RuntimeError)) as caught:
+        with pytest.raises((StopSignal, RuntimeError)) as caught:
             torch.save({"w": torch.ones(100_000)}, Interrupted(blocks))
-        found = stopped_by(caught.value)
+        found = find_stop_signal(caught.value)
         assert found is not None
         assert found.number == signal.SIGINT
         seen.add(type(caught.value))
-    assert seen == {Stopped, RuntimeError}
+    assert seen == {StopSignal, RuntimeError}
 
 
 def test_an_error_of_its_own_is_no_signal() -> None:
-    assert stopped_by(ValueError("of its own")) is None
+    assert find_stop_signal(ValueError("of its own")) is None

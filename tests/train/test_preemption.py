@@ -7,26 +7,26 @@ import signal
 import pytest
 
 from train import preemption
-from train.preemption import GO_ON, SAVE, STOP, Deadline, Stopped, Stopping, first_deadline
+from train.preemption import CONTINUE, SAVE, STOP, Deadline, StopController, StopSignal, first_deadline
 
 
 def test_before_anything_is_worth_saving_a_signal_ends_it_at_once() -> None:
-    with pytest.raises(Stopped) as caught:
-        Stopping().take(signal.SIGTERM, None)
+    with pytest.raises(StopSignal) as caught:
+        StopController().take(signal.SIGTERM, None)
     assert caught.value.number == signal.SIGTERM
 
 
 def test_where_no_checkpoints_are_wanted_it_does_too() -> None:
-    one = Stopping()
-    with one.deferred(worth_saving=False), pytest.raises(Stopped):
+    one = StopController()
+    with one.defer(worth_saving=False), pytest.raises(StopSignal):
         one.take(signal.SIGTERM, None)
 
 
 def test_a_run_that_saves_is_asked_first_and_ended_by_the_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Stopping()
+    one = StopController()
     clock = [100.0]
     monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
-    with one.deferred(worth_saving=True):
+    with one.defer(worth_saving=True):
         assert not one.asked
         one.take(signal.SIGINT, None)
         assert one.asked
@@ -35,21 +35,21 @@ def test_a_run_that_saves_is_asked_first_and_ended_by_the_second_signal(monkeypa
         one.take(signal.SIGTERM, None)  # the launcher passes on what the terminal has sent already
         assert one.name == "SIGINT"
         clock[0] += 1
-        with pytest.raises(Stopped):
+        with pytest.raises(StopSignal):
             one.take(signal.SIGTERM, None)
 
 
 def test_a_terminal_that_closes_later_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Stopping()
+    one = StopController()
     clock = [100.0]
     monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
-    with one.deferred(worth_saving=True):
+    with one.defer(worth_saving=True):
         one.take(signal.SIGHUP, None)
         assert (one.asked, one.name) == (True, "SIGHUP")
         for number in (signal.SIGPIPE, signal.SIGHUP):
             clock[0] += 5
             one.take(number, None)
-        with pytest.raises(Stopped):
+        with pytest.raises(StopSignal):
             one.take(signal.SIGTERM, None)
 
 
@@ -58,53 +58,53 @@ def test_what_it_was_started_to_ignore_stays_ignored(monkeypatch: pytest.MonkeyP
     ignored = {signal.SIGHUP: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
     monkeypatch.setattr(signal, "getsignal", lambda number: ignored.get(number, signal.SIG_DFL))
     monkeypatch.setattr(signal, "signal", lambda number, _: taken.append(number))
-    Stopping().listen()
+    StopController().listen()
     assert taken == [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
 
 
 def test_a_wish_to_save_that_comes_again_just_after_all_ranks_have_saved_is_the_same_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = Stopping()
+    one = StopController()
     clock = [100.0]
     monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
-    one.saves_now()  # another rank had the signal first
+    one.mark_saved()  # another rank had the signal first
     clock[0] += 0.5
     one.take(signal.SIGUSR2, None)
-    assert one.wish == GO_ON
+    assert one.wish == CONTINUE
     clock[0] += 1
     one.take(signal.SIGUSR2, None)
     assert one.wish == SAVE
 
 
 def test_a_schedulers_warning_asks_at_any_time_and_is_not_the_first_of_two() -> None:
-    one = Stopping()
+    one = StopController()
     one.take(signal.SIGUSR1, None)  # while the data are read: the run will save after its first step
-    with one.deferred(worth_saving=True):
+    with one.defer(worth_saving=True):
         assert one.asked
         one.take(signal.SIGTERM, None)  # the end that it warned of
         assert one.name == "SIGTERM"
 
 
 def test_a_warning_to_a_run_that_saves_nothing_is_nothing() -> None:
-    one = Stopping()
+    one = StopController()
     one.take(signal.SIGUSR1, None)
-    with one.deferred(worth_saving=False):
+    with one.defer(worth_saving=False):
         assert not one.asked
         one.take(signal.SIGUSR1, None)
         assert not one.asked
 
 
 def test_the_wish_to_save_waits_for_a_step_and_the_end_comes_before_it() -> None:
-    one = Stopping()
+    one = StopController()
     one.take(signal.SIGUSR2, None)
     assert one.wish == SAVE
-    with one.deferred(worth_saving=True):
+    with one.defer(worth_saving=True):
         one.take(signal.SIGUSR2, None)
         assert one.wish == SAVE
         one.take(signal.SIGTERM, None)
         assert one.wish == STOP
-    assert Stopping().wish == GO_ON
+    assert StopController().wish == CONTINUE
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_the_sooner_of_the_deadlines_counts(
 def test_a_deadline_ends_a_run_that_saves_and_a_clock_set_back_does_not_move_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one, clock = Stopping(), [100.0]
+    one, clock = StopController(), [100.0]
     monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
-    with one.deferred(worth_saving=True, deadline=Deadline(110.0, "TRAIN_MAX_MINUTES=1")):
-        assert one.wish == GO_ON
+    with one.defer(worth_saving=True, deadline=Deadline(110.0, "TRAIN_MAX_MINUTES=1")):
+        assert one.wish == CONTINUE
         monkeypatch.setattr(preemption.time, "time", lambda: 0.0)
         clock[0] = 110.0
         assert one.wish == STOP
         assert one.name == "TRAIN_MAX_MINUTES=1"
-    with one.deferred(worth_saving=False, deadline=Deadline(110.0, "TRAIN_MAX_MINUTES=1")):
+    with one.defer(worth_saving=False, deadline=Deadline(110.0, "TRAIN_MAX_MINUTES=1")):
         assert not one.asked

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.seeding import cut, epoch_order, generator, seed_draws, seed_of
+from train.seeding import derive_seed, epoch_permutation, make_generator, seed_everything, shard_slice
 
 
 @given(st.integers(0, 10_000), st.integers(1, 64))
 def test_cuts_cover_everything_once_in_order(total: int, parts: int) -> None:
-    slices = [cut(total, part, parts) for part in range(parts)]
+    slices = [shard_slice(total, part, parts) for part in range(parts)]
     assert slices[0].start == 0
     assert slices[-1].stop == total
     assert all(left.stop == right.start for left, right in itertools.pairwise(slices))
@@ -22,20 +22,22 @@ def test_cuts_cover_everything_once_in_order(total: int, parts: int) -> None:
 
 
 def test_an_epochs_order_is_a_permutation_that_seed_and_epoch_decide() -> None:
-    order = epoch_order(1000, 7, 3)
+    order = epoch_permutation(1000, 7, 3)
     assert sorted(order.tolist()) == list(range(1000))
-    assert torch.equal(order, epoch_order(1000, 7, 3))
-    assert not torch.equal(order, epoch_order(1000, 7, 4))
-    assert not torch.equal(order, epoch_order(1000, 8, 3))
+    assert torch.equal(order, epoch_permutation(1000, 7, 3))
+    assert not torch.equal(order, epoch_permutation(1000, 7, 4))
+    assert not torch.equal(order, epoch_permutation(1000, 8, 3))
 
 
 def test_generators_of_different_purpose_do_not_follow_each_other() -> None:
-    draws = {tuple(torch.rand(4, generator=generator(*key)).tolist()) for key in [(0, "a"), (0, "b"), (1, "a"), (0,)]}
+    draws = {
+        tuple(torch.rand(4, generator=make_generator(*key)).tolist()) for key in [(0, "a"), (0, "b"), (1, "a"), (0,)]
+    }
     assert len(draws) == 4
 
 
 def test_what_a_step_draws_is_what_torchs_own_seed_would_give() -> None:
-    torch.manual_seed(seed_of(7, "step", 3))
+    torch.manual_seed(derive_seed(7, "step", 3))
     whole = torch.rand(5)
-    seed_draws(seed_of(7, "step", 3), torch.device("cpu"))
+    seed_everything(derive_seed(7, "step", 3), torch.device("cpu"))
     assert torch.equal(torch.rand(5), whole)

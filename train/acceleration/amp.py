@@ -10,7 +10,7 @@ from torch.amp.grad_scaler import GradScaler
 CAST_TO = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def configure(precision: str, device: torch.device) -> None:
+def configure_tf32(precision: str, device: torch.device) -> None:
     """Let the device's libraries use what the precision allows: TF32 in products and convolutions, or none of it."""
     tf32 = precision == "tf32"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -20,7 +20,7 @@ def configure(precision: str, device: torch.device) -> None:
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = precision == "fp16"
 
 
-def computing(precision: str, device: torch.device) -> AbstractContextManager[object]:
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Return the context for the model's forward pass: PyTorch's autocast for bf16 and fp16, nothing for others."""
     return torch.autocast(device.type, CAST_TO[precision]) if precision in CAST_TO else nullcontext()
 

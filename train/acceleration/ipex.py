@@ -14,7 +14,7 @@ from entrypoint.machine.compile_backends import IPEX
 from train.fd_redirect import STDERR, redirected
 
 
-def import_extension(*, compiling: bool) -> ModuleType:
+def import_ipex(*, compiling: bool) -> ModuleType:
     """Import it; what it prints of operators that it has twice is shown only where the import fails.
 
     Unless something is compiled it must not start a process for that, which takes 600 MB: it imports torch's compiler.
@@ -31,14 +31,14 @@ def import_extension(*, compiling: bool) -> ModuleType:
             raise
 
 
-def with_extension(
+def optimize_with_ipex(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, compiling: bool
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return both as it optimises them for training; weights keep their layout and stay fp32.
 
     Packed weights and a fused update would save little more, and change what a checkpoint holds.
     """
-    ipex = import_extension(compiling=compiling)
+    ipex = import_ipex(compiling=compiling)
     options = {"weights_prepack": False, "fuse_update_step": False}
     optimised: tuple[nn.Module, torch.optim.Optimizer] = ipex.optimize(
         model.train(), optimizer=optimizer, dtype=torch.float32, **options

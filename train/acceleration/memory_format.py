@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 
-def layout_of(*, channels_last: bool) -> torch.memory_format:
+def memory_format(*, channels_last: bool) -> torch.memory_format:
     """Return the memory format of the pictures."""
     return torch.channels_last if channels_last else torch.contiguous_format
 
 
-def lay_out(model: nn.Module, *, channels_last: bool, plain_filters: bool, shared: bool = False) -> nn.Module:
+def set_memory_format(model: nn.Module, *, channels_last: bool, plain_filters: bool, shared: bool = False) -> nn.Module:
     """Return the model with its filters in the pictures' format.
 
     With `plain_filters` those of dense convolutions stay in plain order: oneDNN packs them for itself at each step and
@@ -20,22 +20,26 @@ def lay_out(model: nn.Module, *, channels_last: bool, plain_filters: bool, share
     depthwise filters in plain order cost MobileNet a third more. Where gradients are `shared` among ranks, DDP wants
     their strides to the letter, and of filters that lie alike in either order they come with the other one's.
     """
-    model = model.to(memory_format=layout_of(channels_last=channels_last))  # type: ignore[call-overload]
+    model = model.to(memory_format=memory_format(channels_last=channels_last))  # type: ignore[call-overload]
     if channels_last and plain_filters:
         for module in model.modules():
-            if isinstance(module, nn.Conv2d) and module.groups == 1 and not (shared and lies_alike(module.weight)):
+            if (
+                isinstance(module, nn.Conv2d)
+                and module.groups == 1
+                and not (shared and has_ambiguous_format(module.weight))
+            ):
                 # contiguous() would leave the strides of what lies alike.
                 plain = torch.empty_like(module.weight, memory_format=torch.contiguous_format)
                 module.weight.data = plain.copy_(module.weight.data)
     return model
 
 
-def lies_alike(filters: Tensor) -> bool:
+def has_ambiguous_format(filters: Tensor) -> bool:
     """Tell whether (out, in, height, width) filters lie in memory the same way in either order."""
     return filters.is_contiguous() and filters.is_contiguous(memory_format=torch.channels_last)
 
 
-def lay_out_moments(optimizer: torch.optim.Optimizer) -> None:
+def match_optimizer_state_format(optimizer: torch.optim.Optimizer) -> None:
     """Lay out an optimizer's loaded state as its parameters lie here: elsewhere or by other settings it lay otherwise.
 
     Torch's fused optimizers walk through both in the order of memory, and mix up what lies otherwise without a word

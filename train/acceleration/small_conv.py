@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from train.models.inspection import see_blank
+from train.models.inspection import dry_run
 
 # Of 3x3 pixels a product was no faster, of 4x4 half as fast; of 2x2 with 64 channels as fast as a convolution.
-MOST_PIXELS = 4
-FEWEST_CHANNELS = 64
+MAX_PIXELS = 4
+MIN_CHANNELS = 64
 
 
 class SmallConv2d(nn.Conv2d):
@@ -35,7 +35,7 @@ class SmallConv2d(nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         height, width = input.shape[2:]
-        if height * width > MOST_PIXELS:
+        if height * width > MAX_PIXELS:
             convolved: Tensor = super()._conv_forward(input, weight, bias)
             return convolved
         images = input.permute(0, 2, 3, 1)
@@ -43,16 +43,16 @@ class SmallConv2d(nn.Conv2d):
             seen = images[:, :: self.stride[0], :: self.stride[1]]
             return linear(seen, weight.flatten(1), bias).permute(0, 3, 1, 2)
         rows, columns = (
-            reach(size, *along)
-            for size, *along in zip((height, width), self.kernel_size, self.stride, padding_of(self), strict=True)
+            tap_table(size, *along)
+            for size, *along in zip((height, width), self.kernel_size, self.stride, padding_2d(self), strict=True)
         )
-        matrix: Tensor = Matrix.apply(weight, rows, columns)  # type: ignore[no-untyped-call]
+        matrix: Tensor = ConvAsMatrix.apply(weight, rows, columns)  # type: ignore[no-untyped-call]
         biases = None if bias is None else bias.repeat(len(rows) * len(columns))
         out = linear(images.flatten(1), matrix, biases)
         return out.view(len(input), len(rows), len(columns), -1).permute(0, 3, 1, 2)
 
 
-def multiply_small(model: nn.Module, shape: tuple[int, int, int], *, by_taps: bool = True) -> nn.Module:
+def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int], *, by_taps: bool = True) -> nn.Module:
     """Return the model with the convolutions that see small images changed so, for pictures of a (C, H, W) shape.
 
     Filters of more than one tap lie tap by tap, which makes their matrices blocks of memory, a third of the time;
@@ -63,13 +63,13 @@ def multiply_small(model: nn.Module, shape: tuple[int, int, int], *, by_taps: bo
     def look(module: nn.Conv2d, inputs: tuple[Tensor]) -> None:
         pixels[module] = max(pixels.get(module, 0), inputs[0].shape[2:].numel())
 
-    hooks = [module.register_forward_pre_hook(look) for module in model.modules() if could_be_product(module)]
+    hooks = [module.register_forward_pre_hook(look) for module in model.modules() if is_eligible(module)]
     if not hooks:
         return model
-    see_blank(model, shape)
+    dry_run(model, shape)
     for hook in hooks:
         hook.remove()
-    small = {module: SmallConv2d.sharing(module) for module, most in pixels.items() if most <= MOST_PIXELS}
+    small = {module: SmallConv2d.sharing(module) for module, most in pixels.items() if most <= MAX_PIXELS}
     for module in small.values():
         order = (2, 3, 0, 1) if by_taps and module.kernel_size != (1, 1) else (0, 1, 2, 3)
         sizes = [module.weight.shape[axis] for axis in order]
@@ -89,7 +89,7 @@ def replace_modules(model: nn.Module, replacements: Mapping[Any, nn.Module]) -> 
 
 
 @contextmanager
-def as_defined(model: nn.Module) -> Iterator[None]:
+def original_convolutions(model: nn.Module) -> Iterator[None]:
     """Have the model's convolutions be plain ones within: for who counts what they compute, or writes them down."""
     plain = {
         module: share_parameters(nn.Conv2d, module) for module in model.modules() if isinstance(module, SmallConv2d)
@@ -119,31 +119,31 @@ def share_parameters(kind: type[Convolution], module: nn.Conv2d) -> Convolution:
     return made.train(module.training)
 
 
-def could_be_product(module: nn.Module) -> bool:
+def is_eligible(module: nn.Module) -> bool:
     """Tell whether a module is a convolution that could be a product with one matrix, and large enough to gain."""
     return (
         type(module) is nn.Conv2d
         and (module.groups, module.dilation, module.padding_mode) == (1, (1, 1), "zeros")
         and not isinstance(module.padding, str)
-        and min(module.in_channels, module.out_channels) >= FEWEST_CHANNELS
+        and min(module.in_channels, module.out_channels) >= MIN_CHANNELS
     )
 
 
-Reach = tuple[tuple[int, ...], ...]
+TapTable = tuple[tuple[int, ...], ...]
 
 
-def reach(size: int, taps: int, stride: int, padding: int) -> Reach:
+def tap_table(size: int, taps: int, stride: int, padding: int) -> TapTable:
     """Return along one axis, for each pixel that comes out and each that goes in, the tap between them, or -1."""
     count = (size + 2 * padding - taps) // stride + 1
     between = ((at - (out * stride - padding) for at in range(size)) for out in range(count))
     return tuple(tuple(tap if 0 <= tap < taps else -1 for tap in line) for line in between)
 
 
-class Matrix(torch.autograd.Function):
+class ConvAsMatrix(torch.autograd.Function):
     """The matrix by which all channels of all pixels that go in make all of all that come out."""
 
     @staticmethod
-    def forward(ctx: Any, filters: Tensor, rows: Reach, columns: Reach) -> Tensor:
+    def forward(ctx: Any, filters: Tensor, rows: TapTable, columns: TapTable) -> Tensor:
         """Return it, (height · width · channels that come out) x (height · width · channels that go in)."""
         ctx.save_for_backward(filters)
         outputs, inputs = filters.shape[:2]
@@ -152,7 +152,7 @@ class Matrix(torch.autograd.Function):
         matrix = filters.new_zeros(sizes) if has_gaps else filters.new_empty(sizes)
         ctx.rows, ctx.columns, ctx.shape = rows, columns, matrix.shape
         by_tap = filters.permute(2, 3, 0, 1)
-        for (a, b, c, d), tap in places(rows, columns):
+        for (a, b, c, d), tap in iter_taps(rows, columns):
             matrix[a, b, :, c, d] = by_tap[tap]
         return matrix.flatten(3).flatten(0, 2)
 
@@ -163,12 +163,12 @@ class Matrix(torch.autograd.Function):
         parts = gradient.view(ctx.shape)
         change = torch.zeros_like(filters)
         by_tap = change.permute(2, 3, 0, 1)
-        for (a, b, c, d), tap in places(ctx.rows, ctx.columns):
+        for (a, b, c, d), tap in iter_taps(ctx.rows, ctx.columns):
             by_tap[tap] += parts[a, b, :, c, d]
         return change, None, None
 
 
-def places(rows: Reach, columns: Reach) -> Iterator[tuple[tuple[int, int, int, int], tuple[int, int]]]:
+def iter_taps(rows: TapTable, columns: TapTable) -> Iterator[tuple[tuple[int, int, int, int], tuple[int, int]]]:
     """Yield, for each pixel that comes out and each that goes in, where they are and which tap is between them."""
     for a, b in product(range(len(rows)), range(len(columns))):
         for c, d in product(range(len(rows[0])), range(len(columns[0]))):
@@ -177,7 +177,7 @@ def places(rows: Reach, columns: Reach) -> Iterator[tuple[tuple[int, int, int, i
                 yield (a, b, c, d), tap
 
 
-def padding_of(module: nn.Conv2d) -> tuple[int, int]:
+def padding_2d(module: nn.Conv2d) -> tuple[int, int]:
     """Return how many zeros a convolution sees beyond each edge."""
     assert not isinstance(module.padding, str)
     height, width = module.padding

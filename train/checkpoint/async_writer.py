@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 
-class Saver:
+class AsyncCheckpointWriter:
     """Runs what writes a checkpoint on a thread of its own, beside the steps that follow."""
 
     def __init__(self) -> None:

@@ -26,16 +26,16 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from entrypoint.core.atomic_files import sha256_of
-from entrypoint.core.errors import Exit, Refused, first_line
+from entrypoint.core.errors import ExitCode, UserError, first_line
 from train.checkpoint import single_file
-from train.checkpoint.single_file import Checkpoint, unreadable
+from train.checkpoint.single_file import Checkpoint, corrupt_error
 
 T = TypeVar("T")
 # Puts back what a module needs to load a state of tensors alone.
 Versions = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Any]]
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 # What the description of a sharded checkpoint is made of (torch.distributed.checkpoint's Metadata, pickled).
-DESCRIBES = {
+ALLOWED_GLOBALS = {
     "torch.distributed.checkpoint.metadata": {
         "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
         "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
@@ -59,13 +59,13 @@ class Ranks(Protocol):
     def control(self) -> Any:
         """Process group for values on the CPU."""
 
-    def from_leader(self, make: Callable[[], T]) -> T:
+    def run_on_main(self, make: Callable[[], T]) -> T:
         """Run on rank 0, and return its result on all."""
 
-    def from_all(self, value: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """Return every rank's value."""
 
-    def share_from_leader(self, tensors: list[Tensor]) -> None:
+    def broadcast_buffers(self, tensors: list[Tensor]) -> None:
         """Overwrite tensors with rank 0's."""
 
 
@@ -79,29 +79,29 @@ class ShardedState:
     ranks: Ranks
 
 
-class Describing(pickle.Unpickler):
+class MetadataUnpickler(pickle.Unpickler):
     """Reads a description, and refuses any other name; see `pickle`'s manual, "Restricting Globals"."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return one of the names that describe a checkpoint; raises UnpicklingError for any other."""
-        if name not in DESCRIBES.get(module, ()):
+        if name not in ALLOWED_GLOBALS.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)
 
 
-class Reader(FileSystemReader):
+class SafeReader(FileSystemReader):
     """torch's reader of a folder, whose description is not run."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Return what the checkpoint holds, and where."""
         with (Path(self.path) / ".metadata").open("rb") as file:
-            metadata: Metadata = Describing(file).load()
+            metadata: Metadata = MetadataUnpickler(file).load()
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
 
-class TensorsOnly(DefaultLoadPlanner):
+class TensorOnlyPlanner(DefaultLoadPlanner):
     """torch's plan of what to read, without pickled objects."""
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:  # noqa: ARG002
@@ -115,77 +115,77 @@ def save(folder: Path, told: Checkpoint, state: ShardedState, keep: int, *, best
     Raises `Refused` where a rank cannot write its part, or cannot see the folder that rank 0 has made.
     """
     group = state.ranks
-    path = folder / f"step-{told.step:09d}{single_file.SHARDED}"
+    path = folder / f"step-{told.step:09d}{single_file.SHARDED_SUFFIX}"
     aside = folder / f".{path.name}"
-    group.share_from_leader(list(state.model.buffers()))
-    group.from_leader(lambda: begin(aside))
-    if not all(group.from_all(aside.is_dir())):
-        raise Refused(
+    group.broadcast_buffers(list(state.model.buffers()))
+    group.run_on_main(lambda: make_temp_dir(aside))
+    if not all(group.gather(aside.is_dir())):
+        raise UserError(
             f"{folder}: not every node sees it, and each rank writes its part there; set TRAIN_OUTPUT_DIR to a folder"
             " that all nodes share"
         )
     writer, alone = FileSystemWriter(aside, sync_files=True), group.world_size == 1
     try:
-        quieten()
-        save_parts(tensors(state)[0], storage_writer=writer, process_group=group.control, no_dist=alone)
+        silence_torch_warnings()
+        save_parts(sharded_tensors(state)[0], storage_writer=writer, process_group=group.control, no_dist=alone)
     except CheckpointException as error:
-        raise unwritable(folder, error) from None
-    group.from_leader(lambda: publish(aside, path, told, keep, best=best))
+        raise shard_write_error(folder, error) from None
+    group.run_on_main(lambda: commit(aside, path, told, keep, best=best))
     return path
 
 
-def quieten() -> None:
+def silence_torch_warnings() -> None:
     """Leave out what torch warns of: a call of its own writer, and that there is only one rank."""
     for told in ("TypedStorage is deprecated", "torch.distributed is disabled"):
         warnings.filterwarnings("ignore", told, UserWarning)
 
 
-def begin(aside: Path) -> None:
+def make_temp_dir(aside: Path) -> None:
     """Make the hidden folder of a checkpoint; one may be left of a run that was killed."""
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
     except OSError as error:
-        raise single_file.unwritable(aside.parent, error) from None
+        raise single_file.write_error(aside.parent, error) from None
 
 
-def publish(aside: Path, path: Path, told: Checkpoint, keep: int, *, best: bool) -> None:
+def commit(aside: Path, path: Path, told: Checkpoint, keep: int, *, best: bool) -> None:
     """Give a checkpoint that all ranks have written their part of its name."""
     try:
         parts = {file.name: sha256_of(file) for file in sorted(aside.iterdir())}
-        single_file.write(aside / single_file.TOLD, replace(told, parts=parts))
+        single_file.write(aside / single_file.METADATA_FILE, replace(told, parts=parts))
         shutil.rmtree(path, ignore_errors=True)
         aside.rename(path)
-        single_file.clear_up(path, keep, best=best)
+        single_file.prune_old(path, keep, best=best)
     except OSError as error:
-        raise single_file.unwritable(path.parent, error) from None
+        raise single_file.write_error(path.parent, error) from None
 
 
-def unwritable(folder: Path, error: CheckpointException) -> Refused:
+def shard_write_error(folder: Path, error: CheckpointException) -> UserError:
     """Return the refusal of a checkpoint that some rank could not write its part of."""
     rank, (cause, _) = next(iter(error.failures.items()))
     if isinstance(cause, OSError):
-        return single_file.unwritable(folder, cause)
-    return Refused(f"{folder}: rank {rank} cannot write its part ({first_line(cause)})", Exit.MACHINE)
+        return single_file.write_error(folder, cause)
+    return UserError(f"{folder}: rank {rank} cannot write its part ({first_line(cause)})", ExitCode.MACHINE)
 
 
 def load(path: Path, state: ShardedState, with_versions: Versions) -> None:
     """Fill model, optimizer and average from a checkpoint; raises `Refused` where it cannot be read."""
-    found, optimizer = tensors(state)
+    found, optimizer = sharded_tensors(state)
     group = state.ranks
     try:
-        quieten()
+        silence_torch_warnings()
         load_parts(
             found,
-            storage_reader=Reader(path),
-            planner=TensorsOnly(),
+            storage_reader=SafeReader(path),
+            planner=TensorOnlyPlanner(),
             process_group=group.control,
             no_dist=group.world_size == 1,
         )
     except CheckpointException as error:
-        raise unreadable(path, next(iter(error.failures.values()))[0]) from None
+        raise corrupt_error(path, next(iter(error.failures.values()))[0]) from None
     except Exception as error:  # without other ranks it raises what it meets
-        raise unreadable(path, error) from None
+        raise corrupt_error(path, error) from None
     set_state_dict(
         state.model,
         state.optimizer,
@@ -197,7 +197,7 @@ def load(path: Path, state: ShardedState, with_versions: Versions) -> None:
         state.average.load_state_dict(with_versions(state.average, found["average"]))
 
 
-def tensors(state: ShardedState) -> tuple[dict[str, Any], dict[str, Any]]:
+def sharded_tensors(state: ShardedState) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return this rank's own tensors by name, and the optimizer's whole state; other values are the settings'."""
     model, optimizer = get_state_dict(state.model, state.optimizer, options=OPTIONS)
     moments = {name: one for name, one in optimizer.items() if isinstance(one, Tensor)}

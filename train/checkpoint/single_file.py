@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from entrypoint.core.atomic_files import replace_link, seal, sha256_of, unsealed, whole_file
-from entrypoint.core.errors import Exit, Refused, first_line
+from entrypoint.core.atomic_files import atomic_open, checksum_trailer, replace_symlink, sha256_of, verify_checksum
+from entrypoint.core.errors import ExitCode, UserError, first_line
 from train.settings import TrainSettings
 
 # Settings that may differ between a run and its resumption: they change where and how, not what is learnt.
-FREE = frozenset(
+RESUME_MAY_CHANGE = frozenset(
     {
         "output_dir",
         "run_name",
@@ -43,7 +43,7 @@ FREE = frozenset(
     }
 )
 # A checkpoint is a file, or a folder of the ranks' parts with all else in a file of its own.
-WHOLE, SHARDED, TOLD = ".pt", ".sharded", "told.pt"
+SUFFIX, SHARDED_SUFFIX, METADATA_FILE = ".pt", ".sharded", "told.pt"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Checkpoint:
     parts: Mapping[str, str] = field(default_factory=dict)
 
 
-class Start(NamedTuple):
+class ResumePoint(NamedTuple):
     """Where a run goes on from: the checkpoint's path, what it holds, and a line for each damaged one passed over."""
 
     path: Path
@@ -78,16 +78,16 @@ class Start(NamedTuple):
     passed: tuple[str, ...] = ()
 
 
-class Unreadable(Refused):
+class CorruptCheckpoint(UserError):
     """What is no checkpoint, or a damaged one: the one before may be whole."""
 
     def __init__(self, seen: str) -> None:
         super().__init__(f"{seen}; name another with TRAIN_RESUME")
         self.seen = seen
 
-    def __reduce__(self) -> tuple[type[Unreadable], tuple[str]]:
+    def __reduce__(self) -> tuple[type[CorruptCheckpoint], tuple[str]]:
         """Travel to the other ranks as what was seen."""
-        return Unreadable, (self.seen,)
+        return CorruptCheckpoint, (self.seen,)
 
 
 def save(folder: Path, checkpoint: Checkpoint, keep: int, *, best: bool = False) -> Path:
@@ -96,9 +96,9 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int, *, best: bool = False)
     `best` says that it is the best so far.
     """
     folder.mkdir(exist_ok=True)
-    path = folder / f"step-{checkpoint.step:09d}{WHOLE}"
+    path = folder / f"step-{checkpoint.step:09d}{SUFFIX}"
     write(path, checkpoint)
-    clear_up(path, keep, best=best)
+    prune_old(path, keep, best=best)
     return path
 
 
@@ -110,26 +110,26 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     """
     content = BytesIO()
     torch.save(dict(vars(checkpoint)), content)
-    with whole_file(path) as file:
+    with atomic_open(path) as file:
         file.write(content.getbuffer())
-        file.write(seal(content.getbuffer()))
+        file.write(checksum_trailer(content.getbuffer()))
 
 
-def clear_up(path: Path, keep: int, *, best: bool) -> None:
+def prune_old(path: Path, keep: int, *, best: bool) -> None:
     """Let `best` point to a new checkpoint that is the best so far, then remove all but the newest `keep` and it."""
     link = path.with_name(f"best{path.suffix}")
     if best:
-        replace_link(link, path.name)
-    for old in newest_first(path.parent)[keep:]:
+        replace_symlink(link, path.name)
+    for old in list_newest_first(path.parent)[keep:]:
         if old.resolve() == link.resolve():
             continue
-        if old.suffix == SHARDED:
+        if old.suffix == SHARDED_SUFFIX:
             shutil.rmtree(old)
         else:
             old.unlink()
 
 
-def clear_left(folder: Path) -> None:
+def remove_partial(folder: Path) -> None:
     """Remove what runs that were killed amid saving have left hidden in a checkpoint folder; raises OSError.
 
     Only for whom holds the run's lock: a live run's next checkpoint looks the same.
@@ -141,28 +141,28 @@ def clear_left(folder: Path) -> None:
             left.unlink()
 
 
-def newest_first(folder: Path) -> list[Path]:
+def list_newest_first(folder: Path) -> list[Path]:
     """Return the checkpoints of a run's checkpoint folder."""
-    return sorted((path for path in folder.glob("step-*") if path.suffix in (WHOLE, SHARDED)), reverse=True)
+    return sorted((path for path in folder.glob("step-*") if path.suffix in (SUFFIX, SHARDED_SUFFIX)), reverse=True)
 
 
 def newest(folder: Path) -> Path | None:
     """Return the newest checkpoint of a run's checkpoint folder, None where there is none."""
-    return next(iter(newest_first(folder)), None)
+    return next(iter(list_newest_first(folder)), None)
 
 
-def load_first(paths: Sequence[Path], settings: Mapping[str, Any], *, changed: bool) -> Start:
+def load_first_valid(paths: Sequence[Path], settings: Mapping[str, Any], *, changed: bool) -> ResumePoint:
     """Return the first checkpoint that is whole; raises `Refused` where none is, or of other settings (see `load`)."""
-    passed: list[Unreadable] = []
+    passed: list[CorruptCheckpoint] = []
     for path in paths:
         try:
             saved = load(path, settings, changed=changed)
-            return Start(path, saved, tuple(f"passed over {one.seen}" for one in passed))
-        except Unreadable as error:
+            return ResumePoint(path, saved, tuple(f"passed over {one.seen}" for one in passed))
+        except CorruptCheckpoint as error:
             passed.append(error)
     if len(passed) == 1:
         raise passed[0]
-    raise Refused(f"{passed[0].seen}, nor can the {len(passed) - 1} before it; start a new run with TRAIN_RESUME=off")
+    raise UserError(f"{passed[0].seen}, nor can the {len(passed) - 1} before it; start a new run with TRAIN_RESUME=off")
 
 
 def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> Checkpoint:
@@ -171,22 +171,22 @@ def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> C
     One of other settings is refused with what differs, unless they may have `changed`. torch.load takes weights with a
     bit flipped for good, so the seal is looked at first.
     """
-    sharded = path.suffix == SHARDED
+    sharded = path.suffix == SHARDED_SUFFIX
     try:
-        data = (path / TOLD if sharded else path).read_bytes()
-        checkpoint = Checkpoint(**torch.load(BytesIO(unsealed(data)), map_location="cpu", weights_only=True))
+        data = (path / METADATA_FILE if sharded else path).read_bytes()
+        checkpoint = Checkpoint(**torch.load(BytesIO(verify_checksum(data)), map_location="cpu", weights_only=True))
         if sharded:
-            check_parts(path, checkpoint.parts)
+            verify_shards(path, checkpoint.parts)
     except Exception as error:  # torch.load raises what its parsers meet: RuntimeError, UnpicklingError, EOFError…
-        raise unreadable(path, error) from None
+        raise corrupt_error(path, error) from None
     before = with_current_names(checkpoint.settings)
     differ = [
         f"TRAIN_{name.upper()} was {before.get(name)}, is {value}"
         for name, value in settings.items()
-        if name not in FREE and before.get(name) != value
+        if name not in RESUME_MAY_CHANGE and before.get(name) != value
     ]
     if differ and not changed:
-        raise Refused(
+        raise UserError(
             f"{path}: of other settings: {'; '.join(differ)}; set them as they were, start a new run, or go on all"
             " the same with TRAIN_RESUME_ALLOW_CHANGED=1"
         )
@@ -202,18 +202,20 @@ def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     return current
 
 
-def check_parts(folder: Path, parts: Mapping[str, str]) -> None:
+def verify_shards(folder: Path, parts: Mapping[str, str]) -> None:
     """Raise ValueError or OSError where a rank's part is not what it was when the checkpoint was closed."""
     wrong = next((name for name, digest in parts.items() if sha256_of(folder / name) != digest), None)
     if wrong or not parts:
         raise ValueError(f"the checksum of {wrong} does not match" if wrong else "it has no parts")
 
 
-def unreadable(path: Path, error: BaseException) -> Unreadable:
+def corrupt_error(path: Path, error: BaseException) -> CorruptCheckpoint:
     """Return the refusal of what is no checkpoint, or a damaged one."""
-    return Unreadable(f"{path}: cannot be read as a checkpoint ({first_line(error)})")
+    return CorruptCheckpoint(f"{path}: cannot be read as a checkpoint ({first_line(error)})")
 
 
-def unwritable(folder: Path, error: OSError) -> Refused:
+def write_error(folder: Path, error: OSError) -> UserError:
     """Return the refusal of a checkpoint that there is no room or no right to write."""
-    return Refused(f"{folder}: cannot be written ({error.strerror}); the checkpoints before are kept", Exit.MACHINE)
+    return UserError(
+        f"{folder}: cannot be written ({error.strerror}); the checkpoints before are kept", ExitCode.MACHINE
+    )

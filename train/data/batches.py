@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.transforms.normalize import Normalise
+from train.transforms.normalize import Normalize
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from train.transforms import mixup
-from train.distributed.process_group import Group
-from train.acceleration.memory_format import layout_of
-from train.transforms.mixup import Mix
-from train.seeding import cut, epoch_order, generator
+from train.distributed.process_group import ProcessGroup
+from train.acceleration.memory_format import memory_format
+from train.transforms.mixup import MixParams
+from train.seeding import shard_slice, epoch_permutation, make_generator
 from train.settings import ImageShape, TrainSettings
-from train.transforms.registry import Transform, transform_of
+from train.transforms.registry import Transform, select_transform
 
 # A label that the loss and the evaluation leave out: a picture that could not be read.
-LEFT_OUT = -1
+IGNORE_LABEL = -1
 # Images of a sample: enough for the covariance of small patches.
-SAMPLED = 1000
+SAMPLE_IMAGES = 1000
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Batch:
     own: float = 1.0
 
 
-class Feed(Protocol):
+class BatchSource(Protocol):
     """A split's batches. Training ones depend on seed and epoch alone, whatever the number of ranks."""
 
     steps_per_epoch: int
-    normalise: Normalise
+    normalise: Normalize
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield the epoch's batches from the one of number `first`; images that would fill only a part wait."""
@@ -56,7 +56,7 @@ class Feed(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class MicroBatchIndices:
     """Images that one rank computes at once: their rows in the split, and what was drawn for each.
 
     Where they are mixed, the second half are those that are mixed into the first.
@@ -64,7 +64,7 @@ class Part:
 
     rows: Tensor
     drawn: Tensor
-    mix: Mix | None = None
+    mix: MixParams | None = None
 
     def halves(self, of: Tensor) -> tuple[Tensor, Tensor]:
         """Return what belongs to the images, and to those that are mixed in."""
@@ -78,7 +78,7 @@ class Part:
         return self.mix.of(*self.halves(images)), *self.halves(labels)
 
 
-def batch_of(parts: Iterable[tuple[Tensor, Tensor, Tensor | None]], size: int, mix: Mix | None) -> Batch:
+def make_batch(parts: Iterable[tuple[Tensor, Tensor, Tensor | None]], size: int, mix: MixParams | None) -> Batch:
     """Return the batch of a rank's parts, as `Part.mixed` gives them."""
     parts = tuple(parts)
     others = tuple(other for _, _, other in parts if other is not None)
@@ -86,7 +86,7 @@ def batch_of(parts: Iterable[tuple[Tensor, Tensor, Tensor | None]], size: int, m
 
 
 @dataclass(frozen=True)
-class Sequence:
+class BatchSampler:
     """Which images make up which step, and which of them are this rank's.
 
     Order and augmentation are drawn for whole global batches, then cut: first into the parts that gradients are
@@ -97,59 +97,59 @@ class Sequence:
     shape: ImageShape
     transform: Transform
     settings: TrainSettings
-    group: Group
+    group: ProcessGroup
 
     @property
     def steps_per_epoch(self) -> int:
         """The number of full batches in the split."""
         return self.images // self.settings.batch_size
 
-    def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[Part, ...]]:
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[MicroBatchIndices, ...]]:
         """Yield this rank's parts of each step, from the one of number `first` in the epoch."""
         size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.grad_accum_steps
-        order = epoch_order(self.images, seed, epoch)
-        places = [self.within(cut(size, part, parts)) for part in range(parts)]
+        order = epoch_permutation(self.images, seed, epoch)
+        places = [self.within(shard_slice(size, part, parts)) for part in range(parts)]
         for step in range(first, self.steps_per_epoch):
             rows = order[step * size : (step + 1) * size]
             drawn = torch.empty(size, 0)
             if self.transform.draw:
-                drawn = self.transform.draw(size, self.shape[1], generator(seed, "augment", epoch, step))
-            mix: Mix | None = None
+                drawn = self.transform.draw(size, self.shape[1], make_generator(seed, "augment", epoch, step))
+            mix: MixParams | None = None
             if self.settings.mixup_alpha or self.settings.cutmix_alpha:
                 seen = self.transform.shape(self.shape)[1:]
-                mix = mixup.draw(size, *seen, self.settings, generator(seed, "mix", epoch, step))
+                mix = mixup.sample_mix(size, *seen, self.settings, make_generator(seed, "mix", epoch, step))
             if mix:
                 mixed = (torch.cat((torch.arange(size)[own], mix.partners[own])) for own in places)
-                yield tuple(Part(rows[both], drawn[both], mix) for both in mixed)
+                yield tuple(MicroBatchIndices(rows[both], drawn[both], mix) for both in mixed)
             else:
-                yield tuple(Part(rows[own], drawn[own]) for own in places)
+                yield tuple(MicroBatchIndices(rows[own], drawn[own]) for own in places)
 
     def within(self, part: slice) -> slice:
         """Return this rank's share of a part."""
-        mine = cut(part.stop - part.start, self.group.rank, self.group.world_size)
+        mine = shard_slice(part.stop - part.start, self.group.rank, self.group.world_size)
         return slice(part.start + mine.start, part.start + mine.stop)
 
 
-def sequence(images: int, shape: ImageShape, settings: TrainSettings, group: Group) -> Sequence:
+def make_sampler(images: int, shape: ImageShape, settings: TrainSettings, group: ProcessGroup) -> BatchSampler:
     """Return a training split's sequence, for images stored in a shape."""
-    return Sequence(images, shape, transform_of(settings, shape[0]), settings, group)
+    return BatchSampler(images, shape, select_transform(settings, shape[0]), settings, group)
 
 
-def pins(settings: TrainSettings, device: torch.device) -> bool:
+def use_pinned_memory(settings: TrainSettings, device: torch.device) -> bool:
     """Tell whether batches go to the device from pinned memory, which the copy need not be waited for from."""
     return settings.pin_memory is True or (settings.pin_memory == "auto" and device.type == "cuda")
 
 
-def eval_slices(count: int, default_size: int, settings: TrainSettings, group: Group) -> Iterator[slice]:
+def eval_batches(count: int, default_size: int, settings: TrainSettings, group: ProcessGroup) -> Iterator[slice]:
     """Yield this rank's contiguous share of range(count), an evaluation step at a time."""
-    mine = cut(count, group.rank, group.world_size)
+    mine = shard_slice(count, group.rank, group.world_size)
     size = default_size if settings.eval_batch_size == "auto" else settings.eval_batch_size
     for start in range(mine.start, mine.stop, size):
         yield slice(start, min(start + size, mine.stop))
 
 
-def sampled(count: int) -> slice:
+def sample_slice(count: int) -> slice:
     """Return the places of a sample's images among so many."""
-    return slice(0, count, max(1, count // SAMPLED))
+    return slice(0, count, max(1, count // SAMPLE_IMAGES))
 
 

@@ -18,17 +18,17 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from entrypoint.core.errors import Refused
-from entrypoint.core.user_dirs import PRIVATE, user_cache
-from train.data.image_folder import Listing
-from entrypoint.core.atomic_files import write_whole
+from entrypoint.core.errors import UserError
+from entrypoint.core.user_dirs import PRIVATE, user_cache_dir
+from train.data.image_folder import ImageList
+from entrypoint.core.atomic_files import atomic_write_text
 
 # Part of every key: raise it when decoding or the layout changes, and old entries are never read again.
 VERSION = 2
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """A finished entry: bytes (N, H, W, C) and labels (N,) of both splits, memory-mapped, and notes on them."""
 
     train_images: NDArray[np.uint8]
@@ -42,12 +42,12 @@ ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 def load_or_build(
-    listings: tuple[Listing, Listing],
+    listings: tuple[ImageList, ImageList],
     shape: ImageShape,
     policy: str,
     folder: Path,
     build: Callable[[Path], dict[str, Any]],
-) -> Entry:
+) -> CacheEntry:
     """Return the entry of these files, built first where there is none.
 
     `build` writes the four arrays into the folder it is given and returns the notes; it runs in one process at
@@ -56,7 +56,7 @@ def load_or_build(
     which no program can set), leads to the first where nothing was touched.
     """
     settings = f"{VERSION}/{shape}/{policy}"
-    pointer = folder / "known" / stat_key(listings, settings)
+    pointer = folder / "known" / metadata_key(listings, settings)
     if entry := open_entry(folder, pointer):
         return entry
     with FileLock(folder / "building.lock"):
@@ -66,14 +66,14 @@ def load_or_build(
         if not (folder / key).is_dir():
             build_entry(folder, key, build)
         pointer.parent.mkdir(exist_ok=True)
-        write_whole(pointer, key)
+        atomic_write_text(pointer, key)
     entry = open_entry(folder, pointer)
     if entry is None:
-        raise Refused(f"{folder / key}: the image cache cannot be read back; remove it and run again")
+        raise UserError(f"{folder / key}: the image cache cannot be read back; remove it and run again")
     return entry
 
 
-def open_entry(folder: Path, pointer: Path) -> Entry | None:
+def open_entry(folder: Path, pointer: Path) -> CacheEntry | None:
     """Map an entry's arrays, None where the pointer or the entry is not there."""
     try:
         entry = folder / pointer.read_text()
@@ -82,7 +82,7 @@ def open_entry(folder: Path, pointer: Path) -> Entry | None:
         arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="c") for name in ARRAYS}
     except (OSError, ValueError):
         return None
-    return Entry(**arrays, notes=notes)
+    return CacheEntry(**arrays, notes=notes)
 
 
 def build_entry(folder: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> None:
@@ -98,15 +98,16 @@ def build_entry(folder: Path, key: str, build: Callable[[Path], dict[str, Any]])
                 os.fsync(file.fileno())
         aside.rename(folder / key)
     except OSError as error:
-        raise Refused(f"{folder}: the image cache cannot be written ({error.strerror}); set TRAIN_CACHE_DIR") from None
+        raise UserError(f"{folder}: the image cache cannot be written ({error.strerror}); set"
+                        " TRAIN_CACHE_DIR") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def stat_key(listings: tuple[Listing, Listing], settings: str) -> str:
+def metadata_key(listings: tuple[ImageList, ImageList], settings: str) -> str:
     """Return a digest of every file's path, label, size, inode and times."""
     digest = hashlib.blake2b(settings.encode(), digest_size=16)
-    for path, relative, label in entries(listings):
+    for path, relative, label in iter_files(listings):
         stat = path.stat()
         digest.update(
             f"{path.parent}\0{relative}\0{label}\0{stat.st_size}\0{stat.st_ino}\0{stat.st_mtime_ns}"
@@ -115,16 +116,16 @@ def stat_key(listings: tuple[Listing, Listing], settings: str) -> str:
     return digest.hexdigest()
 
 
-def content_key(listings: tuple[Listing, Listing], settings: str) -> str:
+def content_key(listings: tuple[ImageList, ImageList], settings: str) -> str:
     """Return a digest of every file's place in its split, label and content."""
     digest = hashlib.blake2b(settings.encode(), digest_size=16)
-    for path, relative, label in entries(listings):
+    for path, relative, label in iter_files(listings):
         content = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
         digest.update(f"{relative}\0{label}\0{content}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
-def entries(listings: tuple[Listing, Listing]) -> Iterator[tuple[Path, str, int]]:
+def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[Path, str, int]]:
     """Yield (path, `train/` or `test/` and path inside the split, label) for every file."""
     for split, listing in zip(("train", "test"), listings, strict=True):
         skip = len(str(listing.folder)) + 1
@@ -140,7 +141,7 @@ def cache_folder(asked: Path | None) -> Path:
     if asked is not None:
         candidates = [asked]
     else:
-        own = user_cache(os.environ)
+        own = user_cache_dir(os.environ)
         candidates = [own] if own else []
         candidates.append(Path(tempfile.gettempdir(), PRIVATE.format(os.getuid())))
     for folder in candidates:
@@ -152,4 +153,4 @@ def cache_folder(asked: Path | None) -> Path:
             continue
         if asked is not None or folder.stat().st_uid == os.getuid():
             return folder
-    raise Refused(f"TRAIN_CACHE_DIR={asked or 'unset'}: {candidates[0]} cannot be written; name a folder that can")
+    raise UserError(f"TRAIN_CACHE_DIR={asked or 'unset'}: {candidates[0]} cannot be written; name a folder that can")

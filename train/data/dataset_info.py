@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from train.data.image_folder import class_names, files_of, split_folders
 from train.settings import BOOK_PIXELS, TrainSettings
 
 # Counting stops here: more images than this at any size stream anyway, and a slow disk need not list them twice.
-COUNT_UP_TO = 200_000
-NATIVE_UP_TO_PIXELS = 96
+MAX_COUNTED = 200_000
+KEEP_SIZE_MAX_PX = 96
 LARGE_PIXELS = 224
-LOOKED_AT = 16
+SAMPLED_CLASSES = 16
 
 
 @dataclass(frozen=True)
-class Facts:
+class DatasetInfo:
     """What is known of a data set: train and test images together, and one image's (channels, height, width)."""
 
     images: int
@@ -33,24 +33,24 @@ class Facts:
 
 
 KNOWN = {
-    "digits": Facts(1797, (1, 8, 8)),
-    "fashion-mnist": Facts(70_000, (1, 28, 28)),
-    "cifar10": Facts(60_000, (3, 32, 32)),
+    "digits": DatasetInfo(1797, (1, 8, 8)),
+    "fashion-mnist": DatasetInfo(70_000, (1, 28, 28)),
+    "cifar10": DatasetInfo(60_000, (3, 32, 32)),
 }
 
 
-def survey(settings: TrainSettings) -> Facts:
+def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
     """Return the facts of the settings' data set; raises `Refused` for a folder that cannot be used."""
     if settings.dataset in KNOWN:
         return KNOWN[settings.dataset]
     if settings.dataset == "synthetic":
-        return Facts(settings.synthetic_images * 6 // 5, synthetic_shape(settings))
+        return DatasetInfo(settings.synthetic_images * 6 // 5, synthetic_shape(settings))
     train, test = split_folders(settings.data_dir)
     images = 0
     for split in (train, test):
         for name in class_names(split):
-            images += sum(1 for _ in islice(files_of(split / name), COUNT_UP_TO + 1 - images))
-    return Facts(images, picture_shape(settings, train), images <= COUNT_UP_TO)
+            images += sum(1 for _ in islice(files_of(split / name), MAX_COUNTED + 1 - images))
+    return DatasetInfo(images, picture_shape(settings, train), images <= MAX_COUNTED)
 
 
 def synthetic_shape(settings: TrainSettings) -> tuple[int, int, int]:
@@ -69,7 +69,7 @@ def picture_shape(settings: TrainSettings, folder: Path) -> tuple[int, int, int]
     modes: set[str] = set()
     size: tuple[int, int] | None = None
     unreadable: Path | None = None
-    for name in islice(class_names(folder), LOOKED_AT):
+    for name in islice(class_names(folder), SAMPLED_CLASSES):
         for path in islice(files_of(folder / name), 1):
             try:
                 with Image.open(path) as picture:
@@ -79,11 +79,11 @@ def picture_shape(settings: TrainSettings, folder: Path) -> tuple[int, int, int]
                 unreadable = unreadable or path
     if size is None:
         seen = f"{unreadable}: is no image" if unreadable else f"{folder}: its classes have no images"
-        raise Refused(f"{seen}; check TRAIN_DATA_DIR")
+        raise UserError(f"{seen}; check TRAIN_DATA_DIR")
     channels = 1 if modes <= {"L", "1", "I;16"} else 3
     if settings.image_size != "auto":
         return channels, settings.image_size, settings.image_size
-    if max(size) <= NATIVE_UP_TO_PIXELS:
+    if max(size) <= KEEP_SIZE_MAX_PX:
         return channels, *size
     side = BOOK_PIXELS if settings.transforms == "book" else LARGE_PIXELS
     return channels, side, side

@@ -14,18 +14,18 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 
-from entrypoint.core.errors import Refused, first_line
+from entrypoint.core.errors import UserError, first_line
 from train.data.cache import cache_folder, load_or_build
-from train.data.decoding import decode_both
-from train.data.image_folder import Listing, list_both
-from train.seeding import generator
+from train.data.decoding import decode_splits
+from train.data.image_folder import ImageList, list_splits
+from train.seeding import make_generator
 from train.settings import ImageShape, TrainSettings
 from train.data.dataset_info import synthetic_shape
-from train.data.workers import Crew
+from train.data.workers import WorkerPoolSpec
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageTensors:
     """A split in memory: images (N, H, W, C) uint8 and labels (N,) int64."""
 
     images: Tensor
@@ -40,34 +40,34 @@ class Images:
 class DataSet:
     """Both splits, either in memory or as listings; `shape` is (channels, height, width)."""
 
-    train: Images | Listing
-    test: Images | Listing
+    train: ImageTensors | ImageList
+    test: ImageTensors | ImageList
     classes: tuple[str, ...]
     shape: ImageShape
     skipped: tuple[str, ...] = ()
 
 
-def load(settings: TrainSettings, shape: ImageShape, feed: str, crew: Crew) -> DataSet:
+def load(settings: TrainSettings, shape: ImageShape, feed: str, crew: WorkerPoolSpec) -> DataSet:
     """Return the settings' data set; raises `Refused` where it cannot be had.
 
     `crew` may be used for decoding; every rank of a node calls this at once, and one does the work.
     """
     if settings.dataset == "imagefolder":
-        listings = list_both(settings.data_dir)
+        listings = list_splits(settings.data_dir)
         if feed == "stream":
             return DataSet(*listings, listings[0].classes, shape)
-        return decoded_folder(settings, listings, shape, crew)
+        return load_image_folder(settings, listings, shape, crew)
     return LOADERS[settings.dataset](settings)
 
 
-def decoded_folder(settings: TrainSettings, listings: tuple[Listing, Listing], shape: ImageShape, crew: Crew) -> DataSet:
+def load_image_folder(settings: TrainSettings, listings: tuple[ImageList, ImageList], shape: ImageShape, crew: WorkerPoolSpec) -> DataSet:
     """Return an image folder from the cache, decoding it first where it is not there."""
     policy = settings.on_unreadable_image
-    build = partial(decode_both, listings, shape, policy, crew)
+    build = partial(decode_splits, listings, shape, policy, crew)
     entry = load_or_build(listings, shape, policy, cache_folder(settings.cache_dir), build)
     return DataSet(
-        Images(torch.from_numpy(entry.train_images), torch.from_numpy(entry.train_labels)),
-        Images(torch.from_numpy(entry.test_images), torch.from_numpy(entry.test_labels)),
+        ImageTensors(torch.from_numpy(entry.train_images), torch.from_numpy(entry.train_labels)),
+        ImageTensors(torch.from_numpy(entry.test_images), torch.from_numpy(entry.test_labels)),
         listings[0].classes,
         shape,
         tuple(entry.notes["skipped"]),
@@ -82,7 +82,7 @@ def load_digits(_: TrainSettings) -> DataSet:
     """
     spec = find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
-        raise Refused("TRAIN_DATASET=digits: scikit-learn, which ships them, is not installed; install it")
+        raise UserError("TRAIN_DATASET=digits: scikit-learn, which ships them, is not installed; install it")
     path = Path(spec.submodule_search_locations[0], "datasets/data/digits.csv.gz")
     with gzip.open(path, "rt") as file:
         table = torch.tensor([[int(float(cell)) for cell in row] for row in csv.reader(file)])
@@ -96,8 +96,8 @@ def load_digits(_: TrainSettings) -> DataSet:
         position[mine] = torch.arange(int(mine.sum()))
     test = position % 5 == 4
     return DataSet(
-        Images(images[~test], labels[~test]),
-        Images(images[test], labels[test]),
+        ImageTensors(images[~test], labels[~test]),
+        ImageTensors(images[test], labels[test]),
         tuple(map(str, range(10))),
         (1, 8, 8),
     )
@@ -107,15 +107,15 @@ def load_synthetic(settings: TrainSettings) -> DataSet:
     """Return noise around one random picture a class: learnable, any shape, the same for the same seed."""
     channels, height, width = synthetic_shape(settings)
     classes = settings.synthetic_classes
-    centres = torch.randint(64, 192, (classes, height, width, channels), generator=generator(settings.seed, "centres"))
+    centres = torch.randint(64, 192, (classes, height, width, channels), generator=make_generator(settings.seed, "centres"))
 
-    def draw(count: int, split: str) -> Images:
-        random = generator(settings.seed, split)
+    def draw(count: int, split: str) -> ImageTensors:
+        random = make_generator(settings.seed, split)
         labels = torch.randint(classes, (count,), generator=random)
         images = torch.randint(-48, 49, (count, height, width, channels), generator=random, dtype=torch.int16)
         for start in range(0, count, 4096):
             images[start : start + 4096] += centres[labels[start : start + 4096]].to(torch.int16)
-        return Images(images.to(torch.uint8), labels)
+        return ImageTensors(images.to(torch.uint8), labels)
 
     names = tuple(f"class{index}" for index in range(classes))
     train, test = settings.synthetic_images, max(classes, settings.synthetic_images // 5)
@@ -127,7 +127,7 @@ def load_torchvision(settings: TrainSettings, name: str) -> DataSet:
     try:
         from torchvision import datasets
     except (ImportError, RuntimeError) as error:
-        raise Refused(
+        raise UserError(
             f"TRAIN_DATASET={settings.dataset}: needs torchvision, which cannot be loaded ({error})"
         ) from None
     folder = settings.data_dir or Path("data")
@@ -139,16 +139,16 @@ def load_torchvision(settings: TrainSettings, name: str) -> DataSet:
             ]
     except (OSError, RuntimeError) as error:
         cause = first_line(error)
-        raise Refused(
+        raise UserError(
             f"TRAIN_DATASET={settings.dataset}: not in {folder.resolve()} and cannot be fetched ({cause}); put the"
             " files there, or name their folder with TRAIN_DATA_DIR"
         ) from None
-    train, test = (Images(as_images(split.data), torch.as_tensor(split.targets, dtype=torch.int64)) for split in splits)
+    train, test = (ImageTensors(with_channel_axis(split.data), torch.as_tensor(split.targets, dtype=torch.int64)) for split in splits)
     _, height, width, channels = train.images.shape
     return DataSet(train, test, tuple(splits[0].classes), (channels, height, width))
 
 
-def as_images(data: object) -> Tensor:
+def with_channel_axis(data: object) -> Tensor:
     """Return torchvision's (N, H, W) or (N, H, W, C) bytes with a channel axis."""
     images = torch.as_tensor(data, dtype=torch.uint8)
     return images if images.ndim == 4 else images.unsqueeze(-1)

@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from entrypoint.core.errors import Refused
-from train.data.image_folder import Listing
-from train.data.workers import Crew, begin_work
+from entrypoint.core.errors import UserError
+from train.data.image_folder import ImageList
+from train.data.workers import WorkerPoolSpec, init_worker
 
 CHUNK = 512
 
 
-def decode_both(
-    listings: tuple[Listing, Listing], shape: ImageShape, policy: str, crew: Crew, folder: Path
+def decode_splits(
+    listings: tuple[ImageList, ImageList], shape: ImageShape, policy: str, crew: WorkerPoolSpec, folder: Path
 ) -> dict[str, Any]:
     """Write the four arrays of `train.data.cache` into the folder and return the notes.
 
@@ -38,13 +38,13 @@ def decode_both(
     for split, listing in zip(("train", "test"), listings, strict=True):
         bad = decode_split(listing, shape, crew, folder / f"{split}_images.npy")
         if bad and policy == "error":
-            raise refusal(list(bad.values()))
+            raise unreadable_image_error(list(bad.values()))
         skipped += map(str, bad.values())
         labels = np.asarray(listing.labels, dtype=np.int64)
         if bad:
             good = np.setdiff1d(np.arange(len(labels)), list(bad))
             if not len(good):
-                raise refusal(list(bad.values()))
+                raise unreadable_image_error(list(bad.values()))
             labels = labels[good]
             images = np.load(folder / f"{split}_images.npy")[good]
             np.save(folder / f"{split}_images.npy", images)
@@ -52,37 +52,37 @@ def decode_both(
     return {"skipped": skipped, "shape": list(shape)}
 
 
-def refusal(bad: list[BadImage]) -> Refused:
+def unreadable_image_error(bad: list[UnreadableImage]) -> UserError:
     """Return the one line for pictures that cannot be read."""
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-    return Refused(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
+    return UserError(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
 
 
-def decode_split(listing: Listing, shape: ImageShape, crew: Crew, target: Path) -> dict[int, BadImage]:
+def decode_split(listing: ImageList, shape: ImageShape, crew: WorkerPoolSpec, target: Path) -> dict[int, UnreadableImage]:
     """Decode one split into `target`, (N, H, W, C) bytes; return the rows that could not be read."""
     channels, height, width = shape
     open_memmap(target, mode="w+", dtype=np.uint8, shape=(len(listing), height, width, channels)).flush()
     # Forked, not spawned: torch has started no threads yet, and a fresh interpreter costs more than the work.
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(crew.processes, context, initializer=begin_work, initargs=(crew.cpus,)) as pool:
-        chunks = pool.map(decode_chunk, ranges(listing), repeat(shape), repeat(target))
-        return dict(sorted(item for chunk in chunks for item in chunk))
+    with ProcessPoolExecutor(crew.processes, context, initializer=init_worker, initargs=(crew.cpus,)) as pool:
+        decoded = pool.map(decode_chunk, chunks(listing), repeat(shape), repeat(target))
+        return dict(sorted(item for chunk in decoded for item in chunk))
 
 
-def ranges(listing: Listing) -> Iterator[tuple[int, tuple[Path, ...]]]:
+def chunks(listing: ImageList) -> Iterator[tuple[int, tuple[Path, ...]]]:
     """Yield (first row, files) in pieces."""
     for start in range(0, len(listing), CHUNK):
         yield start, listing.files[start : start + CHUNK]
 
 
-def decode_chunk(piece: tuple[int, tuple[Path, ...]], shape: ImageShape, target: Path) -> list[tuple[int, BadImage]]:
+def decode_chunk(piece: tuple[int, tuple[Path, ...]], shape: ImageShape, target: Path) -> list[tuple[int, UnreadableImage]]:
     """Decode one piece into its rows of the array; return those that could not be read."""
     start, files = piece
     rows = np.load(target, mmap_mode="r+")
-    bad: list[tuple[int, BadImage]] = []
+    bad: list[tuple[int, UnreadableImage]] = []
     for row, path in enumerate(files, start):
-        picture = read_picture(path, shape)
-        if isinstance(picture, BadImage):
+        picture = read_image(path, shape)
+        if isinstance(picture, UnreadableImage):
             bad.append((row, picture))
         else:
             rows[row] = picture
@@ -92,7 +92,7 @@ def decode_chunk(piece: tuple[int, tuple[Path, ...]], shape: ImageShape, target:
 # A photo is decoded at a half, a quarter or an eighth where that leaves so many times what is wanted: libjpeg skips the
 # finest detail, which scaling down averages away (Pillow does so for its thumbnails). Measured: 3 times as fast for 12
 # megapixels to 224x224, 1.8 for 3 megapixels, and 0.3 of 255 away from the whole picture's pixels.
-GAP = 2
+DRAFT_FACTOR = 2
 
 
 Pixels = NDArray[np.uint8]
@@ -101,7 +101,7 @@ Pixels = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class BadImage:
+class UnreadableImage:
     """A file that is no picture, or a broken one, and why."""
 
     path: Path
@@ -112,7 +112,7 @@ class BadImage:
         return f"{self.path}: {self.why}"
 
 
-def read_picture(path: Path, shape: ImageShape) -> Pixels | BadImage:
+def read_image(path: Path, shape: ImageShape) -> Pixels | UnreadableImage:
     """Return a picture as (height, width, channels) bytes, cut to the aspect and scaled to the size of `shape`.
 
     `shape` is (channels, height, width). A picture that has that size is not resampled.
@@ -120,16 +120,16 @@ def read_picture(path: Path, shape: ImageShape) -> Pixels | BadImage:
     channels, height, width = shape
     try:
         with Image.open(path) as opened:
-            opened.draft(None, (GAP * width, GAP * height))  # of other formats it does nothing
+            opened.draft(None, (DRAFT_FACTOR * width, DRAFT_FACTOR * height))  # of other formats it does nothing
             picture = opened.convert("L" if channels == 1 else "RGB")
     except Exception as error:  # Pillow's plug-ins raise what their parsers meet: OSError, SyntaxError, struct.error
-        return BadImage(path, reason(path, error))
+        return UnreadableImage(path, failure_reason(path, error))
     if picture.size != (width, height):
         picture = ImageOps.fit(picture, (width, height), method=Image.Resampling.BILINEAR)
     return np.array(picture, dtype=np.uint8).reshape(height, width, channels)
 
 
-def reason(path: Path, error: Exception) -> str:
+def failure_reason(path: Path, error: Exception) -> str:
     """Say in a few words why a file could not be read as a picture."""
     if isinstance(error, FileNotFoundError | PermissionError):
         return error.strerror or "cannot be opened"

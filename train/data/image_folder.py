@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.core.errors import Refused, shown
+from entrypoint.core.errors import UserError, printable
 
 # What file managers leave behind; hidden files are passed over as well.
-LITTER = frozenset({"Thumbs.db", "desktop.ini"})
+IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})
 
 
 @dataclass(frozen=True)
-class Listing:
+class ImageList:
     """One split: each file with the number of its class."""
 
     folder: Path
@@ -30,16 +30,16 @@ class Listing:
 def split_folders(data_dir: Path | None) -> tuple[Path, Path]:
     """Return the folders of train and test (or val); raises `Refused` where one is missing."""
     if data_dir is None:
-        raise Refused("TRAIN_DATASET=imagefolder: needs TRAIN_DATA_DIR, the folder that holds train/ and test/")
+        raise UserError("TRAIN_DATASET=imagefolder: needs TRAIN_DATA_DIR, the folder that holds train/ and test/")
     if not data_dir.is_dir():
         what = "is a file, not a folder" if data_dir.exists() else "no such folder"
-        raise Refused(f"TRAIN_DATA_DIR={shown(data_dir)}: {what}; name the one that holds train/ and test/")
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what}; name the one that holds train/ and test/")
     train = data_dir / "train"
     test = next((data_dir / name for name in ("test", "val") if (data_dir / name).is_dir()), None)
     if not train.is_dir() or test is None:
         found = sorted(entry.name for entry in data_dir.iterdir())[:5]
         holds = f"holds {', '.join(found)}" if found else "is empty"
-        raise Refused(f"TRAIN_DATA_DIR={shown(data_dir)}: {holds}; it needs train/ and test/ (or val/)")
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {holds}; it needs train/ and test/ (or val/)")
     return train, test
 
 
@@ -47,7 +47,7 @@ def class_names(folder: Path) -> tuple[str, ...]:
     """Return a split's classes, its subfolders in order of name; raises `Refused` where there are none."""
     names = tuple(sorted(entry.name for entry in os.scandir(folder) if is_class(entry)))
     if not names:
-        raise Refused(f"{folder}: no class folders; each class is a subfolder with its images")
+        raise UserError(f"{folder}: no class folders; each class is a subfolder with its images")
     return names
 
 
@@ -61,11 +61,11 @@ def files_of(folder: Path) -> Iterator[Path]:
     for top, folders, names in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith(".") and name not in LITTER:
+            if not name.startswith(".") and name not in IGNORED_FILES:
                 yield Path(top, name)
 
 
-def list_split(folder: Path, classes: tuple[str, ...]) -> Listing:
+def list_split(folder: Path, classes: tuple[str, ...]) -> ImageList:
     """Return all files of a split; raises `Refused` where a class has none."""
     files: list[Path] = []
     labels: list[int] = []
@@ -73,12 +73,12 @@ def list_split(folder: Path, classes: tuple[str, ...]) -> Listing:
         before = len(files)
         files.extend(files_of(folder / name))
         if len(files) == before:
-            raise Refused(f"{folder / name}: the class has no images; add some or remove the folder")
+            raise UserError(f"{folder / name}: the class has no images; add some or remove the folder")
         labels.extend([label] * (len(files) - before))
-    return Listing(folder, classes, tuple(files), tuple(labels))
+    return ImageList(folder, classes, tuple(files), tuple(labels))
 
 
-def list_both(data_dir: Path | None) -> tuple[Listing, Listing]:
+def list_splits(data_dir: Path | None) -> tuple[ImageList, ImageList]:
     """Return train and test; raises `Refused` where their classes differ."""
     train, test = split_folders(data_dir)
     classes, test_classes = class_names(train), class_names(test)
@@ -87,5 +87,6 @@ def list_both(data_dir: Path | None) -> tuple[Listing, Listing]:
         only_test = sorted(set(test_classes) - set(classes))
         differ = [f"only in {train.name}/: {', '.join(only_train[:5])}"] if only_train else []
         differ += [f"only in {test.name}/: {', '.join(only_test[:5])}"] if only_test else []
-        raise Refused(f"TRAIN_DATA_DIR={shown(data_dir)}: classes differ, {'; '.join(differ)}; both need the same ones")
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the"
+                        " same ones")
     return list_split(train, classes), list_split(test, classes)

@@ -11,35 +11,35 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from train.data.batches import LEFT_OUT, pins
-from train.data.image_folder import Listing
-from train.data.decoding import BadImage, read_picture
+from train.data.batches import IGNORE_LABEL, use_pinned_memory
+from train.data.image_folder import ImageList
+from train.data.decoding import UnreadableImage, read_image
 from train.settings import ImageShape, TrainSettings
-from train.data.workers import Crew, begin_loading, serving
+from train.data.workers import WorkerPoolSpec, init_loader_worker, translate_worker_errors
 
 TRAIN, TEST = 0, 1
 # A split and the rows of it that make up a batch.
-Wanted = tuple[int, list[int]]
-Loaded = tuple[Tensor, Tensor, list[BadImage]]
+BatchRequest = tuple[int, list[int]]
+LoadedBatch = tuple[Tensor, Tensor, list[UnreadableImage]]
 
 
-class Pictures(Dataset[Loaded]):
+class ImageDataset(Dataset[LoadedBatch]):
     """Both splits' pictures, read a list at a time; bad ones come back as values, since workers cannot refuse."""
 
-    def __init__(self, splits: tuple[Listing, Listing], shape: ImageShape) -> None:
+    def __init__(self, splits: tuple[ImageList, ImageList], shape: ImageShape) -> None:
         self.splits, self.shape = splits, shape
 
-    def __getitem__(self, wanted: Wanted) -> Loaded:
+    def __getitem__(self, wanted: BatchRequest) -> LoadedBatch:
         """Return (N, H, W, C) bytes, labels, and the pictures that could not be read (labelled LEFT_OUT)."""
         split, rows = wanted
         listing = self.splits[split]
         channels, height, width = self.shape
         images = torch.zeros(len(rows), height, width, channels, dtype=torch.uint8)
-        labels = torch.full((len(rows),), LEFT_OUT)
-        bad: list[BadImage] = []
+        labels = torch.full((len(rows),), IGNORE_LABEL)
+        bad: list[UnreadableImage] = []
         for place, row in enumerate(rows):
-            picture = read_picture(listing.files[row], self.shape)
-            if isinstance(picture, BadImage):
+            picture = read_image(listing.files[row], self.shape)
+            if isinstance(picture, UnreadableImage):
                 bad.append(picture)
             else:
                 images[place] = torch.from_numpy(picture)
@@ -47,7 +47,7 @@ class Pictures(Dataset[Loaded]):
         return images, labels, bad
 
 
-class Loader:
+class BatchLoader:
     """Decodes what is wanted, in order and ahead of who takes it, by the plan's loader workers, if any.
 
     They are forked on entry, once, and that is to be before the process group, whose threads Python gets to know now
@@ -55,20 +55,20 @@ class Loader:
     Two ranks that forked for every epoch, on busy cores, met it once in 11,000 forks.
     """
 
-    def __init__(self, pictures: Pictures, crew: Crew, settings: TrainSettings, device: torch.device) -> None:
+    def __init__(self, pictures: ImageDataset, crew: WorkerPoolSpec, settings: TrainSettings, device: torch.device) -> None:
         self.pictures = pictures
-        self.wanted: list[Wanted] = []
+        self.wanted: list[BatchRequest] = []
         options: dict[str, Any] = {}
         if crew.processes:
             options = {"prefetch_factor": settings.prefetch_factor, "persistent_workers": True}
-        self.batches: Iterator[Loaded] = iter(())
-        self.loader: DataLoader[Loaded] | None = DataLoader(
+        self.batches: Iterator[LoadedBatch] = iter(())
+        self.loader: DataLoader[LoadedBatch] | None = DataLoader(
             pictures,
             batch_size=None,
             sampler=self.wanted,
             num_workers=crew.processes,
-            worker_init_fn=partial(begin_loading, crew.cpus),
-            pin_memory=pins(settings, device),
+            worker_init_fn=partial(init_loader_worker, crew.cpus),
+            pin_memory=use_pinned_memory(settings, device),
             generator=torch.Generator(),  # else it draws from what the model is drawn from
             **options,
         )
@@ -82,19 +82,19 @@ class Loader:
         """End the workers: DataLoader does with its last reference."""
         self.batches, self.loader = iter(()), None
 
-    def load(self, wanted: list[Wanted]) -> Iterator[Loaded]:
+    def load(self, wanted: list[BatchRequest]) -> Iterator[LoadedBatch]:
         """Yield each batch wanted; those wanted before and not taken are dropped. Raises `Refused` without workers."""
         self.begin(wanted)
         while True:
-            with serving():
+            with translate_worker_errors():
                 batch = next(self.batches, None)
             if batch is None:
                 return
             yield batch
 
-    def begin(self, wanted: list[Wanted]) -> None:
+    def begin(self, wanted: list[BatchRequest]) -> None:
         """Have the workers begin with what is wanted; raises `Refused` where they cannot."""
         assert self.loader is not None, "workers are there between entry and exit"
         self.wanted[:] = wanted
-        with serving():
+        with translate_worker_errors():
             self.batches = iter(self.loader)

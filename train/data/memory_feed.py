@@ -8,33 +8,33 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from train.data.batches import Batch, Part, batch_of, eval_slices, pins, sampled, sequence
-from train.transforms.normalize import Normalise
-from train.data.datasets import Images
-from train.distributed.process_group import Group
+from train.data.batches import Batch, MicroBatchIndices, make_batch, eval_batches, use_pinned_memory, sample_slice, make_sampler
+from train.transforms.normalize import Normalize
+from train.data.datasets import ImageTensors
+from train.distributed.process_group import ProcessGroup
 from train.settings import ImageShape, TrainSettings
 
 # Means and deviations of so many images are those of all to well under a grey level.
-SAMPLE = 5000
+STATS_SAMPLE = 5000
 # Bytes of pictures cut at once, those of some steps: what is done once a step finds the caches full of weights.
-AHEAD = 4 << 20
-EVAL_BATCH = 1024
+GATHER_AHEAD_BYTES = 4 << 20
+EVAL_BATCH_SIZE = 1024
 
 
-class MemoryFeed:
+class MemorySource:
     """The batches of one rank from images in memory, moved to the device first where they fit there."""
 
-    def __init__(self, train: Images, test: Images, shape: ImageShape, settings: TrainSettings, group: Group) -> None:
+    def __init__(self, train: ImageTensors, test: ImageTensors, shape: ImageShape, settings: TrainSettings, group: ProcessGroup) -> None:
         self.settings = settings
         self.group = group
-        self.sequence = sequence(len(train), shape, settings, group)
+        self.sequence = make_sampler(len(train), shape, settings, group)
         self.steps_per_epoch = self.sequence.steps_per_epoch
-        self.pins = pins(settings, group.device)
-        self.normalise = measure(train.images, group.device, channels_last=settings.channels_last)
+        self.pins = use_pinned_memory(settings, group.device)
+        self.normalise = channel_stats(train.images, group.device, channels_last=settings.channels_last)
         self.train = to_device(train, group.device)
         self.test = test
         share = max(1, settings.batch_size // group.world_size) * train.images[:1].nbytes
-        self.ahead = max(1, AHEAD // share) if self.sequence.transform.moves else 1
+        self.ahead = max(1, GATHER_AHEAD_BYTES // share) if self.sequence.transform.moves else 1
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this rank's share of every full batch of the epoch, from one on."""
@@ -42,9 +42,9 @@ class MemoryFeed:
         while some := list(islice(steps, self.ahead)):
             ready = self.gather([part for parts in some for part in parts])
             for parts in some:
-                yield batch_of((part.mixed(*next(ready)) for part in parts), self.settings.batch_size, parts[0].mix)
+                yield make_batch((part.mixed(*next(ready)) for part in parts), self.settings.batch_size, parts[0].mix)
 
-    def gather(self, parts: list[Part]) -> Iterator[tuple[Tensor, Tensor]]:
+    def gather(self, parts: list[MicroBatchIndices]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each part's images and labels on the device."""
         rows = torch.cat([part.rows for part in parts]).to(self.train.images.device)
         images = self.sequence.transform.apply(self.train.images, rows, torch.cat([part.drawn for part in parts]))
@@ -56,24 +56,24 @@ class MemoryFeed:
 
     def sample(self) -> Tensor:
         """Return some of the training images as evaluation would show them, on the CPU."""
-        images = self.sequence.transform.judged(self.train.images[sampled(len(self.train))])
+        images = self.sequence.transform.eval_model(self.train.images[sample_slice(len(self.train))])
         return self.normalise(images.to(self.group.device)).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous share of the test images."""
-        for rows in eval_slices(len(self.test), EVAL_BATCH, self.settings, self.group):
-            images = self.sequence.transform.judged(self.test.images[rows])
+        for rows in eval_batches(len(self.test), EVAL_BATCH_SIZE, self.settings, self.group):
+            images = self.sequence.transform.eval_model(self.test.images[rows])
             yield self.normalise(images), self.test.labels[rows].to(self.group.device)
 
 
-def measure(images: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalise:
+def channel_stats(images: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalize:
     """Return the normalisation by the means and deviations of the training images' channels."""
-    sample = images[:: max(1, len(images) // SAMPLE)].float().flatten(0, 2)
-    return Normalise.of(sample.mean(0), sample.std(0), device, channels_last=channels_last)
+    sample = images[:: max(1, len(images) // STATS_SAMPLE)].float().flatten(0, 2)
+    return Normalize.of(sample.mean(0), sample.std(0), device, channels_last=channels_last)
 
 
-def to_device(split: Images, device: torch.device) -> Images:
+def to_device(split: ImageTensors, device: torch.device) -> ImageTensors:
     """Return the split on a GPU where it takes at most a quarter of its memory, else where it is."""
     if device.type != "cuda" or split.images.nbytes > torch.cuda.get_device_properties(device).total_memory // 4:
         return split
-    return Images(split.images.to(device), split.labels.to(device))
+    return ImageTensors(split.images.to(device), split.labels.to(device))

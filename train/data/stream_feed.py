@@ -7,32 +7,32 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from entrypoint.core.console import put
-from train.data.batches import Batch, Part, batch_of, eval_slices, sampled, sequence
-from train.transforms.normalize import Normalise
-from train.data.decoding import refusal
-from train.distributed.process_group import Group
-from train.data.loader import TEST, TRAIN, Loader, Wanted
+from entrypoint.core.console import write_stderr
+from train.data.batches import Batch, MicroBatchIndices, make_batch, eval_batches, sample_slice, make_sampler
+from train.transforms.normalize import Normalize
+from train.data.decoding import unreadable_image_error
+from train.distributed.process_group import ProcessGroup
+from train.data.loader import TEST, TRAIN, BatchLoader, BatchRequest
 from train.settings import TrainSettings
 
-EVAL_BATCH = 256
+EVAL_BATCH_SIZE = 256
 # ImageNet's means and deviations in bytes: a streamed set is not seen whole before training.
-COLOUR = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
-GREY = ((127.5,), (64.0,))
+IMAGENET_STATS = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+GRAY_STATS = ((127.5,), (64.0,))
 
 
-class StreamFeed:
+class StreamSource:
     """The batches of one rank, decoded ahead of the loop by the plan's loader workers."""
 
-    def __init__(self, loader: Loader, settings: TrainSettings, group: Group) -> None:
+    def __init__(self, loader: BatchLoader, settings: TrainSettings, group: ProcessGroup) -> None:
         self.loader, self.settings, self.group = loader, settings, group
         self.pictures = loader.pictures
         shape, (train, test) = self.pictures.shape, self.pictures.splits
         self.trained, self.tested = len(train), len(test)
-        self.sequence = sequence(self.trained, shape, settings, group)
+        self.sequence = make_sampler(self.trained, shape, settings, group)
         self.steps_per_epoch = self.sequence.steps_per_epoch
-        mean, deviation = COLOUR if shape[0] == 3 else GREY
-        self.normalise = Normalise.of(
+        mean, deviation = IMAGENET_STATS if shape[0] == 3 else GRAY_STATS
+        self.normalise = Normalize.of(
             torch.tensor(mean), torch.tensor(deviation), group.device, channels_last=settings.channels_last
         )
         self.told: set[str] = set()
@@ -42,9 +42,9 @@ class StreamFeed:
         steps = list(self.sequence.epoch(epoch, first))
         loaded = self.load([(TRAIN, part.rows.tolist()) for parts in steps for part in parts])
         for parts in steps:
-            yield batch_of((self.ready(part, *next(loaded)) for part in parts), self.settings.batch_size, parts[0].mix)
+            yield make_batch((self.ready(part, *next(loaded)) for part in parts), self.settings.batch_size, parts[0].mix)
 
-    def ready(self, part: Part, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def ready(self, part: MicroBatchIndices, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return a part's pictures as the model sees them, on the device, with their labels."""
         images = images.to(self.group.device, non_blocking=True)
         if self.sequence.transform.draw:  # without, the copy that `apply` makes would be for nothing
@@ -53,21 +53,21 @@ class StreamFeed:
 
     def sample(self) -> Tensor:
         """Return some of the training images as evaluation would show them, on the CPU."""
-        images, _, _ = self.pictures[TRAIN, list(range(self.trained)[sampled(self.trained)])]
-        return self.normalise(self.sequence.transform.judged(images.to(self.group.device))).cpu()
+        images, _, _ = self.pictures[TRAIN, list(range(self.trained)[sample_slice(self.trained)])]
+        return self.normalise(self.sequence.transform.eval_model(images.to(self.group.device))).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous share of the test images."""
-        slices = eval_slices(self.tested, EVAL_BATCH, self.settings, self.group)
+        slices = eval_batches(self.tested, EVAL_BATCH_SIZE, self.settings, self.group)
         for images, labels in self.load([(TEST, list(range(rows.start, rows.stop))) for rows in slices]):
-            images = self.sequence.transform.judged(images.to(self.group.device, non_blocking=True))
+            images = self.sequence.transform.eval_model(images.to(self.group.device, non_blocking=True))
             yield self.normalise(images), labels.to(self.group.device, non_blocking=True)
 
-    def load(self, wanted: list[Wanted]) -> Iterator[tuple[Tensor, Tensor]]:
+    def load(self, wanted: list[BatchRequest]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield bytes and labels of each batch, in order; refuses or tells of bad pictures."""
         for images, labels, bad in self.loader.load(wanted):
             if bad and self.settings.on_unreadable_image == "error":
-                raise refusal(bad)
+                raise unreadable_image_error(bad)
             for one in bad:
                 self.tell(str(one))
             yield images, labels
@@ -76,4 +76,4 @@ class StreamFeed:
         """Say once of each bad picture that it is left out."""
         if message not in self.told:
             self.told.add(message)
-            put(f"train: left out {message}")
+            write_stderr(f"train: left out {message}")

@@ -12,18 +12,18 @@ from multiprocessing import active_children
 from multiprocessing.queues import Queue
 from typing import Any, NoReturn
 
-from entrypoint.core.errors import Exit, Refused, first_line
+from entrypoint.core.errors import ExitCode, UserError, first_line
 
 
 @dataclass(frozen=True)
-class Crew:
+class WorkerPoolSpec:
     """Processes that decode for a rank or a node: so many, anywhere on these CPUs."""
 
     cpus: frozenset[int]
     processes: int
 
 
-def default_signals() -> None:
+def restore_default_signals() -> None:
     """End quietly on SIGTERM, and leave SIGINT to the rank, which the terminal sends it too.
 
     A forked worker inherits the trainer's handlers, and would answer the signal that ends its whole process group
@@ -42,7 +42,7 @@ def ignore_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def begin_work(cpus: Iterable[int], *_: object, signals: Callable[[], None] = default_signals) -> None:
+def init_worker(cpus: Iterable[int], *_: object, signals: Callable[[], None] = restore_default_signals) -> None:
     """Let a forked process run on all of these CPUs, and end quietly.
 
     Where OpenMP's threads are pinned one by one, the rank's main thread is too, and its children inherit its one CPU.
@@ -51,19 +51,19 @@ def begin_work(cpus: Iterable[int], *_: object, signals: Callable[[], None] = de
     os.sched_setaffinity(0, cpus)
 
 
-def begin_loading(cpus: Iterable[int], *_: object) -> None:
+def init_loader_worker(cpus: Iterable[int], *_: object) -> None:
     """Begin as a loader worker, which ends where it cannot hand a batch over.
 
     Python's queue drops what it cannot send, a batch for which /dev/shm has no room, and the rank would wait for ever.
     What is left to sys.excepthook here is a batch that its rank did not fetch, since it has ended (resource_sharer).
     """
-    begin_work(cpus, signals=ignore_signals)
-    sys.excepthook = silent
+    init_worker(cpus, signals=ignore_signals)
+    sys.excepthook = no_traceback
     sending: Any = Queue
     sending._on_queue_feeder_error = staticmethod(end_at_once)
 
 
-def silent(*_: object) -> None:
+def no_traceback(*_: object) -> None:
     """Say nothing: the rank does."""
 
 
@@ -79,18 +79,18 @@ def end_workers() -> None:
 
 
 @contextmanager
-def telling_of_workers() -> Iterator[None]:
+def translate_worker_death() -> Iterator[None]:
     """Turn the end of a loader worker into a refusal; DataLoader raises it wherever the rank stands just then."""
     try:
         yield
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
-        raise without_workers(error) from None
+        raise worker_lost_error(error) from None
 
 
 @contextmanager
-def serving() -> Iterator[None]:
+def translate_worker_errors() -> Iterator[None]:
     """Turn what keeps loader workers from being had, or from handing over, into a refusal.
 
     Their semaphores lie in /dev/shm too.
@@ -98,10 +98,10 @@ def serving() -> Iterator[None]:
     try:
         yield
     except (OSError, EOFError) as error:
-        raise without_workers(error) from None
+        raise worker_lost_error(error) from None
 
 
-def without_workers(error: BaseException) -> Refused:
+def worker_lost_error(error: BaseException) -> UserError:
     """Return the refusal of a rank that has lost a loader worker, or cannot have one.
 
     From here on DataLoader's handler is silent: it would tell of the loss a second time, amid the rank's own end.
@@ -109,6 +109,7 @@ def without_workers(error: BaseException) -> Refused:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     handing = isinstance(error, ConnectionError | EOFError)
     cause = "one ended while it handed a batch over" if handing else first_line(error).rstrip(". ")
-    return Refused(
-        f"loader workers: {cause}; see `df /dev/shm` and the memory limit, or lower TRAIN_NUM_WORKERS", Exit.RANK_FAILED
+    return UserError(
+        f"loader workers: {cause}; see `df /dev/shm` and the memory limit, or lower"
+        " TRAIN_NUM_WORKERS", ExitCode.RANK_FAILED
     )

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from entrypoint.core.errors import Exit, Refused
-from train.distributed.process_group import Group
-from train.distributed.shared_memory import NodeMemory
+from entrypoint.core.errors import ExitCode, UserError
+from train.distributed.process_group import ProcessGroup
+from train.distributed.shared_memory import SharedMemoryGroup
 from train.settings import TrainSettings
 
 # Gradients travel in 16 bits and are added up in them.
@@ -22,21 +22,21 @@ HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_co
 POWER_RANK, POWER_FROM_STEP = 2, 10
 # More than any gradient here. PowerSGD's exchanges follow on each other, and those of two parts may overtake: NCCL has
 # them in the order of the calls, but Gloo as each comes to an end, and then ranks take one for the other and abort.
-WHOLE_MB = 2**30
+SINGLE_BUCKET_MB = 2**30
 
 
-def share_gradients(model: nn.Module, settings: TrainSettings, group: Group) -> nn.Module:
+def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> nn.Module:
     """Return the model wrapped so that gradients are averaged over the ranks; alone or spread it stays as it is.
 
     Raises `Refused` for a compression that this torch has not got for this backend.
     """
-    if group.world_size == 1 or is_spread(model):
+    if group.world_size == 1 or is_sharded(model):
         return model
     one_part = settings.gradient_compression == "powersgd" and group.device.type == "cpu"
     shared = DistributedDataParallel(
         model,
         device_ids=[group.device] if group.device.type == "cuda" else None,
-        bucket_cap_mb=WHOLE_MB if one_part else None,
+        bucket_cap_mb=SINGLE_BUCKET_MB if one_part else None,
         gradient_as_bucket_view=True,
         find_unused_parameters=settings.ddp_find_unused_parameters,
         static_graph=settings.ddp_static_graph,
@@ -48,20 +48,20 @@ def share_gradients(model: nn.Module, settings: TrainSettings, group: Group) -> 
         hook = powerSGD_hook.powerSGD_hook
     elif not hook and group.memory:
         # DDP reads the annotations of a hook, which a string fails.
-        state, hook = group.memory, lambda memory, bucket: through_memory(memory, bucket.buffer())
+        state, hook = group.memory, lambda memory, bucket: shared_memory_hook(memory, bucket.buffer())
     if hook:
         try:
             shared.register_comm_hook(state, hook)
         except TypeError as error:  # torch 2.13 wants NCCL for bf16
-            raise Refused(
+            raise UserError(
                 f"TRAIN_GRADIENT_COMPRESSION={settings.gradient_compression}: torch {torch.__version__} cannot do it"
                 f" here ({error}); set fp16",
-                Exit.MACHINE,
+                ExitCode.MACHINE,
             ) from None
     return shared
 
 
-def begun_anew(settings: TrainSettings, group: Group) -> tuple[str, ...]:
+def not_resumable_warnings(settings: TrainSettings, group: ProcessGroup) -> tuple[str, ...]:
     """Return a line for what a run that goes on has no more of, because no checkpoint holds it: each rank's own."""
     if settings.gradient_compression != "powersgd" or group.world_size == 1:
         return ()
@@ -72,7 +72,7 @@ def begun_anew(settings: TrainSettings, group: Group) -> tuple[str, ...]:
     )
 
 
-def through_memory(memory: NodeMemory, gradients: Tensor) -> torch.futures.Future[Tensor]:
+def shared_memory_hook(memory: SharedMemoryGroup, gradients: Tensor) -> torch.futures.Future[Tensor]:
     """Average a part of the gradients, which are float32, while the backward pass waits: it needs the cores itself."""
     memory.mean(gradients)
     done: torch.futures.Future[Tensor] = torch.futures.Future()
@@ -80,19 +80,19 @@ def through_memory(memory: NodeMemory, gradients: Tensor) -> torch.futures.Futur
     return done
 
 
-def is_spread(model: nn.Module) -> bool:
+def is_sharded(model: nn.Module) -> bool:
     """Tell whether the model's weights are spread over the ranks; the import of FSDP's class would take a second."""
     return hasattr(model, "set_requires_gradient_sync")
 
 
-def divided_by(model: nn.Module, group: Group) -> int:
+def gradient_divisor(model: nn.Module, group: ProcessGroup) -> int:
     """Return what gradients are divided by on their way: DDP takes the mean over the ranks, a spread model the sum."""
-    return 1 if is_spread(model) else group.world_size
+    return 1 if is_sharded(model) else group.world_size
 
 
-def kept_apart(shared: Any, last: bool) -> AbstractContextManager[None]:
+def no_sync_until_last(shared: Any, last: bool) -> AbstractContextManager[None]:
     """Hold gradients back from the other ranks until the last part of a step."""
-    if is_spread(shared):
+    if is_sharded(shared):
         shared.set_requires_gradient_sync(last)
     elif isinstance(shared, DistributedDataParallel) and not last:
         held: AbstractContextManager[None] = shared.no_sync()
@@ -100,17 +100,17 @@ def kept_apart(shared: Any, last: bool) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def local_parts(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def iter_local_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the name of each parameter, and what this rank holds of it."""
     for name, parameter in model.named_parameters():
         part = parameter.detach()
-        yield name, part.to_local() if is_spread(model) else part  # type: ignore[attr-defined]
+        yield name, part.to_local() if is_sharded(model) else part  # type: ignore[attr-defined]
 
 
-def whole_state(model: nn.Module) -> dict[str, Tensor]:
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """Return a model's whole state: of a spread one on rank 0 alone, and all ranks have to ask."""
-    if not is_spread(model):
+    if not is_sharded(model):
         return dict(model.state_dict())
-    from train.distributed.fsdp import gathered
+    from train.distributed.fsdp import full_state_dict
 
-    return gathered(model)
+    return full_state_dict(model)

@@ -10,16 +10,16 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from entrypoint.core.errors import LostPeer
-from train.distributed.rendezvous import ANY_PORT, Peer, numbered
-from train.preemption import STOPPING
+from entrypoint.core.errors import PeerLostError
+from train.distributed.rendezvous import DISCARD_PORT, Peer, format_ranks
+from train.preemption import STOP_CONTROLLER
 
 # How long a node may take to answer a question that any live kernel answers at once.
-ANSWER_S = 3.0
+PROBE_TIMEOUT_S = 3.0
 
 
 # What Gloo and the sockets below it say when an exchange fails; its own errors have no class of theirs.
-EXCHANGE = re.compile(
+COLLECTIVE_ERROR = re.compile(
     r"gloo|connection (closed|reset|refused)|timed out waiting|timeout caused pair closure|broken pipe"
     r"|network is (unreachable|down)|no route to host|socket closed",
     re.IGNORECASE,
@@ -27,28 +27,28 @@ EXCHANGE = re.compile(
 
 
 # A rank that lost a peer ends later than that peer, whose own words torchrun's agent has only if it sees it end first.
-GIVE_WAY_S = 1.5
+FAILURE_ORDER_DELAY_S = 1.5
 
 
 @contextmanager
-def naming_the_lost(me: int, peers: Sequence[Peer]) -> Iterator[None]:
+def translate_collective_errors(me: int, peers: Sequence[Peer]) -> Iterator[None]:
     """Turn a collective's failure into a refusal that names the rank or node which is gone."""
     try:
         yield
     except RuntimeError as error:
-        if not from_exchange(error):
+        if not is_collective_error(error):
             raise
-        STOPPING.ignore()  # it ends anyway, and a launcher's signal would only hide why
-        time.sleep(GIVE_WAY_S)
-        raise LostPeer(describe_loss(str(error), me, peers, answers)) from None
+        STOP_CONTROLLER.ignore()  # it ends anyway, and a launcher's signal would only hide why
+        time.sleep(FAILURE_ORDER_DELAY_S)
+        raise PeerLostError(describe_lost_peer(str(error), me, peers, is_reachable)) from None
 
 
-def from_exchange(error: RuntimeError) -> bool:
+def is_collective_error(error: RuntimeError) -> bool:
     """Tell whether an error is a collective's."""
-    return isinstance(error, dist.DistBackendError) or bool(EXCHANGE.search(str(error)))
+    return isinstance(error, dist.DistBackendError) or bool(COLLECTIVE_ERROR.search(str(error)))
 
 
-def describe_loss(text: str, me: int, peers: Sequence[Peer], answers: Callable[[str], bool]) -> str:
+def describe_lost_peer(text: str, me: int, peers: Sequence[Peer], answers: Callable[[str], bool]) -> str:
     """Say who is lost, by the address in Gloo's message, else by which node does not answer any more."""
     cause = text.splitlines()[0].split("] ")[-1] if text else "no reason given"
     mine = next((peer for peer in peers if peer.rank == me), None)
@@ -58,23 +58,23 @@ def describe_loss(text: str, me: int, peers: Sequence[Peer], answers: Callable[[
     if not lost:
         silent = {address for address in {peer.address for peer in others} if not answers(address)}
         lost = [peer for peer in others if peer.address in silent]
-    who = " and ".join(places(lost)) if lost else "another rank"
+    who = " and ".join(peers_by_node(lost)) if lost else "another rank"
     return f"rank {me}: lost {who} while exchanging data: {cause}"
 
 
-def places(peers: Sequence[Peer]) -> list[str]:
+def peers_by_node(peers: Sequence[Peer]) -> list[str]:
     """Return each node of these peers with its ranks: `rank 1 on node1 (10.0.0.2)`."""
     nodes = sorted({(peer.node, peer.address) for peer in peers})
     return [
-        f"{numbered([peer.rank for peer in peers if peer.node == node])} on {node} ({address})"
+        f"{format_ranks([peer.rank for peer in peers if peer.node == node])} on {node} ({address})"
         for node, address in nodes
     ]
 
 
-def answers(address: str) -> bool:
+def is_reachable(address: str) -> bool:
     """Tell whether a node is there: it accepts or refuses a connection, and does not just keep silent."""
     try:
-        socket.create_connection((address, ANY_PORT), timeout=ANSWER_S).close()
+        socket.create_connection((address, DISCARD_PORT), timeout=PROBE_TIMEOUT_S).close()
     except ConnectionRefusedError:
         return True
     except OSError:

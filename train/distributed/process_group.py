@@ -14,18 +14,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from entrypoint.core.errors import Exit, Refused, first_line
+from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.plan.model import Plan
-from train.distributed.rendezvous import Peer, introduce, meet
-from train.distributed.shared_memory import NodeMemory, share_memory
+from train.distributed.rendezvous import Peer, local_peer, wait_for_all_ranks
+from train.distributed.shared_memory import SharedMemoryGroup, open_shared_memory
 from train.fd_redirect import STDOUT, redirected
 
 T = TypeVar("T")
-SETTLE_S = 0.1
+GLOO_DRAIN_S = 0.1
 
 
 @dataclass(frozen=True)
-class Group:
+class ProcessGroup:
     """All ranks of the job. With one rank no process group exists and every collective is free.
 
     `peers` are all of its ranks; `control` is what numbers on the CPU are exchanged over: Gloo beside another
@@ -38,10 +38,10 @@ class Group:
     device: torch.device
     control: dist.ProcessGroup | None = None
     peers: tuple[Peer, ...] = ()
-    memory: NodeMemory | None = None
+    memory: SharedMemoryGroup | None = None
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Tell whether this is rank 0, which alone writes and prints."""
         return self.rank == 0
 
@@ -51,22 +51,22 @@ class Group:
             dist.all_reduce(tensor)
         return tensor
 
-    def from_leader(self, make: Callable[[], T]) -> T:
+    def run_on_main(self, make: Callable[[], T]) -> T:
         """Run `make` on rank 0 and return its result on every rank; what it refuses, all refuse."""
         if self.world_size == 1:
             return make()
-        answer: list[T | Refused | None] = [None]
-        if self.leads:
+        answer: list[T | UserError | None] = [None]
+        if self.is_main:
             try:
                 answer[0] = make()
-            except Refused as error:
+            except UserError as error:
                 answer[0] = error
         dist.broadcast_object_list(answer, device=self.device)
-        if isinstance(answer[0], Refused):
+        if isinstance(answer[0], UserError):
             raise answer[0]
         return answer[0]  # type: ignore[return-value]
 
-    def from_all(self, value: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """Return every rank's value, in order of rank, on every rank."""
         if self.world_size == 1:
             return [value]
@@ -74,13 +74,13 @@ class Group:
         dist.all_gather_object(values, value)
         return values  # type: ignore[return-value]
 
-    def share_from_leader(self, tensors: list[Tensor]) -> None:
+    def broadcast_buffers(self, tensors: list[Tensor]) -> None:
         """Overwrite tensors (such as BatchNorm's statistics) with rank 0's."""
         if self.world_size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
-    def vote(self, ballot: int) -> Callable[[], int]:
+    def all_reduce_max_async(self, ballot: int) -> Callable[[], int]:
         """Begin to ask all ranks; what is returned waits for the answer, the most that any of them said.
 
         Asked before a step and answered after it, it costs the step nothing.
@@ -96,7 +96,7 @@ class Group:
 
         return answer
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         """Let Gloo end its work, before `leave` at the end of a run that went well.
 
         Gloo frees its last tensors on a thread of its own, which needs the interpreter's lock for that, and
@@ -104,7 +104,7 @@ class Group:
         BatchNorm over two ranks 2 of 7 runs hung so.
         """
         if self.world_size > 1:
-            time.sleep(SETTLE_S)
+            time.sleep(GLOO_DRAIN_S)
 
     def leave(self) -> None:
         """Destroy the process group, without which a rank can abort in its last breath."""
@@ -112,39 +112,39 @@ class Group:
             dist.destroy_process_group()
 
 
-def place(plan: Plan) -> Group:
+def local_process(plan: Plan) -> ProcessGroup:
     """Return this process's place by RANK, WORLD_SIZE and LOCAL_RANK among ranks that it has not met yet.
 
     Raises `Refused` without the plan's device.
     """
     rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    return Group(rank, world_size, local_rank, choose_device(plan, local_rank))
+    return ProcessGroup(rank, world_size, local_rank, choose_device(plan, local_rank))
 
 
-def join(group: Group, plan: Plan) -> Group:
+def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
     """Meet the other ranks by MASTER_*; raises `Refused` where that fails."""
     rank, world_size = group.rank, group.world_size
     limit = timedelta(seconds=plan.fail_timeout_s)
     if world_size > 1:
         try:
-            store = meet(rank, world_size, plan.rendezvous_timeout_s)
+            store = wait_for_all_ranks(rank, world_size, plan.rendezvous_timeout_s)
             # Gloo in torch 2.8 tells of each connection on standard output, out of step.
             with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
                 dist.init_process_group(plan.backend, timeout=limit, store=store, rank=rank, world_size=world_size)
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             cause = first_line(error)
-            raise Refused(
+            raise UserError(
                 f"rank {rank} of {world_size}: could not meet the others at {where} by {plan.backend}: {cause}",
-                Exit.RENDEZVOUS,
+                ExitCode.RENDEZVOUS,
             ) from None
     beside = world_size > 1 and plan.backend != "gloo"
     control = dist.new_group(backend="gloo", timeout=limit) if beside else None
     group = replace(group, control=control)
     if world_size > 1:
-        group = replace(group, peers=tuple(group.from_all(introduce(rank))))
+        group = replace(group, peers=tuple(group.gather(local_peer(rank))))
         if group.device.type == "cpu" and len({peer.node for peer in group.peers}) == 1:
-            group = replace(group, memory=share_memory(rank, world_size, plan.fail_timeout_s))
+            group = replace(group, memory=open_shared_memory(rank, world_size, plan.fail_timeout_s))
     return group
 
 
@@ -153,10 +153,10 @@ def choose_device(plan: Plan, local_rank: int) -> torch.device:
     if plan.device != "cuda":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise Refused(
+        raise UserError(
             f"device cuda: torch {torch.__version__} finds no CUDA that it can use; set LAUNCH_DEVICE=cpu, or use"
             " the CUDA image and a driver that is new enough for it",
-            Exit.MACHINE,
+            ExitCode.MACHINE,
         )
     device = torch.device("cuda", plan.ranks[local_rank].gpu or 0)
     torch.cuda.set_device(device)

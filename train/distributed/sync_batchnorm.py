@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm, pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from train.distributed.process_group import Group
-from train.distributed.shared_memory import NodeMemory
+from train.distributed.process_group import ProcessGroup
+from train.distributed.shared_memory import SharedMemoryGroup
 
 
-class Normalised(torch.autograd.Function):
+class SyncBatchNormFunction(torch.autograd.Function):
     """The normalisation with mean and variance over all ranks: one exchange forwards, one backwards.
 
     Both ways the passes over the pictures are those of torch's own BatchNorm, which are vectorised: `var_mean` takes 20
@@ -24,7 +24,7 @@ class Normalised(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, eps: float, memory: NodeMemory | None
+        ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, eps: float, memory: SharedMemoryGroup | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the batch normalised, then mean, variance and number of values of all ranks' batches."""
         channels = values.shape[1]
@@ -34,7 +34,7 @@ class Normalised(torch.autograd.Function):
         # The count is no tensor that stands in the sums: of several layers' equal ones inductor makes one, and takes it
         # from where the first exchange has already changed it (torch 2.8 to 2.13).
         sums = pad(torch.cat((mean, variance + mean.square())).mul(own_count), (1, 0), value=own_count)
-        sum_over_ranks(sums, memory)
+        all_reduce_sum(sums, memory)
         count, mean = sums[:1], sums[1 : channels + 1] / sums[0]
         variance = (sums[channels + 1 :] / count - mean.square()).clamp(min=0)
         mean, variance = mean.to(values.dtype), variance.to(values.dtype)
@@ -52,7 +52,7 @@ class Normalised(torch.autograd.Function):
             grad, values, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
         )
         sums = torch.cat((of_weight, of_bias)).double()
-        sum_over_ranks(sums, ctx.memory)
+        all_reduce_sum(sums, ctx.memory)
         by_scale, by_shift = (sums / count).to(values.dtype).chunk(2)
         inverse = torch.rsqrt(variance + ctx.eps)
         scale = weight * inverse
@@ -63,7 +63,7 @@ class Normalised(torch.autograd.Function):
         return of_values, of_weight, of_bias, None, None
 
 
-def sum_over_ranks(sums: Tensor, memory: NodeMemory | None) -> None:
+def all_reduce_sum(sums: Tensor, memory: SharedMemoryGroup | None) -> None:
     """Sum over all ranks, in place: through the memory that they share, where they do."""
     if memory:
         memory.sum(sums)
@@ -74,7 +74,7 @@ def sum_over_ranks(sums: Tensor, memory: NodeMemory | None) -> None:
 class SyncBatchNorm(_BatchNorm):
     """PyTorch's own for what it refuses to do: tensors on the CPU. Takes (N, C, …), as many ranks as there are."""
 
-    memory: NodeMemory | None = None
+    memory: SharedMemoryGroup | None = None
 
     def _check_input_dim(self, _: Tensor) -> None:
         """Take any number of dimensions from two on, as PyTorch's does."""
@@ -86,7 +86,7 @@ class SyncBatchNorm(_BatchNorm):
         values = input.float()
         weight = self.weight if self.affine else values.new_ones(self.num_features)
         bias = self.bias if self.affine else values.new_zeros(self.num_features)
-        normalised, mean, variance, count = Normalised.apply(values, weight, bias, self.eps, self.memory)  # type: ignore[no-untyped-call]
+        normalised, mean, variance, count = SyncBatchNormFunction.apply(values, weight, bias, self.eps, self.memory)  # type: ignore[no-untyped-call]
         self.follow(mean, variance * (count / (count - 1).clamp(min=1)).float())
         result: Tensor = normalised.to(input.dtype)
         return result
@@ -103,7 +103,7 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance, share)
 
 
-def synchronised(model: nn.Module, group: Group, *, compiled: bool = False) -> nn.Module:
+def convert_sync_batchnorm(model: nn.Module, group: ProcessGroup, *, compiled: bool = False) -> nn.Module:
     """Return the model with every BatchNorm replaced by one over all ranks, weights and statistics kept.
 
     One that is to be compiled exchanges by the process group, since the compiler cannot see through anything else.
@@ -114,11 +114,11 @@ def synchronised(model: nn.Module, group: Group, *, compiled: bool = False) -> n
     if isinstance(model, _BatchNorm):
         return of(model, None if compiled else group.memory)
     for name, child in model.named_children():
-        setattr(model, name, synchronised(child, group, compiled=compiled))
+        setattr(model, name, convert_sync_batchnorm(child, group, compiled=compiled))
     return model
 
 
-def of(norm: Any, memory: NodeMemory | None = None) -> SyncBatchNorm:
+def of(norm: Any, memory: SharedMemoryGroup | None = None) -> SyncBatchNorm:
     """Return the synchronised twin of a BatchNorm, with its own parameters."""
     twin = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):

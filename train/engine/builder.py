@@ -10,32 +10,32 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from entrypoint.plan.model import Plan
-from train.acceleration.amp import configure
-from train.acceleration.ipex import with_extension
-from train.acceleration.memory_format import lay_out, lay_out_moments
-from train.acceleration.small_conv import multiply_small
-from train.checkpoint.single_file import Start
-from train.data.batches import Feed
-from train.data.datasets import DataSet, Images
-from train.data.loader import Loader, Pictures
-from train.data.memory_feed import MemoryFeed
-from train.data.stream_feed import StreamFeed
-from train.data.workers import Crew
-from train.distributed.process_group import Group
-from train.distributed.sync_batchnorm import has_batchnorm, synchronised
-from train.engine.optimizer import averaged, build_optimizer, lr_schedule
-from train.engine.train_step import Learner
+from train.acceleration.amp import configure_tf32
+from train.acceleration.ipex import optimize_with_ipex
+from train.acceleration.memory_format import match_optimizer_state_format, set_memory_format
+from train.acceleration.small_conv import use_matmul_for_small_inputs
+from train.checkpoint.single_file import ResumePoint
+from train.data.batches import BatchSource
+from train.data.datasets import DataSet, ImageTensors
+from train.data.loader import BatchLoader, ImageDataset
+from train.data.memory_feed import MemorySource
+from train.data.stream_feed import StreamSource
+from train.data.workers import WorkerPoolSpec
+from train.distributed.process_group import ProcessGroup
+from train.distributed.sync_batchnorm import convert_sync_batchnorm, has_batchnorm
+from train.engine.optimizer import build_optimizer, lr_schedule, make_ema
+from train.engine.train_step import Trainer
 from train.models.inspection import count_parameters
-from train.models.pruning import cut_to, fits, slimmed
-from train.models.registry import build_model, with_versions
+from train.models.pruning import prune_state, resize_to_state, same_shapes
+from train.models.registry import build_model, restore_state_metadata
 from train.models.speednet import SpeedNet
 from train.settings import ImageShape, TrainSettings
 
-Built = tuple[nn.Module, torch.optim.Optimizer, AveragedModel | None]
+BuiltModel = tuple[nn.Module, torch.optim.Optimizer, AveragedModel | None]
 
 
 @dataclass(frozen=True)
-class Blueprint:
+class ModelBuilder:
     """What a model is built from, as often as that is needed.
 
     `shape` is that of the images it sees; `sample` returns some of them, the same on every rank, for models that look.
@@ -45,7 +45,7 @@ class Blueprint:
     plan: Plan
     shape: ImageShape
     classes: int
-    group: Group
+    group: ProcessGroup
     sample: Callable[[], Tensor] | None = None
 
     def bare(self) -> nn.Module:
@@ -55,7 +55,7 @@ class Blueprint:
             model.look(self.sample())
         return model
 
-    def build(self, slim: Mapping[str, Tensor] | None = None) -> Built:
+    def build(self, slim: Mapping[str, Tensor] | None = None) -> BuiltModel:
         """Return the model as the settings want it on the device, cut to a pruned one's state, with what goes with it.
 
         Spread over the ranks its filters stay contiguous, since FSDP2 takes no others, and so does its optimizer
@@ -64,51 +64,51 @@ class Blueprint:
         settings, group = self.settings, self.group
         model = self.bare()
         if slim is not None:
-            cut_to(model, slim)
+            resize_to_state(model, slim)
         if group.world_size > 1 and settings.sync_batchnorm and has_batchnorm(model):
-            model = synchronised(model, group, compiled=settings.compile != "off")
+            model = convert_sync_batchnorm(model, group, compiled=settings.compile != "off")
         fused = self.plan.training["precision"] != "fp16"
         if group.world_size > 1 and settings.parallelism == "fsdp":
-            from train.distributed.fsdp import spread
+            from train.distributed.fsdp import apply_fsdp
 
-            average = averaged(model, settings)
+            average = make_ema(model, settings)
             for one in filter(None, (model, average.module if average else None)):
-                spread(one, group)
+                apply_fsdp(one, group)
             return model, build_optimizer(settings, model, fused=fused and settings.optimizer != "sgd"), average
         eager = settings.compile in ("off", "auto") and not self.plan.training["ipex"]  # these pack for themselves
         plain = eager and group.device.type == "cpu"
         shared = group.world_size > 1
-        model = lay_out(
+        model = set_memory_format(
             model.to(group.device), channels_last=settings.channels_last, plain_filters=plain, shared=shared
         )
         if plain and settings.channels_last:
-            model = multiply_small(model, self.shape, by_taps=settings.gradient_compression != "powersgd")
+            model = use_matmul_for_small_inputs(model, self.shape, by_taps=settings.gradient_compression != "powersgd")
         optimizer = build_optimizer(settings, model, fused=fused)
         if self.plan.training["ipex"]:
-            model, optimizer = with_extension(model, optimizer, compiling=settings.compile != "off")
-        return model, optimizer, averaged(model, settings)
+            model, optimizer = optimize_with_ipex(model, optimizer, compiling=settings.compile != "off")
+        return model, optimizer, make_ema(model, settings)
 
-    def learner(self, total_steps: int, start: Start | None) -> Learner:
+    def learner(self, total_steps: int, start: ResumePoint | None) -> Trainer:
         """Return the learner of a new run, or of one that goes on from what was saved."""
         precision = self.plan.training["precision"]
-        configure(precision, self.group.device)
+        configure_tf32(precision, self.group.device)
         slim = None
-        if start and self.settings.prune_ratio and not fits(self.bare(), start.saved.model):
+        if start and self.settings.prune_ratio and not same_shapes(self.bare(), start.saved.model):
             slim = start.saved.model
         model, optimizer, average = self.build(slim)
         schedule = lr_schedule(self.settings, total_steps)
-        learner = Learner(model, optimizer, schedule, self.settings, self.group, precision, average=average)
+        learner = Trainer(model, optimizer, schedule, self.settings, self.group, precision, average=average)
         learner.pruned = slim is not None
         if start:
-            resume(learner, start)
+            restore(learner, start)
         return learner
 
-    def prune(self, learner: Learner) -> str:
+    def prune(self, learner: Trainer) -> str:
         """Cut the learner's model down on all ranks alike, with a new optimizer for it; return what to tell."""
         state = {name: value.detach().cpu() for name, value in learner.model.state_dict().items()}
         before = count_parameters(learner.model)
         with torch.random.fork_rng(devices=[]):  # what a new model draws is overwritten, and only rank 0 draws twice
-            slim = self.group.from_leader(lambda: slimmed(self.bare(), state, self.shape, self.settings))
+            slim = self.group.run_on_main(lambda: prune_state(self.bare(), state, self.shape, self.settings))
             learner.take(*self.build(slim))
         learner.pruned = True
         return (
@@ -117,37 +117,37 @@ class Blueprint:
         )
 
 
-def resume(learner: Learner, start: Start) -> None:
+def restore(learner: Trainer, start: ResumePoint) -> None:
     """Put a checkpoint's state into the learner."""
     saved = start.saved
     if learner.settings.parallelism == "fsdp":
         from train.checkpoint import sharded
 
-        sharded.load(start.path, learner.sharded_state(), with_versions)
+        sharded.load(start.path, learner.sharded_state(), restore_state_metadata)
     else:
-        learner.model.load_state_dict(with_versions(learner.model, saved.model))
+        learner.model.load_state_dict(restore_state_metadata(learner.model, saved.model))
         learner.optimizer.load_state_dict(dict(saved.optimizer))
-        lay_out_moments(learner.optimizer)
+        match_optimizer_state_format(learner.optimizer)
         if learner.average:
-            learner.average.load_state_dict(with_versions(learner.average, saved.average))
+            learner.average.load_state_dict(restore_state_metadata(learner.average, saved.average))
     learner.scaler.load_state_dict(dict(saved.scaler))
     learner.step, learner.seconds, learner.losses = saved.step, saved.seconds, list(saved.losses)
     learner.best = saved.best
 
 
-def build_loader(data: DataSet, settings: TrainSettings, group: Group, plan: Plan) -> Loader | None:
+def build_loader(data: DataSet, settings: TrainSettings, group: ProcessGroup, plan: Plan) -> BatchLoader | None:
     """Return what decodes a streamed set for this rank, None for one that is in memory."""
-    if isinstance(data.train, Images) or isinstance(data.test, Images):
+    if isinstance(data.train, ImageTensors) or isinstance(data.test, ImageTensors):
         return None
     sharing = plan.ranks if plan.bind == "none" else (plan.ranks[group.local_rank],)
-    crew = Crew(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.training["workers"])
-    return Loader(Pictures((data.train, data.test), data.shape), crew, settings, group.device)
+    crew = WorkerPoolSpec(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.training["workers"])
+    return BatchLoader(ImageDataset((data.train, data.test), data.shape), crew, settings, group.device)
 
 
-def build_feed(data: DataSet, loader: Loader | None, settings: TrainSettings, group: Group) -> Feed:
+def build_feed(data: DataSet, loader: BatchLoader | None, settings: TrainSettings, group: ProcessGroup) -> BatchSource:
     """Return the feed for how the data came."""
     if loader:
-        return StreamFeed(loader, settings, group)
-    assert isinstance(data.train, Images)
-    assert isinstance(data.test, Images)
-    return MemoryFeed(data.train, data.test, data.shape, settings, group)
+        return StreamSource(loader, settings, group)
+    assert isinstance(data.train, ImageTensors)
+    assert isinstance(data.test, ImageTensors)
+    return MemorySource(data.train, data.test, data.shape, settings, group)

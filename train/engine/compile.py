@@ -11,22 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from entrypoint.core.errors import Exit, Refused, first_line
-from train.acceleration.amp import computing
-from train.acceleration.ipex import import_extension
-from train.engine.train_step import Learner
+from entrypoint.core.errors import ExitCode, UserError, first_line
+from train.acceleration.amp import autocast
+from train.acceleration.ipex import import_ipex
+from train.engine.train_step import Trainer
 from train.settings import TrainSettings
 
 # What compiling costs by a model's modules, and which part of a step it saves. On two AVX2 cores the first step cost
 # 24 s (CNN, 8 modules) to 330 s (DenseNet121, about 430), for 0 to 10 %. For GPUs this is a guess.
-BASE_S, MODULE_S = 18.0, 0.73
-SAVED = {"cpu": 0.05, "cuda": 0.2}
-TRIED_PASSES = 5
+COMPILE_BASE_S, COMPILE_PER_MODULE_S = 18.0, 0.73
+EXPECTED_SAVING = {"cpu": 0.05, "cuda": 0.2}
+BENCHMARK_PASSES = 5
 
 Forward = Callable[[Tensor], Tensor]
 
 
-def compile_step(learner: Learner, steps_left: int, images: Tensor) -> str:
+def compile_step(learner: Trainer, steps_left: int, images: Tensor) -> str:
     """Compile the learner's step; return what to tell.
 
     On auto only where that can pay by the steps that are left, and then only where a compiled step proves faster: it is
@@ -36,16 +36,18 @@ def compile_step(learner: Learner, steps_left: int, images: Tensor) -> str:
     auto = mode == "auto"
     told = f"compiled by {backend}, mode {mode}"
     if auto:
-        weighed = weigh(learner, steps_left, images)  # by each rank: BatchNorm's passes wait for those of all
-        pays, figures = learner.group.from_leader(lambda: weighed)
+        weighed = estimate_break_even(
+            learner, steps_left, images
+        )  # by each rank: BatchNorm's passes wait for those of all
+        pays, figures = learner.group.run_on_main(lambda: weighed)
         mode = "default"
         if not pays:
             return f"not compiled: {figures}"
-    ready(backend)
+    check_backend(backend)
     options: dict[str, Any] = {"mode": mode} if backend == "inductor" and mode != "default" else {}
     compiler = partial(torch.compile, backend=backend, **options)
     if auto:
-        faster, told = tried(learner, compiler(learner.model), images)
+        faster, told = benchmark_compiled(learner, compiler(learner.model), images)
         told += f"; {figures}"
         if not faster:
             return told
@@ -54,22 +56,24 @@ def compile_step(learner: Learner, steps_left: int, images: Tensor) -> str:
     return told
 
 
-def ready(backend: str) -> None:
+def check_backend(backend: str) -> None:
     """See that torch knows the backend; raises `Refused` where this version does not."""
     if backend == "ipex":
-        import_extension(compiling=True)
+        import_ipex(compiling=True)
     if backend not in torch._dynamo.list_backends(exclude_tags=()):
-        raise Refused(
+        raise UserError(
             f"TRAIN_COMPILE_BACKEND={backend}: torch {torch.__version__} has no such backend; set inductor",
-            Exit.MACHINE,
+            ExitCode.MACHINE,
         )
 
 
-def weigh(learner: Learner, steps_left: int, images: Tensor) -> tuple[bool, str]:
+def estimate_break_even(learner: Trainer, steps_left: int, images: Tensor) -> tuple[bool, str]:
     """Return whether compiling pays for the steps that are left, and the figures."""
-    step_s = min(times_of_passes(learner, [learner.model], images)[0])
-    cost_s = BASE_S + MODULE_S * sum(1 for module in learner.model.modules() if not list(module.children()))
-    saved = SAVED[learner.group.device.type]
+    step_s = min(time_passes(learner, [learner.model], images)[0])
+    cost_s = COMPILE_BASE_S + COMPILE_PER_MODULE_S * sum(
+        1 for module in learner.model.modules() if not list(module.children())
+    )
+    saved = EXPECTED_SAVING[learner.group.device.type]
     left_s, pays_from_s = step_s * steps_left, cost_s / saved
     return left_s > pays_from_s, (
         f"{left_s:,.0f} s of steps are left, compiling costs about {cost_s:,.0f} s and saves about"
@@ -77,13 +81,13 @@ def weigh(learner: Learner, steps_left: int, images: Tensor) -> tuple[bool, str]
     )
 
 
-def tried(learner: Learner, forward: Forward, images: Tensor) -> tuple[bool, str]:
+def benchmark_compiled(learner: Trainer, forward: Forward, images: Tensor) -> tuple[bool, str]:
     """Return whether passes of the compiled model are faster than its own, over all ranks, and the figures."""
     problem, compiled_s, eager_s = "", [math.inf], [math.inf]
     try:
-        compiled_s, eager_s = times_of_passes(learner, [forward, learner.model], images)
+        compiled_s, eager_s = time_passes(learner, [forward, learner.model], images)
     except RuntimeError as error:
-        refused = not_compiled(learner.settings, error)
+        refused = compile_error(learner.settings, error)
         if refused is None:
             raise
         problem = str(refused)
@@ -98,7 +102,7 @@ def tried(learner: Learner, forward: Forward, images: Tensor) -> tuple[bool, str
     return faster, f"{'compiled' if faster else 'not compiled'}: {figures}"
 
 
-def times_of_passes(learner: Learner, forwards: Sequence[Forward], images: Tensor) -> list[list[float]]:
+def time_passes(learner: Trainer, forwards: Sequence[Forward], images: Tensor) -> list[list[float]]:
     """Return the seconds of some forward and backward passes of this rank by each of these, which take turns.
 
     In turns, so that a load that comes and goes is not taken for one's slowness. They leave parameters, statistics and
@@ -108,19 +112,19 @@ def times_of_passes(learner: Learner, forwards: Sequence[Forward], images: Tenso
     kept = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
     times: list[list[float]] = [[] for _ in forwards]
     with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
-        for _ in range(TRIED_PASSES):
+        for _ in range(BENCHMARK_PASSES):
             for forward, taken in zip(forwards, times, strict=True):
                 began = time.perf_counter()
-                run_once(learner, forward, images, labels)
+                forward_backward(learner, forward, images, labels)
                 taken.append(time.perf_counter() - began)
     for name, buffer in learner.model.named_buffers():
         buffer.copy_(kept[name])
     return times
 
 
-def run_once(learner: Learner, forward: Forward, images: Tensor, labels: Tensor) -> None:
+def forward_backward(learner: Trainer, forward: Forward, images: Tensor, labels: Tensor) -> None:
     """Compute the gradients of one batch and throw them away."""
-    with computing(learner.precision, images.device):
+    with autocast(learner.precision, images.device):
         logits = forward(images)
     loss = learner.loss(logits, labels)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -128,7 +132,7 @@ def run_once(learner: Learner, forward: Forward, images: Tensor, labels: Tensor)
     learner.model.zero_grad(set_to_none=True)
 
 
-def not_compiled(settings: TrainSettings, error: RuntimeError) -> Refused | None:
+def compile_error(settings: TrainSettings, error: RuntimeError) -> UserError | None:
     """Return the refusal of a step that could not be compiled, None for another error.
 
     Compilers raise errors of torch's inner modules, or tell by NotImplementedError what they lack.
@@ -139,6 +143,7 @@ def not_compiled(settings: TrainSettings, error: RuntimeError) -> Refused | None
         return None
     cause = first_line(getattr(error, "inner_exception", error))  # the outer one's first line only names the backend
     backend = settings.compile_backend
-    return Refused(
-        f"TRAIN_COMPILE_BACKEND={backend}: the step cannot be compiled ({cause}); set TRAIN_COMPILE=off", Exit.MACHINE
+    return UserError(
+        f"TRAIN_COMPILE_BACKEND={backend}: the step cannot be compiled ({cause}); set TRAIN_COMPILE=off",
+        ExitCode.MACHINE,
     )

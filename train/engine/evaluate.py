@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from train.acceleration.amp import computing
-from train.data.batches import LEFT_OUT
-from train.distributed.ddp import is_spread
-from train.distributed.process_group import Group
+from train.acceleration.amp import autocast
+from train.data.batches import IGNORE_LABEL
+from train.distributed.ddp import is_sharded
+from train.distributed.process_group import ProcessGroup
 
 
 @dataclass(frozen=True)
-class Score:
+class EvalResult:
     """Accuracy in percent, mean loss, and the number of images they stand for."""
 
     accuracy: float
@@ -27,10 +27,10 @@ class Score:
 def evaluate(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
-    group: Group,
+    group: ProcessGroup,
     precision: str = "fp32",
     stop: Callable[[], bool] = lambda: False,
-) -> Score | None:
+) -> EvalResult | None:
     """Return the score of all ranks' batches together, the same on every rank.
 
     Shares may differ in size, and be empty: counts and sums are added up, never means. Statistics such as
@@ -38,21 +38,21 @@ def evaluate(
     top-1 is counted here and not by torchmetrics, whose import takes 6 s; a test holds the two against each other. None
     where `stop` says on any rank that the run is to end.
     """
-    spread = is_spread(model)
-    group.share_from_leader(list(model.buffers()))
+    spread = is_sharded(model)
+    group.broadcast_buffers(list(model.buffers()))
     totals = torch.zeros(4, dtype=torch.float64, device=group.device)
     model.eval()
     with torch.inference_mode():
-        for images, labels in in_step(batches, group) if spread else batches:
-            if group.vote(int(stop()))() if spread else stop():
+        for images, labels in pad_to_same_length(batches, group) if spread else batches:
+            if group.all_reduce_max_async(int(stop()))() if spread else stop():
                 totals[3] = 1
                 break
-            with computing(precision, group.device):
+            with autocast(precision, group.device):
                 logits = model(images)
             logits = logits.float()
-            counted = labels != LEFT_OUT
+            counted = labels != IGNORE_LABEL
             right = (logits.argmax(1) == labels) & counted
-            loss = cross_entropy(logits, labels, reduction="sum", ignore_index=LEFT_OUT)
+            loss = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORE_LABEL)
             totals[:3] += torch.stack((right.sum(), loss, counted.sum())).to(torch.float64)
     model.train()
     if spread:
@@ -61,16 +61,18 @@ def evaluate(
     if stopped:
         return None
     count = max(1.0, images_count)
-    return Score(100 * right_count / count, loss_sum / count, int(images_count))
+    return EvalResult(100 * right_count / count, loss_sum / count, int(images_count))
 
 
-def in_step(batches: Iterable[tuple[Tensor, Tensor]], group: Group) -> Iterator[tuple[Tensor, Tensor]]:
+def pad_to_same_length(
+    batches: Iterable[tuple[Tensor, Tensor]], group: ProcessGroup
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield as many batches on every rank: whoever has no more repeats its last one, with labels that do not count."""
     rest = iter(batches)
     images, labels = next(rest)
     more = True
-    while group.vote(int(more))():
-        yield images, labels if more else torch.full_like(labels, LEFT_OUT)
+    while group.all_reduce_max_async(int(more))():
+        yield images, labels if more else torch.full_like(labels, IGNORE_LABEL)
         following = next(rest, None) if more else None
         more = following is not None
         images, labels = following or (images, labels)

@@ -12,32 +12,32 @@ import torch
 from torch import Tensor
 
 from entrypoint.plan.model import Plan
-from train.acceleration.small_conv import as_defined
-from train.distributed.ddp import is_spread, whole_state
-from train.engine.evaluate import Score
+from train.acceleration.small_conv import original_convolutions
+from train.distributed.ddp import full_state_dict, is_sharded
+from train.engine.evaluate import EvalResult
 from train.engine.onnx_export import export_onnx
-from train.engine.run import Run
+from train.engine.run import TrainingRun
 from train.models.inspection import count_multiply_adds, count_parameters
-from train.models.registry import with_versions
-from train.report.cpu_wait import told_of
-from train.report.metrics import kept
-from train.report.output import printing
+from train.models.registry import restore_state_metadata
+from train.report.cpu_wait import cpu_wait_text
+from train.report.metrics import disk_errors_as_user_errors
+from train.report.output import guarded_stdout
 
 
-def finish(run: Run, score: Score, plan: Plan, started: float) -> None:
+def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: float) -> None:
     """Write the summary and the curves, and show what came out."""
     learner = run.learner
-    state = whole_state(learner.model)
-    of_judged = whole_state(learner.judged) if learner.average and run.settings.export == "onnx" else state
-    waited = max(run.group.from_all(run.waiting.share()))
+    state = full_state_dict(learner.model)
+    of_judged = full_state_dict(learner.eval_model) if learner.average and run.settings.export == "onnx" else state
+    waited = max(run.group.gather(run.waiting.share()))
     if not run.recorder:
         return
-    model, judged, device = learner.model, learner.judged, run.group.device
-    if is_spread(model):
+    model, judged, device = learner.model, learner.eval_model, run.group.device
+    if is_sharded(model):
         model = judged = run.blueprint.bare()
-        judged.load_state_dict(with_versions(judged, of_judged))
+        judged.load_state_dict(restore_state_metadata(judged, of_judged))
         device = torch.device("cpu")
-    with as_defined(model):
+    with original_convolutions(model):
         multiply_adds = count_multiply_adds(model, run.blueprint.shape, device)
     images = learner.step * run.settings.batch_size
     later = learner.seconds - learner.first_step_seconds
@@ -66,13 +66,13 @@ def finish(run: Run, score: Score, plan: Plan, started: float) -> None:
         "cpu_wait_share": round(waited, 3),
     }
     run.saver.wait()
-    with kept(run.folder):
+    with disk_errors_as_user_errors(run.folder):
         run.recorder.close()
         run.progress.close()
         total = round(time.time() - started, 3)
         run.recorder.summary({**summary, "total_seconds": total})
     if run.settings.progress != "off":
-        show_summary(summary, total, run.folder)
+        print_summary(summary, total, run.folder)
     if run.settings.export == "onnx":
         export_onnx(judged, run.feed.normalise, run.blueprint.shape, run.folder / "model.onnx")
 
@@ -86,11 +86,11 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def show_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -> None:
+def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -> None:
     """Print what came out in a few lines."""
-    told = told_of(summary["cpu_wait_share"])
+    told = cpu_wait_text(summary["cpu_wait_share"])
     waited = f"waiting        {told}\n" if told else ""
-    with printing():
+    with guarded_stdout():
         print(
             f"test accuracy  {summary['test_accuracy']:.2f} % of {summary['test_images']:,} images"
             f" after {summary['epochs']} epochs, {summary['steps']:,} steps\n"

@@ -10,23 +10,23 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from entrypoint.core.errors import Exit, Refused
-from train.data.batches import Batch, Feed
-from train.engine.compile import not_compiled
-from train.engine.train_step import Learner
-from train.preemption import GO_ON, SAVE, STOP
+from entrypoint.core.errors import ExitCode, UserError
+from train.data.batches import Batch, BatchSource
+from train.engine.compile import compile_error
+from train.engine.train_step import Trainer
+from train.preemption import CONTINUE, SAVE, STOP
 from train.report.profiler import DATA
 
-Report = Callable[[int, float, float], None]
+LogCallback = Callable[[int, float, float], None]
 
 
 def train_epoch(
-    learner: Learner,
-    feed: Feed,
+    learner: Trainer,
+    feed: BatchSource,
     epoch: int,
     log_interval: int,
-    report: Report,
-    wish: Callable[[], int] = lambda: GO_ON,
+    report: LogCallback,
+    wish: Callable[[], int] = lambda: CONTINUE,
     after_step: Callable[[], None] = lambda: None,
     save: Callable[[], None] = lambda: None,
     last_step: int | None = None,
@@ -50,12 +50,12 @@ def train_epoch(
             batch = next(batches, None)
         if batch is None:
             return True
-        agreed = learner.group.vote(wish())
-        pending.append(learn(learner, batch))
+        agreed = learner.group.all_reduce_max_async(wish())
+        pending.append(timed_first_step(learner, batch))
         wanted = agreed()
         after_step()
         done = len(learner.losses) + len(pending)
-        if len(pending) < log_interval and done < due and wanted == GO_ON:
+        if len(pending) < log_interval and done < due and wanted == CONTINUE:
             continue
         losses = learner.group.sum(torch.stack(pending)).tolist()
         check_finite(losses, learner.step - len(losses))
@@ -70,7 +70,7 @@ def train_epoch(
             return False
 
 
-def learn(learner: Learner, batch: Batch) -> Tensor:
+def timed_first_step(learner: Trainer, batch: Batch) -> Tensor:
     """Take a step; the process's first one is waited for and timed by itself, since it compiles and warms up."""
     if learner.first_step_seconds:
         return learner.learn(batch)
@@ -78,7 +78,7 @@ def learn(learner: Learner, batch: Batch) -> Tensor:
     try:
         loss = learner.learn(batch)
     except RuntimeError as error:
-        raise not_compiled(learner.settings, error) or error from None
+        raise compile_error(learner.settings, error) or error from None
     loss.item()
     learner.first_step_seconds = time.perf_counter() - began
     return loss
@@ -88,6 +88,6 @@ def check_finite(losses: list[float], first_step: int) -> None:
     """Refuse the first loss that is NaN or infinite, by the number of its step, counted from 1."""
     for step, loss in enumerate(losses, first_step + 1):
         if not math.isfinite(loss):
-            raise Refused(
-                f"step {step}: the loss is {loss}; lower TRAIN_LR, or set TRAIN_MAX_GRAD_NORM=1", Exit.RANK_FAILED
+            raise UserError(
+                f"step {step}: the loss is {loss}; lower TRAIN_LR, or set TRAIN_MAX_GRAD_NORM=1", ExitCode.RANK_FAILED
             )

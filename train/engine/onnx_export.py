@@ -12,17 +12,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from entrypoint.core.atomic_files import whole_file
-from entrypoint.core.errors import Exit, Refused, first_line
-from train.acceleration.small_conv import as_defined
+from entrypoint.core.atomic_files import atomic_open
+from entrypoint.core.errors import ExitCode, UserError, first_line
+from train.acceleration.small_conv import original_convolutions
 from train.settings import ImageShape
-from train.transforms.normalize import Normalise
+from train.transforms.normalize import Normalize
 
 
-class FromPixels(nn.Module):
+class NormalizedModel(nn.Module):
     """The model with its normalisation in front, so that whoever runs the file needs to know neither mean nor scale."""
 
-    def __init__(self, model: nn.Module, normalise: Normalise) -> None:
+    def __init__(self, model: nn.Module, normalise: Normalize) -> None:
         super().__init__()
         self.model = model
         self.mean, self.scale = nn.Buffer(normalise.mean.cpu()), nn.Buffer(normalise.scale.cpu())
@@ -33,13 +33,13 @@ class FromPixels(nn.Module):
         return logits
 
 
-def export_onnx(model: nn.Module, normalise: Normalise, shape: ImageShape, path: Path) -> None:
+def export_onnx(model: nn.Module, normalise: Normalize, shape: ImageShape, path: Path) -> None:
     """Write the model as ONNX, for any number of images at once: `pixels` in, `logits` out.
 
     Raises `Refused` where PyTorch's exporter cannot; nothing is lost by that, since the run is saved before.
     """
-    with as_defined(model):
-        whole = FromPixels(copy.deepcopy(model).cpu().eval(), normalise)
+    with original_convolutions(model):
+        whole = NormalizedModel(copy.deepcopy(model).cpu().eval(), normalise)
     images = torch.export.Dim("images", min=2)  # torch.export takes 1 for a constant; the file runs on one all the same
     for name in ("onnxscript", "torch.onnx"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -59,8 +59,8 @@ def export_onnx(model: nn.Module, normalise: Normalise, shape: ImageShape, path:
         content = program.model_proto.SerializeToString()
     except Exception as error:  # the exporter raises what its stages meet: OnnxExporterError, ImportError, ValueError…
         cause = first_line(error)
-        raise Refused(
-            f"TRAIN_EXPORT=onnx: cannot be exported ({cause}); the run itself is saved", Exit.MACHINE
+        raise UserError(
+            f"TRAIN_EXPORT=onnx: cannot be exported ({cause}); the run itself is saved", ExitCode.MACHINE
         ) from None
-    with whole_file(path) as file:
+    with atomic_open(path) as file:
         file.write(content)

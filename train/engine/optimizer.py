@@ -27,9 +27,9 @@ def build_optimizer(settings: TrainSettings, model: nn.Module, *, fused: bool = 
     """
     lr = peak_lr(settings)
     common: dict[str, Any] = {"lr": lr, "weight_decay": settings.weight_decay, "fused": fused}
-    parameters = grouped(settings, model)
+    parameters = parameter_groups(settings, model)
     if settings.compile == "off":
-        spare_compiler()
+        skip_dynamo_import()
     optimizer: torch.optim.Optimizer
     if settings.optimizer == "sgd":
         nesterov = settings.momentum > 0
@@ -43,7 +43,7 @@ def build_optimizer(settings: TrainSettings, model: nn.Module, *, fused: bool = 
     return optimizer
 
 
-def grouped(settings: TrainSettings, model: nn.Module) -> list[Any]:
+def parameter_groups(settings: TrainSettings, model: nn.Module) -> list[Any]:
     """Return the parameters to train: a group for each rate that SGD multiplies, where the model names such `rates`.
 
     What weights lose to decay in a step stays what it is for the others. Adam makes its own of every rate.
@@ -62,7 +62,7 @@ def grouped(settings: TrainSettings, model: nn.Module) -> list[Any]:
     ]
 
 
-def spare_compiler() -> None:
+def skip_dynamo_import() -> None:
     """Keep torch's optimizers from importing torch.compile at their first call, 1.5 s of every start.
 
     Their methods are wrapped for compilation alone: `torch._disable_dynamo` looks for what it made of a method before,
@@ -109,7 +109,7 @@ def lr_schedule(settings: TrainSettings, total_steps: int) -> Callable[[int], fl
     return lr
 
 
-def averaged(model: nn.Module, settings: TrainSettings) -> AveragedModel | None:
+def make_ema(model: nn.Module, settings: TrainSettings) -> AveragedModel | None:
     """Return a copy of the model for the average of its weights, where that is wanted."""
     if not settings.ema_decay:
         return None

@@ -5,41 +5,41 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from train.checkpoint.async_writer import Saver
-from train.data.batches import Feed
-from train.distributed.process_group import Group
-from train.engine.builder import Blueprint
-from train.engine.train_step import Learner
-from train.report.cpu_wait import Waiting
-from train.report.metrics import Recorder
-from train.report.profiler import Profiler, unmarked
-from train.report.progress import Progress
-from train.report.run_lock import Lock
+from train.checkpoint.async_writer import AsyncCheckpointWriter
+from train.data.batches import BatchSource
+from train.distributed.process_group import ProcessGroup
+from train.engine.builder import ModelBuilder
+from train.engine.train_step import Trainer
+from train.report.cpu_wait import CpuWaitMeter
+from train.report.metrics import MetricsWriter
+from train.report.profiler import Profiler, no_phase
+from train.report.progress import ProgressReporter
+from train.report.run_lock import RunLock
 from train.settings import TrainSettings
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """What the epochs work with; `recorder` is rank 0's alone."""
 
     settings: TrainSettings
-    group: Group
-    feed: Feed
-    learner: Learner
+    group: ProcessGroup
+    feed: BatchSource
+    learner: Trainer
     folder: Path
-    recorder: Recorder | None
-    progress: Progress
+    recorder: MetricsWriter | None
+    progress: ProgressReporter
     first_epoch: int
-    blueprint: Blueprint
-    lock: Lock
-    saver: Saver
+    blueprint: ModelBuilder
+    lock: RunLock
+    saver: AsyncCheckpointWriter
     profiler: Profiler | None = None
-    waiting: Waiting = field(default_factory=Waiting)
+    waiting: CpuWaitMeter = field(default_factory=CpuWaitMeter)
 
     def after_step(self) -> None:
         """Count a step of the profile as long as one is taken."""
         if self.profiler and self.profiler.step():
-            self.profiler, self.learner.phase = None, unmarked
+            self.profiler, self.learner.phase = None, no_phase
 
     @property
     def total_steps(self) -> int:

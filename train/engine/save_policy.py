@@ -4,74 +4,76 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from train.checkpoint import single_file
 from train.checkpoint.async_writer import snapshot
 from train.checkpoint.single_file import Checkpoint
-from train.distributed.ddp import local_parts
-from train.engine.run import Run
-from train.engine.train_step import Learner
-from train.preemption import STOPPING, Preempted
+from train.distributed.ddp import iter_local_parameters
+from train.engine.run import TrainingRun
+from train.engine.train_step import Trainer
+from train.preemption import STOP_CONTROLLER, Preempted
 
 
-def preempt(run: Run, epochs: int) -> NoReturn:
+def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
     """Save where all ranks stand and end, to go on from there.
 
     All wait until it is saved: a rank that ended sooner would have its launcher end the one that still writes.
     """
-    check_weights(run.learner)
+    check_weights_finite(run.learner)
 
     def write() -> None:
         save(run, epochs)
         run.saver.wait()
 
     if run.settings.parallelism == "ddp":
-        run.group.from_leader(write)
+        run.group.run_on_main(write)
     else:
         write()
     if run.recorder:
         run.recorder.close()
-    run.group.settle()
+    run.group.drain()
     raise Preempted(
-        f"stopped by {STOPPING.name}: step {run.learner.step} is saved in {run.folder / 'checkpoint'};"
+        f"stopped by {STOP_CONTROLLER.name}: step {run.learner.step} is saved in {run.folder / 'checkpoint'};"
         " run it again with TRAIN_RESUME=auto"
     )
 
 
-def save_now(run: Run, epochs: int) -> None:
+def save_on_signal(run: TrainingRun, epochs: int) -> None:
     """Save where all ranks stand, amid an epoch, because a signal asked for it; then go on."""
-    STOPPING.saves_now()
-    check_weights(run.learner)
+    STOP_CONTROLLER.mark_saved()
+    check_weights_finite(run.learner)
     save(run, epochs)
     run.saver.wait()
     run.progress.say(f"step {run.learner.step} is saved in {run.folder / 'checkpoint'}, as SIGUSR2 asks for")
 
 
-def check_weights(learner: Learner) -> None:
+def check_weights_finite(learner: Trainer) -> None:
     """Refuse on every rank to save weights that are no numbers: the checkpoint before is the last good one."""
-    wrong = [name for name, part in local_parts(learner.model) if not bool(part.isfinite().all())]
-    said = next((names[0] for names in learner.group.from_all(wrong[:1]) if names), None)
+    wrong = [name for name, part in iter_local_parameters(learner.model) if not bool(part.isfinite().all())]
+    said = next((names[0] for names in learner.group.gather(wrong[:1]) if names), None)
     if said:
-        raise Refused(
+        raise UserError(
             f"step {learner.step}: {said} is no longer finite; lower TRAIN_LR, or set TRAIN_MAX_GRAD_NORM=1",
-            Exit.RANK_FAILED,
+            ExitCode.RANK_FAILED,
         )
 
 
-def check_lock(run: Run) -> None:
+def check_run_lock(run: TrainingRun) -> None:
     """Refuse to save where another run has taken the folder."""
     if not run.lock.mine and run.folder.is_dir():
-        raise Refused(f"{run.folder}: another run has taken it over, since this one stood still; nothing is saved here")
+        raise UserError(
+            f"{run.folder}: another run has taken it over, since this one stood still; nothing is saved here"
+        )
 
 
-def save(run: Run, epoch: int, *, best: bool = False) -> None:
+def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
     """Save a checkpoint of the run, so many of its epochs closed: rank 0 does, or all ranks where it is sharded."""
     learner = run.learner
     whole: dict[str, Any] = {"model": {}, "optimizer": {}}
     if run.settings.parallelism == "ddp":
         whole = {"model": learner.model.state_dict(), "optimizer": learner.optimizer.state_dict()}
         whole["average"] = learner.average.state_dict() if learner.average else {}
-        whole = snapshot(whole) if run.group.leads else whole
+        whole = snapshot(whole) if run.group.is_main else whole
     made = Checkpoint(
         epoch=epoch,
         step=learner.step,
@@ -87,17 +89,17 @@ def save(run: Run, epoch: int, *, best: bool = False) -> None:
     if run.settings.parallelism != "ddp":
         from train.checkpoint import sharded
 
-        run.group.from_leader(lambda: check_lock(run))
+        run.group.run_on_main(lambda: check_run_lock(run))
         sharded.save(folder, made, learner.sharded_state(), run.settings.keep_checkpoints, best=best)
         return
-    if not run.group.leads:
+    if not run.group.is_main:
         return
-    check_lock(run)
+    check_run_lock(run)
 
     def write() -> None:
         try:
             single_file.save(folder, made, run.settings.keep_checkpoints, best=best)
         except OSError as error:
-            raise single_file.unwritable(folder, error) from None
+            raise single_file.write_error(folder, error) from None
 
     run.saver.begin(write)

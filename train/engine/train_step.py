@@ -13,13 +13,13 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel
 
-from train.acceleration.amp import computing, gradient_scaler
-from train.data.batches import LEFT_OUT, Batch
-from train.distributed.ddp import divided_by, kept_apart, share_gradients
-from train.distributed.process_group import Group
+from train.acceleration.amp import autocast, gradient_scaler
+from train.data.batches import IGNORE_LABEL, Batch
+from train.distributed.ddp import gradient_divisor, no_sync_until_last, wrap_ddp
+from train.distributed.process_group import ProcessGroup
 from train.engine.optimizer import set_lr
-from train.report.profiler import BACKWARD, FORWARD, OPTIMIZER, Phase, unmarked
-from train.seeding import seed_draws, seed_of
+from train.report.profiler import BACKWARD, FORWARD, OPTIMIZER, Phase, no_phase
+from train.seeding import derive_seed, seed_everything
 from train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Learner:
+class Trainer:
     """A model with its optimizer, and how far it is; `forward` is the model, wrapped for its peers and compiled.
 
     `losses` are those of the epoch under way, a number a step; `best` is the best accuracy that was saved; `phase`
@@ -38,14 +38,14 @@ class Learner:
     optimizer: torch.optim.Optimizer
     lr: Callable[[int], float]
     settings: TrainSettings
-    group: Group
+    group: ProcessGroup
     precision: str = "fp32"
     step: int = 0
     seconds: float = 0.0
     best: float = -1.0
     losses: list[float] = field(default_factory=list)
     first_step_seconds: float = 0.0
-    phase: Phase = unmarked
+    phase: Phase = no_phase
     shared: nn.Module = field(init=False)
     forward: Callable[[Tensor], Tensor] = field(init=False)
     scaler: GradScaler = field(init=False)
@@ -61,11 +61,11 @@ class Learner:
     def take(self, model: nn.Module, optimizer: torch.optim.Optimizer, average: AveragedModel | None = None) -> None:
         """Go on with this model, its optimizer, and the average of its weights where that is wanted."""
         self.model, self.optimizer, self.average = model, optimizer, average
-        self.shared = share_gradients(model, self.settings, self.group)
+        self.shared = wrap_ddp(model, self.settings, self.group)
         self.forward = self.compiler(self.shared) if self.compiler else self.shared
 
     @property
-    def judged(self) -> nn.Module:
+    def eval_model(self) -> nn.Module:
         """The model that is evaluated and exported: the average where there is one."""
         return self.average.module if self.average else self.model
 
@@ -83,16 +83,16 @@ class Learner:
         ranks is made up for. What the model itself draws (dropout) depends on seed, step and rank alone, so that a
         run which goes on from a checkpoint draws the same.
         """
-        seed_draws(seed_of(self.settings.seed, "step", self.step, self.group.rank), self.group.device)
+        seed_everything(derive_seed(self.settings.seed, "step", self.step, self.group.rank), self.group.device)
         set_lr(self.optimizer, self.lr(self.step))
         self.optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
-        divided = divided_by(self.model, self.group)
+        divided = gradient_divisor(self.model, self.group)
         for index, (images, labels) in enumerate(batch.parts):
             last = index == len(batch.parts) - 1
-            with kept_apart(self.shared, last):
+            with no_sync_until_last(self.shared, last):
                 with self.phase(FORWARD):
-                    with computing(self.precision, self.group.device):
+                    with autocast(self.precision, self.group.device):
                         logits = self.forward(images)
                     part = self.loss(logits, labels) / batch.size
                     if batch.others:
@@ -115,4 +115,6 @@ class Learner:
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the sum of the losses of (N, classes) logits, in fp32."""
         smoothing = self.settings.label_smoothing
-        return cross_entropy(logits.float(), labels, reduction="sum", ignore_index=LEFT_OUT, label_smoothing=smoothing)
+        return cross_entropy(
+            logits.float(), labels, reduction="sum", ignore_index=IGNORE_LABEL, label_smoothing=smoothing
+        )

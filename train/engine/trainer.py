@@ -8,33 +8,33 @@ from functools import partial
 
 import torch
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
-from entrypoint.rank.verify import mismatches, observe
+from entrypoint.rank.verify import compare_with_plan, observe_rank
 from train.checkpoint import single_file
-from train.checkpoint.async_writer import Saver
+from train.checkpoint.async_writer import AsyncCheckpointWriter
 from train.data.datasets import DataSet, load
-from train.data.loader import Loader
-from train.data.workers import Crew, telling_of_workers
-from train.distributed.ddp import begun_anew
-from train.distributed.peer_failure import naming_the_lost
-from train.distributed.process_group import Group, join, place
-from train.engine.builder import Blueprint, build_feed, build_loader
+from train.data.loader import BatchLoader
+from train.data.workers import WorkerPoolSpec, translate_worker_death
+from train.distributed.ddp import not_resumable_warnings
+from train.distributed.peer_failure import translate_collective_errors
+from train.distributed.process_group import ProcessGroup, init_process_group, local_process
+from train.engine.builder import ModelBuilder, build_feed, build_loader
 from train.engine.compile import compile_step
-from train.engine.evaluate import Score, evaluate
-from train.engine.finish import finish
+from train.engine.evaluate import EvalResult, evaluate
+from train.engine.finish import write_summary
 from train.engine.loop import train_epoch
-from train.engine.run import Run
-from train.engine.save_policy import check_weights, preempt, save, save_now
-from train.preemption import STOPPING, first_deadline
+from train.engine.run import TrainingRun
+from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
+from train.preemption import STOP_CONTROLLER, first_deadline
 from train.report import run_folder
-from train.report.metrics import Recorder, kept
+from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.profiler import Profiler
 from train.report.progress import build_progress
-from train.report.run_lock import STALE_S, Lock
+from train.report.run_lock import STALE_S, RunLock
 from train.settings import TrainSettings
-from train.transforms.registry import transform_of
+from train.transforms.registry import select_transform
 
 
 def train(given: ParsedSettings[TrainSettings], plan: Plan, started: float) -> None:
@@ -43,35 +43,40 @@ def train(given: ParsedSettings[TrainSettings], plan: Plan, started: float) -> N
     Raises `Refused` for input that cannot be trained on, and where the loss is no number.
     """
     settings = given.values
-    make_deterministic(settings)
+    seed_and_set_determinism(settings)
     data = load_data(settings, plan)
-    group = place(plan)
+    group = local_process(plan)
     with build_loader(data, settings, group, plan) or nullcontext() as loader:
-        train_among(join(group, plan), given, plan, data, loader, started)
+        train_distributed(init_process_group(group, plan), given, plan, data, loader, started)
 
 
-def train_among(
-    group: Group, given: ParsedSettings[TrainSettings], plan: Plan, data: DataSet, loader: Loader | None, started: float
+def train_distributed(
+    group: ProcessGroup,
+    given: ParsedSettings[TrainSettings],
+    plan: Plan,
+    data: DataSet,
+    loader: BatchLoader | None,
+    started: float,
 ) -> None:
     """Train as one of the ranks, which have met."""
     settings = given.values
     try:
-        lock = Lock(stale_s=min(STALE_S, plan.fail_timeout_s / 2))  # all ranks wait for the one that takes it
-        with naming_the_lost(group.rank, group.peers), telling_of_workers(), lock:
-            run = prepare(given, plan, data, loader, group, lock)
+        lock = RunLock(stale_s=min(STALE_S, plan.fail_timeout_s / 2))  # all ranks wait for the one that takes it
+        with translate_collective_errors(group.rank, group.peers), translate_worker_death(), lock:
+            run = setup_run(given, plan, data, loader, group, lock)
             try:
                 deadline = first_deadline(settings.max_minutes, plan.grace_s, started, os.environ)
-                with STOPPING.deferred(worth_saving=settings.checkpoint_every > 0, deadline=deadline):
+                with STOP_CONTROLLER.defer(worth_saving=settings.checkpoint_every > 0, deadline=deadline):
                     score = train_epochs(run)
-                    finish(run, score, plan, started)
+                    write_summary(run, score, plan, started)
             finally:
                 run.progress.close()
-        group.settle()  # not after a failure, whose own words are to be the first
+        group.drain()  # not after a failure, whose own words are to be the first
     finally:
         group.leave()
 
 
-def make_deterministic(settings: TrainSettings) -> None:
+def seed_and_set_determinism(settings: TrainSettings) -> None:
     """Seed what the model draws from, and keep to reproducible kernels where that is asked for."""
     torch.manual_seed(settings.seed)
     if settings.deterministic:
@@ -83,84 +88,103 @@ def make_deterministic(settings: TrainSettings) -> None:
 
 def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     """Return the data set; refuses one that is smaller than a batch."""
-    crew = Crew(frozenset(cpu for rank in plan.ranks for cpu in rank.cpus), sum(rank.threads for rank in plan.ranks))
+    crew = WorkerPoolSpec(
+        frozenset(cpu for rank in plan.ranks for cpu in rank.cpus), sum(rank.threads for rank in plan.ranks)
+    )
     channels, height, width = plan.training["shape"]
     data = load(settings, (channels, height, width), plan.training["feed"], crew)
     count, tested = len(data.train), len(data.test)
     if settings.parallelism == "fsdp" and tested < plan.world_size:
-        raise Refused(
+        raise UserError(
             f"TRAIN_PARALLELISM=fsdp: {tested} test images for {plan.world_size} ranks, which judge a model together;"
             " each"
             " needs one at least"
         )
     if count < settings.batch_size:
-        raise Refused(
+        raise UserError(
             f"TRAIN_BATCH_SIZE={settings.batch_size}: larger than the training set of {count} images; lower it"
         )
     return data
 
 
-def prepare(
-    given: ParsedSettings[TrainSettings], plan: Plan, data: DataSet, loader: Loader | None, group: Group, lock: Lock
-) -> Run:
+def setup_run(
+    given: ParsedSettings[TrainSettings],
+    plan: Plan,
+    data: DataSet,
+    loader: BatchLoader | None,
+    group: ProcessGroup,
+    lock: RunLock,
+) -> TrainingRun:
     """Build the model and all around it, and go on from a checkpoint where the settings say so."""
     settings = given.values
     feed = build_feed(data, loader, settings, group)
     total_steps, epochs = settings.total_steps(feed.steps_per_epoch), settings.total_epochs(feed.steps_per_epoch)
     if settings.prune_ratio and settings.prune_warmup >= epochs:
-        raise Refused(
+        raise UserError(
             f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are {epochs} epochs; lower it,"
             " so that the pruned model is trained on"
         )
-    folder, starts = group.from_leader(lambda: run_folder.open_folder(settings, lock))
+    folder, starts = group.run_on_main(lambda: run_folder.open_folder(settings, lock))
     wanted, changed = settings.to_json(), settings.resume_allow_changed
     # Read once and sent on: the folder may lie on the first node's own disk.
-    start = group.from_leader(lambda: single_file.load_first(starts, wanted, changed=changed)) if starts else None
-    seen_shape = transform_of(settings, data.shape[0]).shape(data.shape)
-    blueprint = Blueprint(settings, plan, seen_shape, len(data.classes), group, feed.sample)
+    start = group.run_on_main(lambda: single_file.load_first_valid(starts, wanted, changed=changed)) if starts else None
+    seen_shape = select_transform(settings, data.shape[0]).shape(data.shape)
+    blueprint = ModelBuilder(settings, plan, seen_shape, len(data.classes), group, feed.sample)
     learner = blueprint.learner(total_steps, start)
     first_epoch = start.saved.epoch if start else 0
-    seen = observe(plan)
-    ranks = group.from_all(seen)
-    surprises = group.from_all(mismatches(plan, seen))  # each against the plan of its own node
-    recorder: Recorder | None = None
-    if group.leads:
-        with kept(folder):
+    seen = observe_rank(plan)
+    ranks = group.gather(seen)
+    surprises = group.gather(compare_with_plan(plan, seen))  # each against the plan of its own node
+    recorder: MetricsWriter | None = None
+    if group.is_main:
+        with disk_errors_as_user_errors(folder):
             run_folder.write_provenance(folder, given, plan, os.environ)
             run_folder.write_ranks(folder, ranks)
-            recorder = Recorder(folder, tensorboard=settings.tensorboard)
-    progress = build_progress(settings, total_steps, epochs, leads=group.leads, relayed=plan.launcher == "rank")
-    before = (*start.passed, *begun_anew(settings, group)) if start else ()
+            recorder = MetricsWriter(folder, tensorboard=settings.tensorboard)
+    progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
+    before = (*start.passed, *not_resumable_warnings(settings, group)) if start else ()
     for line in (*before, *(line for lines in surprises for line in lines)):
         progress.say(f"warning: {line}")
     if data.skipped:
         progress.say(f"{len(data.skipped)} pictures left out that cannot be read, first {data.skipped[0]}")
     if start:
         progress.say(f"going on from {start.path}, epoch {first_epoch + 1}, step {learner.step}")
-    run = Run(settings, group, feed, learner, folder, recorder, progress, first_epoch, blueprint, lock, Saver())
-    begin(run, total_steps, plan)
+    run = TrainingRun(
+        settings,
+        group,
+        feed,
+        learner,
+        folder,
+        recorder,
+        progress,
+        first_epoch,
+        blueprint,
+        lock,
+        AsyncCheckpointWriter(),
+    )
+    compile_and_profile(run, total_steps, plan)
     return run
 
 
-def begin(run: Run, total_steps: int, plan: Plan) -> None:
+def compile_and_profile(run: TrainingRun, total_steps: int, plan: Plan) -> None:
     """Compile the step where that is asked for, and have a profile of the first ones taken."""
     if run.settings.compile != "off" and run.learner.step < total_steps:
         (images, _), *_ = next(run.feed.train_batches(0)).parts
         told = compile_step(run.learner, total_steps - run.learner.step, images)
         run.progress.say(told)
-    if run.settings.profile and run.group.leads:
+    if run.settings.profile and run.group.is_main:
         run.profiler = Profiler(
             run.settings.profile, run.folder, plan.training["feed"], run.group.device, run.progress.say
         )
         run.learner.phase = run.profiler.phase
 
 
-def train_epochs(run: Run) -> Score:
+def train_epochs(run: TrainingRun) -> EvalResult:
     """Train what is left, with evaluation, log and checkpoint after each epoch; return the last score.
 
     Raises `Preempted` where a signal asked any rank to end, with a checkpoint of where all of them stood.
     """
-    score: Score | None = None
+    score: EvalResult | None = None
     total = run.total_steps
     for epoch in range(run.first_epoch, run.epochs):
         if run.settings.prune_ratio and epoch == run.settings.prune_warmup and not run.learner.pruned:
@@ -180,28 +204,28 @@ def train_epochs(run: Run) -> Score:
             epoch,
             run.log_interval,
             report,
-            lambda: STOPPING.wish,
+            lambda: STOP_CONTROLLER.wish,
             run.after_step,
-            partial(save_now, run, epoch),
+            partial(save_on_signal, run, epoch),
             total,
         ):
-            preempt(run, epoch)
-        score = judge(run, epoch)
-        close_epoch(run, epoch + 1, score)
-    return score or judge(run, run.epochs)
+            save_and_exit(run, epoch)
+        score = evaluate_run(run, epoch)
+        finish_epoch(run, epoch + 1, score)
+    return score or evaluate_run(run, run.epochs)
 
 
-def judge(run: Run, epochs: int) -> Score:
+def evaluate_run(run: TrainingRun, epochs: int) -> EvalResult:
     """Evaluate the model as it stands, `epochs` of its epochs closed; raises `Preempted` as `train_epochs` does."""
     score = evaluate(
-        run.learner.judged, run.feed.test_batches(), run.group, run.learner.precision, lambda: STOPPING.asked
+        run.learner.eval_model, run.feed.test_batches(), run.group, run.learner.precision, lambda: STOP_CONTROLLER.asked
     )
     if score is None:
-        preempt(run, epochs)
+        save_and_exit(run, epochs)
     return score
 
 
-def close_epoch(run: Run, epoch: int, score: Score) -> None:
+def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult) -> None:
     """Log a finished epoch and save a checkpoint, unless the weights are no numbers any more."""
     loss = sum(run.learner.losses) / max(1, len(run.learner.losses))
     cut = run.learner.step < epoch * run.feed.steps_per_epoch  # by TRAIN_STEPS; a run with more goes on amid it
@@ -220,7 +244,7 @@ def close_epoch(run: Run, epoch: int, score: Score) -> None:
         run.recorder.line("epoch", run.learner.step, values)
     every = run.settings.checkpoint_every
     if every and (epoch % every == 0 or epoch == run.epochs):
-        check_weights(run.learner)
+        check_weights_finite(run.learner)
         best = score.accuracy > run.learner.best
         run.learner.best = max(run.learner.best, score.accuracy)
         save(run, epoch - cut, best=best)

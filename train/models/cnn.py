@@ -18,8 +18,8 @@ class CNN(nn.Module):
     def __init__(self, shape: ImageShape, classes: int, *, bias: bool = True) -> None:
         super().__init__()
         channels, height, width = shape
-        self.layer1 = block(channels, 32, bias)
-        self.layer2 = block(32, 64, bias)
+        self.layer1 = conv_block(channels, 32, bias)
+        self.layer2 = conv_block(32, 64, bias)
         self.fc1 = nn.Linear(64 * (height // 4) * (width // 4), 512, bias=bias)
         self.fc2 = nn.Linear(512, classes, bias=bias)
 
@@ -30,7 +30,7 @@ class CNN(nn.Module):
         return logits
 
 
-def block(inputs: int, outputs: int, bias: bool) -> nn.Sequential:
+def conv_block(inputs: int, outputs: int, bias: bool) -> nn.Sequential:
     """Return a convolution that keeps the size, pooling that halves it, and ReLU.
 
     The book has ReLU before the pooling. Values and gradients are the same to the bit, since the largest of four stays
@@ -39,7 +39,7 @@ def block(inputs: int, outputs: int, bias: bool) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1, bias=bias), nn.MaxPool2d(2), nn.ReLU())
 
 
-class ThreeChannels(nn.Module):
+class GrayscaleToRGB(nn.Module):
     """Feeds grey pictures to a model that expects colour, by repeating the one channel."""
 
     def __init__(self, model: nn.Module) -> None:

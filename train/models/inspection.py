@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from train.settings import ImageShape
 
 
-def see_blank(model: nn.Module, shape: tuple[int, int, int], device: torch.device | None = None) -> None:
+def dry_run(model: nn.Module, shape: tuple[int, int, int], device: torch.device | None = None) -> None:
     """Run one blank (C, H, W) image through the model in evaluation, and leave it as it was; raises what it raises."""
     training = model.training
     model.eval()
@@ -23,7 +23,7 @@ def see_blank(model: nn.Module, shape: tuple[int, int, int], device: torch.devic
 def count_multiply_adds(model: nn.Module, shape: ImageShape, device: torch.device) -> int:
     """Return the multiply-adds of one image's forward pass in products and convolutions, as PyTorch counts them."""
     with FlopCounterMode(display=False) as counter:
-        see_blank(model, shape, device)
+        dry_run(model, shape, device)
     return int(counter.get_total_flops()) // 2
 
 

@@ -18,43 +18,43 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from entrypoint.core.errors import Exit, Refused, did_you_mean, first_line
-from train.models.registry import with_versions
+from entrypoint.core.errors import ExitCode, UserError, did_you_mean, first_line
+from train.models.registry import restore_state_metadata
 from train.settings import ImageShape, TrainSettings
 
 KINDS: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "linear": nn.Linear}
 
 
-def slimmed(
+def prune_state(
     model: nn.Module, state: Mapping[str, Tensor], shape: ImageShape, settings: TrainSettings
 ) -> dict[str, Tensor]:
     """Return the state of the model when it is pruned; `model` is spent.
 
     Raises `Refused` where the library cannot prune this model, or what is left would not run.
     """
-    model.load_state_dict(with_versions(model, state))
+    model.load_state_dict(restore_state_metadata(model, state))
     model.eval()
-    names = to_prune(model, settings)
+    names = layers_to_prune(model, settings)
     example = torch.zeros(2, *shape)
     try:
-        with quiet():
+        with silence_library():
             slim = LIBRARIES[settings.prune_backend](model, names, example, settings.prune_ratio)
             with torch.no_grad():
                 slim(example)
     except Exception as error:  # the libraries raise what their tracing meets
         cause = first_line(error)
         other = next(name for name in LIBRARIES if name != settings.prune_backend)
-        raise Refused(
+        raise UserError(
             f"TRAIN_PRUNE_BACKEND={settings.prune_backend}: {settings.model} cannot be pruned ({cause}); try {other},"
             " or name"
             " layers to leave alone with TRAIN_PRUNE_EXCLUDE",
-            Exit.MACHINE,
+            ExitCode.MACHINE,
         ) from None
     result: dict[str, Tensor] = {name: value.detach().clone() for name, value in slim.state_dict().items()}
     return result
 
 
-def to_prune(model: nn.Module, settings: TrainSettings) -> list[str]:
+def layers_to_prune(model: nn.Module, settings: TrainSettings) -> list[str]:
     """Return the layers that lose outputs: those of the kinds asked for but the excluded, and never the last one.
 
     Raises `Refused` where an excluded layer is none of the model's, or nothing is left to prune.
@@ -64,7 +64,7 @@ def to_prune(model: nn.Module, settings: TrainSettings) -> list[str]:
     within = {name: {layer for layer in layers if f"{layer}.".startswith(f"{name}.")} for name in excluded}
     for name in excluded:
         if not within[name]:
-            raise Refused(
+            raise UserError(
                 f"TRAIN_PRUNE_EXCLUDE={name}: {settings.model} has no such layer."
                 f" {did_you_mean(name, layers)}It has {', '.join(list(layers)[:8])}, …"
             )
@@ -72,7 +72,7 @@ def to_prune(model: nn.Module, settings: TrainSettings) -> list[str]:
     kept = {list(layers)[-1]}.union(*within.values())
     names = [name for name, module in layers.items() if isinstance(module, kinds) and name not in kept]
     if not names:
-        raise Refused(
+        raise UserError(
             f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: {settings.model} has no layer left to prune; widen"
             " TRAIN_PRUNE_LAYER_TYPES"
         )
@@ -116,7 +116,7 @@ LIBRARIES: Mapping[str, Library] = {"torch-pruning": by_torch_pruning, "nni": by
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silence_library() -> Iterator[None]:
     """Keep what the libraries tell of every layer to themselves."""
     logging.disable(logging.WARNING)
     try:
@@ -127,12 +127,12 @@ def quiet() -> Iterator[None]:
         logging.disable(logging.NOTSET)
 
 
-def fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
+def same_shapes(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
     """Tell whether a state is of a model of these very sizes, and of no slim one."""
     return all(value.shape == state[name].shape for name, value in model.state_dict().items() if name in state)
 
 
-def cut_to(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+def resize_to_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Cut every layer down to the sizes of a slim model's state, and take its values."""
     for prefix, module in model.named_modules():
         for kind, values in (("_parameters", module._parameters), ("_buffers", module._buffers)):
@@ -140,10 +140,10 @@ def cut_to(model: nn.Module, state: Mapping[str, Tensor]) -> None:
                 new = state.get(f"{prefix}.{name}" if prefix else name)
                 if value is not None and new is not None:
                     values[name] = nn.Parameter(new.clone()) if kind == "_parameters" else new.clone()
-        tell_sizes(module)
+        update_layer_sizes(module)
 
 
-def tell_sizes(module: Any) -> None:
+def update_layer_sizes(module: Any) -> None:
     """Let a layer's own figures say what its weights are."""
     if isinstance(module, _ConvNd):
         outputs, inputs = module.weight.shape[:2]

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from entrypoint.core.errors import Refused, did_you_mean, first_line, shown
-from train.models.cnn import CNN, ThreeChannels
-from train.models.inspection import see_blank
+from entrypoint.core.errors import UserError, did_you_mean, first_line, printable
+from train.models.cnn import CNN, GrayscaleToRGB
+from train.models.inspection import dry_run
 from train.models.speednet import WIDTHS, SpeedNet
 from train.settings import ImageShape
 
@@ -28,20 +28,20 @@ def build_model(name: str, shape: ImageShape, classes: int, *, bias: bool) -> nn
     """
     if name == "cnn":
         if min(shape[1:]) < 4:
-            raise Refused(f"TRAIN_MODEL=cnn: needs at least 4x4 pixels, and the images have {shape[1]}x{shape[2]}")
+            raise UserError(f"TRAIN_MODEL=cnn: needs at least 4x4 pixels, and the images have {shape[1]}x{shape[2]}")
         return CNN(shape, classes, bias=bias)
     if name in WIDTHS and bias:
         speednet = SpeedNet(WIDTHS[name], shape, classes)
-        try_on(speednet, name, shape)
+        check_input_shape(speednet, name, shape)
         return speednet
     if not bias:
-        raise Refused(f"TRAIN_BIAS=0: only the cnn can do without biases, not {name}; leave it unset")
+        raise UserError(f"TRAIN_BIAS=0: only the cnn can do without biases, not {name}; leave it unset")
     model = torchvision_model(name, shape, classes)
-    try_on(model, name, shape)
+    check_input_shape(model, name, shape)
     return model
 
 
-def with_versions(model: nn.Module, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+def restore_state_metadata(model: nn.Module, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return a state for the model to load, with its modules' versions, which go lost where tensors alone are kept.
 
     Torchvision's MNASNet loads nothing without.
@@ -56,11 +56,11 @@ def torchvision_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
     try:
         from torchvision import models
     except (ImportError, RuntimeError, AttributeError) as error:
-        raise Refused(f"TRAIN_MODEL={name}: torchvision cannot be loaded here ({error}); only cnn can") from None
+        raise UserError(f"TRAIN_MODEL={name}: torchvision cannot be loaded here ({error}); only cnn can") from None
     known = models.list_models(module=models)
     if name not in known:
-        raise Refused(
-            f"TRAIN_MODEL={shown(name)}: no such model. {did_you_mean(name, ['cnn', *WIDTHS, *known])}It is cnn,"
+        raise UserError(
+            f"TRAIN_MODEL={printable(name)}: no such model. {did_you_mean(name, ['cnn', *WIDTHS, *known])}It is cnn,"
             " speednet or a torchvision classifier such as resnet18."
         )
     arguments = dict(ARGUMENTS.get(name, {}))
@@ -71,21 +71,21 @@ def torchvision_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
     try:
         model: nn.Module = models.get_model(name, weights=None, num_classes=classes, **arguments)
     except (ValueError, RuntimeError, AssertionError) as error:
-        raise unfit(name, shape, error) from None
-    return ThreeChannels(model) if shape[0] == 1 else model
+        raise incompatible_input_error(name, shape, error) from None
+    return GrayscaleToRGB(model) if shape[0] == 1 else model
 
 
-def try_on(model: nn.Module, name: str, shape: ImageShape) -> None:
+def check_input_shape(model: nn.Module, name: str, shape: ImageShape) -> None:
     """Run one blank image through the model; raises `Refused` where it cannot take that size."""
     try:
-        see_blank(model, shape)
+        dry_run(model, shape)
     except (RuntimeError, ValueError, AssertionError) as error:
-        raise unfit(name, shape, error) from None
+        raise incompatible_input_error(name, shape, error) from None
 
 
-def unfit(name: str, shape: ImageShape, error: Exception) -> Refused:
+def incompatible_input_error(name: str, shape: ImageShape, error: Exception) -> UserError:
     """Return the refusal of an input that a model cannot take."""
     size = f"{shape[0]}x{shape[1]}x{shape[2]}"
     cause = first_line(error)
     to_do = "take another model, or for an imagefolder TRAIN_IMAGE_SIZE=224"
-    return Refused(f"TRAIN_MODEL={name}: cannot take {size} images ({cause}); {to_do}")
+    return UserError(f"TRAIN_MODEL={name}: cannot take {size} images ({cause}); {to_do}")

@@ -29,7 +29,7 @@ class SpeedNet(nn.Module):
         self.whiten = nn.Conv2d(shape[0], 2 * patch, KERNEL)
         self.whiten.weight.requires_grad = False
         inputs = (2 * patch, *widths[:2])
-        self.blocks = nn.Sequential(*(block(*pair) for pair in zip(inputs, widths, strict=True)))
+        self.blocks = nn.Sequential(*(conv_group(*pair) for pair in zip(inputs, widths, strict=True)))
         self.head = nn.Linear(widths[2], classes, bias=False)
         norms = (name for name, module in self.named_modules() if isinstance(module, nn.BatchNorm2d))
         self.rates = {f"{name}.bias": BIAS_RATE for name in norms}
@@ -54,22 +54,22 @@ class SpeedNet(nn.Module):
         self.whiten.weight.copy_(torch.cat((filters, -filters)))
 
 
-def block(inputs: int, outputs: int) -> nn.Sequential:
+def conv_group(inputs: int, outputs: int) -> nn.Sequential:
     """Return two convolutions, the first with pooling that halves, each followed by BatchNorm and GELU."""
     return nn.Sequential(
-        *(conv(inputs, outputs), nn.MaxPool2d(2), norm(outputs), nn.GELU()),
-        *(conv(outputs, outputs), norm(outputs), nn.GELU()),
+        *(conv3x3(inputs, outputs), nn.MaxPool2d(2), frozen_scale_bn(outputs), nn.GELU()),
+        *(conv3x3(outputs, outputs), frozen_scale_bn(outputs), nn.GELU()),
     )
 
 
-def conv(inputs: int, outputs: int) -> nn.Conv2d:
+def conv3x3(inputs: int, outputs: int) -> nn.Conv2d:
     """Return a 3x3 convolution that at first passes its inputs through to its first outputs."""
     layer = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     nn.init.dirac_(layer.weight[: min(inputs, outputs)])
     return layer
 
 
-def norm(channels: int) -> nn.BatchNorm2d:
+def frozen_scale_bn(channels: int) -> nn.BatchNorm2d:
     """Return a BatchNorm whose statistics follow fast, and that learns only what to add."""
     layer = nn.BatchNorm2d(channels, eps=1e-12, momentum=0.4)
     layer.weight.requires_grad = False

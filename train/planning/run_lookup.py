@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 from entrypoint.plan.inputs import PreviousRun
-from entrypoint.plan.model import Rank
+from entrypoint.plan.model import RankPlan
 from train.settings import TrainSettings
 
 
-def begun(settings: TrainSettings) -> Path | None:
+def resumed_run_dir(settings: TrainSettings) -> Path | None:
     """Return the folder of the run that is gone on with if it is there, None where one begins."""
     if settings.resume == "off":
         return None
@@ -25,18 +25,18 @@ def previous_run(settings: TrainSettings) -> PreviousRun | None:
 
     Plans of version 0.1 hold the ranks under the same key, and the reserved CPUs as `neighbours`.
     """
-    folder = begun(settings)
+    folder = resumed_run_dir(settings)
     try:
         plan = json.loads((folder / "plan.json").read_text()) if folder else None
         if plan is None:
             return None
-        ranks = tuple(Rank(rank["local_rank"], tuple(rank["cpus"]), rank["threads"]) for rank in plan["ranks"])
+        ranks = tuple(RankPlan(rank["local_rank"], tuple(rank["cpus"]), rank["threads"]) for rank in plan["ranks"])
         return PreviousRun(ranks=ranks, reserved_cpus=plan.get("reserved_cpus", plan.get("neighbours", 0)))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def fresh(output: Path, settings: TrainSettings) -> Path:
+def new_run_dir(output: Path, settings: TrainSettings) -> Path:
     """Return a folder name of the moment that nobody has yet."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model}-{settings.dataset}"
     taken = (output / (name if count == 1 else f"{name}-{count}") for count in range(1, 10_000))

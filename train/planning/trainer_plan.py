@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan
-from train.data.dataset_info import Facts
+from train.data.dataset_info import DatasetInfo
 from train.planning.compute import decide_compiling, decide_ipex, decide_precision
 from train.settings import TrainSettings
 
 # Decoded images may take this share of the memory that the job may use; the rest is the model's and the cache's.
 MEMORY_SHARE = 0.25
 # Batches that each loader worker has in /dev/shm beside its prefetched ones.
-BEING_MADE = 1
+IN_FLIGHT_BATCHES = 1
 # What of /dev/shm they may take; Gloo and NCCL put their own buffers there.
 SHM_SHARE = 0.5
 
 
-def plan_training(
+def plan_trainer(
     plan: Plan,
     given: ParsedSettings[TrainSettings],
-    facts: Facts,
+    facts: DatasetInfo,
     machine: Machine,
     *,
     free_name: str = "",
@@ -37,16 +37,16 @@ def plan_training(
     """
     settings = given.values
     ranks = plan.world_size
-    refuse_contradictions(given, plan)
+    check_contradictions(given, plan)
     if settings.batch_size < ranks * settings.grad_accum_steps:
-        raise Refused(
+        raise UserError(
             f"TRAIN_BATCH_SIZE={settings.batch_size}: too few for {ranks} ranks x {settings.grad_accum_steps} parts;"
             f" it is shared among all ranks, so it must be at least {ranks * settings.grad_accum_steps}"
         )
-    feed, feed_decision = decide_feed(given, facts, machine.memory_bytes)
+    feed, feed_decision = decide_data_source(given, facts, machine.memory_bytes)
     workers, workers_decision = decide_workers(given, plan, facts, feed, machine.surroundings.shm_bytes)
     flags = given.as_variables(flags_only=True)
-    again, again_decision = decide_going_on(given, plan, free_name)
+    again, again_decision = plan_resume(given, plan, free_name)
     precision = decide_precision(given, plan.device, machine)
     compiling = decide_compiling(given, compile_problem)
     ipex = decide_ipex(given, plan.device, machine)
@@ -73,32 +73,32 @@ def plan_training(
     )
 
 
-def refuse_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> None:
+def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> None:
     """Raise `Refused` for settings that do not go with each other, or with the plan's device."""
     settings = given.values
     if settings.pin_memory is True and plan.device != "cuda":
-        raise Refused(f"{given.sources['pin_memory']}: there is no GPU to copy to; set TRAIN_PIN_MEMORY=auto")
+        raise UserError(f"{given.sources['pin_memory']}: there is no GPU to copy to; set TRAIN_PIN_MEMORY=auto")
     if settings.steps and "epochs" in given.sources:
-        raise Refused(f"{given.sources['epochs']} and {given.sources['steps']} both say how long to train; drop one")
+        raise UserError(f"{given.sources['epochs']} and {given.sources['steps']} both say how long to train; drop one")
     if settings.image_size != "auto" and settings.dataset != "imagefolder":
-        raise Refused(
+        raise UserError(
             f"{given.sources['image_size']}: only imagefolder's pictures are resized, and TRAIN_DATASET is"
             f" {settings.dataset}; unset it"
         )
     if settings.prune_ratio and not settings.steps and settings.prune_warmup >= settings.epochs:
-        raise Refused(
+        raise UserError(
             f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: all of TRAIN_EPOCHS={settings.epochs}; lower it, so that the"
             " pruned model is trained on"
         )
     if settings.max_minutes is not None and not settings.checkpoint_every:
-        raise Refused(
+        raise UserError(
             f"{given.sources['max_minutes']}: a run that ends so goes on from a checkpoint, and"
             " TRAIN_CHECKPOINT_EVERY=0"
             " leaves none; set 1"
         )
-    refuse_beside_sharding(given)
+    check_fsdp_settings(given)
     if settings.ddp_static_graph and settings.grad_accum_steps > 1 and plan.world_size > 1:
-        raise Refused(
+        raise UserError(
             f"{given.sources['ddp_static_graph']} and {given.sources['grad_accum_steps']} contradict each other: a"
             " step's parts are"
             " not alike, only the last one is shared among ranks; drop one of the two"
@@ -106,7 +106,7 @@ def refuse_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> N
 
 
 # What of other settings does not go with weights spread over the ranks, and why.
-UNSHARDED = {
+FSDP_INCOMPATIBLE = {
     "prune_ratio": (0.0, "a model is cut whole; prune it in a run without"),
     "ddp_static_graph": (False, "it is told to DDP, which does not run"),
     "ddp_find_unused_parameters": (False, "it is told to DDP, which does not run"),
@@ -114,14 +114,14 @@ UNSHARDED = {
 }
 
 
-def refuse_beside_sharding(given: ParsedSettings[TrainSettings]) -> None:
+def check_fsdp_settings(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `Refused` for settings that do not go with FSDP."""
     settings = given.values
     if settings.parallelism == "ddp":
         return
-    for field, (off, why) in UNSHARDED.items():
+    for field, (off, why) in FSDP_INCOMPATIBLE.items():
         if getattr(settings, field) != off:
-            raise Refused(f"{given.sources[field]} and {given.sources['parallelism']} contradict each other: {why}")
+            raise UserError(f"{given.sources[field]} and {given.sources['parallelism']} contradict each other: {why}")
 
 
 def decide_sharding(given: ParsedSettings[TrainSettings], ranks: int) -> tuple[Decision, ...]:
@@ -133,7 +133,7 @@ def decide_sharding(given: ParsedSettings[TrainSettings], ranks: int) -> tuple[D
     return (Decision("shard", "fsdp", why),)
 
 
-def decide_going_on(
+def plan_resume(
     given: ParsedSettings[TrainSettings], plan: Plan, free_name: str
 ) -> tuple[dict[str, str], tuple[Decision, ...]]:
     """Where ranks may be started again they go on from the run's own last checkpoint; return the variables for it.
@@ -144,15 +144,15 @@ def decide_going_on(
         return {}, ()
     values = given.values
     if values.resume != "auto" and "resume" in given.sources:
-        raise Refused(
+        raise UserError(
             f"{given.sources['resume']}: with restarts a run goes on from its own last checkpoint; set"
             " TRAIN_RESUME=auto"
             " and TRAIN_RUN_NAME"
         )
     if not values.run_name and plan.nnodes > 1:
-        raise Refused("TRAIN_RUN_NAME is not set: ranks that are started again on several nodes find their run by it")
+        raise UserError("TRAIN_RUN_NAME is not set: ranks that are started again on several nodes find their run by it")
     if not values.checkpoint_every:
-        raise Refused("TRAIN_CHECKPOINT_EVERY=0: ranks that are started again go on from checkpoints; set 1 or more")
+        raise UserError("TRAIN_CHECKPOINT_EVERY=0: ranks that are started again go on from checkpoints; set 1 or more")
     why = "ranks that are started again go on from the run's last checkpoint"
     return {"TRAIN_RESUME": "auto", "TRAIN_RUN_NAME": values.run_name or free_name}, (Decision("resume", "auto", why),)
 
@@ -164,12 +164,14 @@ def batch_reason(given: ParsedSettings[TrainSettings], ranks: int) -> str:
     return "; ".join(part for part in (own, share) if part) or "images a step"
 
 
-def decide_feed(given: ParsedSettings[TrainSettings], facts: Facts, memory_bytes: int) -> tuple[str, Decision]:
+def decide_data_source(
+    given: ParsedSettings[TrainSettings], facts: DatasetInfo, memory_bytes: int
+) -> tuple[str, Decision]:
     """Keep small sets in memory as bytes, stream large ones through loader workers."""
     size = f"{'' if facts.counted_all else 'over '}{facts.images:,} images, {facts.bytes / 2**20:,.0f} MiB decoded"
     asked, streamable = given.values.data_source, given.values.dataset == "imagefolder"
     if asked == "stream" and not streamable:
-        raise Refused(
+        raise UserError(
             f"{given.sources['data_source']}: only imagefolder can be streamed; {given.values.dataset} is held in"
             " memory"
         )
@@ -182,7 +184,7 @@ def decide_feed(given: ParsedSettings[TrainSettings], facts: Facts, memory_bytes
 
 
 def decide_workers(
-    given: ParsedSettings[TrainSettings], plan: Plan, facts: Facts, feed: str, shm_bytes: int
+    given: ParsedSettings[TrainSettings], plan: Plan, facts: DatasetInfo, feed: str, shm_bytes: int
 ) -> tuple[int, Decision]:
     """Loader workers of each rank: none where nothing is left to decode, no more than /dev/shm can serve.
 
@@ -192,15 +194,15 @@ def decide_workers(
     if feed == "memory":
         return 0, Decision("workers", "0", "batches are cut from memory, which needs none")
     channels, height, width = facts.shape
-    ahead = given.values.prefetch_factor + BEING_MADE
+    ahead = given.values.prefetch_factor + IN_FLIGHT_BATCHES
     each_bytes = ahead * given.values.batch_size * channels * height * width  # a worker on every rank
     fitting = int(shm_bytes * SHM_SHARE) // each_bytes
     room = f"/dev/shm has {shm_bytes / 2**20:,.0f} MiB, and a worker on each rank needs {each_bytes / 2**20:,.0f} MiB"
     if asked != "auto":
         if asked > fitting:
-            raise Refused(
+            raise UserError(
                 f"{given.sources['num_workers']}: {room}; lower it to {fitting}, or start with a larger --shm-size",
-                Exit.MACHINE,
+                ExitCode.MACHINE,
             )
         return asked, Decision("workers", str(asked), f"(yours) {given.sources['num_workers']}")
     workers = min(rank.threads for rank in plan.ranks)

@@ -5,32 +5,32 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from entrypoint.machine.cpu_load import read_waits
+from entrypoint.machine.cpu_load import read_run_delays
 
 # From this share on a run says so: a step waits for its slowest thread.
-WORTH_TELLING = 0.2
+MIN_REPORTED_SHARE = 0.2
 
 
-def longest_share(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> float:
+def max_wait_share(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> float:
     """Return the share of a time (s) that the thread which waited longest in it has waited, 0 to 1."""
     longest = max((wait - before.get(thread, 0) for thread, wait in after.items()), default=0)
     return min(1.0, longest / 1e9 / seconds) if seconds > 0 else 0.0
 
 
-class Waiting:
+class CpuWaitMeter:
     """The waits since this was made."""
 
     def __init__(self) -> None:
-        self.began, self.before = time.monotonic(), read_waits()
+        self.began, self.before = time.monotonic(), read_run_delays()
 
     def share(self) -> float:
         """Return the share of the time since then that the thread which waited longest has waited."""
-        return longest_share(self.before, read_waits(), time.monotonic() - self.began)
+        return max_wait_share(self.before, read_run_delays(), time.monotonic() - self.began)
 
 
-def told_of(share: float) -> str:
+def cpu_wait_text(share: float) -> str:
     """Return the line about a share of waiting, nothing for one that is not worth it."""
-    if share < WORTH_TELLING:
+    if share < MIN_REPORTED_SHARE:
         return ""
     return (
         f"{100 * share:.0f} % of the time, for CPUs that others ran on or a quota withheld; `entrypoint tune` finds the"

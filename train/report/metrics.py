@@ -9,23 +9,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from entrypoint.core.atomic_files import whole_file, write_whole
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.atomic_files import atomic_open, atomic_write_text
+from entrypoint.core.errors import ExitCode, UserError
 from train.report.run_folder import as_json
 
 
 @contextmanager
-def kept(folder: Path) -> Iterator[None]:
+def disk_errors_as_user_errors(folder: Path) -> Iterator[None]:
     """Turn what the file system refuses into one line that names the run's folder; checkpoints in it stay."""
     try:
         yield
     except OSError as error:
-        raise Refused(
-            f"{folder}: cannot be written ({error.strerror}); the checkpoints up to here are kept", Exit.MACHINE
+        raise UserError(
+            f"{folder}: cannot be written ({error.strerror}); the checkpoints up to here are kept", ExitCode.MACHINE
         ) from None
 
 
-class Recorder:
+class MetricsWriter:
     """Rank 0's writer into the run folder."""
 
     def __init__(self, folder: Path, *, tensorboard: bool) -> None:
@@ -40,7 +40,7 @@ class Recorder:
     def line(self, kind: str, step: int, values: dict[str, float | int]) -> None:
         """Append one line, in a single write, so that a reader never meets half of it; raises `Refused`."""
         text = json.dumps({"kind": kind, "step": step, **values}) + "\n"
-        with kept(self.folder):
+        with disk_errors_as_user_errors(self.folder):
             os.write(self.metrics, text.encode())
             if self.events:
                 for name, value in values.items():
@@ -48,7 +48,7 @@ class Recorder:
 
     def summary(self, values: dict[str, Any]) -> None:
         """Write summary.json."""
-        write_whole(self.folder / "summary.json", as_json(values))
+        atomic_write_text(self.folder / "summary.json", as_json(values))
 
     def close(self) -> None:
         """Flush everything and draw the curves."""
@@ -88,5 +88,5 @@ def draw_curves(folder: Path) -> None:
     figure.subplots_adjust(left=0.05, right=0.98, bottom=0.14, top=0.84, wspace=0.22)
     speed.set_ylim(bottom=0)
     figure.suptitle(folder.name, fontsize=9)
-    with whole_file(folder / "curves.png") as file:
+    with atomic_open(folder / "curves.png") as file:
         figure.savefig(file, format="png", dpi=110)

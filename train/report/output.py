@@ -13,22 +13,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from train.fd_redirect import STDERR, STDOUT
-from train.preemption import STOPPING
+from train.preemption import STOP_CONTROLLER
 
 
 @contextmanager
-def printing() -> Iterator[None]:
+def guarded_stdout() -> Iterator[None]:
     """Print within; where nobody can read it any more, have the run save and end, and print to nowhere until then."""
     try:
         yield
         sys.stdout.flush()
     except OSError:
-        print_to_nowhere()
-        if STOPPING.number is None:
-            STOPPING.take(signal.SIGPIPE, None)
+        redirect_to_devnull()
+        if STOP_CONTROLLER.number is None:
+            STOP_CONTROLLER.take(signal.SIGPIPE, None)
 
 
-def print_to_nowhere() -> None:
+def redirect_to_devnull() -> None:
     """Let standard output lead nowhere, and standard error where it is the same file, pipe or terminal."""
     gone = os.fstat(STDOUT)
     nowhere = os.open(os.devnull, os.O_WRONLY)

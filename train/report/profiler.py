@@ -12,35 +12,35 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from entrypoint.core.atomic_files import write_whole
+from entrypoint.core.atomic_files import atomic_write_text
 
 DATA, FORWARD, BACKWARD, OPTIMIZER = PHASES = ("data", "forward and loss", "backward", "optimizer")
-MARK = "step: "
+RECORD_PREFIX = "step: "
 # Steps before the profile: caches fill, kernels are chosen, graphs are compiled.
 WARM_UP = 5
 ROWS = 25
 # From this share of a step on, a phase beside the model's own arithmetic is worth a word.
-TOO_MUCH = 0.25
+HIGH_SHARE = 0.25
 
 Phase = Callable[[str], AbstractContextManager[object]]
 
 
-def unmarked(_: str) -> AbstractContextManager[object]:
+def no_phase(_: str) -> AbstractContextManager[object]:
     """Mark nothing: what phases are where nobody looks."""
     return nullcontext()
 
 
 @contextmanager
-def marked(name: str, device: torch.device) -> Iterator[None]:
+def profiled_phase(name: str, device: torch.device) -> Iterator[None]:
     """Mark a phase in the profile; a GPU is waited for at its end, so that its work counts where it was asked for."""
-    with record_function(f"{MARK}{name}"):
+    with record_function(f"{RECORD_PREFIX}{name}"):
         yield
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True)
-class Shares:
+class PhaseTimes:
     """The seconds of each phase, in all the steps profiled."""
 
     steps: int
@@ -57,14 +57,14 @@ class Shares:
     def diagnosis(self, feed: str) -> str:
         """Say what takes the time, and what to do about it."""
         data, optimizer = self.share(DATA), self.share(OPTIMIZER)
-        if data >= TOO_MUCH:
+        if data >= HIGH_SHARE:
             advice = (
                 "raise TRAIN_NUM_WORKERS, or set TRAIN_DATA_SOURCE=memory"
                 if feed == "stream"
                 else "cut TRAIN_TRANSFORMS"
             )
             return f"data loading takes {100 * data:.0f} % of a step: {advice}"
-        if optimizer >= TOO_MUCH:
+        if optimizer >= HIGH_SHARE:
             return f"the optimizer takes {100 * optimizer:.0f} % of a step: raise TRAIN_BATCH_SIZE"
         model = self.share(FORWARD) + self.share(BACKWARD)
         return f"forward and backward take {100 * model:.0f} % of a step: the model's arithmetic is what it waits for"
@@ -85,7 +85,7 @@ class Profiler:
             cuda = [ProfilerActivity.CUDA] if self.device.type == "cuda" else []
             self.running = profile(activities=[ProfilerActivity.CPU, *cuda])
             self.running.start()  # type: ignore[no-untyped-call]
-        return marked(name, self.device) if self.running else nullcontext()
+        return profiled_phase(name, self.device) if self.running else nullcontext()
 
     def step(self) -> bool:
         """Count a step; return whether the profile is complete and written."""
@@ -100,13 +100,13 @@ class Profiler:
         """Write the operators by their own time, the phases, and a trace for chrome://tracing or Perfetto."""
         self.folder.mkdir(exist_ok=True)
         events = seen.key_averages()
-        shares = Shares(self.steps, phase_seconds(events))
+        shares = PhaseTimes(self.steps, phase_seconds(events))
         orders = ("self_cpu_time_total", *(["self_device_time_total"] if self.device.type == "cuda" else []))
         tables = (events.table(sort_by=by, row_limit=ROWS, max_name_column_width=60) for by in orders)
-        write_whole(self.folder / "operators.txt", "\n".join(tables))
+        atomic_write_text(self.folder / "operators.txt", "\n".join(tables))
         phases = {**asdict(shares), "shares": {name: round(shares.share(name), 4) for name in PHASES}}
         diagnosis = shares.diagnosis(self.feed)
-        write_whole(self.folder / "phases.json", json.dumps({**phases, "diagnosis": diagnosis}, indent=2) + "\n")
+        atomic_write_text(self.folder / "phases.json", json.dumps({**phases, "diagnosis": diagnosis}, indent=2) + "\n")
         seen.export_chrome_trace(str(self.folder / "trace.json"))
         self.say(f"profile of {self.steps} steps: {shares.line()}; {self.folder}")
         self.say(diagnosis)
@@ -114,5 +114,9 @@ class Profiler:
 
 def phase_seconds(events: Any) -> dict[str, float]:
     """Return how long each phase took in all."""
-    found = {event.key.removeprefix(MARK): event.cpu_time_total / 1e6 for event in events if event.key.startswith(MARK)}
+    found = {
+        event.key.removeprefix(RECORD_PREFIX): event.cpu_time_total / 1e6
+        for event in events
+        if event.key.startswith(RECORD_PREFIX)
+    }
     return {name: found.get(name, 0.0) for name in PHASES}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any, Protocol
 
-from train.report.output import printing
+from train.report.output import guarded_stdout
 from train.settings import TrainSettings
 
 
-class Progress(Protocol):
+class ProgressReporter(Protocol):
     """How far the run is; steps count from 0 over the whole run."""
 
     def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
@@ -23,18 +23,18 @@ class Progress(Protocol):
 
 
 def build_progress(
-    settings: TrainSettings, total_steps: int, epochs: int, *, leads: bool, relayed: bool = False
-) -> Progress:
+    settings: TrainSettings, total_steps: int, epochs: int, *, is_main: bool, relayed: bool = False
+) -> ProgressReporter:
     """Return the progress display that the settings ask for; ranks but the first show nothing.
 
     What a launcher relays is no terminal, even where it looks like one: Open MPI gives ranks a pseudo-terminal each.
     """
     kind = settings.progress
-    if not leads or kind == "off":
-        return Off()
+    if not is_main or kind == "off":
+        return NullProgress()
     if kind == "auto":
         kind = "bar" if sys.stdout.isatty() and not relayed else "plain"
-    return Bar(epochs, total_steps) if kind == "bar" else Plain(epochs, total_steps)
+    return BarProgress(epochs, total_steps) if kind == "bar" else LineProgress(epochs, total_steps)
 
 
 def duration(seconds: float) -> str:
@@ -44,7 +44,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
-class Off:
+class NullProgress:
     """Shows nothing."""
 
     def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
@@ -57,7 +57,7 @@ class Off:
         """Do nothing."""
 
 
-class Plain:
+class LineProgress:
     """A line a log interval, for pipes and batch logs."""
 
     def __init__(self, epochs: int, total_steps: int) -> None:
@@ -72,14 +72,14 @@ class Plain:
 
     def say(self, line: str) -> None:
         """Print one line at once, whatever buffering a batch system has set up."""
-        with printing():
+        with guarded_stdout():
             print(line)
 
     def close(self) -> None:
         """Do nothing."""
 
 
-class Bar:
+class BarProgress:
     """A live bar."""
 
     def __init__(self, epochs: int, total_steps: int) -> None:
@@ -101,12 +101,12 @@ class Bar:
             auto_refresh=False,  # by a thread, which would meet a closed terminal alone
         )
         self.task = self.bar.add_task("", total=total_steps, epoch=1, loss="-", speed="-", left="-")
-        with printing():
+        with guarded_stdout():
             self.bar.start()
 
     def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
         """Move the bar."""
-        with printing():
+        with guarded_stdout():
             self.bar.update(
                 self.task,
                 refresh=True,
@@ -119,10 +119,10 @@ class Bar:
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
-        with printing():
+        with guarded_stdout():
             self.bar.console.print(line, highlight=False, markup=False)
 
     def close(self) -> None:
         """End the bar and leave its last state."""
-        with printing():
+        with guarded_stdout():
             self.bar.stop()

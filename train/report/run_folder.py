@@ -13,17 +13,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from entrypoint.core.atomic_files import replace_link, write_whole
-from entrypoint.core.errors import Refused
+from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
+from entrypoint.core.errors import UserError
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from entrypoint.plan.model import Plan
-from entrypoint.rank.verify import Observed
+from entrypoint.rank.verify import ObservedRank
 from train.checkpoint import single_file
-from train.planning.run_lookup import begun, fresh
-from train.report.run_lock import Lock
+from train.planning.run_lookup import new_run_dir, resumed_run_dir
+from train.report.run_lock import RunLock
 from train.settings import TrainSettings
 
-TOLD_VERSIONS = (
+RECORDED_PACKAGES = (
     "torch",
     "torchvision",
     "numpy",
@@ -37,7 +37,7 @@ TOLD_VERSIONS = (
 NOT_REPEATED = frozenset({"run_name", "resume"})
 
 
-def open_folder(settings: TrainSettings, lock: Lock) -> tuple[Path, list[Path]]:
+def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path]]:
     """Return the run's folder, made where it is new and locked, and the checkpoints to go on from, the newest first.
 
     Raises `Refused` where it cannot be written, already holds a run that is not to be resumed, or another one is
@@ -48,63 +48,63 @@ def open_folder(settings: TrainSettings, lock: Lock) -> tuple[Path, list[Path]]:
         output.mkdir(parents=True, exist_ok=True)
         if not os.access(output, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
-        folder, starts = choose_folder(settings)
+        folder, starts = select_run_dir(settings)
         folder.mkdir(exist_ok=bool(starts) or settings.run_name is not None)
         lock.take(folder)
-        single_file.clear_left(folder / "checkpoint")
-        point_latest(output, folder)
+        single_file.remove_partial(folder / "checkpoint")
+        update_latest_link(output, folder)
     except OSError as error:
-        raise Refused(
+        raise UserError(
             f"TRAIN_OUTPUT_DIR={output}: cannot be written ({error.strerror}); name a folder that can"
         ) from None
     return folder, starts
 
 
-def choose_folder(settings: TrainSettings) -> tuple[Path, list[Path]]:
+def select_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
     """Return the folder and the checkpoints to start from, the newest first, which TRAIN_RESUME decides."""
     output, resume = settings.output_dir, settings.resume
     named = output / settings.run_name if settings.run_name else None
-    before = begun(settings)
+    before = resumed_run_dir(settings)
     if before and resume == "auto":
-        starts = single_file.newest_first(before / "checkpoint")
+        starts = single_file.list_newest_first(before / "checkpoint")
         if starts:
             return before.resolve(), starts
     elif before:
         start = Path(resume)
-        if not start.is_file() and not (start.suffix == single_file.SHARDED and start.is_dir()):
-            raise Refused(f"TRAIN_RESUME={resume}: no such checkpoint; it is auto, off, or a checkpoint's path")
+        if not start.is_file() and not (start.suffix == single_file.SHARDED_SUFFIX and start.is_dir()):
+            raise UserError(f"TRAIN_RESUME={resume}: no such checkpoint; it is auto, off, or a checkpoint's path")
         return named or before, [start]
     if named and (named / "settings.json").exists():
-        raise Refused(
+        raise UserError(
             f"TRAIN_RUN_NAME={settings.run_name}: {named} already holds a run; choose another name, or go on with"
             " it by TRAIN_RESUME=auto"
         )
-    return named or fresh(output, settings), []
+    return named or new_run_dir(output, settings), []
 
 
-def point_latest(output: Path, folder: Path) -> None:
+def update_latest_link(output: Path, folder: Path) -> None:
     """Let `latest` in the output folder point to this run, replaced in one step."""
     if folder.parent.resolve() != output.resolve():
         return
-    replace_link(output / "latest", folder.name)
+    replace_symlink(output / "latest", folder.name)
 
 
 def write_provenance(
     folder: Path, given: ParsedSettings[TrainSettings], plan: Plan, environ: Mapping[str, str]
 ) -> None:
     """Leave the plan, the settings, the versions and the command that repeats the run."""
-    write_whole(folder / "plan.json", plan.to_json(indent=2) + "\n")
-    write_whole(folder / "settings.json", as_json(given.values.to_json()))
-    write_whole(folder / "versions.json", as_json(versions()))
-    write_whole(folder / "command.txt", repeat_command(given, plan, environ) + "\n")
+    atomic_write_text(folder / "plan.json", plan.to_json(indent=2) + "\n")
+    atomic_write_text(folder / "settings.json", as_json(given.values.to_json()))
+    atomic_write_text(folder / "versions.json", as_json(versions()))
+    atomic_write_text(folder / "command.txt", reproduce_command(given, plan, environ) + "\n")
 
 
-def write_ranks(folder: Path, ranks: list[Observed]) -> None:
+def write_ranks(folder: Path, ranks: list[ObservedRank]) -> None:
     """Leave what each rank really got: CPUs, threads, OpenMP runtime, preloads."""
-    write_whole(folder / "ranks.json", as_json([asdict(rank) for rank in ranks]))
+    atomic_write_text(folder / "ranks.json", as_json([asdict(rank) for rank in ranks]))
 
 
-def repeat_command(given: ParsedSettings[TrainSettings], plan: Plan, environ: Mapping[str, str]) -> str:
+def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ: Mapping[str, str]) -> str:
     """Return a shell command that trains again with the same settings, number of ranks and versions."""
     not_repeated = {variable_name("TRAIN_", field) for field in NOT_REPEATED}
     variables = {name: value for name, value in given.as_variables().items() if name not in not_repeated}
@@ -119,7 +119,7 @@ def repeat_command(given: ParsedSettings[TrainSettings], plan: Plan, environ: Ma
 def versions() -> dict[str, str]:
     """Return the versions that decide what a run computes."""
     found = {"python": platform.python_version(), "kernel": platform.release()}
-    for name in TOLD_VERSIONS:
+    for name in RECORDED_PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:

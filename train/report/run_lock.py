@@ -17,20 +17,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from entrypoint.core.console import say
-from entrypoint.core.errors import Refused
+from entrypoint.core.console import log
+from entrypoint.core.errors import UserError
 
-NAME = ".lock"
-BEAT_S = 2.0
+LOCK_NAME = ".lock"
+HEARTBEAT_S = 2.0
 # A holder that has not touched it for so long is gone: its node may have been, without a word.
 STALE_S = 20.0
 PAUSE_S = 0.2
 
 
-class Lock:
+class RunLock:
     """Held from `take` to the end of the block; `mine` tells whether nobody else has taken it since."""
 
-    def __init__(self, *, beat_s: float = BEAT_S, stale_s: float = STALE_S) -> None:
+    def __init__(self, *, beat_s: float = HEARTBEAT_S, stale_s: float = STALE_S) -> None:
         self.beat_s, self.stale_s = beat_s, stale_s
         self.path: Path | None = None
         self.over = threading.Event()
@@ -47,13 +47,13 @@ class Lock:
 
     def take(self, folder: Path) -> None:
         """Take the lock of a folder, from a holder that is gone too; raises `Refused` where one is alive, OSError."""
-        path = folder / NAME
-        told = json.dumps(me())
+        path = folder / LOCK_NAME
+        told = json.dumps(identity())
         while True:
             try:
                 file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
             except FileExistsError:
-                clear(path, self.stale_s, say)
+                break_stale_lock(path, self.stale_s, log)
                 continue
             os.write(file, told.encode())
             os.close(file)
@@ -64,7 +64,7 @@ class Lock:
     @property
     def mine(self) -> bool:
         """Tell whether the file is still this process's."""
-        return self.path is not None and holder(self.path) == me()
+        return self.path is not None and read_holder(self.path) == identity()
 
     def beat(self) -> None:
         """Touch the file as long as it is held."""
@@ -74,9 +74,9 @@ class Lock:
                 os.utime(self.path)
 
 
-def me() -> dict[str, object]:
+def identity() -> dict[str, object]:
     """Return what tells this process from all others, on other nodes and in other containers too."""
-    return {"node": socket.gethostname(), "pid": os.getpid(), "pids": pid_namespace(), "born": born(os.getpid())}
+    return {"node": socket.gethostname(), "pid": os.getpid(), "pids": pid_namespace(), "born": start_time(os.getpid())}
 
 
 def pid_namespace() -> str:
@@ -86,7 +86,7 @@ def pid_namespace() -> str:
     return ""
 
 
-def born(pid: int) -> str:
+def start_time(pid: int) -> str:
     """Return when a process began, in ticks of the machine, nothing where there is none (or it is a zombie)."""
     with suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -94,7 +94,7 @@ def born(pid: int) -> str:
     return ""
 
 
-def holder(path: Path) -> dict[str, object]:
+def read_holder(path: Path) -> dict[str, object]:
     """Return who holds a lock, nothing where it cannot be read."""
     with suppress(OSError, ValueError):
         found = json.loads(path.read_text())
@@ -102,40 +102,40 @@ def holder(path: Path) -> dict[str, object]:
     return {}
 
 
-def clear(path: Path, stale_s: float, tell: Callable[[str], None]) -> None:
+def break_stale_lock(path: Path, stale_s: float, tell: Callable[[str], None]) -> None:
     """Remove a lock whose holder is gone; raises `Refused` where it is alive.
 
     Among the same processes it is looked for; one elsewhere is alive if it touches the file within `stale_s` seconds.
     """
-    found = holder(path)
+    found = read_holder(path)
     who = f"process {found.get('pid', '?')} on {found.get('node', '?')}"
     if found.get("pids") == pid_namespace() != "":
-        alive = born(int(str(found["pid"]))) == found["born"]
+        alive = start_time(int(str(found["pid"]))) == found["born"]
     else:
         tell(f"{path.parent} is locked by {who}; looking for {stale_s:.0f} s whether that is still alive")
-        alive = is_touched(path, stale_s)
+        alive = wait_for_heartbeat(path, stale_s)
     if alive:
-        raise Refused(
+        raise UserError(
             f"{path.parent}: {who} trains into it right now; name another run with TRAIN_RUN_NAME, or end that one"
         )
-    aside = path.with_name(f"{NAME}.{os.getpid()}")
+    aside = path.with_name(f"{LOCK_NAME}.{os.getpid()}")
     with suppress(OSError):  # of two that find it so, one moves it away
         path.rename(aside)
         aside.unlink()
 
 
-def is_touched(path: Path, within_s: float) -> bool:
+def wait_for_heartbeat(path: Path, within_s: float) -> bool:
     """Wait until a file is touched or gone, so long at most; return whether it was touched."""
-    first, began = touched_at(path), time.monotonic()
+    first, began = mtime_ns(path), time.monotonic()
     while time.monotonic() - began < within_s:
-        now = touched_at(path)
+        now = mtime_ns(path)
         if now != first:
             return now is not None
         time.sleep(PAUSE_S)
     return False
 
 
-def touched_at(path: Path) -> int | None:
+def mtime_ns(path: Path) -> int | None:
     """Return when a file was last touched, None where there is none."""
     try:
         return path.stat().st_mtime_ns

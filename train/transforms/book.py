@@ -12,12 +12,12 @@ from torch.nn.functional import grid_sample, interpolate, pad
 
 from train.settings import BOOK_PIXELS
 
-SEEN = 224
+CROP = 224
 DEGREES = 20.0
 SIGMA = (0.1, 2.0)
 
 
-def draw(count: int, _: int, random: torch.Generator) -> Tensor:
+def sample_params(count: int, _: int, random: torch.Generator) -> Tensor:
     """Return (count, 3) floats on the CPU: 1 where the picture is flipped, degrees to turn it, the blur's deviation."""
     flips = torch.randint(0, 2, (count, 1), generator=random).float()
     uniform = torch.rand(count, 2, generator=random)
@@ -28,17 +28,17 @@ def draw(count: int, _: int, random: torch.Generator) -> Tensor:
 def apply(images: Tensor, rows: Tensor, drawn: Tensor) -> Tensor:
     """Return the pictures `rows` of (N, H, W, C) images as (n, 224, 224, C) floats, 0 to 255, as was drawn."""
     drawn = drawn.to(images.device)
-    pictures = resized(images.index_select(0, rows))
+    pictures = resize_crop(images.index_select(0, rows))
     pictures = torch.where(drawn[:, :1, None, None] == 1, pictures.flip(3), pictures)
-    return blurred(turned(pictures, drawn[:, 1]), drawn[:, 2]).permute(0, 2, 3, 1)
+    return blur(rotate(pictures, drawn[:, 1]), drawn[:, 2]).permute(0, 2, 3, 1)
 
 
-def judged(images: Tensor) -> Tensor:
+def eval_transform(images: Tensor) -> Tensor:
     """Return (N, H, W, C) images as an evaluation sees them: resized and cropped, nothing drawn."""
-    return resized(images).permute(0, 2, 3, 1)
+    return resize_crop(images).permute(0, 2, 3, 1)
 
 
-def resized(images: Tensor) -> Tensor:
+def resize_crop(images: Tensor) -> Tensor:
     """Return (N, H, W, C) images as (N, C, 224, 224) floats: the shorter side made 255 pixels, the middle cut out."""
     height, width = images.shape[1:3]
     scale = BOOK_PIXELS / min(height, width)
@@ -46,11 +46,11 @@ def resized(images: Tensor) -> Tensor:
     pictures = images.permute(0, 3, 1, 2).float()
     if size != (height, width):
         pictures = interpolate(pictures, size=size, mode="bilinear", antialias=True)
-    top, left = round((size[0] - SEEN) / 2), round((size[1] - SEEN) / 2)
-    return pictures[:, :, top : top + SEEN, left : left + SEEN]
+    top, left = round((size[0] - CROP) / 2), round((size[1] - CROP) / 2)
+    return pictures[:, :, top : top + CROP, left : left + CROP]
 
 
-def turned(pictures: Tensor, degrees: Tensor) -> Tensor:
+def rotate(pictures: Tensor, degrees: Tensor) -> Tensor:
     """Return (N, C, H, W) pictures, each turned anticlockwise about its middle by its own degrees."""
     count, _, height, width = pictures.shape
     across = torch.arange(width, device=pictures.device) - (width - 1) / 2
@@ -63,7 +63,7 @@ def turned(pictures: Tensor, degrees: Tensor) -> Tensor:
     return grid_sample(pictures, grid, mode="nearest", padding_mode="zeros", align_corners=False)
 
 
-def blurred(pictures: Tensor, sigma: Tensor) -> Tensor:
+def blur(pictures: Tensor, sigma: Tensor) -> Tensor:
     """Return (N, C, H, W) pictures, each under a Gaussian of three pixels with its own deviation, edges mirrored."""
     beside = torch.exp(-0.5 / sigma.square()).view(-1, 1, 1, 1)
     total = 1 + 2 * beside

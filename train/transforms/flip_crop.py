@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 # Pixels that a picture of 32 is shifted by at most; other sizes in proportion.
-SHIFT_OF_32 = 2
+MAX_SHIFT_AT_32PX = 2
 
 
-def shift_of(height: int) -> int:
+def max_shift(height: int) -> int:
     """Return the pixels that pictures of a height are shifted by at most."""
-    return max(1, SHIFT_OF_32 * height // 32)
+    return max(1, MAX_SHIFT_AT_32PX * height // 32)
 
 
 def draw(count: int, height: int, random: torch.Generator) -> Tensor:
     """Return (count, 3) int64 on the CPU: rows and columns to shift by, and 1 where the picture is flipped."""
-    most = shift_of(height)
+    most = max_shift(height)
     shifts = torch.randint(-most, most + 1, (count, 2), generator=random)
     flips = torch.randint(0, 2, (count, 1), generator=random)
     return torch.cat((shifts, flips), dim=1)
@@ -29,21 +29,21 @@ def apply(images: Tensor, rows: Tensor, drawn: Tensor) -> Tensor:
     """
     _, height, width, channels = images.shape
     down, across, flipped = drawn.to(images.device).unbind(1)
-    most = shift_of(height)
-    lines = shifted(height, most, images.device).index_select(0, down + most)
-    ways = shifted(width, most, images.device)
+    most = max_shift(height)
+    lines = shift_table(height, most, images.device).index_select(0, down + most)
+    ways = shift_table(width, most, images.device)
     columns = torch.cat((ways, ways.flip(1))).index_select(0, across + most + flipped * len(ways))
     pixels = ((rows[:, None] * height + lines) * width)[:, :, None] + columns[:, None, :]
     return images.view(-1, channels).index_select(0, pixels.view(-1)).view(len(rows), height, width, channels)
 
 
-def shifted(size: int, most: int, device: torch.device) -> Tensor:
+def shift_table(size: int, most: int, device: torch.device) -> Tensor:
     """Return (2 * most + 1, size): for each shift from -most on, where the pixels of a line come from."""
     shifts = torch.arange(-most, most + 1, device=device)
-    return mirrored(torch.arange(size, device=device) + shifts[:, None], size)
+    return reflect_index(torch.arange(size, device=device) + shifts[:, None], size)
 
 
-def mirrored(index: Tensor, size: int) -> Tensor:
+def reflect_index(index: Tensor, size: int) -> Tensor:
     """Return indices that ran over an edge of range(size) by less than its length, mirrored back inside."""
     index = index.abs()
     return torch.where(index >= size, 2 * (size - 1) - index, index).clamp(min=0)

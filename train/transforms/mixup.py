@@ -12,7 +12,7 @@ from train.settings import TrainSettings
 
 
 @dataclass(frozen=True)
-class Mix:
+class MixParams:
     """How the pictures of one global batch are mixed: the number of each one's partner, and the share that stays own.
 
     With a `box` (top, bottom, left, right) the partner's pixels stand in it (CutMix, arXiv:1905.04899); without, the
@@ -33,7 +33,7 @@ class Mix:
         return mixed
 
 
-def draw(count: int, height: int, width: int, settings: TrainSettings, random: torch.Generator) -> Mix:
+def sample_mix(count: int, height: int, width: int, settings: TrainSettings, random: torch.Generator) -> MixParams:
     """Return how a batch of so many pictures is mixed; where both ways are on, each has every second batch's chance.
 
     The share is drawn from Beta(alpha, alpha), once a batch, as both papers do.
@@ -44,10 +44,10 @@ def draw(count: int, height: int, width: int, settings: TrainSettings, random: t
     alpha = settings.cutmix_alpha if cuts else settings.mixup_alpha
     own = chance.betavariate(alpha, alpha)
     if not cuts:
-        return Mix(partners, own)
+        return MixParams(partners, own)
     side = (1 - own) ** 0.5
     middle_y, middle_x = chance.randrange(height), chance.randrange(width)
     half_y, half_x = round(height * side / 2), round(width * side / 2)
     top, bottom = max(0, middle_y - half_y), min(height, middle_y + half_y)
     left, right = max(0, middle_x - half_x), min(width, middle_x + half_x)
-    return Mix(partners, 1 - (bottom - top) * (right - left) / (height * width), (top, bottom, left, right))
+    return MixParams(partners, 1 - (bottom - top) * (right - left) / (height * width), (top, bottom, left, right))

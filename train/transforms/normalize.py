@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train.acceleration.memory_format import layout_of
+from train.acceleration.memory_format import memory_format
 
 
 @dataclass(frozen=True)
-class Normalise:
+class Normalize:
     """Bytes to floats of mean 0 and deviation 1 a channel; `mean` and `scale` are (1, C, 1, 1)."""
 
     mean: Tensor
@@ -19,12 +19,12 @@ class Normalise:
     layout: torch.memory_format = torch.channels_last
 
     @staticmethod
-    def of(mean: Tensor, deviation: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalise:
+    def of(mean: Tensor, deviation: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalize:
         """Return the normalisation by (C,) means and deviations of bytes."""
         shape = (1, -1, 1, 1)
         scale = 1 / deviation.clamp(min=1.0)
-        layout = layout_of(channels_last=channels_last)
-        return Normalise(mean.view(shape).to(device), scale.view(shape).to(device), layout)
+        layout = memory_format(channels_last=channels_last)
+        return Normalize(mean.view(shape).to(device), scale.view(shape).to(device), layout)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return (N, H, W, C) bytes as (N, C, H, W) floats in this one's layout, on its device."""

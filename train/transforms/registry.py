@@ -23,7 +23,7 @@ class Transform:
 
     draw: Callable[[int, int, torch.Generator], Tensor] | None
     apply: Callable[[Tensor, Tensor, Tensor], Tensor]
-    judged: Callable[[Tensor], Tensor]
+    eval_model: Callable[[Tensor], Tensor]
     side: int | None = None
     moves: bool = True
 
@@ -32,20 +32,20 @@ class Transform:
         return (shape[0], self.side, self.side) if self.side else shape
 
 
-def as_they_are(images: Tensor) -> Tensor:
+def identity(images: Tensor) -> Tensor:
     """Return the pictures unchanged."""
     return images
 
 
-SETS: Mapping[str, Transform] = {
-    "none": Transform(None, lambda images, rows, _: images.index_select(0, rows), as_they_are),
-    "flip-crop": Transform(flip_crop.draw, flip_crop.apply, as_they_are),
-    "book": Transform(book.draw, book.apply, book.judged, book.SEEN, moves=False),
+TRANSFORMS: Mapping[str, Transform] = {
+    "none": Transform(None, lambda images, rows, _: images.index_select(0, rows), identity),
+    "flip-crop": Transform(flip_crop.draw, flip_crop.apply, identity),
+    "book": Transform(book.sample_params, book.apply, book.eval_transform, book.CROP, moves=False),
 }
 
 
-def transform_of(settings: TrainSettings, channels: int) -> Transform:
+def select_transform(settings: TrainSettings, channels: int) -> Transform:
     """Return the set asked for; on auto colour pictures are flipped and shifted, since digits would suffer."""
     if settings.transforms != "auto":
-        return SETS[settings.transforms]
-    return SETS["flip-crop" if channels == 3 and settings.dataset != "synthetic" else "none"]
+        return TRANSFORMS[settings.transforms]
+    return TRANSFORMS["flip-crop" if channels == 3 and settings.dataset != "synthetic" else "none"]

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from entrypoint.cli.commands import run_command
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import LAUNCHERS
-from entrypoint.plan.environment import STANDARD
+from entrypoint.plan.environment import USER_OVERRIDABLE
 from entrypoint.settings import LaunchSettings
 from tests.conftest import FUZZ_EXAMPLES
 from train.settings import TrainSettings
@@ -32,7 +32,7 @@ LAUNCHERS_OWN = [
 SLURMS = ["SLURM_JOB_ID", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE", "SLURM_CPU_BIND_TYPE", "SLURM_NODEID"]
 MPIS = ["OMPI_MCA_hwloc_base_binding_policy", "HYDRA_USER_PROVIDED_BINDING", "I_MPI_PIN", "I_MPI_PIN_DOMAIN"]
 OTHERS = [
-    *STANDARD,
+    *USER_OVERRIDABLE,
     *SLURMS,
     *MPIS,
     "LD_PRELOAD",
@@ -59,8 +59,8 @@ def test_any_environment_ends_in_a_plan_or_one_line_a_fault(command: list[str], 
     sys.stdout = out
     try:
         assert run_command(command, environ) == 0
-    except Refused as error:
-        assert error.code in (Exit.USAGE, Exit.MACHINE, Exit.RENDEZVOUS)
+    except UserError as error:
+        assert error.code in (ExitCode.USAGE, ExitCode.MACHINE, ExitCode.RENDEZVOUS)
         assert all(line.isprintable() and line for line in str(error).split("\n"))
         assert len(str(error)) < 4000
     finally:

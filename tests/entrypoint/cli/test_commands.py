@@ -169,7 +169,7 @@ def test_the_mask_of_taskset_is_the_plans(entrypoint: Entrypoint) -> None:
     [
         (["train"], {"TRAIN_EPOCH": "3"}, 2, "TRAIN_EPOCH=3: no such variable. Did you mean TRAIN_EPOCHS?"),
         (["plan"], {"LAUNCH_NPROC": "3"}, 2, "LAUNCH_NPROC=3: no such variable. Did you mean LAUNCH_NPROC_PER_NODE?"),
-        (["train"], {"TRAIN_EPOCHS": "0"}, 2, "TRAIN_EPOCHS=0: should be greater than or equal to 1."),
+        (["train"], {"TRAIN_EPOCHS": "0"}, 2, "TRAIN_EPOCHS=0: not a whole number from 1 to 1,000,000."),
         (["train"], {"LAUNCH_NPROC_PER_NODE": "4096"}, 3, "LAUNCH_NPROC_PER_NODE=4096: more ranks than cores"),
         (["train"], {"LAUNCH_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}, 3, "LAUNCH_DEVICE=cuda: no GPU is visible"),
         (["run", "nowhere.py"], {}, 2, "nowhere.py: no such script"),
@@ -181,7 +181,7 @@ def test_the_mask_of_taskset_is_the_plans(entrypoint: Entrypoint) -> None:
         ),
         (["train"], {"TRAIN_DATA_SOURCE": "stream"}, 2, "TRAIN_DATA_SOURCE=stream: only imagefolder can be streamed"),
         (["train"], {"TRAIN_GRAD_ACCUM_STEPS": "65"}, 2, "TRAIN_BATCH_SIZE=64: too few for 1 ranks x 65 parts"),
-        (["rank"], {}, 2, "ENTRYPOINT_PLAN: no plan of the node stage"),
+        (["rank"], {}, 2, "ENTRYPOINT_PLAN: holds no plan."),
     ],
 )
 def test_bad_input_is_one_line_and_the_documented_code(

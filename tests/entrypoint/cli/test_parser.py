@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.cli.parser import CommandLine, parse_command_line
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from entrypoint.core.settings_base import variable_name
 from entrypoint.settings import LaunchSettings
 from entrypoint.tune.search import TuneSettings
@@ -98,7 +98,7 @@ def test_plan_of_script_starts_nothing(script: str) -> None:
     ],
 )
 def test_unknown_words_are_errors(argv: list[str], said: str) -> None:
-    with pytest.raises(Refused) as error:
+    with pytest.raises(UserError) as error:
         parse(*argv)
     assert str(error.value).startswith(said)
     assert len(str(error.value).splitlines()) == 1

@@ -6,21 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.atomic_files import whole_file, write_whole
+from entrypoint.core.atomic_files import atomic_open, atomic_write_text
 
 
 def test_what_is_written_takes_the_place_of_what_was(tmp_path: Path) -> None:
     for text in ("old", "new"):
-        write_whole(tmp_path / "x", text)
+        atomic_write_text(tmp_path / "x", text)
     assert (tmp_path / "x").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_a_write_that_fails_leaves_what_was(tmp_path: Path) -> None:
-    write_whole(tmp_path / "x", "old")
+    atomic_write_text(tmp_path / "x", "old")
 
     def half() -> None:
-        with whole_file(tmp_path / "x") as file:
+        with atomic_open(tmp_path / "x") as file:
             file.write(b"half")
             assert (tmp_path / "x").read_text() == "old"
             raise KeyboardInterrupt

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.console import last_line, report
-from entrypoint.core.errors import Exit, LostPeer, Refused, did_you_mean
+from entrypoint.core.console import last_error_line, report_error
+from entrypoint.core.errors import ExitCode, PeerLostError, UserError, did_you_mean
 
 
 def test_a_refusal_is_a_line_on_standard_error_and_its_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(Refused("X=1: wrong; do this", Exit.MACHINE)) == 3
+    assert report_error(UserError("X=1: wrong; do this", ExitCode.MACHINE)) == 3
     assert capsys.readouterr().err == "entrypoint: error: X=1: wrong; do this\n"
 
 
-@pytest.mark.parametrize(("error", "lost"), [(Refused("why"), False), (LostPeer("why"), True)])
+@pytest.mark.parametrize(("error", "lost"), [(UserError("why"), False), (PeerLostError("why"), True)])
 def test_under_the_agent_it_goes_into_the_error_file_in_elastics_form(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Refused, lost: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: UserError, lost: bool
 ) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    report(error)
+    report_error(error)
     assert capsys.readouterr().err == ""
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(tmp_path / "error.json"))
     extra = json.loads((tmp_path / "error.json").read_text())["message"]["extraInfo"]
@@ -33,8 +33,8 @@ def test_under_the_agent_it_goes_into_the_error_file_in_elastics_form(
     assert (extra["refused"], extra["lost_peer"]) == (True, lost)
 
 
-@pytest.mark.parametrize("error", [Refused("x", Exit.MACHINE), LostPeer("y")])
-def test_a_refusal_travels_between_ranks_with_its_code(error: Refused) -> None:
+@pytest.mark.parametrize("error", [UserError("x", ExitCode.MACHINE), PeerLostError("y")])
+def test_a_refusal_travels_between_ranks_with_its_code(error: UserError) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.code) == (type(error), str(error), error.code)
 
@@ -47,7 +47,7 @@ def test_a_suggestion_is_made_where_a_word_is_close(word: str, hint: str) -> Non
 def test_the_readme_has_every_exit_code() -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text()
     table = readme[readme.index("## Exit codes") :]
-    assert all(str(int(code)) in table for code in Exit)
+    assert all(str(int(code)) in table for code in ExitCode)
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_the_readme_has_every_exit_code() -> None:
     ],
 )
 def test_the_last_line_of_a_command_comes_without_our_own_words_before_it(said: str, last: str) -> None:
-    assert last_line(said, "nothing") == last
+    assert last_error_line(said, "nothing") == last

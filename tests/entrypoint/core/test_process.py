@@ -10,15 +10,15 @@ from importlib import import_module
 
 import pytest
 
-from entrypoint.core.process import uncollected
+from entrypoint.core.process import gc_paused
 
 CODE = """
 import gc
-from entrypoint.core.process import uncollected
+from entrypoint.core.process import gc_paused
 
 looked = []
 gc.callbacks.append(lambda phase, _: looked.append(phase))
-with uncollected():
+with gc_paused():
     import torch
 print(len(looked), gc.isenabled(), gc.get_freeze_count())
 """
@@ -32,7 +32,7 @@ def test_no_garbage_is_looked_for_while_torch_is_imported_nor_later_in_it() -> N
 
 
 def test_it_is_looked_for_again_where_an_import_fails() -> None:
-    with pytest.raises(ImportError), uncollected():
+    with pytest.raises(ImportError), gc_paused():
         import_module("entrypoint.nonesuch")
     assert gc.isenabled()
     gc.unfreeze()
@@ -40,7 +40,7 @@ def test_it_is_looked_for_again_where_an_import_fails() -> None:
 
 END = """
 import atexit, sys
-from entrypoint.core.process import leave
+from entrypoint.core.process import fast_exit
 
 class Torn:
     def __del__(self):
@@ -49,7 +49,7 @@ class Torn:
 torn = Torn()
 atexit.register(print, "registered")
 print("said")
-leave(0)
+fast_exit(0)
 """
 
 
@@ -71,8 +71,8 @@ BESIDE_PEERS = """
 import sys
 from entrypoint.core import exit_delay, process
 
-sys.modules["torch"], exit_delay.WAIT_S = None, 60
-process.leave(0)
+sys.modules["torch"], exit_delay.EXIT_DELAY_S = None, 60
+process.fast_exit(0)
 """
 
 
@@ -82,7 +82,7 @@ def test_leaving_does_not_wait_for_what_only_a_torn_down_interpreter_has_to_fear
 
 
 def test_after_a_failure_a_thread_is_waited_for() -> None:
-    code = "import threading as t, time\nfrom entrypoint.core.process import leave\n"
-    code += "t.Thread(target=lambda: (time.sleep(1), print('written'))).start()\nleave(7)"
+    code = "import threading as t, time\nfrom entrypoint.core.process import fast_exit\n"
+    code += "t.Thread(target=lambda: (time.sleep(1), print('written'))).start()\nfast_exit(7)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (7, "written\n")

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from entrypoint.core.settings_base import describe_settings
 from entrypoint.settings import LaunchSettings, read_launch_settings
 from train.settings import TrainSettings, read_train_settings
 
 
-def said(error: pytest.ExceptionInfo[Refused]) -> str:
+def said(error: pytest.ExceptionInfo[UserError]) -> str:
     return str(error.value)
 
 
@@ -58,7 +58,7 @@ def test_every_setting_is_described() -> None:
     ],
 )
 def test_a_bad_launch_variable_is_one_line(variable: str, value: str, said_of_it: str) -> None:
-    with pytest.raises(Refused) as error:
+    with pytest.raises(UserError) as error:
         read_launch_settings({variable: value}, {})
     assert said(error).startswith(said_of_it)
     assert len(said(error).splitlines()) == 1
@@ -84,20 +84,20 @@ def test_a_bad_launch_variable_is_one_line(variable: str, value: str, said_of_it
     ],
 )
 def test_a_bad_train_variable_is_one_line(variable: str, value: str, said_of_it: str) -> None:
-    with pytest.raises(Refused) as error:
+    with pytest.raises(UserError) as error:
         read_train_settings({variable: value}, {})
     assert said(error).startswith(said_of_it)
     assert len(said(error).splitlines()) == 1
 
 
 def test_several_bad_variables_are_a_line_each() -> None:
-    with pytest.raises(Refused) as error:
+    with pytest.raises(UserError) as error:
         read_train_settings({"TRAIN_EPOCHS": "x", "TRAIN_SEED": "y"}, {})
     assert len(said(error).splitlines()) == 2
 
 
 def test_a_bad_flag_is_told_as_the_flag() -> None:
-    with pytest.raises(Refused) as error:
+    with pytest.raises(UserError) as error:
         read_train_settings({"TRAIN_EPOCHS": "3"}, {"epochs": "x"})
     assert said(error).startswith("--epochs=x: ")
 
@@ -105,7 +105,7 @@ def test_a_bad_flag_is_told_as_the_flag() -> None:
 def test_kubernetes_service_links_are_not_ours() -> None:
     links = {"TRAIN_SERVICE_HOST": "10.0.0.1", "TRAIN_PORT_80_TCP_ADDR": "10.0.0.1", "TRAIN_PORT": "tcp://10.0.0.1:80"}
     assert read_train_settings(links | {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, {}).values == TrainSettings()
-    with pytest.raises(Refused, match="TRAIN_PORT="):
+    with pytest.raises(UserError, match="TRAIN_PORT="):
         read_train_settings(links, {})
 
 
@@ -114,7 +114,7 @@ def test_whatever_a_variable_holds_it_is_read_or_refused(field: str, value: str)
     environ = {f"TRAIN_{field.upper()}": value}
     try:
         read_train_settings(environ, {})
-    except Refused as error:
+    except UserError as error:
         assert str(error).isprintable()
         assert len(str(error)) < 600
 
@@ -142,7 +142,7 @@ def test_old_and_new_name_must_agree() -> None:
     assert (
         read_train_settings({"TRAIN_FEED": "stream", "TRAIN_DATA_SOURCE": "stream"}, {}).values.data_source == "stream"
     )
-    with pytest.raises(Refused, match="TRAIN_FEED=memory and TRAIN_DATA_SOURCE=stream: an old and a current name"):
+    with pytest.raises(UserError, match="TRAIN_FEED=memory and TRAIN_DATA_SOURCE=stream: an old and a current name"):
         read_train_settings({"TRAIN_FEED": "memory", "TRAIN_DATA_SOURCE": "stream"}, {})
 
 

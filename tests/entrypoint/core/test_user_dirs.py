@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import Exit, Refused
-from entrypoint.core.user_dirs import Places, make_private, read_places, substitutes
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.user_dirs import UserDirs, create_private_dir, fallback_variables, read_user_dirs
 
 PRIVATE = "/tmp/reference-training-7"
 CASES = {
-    "nothing to do": (Places(uid=7), {"HOME": "/home/me"}, {}),
-    "no home": (Places("missing", uid=7), {}, {"HOME": PRIVATE}),
+    "nothing to do": (UserDirs(uid=7), {"HOME": "/home/me"}, {}),
+    "no home": (UserDirs("missing", uid=7), {}, {"HOME": PRIVATE}),
     "Docker's home of a user that it does not know": (
-        Places("missing", uid=7, named=False),
+        UserDirs("missing", uid=7, named=False),
         {"HOME": "/"},
         {"HOME": PRIVATE, "USER": "7"},
     ),
     "a home to read only": (
-        Places("read-only", uid=7),
+        UserDirs("read-only", uid=7),
         {"HOME": "/home/me"},
         {
             "XDG_CACHE_HOME": f"{PRIVATE}/.cache",
@@ -29,44 +29,44 @@ CASES = {
         },
     ),
     "a person's own stay": (
-        Places("read-only", uid=7),
+        UserDirs("read-only", uid=7),
         {"HOME": "/home/me", "XDG_CACHE_HOME": "/scratch", "MPLCONFIGDIR": "/scratch"},
         {"TRITON_CACHE_DIR": f"{PRIVATE}/triton"},
     ),
     "a read-only container": (
-        Places("missing", "/dev/shm", python_finds_it=False, uid=7),
+        UserDirs("missing", "/dev/shm", python_finds_it=False, uid=7),
         {},
         {"HOME": "/dev/shm/reference-training-7", "TMPDIR": "/dev/shm"},
     ),
-    "nowhere at all": (Places("missing", "", python_finds_it=False, uid=7), {}, {}),
+    "nowhere at all": (UserDirs("missing", "", python_finds_it=False, uid=7), {}, {}),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_only_what_cannot_be_used_is_replaced(name: str) -> None:
     places, environ, expected = CASES[name]
-    instead = substitutes(places, environ)
+    instead = fallback_variables(places, environ)
     assert {name: value for name, (value, _) in instead.items()} == expected
     assert all(why for _, why in instead.values())
 
 
 def test_this_process_is_read_as_it_is(tmp_path: Path) -> None:
-    found = read_places({"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "USER": "me"})
-    assert found == Places("usable", str(tmp_path), True, os.getuid(), True)
-    assert read_places({"HOME": str(tmp_path / "gone"), "TMPDIR": str(tmp_path)}).home == "missing"
-    assert read_places({"TMPDIR": str(tmp_path)}).home == "missing"
+    found = read_user_dirs({"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "USER": "me"})
+    assert found == UserDirs("usable", str(tmp_path), True, os.getuid(), True)
+    assert read_user_dirs({"HOME": str(tmp_path / "gone"), "TMPDIR": str(tmp_path)}).home == "missing"
+    assert read_user_dirs({"TMPDIR": str(tmp_path)}).home == "missing"
 
 
 def test_the_private_folder_is_for_this_user_alone(tmp_path: Path) -> None:
-    mine = Places("missing", str(tmp_path), uid=os.getuid())
-    make_private(mine)
-    make_private(mine)
+    mine = UserDirs("missing", str(tmp_path), uid=os.getuid())
+    create_private_dir(mine)
+    create_private_dir(mine)
     folder = tmp_path / f"reference-training-{os.getuid()}"
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.rename(tmp_path / f"reference-training-{os.getuid() + 1}")
-    with pytest.raises(Refused, match=f"belongs to user {os.getuid()}") as error:
-        make_private(Places("missing", str(tmp_path), uid=os.getuid() + 1))
-    assert error.value.code == Exit.MACHINE
+    with pytest.raises(UserError, match=f"belongs to user {os.getuid()}") as error:
+        create_private_dir(UserDirs("missing", str(tmp_path), uid=os.getuid() + 1))
+    assert error.value.code == ExitCode.MACHINE
     folder.symlink_to("/etc")
-    with pytest.raises(Refused, match="belongs to"):
-        make_private(mine)
+    with pytest.raises(UserError, match="belongs to"):
+        create_private_dir(mine)

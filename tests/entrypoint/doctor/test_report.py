@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.doctor.report import check_imports, report
+from entrypoint.doctor.report import check_imports, format_report
 from tests.conftest import Entrypoint, script
 
 pytestmark = pytest.mark.launch
@@ -62,6 +62,6 @@ def test_a_package_that_does_not_import_is_a_failure_of_its_own(
 def test_advice_follows_what_was_seen() -> None:
     from entrypoint.plan.preflight import Check
 
-    assert report([Check("a", "ok", "b"), Check("cc", "warning", "d", "e")], as_json=False) == (
+    assert format_report([Check("a", "ok", "b"), Check("cc", "warning", "d", "e")], as_json=False) == (
         "ok       a   b\nwarning  cc  d; e"
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from entrypoint.core.errors import Refused
-from entrypoint.job.detect import Job, read_job
+from entrypoint.core.errors import UserError
+from entrypoint.job.detect import Job, detect_job
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x",
@@ -38,7 +38,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_innermost_launcher_is_recognised(name: str) -> None:
     environ, job = CASES[name]
-    assert read_job(environ) == job
+    assert detect_job(environ) == job
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_the_innermost_launcher_is_recognised(name: str) -> None:
     ],
 )
 def test_what_no_launcher_would_set_is_refused_by_name(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(Refused, match=said):
-        read_job(environ)
+    with pytest.raises(UserError, match=said):
+        detect_job(environ)
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_what_no_launcher_would_set_is_refused_by_name(environ: dict[str, str], 
     ],
 )
 def test_who_has_bound_this_rank_and_whether_anybody_asked(environ: dict[str, str], binding: str) -> None:
-    assert read_job(environ).binding == binding
+    assert detect_job(environ).binding == binding

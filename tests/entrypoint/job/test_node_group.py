@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.core.errors import Exit, Refused
-from entrypoint.job.detect import Job, read_job
-from entrypoint.job.node_group import Nodes, read_nodes
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.job.detect import Job, detect_job
+from entrypoint.job.node_group import NodeGroup, detect_node_group
 from entrypoint.settings import read_launch_settings
 from tests.factories import KUBERNETES, STEP
 
@@ -21,40 +21,43 @@ SAGEMAKER = {
 RANK = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x"}
 
 CASES = {
-    "alone": ({}, Nodes()),
-    "by hand": (HAND, Nodes(2, 1, "r1", said_by="LAUNCH_NNODES=2")),
-    "Kubernetes": (KUBERNETES, Nodes(2, 1, "job-master-0", "23456", 4, said_by="PET_NNODES=2")),
+    "alone": ({}, NodeGroup()),
+    "by hand": (HAND, NodeGroup(2, 1, "r1", source="LAUNCH_NNODES=2")),
+    "Kubernetes": (KUBERNETES, NodeGroup(2, 1, "job-master-0", "23456", 4, source="PET_NNODES=2")),
     "Kubernetes with as many ranks as there are GPUs": (
         KUBERNETES | {"PET_NPROC_PER_NODE": "auto"},
-        Nodes(2, 1, "job-master-0", "23456", said_by="PET_NNODES=2"),
+        NodeGroup(2, 1, "job-master-0", "23456", source="PET_NNODES=2"),
     ),
-    "Kubernetes, one node": ({"PET_NNODES": "1", "PET_NODE_RANK": "0"}, Nodes(said_by="PET_NNODES=1")),
-    "a rank that torchrun started there": (KUBERNETES | RANK, Nodes()),
+    "Kubernetes, one node": ({"PET_NNODES": "1", "PET_NODE_RANK": "0"}, NodeGroup(source="PET_NNODES=1")),
+    "a rank that torchrun started there": (KUBERNETES | RANK, NodeGroup()),
     "SageMaker": (
         SAGEMAKER,
-        Nodes(2, 1, "algo-1", interface="eth0", said_by='SM_HOSTS=["algo-2","algo-1"]'),
+        NodeGroup(2, 1, "algo-1", interface="eth0", source='SM_HOSTS=["algo-2","algo-1"]'),
     ),
-    "srun, a task a node that is a rank": (STEP, Nodes()),
+    "srun, a task a node that is a rank": (STEP, NodeGroup()),
     "srun, a task a node that is to start ranks": (
         STEP | {"LAUNCH_NPROC_PER_NODE": "2"},
-        Nodes(2, 1, "n1", said_by="srun"),
+        NodeGroup(2, 1, "n1", source="srun"),
     ),
-    "srun, a task a node for torchrun": (STEP | {"LAUNCH_LAUNCHER": "torchrun"}, Nodes(2, 1, "n1", said_by="srun")),
+    "srun, a task a node for torchrun": (STEP | {"LAUNCH_LAUNCHER": "torchrun"}, NodeGroup(2, 1, "n1", source="srun")),
     "by hand, as few as one": (
         HAND | {"LAUNCH_NNODES": "1:4"},
-        Nodes(4, 1, "r1", said_by="LAUNCH_NNODES=1:4", fewest=1),
+        NodeGroup(4, 1, "r1", source="LAUNCH_NNODES=1:4", fewest=1),
     ),
-    "by hand, a range of one number": (HAND | {"LAUNCH_NNODES": "2:2"}, Nodes(2, 1, "r1", said_by="LAUNCH_NNODES=2:2")),
+    "by hand, a range of one number": (
+        HAND | {"LAUNCH_NNODES": "2:2"},
+        NodeGroup(2, 1, "r1", source="LAUNCH_NNODES=2:2"),
+    ),
     "srun, a task a node that is to start ranks again": (
         STEP | {"LAUNCH_MAX_RESTARTS": "1"},
-        Nodes(2, 1, "n1", said_by="srun"),
+        NodeGroup(2, 1, "n1", source="srun"),
     ),
-    "two that agree": (HAND | KUBERNETES, Nodes(2, 1, "r1", said_by="LAUNCH_NNODES=2")),
+    "two that agree": (HAND | KUBERNETES, NodeGroup(2, 1, "r1", source="LAUNCH_NNODES=2")),
 }
 
 
-def read(environ: dict[str, str]) -> Nodes:
-    return read_nodes(read_launch_settings(environ, {}), environ, read_job(environ))
+def read(environ: dict[str, str]) -> NodeGroup:
+    return detect_node_group(read_launch_settings(environ, {}), environ, detect_job(environ))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -81,15 +84,15 @@ def test_whoever_started_the_nodes_says_which_this_is(name: str) -> None:
     ],
 )
 def test_what_cannot_be_or_contradicts_is_refused_by_name(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(Refused, match=said) as error:
+    with pytest.raises(UserError, match=said) as error:
         read(environ)
-    assert error.value.code == Exit.USAGE
+    assert error.value.code == ExitCode.USAGE
 
 
 def test_a_step_of_several_tasks_a_node_starts_no_ranks_of_its_own() -> None:
-    job = replace(read_job(STEP), local_world_size=2)
-    assert not job.starts_own(read_launch_settings({"LAUNCH_NPROC_PER_NODE": "2"}, {}).values)
-    assert not Job().starts_own(read_launch_settings({"LAUNCH_LAUNCHER": "torchrun"}, {}).values)
+    job = replace(detect_job(STEP), local_world_size=2)
+    assert not job.starts_ranks_itself(read_launch_settings({"LAUNCH_NPROC_PER_NODE": "2"}, {}).values)
+    assert not Job().starts_ranks_itself(read_launch_settings({"LAUNCH_LAUNCHER": "torchrun"}, {}).values)
 
 
 def test_hosts_of_sagemaker_are_counted_in_the_same_order_on_all() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.job.detect import Job, read_job
+from entrypoint.job.detect import Job, detect_job
 
 LAUNCHES = json.loads((Path(__file__).parent / "launches.json").read_text())
 NAMES = {"hydra": "hydra (MPICH, Intel MPI)"}
@@ -19,7 +19,7 @@ IDS = [f"{one['launch']}, {one['nodes']} x {one['ranks']}" for one in LAUNCHES]
 
 
 def jobs_of(launch: dict[str, Any]) -> list[Job]:
-    return sorted(map(read_job, launch["environments"]), key=lambda job: job.rank)
+    return sorted(map(detect_job, launch["environments"]), key=lambda job: job.rank)
 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=IDS)

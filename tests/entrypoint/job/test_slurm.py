@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from entrypoint.core.errors import Refused
-from entrypoint.job.slurm import count_at, granted_cpus, job_cpus, slurm_tasks_here, srun_binding
+from entrypoint.core.errors import UserError
+from entrypoint.job.slurm import expand_per_node_count, granted_cpus, job_cpus, slurm_tasks_here, srun_binding
 
 # sbatch -N1 -n2 -c1, the second task of its srun.
 STEP = {
@@ -27,11 +27,11 @@ def test_counts_are_told_for_this_node(text: str, node: int, tasks: int) -> None
 
 
 def test_a_list_of_a_million_nodes_costs_nothing() -> None:
-    assert count_at("X", ",".join(["2(x999999)"] * 5000), 10**8) == 2
+    assert expand_per_node_count("X", ",".join(["2(x999999)"] * 5000), 10**8) == 2
 
 
 def test_a_malformed_list_is_refused_by_name() -> None:
-    with pytest.raises(Refused, match=r"SLURM_JOB_CPUS_PER_NODE=2\(y3\): cannot be read; expected a form like"):
+    with pytest.raises(UserError, match=r"SLURM_JOB_CPUS_PER_NODE=2\(y3\): cannot be read; expected a form like"):
         job_cpus(BATCH | {"SLURM_JOB_CPUS_PER_NODE": "2(y3)"})
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint.core.errors import Refused
-from entrypoint.job.slurm_hostlist import expand
+from entrypoint.core.errors import UserError
+from entrypoint.job.slurm_hostlist import expand_hostlist
 
 LISTS = {
     "login": ["login"],
@@ -27,7 +27,7 @@ LISTS = {
 
 @pytest.mark.parametrize("text", LISTS)
 def test_lists_are_written_out_in_order(text: str) -> None:
-    assert list(expand(text)) == LISTS[text]
+    assert list(expand_hostlist(text)) == LISTS[text]
 
 
 @pytest.mark.parametrize(
@@ -48,12 +48,12 @@ def test_lists_are_written_out_in_order(text: str) -> None:
     ],
 )
 def test_a_malformed_list_is_refused_with_the_position(text: str, position: int, why: str) -> None:
-    with pytest.raises(Refused, match=rf"SLURM_JOB_NODELIST: cannot be read at position {position}, .*{why}"):
-        expand(text, "SLURM_JOB_NODELIST")
+    with pytest.raises(UserError, match=rf"SLURM_JOB_NODELIST: cannot be read at position {position}, .*{why}"):
+        expand_hostlist(text, "SLURM_JOB_NODELIST")
 
 
 def test_a_very_long_list_is_no_trouble() -> None:
-    names = expand(",".join(f"rack{rack}-[0000-0999]" for rack in range(200)))
+    names = expand_hostlist(",".join(f"rack{rack}-[0000-0999]" for rack in range(200)))
     assert len(set(names)) == 200_000
     assert (names[0], names[-1]) == ("rack0-0000", "rack199-0999")
 
@@ -61,15 +61,15 @@ def test_a_very_long_list_is_no_trouble() -> None:
 @given(st.lists(st.tuples(st.from_regex(r"[a-z][a-z0-9.-]{0,6}", fullmatch=True), st.integers(0, 10**6)), min_size=1))
 def test_any_names_come_back_from_a_list_of_them(names: list[tuple[str, int]]) -> None:
     flat = [f"{name}x{number:04}" for name, number in names]
-    assert list(expand(",".join(f"{name}x[{number:04}]" for name, number in names))) == flat
-    assert list(expand(",".join(flat))) == flat
+    assert list(expand_hostlist(",".join(f"{name}x[{number:04}]" for name, number in names))) == flat
+    assert list(expand_hostlist(",".join(flat))) == flat
 
 
 @given(st.text("abn01-,[]. ", max_size=20))
 def test_whatever_stands_there_ends_in_names_or_a_refusal(text: str) -> None:
     try:
-        names = expand(text)
-    except Refused as refused:
+        names = expand_hostlist(text)
+    except UserError as refused:
         assert re.search(r"at position \d+", str(refused))
     else:
         assert all(names)

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from entrypoint.core.errors import Exit, Refused
-from entrypoint.launch.elastic_agent import wait_for_master
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.launch.elastic_agent import wait_for_master_agent
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
 from tests.factories import make_machine, make_test_plan
 from tests.net import free_port, listen_on
@@ -91,19 +91,19 @@ def test_a_rank_of_the_trainer_that_is_killed_goes_on_from_the_checkpoint(entryp
 def test_a_master_that_is_late_is_waited_for_and_told(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("entrypoint.core.network.TELL_EVERY_S", 0.2)
-    monkeypatch.setattr("entrypoint.core.network.PAUSE_S", 0.1)
+    monkeypatch.setattr("entrypoint.core.network.LOG_INTERVAL_S", 0.2)
+    monkeypatch.setattr("entrypoint.core.network.RETRY_INTERVAL_S", 0.1)
     port = free_port()
     environ = {"LAUNCH_NNODES": "1:2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with pytest.raises(Refused, match=f"node 0 at 127.0.0.1:{port} did not come within 1 s") as error:
-        wait_for_master(make_test_plan(make_machine(2), environ | {"LAUNCH_RENDEZVOUS_TIMEOUT_S": "1"}))
-    assert error.value.code == Exit.RENDEZVOUS
+    with pytest.raises(UserError, match=f"node 0 at 127.0.0.1:{port} did not come within 1 s") as error:
+        wait_for_master_agent(make_test_plan(make_machine(2), environ | {"LAUNCH_RENDEZVOUS_TIMEOUT_S": "1"}))
+    assert error.value.code == ExitCode.RENDEZVOUS
     assert f"entrypoint: waiting for node 0 at 127.0.0.1:{port} (0 of 1 s)" in capfd.readouterr().err
     with listen_on(port):
-        wait_for_master(make_test_plan(make_machine(2), environ))
+        wait_for_master_agent(make_test_plan(make_machine(2), environ))
 
 
 def test_agents_that_need_not_meet_wait_for_nothing() -> None:
-    from entrypoint.launch.elastic_agent import where_agents_meet
+    from entrypoint.launch.elastic_agent import agent_address_args
 
-    assert where_agents_meet(make_test_plan(make_machine(2), {"LAUNCH_MAX_RESTARTS": "2"}), {}) == []
+    assert agent_address_args(make_test_plan(make_machine(2), {"LAUNCH_MAX_RESTARTS": "2"}), {}) == []

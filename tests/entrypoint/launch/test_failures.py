@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from entrypoint.core.errors import Exit
-from entrypoint.launch.failures import ERROR_FILE, Failure, first_failure, read_word, tell_end
+from entrypoint.core.errors import ExitCode
+from entrypoint.launch.failures import ERROR_FILE, Failure, first_failure, read_error_file, report_stop
 
 NOW_NS = 1_800_000_000 * 10**9
 
@@ -68,7 +68,7 @@ def test_the_first_cause_is_told(name: str) -> None:
 def test_an_error_file_that_is_none_tells_nothing(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / ERROR_FILE).write_text(text)
-    assert read_word(tmp_path / ERROR_FILE) == {}
+    assert read_error_file(tmp_path / ERROR_FILE) == {}
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_an_error_file_that_is_none_tells_nothing(tmp_path: Path, text: str | No
     [
         ([], 143, "entrypoint: error: stopped by SIGTERM\n"),
         ([5], 143, "entrypoint: error: stopped by SIGTERM\n"),
-        ([5, int(Exit.PREEMPTED)], 75, "entrypoint: preempted: rank 1's word\n"),
+        ([5, int(ExitCode.PREEMPTED)], 75, "entrypoint: preempted: rank 1's word\n"),
     ],
 )
 def test_a_job_that_is_told_to_end_says_whether_it_has_saved(
@@ -86,5 +86,5 @@ def test_a_job_that_is_told_to_end_says_whether_it_has_saved(
         file = tmp_path / "attempt_0" / str(rank) / ERROR_FILE
         file.parent.mkdir(parents=True)
         file.write_text(json.dumps({"message": {"message": f"rank {rank}'s word", "extraInfo": {"code": one}}}))
-    assert tell_end(tmp_path, signal.SIGTERM) == code
+    assert report_stop(tmp_path, signal.SIGTERM) == code
     assert capsys.readouterr().err == said

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.launch.local import meeting
-from entrypoint.plan.model import Rank
+from entrypoint.launch.local import reserve_port
+from entrypoint.plan.model import RankPlan
 from tests.conftest import LAUNCH_LIMIT_S, Entrypoint, clean_environment, needs_two_cores, script
 from tests.entrypoint.launch.running_ranks import QUIET, lines, started
 from tests.factories import make_machine, make_test_plan
@@ -58,7 +58,7 @@ def test_a_script_finds_what_torchrun_would_have_told_it(entrypoint: Entrypoint)
 def test_the_port_is_kept_for_torchs_store_and_given_to_nobody_else(use_libuv: bool) -> None:
     from torch.distributed import TCPStore
 
-    with meeting(TWO, {}) as where:
+    with reserve_port(TWO, {}) as where:
         host, port = where["MASTER_ADDR"], int(where["MASTER_PORT"])
         for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
             if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():
@@ -179,7 +179,7 @@ def test_the_others_of_a_rank_that_has_saved_have_time_to_do_so_and_those_of_one
         (entrypoint.folder / "ready").unlink()
 
 
-def run_plan(folder: Path, ranks: tuple[Rank, ...], program: str) -> subprocess.CompletedProcess[str]:
+def run_plan(folder: Path, ranks: tuple[RankPlan, ...], program: str) -> subprocess.CompletedProcess[str]:
     """Run a plan that is made up, in a process of its own whose parent ignores its children's ends."""
     made = replace(TWO, ranks=ranks, program=replace(TWO.program, argv=(sys.executable, "-c", program)), preload=())
     main = """if True:
@@ -204,13 +204,15 @@ def run_plan(folder: Path, ranks: tuple[Rank, ...], program: str) -> subprocess.
 @pytest.mark.launch
 def test_who_ignores_the_end_of_children_does_not_keep_it_from_seeing_them(tmp_path: Path) -> None:
     cpu = min(os.sched_getaffinity(0))
-    result = run_plan(tmp_path, (Rank(0, (cpu,), 1), Rank(1, (cpu,), 1)), "import os; print(os.environ['RANK'])")
+    result = run_plan(
+        tmp_path, (RankPlan(0, (cpu,), 1), RankPlan(1, (cpu,), 1)), "import os; print(os.environ['RANK'])"
+    )
     assert (result.returncode, sorted(result.stdout.split()), result.stderr) == (0, ["0", "1"], "")
 
 
 @pytest.mark.launch
 def test_a_rank_that_cannot_be_bound_is_told_once_with_its_code(tmp_path: Path) -> None:
-    nowhere = Rank(0, (4095,), 1)
+    nowhere = RankPlan(0, (4095,), 1)
     began = time.monotonic()
     result = run_plan(tmp_path, (nowhere, replace(nowhere, local_rank=1)), "raise SystemExit('never')")
     assert result.returncode == 3

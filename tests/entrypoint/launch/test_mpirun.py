@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.launch.mpirun import Asking, LastWords, exit_code
+from entrypoint.launch.mpirun import StderrScanner, StopTranslator, job_exit_code
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
 from tests.processes import wait_until
 
@@ -37,18 +37,18 @@ TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
     ],
 )
 def test_the_jobs_code_is_what_became_of_its_ranks(code: int, asked: list[int], said: str, ends_with: int) -> None:
-    words = LastWords()
+    words = StderrScanner()
     for start in range(0, len(said), 7):  # in pieces, as a pipe gives it
         words.hear(said[start : start + 7].encode())
     words.hear(b"\n")
-    assert exit_code(code, asked, words) == ends_with
+    assert job_exit_code(code, asked, words) == ends_with
 
 
 RUN = """
     import os, sys
-    from entrypoint.launch.mpirun import run
+    from entrypoint.launch.mpirun import supervise_mpirun
     more = {"saves": True, "grace_s": float(sys.argv[2])} if sys.argv[2:] else {}
-    sys.exit(run(("/bin/sh", sys.argv[1]), dict(os.environ), **more))
+    sys.exit(supervise_mpirun(("/bin/sh", sys.argv[1]), dict(os.environ), **more))
 """
 HEARS = """
     trap 'echo INT' INT; trap 'echo USR1' USR1; trap 'echo TERM; sleep 1; exit' TERM
@@ -108,7 +108,7 @@ def test_ranks_that_save_are_warned_first_and_ended_by_a_second_signal_or_after_
 
 
 def test_what_a_terminal_and_a_shell_both_tell_is_one_wish() -> None:
-    asking = Asking()
+    asking = StopTranslator()
     told = [asking(number) for number in (signal.SIGUSR2, signal.SIGHUP, TERM, signal.SIGUSR2, TERM)]
     assert told == [signal.SIGUSR2, USR1, USR1, signal.SIGUSR2, USR1]
     asking.since -= 2

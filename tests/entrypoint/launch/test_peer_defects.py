@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.job.detect import Job
-from entrypoint.machine.detect import read_machine
+from entrypoint.machine.detect import detect_machine
 from entrypoint.machine.shared_libraries import read_libraries
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, paint, script
 from tests.entrypoint.launch.running_ranks import started
@@ -37,7 +37,7 @@ def told(entrypoint: Entrypoint, rank: int = 0) -> dict[str, str]:
 def test_run_cpu_takes_the_core_column_for_cpu_ids(tmp_path: Path) -> None:
     """With siblings numbered 0,1 its four cores are two."""
     tree = smp(1, 4, 2, interleaved=False)
-    made = make_test_plan(read_machine(tree.build(tmp_path), tree.cpus), {"LAUNCH_NPROC_PER_NODE": "4"})
+    made = make_test_plan(detect_machine(tree.build(tmp_path), tree.cpus), {"LAUNCH_NPROC_PER_NODE": "4"})
     assert [rank.cpus for rank in made.ranks] == [(0,), (2,), (4,), (6,)]
 
 
@@ -101,7 +101,7 @@ def test_torchrun_ends_with_the_terminal_even_under_nohup(entrypoint: Entrypoint
 
 def test_torchrun_binds_by_numa_node_only_for_gpus(tmp_path: Path) -> None:
     tree = smp(2, 4)
-    made = make_test_plan(read_machine(tree.build(tmp_path), tree.cpus))
+    made = make_test_plan(detect_machine(tree.build(tmp_path), tree.cpus))
     assert [(rank.cpus, rank.memory_nodes) for rank in made.ranks] == [((0, 1, 2, 3), (0,)), ((4, 5, 6, 7), (1,))]
 
 

@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import Exit, Refused
-from entrypoint.job.detect import Job, read_job
-from entrypoint.job.node_group import Nodes
-from entrypoint.launch.remote import find_starter, passed, read_hosts, wanted, which_mpi, with_starter
-from entrypoint.plan.inputs import Question, Starter
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.job.detect import Job, detect_job
+from entrypoint.job.node_group import NodeGroup
+from entrypoint.launch.remote import (
+    detect_mpi,
+    find_remote_launcher,
+    forwarded_variables,
+    read_hosts,
+    select_remote_launcher,
+    with_remote_command,
+)
+from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
 from entrypoint.plan.model import Plan
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
@@ -23,10 +30,10 @@ BATCH = {
 }  # fmt: skip
 
 
-def plan(environ: dict[str, str], starter: Starter | None, cores: int = 8) -> Plan:
-    settings, job = read_launch_settings(environ, {}), read_job(environ)
-    question = Question(settings, make_machine(cores), job, SCRIPT, environ, "python", starter=starter, token="77")
-    return with_starter(make_plan(question), question)
+def plan(environ: dict[str, str], starter: RemoteLauncher | None, cores: int = 8) -> Plan:
+    settings, job = read_launch_settings(environ, {}), detect_job(environ)
+    question = PlanInputs(settings, make_machine(cores), job, SCRIPT, environ, "python", starter=starter, token="77")
+    return with_remote_command(make_plan(question), question)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +65,7 @@ def test_a_file_of_hosts_may_have_open_mpis_form(tmp_path: Path) -> None:
     ],
 )
 def test_what_names_no_hosts_is_refused(text: str, said: str) -> None:
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(UserError, match=said):
         read_hosts(text)
 
 
@@ -80,18 +87,22 @@ def test_what_names_no_hosts_is_refused(text: str, said: str) -> None:
 def test_ranks_on_other_nodes_are_started_where_somebody_names_them(
     environ: dict[str, str], nodes: int, name: str
 ) -> None:
-    assert wanted(read_launch_settings(environ, {}).values, read_job(environ), nodes) == name
+    assert select_remote_launcher(read_launch_settings(environ, {}).values, detect_job(environ), nodes) == name
 
 
 def test_a_batch_script_without_srun_is_told_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Refused, match=r"2 nodes \(n1 …\) and no srun is here .*; write: srun apptainer exec") as error:
-        find_starter(read_launch_settings(BATCH, {}).values, read_job(BATCH), 1, BATCH)
-    assert error.value.code == Exit.MACHINE
     with pytest.raises(
-        Refused, match="LAUNCH_LAUNCHER=mpirun: no mpirun on PATH here; inside a container start it from"
+        UserError, match=r"2 nodes \(n1 …\) and no srun is here .*; write: srun apptainer exec"
+    ) as error:
+        find_remote_launcher(read_launch_settings(BATCH, {}).values, detect_job(BATCH), 1, BATCH)
+    assert error.value.code == ExitCode.MACHINE
+    with pytest.raises(
+        UserError, match="LAUNCH_LAUNCHER=mpirun: no mpirun on PATH here; inside a container start it from"
     ):
-        find_starter(read_launch_settings({"LAUNCH_LAUNCHER": "mpirun"}, {}).values, Job(), Nodes().count, {})
+        find_remote_launcher(
+            read_launch_settings({"LAUNCH_LAUNCHER": "mpirun"}, {}).values, Job(), NodeGroup().count, {}
+        )
 
 
 @pytest.mark.launch
@@ -106,10 +117,10 @@ def test_a_batch_script_without_srun_is_told_what_to_write(monkeypatch: pytest.M
 def test_an_mpirun_says_whose_it_is(tmp_path: Path, version: str, mpi: str) -> None:
     program = script(tmp_path, "mpirun", f"#!/bin/sh\necho '{version}'\n")
     program.chmod(0o755)
-    assert which_mpi(str(program)) == mpi
+    assert detect_mpi(str(program)) == mpi
     program.write_text("#!/bin/sh\necho someone else\n")
-    with pytest.raises(Refused, match="--version says someone else, neither Open MPI nor"):
-        which_mpi(str(program))
+    with pytest.raises(UserError, match="--version says someone else, neither Open MPI nor"):
+        detect_mpi(str(program))
 
 
 @pytest.mark.launch
@@ -118,11 +129,11 @@ def test_other_nodes_that_nothing_here_can_reach_are_told(tmp_path: Path, monkey
     monkeypatch.setenv("PATH", str(tmp_path))
     environ = {"LAUNCH_HOSTS": "r1:4,r2:2"}
     values = read_launch_settings(environ, {}).values
-    with pytest.raises(Refused, match=r"LAUNCH_HOSTS=r1:4,r2:2: no ssh is here to reach r2 with; .* apptainer exec"):
-        find_starter(values, Job(), 1, environ)
-    assert find_starter(values, Job(), 1, environ | {"SLURM_JOB_ID": "7"})
+    with pytest.raises(UserError, match=r"LAUNCH_HOSTS=r1:4,r2:2: no ssh is here to reach r2 with; .* apptainer exec"):
+        find_remote_launcher(values, Job(), 1, environ)
+    assert find_remote_launcher(values, Job(), 1, environ | {"SLURM_JOB_ID": "7"})
     script(tmp_path, "ssh", "#!/bin/sh\n").chmod(0o755)
-    assert find_starter(values, Job(), 1, environ)
+    assert find_remote_launcher(values, Job(), 1, environ)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +146,7 @@ def test_other_nodes_that_nothing_here_can_reach_are_told(tmp_path: Path, monkey
     ],
 )
 def test_srun_starts_the_jobs_tasks_and_gives_each_its_cpus(more: dict[str, str], tasks: int, cpus: int) -> None:
-    made = plan(BATCH | more, Starter("/usr/bin/srun"))
+    made = plan(BATCH | more, RemoteLauncher("/usr/bin/srun"))
     assert (made.launcher, made.world_size) == ("srun", tasks)
     assert made.command == (
         *("/usr/bin/srun", "--nodes=2", f"--ntasks={tasks}", f"--cpus-per-task={cpus}", "--cpu-bind=none"),
@@ -146,7 +157,7 @@ def test_srun_starts_the_jobs_tasks_and_gives_each_its_cpus(more: dict[str, str]
 def test_mpirun_is_told_hosts_and_names_of_variables_and_binds_nothing() -> None:
     environ = {"LAUNCH_HOSTS": "r1:4,r2:2", "TRAIN_EPOCHS": "3", "AWS_SECRET_ACCESS_KEY": "x", "HOME": "/root"}
     hosts = read_hosts(environ["LAUNCH_HOSTS"])
-    made = plan(environ, Starter("/usr/bin/mpirun", "Open MPI", hosts))
+    made = plan(environ, RemoteLauncher("/usr/bin/mpirun", "Open MPI", hosts))
     words = " ".join(made.command)
     assert words.startswith("/usr/bin/mpirun --bind-to none -np 6 --host r1:4,r2:2 ")
     assert words.endswith(" python -I -m entrypoint run x.py")
@@ -155,14 +166,14 @@ def test_mpirun_is_told_hosts_and_names_of_variables_and_binds_nothing() -> None
     assert (made.world_size, made.environment["MASTER_ADDR"]) == (6, "r1")
     assert "OMP_NUM_THREADS" not in made.environment, "each node's own, not this one's"
 
-    hydra = plan(environ, Starter("/opt/mpirun", "hydra", hosts)).command
+    hydra = plan(environ, RemoteLauncher("/opt/mpirun", "hydra", hosts)).command
     assert hydra[:5] == ("/opt/mpirun", "-n", "6", "-hosts", "r1:4,r2:2")
     assert hydra[5:7] == ("-genvlist", ",".join(named))
 
 
 def test_from_inside_apptainer_open_mpis_daemons_start_in_the_same_image() -> None:
     environ = {"LAUNCH_HOSTS": "r1:1,r2:1", "APPTAINER_CONTAINER": "/images/cuda.sif"}
-    starter = Starter("/usr/bin/mpirun", "Open MPI", read_hosts(environ["LAUNCH_HOSTS"]))
+    starter = RemoteLauncher("/usr/bin/mpirun", "Open MPI", read_hosts(environ["LAUNCH_HOSTS"]))
     for more, words in (({}, "apptainer exec"), ({"APPTAINER_NV": "1"}, "apptainer exec --nv")):
         command = plan(environ | more, starter).command
         assert command[command.index("orte_launch_agent") + 1] == f"{words} /images/cuda.sif orted"
@@ -172,19 +183,19 @@ def test_from_inside_apptainer_open_mpis_daemons_start_in_the_same_image() -> No
 
 def test_mpirun_in_a_batch_job_takes_the_jobs_nodes_and_tasks() -> None:
     environ = BATCH | {"LAUNCH_LAUNCHER": "mpirun", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}
-    words = " ".join(plan(environ, Starter("/usr/bin/mpirun", "Open MPI")).command)
+    words = " ".join(plan(environ, RemoteLauncher("/usr/bin/mpirun", "Open MPI")).command)
     assert "-np 3 --host n1:2,n2:1" in words
 
 
 def test_a_batch_job_of_several_parts_is_told_what_to_write() -> None:
     environ = BATCH | {"SLURM_HET_SIZE": "3"}
     chosen = read_launch_settings(environ, {})
-    with pytest.raises(Refused, match=r"has 3 parts.* write: srun --het-group=0-2 entrypoint"):
-        find_starter(chosen.values, read_job(environ), 1, environ)
+    with pytest.raises(UserError, match=r"has 3 parts.* write: srun --het-group=0-2 entrypoint"):
+        find_remote_launcher(chosen.values, detect_job(environ), 1, environ)
     chosen = read_launch_settings({"LAUNCH_LAUNCHER": "direct"}, {})
-    assert find_starter(chosen.values, read_job(environ), 1, environ) is None
+    assert find_remote_launcher(chosen.values, detect_job(environ), 1, environ) is None
 
 
 def test_no_secret_goes_over_the_network() -> None:
     secrets = {"GITHUB_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "x", "WANDB_API_KEY": "x", "SSH_AUTH_SOCK": "x"}
-    assert not set(passed(secrets)) & set(secrets)
+    assert not set(forwarded_variables(secrets)) & set(secrets)

@@ -141,7 +141,7 @@ def test_time_to_save_waits_while_a_job_is_stopped(entrypoint: Entrypoint) -> No
 @pytest.mark.parametrize(("in_a_group", "resumed"), [(True, True), (False, False)])
 def test_who_has_a_parent_in_its_session_can_be_resumed(in_a_group: bool, resumed: bool) -> None:
     # In a group of its own below a process of its session, or as a session of its own below one of another.
-    code = "from entrypoint.launch.local import can_be_resumed; print(can_be_resumed())"
+    code = "from entrypoint.launch.local import has_job_control; print(has_job_control())"
     started = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parents[3],

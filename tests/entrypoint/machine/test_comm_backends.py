@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from entrypoint.machine.comm_backends import problem_of
+from entrypoint.machine.comm_backends import find_backend_problem
 
 
 @pytest.mark.parametrize("backend", ["auto", "gloo", "nccl"])
 def test_what_every_torch_has_is_not_tried(backend: str) -> None:
-    assert problem_of(backend, "/no/such/python") == ""
+    assert find_backend_problem(backend, "/no/such/python") == ""
 
 
 @pytest.mark.parametrize(
@@ -22,4 +22,4 @@ def test_what_every_torch_has_is_not_tried(backend: str) -> None:
     ],
 )
 def test_what_is_absent_is_told_with_what_to_install(backend: str, said: str) -> None:
-    assert problem_of(backend, sys.executable).startswith(said)
+    assert find_backend_problem(backend, sys.executable).startswith(said)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.compile_backends import find_compile_problem, ipex_problem
+from entrypoint.machine.compile_backends import find_compile_problem, find_ipex_problem
 from tests.conftest import PYTHON, Entrypoint
 
 VERSIONS = {"torch": "2.8.0", "intel_extension_for_pytorch": "2.8.0"}
@@ -35,7 +35,7 @@ def test_inductor_needs_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     ("cpu", VERSIONS | {"torch": "2.9.1"}, "2.8.0 does not go with torch 2.9.1"),
 ])  # fmt: skip
 def test_ipex_needs_its_torch(device: str, versions: dict[str, str], problem: str) -> None:
-    assert ipex_problem(device, versions) == problem
+    assert find_ipex_problem(device, versions) == problem
 
 
 @pytest.mark.launch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.container import Surroundings, read_surroundings
+from entrypoint.machine.container import ContainerInfo, detect_container
 from tests.machines import write
 
 # As an unprivileged Apptainer 1.4 shows them: our process 283 and its FUSE server 297 are children of the runtime.
@@ -39,16 +39,16 @@ def test_the_root_file_system_is_told_with_what_serves_it(
     tmp_path: Path, files: dict[str, str], container: str, rootfs: str, on_fuse: bool
 ) -> None:
     write(tmp_path, files)
-    found = read_surroundings(tmp_path)
-    assert (found.container, found.rootfs, found.on_fuse) == (container, rootfs, on_fuse)
+    found = detect_container(tmp_path)
+    assert (found.container, found.rootfs, found.is_fuse) == (container, rootfs, on_fuse)
 
 
 @pytest.mark.parametrize(("limit", "found"), [("8388608", 8388608), ("unlimited", None)])
 def test_locked_memory_is_told(tmp_path: Path, limit: str, found: int | None) -> None:
     write(tmp_path, {"proc/self/limits": LIMITS.format(limit), "sys/class/infiniband/mlx5_0/x": ""})
-    assert read_surroundings(tmp_path).memlock_bytes == found
-    assert read_surroundings(tmp_path).rdma == ("mlx5_0",)
+    assert detect_container(tmp_path).memlock_bytes == found
+    assert detect_container(tmp_path).rdma == ("mlx5_0",)
 
 
 def test_an_empty_root_is_no_error(tmp_path: Path) -> None:
-    assert read_surroundings(tmp_path) == Surroundings()
+    assert detect_container(tmp_path) == ContainerInfo()

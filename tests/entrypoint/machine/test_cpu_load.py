@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.cpu_load import STOLEN, UNUSED, busy, kept_busy, look, own_seconds, read_used, start, told_of
+from entrypoint.machine.cpu_load import (
+    IDLE_COLUMNS,
+    STEAL_COLUMN,
+    busy_cpus_between,
+    busy_cpus_note,
+    other_busy_cpus,
+    own_cpu_seconds,
+    read_cpu_ticks,
+    sample_busy_cpus,
+    take_sample,
+)
 from tests.conftest import CORES, PYTHON, Entrypoint, needs_two_cores, script
 from tests.neighbours import loaded, neighbours
 
@@ -32,30 +42,30 @@ BUSY = {
 def test_only_allowed_cpus_count_and_idle_time_does_not(tmp_path: Path) -> None:
     stat = tmp_path / "stat"
     stat.write_text(STAT)
-    assert read_used(frozenset({0, 1}), stat) == {0: (150, 1000), 1: (0, 1000)}
-    assert read_used(frozenset({0}), stat, (*UNUSED, STOLEN)) == {0: (145, 1000)}
+    assert read_cpu_ticks(frozenset({0, 1}), stat) == {0: (150, 1000), 1: (0, 1000)}
+    assert read_cpu_ticks(frozenset({0}), stat, (*IDLE_COLUMNS, STEAL_COLUMN)) == {0: (145, 1000)}
 
 
 def test_a_kernel_that_does_not_count_says_nothing(tmp_path: Path) -> None:
-    assert read_used(frozenset({0}), tmp_path / "stat") == {}
+    assert read_cpu_ticks(frozenset({0}), tmp_path / "stat") == {}
 
 
 @pytest.mark.parametrize("case", BUSY)
 def test_cpus_are_added_up(case: str) -> None:
     before, after, cpus = BUSY[case]
-    assert busy(before, after) == pytest.approx(cpus)
+    assert busy_cpus_between(before, after) == pytest.approx(cpus)
 
 
 def test_a_busy_neighbour_is_seen_while_this_process_waits() -> None:
     with neighbours([min(os.sched_getaffinity(0))]):
-        look(0.5)  # the neighbour starts
-        assert look(1.0) >= 0.9
+        sample_busy_cpus(0.5)  # the neighbour starts
+        assert sample_busy_cpus(1.0) >= 0.9
 
 
 def test_it_is_told_where_most_looks_saw_it() -> None:
     cpus = len(os.sched_getaffinity(0))
-    assert told_of([0.0, 1.0, 1.0]) == f", beside others who used 1.0 of {cpus} CPUs"
-    assert told_of([0.0, 0.0, 1.0]) == told_of([]) == ""
+    assert busy_cpus_note([0.0, 1.0, 1.0]) == f", beside others who used 1.0 of {cpus} CPUs"
+    assert busy_cpus_note([0.0, 0.0, 1.0]) == busy_cpus_note([]) == ""
 
 
 @pytest.mark.parametrize(
@@ -67,10 +77,10 @@ def test_a_neighbour_that_lasts_keeps_cpus_busy(tmp_path: Path, load: str | None
     if load is not None:
         file.write_text(load)
     with neighbours([min(os.sched_getaffinity(0))]):
-        look(0.5)  # it starts
-        since = start(file)
+        sample_busy_cpus(0.5)  # it starts
+        since = take_sample(file)
         time.sleep(1.0)
-        assert least <= kept_busy(since, file) <= most
+        assert least <= other_busy_cpus(since, file) <= most
 
 
 def test_what_this_process_uses_is_no_neighbours(tmp_path: Path) -> None:
@@ -79,11 +89,11 @@ def test_what_this_process_uses_is_no_neighbours(tmp_path: Path) -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})  # of one CPU it and other suites cannot both have much
     try:
-        since, before = start(file), time.process_time()
+        since, before = take_sample(file), time.process_time()
         while time.process_time() - before < 0.5:
             pass
-        own = (own_seconds() - since.own_s) / (time.monotonic() - since.clock_s)
-        assert kept_busy(since, file) <= 1.1 - own
+        own = (own_cpu_seconds() - since.own_s) / (time.monotonic() - since.clock_s)
+        assert other_busy_cpus(since, file) <= 1.1 - own
     finally:
         os.sched_setaffinity(0, allowed)
 
@@ -91,20 +101,20 @@ def test_what_this_process_uses_is_no_neighbours(tmp_path: Path) -> None:
 def test_what_it_waited_for_makes_no_more_cpus_than_there_are(tmp_path: Path) -> None:
     file = tmp_path / "loadavg"
     file.write_text("900.00 9.00 9.00 1/80 27361")
-    since = start(file)
+    since = take_sample(file)
     time.sleep(0.1)
-    assert kept_busy(replace(since, own_s=since.own_s + 1000), file) == len(os.sched_getaffinity(0))
+    assert other_busy_cpus(replace(since, own_s=since.own_s + 1000), file) == len(os.sched_getaffinity(0))
 
 
 def test_neighbours_who_wait_for_each_other_while_this_process_has_a_cpu_all_count(tmp_path: Path) -> None:
     file = tmp_path / "loadavg"
     file.write_text(f"9.00 9.00 9.00 {CORES + 1}/80 27361")
     with neighbours(sorted(os.sched_getaffinity(0))):
-        look(0.5)  # they start
-        since, before = start(file), time.process_time()
+        sample_busy_cpus(0.5)  # they start
+        since, before = take_sample(file), time.process_time()
         while time.process_time() - before < 0.5:
             pass
-        assert kept_busy(since, file) >= CORES - 0.4
+        assert other_busy_cpus(since, file) >= CORES - 0.4
 
 
 @needs_two_cores
@@ -115,13 +125,13 @@ def test_a_run_beside_a_neighbour_has_fewer_threads_and_says_why(entrypoint: Ent
     calm = 0
     with neighbours([min(os.sched_getaffinity(0))]):
         for _ in range(9):  # other suites may be neighbours too, for a moment
-            before = look(0.5)
+            before = sample_busy_cpus(0.5)
             done = entrypoint("run", program, env={"LAUNCH_RESERVE_CPUS": "auto"}, command=command)
             if done.out == f"threads {CORES - 1}\n":
                 break
-            calm += max(before, look(0.5)) < 1.3
+            calm += max(before, sample_busy_cpus(0.5)) < 1.3
             assert calm < 3, done.out + done.err
         else:
             pytest.skip(f"needs a machine with nobody else on it, others use {before:.1f} of {CORES} CPUs")
-    assert "less what is left to others: they keep " in done.err
+    assert "less CPUs in use: other processes use " in done.err
     assert "LAUNCH_RESERVE_CPUS=0 takes all" in done.err

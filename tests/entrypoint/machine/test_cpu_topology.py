@@ -37,7 +37,7 @@ def test_siblings_share_a_core_however_they_are_numbered(
     assert found.online_cpus == 8
     assert place[0] == place[sibling_of_0]
     assert len(set(place.values())) == 4
-    assert found.assumed == ()
+    assert found.assumptions == ()
 
 
 def test_numa_nodes_come_from_their_cpu_lists(built_machine: TreeBuilder) -> None:
@@ -56,7 +56,7 @@ def test_a_hidden_sys_counts_each_cpu_as_a_core_and_says_so(tmp_path: Path) -> N
     found = read_topology(tmp_path, frozenset({0, 1, 2}))
     assert [(cpu.id, cpu.core) for cpu in found.cpus] == [(0, 0), (1, 1), (2, 2)]
     assert found.online_cpus == 3
-    assert "hides the topology of CPUs 0-2" in found.assumed[0]
+    assert "hides the topology of CPUs 0-2" in found.assumptions[0]
 
 
 def test_hidden_numa_nodes_are_taken_for_the_sockets(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_hidden_numa_nodes_are_taken_for_the_sockets(tmp_path: Path) -> None:
     shutil.rmtree(root / "sys/devices/system/node")
     found = read_topology(root, frozenset(range(8)))
     assert [cpu.node for cpu in found.cpus] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert found.assumed == ("/sys hides the NUMA nodes: each socket counts as one",)
+    assert found.assumptions == ("/sys hides the NUMA nodes: each socket counts as one",)
 
 
 def test_hidden_siblings_are_told_by_core_id(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_each_machine_is_read_as_it_is(
     assert len({cpu.node for cpu in found.cpus}) == nodes
     assert sum(cpu.efficiency for cpu in found.cpus) == slow
     assert found.online_cpus == len(tree.cpus)
-    assert found.assumed == ()
+    assert found.assumptions == ()
 
 
 def test_nodes_without_memory_and_memory_without_cpus_are_told_apart(tmp_path: Path) -> None:

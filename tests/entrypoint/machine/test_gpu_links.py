@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from entrypoint.machine.gpu_links import best_connected, describe_links, rank_of
+from entrypoint.machine.gpu_links import best_connected, describe_links, link_quality
 from tests.machines import LINKS_10_1
 
 TREE = (
@@ -19,7 +19,7 @@ TREE = (
 
 def test_link_classes_are_ordered_as_nvidia_smi_explains_them() -> None:
     order = ["SYS", "NODE", "PHB", "PXB", "PIX", "NV1", "NV2", "NV18"]
-    assert sorted(order, key=rank_of) == order
+    assert sorted(order, key=link_quality) == order
 
 
 def test_two_of_table_10_1_are_a_pair_with_two_links() -> None:
@@ -33,7 +33,7 @@ def test_four_of_table_10_1_have_the_best_worst_link_and_then_the_best_sum() -> 
     assert describe_links(LINKS_10_1, chosen) == "NV1 to NV2"
 
     def worth(four: tuple[int, ...]) -> tuple[int, int]:
-        ranks = [rank_of(LINKS_10_1[a][b]) for a, b in combinations(four, 2)]
+        ranks = [link_quality(LINKS_10_1[a][b]) for a, b in combinations(four, 2)]
         return min(ranks), sum(ranks)
 
     assert worth(chosen) == max(worth(four) for four in combinations(range(8), 4))

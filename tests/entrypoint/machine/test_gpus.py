@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.gpus import Driver, Gpu, read_gpus, select
+from entrypoint.machine.gpus import Driver, Gpu, filter_visible, read_gpus
 from tests.machines import LINKS_10_1, MACHINES, NVLINK_NODES, RecordedNvml, nvlink_node, nvswitch_node
 
 FOUND = tuple(Gpu(index, f"GPU-{index}abc", "H200", 1 << 37, links=("X",) * 4) for index in range(4))
@@ -25,7 +25,7 @@ FOUND = tuple(Gpu(index, f"GPU-{index}abc", "H200", 1 << 37, links=("X",) * 4) f
     ],
 )
 def test_visible_devices_follow_cudas_own_rule(visible: str | None, uuids: list[str]) -> None:
-    chosen = select(FOUND, visible)
+    chosen = filter_visible(FOUND, visible)
     assert [gpu.uuid for gpu in chosen] == uuids
     assert [gpu.index for gpu in chosen] == list(range(len(uuids)))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.oom import Memory, out_of_memory, read_memory
+from entrypoint.machine.oom import MemoryEvents, oom_message, read_memory
 from tests.conftest import PYTHON, Entrypoint, needs_two_cores, script
 
 GIB = 1 << 30
@@ -30,8 +30,8 @@ V1 = {
 @pytest.mark.parametrize(
     ("files", "seen"),
     [
-        (V2, Memory(3, 2 * GIB, 2 * GIB)),
-        (V1, Memory(2, GIB, GIB)),
+        (V2, MemoryEvents(3, 2 * GIB, 2 * GIB)),
+        (V1, MemoryEvents(2, GIB, GIB)),
         # A group that has not killed yet counts like one that has: else two counters would be compared.
         (
             {
@@ -39,13 +39,13 @@ V1 = {
                 "sys/fs/cgroup/job/memory.events": "oom_kill 0\n",
                 "proc/vmstat": "oom_kill 4\n",
             },
-            Memory(0),
+            MemoryEvents(0),
         ),
-        ({"proc/self/cgroup": "0::/\n", "proc/vmstat": "nr_free 5\noom_kill 4\n"}, Memory(4)),
-        ({}, Memory()),
+        ({"proc/self/cgroup": "0::/\n", "proc/vmstat": "nr_free 5\noom_kill 4\n"}, MemoryEvents(4)),
+        ({}, MemoryEvents()),
     ],
 )
-def test_the_group_that_is_limited_counts(tmp_path: Path, files: dict[str, str], seen: Memory) -> None:
+def test_the_group_that_is_limited_counts(tmp_path: Path, files: dict[str, str], seen: MemoryEvents) -> None:
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -55,13 +55,14 @@ def test_the_group_that_is_limited_counts(tmp_path: Path, files: dict[str, str],
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        (Memory(3), Memory(3), ""),
-        (Memory(3, GIB, GIB), Memory(4, GIB, GIB), "out of memory, the 1.0 GiB that this job may use (peak 1.0 GiB)"),
-        (Memory(3), Memory(4), "out of memory, the machine's; lower TRAIN_BATCH_SIZE or TRAIN_NUM_WORKERS"),
+        (MemoryEvents(3), MemoryEvents(3), ""),
+        (MemoryEvents(3, GIB, GIB), MemoryEvents(4, GIB, GIB), "out of memory, the 1.0 GiB that this job may use (peak"
+                                                               " 1.0 GiB)"),
+        (MemoryEvents(3), MemoryEvents(4), "out of memory, the machine's; lower TRAIN_BATCH_SIZE or TRAIN_NUM_WORKERS"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_it(before: Memory, after: Memory, said: str) -> None:
-    told = out_of_memory(before, after)
+def test_what_is_said_of_it(before: MemoryEvents, after: MemoryEvents, said: str) -> None:
+    told = oom_message(before, after)
     assert told.startswith(said)
     assert bool(told) is bool(said)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.python_packages import Packages, cuda_of_torch, read_packages
+from entrypoint.machine.python_packages import Packages, read_packages, torch_cuda_version
 from tests.machines import write
 
 SITE = "lib/python3.11/site-packages"
@@ -24,8 +24,8 @@ SITE = "lib/python3.11/site-packages"
 )
 def test_torchs_own_file_tells_its_cuda(tmp_path: Path, text: str, cuda: str) -> None:
     write(tmp_path, {"version.py": text})
-    assert cuda_of_torch(tmp_path / "version.py") == cuda
-    assert cuda_of_torch(tmp_path / "nowhere.py") is None
+    assert torch_cuda_version(tmp_path / "version.py") == cuda
+    assert torch_cuda_version(tmp_path / "nowhere.py") is None
 
 
 def test_metadata_folders_tell_versions(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.shared_libraries import ELF_MACHINES, Library, broken_preloads, read_libraries
+from entrypoint.machine.shared_libraries import ELF_MACHINES, Library, find_broken_preloads, read_libraries
 from tests.factories import elf_header
 
 X86, ARM = elf_header(62), elf_header(183)
@@ -77,8 +77,8 @@ def test_preloads_that_the_loader_would_only_warn_of_are_told(tmp_path: Path, mo
         "text.so": b"text",
     }.items():
         Path(name).write_bytes(content)
-    assert broken_preloads(f"libfound.so:{tmp_path}/good.so ./good.so /usr/$LIB/x.so") == {}
-    assert broken_preloads(f"{tmp_path}/other.so:./text.so:/no/such.so") == {
+    assert find_broken_preloads(f"libfound.so:{tmp_path}/good.so ./good.so /usr/$LIB/x.so") == {}
+    assert find_broken_preloads(f"{tmp_path}/other.so:./text.so:/no/such.so") == {
         f"{tmp_path}/other.so": f"is not for {platform.machine()}",
         "./text.so": "is no shared library",
         "/no/such.so": "cannot be read (No such file or directory)",

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.cpu_topology import read_ids
-from entrypoint.machine.syscalls import memory_nodes_in_force
+from entrypoint.machine.cpu_topology import read_cpu_list
+from entrypoint.machine.syscalls import get_memory_nodes
 from tests.conftest import PYTHON
 from tests.machines import write
 
-NODES = read_ids(Path("/sys/devices/system/node/has_memory"))
+NODES = read_cpu_list(Path("/sys/devices/system/node/has_memory"))
 BIND = """
 import subprocess, sys
-from entrypoint.machine.syscalls import bind_memory, memory_nodes_in_force
+from entrypoint.machine.syscalls import bind_memory, get_memory_nodes
 try:
     bind_memory(sys.argv[1], (int(sys.argv[2]),))
 except OSError as error:
     sys.exit(f"refused: {error}")
-again = "from entrypoint.machine.syscalls import memory_nodes_in_force as m; print(m())"
-print(memory_nodes_in_force(), subprocess.run([sys.executable, "-c", again], capture_output=True, text=True).stdout)
+again = "from entrypoint.machine.syscalls import get_memory_nodes as m; print(m())"
+print(get_memory_nodes(), subprocess.run([sys.executable, "-c", again], capture_output=True, text=True).stdout)
 """
 
 
@@ -53,4 +53,4 @@ def test_a_node_that_is_not_there_is_an_os_error() -> None:
 )
 def test_the_kernels_map_tells_the_policy(tmp_path: Path, line: str, nodes: tuple[int, ...]) -> None:
     write(tmp_path, {"proc/7/numa_maps": line})
-    assert memory_nodes_in_force("7", tmp_path) == nodes
+    assert get_memory_nodes("7", tmp_path) == nodes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job
 from entrypoint.machine.cpu_topology import format_cpu_list
 from entrypoint.plan.model import Plan
@@ -59,7 +59,7 @@ def test_a_pod_with_quota_3_5_gets_three_threads_on_one_rank(tmp_path: Path) -> 
     assert len(made.ranks[0].cpus) == 32, "a quota limits time, not places"
     assert "the cgroup's quota is 3.5 CPUs" in reason_for(made, "cores")
     assert made.environment["OMP_WAIT_POLICY"] == "passive"
-    with pytest.raises(Refused, match=r"more ranks than cores: .* quota is 3\.5 CPUs"):
+    with pytest.raises(UserError, match=r"more ranks than cores: .* quota is 3\.5 CPUs"):
         make_test_plan(
             simulated_machine(tmp_path / "again", "Kubernetes pod with quota 3.5"), {"LAUNCH_NPROC_PER_NODE": "4"}
         )
@@ -130,13 +130,15 @@ def test_on_nvswitch_any_two_are_as_good(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environ", "said", "code"),
     [
-        ({"LAUNCH_GPUS": "9"}, "LAUNCH_GPUS=9: only 8 are visible; lower it", Exit.MACHINE),
-        ({"LAUNCH_GPUS": "2", "LAUNCH_DEVICE": "cpu"}, "LAUNCH_GPUS=2: this run is on cpu: LAUNCH_DEV", Exit.MACHINE),
-        ({"LAUNCH_GPUS": "2", "LAUNCH_NPROC_PER_NODE": "4"}, "LAUNCH_GPUS=2 and LAUNCH_NPROC_PER_NODE=4", Exit.USAGE),
+        ({"LAUNCH_GPUS": "9"}, "LAUNCH_GPUS=9: only 8 are visible; lower it", ExitCode.MACHINE),
+        ({"LAUNCH_GPUS": "2", "LAUNCH_DEVICE": "cpu"}, "LAUNCH_GPUS=2: this run is on cpu:"
+                                                       " LAUNCH_DEV", ExitCode.MACHINE),
+        ({"LAUNCH_GPUS": "2", "LAUNCH_NPROC_PER_NODE": "4"}, "LAUNCH_GPUS=2 and"
+                                                             " LAUNCH_NPROC_PER_NODE=4", ExitCode.USAGE),
     ],
 )  # fmt: skip
-def test_gpus_that_cannot_be_are_refused(tmp_path: Path, environ: dict[str, str], said: str, code: Exit) -> None:
-    with pytest.raises(Refused, match=said) as error:
+def test_gpus_that_cannot_be_are_refused(tmp_path: Path, environ: dict[str, str], said: str, code: ExitCode) -> None:
+    with pytest.raises(UserError, match=said) as error:
         make_test_plan(simulated_machine(tmp_path, "8-GPU NVLink node"), environ)
     assert error.value.code == code
 
@@ -150,9 +152,9 @@ def test_a_driver_too_old_for_torch_falls_back_to_the_cpu_only_on_auto(tmp_path:
     assert any(
         "the driver 550.90 serves CUDA up to 12.4, and torch is built for 13.0" in line for line in made.warnings
     )
-    with pytest.raises(Refused, match=r"LAUNCH_DEVICE=cuda: the driver 550\.90 serves CUDA up to 12\.4") as error:
+    with pytest.raises(UserError, match=r"LAUNCH_DEVICE=cuda: the driver 550\.90 serves CUDA up to 12\.4") as error:
         make_test_plan(old, {"LAUNCH_DEVICE": "cuda"})
-    assert error.value.code == Exit.MACHINE
+    assert error.value.code == ExitCode.MACHINE
 
 
 def test_a_cpu_build_of_torch_leaves_the_gpus_alone(tmp_path: Path) -> None:
@@ -165,7 +167,7 @@ def test_a_cpu_build_of_torch_leaves_the_gpus_alone(tmp_path: Path) -> None:
 def test_a_rank_of_srun_that_sees_one_gpu_takes_it() -> None:
     made = make_test_plan(make_machine(8, gpus=1), job=Job("srun", 3, 4, 3, 4))
     assert [rank.gpu for rank in made.ranks] == [0, 0, 0, 0]
-    with pytest.raises(Refused, match="srun started 4 ranks on this node, which has 2 visible GPUs"):
+    with pytest.raises(UserError, match="srun started 4 ranks on this node, which has 2 visible GPUs"):
         make_test_plan(make_machine(8, gpus=2), job=Job("srun", 3, 4, 3, 4))
 
 
@@ -206,9 +208,9 @@ def test_uneven_numa_nodes_get_one_rank_over_all() -> None:
     ],
 )  # fmt: skip
 def test_variables_that_contradict_are_refused_naming_both(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(Refused, match=said) as error:
+    with pytest.raises(UserError, match=said) as error:
         make_test_plan(make_machine(4), environ)
-    assert error.value.code == Exit.USAGE
+    assert error.value.code == ExitCode.USAGE
 
 
 def test_mkls_number_of_threads_is_heeded_since_torch_takes_it() -> None:

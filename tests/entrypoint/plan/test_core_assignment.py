@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from entrypoint.job.detect import Job
 from entrypoint.machine.detect import Machine
-from entrypoint.plan.core_assignment import cpus_of, share_cores, share_near, share_threads, split
-from entrypoint.plan.cpu_budget import Core, find_budget
+from entrypoint.plan.core_assignment import assign_cores, assign_near_gpus, assign_threads, cpus_of, split
+from entrypoint.plan.cpu_budget import Core, compute_cpu_budget
 from tests.conftest import FUZZ_EXAMPLES as EXAMPLES
 from tests.strategies import KINDS, grants, machines
 
@@ -28,8 +28,8 @@ def test_split_gives_equal_parts_to_within_one(total: int, parts: int) -> None:
 @settings(max_examples=EXAMPLES)
 @given(machines(), KINDS, st.integers(1, 64))
 def test_shares_are_disjoint_equal_and_inside_the_budget(machine: Machine, kind: str, nproc: int) -> None:
-    cores = find_budget(machine, Job(), kind, nproc).cores
-    shares = share_cores(cores, nproc)
+    cores = compute_cpu_budget(machine, Job(), kind, nproc).cores
+    shares = assign_cores(cores, nproc)
     assert len(shares) == nproc
     assert all(set(share) <= set(cores) for share in shares)
     if nproc <= len(cores):
@@ -38,15 +38,15 @@ def test_shares_are_disjoint_equal_and_inside_the_budget(machine: Machine, kind:
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
     else:
         assert all(set(share) == set(cores) for share in shares)
-    assert shares == share_cores(cores, nproc), "the same input gives the same plan"
+    assert shares == assign_cores(cores, nproc), "the same input gives the same plan"
 
 
 @settings(max_examples=EXAMPLES)
 @given(machines(), st.integers(1, 64))
 def test_no_rank_crosses_a_node_where_its_share_fits_into_one(machine: Machine, nproc: int) -> None:
-    cores = find_budget(machine, Job(), "physical").cores
+    cores = compute_cpu_budget(machine, Job(), "physical").cores
     sizes = Counter(core.place for core in cores)
-    shares = share_cores(cores, nproc)
+    shares = assign_cores(cores, nproc)
     if nproc <= len(cores) and len(cores) // nproc <= max(sizes.values()):
         assert all(len({core.place for core in share}) == 1 for share in shares)
         smallest = min(map(len, shares))
@@ -60,9 +60,9 @@ def test_no_rank_crosses_a_node_where_its_share_fits_into_one(machine: Machine, 
 def test_threads_never_exceed_quota_grant_and_cores_unless_ranks_do(
     machine: Machine, job: Job, kind: str, nproc: int
 ) -> None:
-    budget = find_budget(machine, job, kind, nproc)
-    cpus = tuple(cpus_of(share) for share in share_cores(budget.cores, nproc))
-    threads = share_threads(budget.threads, cpus)
+    budget = compute_cpu_budget(machine, job, kind, nproc)
+    cpus = tuple(cpus_of(share) for share in assign_cores(budget.cores, nproc))
+    threads = assign_threads(budget.threads, cpus)
     assert min(threads) >= 1
     assert sum(threads) <= max(budget.threads, nproc)
     assert all(count <= len(share) for count, share in zip(threads, cpus, strict=True))
@@ -71,8 +71,8 @@ def test_threads_never_exceed_quota_grant_and_cores_unless_ranks_do(
 @settings(max_examples=EXAMPLES)
 @given(machines(), st.lists(st.none() | st.integers(0, 40), min_size=1, max_size=16))
 def test_ranks_are_near_their_gpus_or_nowhere_in_particular(machine: Machine, wanted: list[int | None]) -> None:
-    cores = find_budget(machine, Job(), "auto", len(wanted)).cores
-    shares = share_near(cores, wanted)
+    cores = compute_cpu_budget(machine, Job(), "auto", len(wanted)).cores
+    shares = assign_near_gpus(cores, wanted)
     room = Counter(core.place[1] for core in cores)
     possible = None not in wanted and all(
         room[node] >= count for node, count in Counter(wanted).items() if node is not None
@@ -99,10 +99,10 @@ def test_ranks_are_near_their_gpus_or_nowhere_in_particular(machine: Machine, wa
 )
 def test_nodes_are_filled_as_an_expert_would(nodes: list[int], nproc: int, sizes: list[int]) -> None:
     cores = [Core((node, node), (core + 100 * node,)) for node, count in enumerate(nodes) for core in range(count)]
-    assert [len(share) for share in share_cores(cores, nproc)] == sizes
+    assert [len(share) for share in assign_cores(cores, nproc)] == sizes
 
 
 def test_a_node_fewer_cores_than_its_gpus_have_ranks_gives_up_nearness() -> None:
     cores = [Core((0, 0), (0,)), Core((1, 1), (1,)), Core((1, 1), (2,))]
-    assert share_near(cores, [0, 0]) is None
-    assert share_near(cores, [1, 1]) == ((cores[1],), (cores[2],))
+    assert assign_near_gpus(cores, [0, 0]) is None
+    assert assign_near_gpus(cores, [1, 1]) == ((cores[1],), (cores[2],))

@@ -7,7 +7,7 @@ import pytest
 from entrypoint.machine.cpu_topology import Cpu
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.display import core_map
-from entrypoint.plan.model import Rank
+from entrypoint.plan.model import RankPlan
 
 
 def node(cores: int, nodes: int = 1) -> Machine:
@@ -27,10 +27,10 @@ def node(cores: int, nodes: int = 1) -> Machine:
     ],
 )
 def test_each_core_shows_its_rank(machine: Machine, ranks: list[tuple[int, ...]], lines: tuple[str, ...]) -> None:
-    assert core_map(machine, [Rank(rank, cpus, 1) for rank, cpus in enumerate(ranks)]) == lines
+    assert core_map(machine, [RankPlan(rank, cpus, 1) for rank, cpus in enumerate(ranks)]) == lines
 
 
 def test_very_many_ranks_are_cut_in_the_middle() -> None:
-    (line,) = core_map(node(512), [Rank(rank, (rank,), 1) for rank in range(512)])
+    (line,) = core_map(node(512), [RankPlan(rank, (rank,), 1) for rank in range(512)])
     assert line.startswith("socket 0 node 0: 0 x1 1 x1 ")
     assert line.endswith(" … 511 x1")

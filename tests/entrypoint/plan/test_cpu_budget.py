@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from entrypoint.job.detect import Job
 from entrypoint.machine.cpu_topology import Cpu
 from entrypoint.machine.detect import Machine
-from entrypoint.plan.cpu_budget import Budget, find_budget
+from entrypoint.plan.cpu_budget import CpuBudget, compute_cpu_budget
 from tests.conftest import FUZZ_EXAMPLES as EXAMPLES
 from tests.conftest import PYTHON, Entrypoint, needs_two_cores
 from tests.strategies import KINDS, grants, machines
@@ -26,7 +26,7 @@ from tests.strategies import KINDS, grants, machines
 def test_the_budget_is_whole_cores_of_the_mask_physical_first(
     machine: Machine, job: Job, kind: str, nproc: int
 ) -> None:
-    budget = find_budget(machine, job, kind, nproc)
+    budget = compute_cpu_budget(machine, job, kind, nproc)
     allowed = {cpu.id: cpu for cpu in machine.cpus}
     dealt = [cpu for core in budget.cores for cpu in core.cpus]
     assert len(set(dealt)) == len(dealt)
@@ -45,22 +45,22 @@ def test_the_budget_is_whole_cores_of_the_mask_physical_first(
 def test_efficiency_cores_stay_out_unless_ranks_outnumber_the_others(machine: Machine) -> None:
     slow = {cpu.id for cpu in machine.cpus if cpu.efficiency}
     fast = {(cpu.socket, cpu.node, cpu.core) for cpu in machine.cpus if not cpu.efficiency}
-    few = find_budget(machine, Job(), "auto", max(1, len(fast)))
+    few = compute_cpu_budget(machine, Job(), "auto", max(1, len(fast)))
     assert not fast or not slow.intersection(cpu for core in few.cores for cpu in core.cpus)
-    many = find_budget(machine, Job(), "auto", len(fast) + 1)
-    assert many.cores == find_budget(machine, Job(), "physical").cores
+    many = compute_cpu_budget(machine, Job(), "auto", len(fast) + 1)
+    assert many.cores == compute_cpu_budget(machine, Job(), "physical").cores
 
 
 def test_a_budget_says_what_limits_it() -> None:
     cpus = (Cpu(0, 0, 0, 0), Cpu(1, 1, 0, 0), Cpu(2, 2, 0, 0, efficiency=True), Cpu(8, 0, 0, 0))
     machine = Machine("m", "cpu", "vendor", cpus, 16, 1.5, 1 << 33)
-    found: Budget = find_budget(machine, Job(granted_cpus=3), "auto")
+    found: CpuBudget = compute_cpu_budget(machine, Job(granted_cpus=3), "auto")
     assert found.text == (
         "2 physical cores allowed by the affinity mask (0-2,8), 1 efficiency cores left out: equal parts would wait for"
         " them (LAUNCH_CORE_TYPE=physical), the cgroup's quota is 1.5 CPUs, Slurm grants 3 CPUs"
     )
-    assert (found.threads, found.rationed) == (1, True)
-    siblings = find_budget(replace(machine, quota_cpus=None), Job(), "logical")
+    assert (found.threads, found.is_limited) == (1, True)
+    siblings = compute_cpu_budget(replace(machine, quota_cpus=None), Job(), "logical")
     assert [core.cpus for core in siblings.cores] == [(0, 8), (1,), (2,)]
     assert "their siblings too: 4 CPUs" in siblings.text
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job
-from entrypoint.plan.inputs import Question
+from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan, Program
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
@@ -20,7 +20,7 @@ def plan_in(container: str, environ: Mapping[str, str], broken: Mapping[str, str
     node = make_machine(4)
     node = replace(node, surroundings=replace(node.surroundings, container=container))
     settings = read_launch_settings({}, {})
-    return make_plan(Question(settings, node, Job(), SCRIPT, environ, "python", broken_preloads=broken or {}))
+    return make_plan(PlanInputs(settings, node, Job(), SCRIPT, environ, "python", broken_preloads=broken or {}))
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,11 @@ PRELOAD = {"LD_PRELOAD": "/host/liby.so:/opt/libx.so"}
 
 
 def test_a_preload_that_is_not_there_is_refused() -> None:
-    with pytest.raises(Refused, match=r"LD_PRELOAD=/host/liby.so:/opt/libx.so: /host/liby.so cannot be read") as error:
+    with pytest.raises(
+        UserError, match=r"LD_PRELOAD=/host/liby.so:/opt/libx.so: /host/liby.so cannot be read"
+    ) as error:
         plan_in("", PRELOAD, BROKEN)
-    assert error.value.code == Exit.MACHINE
+    assert error.value.code == ExitCode.MACHINE
 
 
 def test_the_hosts_preload_that_is_not_in_an_apptainer_image_is_left_out_and_told() -> None:
@@ -73,7 +75,7 @@ TOGETHER = [
 def test_accelerate_is_told_that_its_ranks_on_cpus_train_together(
     settings: dict[str, str], environ: dict[str, str], job: Job, value: str | None
 ) -> None:
-    question = Question(read_launch_settings(settings, {}), make_machine(4), job, SCRIPT, environ, "python")
+    question = PlanInputs(read_launch_settings(settings, {}), make_machine(4), job, SCRIPT, environ, "python")
     assert make_plan(question).environment.get("ACCELERATE_USE_CPU") == value
     trains = make_plan(replace(question, program=Program("train", ("python", "-m", "train"))))
     assert "ACCELERATE_USE_CPU" not in trains.environment

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job
-from entrypoint.job.ports import agreed_port
+from entrypoint.job.ports import port_from_job_id
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.gpus import Gpu
 from entrypoint.machine.python_packages import Packages
@@ -56,10 +56,12 @@ def test_a_quota_limits_threads_but_not_places(quota: float, threads: int) -> No
 
 
 def test_more_ranks_than_cores_is_refused_with_what_limits_them() -> None:
-    with pytest.raises(Refused, match=r"LAUNCH_NPROC_PER_NODE=3: more ranks than cores: 2 physical cores allowed") as e:
+    with pytest.raises(
+        UserError, match=r"LAUNCH_NPROC_PER_NODE=3: more ranks than cores: 2 physical cores allowed"
+    ) as e:
         make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "3"})
-    assert e.value.code == Exit.MACHINE
-    with pytest.raises(Refused, match=r"the cgroup's quota is 1\.5 CPUs"):
+    assert e.value.code == ExitCode.MACHINE
+    with pytest.raises(UserError, match=r"the cgroup's quota is 1\.5 CPUs"):
         make_test_plan(make_machine(8, quota=1.5), {"LAUNCH_NPROC_PER_NODE": "2"})
 
 
@@ -84,16 +86,21 @@ def test_cpu_asked_for_on_a_gpu_node_is_cpu() -> None:
 @pytest.mark.parametrize(
     ("environ", "gpus", "said", "code"),
     [
-        ({"LAUNCH_DEVICE": "cuda"}, 0, "LAUNCH_DEVICE=cuda: no GPU is visible", Exit.MACHINE),
-        ({"LAUNCH_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": "7"}, 0, "CUDA_VISIBLE_DEVICES=7 names none", Exit.MACHINE),
-        ({"LAUNCH_BACKEND": "nccl"}, 0, "LAUNCH_BACKEND=nccl: nccl needs a GPU", Exit.MACHINE),
-        ({"LAUNCH_NPROC_PER_NODE": "3"}, 2, "more ranks than the 2 visible GPUs", Exit.MACHINE),
-        ({"LAUNCH_THREADS": "2", "OMP_NUM_THREADS": "4"}, 0, "LAUNCH_THREADS=2 and OMP_NUM_THREADS=4", Exit.USAGE),
-        ({"OMP_NUM_THREADS": "lots"}, 0, "OMP_NUM_THREADS=lots: should be a whole number", Exit.USAGE),
+        ({"LAUNCH_DEVICE": "cuda"}, 0, "LAUNCH_DEVICE=cuda: no GPU is visible", ExitCode.MACHINE),
+        (
+            {"LAUNCH_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": "7"},
+            0,
+            "CUDA_VISIBLE_DEVICES=7 names none",
+            ExitCode.MACHINE,
+        ),
+        ({"LAUNCH_BACKEND": "nccl"}, 0, "LAUNCH_BACKEND=nccl: nccl needs a GPU", ExitCode.MACHINE),
+        ({"LAUNCH_NPROC_PER_NODE": "3"}, 2, "more ranks than the 2 visible GPUs", ExitCode.MACHINE),
+        ({"LAUNCH_THREADS": "2", "OMP_NUM_THREADS": "4"}, 0, "LAUNCH_THREADS=2 and OMP_NUM_THREADS=4", ExitCode.USAGE),
+        ({"OMP_NUM_THREADS": "lots"}, 0, "OMP_NUM_THREADS=lots: should be a whole number", ExitCode.USAGE),
     ],
 )
-def test_what_cannot_be_is_refused(environ: dict[str, str], gpus: int, said: str, code: Exit) -> None:
-    with pytest.raises(Refused, match=said) as error:
+def test_what_cannot_be_is_refused(environ: dict[str, str], gpus: int, said: str, code: ExitCode) -> None:
+    with pytest.raises(UserError, match=said) as error:
         make_test_plan(make_machine(4, gpus=gpus), environ)
     assert error.value.code == code
 
@@ -124,7 +131,7 @@ def test_each_of_several_nodes_starts_its_own_ranks_and_knows_its_number() -> No
     assert (made.nnodes, made.node_rank, made.nproc_per_node, made.launcher) == (3, 1, 2, "local")
     assert made.fail_timeout_s == 60, "one of several nodes may go without a word"
     assert make_test_plan(make_machine(4)).fail_timeout_s == 1800
-    assert (made.world_size, made.master_addr, made.master_port) == (6, "r1", str(agreed_port("")))
+    assert (made.world_size, made.master_addr, made.master_port) == (6, "r1", str(port_from_job_id("")))
     assert "2 of 6" in reason_for(made, "launcher")
     one_each = make_test_plan(make_machine(4), environ | {"LAUNCH_NPROC_PER_NODE": "1"})
     assert one_each.launcher == "local", "a lone rank is watched too"
@@ -134,7 +141,7 @@ def test_a_launcher_is_never_nested() -> None:
     made = make_test_plan(make_machine(4), job=Job("torchrun", 1, 2, 1, 2))
     assert made.launcher == "rank"
     assert made.nproc_per_node == 2
-    with pytest.raises(Refused, match="contradicts torchrun"):
+    with pytest.raises(UserError, match="contradicts torchrun"):
         make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "4"}, Job("torchrun", 1, 2, 1, 2))
 
 
@@ -216,8 +223,8 @@ def test_any_settings_on_any_machine_end_in_a_plan_or_a_refusal(
 ) -> None:
     try:
         made = make_test_plan(node, environ, job)
-    except Refused as error:
-        assert error.code in (Exit.USAGE, Exit.MACHINE)
+    except UserError as error:
+        assert error.code in (ExitCode.USAGE, ExitCode.MACHINE)
         return
     assert make_test_plan(node, environ, job) == made, "the same input gives the same plan"
     assert Plan.from_variable(made.to_variable()) == made

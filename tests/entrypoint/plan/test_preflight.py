@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from entrypoint.job.detect import Job
-from entrypoint.machine.container import Surroundings
+from entrypoint.machine.container import ContainerInfo
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.gpus import Driver
 from entrypoint.machine.python_packages import Packages
-from entrypoint.plan.inputs import Question
+from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Program
-from entrypoint.plan.preflight import fast_checks
+from entrypoint.plan.preflight import preflight_checks
 from entrypoint.settings import read_launch_settings
 from tests.factories import SCRIPT, make_machine, make_test_plan
 
@@ -27,8 +27,8 @@ def with_around(**changes: Any) -> Machine:
 
 
 def lines(node: Machine, program: Program = SCRIPT) -> list[str]:
-    question = Question(read_launch_settings({}, {}), node, Job(), program, {})
-    return [check.line for check in fast_checks(question) if check.state != "ok"]
+    question = PlanInputs(read_launch_settings({}, {}), node, Job(), program, {})
+    return [check.line for check in preflight_checks(question) if check.state != "ok"]
 
 
 def test_a_machine_that_is_well_says_nothing() -> None:
@@ -44,7 +44,7 @@ def test_a_machine_that_is_well_says_nothing() -> None:
             "image mount: overlay over fuse",
         ),
         (with_around(memlock_bytes=8 << 20, rdma=("mlx5_0",)), "locked memory: 8 MiB with mlx5_0; RDMA may fail"),
-        (replace(WELL, assumed=("/sys hides the NUMA nodes",)), "topology: /sys hides the NUMA nodes; let the"),
+        (replace(WELL, assumptions=("/sys hides the NUMA nodes",)), "topology: /sys hides the NUMA nodes; let the"),
         (replace(WELL, driver=Driver(problem="Driver/library version mismatch")), "NVIDIA driver: Driver/library"),
         (
             replace(WELL, packages=Packages(TORCH | {"torchvision": "0.28.0"})),
@@ -78,5 +78,5 @@ def test_what_does_no_harm_is_no_warning(node: Machine) -> None:
 
 
 def test_the_trainers_own_workers_are_planned_by_the_size_of_shm_instead() -> None:
-    node = replace(WELL, surroundings=Surroundings(shm_bytes=64 << 20))
+    node = replace(WELL, surroundings=ContainerInfo(shm_bytes=64 << 20))
     assert lines(node, Program("train", ("python", "-m", "train"))) == []

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.core.errors import Refused
-from entrypoint.job.detect import Job, read_job
-from entrypoint.job.node_group import read_nodes
-from entrypoint.plan.inputs import Question, Starter
+from entrypoint.core.errors import UserError
+from entrypoint.job.detect import Job, detect_job
+from entrypoint.job.node_group import detect_node_group
+from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
 from entrypoint.plan.model import Plan
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
@@ -30,12 +30,12 @@ def told(made: Plan) -> dict[str, str]:
 
 
 def planned(environ: dict[str, str]) -> Plan:
-    job = read_job(environ)
-    if job.starts_own(read_launch_settings(environ, {}).values):
+    job = detect_job(environ)
+    if job.starts_ranks_itself(read_launch_settings(environ, {}).values):
         chosen = read_launch_settings(environ, {})
-        nodes = read_nodes(chosen, environ, job)
+        nodes = detect_node_group(chosen, environ, job)
         alone = Job(id=job.id, nodes=job.nodes, master=job.master)
-        return make_plan(Question(chosen, make_machine(4), alone, SCRIPT, environ, "python", nodes=nodes))
+        return make_plan(PlanInputs(chosen, make_machine(4), alone, SCRIPT, environ, "python", nodes=nodes))
     return make_test_plan(make_machine(4), environ, job)
 
 
@@ -61,7 +61,7 @@ def test_agents_meet_only_where_ranks_may_have_to_start_again(
     found = told(made)
     assert {name: found.get(name) for name in options} == options
     assert found["--max-restarts"] == str(made.max_restarts) == str(restarts)
-    assert made.agents_meet is ("--rdzv-endpoint" in found)
+    assert made.uses_elastic_rendezvous is ("--rdzv-endpoint" in found)
 
 
 @pytest.mark.parametrize(
@@ -99,21 +99,21 @@ def test_a_single_rank_that_may_be_started_again_has_an_agent_and_the_plan_says_
 )
 def test_where_nothing_could_start_ranks_again_it_is_refused(environ: dict[str, str], said: str) -> None:
     environ = environ | {"LAUNCH_MAX_RESTARTS": "1"}
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(UserError, match=said):
         planned(environ)
 
 
 def test_mpirun_starts_no_ranks_again_and_srun_one_agent_a_node() -> None:
     batch = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
     environ = batch | {"LAUNCH_MAX_RESTARTS": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
-    question = Question(
-        read_launch_settings(environ, {}), make_machine(4), read_job(environ), SCRIPT, environ, "python"
+    question = PlanInputs(
+        read_launch_settings(environ, {}), make_machine(4), detect_job(environ), SCRIPT, environ, "python"
     )
-    with pytest.raises(Refused, match="LAUNCH_MAX_RESTARTS=1: /usr/bin/mpirun starts no ranks again"):
-        make_plan(replace(question, starter=Starter("/usr/bin/mpirun", "Open MPI")))
+    with pytest.raises(UserError, match="LAUNCH_MAX_RESTARTS=1: /usr/bin/mpirun starts no ranks again"):
+        make_plan(replace(question, starter=RemoteLauncher("/usr/bin/mpirun", "Open MPI")))
 
-    from entrypoint.launch.remote import with_starter
+    from entrypoint.launch.remote import with_remote_command
 
-    asked = replace(question, starter=Starter("/usr/bin/srun"))
-    command = with_starter(make_plan(asked), asked).command
+    asked = replace(question, starter=RemoteLauncher("/usr/bin/srun"))
+    command = with_remote_command(make_plan(asked), asked).command
     assert command[:4] == ("/usr/bin/srun", "--nodes=2", "--ntasks=2", "--cpus-per-task=4")

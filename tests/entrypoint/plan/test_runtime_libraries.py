@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job
 from entrypoint.machine.shared_libraries import Library
-from entrypoint.plan.inputs import Question
-from entrypoint.plan.runtime_libraries import Runtime, decide_runtime
+from entrypoint.plan.inputs import PlanInputs
+from entrypoint.plan.runtime_libraries import RuntimeLibraries, choose_runtime
 from entrypoint.settings import read_launch_settings
 from tests.conftest import Entrypoint, script
 from tests.factories import SCRIPT, make_machine
@@ -26,13 +26,13 @@ def decide(
     vendor: str = "GenuineIntel",
     own_preload: str = "",
     waits: bool = False,
-) -> Runtime:
+) -> RuntimeLibraries:
     node = replace(make_machine(2), libraries=libraries, cpu_vendor=vendor)
     settings = read_launch_settings({name: value for name, value in environ.items() if name.startswith("LAUNCH_")}, {})
-    return decide_runtime(Question(settings, node, Job(), SCRIPT, {**environ, "LD_PRELOAD": own_preload}), waits)
+    return choose_runtime(PlanInputs(settings, node, Job(), SCRIPT, {**environ, "LD_PRELOAD": own_preload}), waits)
 
 
-def variables(made: Runtime) -> dict[str, str]:
+def variables(made: RuntimeLibraries) -> dict[str, str]:
     return {name: value for name, (value, _) in made.environment.items()}
 
 
@@ -60,9 +60,9 @@ def test_what_is_preloaded(
 @pytest.mark.parametrize("setting", ["LAUNCH_ALLOCATOR=tcmalloc", "LAUNCH_ALLOCATOR=jemalloc", "LAUNCH_OPENMP=intel"])
 def test_asked_for_and_absent_is_an_error_that_says_what_to_install(setting: str) -> None:
     name, value = setting.split("=")
-    with pytest.raises(Refused, match=f"{setting}: not in /lib; a package has it, or set {name}=auto") as error:
+    with pytest.raises(UserError, match=f"{setting}: not in /lib; a package has it, or set {name}=auto") as error:
         decide({name: value}, NONE)
-    assert error.value.code == Exit.MACHINE
+    assert error.value.code == ExitCode.MACHINE
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_step_meets_the_pages_of_the_one_before_unless_a_person_says_how(
 
 
 def test_threads_that_both_sides_pin_are_refused_naming_both() -> None:
-    with pytest.raises(Refused, match="LAUNCH_CPU_BINDING=threads and KMP_AFFINITY=disabled both pin threads"):
+    with pytest.raises(UserError, match="LAUNCH_CPU_BINDING=threads and KMP_AFFINITY=disabled both pin threads"):
         decide({"LAUNCH_CPU_BINDING": "threads", "KMP_AFFINITY": "disabled"})
 
 
@@ -177,7 +177,7 @@ def test_what_a_person_preloads_is_kept_and_not_preloaded_twice(own: str, what: 
 )
 def test_settings_that_contradict_a_preload_are_refused_naming_both(environ: dict[str, str], own: str) -> None:
     name, value = next(iter(environ.items()))
-    with pytest.raises(Refused, match=f"{name}={value} and LD_PRELOAD={own}"):
+    with pytest.raises(UserError, match=f"{name}={value} and LD_PRELOAD={own}"):
         decide(environ, own_preload=own)
 
 
@@ -186,7 +186,7 @@ def test_settings_that_contradict_a_preload_are_refused_naming_both(environ: dic
 def test_intels_runtime_takes_what_the_plan_sets_without_a_warning(entrypoint: Entrypoint) -> None:
     asks = script(entrypoint.folder, "asks.py", "import torch\ntorch.ones(300, 300) @ torch.ones(300, 300)\n")
     result = entrypoint("run", asks, env={"LAUNCH_OPENMP": "intel", "LAUNCH_QUIET": "1", "KMP_SETTINGS": "1"})
-    if result.code == Exit.MACHINE:
+    if result.code == ExitCode.MACHINE:
         pytest.skip(f"needs Intel's OpenMP runtime: {result.err}")
     assert result.code == 0, result.err
     _, _, effective = (result.out + result.err).partition("Effective settings")

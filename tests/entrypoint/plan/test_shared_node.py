@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job
-from entrypoint.plan.inputs import PreviousRun, Question
-from entrypoint.plan.model import Rank
+from entrypoint.plan.inputs import PlanInputs, PreviousRun
+from entrypoint.plan.model import RankPlan
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
 from tests.factories import SCRIPT, make_machine, make_test_plan, reason_for, simulated_machine
@@ -45,7 +45,7 @@ TOO_MANY = ("more, where fewer threads are no better", "both of two", "the only 
 @pytest.mark.parametrize("case", LEFT)
 def test_what_others_keep_busy_is_left_to_them(case: str) -> None:
     node, busy, environ, threads, *job = LEFT[case]
-    made = make_test_plan(replace(node, kept_busy=busy), environ, *job)
+    made = make_test_plan(replace(node, busy_cpus_measured=busy), environ, *job)
     alone = make_test_plan(
         node, {name: value for name, value in environ.items() if name != "LAUNCH_RESERVE_CPUS"}, *job
     )
@@ -60,9 +60,9 @@ def test_what_others_keep_busy_is_left_to_them(case: str) -> None:
 @pytest.mark.parametrize("busy", [0.0, 2.0])
 def test_resumed_run_keeps_threads_on_same_cores(busy: float) -> None:
     def resumed(cores: int, environ: dict[str, str] | None = None) -> list[int]:
-        node, chosen = replace(make_machine(cores), kept_busy=busy), read_launch_settings(environ or {}, {})
-        before = PreviousRun(ranks=(Rank(0, (0, 1, 2, 3), 3),), reserved_cpus=1)
-        made = make_plan(Question(chosen, node, Job(), SCRIPT, environ or {}, "python", previous=before))
+        node, chosen = replace(make_machine(cores), busy_cpus_measured=busy), read_launch_settings(environ or {}, {})
+        before = PreviousRun(ranks=(RankPlan(0, (0, 1, 2, 3), 3),), reserved_cpus=1)
+        made = make_plan(PlanInputs(chosen, node, Job(), SCRIPT, environ or {}, "python", previous=before))
         return [rank.threads for rank in made.ranks]
 
     assert resumed(4) == [3]
@@ -73,11 +73,11 @@ def test_resumed_run_keeps_threads_on_same_cores(busy: float) -> None:
 
 @pytest.mark.parametrize(("environ", "threads"), [({}, 6), ({"LAUNCH_CORE_TYPE": "physical"}, 12)])
 def test_cores_that_no_rank_is_on_are_left_first(tmp_path: Path, environ: dict[str, str], threads: int) -> None:
-    made = make_test_plan(replace(simulated_machine(tmp_path, "hybrid laptop"), kept_busy=2.0), environ)
+    made = make_test_plan(replace(simulated_machine(tmp_path, "hybrid laptop"), busy_cpus_measured=2.0), environ)
     assert made.ranks[0].threads == threads
 
 
 def test_more_left_to_others_than_there_is_is_refused() -> None:
-    with pytest.raises(Refused, match="LAUNCH_RESERVE_CPUS=4: leaves no CPU to a rank that has 4") as error:
+    with pytest.raises(UserError, match="LAUNCH_RESERVE_CPUS=4: leaves no CPU to a rank that has 4") as error:
         make_test_plan(make_machine(4), {"LAUNCH_RESERVE_CPUS": "4"})
-    assert error.value.code == Exit.MACHINE
+    assert error.value.code == ExitCode.MACHINE

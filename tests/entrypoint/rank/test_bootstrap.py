@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job
-from entrypoint.plan.model import VARIABLE, Plan, Program
-from entrypoint.rank.bootstrap import among_nodes, master_port, rank_environment
+from entrypoint.plan.model import PLAN_VAR, Plan, Program
+from entrypoint.rank.bootstrap import build_rank_environment, global_rank_of, master_port
 from tests.conftest import PYTHON
 from tests.factories import make_machine, make_test_plan
 
 
 def environment(job: Job, environ: dict[str, str] | None = None) -> dict[str, str]:
     made = make_test_plan(make_machine(4), environ, job)
-    return rank_environment(made, made.ranks[job.local_rank], job, environ or {})
+    return build_rank_environment(made, made.ranks[job.local_rank], job, environ or {})
 
 
 def test_a_lone_rank_can_be_met_by_env_rendezvous() -> None:
@@ -60,9 +60,9 @@ def test_lightning_knows_that_its_ranks_are_started(job: Job, environ: dict[str,
 
 
 def test_ranks_on_several_nodes_need_a_master() -> None:
-    with pytest.raises(Refused, match=r"MASTER_ADDR is not set: hydra started ranks on several .* -genv") as error:
+    with pytest.raises(UserError, match=r"MASTER_ADDR is not set: hydra started ranks on several .* -genv") as error:
         environment(Job("hydra", 0, 4, 0, 2))
-    assert error.value.code == Exit.RENDEZVOUS
+    assert error.value.code == ExitCode.RENDEZVOUS
     assert environment(Job("hydra", 0, 4, 0, 2), {"MASTER_ADDR": "r1"})["MASTER_ADDR"] == "r1"
 
 
@@ -78,26 +78,28 @@ def test_a_rank_of_a_nodes_own_agent_is_placed_in_the_whole_job() -> None:
     }  # fmt: skip
     made = make_test_plan(make_machine(4), environ)
     agents = Job("torchrun", rank=1, world_size=2, local_rank=1, local_world_size=2, id="agent's own")
-    job = among_nodes(made, agents)
+    job = global_rank_of(made, agents)
     assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (5, 6, 1, 2)
-    found = rank_environment(made, made.ranks[1], job, environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"})
+    found = build_rank_environment(
+        made, made.ranks[1], job, environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
+    )
     assert (found["RANK"], found["WORLD_SIZE"], found["GROUP_RANK"]) == ("5", "6", "2")
     assert found["MASTER_ADDR"] == "r1", "the person's, not the agent's"
-    assert found["MASTER_PORT"] == str(master_port(among_nodes(made, Job("torchrun", 0, 2, 0, 2)))), (
+    assert found["MASTER_PORT"] == str(master_port(global_rank_of(made, Job("torchrun", 0, 2, 0, 2)))), (
         "as all work it out"
     )
 
 
 def test_the_plan_travels_to_the_program() -> None:
     found = environment(Job())
-    assert Plan.from_variable(found[VARIABLE]) == make_test_plan(make_machine(4))
+    assert Plan.from_variable(found[PLAN_VAR]) == make_test_plan(make_machine(4))
 
 
 def test_each_ranks_own_start_reads_no_settings() -> None:
     made = replace(make_test_plan(make_machine(4)), bind="none", program=Program("run", ("/bin/true",)))
     done = subprocess.run(
         [PYTHON, "-X", "importtime", "-m", "entrypoint", "rank"],
-        env={VARIABLE: made.to_variable()},
+        env={PLAN_VAR: made.to_variable()},
         capture_output=True,
         text=True,
         check=True,

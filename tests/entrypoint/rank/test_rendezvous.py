@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.core.errors import Exit, Refused
-from entrypoint.core.network import address_of, interface_towards
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.network import interface_address, interface_for_route
 from entrypoint.job.detect import Job
-from entrypoint.rank.rendezvous import find_master, meeting_variables, refuse_taken
+from entrypoint.rank.rendezvous import check_port_free, rendezvous_variables, resolve_master
 from tests.net import free_port
 
 NOWHERE = "no-such-node.invalid"
@@ -27,19 +27,19 @@ def own_address() -> str:
 
 
 def test_a_name_that_never_resolves_is_waited_for_and_then_refused_by_name() -> None:
-    with pytest.raises(Refused, match=rf"MASTER_ADDR={NOWHERE}: does not resolve here \(.*\) after 1 s") as error:
-        find_master(NOWHERE, 1)
-    assert error.value.code == Exit.RENDEZVOUS
+    with pytest.raises(UserError, match=rf"MASTER_ADDR={NOWHERE}: does not resolve here \(.*\) after 1 s") as error:
+        resolve_master(NOWHERE, 1)
+    assert error.value.code == ExitCode.RENDEZVOUS
 
 
 def test_a_port_that_is_taken_is_told_before_the_agents_meet_another_program() -> None:
-    with socket.create_server(("", 0)) as other, pytest.raises(Refused, match="cannot be listened on here"):
-        refuse_taken(other.getsockname()[1])
-    refuse_taken(free_port())
+    with socket.create_server(("", 0)) as other, pytest.raises(UserError, match="cannot be listened on here"):
+        check_port_free(other.getsockname()[1])
+    check_port_free(free_port())
 
 
 def test_an_address_is_its_own_name() -> None:
-    assert find_master("192.0.2.7", 1) == "192.0.2.7"
+    assert resolve_master("192.0.2.7", 1) == "192.0.2.7"
 
 
 THERE = Job("srun", 1, 2, 0, 1)
@@ -48,35 +48,35 @@ HERE = Job("srun", 0, 2, 0, 1)
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.1.1"])
 def test_a_master_on_loopback_is_refused_elsewhere_before_anybody_waits_for_it(name: str) -> None:
-    with pytest.raises(Refused, match=rf"MASTER_ADDR={name}: is (127|::1).* here, which other nodes cannot") as error:
-        meeting_variables({"MASTER_ADDR": name}, 1, THERE)
-    assert error.value.code == Exit.RENDEZVOUS
+    with pytest.raises(UserError, match=rf"MASTER_ADDR={name}: is (127|::1).* here, which other nodes cannot") as error:
+        rendezvous_variables({"MASTER_ADDR": name}, 1, THERE)
+    assert error.value.code == ExitCode.RENDEZVOUS
 
 
 def test_on_the_master_its_own_name_may_be_loopback_as_debian_has_it() -> None:
-    own = interface_towards(own_address())
-    others = tuple(name for _, name in socket.if_nameindex() if name not in ("lo", own) and address_of(name))
+    own = interface_for_route(own_address())
+    others = tuple(name for _, name in socket.if_nameindex() if name not in ("lo", own) and interface_address(name))
     if others:
-        with pytest.raises(Refused, match=r"set MASTER_ADDR to this node's address .* or GLOO_SOCKET_IFNAME"):
-            meeting_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)
+        with pytest.raises(UserError, match=r"set MASTER_ADDR to this node's address .* or GLOO_SOCKET_IFNAME"):
+            rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)
     else:
-        assert meeting_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)["GLOO_SOCKET_IFNAME"] == own
+        assert rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)["GLOO_SOCKET_IFNAME"] == own
     beside = replace(HERE, nodes=("192.0.2.9",))
-    assert meeting_variables({"MASTER_ADDR": "127.0.1.1"}, 1, beside)["GLOO_SOCKET_IFNAME"] == own, (
+    assert rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, beside)["GLOO_SOCKET_IFNAME"] == own, (
         "the way to the rest"
     )
 
 
 def test_ranks_meet_over_the_interface_that_leads_to_the_master() -> None:
     address = own_address()
-    name = interface_towards(address)
+    name = interface_for_route(address)
     assert name in {name for _, name in socket.if_nameindex()}
     # The kernel reaches an address of its own over loopback, yet from that address: the interface is the address's.
     assert name != "lo"
-    found = meeting_variables({"MASTER_ADDR": address}, 1, THERE)
+    found = rendezvous_variables({"MASTER_ADDR": address}, 1, THERE)
     assert found == {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 
 
 def test_a_persons_interface_stays_and_goes_for_both() -> None:
-    found = meeting_variables({"MASTER_ADDR": own_address(), "GLOO_SOCKET_IFNAME": "ib0"}, 1, THERE)
+    found = rendezvous_variables({"MASTER_ADDR": own_address(), "GLOO_SOCKET_IFNAME": "ib0"}, 1, THERE)
     assert found == {"NCCL_SOCKET_IFNAME": "ib0"}

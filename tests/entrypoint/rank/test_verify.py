@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.rank.verify import Observed, mismatches, observe
+from entrypoint.rank.verify import ObservedRank, compare_with_plan, observe_rank
 from tests.factories import make_machine, make_test_plan
 
 PLAN = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "2"})
 INTEL = replace(PLAN, preload=("/lib/libiomp5.so",))
-AS_PLANNED = Observed(1, 1, (2, 3), 2, "/lib/libgomp.so.1", ())
+AS_PLANNED = ObservedRank(1, 1, (2, 3), 2, "/lib/libgomp.so.1", ())
 
 
 def test_a_rank_as_planned_is_not_spoken_of() -> None:
-    assert mismatches(PLAN, AS_PLANNED) == ()
-    assert mismatches(INTEL, replace(AS_PLANNED, openmp="/lib/libiomp5.so", preloaded=INTEL.preload)) == ()
+    assert compare_with_plan(PLAN, AS_PLANNED) == ()
+    assert compare_with_plan(INTEL, replace(AS_PLANNED, openmp="/lib/libiomp5.so", preloaded=INTEL.preload)) == ()
 
 
 @pytest.mark.parametrize(
@@ -27,25 +27,25 @@ def test_a_rank_as_planned_is_not_spoken_of() -> None:
         (replace(AS_PLANNED, threads=8), "rank 1: torch has 8 threads, planned were 2"),
     ],
 )
-def test_each_difference_is_a_line_that_names_both(seen: Observed, said: str) -> None:
-    assert mismatches(PLAN, seen) == (said,)
+def test_each_difference_is_a_line_that_names_both(seen: ObservedRank, said: str) -> None:
+    assert compare_with_plan(PLAN, seen) == (said,)
 
 
 def test_a_preload_that_did_not_happen_is_told() -> None:
-    assert mismatches(INTEL, AS_PLANNED) == (
+    assert compare_with_plan(INTEL, AS_PLANNED) == (
         "rank 1: /lib/libiomp5.so was to be preloaded and is not loaded",
         "rank 1: the OpenMP runtime in charge is /lib/libgomp.so.1, planned was /lib/libiomp5.so",
     )
 
 
 def test_an_unbound_rank_may_run_anywhere() -> None:
-    assert mismatches(replace(PLAN, bind="none"), replace(AS_PLANNED, cpus=(0, 1, 2, 3))) == ()
+    assert compare_with_plan(replace(PLAN, bind="none"), replace(AS_PLANNED, cpus=(0, 1, 2, 3))) == ()
 
 
 def test_this_process_is_seen_as_it_is() -> None:
     import torch
 
-    seen = observe(PLAN)
+    seen = observe_rank(PLAN)
     assert seen.cpus == tuple(sorted(os.sched_getaffinity(0)))
     assert seen.threads == torch.get_num_threads()
     assert "omp" in seen.openmp

@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from entrypoint.supervise.failure_channel import Bond, Place
+from entrypoint.supervise.failure_channel import FailureChannel, RankEndpoint
 from tests.net import free_port
 
 
 def bond(
     rank: int, ports: tuple[int, ...], token: str = "x", timeout_s: float = 30, meet: tuple[int, ...] = ()
-) -> Bond:
-    made = Bond(Place(rank, f"node{rank}", "127.0.0.1", ports, token), timeout_s, meet)
+) -> FailureChannel:
+    made = FailureChannel(RankEndpoint(rank, f"node{rank}", "127.0.0.1", ports, token), timeout_s, meet)
     made.start()
     return made
 
 
-def bonds(count: int, timeout_s: float = 30, tokens: tuple[str, ...] = ()) -> list[Bond]:
+def bonds(count: int, timeout_s: float = 30, tokens: tuple[str, ...] = ()) -> list[FailureChannel]:
     port = free_port()
     tokens = tokens or ("job 7",) * count
     return [bond(rank, (port,), tokens[rank], timeout_s) for rank in range(count)]
@@ -30,5 +30,5 @@ def within(limit_s: float, holds: Callable[[], bool]) -> bool:
     return holds()
 
 
-def joined(leader: Bond, count: int) -> bool:
+def joined(leader: FailureChannel, count: int) -> bool:
     return within(10, lambda: len(leader.peers) == count)

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from entrypoint.core.errors import Exit, Refused
-from entrypoint.supervise.failure_channel import NODE_LOST, Bond, Verdict
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel, FirstFailure
 from tests.entrypoint.supervise.channels import bond, bonds, joined, within
 from tests.net import free_port, listen_on
 
@@ -17,7 +17,7 @@ def test_all_learn_who_failed_first_and_keep_to_it() -> None:
     leader, one, two = bonds(3)
     assert joined(leader, 2)
     one.ended(9, "killed by SIGKILL")
-    failed = Verdict(1, "node1", 9, "killed by SIGKILL")
+    failed = FirstFailure(1, "node1", 9, "killed by SIGKILL")
     assert within(5, lambda: leader.verdict == two.verdict == failed)
     two.ended(5, "exit code 5")
     leader.ended(5, "exit code 5")
@@ -46,7 +46,7 @@ def test_a_rank_that_ends_well_never_takes_it_for_a_loss_that_the_others_hang_up
 def test_a_rank_that_comes_late_learns_what_has_happened() -> None:
     port = free_port()
     leader = bond(0, (port,))
-    leader.fail(Verdict(0, "node0", 3, "exit code 3"))
+    leader.fail(FirstFailure(0, "node0", 3, "exit code 3"))
     late = bond(1, (port,))
     assert within(10, lambda: late.verdict is not None)
 
@@ -70,7 +70,7 @@ def test_a_node_that_falls_silent_is_lost() -> None:
             b'{"hello": {"rank": 1, "node": "node1", "host": "", "ports": [], "token": "x"}}\n{"joined": true}\n'
         )
         assert within(10, lambda: leader.verdict is not None)
-    assert leader.verdict == Verdict(1, "node1", NODE_LOST, "its node is lost: silent for 1 s")
+    assert leader.verdict == FirstFailure(1, "node1", NODE_LOST_CODE, "its node is lost: silent for 1 s")
 
 
 def port_answers(port: int) -> bool:
@@ -88,7 +88,7 @@ def test_another_jobs_guard_on_the_same_port_is_none_of_ours() -> None:
     assert not within(1, lambda: leader.verdict is not None)
 
 
-def joined_within_a_second(leader: Bond) -> bool:
+def joined_within_a_second(leader: FailureChannel) -> bool:
     return within(1, lambda: bool(leader.peers))
 
 
@@ -119,18 +119,20 @@ def test_an_outsider_on_the_port_does_no_harm(capfd: pytest.CaptureFixture[str])
 def test_a_rank_0_that_does_not_answer_is_told_meanwhile_and_refused_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("entrypoint.supervise.failure_channel.TELL_EVERY_S", 0.2)
+    monkeypatch.setattr("entrypoint.supervise.failure_channel.LOG_INTERVAL_S", 0.2)
     told: list[str] = []
     port = free_port()
-    with pytest.raises(Refused, match=f"rank 1: rank 0 at 127.0.0.1, ports {port} to {port}, did not answer") as error:
+    with pytest.raises(
+        UserError, match=f"rank 1: rank 0 at 127.0.0.1, ports {port} to {port}, did not answer"
+    ) as error:
         bond(1, (port,), meet=(1, 2)).wait_for_port(1, told.append)
-    assert error.value.code == Exit.RENDEZVOUS
+    assert error.value.code == ExitCode.RENDEZVOUS
     assert told[0] == f"rank 1 waits for rank 0 at 127.0.0.1, ports {port} to {port} (0 of 1 s)"
 
 
 @pytest.mark.parametrize("which", ["guards", "ranks"])
 def test_where_every_port_is_taken_it_says_so(which: str) -> None:
     free, taken = (free_port(),), (free_port(),)
-    with listen_on(taken[0]), pytest.raises(Refused, match="are all taken here") as error:
+    with listen_on(taken[0]), pytest.raises(UserError, match="are all taken here") as error:
         bond(0, taken if which == "guards" else free, meet=free if which == "guards" else taken)
-    assert error.value.code == Exit.RENDEZVOUS
+    assert error.value.code == ExitCode.RENDEZVOUS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import how_ended
+from entrypoint.core.errors import describe_exit
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
 from tests.entrypoint.supervise.channels import bond, joined
 from tests.net import free_port
@@ -16,10 +16,10 @@ from tests.processes import has_ended, wait_until
 
 GUARD = """
     import os, sys
-    from entrypoint.supervise.failure_channel import Bond, Place
-    from entrypoint.supervise.monitor import guard
-    place = Place(0, "node1", "127.0.0.1", (int(sys.argv[1]),), "x")
-    guard((sys.executable, *sys.argv[2:]), {**os.environ, "MASTER_PORT": "61000"}, Bond(place, 30), 30, 30)
+    from entrypoint.supervise.failure_channel import FailureChannel, RankEndpoint
+    from entrypoint.supervise.monitor import run_guarded
+    place = RankEndpoint(0, "node1", "127.0.0.1", (int(sys.argv[1]),), "x")
+    run_guarded((sys.executable, *sys.argv[2:]), {**os.environ, "MASTER_PORT": "61000"}, FailureChannel(place, 30), 30, 30)
 """
 
 
@@ -109,4 +109,4 @@ def test_where_the_guard_is_killed_its_rank_ends(tmp_path: Path) -> None:
     [(3, "exit code 3"), (-signal.SIGSEGV, "killed by SIGSEGV"), (-9, "killed by SIGKILL; ")],
 )
 def test_how_a_rank_ended_is_told_in_words(code: int, said: str) -> None:
-    assert how_ended(code).startswith(said)
+    assert describe_exit(code).startswith(said)

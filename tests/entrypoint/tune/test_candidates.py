@@ -11,14 +11,23 @@ from entrypoint.job.detect import Job
 from entrypoint.machine.cpu_topology import Cpu
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.shared_libraries import Library
-from entrypoint.plan.inputs import Question
+from entrypoint.plan.inputs import PlanInputs
 from entrypoint.settings import read_launch_settings
-from entrypoint.tune.candidates import UNTUNED, Candidate, bindings, refinements, shapes, sparing, splits, worker_counts
+from entrypoint.tune.candidates import (
+    BASELINE,
+    Candidate,
+    binding_candidates,
+    even_layouts,
+    rank_thread_layouts,
+    reduced_layouts,
+    runtime_candidates,
+    worker_candidates,
+)
 from tests.factories import SCRIPT, make_machine, make_test_plan
 
 
-def question(node: Machine, environ: Mapping[str, str] | None = None) -> Question:
-    return Question(read_launch_settings(environ or {}, {}), node, Job(), SCRIPT, environ or {})
+def question(node: Machine, environ: Mapping[str, str] | None = None) -> PlanInputs:
+    return PlanInputs(read_launch_settings(environ or {}, {}), node, Job(), SCRIPT, environ or {})
 
 
 @pytest.mark.parametrize(
@@ -32,19 +41,19 @@ def question(node: Machine, environ: Mapping[str, str] | None = None) -> Questio
     ],
 )
 def test_ranks_times_threads_use_up_what_there_is(cores: int, threads: int, found: list[tuple[int, int]]) -> None:
-    assert list(splits(cores, threads)) == found
+    assert list(even_layouts(cores, threads)) == found
 
 
 @pytest.mark.parametrize(
     ("threads", "found"), [(1, []), (2, [(1, 1), (1, 1)]), (3, [(1, 2), (1, 1)]), (96, [(1, 95), (1, 48)])]
 )
 def test_one_rank_may_leave_cores_to_others(threads: int, found: list[tuple[int, int]]) -> None:
-    assert list(sparing(threads)) == found
+    assert list(reduced_layouts(threads)) == found
 
 
 def test_siblings_are_tried_too() -> None:
     two = replace(make_machine(4), cpus=tuple(Cpu(cpu, cpu // 2, 0, 0) for cpu in range(4)))
-    assert list(map(str, shapes(question(two), "cpu"))) == [
+    assert list(map(str, rank_thread_layouts(question(two), "cpu"))) == [
         "as planned",
         "1 rank x 2 threads",
         "2 ranks x 1 thread",
@@ -58,8 +67,8 @@ def test_siblings_are_tried_too() -> None:
     "given", [{"LAUNCH_NPROC_PER_NODE": "2"}, {"LAUNCH_THREADS": "1"}, {"LAUNCH_CPU_BINDING": "none"}]
 )
 def test_ranks_that_a_person_has_set_stay(given: dict[str, str]) -> None:
-    assert shapes(question(make_machine(4), given), "cpu") == (UNTUNED,)
-    assert shapes(question(make_machine(4)), "cuda") == (UNTUNED,)
+    assert rank_thread_layouts(question(make_machine(4), given), "cpu") == (BASELINE,)
+    assert rank_thread_layouts(question(make_machine(4)), "cuda") == (BASELINE,)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +83,7 @@ def test_ranks_that_a_person_has_set_stay(given: dict[str, str]) -> None:
 def test_ranks_may_float_or_pin_their_threads_unless_a_person_says_how(
     given: dict[str, str], device: str, found: list[str]
 ) -> None:
-    assert [one["LAUNCH_CPU_BINDING"] for one in bindings(question(make_machine(4), given), device)] == found
+    assert [one["LAUNCH_CPU_BINDING"] for one in binding_candidates(question(make_machine(4), given), device)] == found
 
 
 LIBRARIES = (Library("tcmalloc", "/lib/t.so", ""), Library("intel", "/lib/i.so", ""), Library("jemalloc", None, "no"))
@@ -94,19 +103,19 @@ LIBRARIES = (Library("tcmalloc", "/lib/t.so", ""), Library("intel", "/lib/i.so",
 def test_runtime_waiting_and_allocator_are_what_can_be_had_and_is_left_open(
     given: dict[str, str], device: str, count: int
 ) -> None:
-    found = refinements(question(replace(make_machine(4), libraries=LIBRARIES), given), device)
+    found = runtime_candidates(question(replace(make_machine(4), libraries=LIBRARIES), given), device)
     assert len(found) == len({tuple(sorted(one.items())) for one in found}) == count
     assert not any(name in one for one in found for name in given)
 
 
 def test_loader_workers_around_the_plans_are_tried_where_it_streams() -> None:
     streaming = replace(make_test_plan(make_machine(4)), training={"workers": 4})
-    assert worker_counts(question(make_machine(4)), streaming) == (
+    assert worker_candidates(question(make_machine(4)), streaming) == (
         {"TRAIN_NUM_WORKERS": "2"},
         {"TRAIN_NUM_WORKERS": "8"},
     )
-    assert worker_counts(question(make_machine(4), {"TRAIN_NUM_WORKERS": "4"}), streaming) == ()
-    assert worker_counts(question(make_machine(4)), make_test_plan(make_machine(4))) == ()
+    assert worker_candidates(question(make_machine(4), {"TRAIN_NUM_WORKERS": "4"}), streaming) == ()
+    assert worker_candidates(question(make_machine(4)), make_test_plan(make_machine(4))) == ()
 
 
 def test_a_candidate_is_its_variables_in_any_order() -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.tune.candidates import UNTUNED, Candidate
-from entrypoint.tune.search import Best, surer
-from entrypoint.tune.successive_halving import Verdict
+from entrypoint.tune.candidates import BASELINE, Candidate
+from entrypoint.tune.search import Best, more_certain
+from entrypoint.tune.successive_halving import ComparisonResult
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 from tests.neighbours import neighbours
 
@@ -111,7 +111,7 @@ def test_a_script_without_a_metric_is_timed_beside_whom_is_told_and_the_trainer_
         (["run", "x.py"], {"TUNE_METRICS": "a"}, 2, "TUNE_METRICS=a: no such variable. Did you mean TUNE_METRIC?"),
         (["run", "x.py"], {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, 2, "run it outside srun and mpirun"),
         (["run", "x.py"], {"LAUNCH_NPROC_PER_NODE": "1"}, 2, "tune: no plan gave a rate: NameError: name 'boom'"),
-        (["--minutes=no", "run", "x.py"], {}, 2, "--minutes=no: should be a valid number"),
+        (["--minutes=no", "run", "x.py"], {}, 2, "--minutes=no: not a number above 0"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_in_one_line(
@@ -153,10 +153,12 @@ def test_nothing_of_a_trial_is_left_running(entrypoint: Entrypoint) -> None:
 
 ONE_THREAD = Candidate.of({"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1"})
 PASSIVE = ONE_THREAD.also({"OMP_WAIT_POLICY": "passive"})
-TOLD_APART = Verdict(ONE_THREAD, (), {ONE_THREAD: [2.0] * 5, UNTUNED: [1.0] * 5})
-NOT_YET = Verdict(PASSIVE, (ONE_THREAD, UNTUNED), {PASSIVE: [2.1], ONE_THREAD: [2.0] * 6, UNTUNED: [1.0] * 6})
-REFINED = Verdict(PASSIVE, (ONE_THREAD,), {PASSIVE: [2.1] * 5, ONE_THREAD: [2.0] * 6, UNTUNED: [1.0] * 6})
-NO_GAIN = Verdict(UNTUNED, (ONE_THREAD,), {ONE_THREAD: [1.0] * 5, UNTUNED: [1.0] * 5})
+TOLD_APART = ComparisonResult(ONE_THREAD, (), {ONE_THREAD: [2.0] * 5, BASELINE: [1.0] * 5})
+NOT_YET = ComparisonResult(
+    PASSIVE, (ONE_THREAD, BASELINE), {PASSIVE: [2.1], ONE_THREAD: [2.0] * 6, BASELINE: [1.0] * 6}
+)
+REFINED = ComparisonResult(PASSIVE, (ONE_THREAD,), {PASSIVE: [2.1] * 5, ONE_THREAD: [2.0] * 6, BASELINE: [1.0] * 6})
+NO_GAIN = ComparisonResult(BASELINE, (ONE_THREAD,), {ONE_THREAD: [1.0] * 5, BASELINE: [1.0] * 5})
 
 
 @pytest.mark.parametrize(
@@ -171,4 +173,4 @@ NO_GAIN = Verdict(UNTUNED, (ONE_THREAD,), {ONE_THREAD: [1.0] * 5, UNTUNED: [1.0]
 def test_a_contest_that_was_cut_short_does_not_undo_what_the_one_before_found(
     before: Best, later: Best | None, kept: Best
 ) -> None:
-    assert surer(before, later) is kept
+    assert more_certain(before, later) is kept

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job
 from entrypoint.machine.cpu_topology import Cpu
 from entrypoint.machine.detect import Machine
-from entrypoint.plan.inputs import Question
+from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Program
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
-from entrypoint.tune.store import apply, find, signature, store, tell
+from entrypoint.tune.store import annotate, apply_tuning, load, machine_program_key, store_dir
 from tests.factories import make_machine
 
 SCRIPT = Program("script", ("python", "x.py", "--big"))
@@ -26,9 +26,9 @@ FOUND = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_THREADS": "1", "OMP_WAIT_POLICY":
 
 def question(
     environ: Mapping[str, str] | None = None, node: Machine | None = None, program: Program = SCRIPT
-) -> Question:
+) -> PlanInputs:
     given = environ or {}
-    return Question(read_launch_settings(given, {}), node or make_machine(2), Job(), program, given)
+    return PlanInputs(read_launch_settings(given, {}), node or make_machine(2), Job(), program, given)
 
 
 def other_ids() -> Machine:
@@ -47,18 +47,18 @@ def other_ids() -> Machine:
         (question(program=Program("script", ("python", "x.py"))), False),
     ],
 )
-def test_machines_and_programs_alike_share_what_was_found(one: Question, same: bool) -> None:
-    assert (signature(one, {}) == signature(question(), {})) is same
+def test_machines_and_programs_alike_share_what_was_found(one: PlanInputs, same: bool) -> None:
+    assert (machine_program_key(one, {}) == machine_program_key(question(), {})) is same
 
 
 def test_a_script_that_changes_and_other_training_are_other_programs(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text("1")
     asked = question(program=Program("script", ("python", str(file))))
-    before = signature(asked, {})
+    before = machine_program_key(asked, {})
     file.write_text("2")
-    assert signature(asked, {}) != before
-    assert signature(asked, {"batch_size": 1}) != signature(asked, {"batch_size": 2})
+    assert machine_program_key(asked, {}) != before
+    assert machine_program_key(asked, {"batch_size": 1}) != machine_program_key(asked, {"batch_size": 2})
 
 
 @pytest.mark.parametrize(
@@ -72,22 +72,22 @@ def test_a_script_that_changes_and_other_training_are_other_programs(tmp_path: P
     ],
 )
 def test_it_is_kept_in_the_cache_or_where_a_person_says(environ: dict[str, str], folder: str | None) -> None:
-    assert store(question(environ)) == (Path(folder) if folder else None)
+    assert store_dir(question(environ)) == (Path(folder) if folder else None)
 
 
-def kept(folder: Path, text: str) -> Question:
+def kept(folder: Path, text: str) -> PlanInputs:
     asked = question({"LAUNCH_TUNING_STORE": str(folder)})
-    (folder / f"{signature(asked, {})}.json").write_text(text)
+    (folder / f"{machine_program_key(asked, {})}.json").write_text(text)
     return asked
 
 
 def test_the_plan_is_made_by_it_and_says_so(tmp_path: Path) -> None:
     asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": "twice as fast"}}))
-    tuned = find(asked, dict)
+    tuned = load(asked, dict)
     assert tuned
-    applied = apply(replace(asked, machine=replace(asked.machine, kept_busy=1.0)), tuned, {})
+    applied = apply_tuning(replace(asked, machine=replace(asked.machine, busy_cpus_measured=1.0)), tuned, {})
     assert make_plan(applied).reserved_cpus == 0, "what was measured stands"
-    made = tell(make_plan(applied), tuned)
+    made = annotate(make_plan(applied), tuned)
     assert (made.nproc_per_node, made.ranks[0].threads) == (2, 1)
     assert applied.environ["OMP_WAIT_POLICY"] == "passive"
     told = {one.what: one.why for one in made.decisions}
@@ -99,15 +99,15 @@ def test_the_plan_is_made_by_it_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ['{"verdict": null}'])
 def test_a_search_that_was_cut_short_decides_nothing(tmp_path: Path, text: str) -> None:
-    assert find(kept(tmp_path, text), dict) is None
+    assert load(kept(tmp_path, text), dict) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"verdict": {"variables": 5}}'])
 def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str) -> None:
-    with pytest.raises(Refused, match=r"\.json: cannot be read .*; remove it, or set LAUNCH_TUNING_STORE=off"):
-        find(kept(tmp_path, text), dict)
+    with pytest.raises(UserError, match=r"\.json: cannot be read .*; remove it, or set LAUNCH_TUNING_STORE=off"):
+        load(kept(tmp_path, text), dict)
 
 
 def test_under_a_launcher_nothing_is_taken_up(tmp_path: Path) -> None:
     asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": ""}}))
-    assert find(replace(asked, job=Job(launcher="srun", world_size=2)), dict) is None
+    assert load(replace(asked, job=Job(launcher="srun", world_size=2)), dict) is None

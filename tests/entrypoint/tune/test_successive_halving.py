@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from entrypoint.tune.successive_halving import LEAST_TURNS, MOST_TURNS, contest, leads
+from entrypoint.tune.successive_halving import MAX_ROUNDS, MIN_ROUNDS, is_significantly_faster, successive_halving
 
 
 def noisy(speeds: dict[str, float], noise: float, seed: int, counted: Counter[str]) -> Callable[[str], float | None]:
@@ -30,7 +30,7 @@ FIELD = {"as planned": 100.0, "a": 120.0, "b": 90.0, "c": 60.0, "d": 40.0, "e": 
 def test_the_fastest_is_found_through_noise_in_at_least_95_of_100_contests() -> None:
     won = 0
     for seed in range(100):
-        found = contest(list(FIELD), noisy(FIELD, 0.03, seed, Counter()), ["as planned"])
+        found = successive_halving(list(FIELD), noisy(FIELD, 0.03, seed, Counter()), ["as planned"])
         assert found
         won += found.best == "a"
         assert "g" not in found.ties
@@ -41,34 +41,34 @@ def test_equals_are_said_to_tie_and_not_measured_for_ever() -> None:
     told_apart = 0
     for seed in range(100):
         counted: Counter[str] = Counter()
-        found = contest(["a", "b"], noisy({"a": 100.0, "b": 100.0}, 0.03, seed, counted))
+        found = successive_halving(["a", "b"], noisy({"a": 100.0, "b": 100.0}, 0.03, seed, counted))
         assert found
         told_apart += not found.ties
-        assert max(counted.values()) <= MOST_TURNS
+        assert max(counted.values()) <= MAX_ROUNDS
     assert told_apart <= 30  # looked at after every turn from the fifth on, chance has more than one chance
 
 
 def test_the_slow_half_is_dropped_early_and_whoever_is_always_wanted_stays() -> None:
     counted: Counter[str] = Counter()
     speeds = FIELD | {"as planned": 20.0}
-    found = contest(list(speeds), noisy(speeds, 0.01, 0, counted), ["as planned"])
+    found = successive_halving(list(speeds), noisy(speeds, 0.01, 0, counted), ["as planned"])
     assert found
     assert found.best == "a"
     assert counted["g"] == counted["d"] == 1
-    assert counted["as planned"] == LEAST_TURNS
+    assert counted["as planned"] == MIN_ROUNDS
 
 
 def test_one_that_cannot_run_is_left_out() -> None:
     counted: Counter[str] = Counter()
-    found = contest(["a", "b"], noisy({"a": 0.0, "b": 1.0}, 0.0, 0, counted))
+    found = successive_halving(["a", "b"], noisy({"a": 0.0, "b": 1.0}, 0.0, 0, counted))
     assert found
     assert (found.best, found.ties, counted["a"]) == ("b", (), 1)
-    assert contest(["a"], noisy({"a": 0.0}, 0.0, 0, Counter())) is None
+    assert successive_halving(["a"], noisy({"a": 0.0}, 0.0, 0, Counter())) is None
 
 
 def test_where_time_is_up_the_verdict_is_on_what_was_seen() -> None:
     left = iter([True] * 5 + [False] * 100)
-    found = contest(list(FIELD), noisy(FIELD, 0.0, 0, Counter()), in_time=lambda: next(left))
+    found = successive_halving(list(FIELD), noisy(FIELD, 0.0, 0, Counter()), in_time=lambda: next(left))
     assert found
     assert found.best == "a"
     assert "b" in found.ties
@@ -86,4 +86,4 @@ def test_where_time_is_up_the_verdict_is_on_what_was_seen() -> None:
     ],
 )
 def test_a_lead_is_one_that_chance_would_hardly_give(ours: list[float], theirs: list[float], so: bool) -> None:
-    assert leads(ours, theirs) is so
+    assert is_significantly_faster(ours, theirs) is so

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.train.engine.learners import X, Y, learner, weights
-from train.acceleration.amp import computing, configure, gradient_scaler
+from train.acceleration.amp import autocast, configure_tf32, gradient_scaler
 from train.data.batches import Batch
 
 CPU = torch.device("cpu")
@@ -58,9 +58,9 @@ def test_momentum_after_a_first_step_that_was_left_out_is_the_next_gradient() ->
 
 
 def test_tf32_is_what_products_may_use_and_nothing_stays_set_behind() -> None:
-    configure("tf32", CPU)
+    configure_tf32("tf32", CPU)
     assert torch.get_float32_matmul_precision() == "high"
-    configure("fp32", CPU)
+    configure_tf32("fp32", CPU)
     assert torch.get_float32_matmul_precision() == "highest"
-    with computing("fp32", CPU):
+    with autocast("fp32", CPU):
         assert nn.Linear(4, 3)(X).dtype == torch.float32

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.factories import train_settings
-from train.acceleration.memory_format import lay_out, lay_out_moments, layout_of
+from train.acceleration.memory_format import match_optimizer_state_format, memory_format, set_memory_format
 from train.engine.optimizer import build_optimizer
 
 
@@ -41,15 +41,15 @@ def order_of(filters: torch.Tensor) -> str:
 def test_dense_filters_alone_may_stay_in_plain_order(
     channels_last: bool, plain_filters: bool, shared: bool, orders: list[str]
 ) -> None:
-    laid = lay_out(model(), channels_last=channels_last, plain_filters=plain_filters, shared=shared)
+    laid = set_memory_format(model(), channels_last=channels_last, plain_filters=plain_filters, shared=shared)
     filters = [module.weight for module in laid.modules() if isinstance(module, nn.Conv2d)]
     depthwise = filters.pop(2)
     assert [order_of(one) for one in filters] == [one for index, one in enumerate(orders) if index != 2]
-    assert depthwise.is_contiguous(memory_format=layout_of(channels_last=orders[2] == LAST))
+    assert depthwise.is_contiguous(memory_format=memory_format(channels_last=orders[2] == LAST))
 
 
 def test_values_stay_and_pictures_keep_their_layout_on_the_way() -> None:
-    laid = lay_out(model(), channels_last=True, plain_filters=True)
+    laid = set_memory_format(model(), channels_last=True, plain_filters=True)
     for mine, theirs in zip(laid.parameters(), model().parameters(), strict=True):
         assert torch.equal(mine, theirs)
     out = laid[0](torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last))
@@ -57,7 +57,7 @@ def test_values_stay_and_pictures_keep_their_layout_on_the_way() -> None:
 
 
 def test_gradients_of_dense_filters_come_in_the_filters_own_order() -> None:
-    laid = lay_out(model(), channels_last=True, plain_filters=True)
+    laid = set_memory_format(model(), channels_last=True, plain_filters=True)
     laid(torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)).sum().backward()
     for module in laid.modules():
         if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
@@ -75,14 +75,14 @@ def next_step(laid: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 @pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
 def test_a_run_goes_on_in_another_layout_with_the_same_moments(name: str, before: bool, after: bool) -> None:
     settings = train_settings({"optimizer": name, "lr": 0.01})
-    old = lay_out(model(), channels_last=before, plain_filters=False)
+    old = set_memory_format(model(), channels_last=before, plain_filters=False)
     optimizer = build_optimizer(settings, old)
     for _ in range(2):
         next_step(old, optimizer)
-    new = lay_out(deepcopy(old), channels_last=after, plain_filters=False)
+    new = set_memory_format(deepcopy(old), channels_last=after, plain_filters=False)
     goes_on = build_optimizer(settings, new)
     goes_on.load_state_dict(deepcopy(optimizer.state_dict()))
-    lay_out_moments(goes_on)
+    match_optimizer_state_format(goes_on)
     next_step(old, optimizer)
     next_step(new, goes_on)
     for mine, theirs in zip(new.parameters(), old.parameters(), strict=True):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.train.given import SMALL, TWO_RANKS
-from train.acceleration.memory_format import lay_out
-from train.acceleration.small_conv import SmallConv2d, as_defined, multiply_small
+from train.acceleration.memory_format import set_memory_format
+from train.acceleration.small_conv import SmallConv2d, original_convolutions, use_matmul_for_small_inputs
 from train.models.inspection import count_multiply_adds
 from train.models.registry import build_model
 
@@ -23,7 +23,9 @@ def small(plain: nn.Conv2d, *, by_taps: bool = True) -> nn.Conv2d:
     """Return the same convolution as one that has seen an image of one pixel."""
     module = deepcopy(plain).float()
     module.zero_grad()
-    (changed,) = multiply_small(nn.Sequential(module), (plain.in_channels, 1, 1), by_taps=by_taps).children()
+    (changed,) = use_matmul_for_small_inputs(
+        nn.Sequential(module), (plain.in_channels, 1, 1), by_taps=by_taps
+    ).children()
     assert isinstance(changed, SmallConv2d)
     assert changed.weight is module.weight
     return changed.to(plain.weight.dtype)
@@ -85,13 +87,13 @@ def test_larger_images_are_computed_as_ever() -> None:
 )
 def test_which_convolutions_are_chosen(options: dict[str, Any], pixels: int, chosen: bool) -> None:
     module = nn.Conv2d(**{"in_channels": 64, "out_channels": 64, "kernel_size": 3, "padding": 1} | options)
-    model = multiply_small(nn.Sequential(module), (64, pixels, pixels))
+    model = use_matmul_for_small_inputs(nn.Sequential(module), (64, pixels, pixels))
     assert isinstance(model[0], SmallConv2d) is chosen  # type: ignore[index]
 
 
 def test_one_that_sees_larger_images_too_stays() -> None:
     module = nn.Conv2d(64, 64, 3, padding=1)
-    model = multiply_small(nn.Sequential(module, nn.MaxPool2d(2), module), (64, 4, 4))
+    model = use_matmul_for_small_inputs(nn.Sequential(module, nn.MaxPool2d(2), module), (64, 4, 4))
     assert not any(isinstance(one, SmallConv2d) for one in model.modules())
 
 
@@ -109,10 +111,12 @@ def test_a_resnet_is_the_same_model_with_half_of_its_convolutions_changed() -> N
     pytest.importorskip("torchvision")
     torch.manual_seed(0)
     plain = build_model("resnet18", (3, 32, 32), 10, bias=True)
-    changed = multiply_small(lay_out(deepcopy(plain), channels_last=True, plain_filters=True), (3, 32, 32))
+    changed = use_matmul_for_small_inputs(
+        set_memory_format(deepcopy(plain), channels_last=True, plain_filters=True), (3, 32, 32)
+    )
     assert sum(isinstance(module, SmallConv2d) for module in changed.modules()) == 8
     assert changed.training
-    with as_defined(changed):
+    with original_convolutions(changed):
         counted = [count_multiply_adds(model, (3, 32, 32), torch.device("cpu")) for model in (changed, plain)]
     assert counted[0] == counted[1]
     assert sum(isinstance(module, SmallConv2d) for module in changed.modules()) == 8

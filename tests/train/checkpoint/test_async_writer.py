@@ -7,11 +7,11 @@ import threading
 import pytest
 import torch
 
-from train.checkpoint.async_writer import Saver, snapshot
+from train.checkpoint.async_writer import AsyncCheckpointWriter, snapshot
 
 
 def test_one_is_written_at_a_time_and_beside_what_goes_on() -> None:
-    saver, gate, done = Saver(), threading.Event(), list[int]()
+    saver, gate, done = AsyncCheckpointWriter(), threading.Event(), list[int]()
 
     def write(number: int) -> None:
         gate.wait(10)
@@ -29,7 +29,7 @@ def test_one_is_written_at_a_time_and_beside_what_goes_on() -> None:
 
 @pytest.mark.parametrize("next_call", ["wait", "begin"])
 def test_a_failure_is_told_with_the_next_call_and_once(next_call: str) -> None:
-    saver, after = Saver(), list[int]()
+    saver, after = AsyncCheckpointWriter(), list[int]()
 
     def fail() -> None:
         raise OSError(28, "No space left on device")

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from entrypoint.core.atomic_files import SEAL_BYTES, seal
-from entrypoint.core.errors import Refused
+from entrypoint.core.atomic_files import SEAL_BYTES, checksum_trailer
+from entrypoint.core.errors import UserError
 from tests.factories import HostilePickle
 from train.checkpoint.single_file import (
     Checkpoint,
-    Unreadable,
+    CorruptCheckpoint,
+    corrupt_error,
+    list_newest_first,
     load,
-    load_first,
+    load_first_valid,
     newest,
-    newest_first,
     save,
-    unreadable,
 )
 
 SETTINGS = {"batch_size": 64, "epochs": 3, "keep_checkpoints": 2}
@@ -61,7 +61,7 @@ def test_a_disk_that_is_full_is_an_os_error_and_keeps_what_was_there(tmp_path: P
 
 def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
     path = save(tmp_path / "checkpoint", checkpoint(1), keep=2)
-    with pytest.raises(Refused, match="TRAIN_BATCH_SIZE was 64, is 32"):
+    with pytest.raises(UserError, match="TRAIN_BATCH_SIZE was 64, is 32"):
         load(path, SETTINGS | {"batch_size": 32})
     load(path, SETTINGS | {"keep_checkpoints": 9})
     assert load(path, SETTINGS | {"batch_size": 32}, changed=True).step == 1
@@ -73,9 +73,9 @@ def test_a_hostile_pickle_does_nothing_but_give_an_error(tmp_path: Path, monkeyp
     (tmp_path / "b.pt").write_bytes(pickle.dumps(HostilePickle()))
     for name in ("a.pt", "b.pt"):  # as a hostile hand would leave them: with a checksum that is right
         content = (tmp_path / name).read_bytes()
-        (tmp_path / f"sealed-{name}").write_bytes(content + seal(content))
+        (tmp_path / f"sealed-{name}").write_bytes(content + checksum_trailer(content))
     for name in ("a.pt", "b.pt", "sealed-a.pt", "sealed-b.pt"):
-        with pytest.raises(Refused, match="cannot be read as a checkpoint"):
+        with pytest.raises(UserError, match="cannot be read as a checkpoint"):
             load(tmp_path / name, SETTINGS)
     assert not (tmp_path / "hostile-was-here").exists()
 
@@ -84,11 +84,11 @@ def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     for step in range(1, 6):
         save(folder, checkpoint(step), keep=2, best=step == 2)
-    assert [path.name[5:14] for path in newest_first(folder)] == ["000000005", "000000004", "000000002"]
+    assert [path.name[5:14] for path in list_newest_first(folder)] == ["000000005", "000000004", "000000002"]
     assert (folder / "best.pt").resolve().name == "step-000000002.pt"
     assert load(folder / "best.pt", SETTINGS).step == 2
     save(folder, checkpoint(6), keep=2, best=True)
-    assert [path.name[5:14] for path in newest_first(folder)] == ["000000006", "000000005"]
+    assert [path.name[5:14] for path in list_newest_first(folder)] == ["000000006", "000000005"]
     assert load(folder / "best.pt", SETTINGS).step == 6
 
 
@@ -99,7 +99,7 @@ def test_a_flipped_bit_that_torch_takes_for_good_is_seen(tmp_path: Path) -> None
     path.write_bytes(data)
     assert not torch.equal(torch.load(path, weights_only=True)["model"]["w"], torch.full((3,), 7.0))
     with pytest.raises(
-        Refused, match=r"cannot be read as a checkpoint \(its checksum does not match: it was changed or"
+        UserError, match=r"cannot be read as a checkpoint \(its checksum does not match: it was changed or"
     ):
         load(path, SETTINGS)
 
@@ -108,21 +108,21 @@ def test_of_many_the_newest_whole_one_is_taken_and_the_damaged_are_named(tmp_pat
     paths = [save(tmp_path / "checkpoint", checkpoint(step), keep=9) for step in (1, 2, 3)]
     paths[2].write_bytes(paths[2].read_bytes()[:-7])
     paths[1].write_bytes(b"")
-    start = load_first(newest_first(tmp_path / "checkpoint"), SETTINGS, changed=False)
+    start = load_first_valid(list_newest_first(tmp_path / "checkpoint"), SETTINGS, changed=False)
     assert (start.path, start.saved.step) == (paths[0], 1)
     assert [line.split(" (")[0] for line in start.passed] == [
         f"passed over {path}: cannot be read as a checkpoint" for path in (paths[2], paths[1])
     ]
-    with pytest.raises(Refused, match="TRAIN_BATCH_SIZE was 64, is 1;"):
-        load_first(paths, SETTINGS | {"batch_size": 1}, changed=False)
-    with pytest.raises(Unreadable, match="name another with TRAIN_RESUME"):
-        load_first(paths[2:], SETTINGS, changed=False)
-    with pytest.raises(Refused, match="nor can the 1 before it; start a new run with TRAIN_RESUME=off"):
-        load_first(paths[:0:-1], SETTINGS, changed=False)
+    with pytest.raises(UserError, match="TRAIN_BATCH_SIZE was 64, is 1;"):
+        load_first_valid(paths, SETTINGS | {"batch_size": 1}, changed=False)
+    with pytest.raises(CorruptCheckpoint, match="name another with TRAIN_RESUME"):
+        load_first_valid(paths[2:], SETTINGS, changed=False)
+    with pytest.raises(UserError, match="nor can the 1 before it; start a new run with TRAIN_RESUME=off"):
+        load_first_valid(paths[:0:-1], SETTINGS, changed=False)
 
 
 def test_a_refusal_travels_to_the_other_ranks(tmp_path: Path) -> None:
-    refused = unreadable(tmp_path, ValueError("cut"))
+    refused = corrupt_error(tmp_path, ValueError("cut"))
     again = pickle.loads(pickle.dumps(refused))
     assert (str(again), again.seen, again.code) == (str(refused), refused.seen, refused.code)
 
@@ -148,13 +148,13 @@ def test_no_damage_is_ever_taken_for_a_checkpoint(tmp_path: Path) -> None:
         if data == whole:
             continue
         path.write_bytes(data)
-        with pytest.raises(Unreadable, match="cannot be read as a checkpoint"):
+        with pytest.raises(CorruptCheckpoint, match="cannot be read as a checkpoint"):
             load(path, SETTINGS)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut short", b"x" * 200])
 def test_a_foreign_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.pt").write_bytes(content)
-    with pytest.raises(Refused) as error:
+    with pytest.raises(UserError) as error:
         load(tmp_path / "x.pt", SETTINGS)
     assert len(str(error.value).splitlines()) == 1

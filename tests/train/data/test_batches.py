@@ -9,32 +9,32 @@ import pytest
 import torch
 
 from tests.factories import train_settings
-from train.acceleration.memory_format import layout_of
-from train.data.batches import Feed, sequence
-from train.data.datasets import Images, load
-from train.data.image_folder import list_both
-from train.data.loader import Loader, Pictures
-from train.data.memory_feed import MemoryFeed
-from train.data.stream_feed import StreamFeed
-from train.data.workers import Crew
-from train.distributed.process_group import Group
-from train.seeding import generator
+from train.acceleration.memory_format import memory_format
+from train.data.batches import BatchSource, make_sampler
+from train.data.datasets import ImageTensors, load
+from train.data.image_folder import list_splits
+from train.data.loader import BatchLoader, ImageDataset
+from train.data.memory_feed import MemorySource
+from train.data.stream_feed import StreamSource
+from train.data.workers import WorkerPoolSpec
+from train.distributed.process_group import ProcessGroup
+from train.seeding import make_generator
 from train.settings import TrainSettings
 
 SHAPE = (3, 8, 8)
 
 
-def group(rank: int = 0, world_size: int = 1) -> Group:
-    return Group(rank, world_size, rank, torch.device("cpu"))
+def group(rank: int = 0, world_size: int = 1) -> ProcessGroup:
+    return ProcessGroup(rank, world_size, rank, torch.device("cpu"))
 
 
-def images(count: int) -> Images:
-    pixels = torch.randint(0, 256, (count, 8, 8, 3), dtype=torch.uint8, generator=generator("pixels"))
-    return Images(pixels, torch.arange(count))
+def images(count: int) -> ImageTensors:
+    pixels = torch.randint(0, 256, (count, 8, 8, 3), dtype=torch.uint8, generator=make_generator("pixels"))
+    return ImageTensors(pixels, torch.arange(count))
 
 
-def memory_feed(settings: TrainSettings, rank: int, world_size: int, test: int = 10) -> MemoryFeed:
-    return MemoryFeed(images(50), images(test), SHAPE, settings, group(rank, world_size))
+def memory_feed(settings: TrainSettings, rank: int, world_size: int, test: int = 10) -> MemorySource:
+    return MemorySource(images(50), images(test), SHAPE, settings, group(rank, world_size))
 
 
 def global_batches(settings: TrainSettings, world_size: int, epoch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -113,7 +113,7 @@ def test_floats_are_normalised_and_lie_as_asked_for(channels_last: bool) -> None
     batch = next(memory_feed(settings, 0, 1).train_batches(0))
     x, _ = batch.parts[0]
     assert x.shape == (50, 3, 8, 8)
-    assert x.is_contiguous(memory_format=layout_of(channels_last=channels_last))
+    assert x.is_contiguous(memory_format=memory_format(channels_last=channels_last))
     assert x.is_contiguous() is not channels_last
     assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-4)
     assert torch.allclose(x.std((0, 2, 3)), torch.ones(3), atol=1e-3)
@@ -122,7 +122,7 @@ def test_floats_are_normalised_and_lie_as_asked_for(channels_last: bool) -> None
 @pytest.mark.parametrize(("dataset", "channels", "augments"), [("imagefolder", 3, True), ("imagefolder", 1, False)])
 def test_colour_is_augmented_by_default_and_grey_is_not(dataset: str, channels: int, augments: bool) -> None:
     settings = train_settings({"dataset": dataset})
-    assert (sequence(100, (channels, 8, 8), settings, group()).transform.draw is not None) is augments
+    assert (make_sampler(100, (channels, 8, 8), settings, group()).transform.draw is not None) is augments
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -131,15 +131,15 @@ def test_streamed_and_cached_batches_show_the_same_pictures(pictures: Path, tmp_
         dataset="imagefolder", data_dir=pictures, batch_size=5, cache_dir=tmp_path / "cache", eval_batch_size=4
     )
     shape = (3, 16, 16)
-    cached = load(settings, shape, "memory", Crew(frozenset({0}), 1))
-    assert isinstance(cached.train, Images)
-    assert isinstance(cached.test, Images)
-    memory = MemoryFeed(cached.train, cached.test, shape, settings, group(1, 2))
-    crew = Crew(frozenset({0}), workers)
-    with Loader(Pictures(list_both(pictures), shape), crew, settings, torch.device("cpu")) as loader:
-        stream = StreamFeed(loader, settings, group(1, 2))
+    cached = load(settings, shape, "memory", WorkerPoolSpec(frozenset({0}), 1))
+    assert isinstance(cached.train, ImageTensors)
+    assert isinstance(cached.test, ImageTensors)
+    memory = MemorySource(cached.train, cached.test, shape, settings, group(1, 2))
+    crew = WorkerPoolSpec(frozenset({0}), workers)
+    with BatchLoader(ImageDataset(list_splits(pictures), shape), crew, settings, torch.device("cpu")) as loader:
+        stream = StreamSource(loader, settings, group(1, 2))
         stream.normalise = memory.normalise
-        feeds: tuple[Feed, Feed] = (memory, stream)
+        feeds: tuple[BatchSource, BatchSource] = (memory, stream)
         trained = [[part for batch in feed.train_batches(1) for part in batch.parts] for feed in feeds]
         tested = [list(feed.test_batches()) for feed in feeds]
     for (x, y), (xs, ys) in zip(trained[0] + tested[0], trained[1] + tested[1], strict=True):

@@ -10,25 +10,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from tests.conftest import paint
-from train.data.cache import Entry, cache_folder, load_or_build
-from train.data.decoding import decode_both
-from train.data.image_folder import list_both
-from train.data.workers import Crew
+from train.data.cache import CacheEntry, cache_folder, load_or_build
+from train.data.decoding import decode_splits
+from train.data.image_folder import list_splits
+from train.data.workers import WorkerPoolSpec
 
 SHAPE = (3, 16, 16)
-CREW = Crew(frozenset(os.sched_getaffinity(0)), 2)
+CREW = WorkerPoolSpec(frozenset(os.sched_getaffinity(0)), 2)
 
 
-def load(pictures: Path, folder: Path, policy: str = "error", count: Path | None = None) -> Entry:
-    listings = list_both(pictures)
+def load(pictures: Path, folder: Path, policy: str = "error", count: Path | None = None) -> CacheEntry:
+    listings = list_splits(pictures)
 
     def build(target: Path) -> dict[str, object]:
         if count:
             with count.open("a") as file:
                 file.write("built\n")
-        return decode_both(listings, SHAPE, policy, CREW, target)
+        return decode_splits(listings, SHAPE, policy, CREW, target)
 
     folder.mkdir(exist_ok=True)
     return load_or_build(listings, SHAPE, policy, folder, build)
@@ -100,7 +100,7 @@ def test_many_at_once_build_once_and_read_the_same(tmp_path: Path) -> None:
 
 
 def test_a_build_that_dies_leaves_nothing_that_could_be_read(pictures: Path, tmp_path: Path) -> None:
-    listings, folder = list_both(pictures), tmp_path / "cache"
+    listings, folder = list_splits(pictures), tmp_path / "cache"
     folder.mkdir()
 
     def die(target: Path) -> dict[str, object]:
@@ -123,7 +123,7 @@ def test_what_a_killed_build_left_is_cleared_away(pictures: Path, tmp_path: Path
 def test_a_bad_picture_stops_the_build_by_name(pictures: Path, tmp_path: Path) -> None:
     (pictures / "train/class1/000.jpg").write_text("no picture")
     with pytest.raises(
-        Refused, match=r"class1/000\.jpg: not an image; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE"
+        UserError, match=r"class1/000\.jpg: not an image; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE"
     ):
         load(pictures, tmp_path / "cache")
 
@@ -141,7 +141,7 @@ def test_bad_pictures_can_be_left_out_and_are_listed(pictures: Path, tmp_path: P
 def test_leaving_pictures_out_is_another_entry_than_refusing_them(pictures: Path, tmp_path: Path) -> None:
     (pictures / "train/class1/000.jpg").write_text("no picture")
     load(pictures, tmp_path / "cache", policy="skip")
-    with pytest.raises(Refused):
+    with pytest.raises(UserError):
         load(pictures, tmp_path / "cache", policy="error")
 
 
@@ -159,5 +159,5 @@ def test_the_users_cache_folder_is_taken_and_another_where_that_fails(
 
 def test_a_folder_asked_for_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Refused, match="TRAIN_CACHE_DIR="):
+    with pytest.raises(UserError, match="TRAIN_CACHE_DIR="):
         cache_folder(tmp_path / "file/below")

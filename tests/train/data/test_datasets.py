@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from tests.factories import train_settings
-from train.data.dataset_info import survey
-from train.data.datasets import Images, load
-from train.data.workers import Crew
+from train.data.dataset_info import inspect_dataset
+from train.data.datasets import ImageTensors, load
+from train.data.workers import WorkerPoolSpec
 from train.settings import TrainSettings
 
-CREW = Crew(frozenset({0}), 1)
+CREW = WorkerPoolSpec(frozenset({0}), 1)
 
 
-def images(split: object) -> Images:
-    assert isinstance(split, Images)
+def images(split: object) -> ImageTensors:
+    assert isinstance(split, ImageTensors)
     return split
 
 
@@ -52,7 +52,7 @@ def test_every_fifth_digit_of_each_class_is_for_the_test() -> None:
 
 def test_synthetic_data_has_any_shape_and_follows_the_seed() -> None:
     settings = TrainSettings(dataset="synthetic", synthetic_images=60, synthetic_shape="2x5x7", synthetic_classes=4)
-    data = load(settings, survey(settings).shape, "memory", CREW)
+    data = load(settings, inspect_dataset(settings).shape, "memory", CREW)
     train, again = images(data.train), images(load(settings, (2, 5, 7), "memory", CREW).train)
     assert (tuple(train.images.shape), data.shape, len(data.classes)) == ((60, 5, 7, 2), (2, 5, 7), 4)
     assert len(images(data.test)) == 12
@@ -97,6 +97,6 @@ def test_fashion_mnist_is_read_where_it_lies(tmp_path: Path) -> None:
 def test_what_is_not_there_and_not_to_be_fetched_is_told(tmp_path: Path, name: str) -> None:
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     settings = train_settings({"dataset": name, "data_dir": tmp_path, "download": False})
-    with pytest.raises(Refused, match=rf"TRAIN_DATASET={name}: not in {tmp_path} and cannot be fetched") as error:
-        load(settings, survey(settings).shape, "memory", CREW)
+    with pytest.raises(UserError, match=rf"TRAIN_DATASET={name}: not in {tmp_path} and cannot be fetched") as error:
+        load(settings, inspect_dataset(settings).shape, "memory", CREW)
     assert len(str(error.value).splitlines()) == 1

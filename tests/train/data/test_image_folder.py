@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from tests.conftest import paint
 from tests.factories import train_settings
-from train.data.dataset_info import Facts, survey
-from train.data.image_folder import list_both
+from train.data.dataset_info import DatasetInfo, inspect_dataset
+from train.data.image_folder import list_splits
 from train.settings import TrainSettings
 
 
 def test_both_splits_are_listed_with_their_classes(pictures: Path) -> None:
-    train, test = list_both(pictures)
+    train, test = list_splits(pictures)
     assert train.classes == test.classes == ("class0", "class1", "class2")
     assert (len(train.files), len(test.files)) == (24, 12)
     assert train.labels == (0,) * 8 + (1,) * 8 + (2,) * 8
@@ -27,14 +27,14 @@ def test_val_stands_in_for_test_and_litter_is_passed_over(pictures: Path) -> Non
     (pictures / "train/class0/.DS_Store").write_text("x")
     (pictures / "train/class0/Thumbs.db").write_text("x")
     (pictures / "train/.cache").mkdir()
-    train, test = list_both(pictures)
+    train, test = list_splits(pictures)
     assert (len(train.files), len(test.files)) == (24, 12)
 
 
 def test_pictures_in_subfolders_count(pictures: Path) -> None:
     (pictures / "train/class0/more").mkdir()
     (pictures / "train/class0/000.jpg").rename(pictures / "train/class0/more/000.jpg")
-    assert len(list_both(pictures)[0].files) == 24
+    assert len(list_splits(pictures)[0].files) == 24
 
 
 def break_folder(pictures: Path, how: str) -> Path:
@@ -72,15 +72,15 @@ def break_folder(pictures: Path, how: str) -> Path:
     ],
 )
 def test_a_folder_that_cannot_be_trained_on_is_told_why(pictures: Path, how: str, said: str) -> None:
-    with pytest.raises(Refused, match=said) as error:
-        list_both(break_folder(pictures, how))
+    with pytest.raises(UserError, match=said) as error:
+        list_splits(break_folder(pictures, how))
     assert error.value.code == 2
     assert len(str(error.value).splitlines()) == 1
 
 
 def test_no_folder_named_is_told() -> None:
-    with pytest.raises(Refused, match="needs TRAIN_DATA_DIR"):
-        list_both(None)
+    with pytest.raises(UserError, match="needs TRAIN_DATA_DIR"):
+        list_splits(None)
 
 
 def imagefolder(folder: Path, **settings: object) -> TrainSettings:
@@ -88,7 +88,7 @@ def imagefolder(folder: Path, **settings: object) -> TrainSettings:
 
 
 def test_a_survey_counts_and_sizes_a_folder(pictures: Path) -> None:
-    assert survey(imagefolder(pictures)) == Facts(36, (3, 16, 16))
+    assert inspect_dataset(imagefolder(pictures)) == DatasetInfo(36, (3, 16, 16))
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def test_small_pictures_keep_their_size_and_large_ones_are_cut(
 ) -> None:
     for split in ("train", "test"):
         paint(tmp_path / split, each=1, size=size, mode=mode)
-    assert survey(imagefolder(tmp_path, image_size=asked)).shape == shape
+    assert inspect_dataset(imagefolder(tmp_path, image_size=asked)).shape == shape
 
 
 def test_a_survey_of_what_is_known_reads_nothing() -> None:
-    assert survey(TrainSettings()) == Facts(1797, (1, 8, 8))
+    assert inspect_dataset(TrainSettings()) == DatasetInfo(1797, (1, 8, 8))
     synthetic = TrainSettings(dataset="synthetic", synthetic_images=100, synthetic_shape="2x5x7")
-    assert survey(synthetic) == Facts(120, (2, 5, 7))
+    assert inspect_dataset(synthetic) == DatasetInfo(120, (2, 5, 7))

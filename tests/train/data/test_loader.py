@@ -15,27 +15,27 @@ from tests.conftest import Entrypoint
 from tests.processes import children, has_ended, wait_until
 from tests.train.given import TWO_RANKS_WHERE_THEY_FIT, imagefolder
 from tests.train.started import Started
-from train.data.image_folder import list_both
-from train.data.loader import TEST, TRAIN, Loader, Pictures, Wanted
-from train.data.workers import Crew
+from train.data.image_folder import list_splits
+from train.data.loader import TEST, TRAIN, BatchLoader, ImageDataset, BatchRequest
+from train.data.workers import WorkerPoolSpec
 from train.settings import TrainSettings
 
 SHAPE = (3, 16, 16)
-BATCHES: list[Wanted] = [(TRAIN, [3, 1]), (TEST, [0, 2, 4]), (TRAIN, [7])]
+BATCHES: list[BatchRequest] = [(TRAIN, [3, 1]), (TEST, [0, 2, 4]), (TRAIN, [7])]
 
 
-def loader(pictures: Path, workers: int) -> Loader:
-    crew = Crew(frozenset(os.sched_getaffinity(0)), workers)
-    return Loader(Pictures(list_both(pictures), SHAPE), crew, TrainSettings(), torch.device("cpu"))
+def loader(pictures: Path, workers: int) -> BatchLoader:
+    crew = WorkerPoolSpec(frozenset(os.sched_getaffinity(0)), workers)
+    return BatchLoader(ImageDataset(list_splits(pictures), SHAPE), crew, TrainSettings(), torch.device("cpu"))
 
 
 @pytest.fixture(params=[0, 1, 2])
-def workers(request: pytest.FixtureRequest, pictures: Path) -> Iterator[Loader]:
+def workers(request: pytest.FixtureRequest, pictures: Path) -> Iterator[BatchLoader]:
     with loader(pictures, request.param) as made:
         yield made
 
 
-def test_batches_of_both_splits_come_in_order(workers: Loader) -> None:
+def test_batches_of_both_splits_come_in_order(workers: BatchLoader) -> None:
     for _ in range(2):
         for wanted, (images, labels, bad) in zip(BATCHES, workers.load(BATCHES), strict=True):
             expected, right, _ = workers.pictures[wanted]
@@ -44,7 +44,7 @@ def test_batches_of_both_splits_come_in_order(workers: Loader) -> None:
             assert not bad
 
 
-def test_what_was_not_taken_is_dropped(workers: Loader) -> None:
+def test_what_was_not_taken_is_dropped(workers: BatchLoader) -> None:
     next(workers.load([(TRAIN, [row]) for row in range(20)]))
     found = [images for images, _, _ in workers.load([(TEST, [5])])]
     assert len(found) == 1

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from train.data.decoding import BadImage, read_picture
+from train.data.decoding import UnreadableImage, read_image
 
 
 def test_a_picture_of_the_right_size_is_not_resampled(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "x.png")
-    read = read_picture(tmp_path / "x.png", (3, 5, 7))
+    read = read_image(tmp_path / "x.png", (3, 5, 7))
     assert isinstance(read, np.ndarray)
     assert np.array_equal(read, pixels)
 
@@ -24,7 +24,7 @@ def test_a_picture_of_the_right_size_is_not_resampled(tmp_path: Path) -> None:
 def test_every_mode_becomes_grey_or_colour_bytes(tmp_path: Path, mode: str, channels: int) -> None:
     path = tmp_path / "x.tiff"
     Image.new(mode, (30, 20)).save(path)
-    read = read_picture(path, (channels, 8, 8))
+    read = read_image(path, (channels, 8, 8))
     assert isinstance(read, np.ndarray)
     assert (read.shape, read.dtype) == ((8, 8, channels), np.uint8)
 
@@ -33,7 +33,7 @@ def test_a_wide_picture_is_cut_not_squeezed(tmp_path: Path) -> None:
     pixels = np.zeros((10, 30, 3), dtype=np.uint8)
     pixels[:, 10:20] = 255
     Image.fromarray(pixels).save(tmp_path / "x.png")
-    read = read_picture(tmp_path / "x.png", (3, 10, 10))
+    read = read_image(tmp_path / "x.png", (3, 10, 10))
     assert isinstance(read, np.ndarray)
     assert read.min() == 255
 
@@ -55,7 +55,7 @@ def test_a_large_photo_is_decoded_smaller_and_looks_the_same(
     tmp_path: Path, size: tuple[int, int], reduced: bool
 ) -> None:
     photo(tmp_path / "x.jpg", *size)
-    read = read_picture(tmp_path / "x.jpg", (3, 64, 64))
+    read = read_image(tmp_path / "x.jpg", (3, 64, 64))
     with Image.open(tmp_path / "x.jpg") as whole:
         expected = np.array(ImageOps.fit(whole, (64, 64), method=Image.Resampling.BILINEAR))
     assert isinstance(read, np.ndarray)
@@ -90,7 +90,7 @@ def spoil(path: Path, how: str) -> None:
 def test_a_bad_file_comes_back_by_name_with_the_reason(tmp_path: Path, suffix: str, how: str, said: str) -> None:
     path = tmp_path / f"x.{suffix}"
     spoil(path, how)
-    read = read_picture(path, (3, 64, 64))
-    assert isinstance(read, BadImage)
+    read = read_image(path, (3, 64, 64))
+    assert isinstance(read, UnreadableImage)
     assert str(read).startswith(f"{path}: ")
     assert any(part in read.why for part in said.split("|"))

@@ -10,19 +10,19 @@ import textwrap
 import pytest
 
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON
-from train.data.workers import without_workers
+from train.data.workers import worker_lost_error
 
 # A forked worker of a parent that answers SIGTERM with an exception, as the trainer does.
 FORK = """
     import os, signal, sys, time
-    from train.preemption import STOPPING
-    from train.data.workers import default_signals
+    from train.preemption import STOP_CONTROLLER
+    from train.data.workers import restore_default_signals
 
-    STOPPING.listen()
+    STOP_CONTROLLER.listen()
     child = os.fork()
     if child == 0:
         if sys.argv[1] == "undo":
-            default_signals()
+            restore_default_signals()
         print("ready", flush=True)
         for _ in range(600):
             time.sleep(0.05)  # a signal just before a sleep is handled after it
@@ -52,10 +52,10 @@ OFFER = """
     import os, sys, time
     from multiprocessing import current_process, resource_sharer
     from multiprocessing.connection import Client
-    from train.data.workers import begin_loading
+    from train.data.workers import init_loader_worker
 
     if sys.argv[1] == "undo":
-        begin_loading(os.sched_getaffinity(0))
+        init_loader_worker(os.sched_getaffinity(0))
     address, key = resource_sharer.DupFd(1)._id
     Client(address, authkey=current_process().authkey).close()
     time.sleep(0.5)
@@ -73,7 +73,7 @@ def test_a_worker_whose_rank_is_gone_says_nothing_of_what_it_did_not_fetch(what:
 def test_a_lost_worker_is_told_once_and_not_again_by_dataloaders_handler() -> None:
     before = signal.signal(signal.SIGCHLD, lambda *_: pytest.fail("told again"))
     try:
-        told = without_workers(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "))
+        told = worker_lost_error(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "))
         os.kill(os.getpid(), signal.SIGCHLD)
     finally:
         signal.signal(signal.SIGCHLD, before)

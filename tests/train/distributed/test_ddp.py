@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from entrypoint.core.errors import Exit
+from entrypoint.core.errors import ExitCode
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.train.given import SMALL, TWO_RANKS, losses
 
@@ -37,7 +37,7 @@ def test_two_ranks_learn_what_one_does(
     entrypoint: Entrypoint, whole: list[float], more: dict[str, str], to: float
 ) -> None:
     result = entrypoint("train", env=COMMON | TWO_RANKS | more | {"TRAIN_TENSORBOARD": "0"})
-    if more == {"TRAIN_GRADIENT_COMPRESSION": "bf16"} and result.code == Exit.MACHINE:
+    if more == {"TRAIN_GRADIENT_COMPRESSION": "bf16"} and result.code == ExitCode.MACHINE:
         said = r"entrypoint: error: TRAIN_GRADIENT_COMPRESSION=bf16: torch \S+ cannot do it here \(.*NCCL.*\); set fp16"
         assert re.fullmatch(said, result.error_lines[0])
         return

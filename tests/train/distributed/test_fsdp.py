@@ -15,9 +15,9 @@ from tests.conftest import PYTHON, Entrypoint, needs_two_cores
 from tests.factories import HostilePickle
 from tests.train.given import SMALL, TWO_RANKS, losses
 from tests.train.started import Started
-from train.checkpoint.sharded import Describing
+from train.checkpoint.sharded import MetadataUnpickler
 from train.checkpoint.single_file import newest
-from train.distributed.fsdp import UNIT_PARAMETERS, units
+from train.distributed.fsdp import MIN_UNIT_PARAMETERS, iter_fsdp_units
 
 pytestmark = [pytest.mark.launch, needs_two_cores]
 SPREAD = SMALL | TWO_RANKS | {"TRAIN_PARALLELISM": "fsdp", "TRAIN_TENSORBOARD": "0"}
@@ -25,13 +25,13 @@ SPREAD = SMALL | TWO_RANKS | {"TRAIN_PARALLELISM": "fsdp", "TRAIN_TENSORBOARD": 
 
 @pytest.mark.versions
 def test_units_are_the_large_elements_of_sequences_inner_ones_first() -> None:
-    side = int(UNIT_PARAMETERS**0.5) + 1
+    side = int(MIN_UNIT_PARAMETERS**0.5) + 1
     block = nn.Sequential(nn.Linear(side, side), nn.ReLU())
     attention = nn.MultiheadAttention(side, 1)  # its output projection's weights are used without a call
     kept = nn.ModuleDict({"inner": nn.Linear(side, side)})  # FSDP2 takes none, whether it can be called or not
     body = nn.Sequential(block, nn.Linear(4, 4), attention, kept)
     model = nn.ModuleDict({"body": body, "head": nn.Linear(side, side)})
-    assert list(units(model)) == [block[0], block, attention]
+    assert list(iter_fsdp_units(model)) == [block[0], block, attention]
 
 
 @pytest.mark.versions
@@ -111,7 +111,7 @@ def test_what_is_damaged_or_hostile_is_refused_in_one_line_and_not_run(entrypoin
 def test_a_description_names_nothing_but_what_describes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(pickle.UnpicklingError, match=r"it names \w+\.system"):
-        Describing(io.BytesIO(pickle.dumps(HostilePickle()))).load()
+        MetadataUnpickler(io.BytesIO(pickle.dumps(HostilePickle()))).load()
     assert not list(tmp_path.iterdir())
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from entrypoint.core.errors import Exit, LostPeer, Refused
-from train.distributed.peer_failure import answers, describe_loss, naming_the_lost
-from train.distributed.rendezvous import Peer, introduce, meet
-from train.preemption import SIGNALS
+from entrypoint.core.errors import ExitCode, PeerLostError, UserError
+from train.distributed.peer_failure import describe_lost_peer, is_reachable, translate_collective_errors
+from train.distributed.rendezvous import Peer, local_peer, wait_for_all_ranks
+from train.preemption import HANDLED
 
 HERE = (Peer(0, "node0", "10.0.0.1"), Peer(1, "node0", "10.0.0.1"))
 THERE = (Peer(2, "node1", "10.0.0.2"), Peer(3, "node1", "10.0.0.2"))
@@ -33,13 +33,13 @@ SILENT = "[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 10000ms
     ],
 )
 def test_the_lost_are_named_by_the_message_or_by_their_silence(text: str, silent: set[str], said: str) -> None:
-    told = describe_loss(text, 0, HERE + THERE + FURTHER, lambda address: address not in silent)
+    told = describe_lost_peer(text, 0, HERE + THERE + FURTHER, lambda address: address not in silent)
     assert told.startswith(f"rank 0: {said}")
 
 
 @pytest.fixture
 def signals() -> Iterator[None]:
-    kept = {number: signal.getsignal(number) for number in SIGNALS}
+    kept = {number: signal.getsignal(number) for number in HANDLED}
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
@@ -47,17 +47,20 @@ def signals() -> Iterator[None]:
 
 @pytest.mark.usefixtures("signals")
 def test_an_exchanges_error_becomes_a_refusal_and_no_other_does() -> None:
-    with pytest.raises(LostPeer, match="rank 0: lost ranks 2, 3 on node1") as error, naming_the_lost(0, HERE + THERE):
+    with (
+        pytest.raises(PeerLostError, match="rank 0: lost ranks 2, 3 on node1") as error,
+        translate_collective_errors(0, HERE + THERE),
+    ):
         raise RuntimeError(CLOSED)
-    assert error.value.code == Exit.RANK_FAILED
+    assert error.value.code == ExitCode.RANK_FAILED
     os.kill(os.getpid(), signal.SIGTERM)  # with which a launcher ends all ranks when it has seen one fail
-    with pytest.raises(RuntimeError, match="shapes"), naming_the_lost(0, HERE):
+    with pytest.raises(RuntimeError, match="shapes"), translate_collective_errors(0, HERE):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
 def test_a_live_node_answers() -> None:
-    assert answers("127.0.0.1")
-    assert introduce(3) == Peer(3, socket.gethostname(), "127.0.0.1")
+    assert is_reachable("127.0.0.1")
+    assert local_peer(3) == Peer(3, socket.gethostname(), "127.0.0.1")
 
 
 def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +70,7 @@ def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(Refused, match="rank 0 of 3: ranks 1, 2 did not come within 1 s") as error:
-        meet(0, 3, 1.0)
-    assert error.value.code == Exit.RENDEZVOUS
+    with pytest.raises(UserError, match="rank 0 of 3: ranks 1, 2 did not come within 1 s") as error:
+        wait_for_all_ranks(0, 3, 1.0)
+    assert error.value.code == ExitCode.RENDEZVOUS
     assert not dist.is_initialized()

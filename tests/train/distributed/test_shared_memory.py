@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import PYTHON, script
 from tests.net import free_port
-from train.distributed.peer_failure import EXCHANGE
+from train.distributed.peer_failure import COLLECTIVE_ERROR
 
 pytestmark = [
     pytest.mark.launch,
@@ -20,10 +20,10 @@ pytestmark = [
 ]
 START = """
     import os, random, signal, sys, time, torch, torch.distributed as dist
-    from train.distributed.shared_memory import CAPACITY, CHUNK, share_memory
+    from train.distributed.shared_memory import SUM_CAPACITY, MEAN_CHUNK, open_shared_memory
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    memory = share_memory(rank, world, float(os.environ.get("LIMIT_S", "30")))
+    memory = open_shared_memory(rank, world, float(os.environ.get("LIMIT_S", "30")))
     print("shares", memory is not None, flush=True)
 """
 SUMS = """
@@ -92,7 +92,7 @@ def test_every_sum_and_mean_is_right_however_ranks_overtake(tmp_path: Path, coun
 def test_a_lost_rank_is_told_by_all_others(tmp_path: Path, how: str, limit_s: str, said: str) -> None:
     told = ranks(tmp_path, LOST, 3, how, LIMIT_S=limit_s)
     assert all(f"told shared memory: {said}" in one for one in told[:2]), told
-    assert EXCHANGE.search(said)
+    assert COLLECTIVE_ERROR.search(said)
 
 
 def test_ranks_that_do_not_see_each_others_processes_do_without(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from tests.conftest import Entrypoint, needs_two_cores, script
-from train.distributed.process_group import Group
-from train.distributed.sync_batchnorm import SyncBatchNorm, has_batchnorm, synchronised
+from train.distributed.process_group import ProcessGroup
+from train.distributed.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, has_batchnorm
 
-ALONE = Group(0, 1, 0, torch.device("cpu"))
+ALONE = ProcessGroup(0, 1, 0, torch.device("cpu"))
 # Each of two ranks takes its part of one batch of 7 through the layer, and writes down what it computes.
 RANKS = """
     import sys, torch, torch.distributed as dist
@@ -63,8 +63,8 @@ def test_two_ranks_compute_outputs_gradients_and_statistics_of_the_whole_batch(e
 COMPILED = """
     import torch, torch.distributed as dist
     from torch import nn
-    from train.distributed.process_group import Group
-    from train.distributed.sync_batchnorm import synchronised
+    from train.distributed.process_group import ProcessGroup
+    from train.distributed.sync_batchnorm import convert_sync_batchnorm
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(rank)
@@ -72,7 +72,7 @@ COMPILED = """
     computed = []
     for change in (nn.Identity(), torch.compile):
         layers = [layer for _ in range(3) for layer in (nn.BatchNorm2d(3), nn.ReLU())]
-        model = synchronised(nn.Sequential(*layers), Group(rank, 2, rank, torch.device("cpu")), compiled=True)
+        model = convert_sync_batchnorm(nn.Sequential(*layers), ProcessGroup(rank, 2, rank, torch.device("cpu")), compiled=True)
         part = images.clone().requires_grad_()
         output = change(model)(part)
         (output ** 2).sum().backward()
@@ -102,7 +102,7 @@ def test_every_batchnorm_is_replaced_and_keeps_its_name_and_values() -> None:
     model(torch.randn(8, 3, 6, 6))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     expected = model.eval()(torch.ones(2, 3, 6, 6))
-    model = synchronised(model.train(), ALONE)  # type: ignore[assignment]
+    model = convert_sync_batchnorm(model.train(), ALONE)  # type: ignore[assignment]
     assert sum(isinstance(module, SyncBatchNorm) for module in model.modules()) == 2
     assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     assert {name: value.tolist() for name, value in model.state_dict().items()} == {

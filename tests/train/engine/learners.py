@@ -6,27 +6,27 @@ import torch
 from torch import Tensor, nn
 
 from tests.factories import train_settings
-from train.distributed.process_group import Group
-from train.engine.optimizer import averaged, build_optimizer
-from train.engine.train_step import Learner
-from train.seeding import generator
+from train.distributed.process_group import ProcessGroup
+from train.engine.optimizer import build_optimizer, make_ema
+from train.engine.train_step import Trainer
+from train.seeding import make_generator
 
-ALONE = Group(0, 1, 0, torch.device("cpu"))
-
-
-X = torch.randn(12, 4, generator=generator("x"))
+ALONE = ProcessGroup(0, 1, 0, torch.device("cpu"))
 
 
-Y = torch.randint(0, 3, (12,), generator=generator("y"))
+X = torch.randn(12, 4, generator=make_generator("x"))
 
 
-def learner(*, fused: bool = True, **settings: object) -> Learner:
+Y = torch.randint(0, 3, (12,), generator=make_generator("y"))
+
+
+def learner(*, fused: bool = True, **settings: object) -> Trainer:
     torch.manual_seed(0)
     chosen = train_settings({"lr": 0.1, **settings})
     model = nn.Linear(4, 3)
-    optimizer, average = build_optimizer(chosen, model, fused=fused), averaged(model, chosen)
-    return Learner(model, optimizer, lambda _: 0.1, chosen, ALONE, average=average)
+    optimizer, average = build_optimizer(chosen, model, fused=fused), make_ema(model, chosen)
+    return Trainer(model, optimizer, lambda _: 0.1, chosen, ALONE, average=average)
 
 
-def weights(one: Learner) -> Tensor:
+def weights(one: Trainer) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from entrypoint.cli.build_plan import build_plan, detect_plan_inputs
 from entrypoint.cli.parser import CommandLine
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job
 from entrypoint.settings import read_launch_settings
 from train.engine.trainer import train
@@ -29,7 +29,7 @@ def ended(environ: dict[str, str]) -> str:
         question = detect_plan_inputs(command, read_launch_settings(environ, {}), Job(), environ)
         plan = build_plan(command, question)
         train(read_train_settings(environ, {}), plan, time.time())
-    except Refused as error:
+    except UserError as error:
         return f"refused: {error}"
     except Exception:
         return traceback.format_exc()

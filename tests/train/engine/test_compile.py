@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from tests.conftest import Entrypoint
 from tests.train.engine.learners import X, Y, learner, weights
 from train.data.batches import Batch
-from train.engine.compile import compile_step, ready, weigh
+from train.engine.compile import check_backend, compile_step, estimate_break_even
 from train.models.cnn import CNN
 
 SLEEP_S = 0.3
@@ -111,16 +111,16 @@ def test_weighing_leaves_statistics_and_random_numbers_as_they_were() -> None:
     one.take(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 3)), one.optimizer)
     kept = {name: value.clone() for name, value in one.model.state_dict().items()}
     random = torch.get_rng_state()
-    weigh(one, 10, X)
+    estimate_break_even(one, 10, X)
     assert all(torch.equal(value, kept[name]) for name, value in one.model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
     assert all(parameter.grad is None for parameter in one.model.parameters())
 
 
 def test_a_backend_that_this_torch_lacks_is_refused() -> None:
-    with pytest.raises(Refused, match=r"TRAIN_COMPILE_BACKEND=nonesuch: torch \S+ has no such backend") as error:
-        ready("nonesuch")
-    assert error.value.code == Exit.MACHINE
+    with pytest.raises(UserError, match=r"TRAIN_COMPILE_BACKEND=nonesuch: torch \S+ has no such backend") as error:
+        check_backend("nonesuch")
+    assert error.value.code == ExitCode.MACHINE
 
 
 @pytest.mark.versions
@@ -142,7 +142,7 @@ def test_inductor_trains_to_the_same_accuracy_and_tells_its_first_step(entrypoin
 def test_a_compiler_that_fails_is_one_line(entrypoint: Entrypoint) -> None:
     env = {"TRAIN_COMPILE": "default", "CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(entrypoint.folder / "cache")}
     result = entrypoint("train", env=env)
-    assert result.code == Exit.MACHINE, result.err
+    assert result.code == ExitCode.MACHINE, result.err
     assert len(result.error_lines) == 1
     assert "TRAIN_COMPILE_BACKEND=inductor: the step cannot be compiled" in result.error_lines[0]
     assert "Traceback" not in result.err

@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import nn
 
-from train.data.batches import LEFT_OUT
-from train.distributed.process_group import Group
+from train.data.batches import IGNORE_LABEL
+from train.distributed.process_group import ProcessGroup
 from train.engine.evaluate import evaluate
-from train.seeding import generator
+from train.seeding import make_generator
 
-ALONE = Group(0, 1, 0, torch.device("cpu"))
+ALONE = ProcessGroup(0, 1, 0, torch.device("cpu"))
 
 
 def test_accuracy_and_loss_are_those_of_torchmetrics_and_torch() -> None:
     metrics = pytest.importorskip("torchmetrics.classification")
-    x = torch.randn(103, 1, 4, 4, generator=generator("x"))
-    y = torch.randint(0, 5, (103,), generator=generator("y"))
+    x = torch.randn(103, 1, 4, 4, generator=make_generator("x"))
+    y = torch.randint(0, 5, (103,), generator=make_generator("y"))
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 5))
     score = evaluate(model, [(x[:50], y[:50]), (x[50:51], y[50:51]), (x[51:], y[51:])], ALONE)
@@ -32,7 +32,7 @@ def test_accuracy_and_loss_are_those_of_torchmetrics_and_torch() -> None:
 def test_pictures_that_were_left_out_do_not_count() -> None:
     model = nn.Flatten()
     x = torch.eye(4).view(4, 4, 1, 1)
-    score = evaluate(model, [(x, torch.tensor([0, 1, LEFT_OUT, 0]))], ALONE)
+    score = evaluate(model, [(x, torch.tensor([0, 1, IGNORE_LABEL, 0]))], ALONE)
     assert score.images == 3
     assert score.accuracy == pytest.approx(200 / 3)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import Exit
+from entrypoint.core.errors import ExitCode
 from tests.conftest import Entrypoint, paint
 from tests.processes import children
 from tests.train.given import SMALL
 from tests.train.started import Started
-from train.checkpoint.single_file import load_first, newest_first
+from train.checkpoint.single_file import list_newest_first, load_first_valid
 
 pytestmark = pytest.mark.launch
 ENDLESS = {"TRAIN_EPOCHS": "100000", "TRAIN_TENSORBOARD": "0", "TRAIN_RUN_NAME": "run"}
@@ -77,12 +77,12 @@ def test_a_disk_that_takes_no_more(
     if cause:
         cause(small_disk)
     code, _, err = run.ended()
-    assert code == Exit.MACHINE
+    assert code == ExitCode.MACHINE
     assert len(err.splitlines()) == 1
     assert said in err
-    kept = newest_first(small_disk / "run/checkpoint")
+    kept = list_newest_first(small_disk / "run/checkpoint")
     for path in kept:
-        assert not load_first([path], {}, changed=True).passed
+        assert not load_first_valid([path], {}, changed=True).passed
     assert bool(kept) is (cause is not remove and "TRAIN_CHECKPOINT_EVERY" not in more)
     # Forbidden amid a save, what is half written cannot be removed either, until the run goes on.
     assert cause is forbid or not list((small_disk / "run/checkpoint").glob(".*"))
@@ -96,7 +96,7 @@ def test_what_was_forbidden_amid_a_save_goes_when_the_run_goes_on(entrypoint: En
     half.write_text("half")
     forbid(small_disk)
     refused = entrypoint("train", env=env | {"TRAIN_RESUME": "auto"})
-    assert refused.code == Exit.USAGE
+    assert refused.code == ExitCode.USAGE
     assert "cannot be written (Operation not permitted)" in refused.err
     subprocess.run(["chattr", "-i", saved], check=True)
     assert entrypoint.train(env=env | {"TRAIN_RESUME": "auto"})["weights_sha256"] == first["weights_sha256"]
@@ -128,13 +128,13 @@ def quota(entrypoint: Entrypoint) -> Iterator[Path]:
 def test_a_quota_that_is_used_up(entrypoint: Entrypoint, quota: Path) -> None:
     run = Started(entrypoint, ENDLESS | SMALL | {"TRAIN_KEEP_CHECKPOINTS": "100"})
     code, _, err = run.ended()
-    assert code == Exit.MACHINE, err
+    assert code == ExitCode.MACHINE, err
     assert len(err.splitlines()) == 1
     assert "cannot be written (Disk quota exceeded)" in err
-    kept = newest_first(quota / "run/checkpoint")
+    kept = list_newest_first(quota / "run/checkpoint")
     assert kept
     for path in kept:
-        assert not load_first([path], {}, changed=True).passed
+        assert not load_first_valid([path], {}, changed=True).passed
 
 
 @pytest.fixture
@@ -151,9 +151,10 @@ def streamed(tmp_path: Path) -> dict[str, str]:
 def test_a_loader_worker_that_is_killed(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
     run = Started(entrypoint, ENDLESS | streamed)
     run.wait_for("epoch 2/")
-    os.kill(children(run.process.pid)[0], signal.SIGKILL)
+    (rank,) = children(run.process.pid)
+    os.kill(children(rank)[0], signal.SIGKILL)
     code, _, err = run.ended()
-    assert code == Exit.RANK_FAILED
+    assert code == ExitCode.RANK_FAILED
     assert len(err.splitlines()) == 1, err
     # Python's queue may meet the end first, amid a batch, or DataLoader, which looks after its workers.
     assert re.search(r"error: loader workers: (DataLoader worker \(pid|one ended while it handed)", err), err
@@ -166,7 +167,7 @@ def test_pictures_that_vanish(entrypoint: Entrypoint, streamed: dict[str, str]) 
     for one in Path(streamed["TRAIN_DATA_DIR"]).glob("train/*/*"):
         one.unlink()
     code, _, err = run.ended()
-    assert code == Exit.USAGE
+    assert code == ExitCode.USAGE
     assert len(err.splitlines()) == 1, err
     assert "No such file or directory" in err
     assert "set TRAIN_ON_UNREADABLE_IMAGE=skip" in err
@@ -180,5 +181,5 @@ def test_shared_memory_that_another_fills(entrypoint: Entrypoint, streamed: dict
     run.wait_for("epoch 2/")
     fill(Path(f"/proc/{run.process.pid}/root/dev/shm"))
     code, _, err = run.ended()
-    assert code == Exit.RANK_FAILED, err
+    assert code == ExitCode.RANK_FAILED, err
     assert "see `df /dev/shm`" in err

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from tests.train.engine.learners import X, Y, learner, weights
-from train.data.batches import LEFT_OUT, Batch
-from train.engine.loop import check_finite, learn, train_epoch
-from train.engine.train_step import Learner
+from train.data.batches import IGNORE_LABEL, Batch
+from train.engine.loop import check_finite, timed_first_step, train_epoch
+from train.engine.train_step import Trainer
 from train.preemption import STOP
 
 
@@ -34,7 +34,7 @@ def test_the_loss_is_torchs_mean_with_label_smoothing() -> None:
 
 def test_a_picture_left_out_has_no_gradient() -> None:
     some, none = learner(), learner()
-    labels = torch.cat((Y[:11], torch.tensor([LEFT_OUT])))
+    labels = torch.cat((Y[:11], torch.tensor([IGNORE_LABEL])))
     some.learn(Batch(((X, labels),), 12))
     none.learn(Batch(((X[:11], Y[:11]),), 12))
     assert torch.allclose(weights(some), weights(none), atol=1e-7)
@@ -95,9 +95,9 @@ def test_asked_to_stop_an_epoch_ends_after_the_step_and_goes_on_there() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_the_first_loss_that_is_no_number_is_named_by_its_step(bad: float) -> None:
-    with pytest.raises(Refused, match="step 12: the loss is") as error:
+    with pytest.raises(UserError, match="step 12: the loss is") as error:
         check_finite([1.0, bad, bad], 10)
-    assert error.value.code == Exit.RANK_FAILED
+    assert error.value.code == ExitCode.RANK_FAILED
 
 
 def test_the_average_of_the_weights_follows_them_and_is_what_is_judged() -> None:
@@ -107,23 +107,23 @@ def test_the_average_of_the_weights_follows_them_and_is_what_is_judged() -> None
     one.learn(Batch(((X, Y),), 12))
     second = weights(one).clone()
     one.learn(Batch(((X, Y),), 12))
-    averaged = torch.cat([parameter.detach().flatten() for parameter in one.judged.parameters()])
+    averaged = torch.cat([parameter.detach().flatten() for parameter in one.eval_model.parameters()])
     assert torch.allclose(averaged, 0.5 * second + 0.5 * weights(one), atol=1e-6)
     assert not torch.equal(first, second)
-    assert learner().judged is not one.judged
+    assert learner().eval_model is not one.eval_model
 
 
 def test_the_first_step_is_timed_by_itself() -> None:
     one = learner()
     assert one.first_step_seconds == 0
-    learn(one, Batch(((X, Y),), 12))
+    timed_first_step(one, Batch(((X, Y),), 12))
     seconds = one.first_step_seconds
-    learn(one, Batch(((X, Y),), 12))
+    timed_first_step(one, Batch(((X, Y),), 12))
     assert one.first_step_seconds == seconds > 0
 
 
 def test_dropout_draws_the_same_after_a_restart_and_not_the_same_at_each_step() -> None:
-    def dropping() -> Learner:
+    def dropping() -> Trainer:
         one = learner()
         one.take(nn.Sequential(nn.Dropout(), one.model), one.optimizer)
         return one

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from tests.conftest import Entrypoint
-from train.acceleration.small_conv import SmallConv2d, multiply_small
+from train.acceleration.small_conv import SmallConv2d, use_matmul_for_small_inputs
 from train.data.datasets import load_digits
 from train.engine.onnx_export import export_onnx
 from train.models.cnn import CNN
 from train.models.registry import build_model
 from train.settings import TrainSettings
-from train.transforms.normalize import Normalise
+from train.transforms.normalize import Normalize
 
 SHAPE = (3, 32, 32)
-HALF = Normalise.of(torch.tensor([120.0, 121, 122]), torch.tensor([60.0, 61, 62]), torch.device("cpu"))
+HALF = Normalize.of(torch.tensor([120.0, 121, 122]), torch.tensor([60.0, 61, 62]), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet18"])
@@ -43,7 +43,7 @@ def test_onnxruntime_computes_the_same_logits_for_any_number_of_images(tmp_path:
 def test_convolutions_that_are_computed_as_products_are_written_as_convolutions(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     onnx = pytest.importorskip("onnx")
-    model = multiply_small(build_model("resnet18", SHAPE, 10, bias=True), SHAPE)
+    model = use_matmul_for_small_inputs(build_model("resnet18", SHAPE, 10, bias=True), SHAPE)
     export_onnx(model, HALF, SHAPE, tmp_path / "model.onnx")
     nodes = onnx.load(tmp_path / "model.onnx").graph.node
     assert sum(node.op_type == "Conv" for node in nodes) == 20
@@ -67,7 +67,7 @@ def test_what_cannot_be_exported_is_told_and_leaves_no_half_file(tmp_path: Path)
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return super().forward(images) if float(images.sum()) > 0 else torch.zeros(len(images), 10)
 
-    with pytest.raises(Refused, match="TRAIN_EXPORT=onnx: cannot be exported") as error:
+    with pytest.raises(UserError, match="TRAIN_EXPORT=onnx: cannot be exported") as error:
         export_onnx(Stubborn(SHAPE, 10), HALF, SHAPE, tmp_path / "model.onnx")
-    assert error.value.code == Exit.MACHINE
+    assert error.value.code == ExitCode.MACHINE
     assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import Exit
+from entrypoint.core.errors import ExitCode
 from tests.conftest import CORES, Entrypoint
 from tests.train.given import SMALL, TWO_RANKS
 from tests.train.started import Started
@@ -53,7 +53,7 @@ def test_a_deadline_ends_it_with_a_checkpoint_to_go_on_from(
 ) -> None:
     endless = RUN | ranks | {"TRAIN_EPOCHS": "100000", "TRAIN_LOG_INTERVAL": "auto", "LAUNCH_QUIET": "1"}
     result = entrypoint("train", env=endless | limit)
-    assert result.code == Exit.PREEMPTED, result.err
+    assert result.code == ExitCode.PREEMPTED, result.err
     assert result.err.startswith(f"entrypoint: preempted: {said}"), result.err
     assert result.err.endswith("run it again with TRAIN_RESUME=auto\n")
     assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores
 from tests.factories import train_settings
 from train.checkpoint.single_file import newest
 from train.models.cnn import CNN
 from train.models.inspection import count_parameters
-from train.models.pruning import cut_to, fits, slimmed, to_prune
+from train.models.pruning import layers_to_prune, prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model
 from train.settings import TrainSettings
 
@@ -40,9 +40,9 @@ def test_half_of_the_books_cnn_is_what_the_book_has(library: str) -> None:
     needs(library)
     model = CNN(SHAPE, 10)
     assert count_parameters(model) == 2_122_186
-    slim = slimmed(CNN(SHAPE, 10), model.state_dict(), SHAPE, settings(prune_backend=library))
+    slim = prune_state(CNN(SHAPE, 10), model.state_dict(), SHAPE, settings(prune_backend=library))
     cut = CNN(SHAPE, 10)
-    cut_to(cut, slim)
+    resize_to_state(cut, slim)
     assert count_parameters(cut) == 1_059_306
     first = cut.layer1[0]
     assert isinstance(first, nn.Conv2d)
@@ -60,11 +60,11 @@ def test_a_residual_network_is_cut_and_runs_and_learns(library: str) -> None:
     pytest.importorskip("torchvision")
     model = build_model("resnet18", SHAPE, 10, bias=True)
     before = copy.deepcopy(model.state_dict())
-    slim = slimmed(model, before, SHAPE, settings(prune_backend=library, model="resnet18"))
+    slim = prune_state(model, before, SHAPE, settings(prune_backend=library, model="resnet18"))
     cut = build_model("resnet18", SHAPE, 10, bias=True)
-    assert not fits(cut, slim)
-    cut_to(cut, slim)
-    assert fits(cut, slim)
+    assert not same_shapes(cut, slim)
+    resize_to_state(cut, slim)
+    assert same_shapes(cut, slim)
     assert count_parameters(cut) < 0.5 * sum(value.numel() for value in before.values())
     logits = cut(torch.randn(4, *SHAPE))
     logits.sum().backward()
@@ -87,7 +87,7 @@ def test_a_residual_network_is_cut_and_runs_and_learns(library: str) -> None:
 def test_what_is_pruned_is_what_was_asked_for_and_never_the_last_layer(
     more: dict[str, object], names: list[str]
 ) -> None:
-    assert to_prune(CNN(SHAPE, 10), settings(**more)) == names
+    assert layers_to_prune(CNN(SHAPE, 10), settings(**more)) == names
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_what_is_pruned_is_what_was_asked_for_and_never_the_last_layer(
     ],
 )
 def test_what_cannot_be_pruned_is_told(more: dict[str, object], said: str) -> None:
-    with pytest.raises(Refused, match=re.escape(said)):
-        to_prune(CNN(SHAPE, 10), settings(**more))
+    with pytest.raises(UserError, match=re.escape(said)):
+        layers_to_prune(CNN(SHAPE, 10), settings(**more))
 
 
 def test_a_model_that_a_library_cannot_follow_is_refused_by_name() -> None:
@@ -113,9 +113,11 @@ def test_a_model_that_a_library_cannot_follow_is_refused_by_name() -> None:
             return super().forward(images if float(images.sum()) >= 0 else -images)
 
     model = Moody(SHAPE, 10)
-    with pytest.raises(Refused, match=r"TRAIN_PRUNE_BACKEND=nni: cnn cannot be pruned .*; try torch-pruning") as error:
-        slimmed(model, model.state_dict(), SHAPE, settings(prune_backend="nni"))
-    assert error.value.code == Exit.MACHINE
+    with pytest.raises(
+        UserError, match=r"TRAIN_PRUNE_BACKEND=nni: cnn cannot be pruned .*; try torch-pruning"
+    ) as error:
+        prune_state(model, model.state_dict(), SHAPE, settings(prune_backend="nni"))
+    assert error.value.code == ExitCode.MACHINE
 
 
 @pytest.mark.launch
@@ -146,7 +148,7 @@ def test_a_pruned_run_that_is_stopped_goes_on_slim_and_ends_the_same(entrypoint:
         assert time.monotonic() < until
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(LAUNCH_LIMIT_S) == Exit.PREEMPTED
+    assert process.wait(LAUNCH_LIMIT_S) == ExitCode.PREEMPTED
     saved = newest(entrypoint.folder / "runs/stopped/checkpoint")
     assert saved is not None
     assert torch.load(saved, weights_only=True)["model"]["layer1.0.weight"].shape[0] == 16

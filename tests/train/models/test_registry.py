@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from train.models.cnn import CNN
 from train.models.inspection import count_parameters
-from train.models.registry import build_model, with_versions
+from train.models.registry import build_model, restore_state_metadata
 
 try:
     import torchvision  # noqa: F401
@@ -82,7 +82,7 @@ def test_torchvisions_models_come_by_name(name: str, shape: tuple[int, int, int]
 def test_a_state_of_tensors_alone_is_loaded_whatever_version_a_model_insists_on(name: str) -> None:
     saved, model = (build_model(name, (3, 32, 32), 5, bias=True) for _ in range(2))
     state = {name: value.clone() for name, value in saved.state_dict().items()}
-    model.load_state_dict(with_versions(model, state))
+    model.load_state_dict(restore_state_metadata(model, state))
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name]), name
 
@@ -99,10 +99,10 @@ def test_a_state_of_tensors_alone_is_loaded_whatever_version_a_model_insists_on(
     ],
 )
 def test_what_a_model_cannot_take_is_told(name: str, shape: tuple[int, int, int], bias: bool, said: str) -> None:
-    with pytest.raises(Refused, match=said.split("(")[0]):
+    with pytest.raises(UserError, match=said.split("(")[0]):
         build_model(name, shape, 5, bias=bias)
 
 
 def test_the_cnn_needs_four_pixels() -> None:
-    with pytest.raises(Refused, match="needs at least 4x4 pixels"):
+    with pytest.raises(UserError, match="needs at least 4x4 pixels"):
         build_model("cnn", (1, 3, 8), 10, bias=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from train.models.inspection import count_parameters
 from train.models.registry import build_model
 from train.models.speednet import WIDTHS
@@ -19,9 +19,9 @@ def test_it_takes_any_picture_from_9x9_on(name: str, shape: tuple[int, int, int]
 
 
 def test_smaller_pictures_and_no_biases_are_refused() -> None:
-    with pytest.raises(Refused, match="TRAIN_MODEL=speednet: cannot take 3x8x8 images"):
+    with pytest.raises(UserError, match="TRAIN_MODEL=speednet: cannot take 3x8x8 images"):
         build_model("speednet", (3, 8, 8), 10, bias=True)
-    with pytest.raises(Refused, match="TRAIN_BIAS=0: only the cnn can do without biases, not speednet"):
+    with pytest.raises(UserError, match="TRAIN_BIAS=0: only the cnn can do without biases, not speednet"):
         build_model("speednet", (3, 32, 32), 10, bias=False)
 
 

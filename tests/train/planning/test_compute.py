@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.core.errors import Exit, Refused
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.machine.python_packages import Packages
 from entrypoint.plan.model import Plan
 from tests.factories import make_machine, make_test_plan
 from tests.train.given import SMALL_DATASET as SMALL
-from train.planning.trainer_plan import plan_training
+from train.planning.trainer_plan import plan_trainer
 from train.settings import read_train_settings
 
 
@@ -34,7 +34,7 @@ def test_bf16_is_taken_on_auto_only_where_the_cpu_computes_in_it(
     environ: dict[str, str], flags: tuple[str, ...], precision: str, why: str
 ) -> None:
     node = replace(make_machine(4), cpu_flags=flags)
-    made = plan_training(make_test_plan(node), read_train_settings(environ, {}), SMALL, node)
+    made = plan_trainer(make_test_plan(node), read_train_settings(environ, {}), SMALL, node)
     assert made.training["precision"] == precision
     assert {decision.what: decision.why for decision in made.decisions}["precision"] == why
 
@@ -43,7 +43,7 @@ def test_bf16_is_taken_on_auto_only_where_the_cpu_computes_in_it(
 def test_bf16_is_taken_on_auto_from_ampere_on(capability: int, precision: str) -> None:
     node = make_machine(4, gpus=1)
     node = replace(node, gpus=tuple(replace(gpu, capability=capability) for gpu in node.gpus))
-    made = plan_training(make_test_plan(node), read_train_settings({"TRAIN_PRECISION": "auto"}, {}), SMALL, node)
+    made = plan_trainer(make_test_plan(node), read_train_settings({"TRAIN_PRECISION": "auto"}, {}), SMALL, node)
     assert made.training["precision"] == precision
 
 
@@ -72,7 +72,7 @@ def test_intels_extension_is_taken_only_where_it_is_asked_for(
     environ: dict[str, str], flags: tuple[str, ...], versions: dict[str, str], ipex: bool, why: str
 ) -> None:
     node = replace(make_machine(4), cpu_flags=flags, packages=Packages(versions))
-    made = plan_training(make_test_plan(make_machine(4)), read_train_settings(environ, {}), SMALL, node)
+    made = plan_trainer(make_test_plan(make_machine(4)), read_train_settings(environ, {}), SMALL, node)
     assert made.training["ipex"] is ipex
     assert {decision.what: decision.why for decision in made.decisions}["ipex"] == why
 
@@ -80,14 +80,14 @@ def test_intels_extension_is_taken_only_where_it_is_asked_for(
 @pytest.mark.parametrize(("versions", "said"), [({}, "is not installed"), (MISFITS, "does not go with torch 2.13.0")])
 def test_intels_extension_asked_for_and_unusable_is_refused(versions: dict[str, str], said: str) -> None:
     node = replace(make_machine(4), packages=Packages(versions))
-    with pytest.raises(Refused, match=f"TRAIN_IPEX=on: Intel's extension .*{said}; set TRAIN_IPEX=auto") as error:
-        plan_training(make_test_plan(make_machine(4)), read_train_settings({"TRAIN_IPEX": "on"}, {}), SMALL, node)
-    assert error.value.code == Exit.MACHINE
+    with pytest.raises(UserError, match=f"TRAIN_IPEX=on: Intel's extension .*{said}; set TRAIN_IPEX=auto") as error:
+        plan_trainer(make_test_plan(make_machine(4)), read_train_settings({"TRAIN_IPEX": "on"}, {}), SMALL, node)
+    assert error.value.code == ExitCode.MACHINE
 
 
 def compiled(environ: dict[str, str], versions: dict[str, str] | None = None, gpus: int = 0) -> Plan:
     node = replace(make_machine(4, gpus=gpus), packages=Packages(versions or {}))
-    return plan_training(make_test_plan(node), read_train_settings(environ, {}), SMALL, node)
+    return plan_trainer(make_test_plan(node), read_train_settings(environ, {}), SMALL, node)
 
 
 @pytest.mark.parametrize(
@@ -117,15 +117,15 @@ def test_what_compiles_is_in_the_plan(environ: dict[str, str], value: str) -> No
     ],
 )
 def test_what_cannot_be_used_here_is_refused_with_what_it_needs(environ: dict[str, str], gpus: int, said: str) -> None:
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(UserError, match=said):
         compiled(environ, gpus=gpus)
 
 
 def test_unusable_compile_backend_is_refused() -> None:
     node = make_machine(4)
     environ = {"TRAIN_COMPILE": "default", "TRAIN_COMPILE_BACKEND": "tvm"}
-    with pytest.raises(Refused, match="TRAIN_COMPILE_BACKEND=tvm: tvm cannot be used") as error:
-        plan_training(
+    with pytest.raises(UserError, match="TRAIN_COMPILE_BACKEND=tvm: tvm cannot be used") as error:
+        plan_trainer(
             *(make_test_plan(node), read_train_settings(environ, {}), SMALL, node), compile_problem="cannot be used (…)"
         )
-    assert error.value.code == Exit.MACHINE
+    assert error.value.code == ExitCode.MACHINE

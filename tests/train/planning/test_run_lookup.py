@@ -10,7 +10,7 @@ import pytest
 from entrypoint.plan.inputs import PreviousRun
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.factories import make_machine, make_test_plan, train_settings
-from train.planning.run_lookup import begun, previous_run
+from train.planning.run_lookup import previous_run, resumed_run_dir
 from train.settings import TrainSettings
 
 
@@ -26,7 +26,7 @@ from train.settings import TrainSettings
     ],
 )
 def test_which_run_is_gone_on_with(given: dict[str, str], folder: str | None) -> None:
-    assert begun(train_settings({"output_dir": "/out", **given})) == (Path(folder) if folder else None)
+    assert resumed_run_dir(train_settings({"output_dir": "/out", **given})) == (Path(folder) if folder else None)
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"ranks": 5}'])

@@ -8,24 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import Exit, Refused
-from entrypoint.machine.container import Surroundings
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.machine.container import ContainerInfo
 from entrypoint.plan.model import Plan
 from tests.factories import make_machine, make_test_plan
 from tests.train.given import SMALL_DATASET
-from train.data.dataset_info import Facts
-from train.planning.trainer_plan import plan_training
+from train.data.dataset_info import DatasetInfo
+from train.planning.trainer_plan import plan_trainer
 from train.settings import read_train_settings
 
-SHM = Surroundings(shm_bytes=4 << 30)
+SHM = ContainerInfo(shm_bytes=4 << 30)
 PETS = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "/pets"}
 SMALL = SMALL_DATASET
-LARGE = Facts(200_000, (3, 224, 224), counted_all=False)
+LARGE = DatasetInfo(200_000, (3, 224, 224), counted_all=False)
 
 
-def planned(environ: Mapping[str, str], facts: Facts, ranks: int = 1, flags: Mapping[str, str] | None = None) -> Plan:
+def planned(
+    environ: Mapping[str, str], facts: DatasetInfo, ranks: int = 1, flags: Mapping[str, str] | None = None
+) -> Plan:
     base = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": str(ranks)})
-    return plan_training(
+    return plan_trainer(
         base, read_train_settings(environ, flags or {}), facts, replace(make_machine(4), surroundings=SHM)
     )
 
@@ -33,17 +35,17 @@ def planned(environ: Mapping[str, str], facts: Facts, ranks: int = 1, flags: Map
 @pytest.mark.parametrize(
     ("environ", "facts", "feed", "workers"),
     [
-        ({}, Facts(1797, (1, 8, 8)), "memory", 0),
+        ({}, DatasetInfo(1797, (1, 8, 8)), "memory", 0),
         (PETS, SMALL, "memory", 0),
         (PETS, LARGE, "stream", 2),
-        (PETS, Facts(20_000, (3, 224, 224)), "stream", 2),
+        (PETS, DatasetInfo(20_000, (3, 224, 224)), "stream", 2),
         (PETS | {"TRAIN_DATA_SOURCE": "stream"}, SMALL, "stream", 2),
         (PETS | {"TRAIN_DATA_SOURCE": "stream", "TRAIN_NUM_WORKERS": "7"}, SMALL, "stream", 7),
         (PETS | {"TRAIN_DATA_SOURCE": "memory"}, LARGE, "memory", 0),
     ],
 )
 def test_small_sets_are_held_in_memory_and_large_ones_streamed(
-    environ: dict[str, str], facts: Facts, feed: str, workers: int
+    environ: dict[str, str], facts: DatasetInfo, feed: str, workers: int
 ) -> None:
     made = planned(environ, facts, ranks=2)
     assert (made.training["feed"], made.training["workers"]) == (feed, workers)
@@ -72,7 +74,7 @@ NODES = RESTARTS | {"LAUNCH_NNODES": "2", "MASTER_ADDR": "r1"}
 def test_ranks_that_may_be_started_again_know_their_run(environ: dict[str, str], name: str) -> None:
     base = make_test_plan(make_machine(4), environ)
     node = replace(make_machine(4), surroundings=SHM)
-    made = plan_training(base, read_train_settings(environ, {}), SMALL, node, free_name="free")
+    made = plan_trainer(base, read_train_settings(environ, {}), SMALL, node, free_name="free")
     assert (made.environment["TRAIN_RESUME"], made.environment["TRAIN_RUN_NAME"]) == ("auto", name)
     assert next(one.value for one in made.decisions if one.what == "resume") == "auto"
 
@@ -86,10 +88,8 @@ def test_ranks_that_may_be_started_again_know_their_run(environ: dict[str, str],
     ],
 )
 def test_a_run_that_could_not_go_on_is_refused(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(Refused, match=said):
-        plan_training(
-            make_test_plan(make_machine(4), environ), read_train_settings(environ, {}), SMALL, make_machine(4)
-        )
+    with pytest.raises(UserError, match=said):
+        plan_trainer(make_test_plan(make_machine(4), environ), read_train_settings(environ, {}), SMALL, make_machine(4))
 
 
 @pytest.mark.parametrize(("ranks", "said"), [(2, "optimizer over 2 ranks"), (1, "optimizer one rank has all")])
@@ -147,12 +147,12 @@ def test_flags_travel_to_the_ranks_as_variables() -> None:
     ],
 )
 def test_what_cannot_be_trained_is_refused(environ: dict[str, str], ranks: int, said: str) -> None:
-    with pytest.raises(Refused, match=said):
+    with pytest.raises(UserError, match=said):
         planned(environ, SMALL, ranks)
 
 
 def test_how_long_to_train_is_said_once() -> None:
-    with pytest.raises(Refused, match="TRAIN_EPOCHS=3 and TRAIN_STEPS=5 both say how long to train; drop one"):
+    with pytest.raises(UserError, match="TRAIN_EPOCHS=3 and TRAIN_STEPS=5 both say how long to train; drop one"):
         planned({"TRAIN_EPOCHS": "3", "TRAIN_STEPS": "5"}, SMALL)
 
 
@@ -165,20 +165,20 @@ STREAM = PETS | {"TRAIN_DATA_SOURCE": "stream", "TRAIN_BATCH_SIZE": "256"}
 
 
 def test_workers_are_no_more_than_shm_can_serve() -> None:
-    node = replace(make_machine(4), surroundings=Surroundings(shm_bytes=64 << 20))
-    made = plan_training(make_test_plan(node), read_train_settings(STREAM, {}), Facts(100, (3, 32, 32)), node)
+    node = replace(make_machine(4), surroundings=ContainerInfo(shm_bytes=64 << 20))
+    made = plan_trainer(make_test_plan(node), read_train_settings(STREAM, {}), DatasetInfo(100, (3, 32, 32)), node)
     assert made.training["workers"] == 4
-    crowded = plan_training(make_test_plan(node), read_train_settings(STREAM, {}), Facts(100, (3, 96, 96)), node)
+    crowded = plan_trainer(make_test_plan(node), read_train_settings(STREAM, {}), DatasetInfo(100, (3, 96, 96)), node)
     assert crowded.training["workers"] == 1
     (why,) = (decision.why for decision in crowded.decisions if decision.what == "workers")
     assert why == "/dev/shm has 64 MiB, and a worker on each rank needs 20 MiB; start with a larger --shm-size for 4"
     with pytest.raises(
-        Refused, match=r"TRAIN_NUM_WORKERS=3: /dev/shm has 64 MiB.*; lower it to 1, or start with"
+        UserError, match=r"TRAIN_NUM_WORKERS=3: /dev/shm has 64 MiB.*; lower it to 1, or start with"
     ) as error:
-        plan_training(
+        plan_trainer(
             make_test_plan(node),
             read_train_settings(STREAM | {"TRAIN_NUM_WORKERS": "3"}, {}),
-            Facts(100, (3, 96, 96)),
+            DatasetInfo(100, (3, 96, 96)),
             node,
         )
-    assert error.value.code == Exit.MACHINE
+    assert error.value.code == ExitCode.MACHINE

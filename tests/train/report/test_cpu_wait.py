@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.cpu_load import read_waits
+from entrypoint.machine.cpu_load import read_run_delays
 from tests.conftest import Entrypoint
 from tests.neighbours import neighbours
-from train.report.cpu_wait import Waiting, longest_share, told_of
+from train.report.cpu_wait import CpuWaitMeter, cpu_wait_text, max_wait_share
 
 SECOND = 1_000_000_000
 SHARES = {
@@ -31,12 +31,12 @@ SHARES = {
 @pytest.mark.parametrize("case", SHARES)
 def test_the_share_is_that_of_the_thread_that_waited_longest(case: str) -> None:
     before, after, seconds, share = SHARES[case]
-    assert longest_share(before, after, seconds) == pytest.approx(share)
+    assert max_wait_share(before, after, seconds) == pytest.approx(share)
 
 
 def test_what_is_worth_telling_names_the_share_and_what_to_do() -> None:
-    assert told_of(0.19) == ""
-    assert told_of(0.376) == (
+    assert cpu_wait_text(0.19) == ""
+    assert cpu_wait_text(0.376) == (
         "38 % of the time, for CPUs that others ran on or a quota withheld; `entrypoint tune` finds the best beside"
         " them"
     )
@@ -45,7 +45,7 @@ def test_what_is_worth_telling_names_the_share_and_what_to_do() -> None:
 def test_a_kernel_that_does_not_count_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "schedstat").write_text("")
-    assert read_waits(tmp_path) == {}
+    assert read_run_delays(tmp_path) == {}
 
 
 @pytest.fixture
@@ -57,13 +57,13 @@ def crowded() -> Iterator[None]:
 
 @pytest.mark.usefixtures("crowded")
 def test_a_thread_beside_busy_ones_waits_and_one_that_sleeps_does_not() -> None:
-    waiting, until = Waiting(), time.monotonic() + 2
+    waiting, until = CpuWaitMeter(), time.monotonic() + 2
     sleeping = threading.Event()
     sleeper = threading.Thread(target=sleeping.wait)
     sleeper.start()
     while time.monotonic() < until:
         pass
-    waits = read_waits()
+    waits = read_run_delays()
     sleeping.set()
     assert waiting.share() > 0.2
     assert waits[str(sleeper.native_id)] < SECOND // 2

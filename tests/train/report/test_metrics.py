@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from train.report.metrics import Recorder, read_metrics
+from train.report.metrics import MetricsWriter, read_metrics
 
 
 def write_run(folder: Path, *, tensorboard: bool = False) -> None:
-    recorder = Recorder(folder, tensorboard=tensorboard)
+    recorder = MetricsWriter(folder, tensorboard=tensorboard)
     for epoch in (1, 2):
         step = {"epoch": epoch - 0.5, "loss": 1 / epoch, "images_per_second": 100.0}
         recorder.line("step", 10 * epoch - 5, step)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.conftest import Entrypoint
-from train.report.profiler import PHASES, Shares
+from train.report.profiler import PHASES, PhaseTimes
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from train.report.profiler import PHASES, Shares
     ],
 )
 def test_the_diagnosis_names_what_takes_the_time(seconds: tuple[int, ...], feed: str, said: str) -> None:
-    shares = Shares(10, dict(zip(PHASES, map(float, seconds), strict=True)))
+    shares = PhaseTimes(10, dict(zip(PHASES, map(float, seconds), strict=True)))
     assert shares.diagnosis(feed).startswith(said)
     assert shares.line().startswith(f"data {seconds[0]} %, forward and loss {seconds[1]} %")
 
@@ -45,7 +45,7 @@ def test_a_run_is_profiled_and_trains_on(entrypoint: Entrypoint) -> None:
     assert all(phases["seconds"][name] > 0 for name in PHASES)
     marks = [one["name"] for one in json.loads((folder / "trace.json").read_text())["traceEvents"]]
     assert marks.count("step: optimizer") == 4
-    assert f"profile of 4 steps: {Shares(4, phases['seconds']).line()}" in result.out
+    assert f"profile of 4 steps: {PhaseTimes(4, phases['seconds']).line()}" in result.out
     assert phases["diagnosis"] in result.out
 
     plain = entrypoint.train(env={"TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "plain"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.factories import train_settings
-from train.report.progress import Bar, Off, Plain, build_progress, duration
+from train.report.progress import BarProgress, LineProgress, NullProgress, build_progress, duration
 from train.settings import TrainSettings
 
 
@@ -15,33 +15,39 @@ def test_durations_read_as_a_clock(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "leads", "kind"),
-    [("auto", True, Plain), ("plain", True, Plain), ("bar", True, Bar), ("off", True, Off), ("bar", False, Off)],
+    ("asked", "is_main", "kind"),
+    [
+        ("auto", True, LineProgress),
+        ("plain", True, LineProgress),
+        ("bar", True, BarProgress),
+        ("off", True, NullProgress),
+        ("bar", False, NullProgress),
+    ],
 )
-def test_the_display_is_what_was_asked_for_and_rank_0s_alone(asked: str, leads: bool, kind: type) -> None:
-    progress = build_progress(train_settings({"progress": asked}), 10, 2, leads=leads)
+def test_the_display_is_what_was_asked_for_and_rank_0s_alone(asked: str, is_main: bool, kind: type) -> None:
+    progress = build_progress(train_settings({"progress": asked}), 10, 2, is_main=is_main)
     assert type(progress) is kind
     progress.close()
 
 
-@pytest.mark.parametrize(("relayed", "kind"), [(False, Bar), (True, Plain)])
+@pytest.mark.parametrize(("relayed", "kind"), [(False, BarProgress), (True, LineProgress)])
 def test_a_terminal_of_a_launchers_own_is_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], relayed: bool, kind: type
 ) -> None:
     with capsys.disabled():
         monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-        progress = build_progress(TrainSettings(), 10, 2, leads=True, relayed=relayed)
+        progress = build_progress(TrainSettings(), 10, 2, is_main=True, relayed=relayed)
     assert type(progress) is kind
     progress.close()
 
 
 def test_a_plain_line_says_where_the_run_is(capsys: pytest.CaptureFixture[str]) -> None:
-    Plain(10, 500).at(2, 120, 1.23456, 12345.6, 61)
+    LineProgress(10, 500).at(2, 120, 1.23456, 12345.6, 61)
     assert capsys.readouterr().out == "epoch 3/10  step 120/500  loss 1.2346  12,346 images/s  left 1:01\n"
 
 
 def test_a_bar_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    bar = Bar(10, 500)
+    bar = BarProgress(10, 500)
     bar.at(2, 120, 1.23456, 12345.6, 61)
     bar.say("epoch 3/10 [done]")
     bar.close()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from tests.factories import make_machine, make_test_plan, train_settings
 from train.report import run_folder
-from train.report.run_lock import Lock
+from train.report.run_lock import RunLock
 from train.settings import TrainSettings, read_train_settings
 
 
@@ -19,26 +19,26 @@ def settings(output: Path, **more: object) -> TrainSettings:
 
 
 def test_runs_of_the_same_second_get_folders_of_their_own_and_latest_is_the_newest(tmp_path: Path) -> None:
-    folders = [run_folder.open_folder(settings(tmp_path / "runs"), Lock())[0] for _ in range(5)]
+    folders = [run_folder.open_folder(settings(tmp_path / "runs"), RunLock())[0] for _ in range(5)]
     assert len(set(folders)) == 5
     assert (tmp_path / "runs/latest").resolve() == folders[-1].resolve()
 
 
 def test_a_named_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
-    folder, starts = run_folder.open_folder(settings(tmp_path, run_name="mine"), Lock())
+    folder, starts = run_folder.open_folder(settings(tmp_path, run_name="mine"), RunLock())
     assert (folder, starts) == (tmp_path / "mine", [])
     (folder / "settings.json").write_text("{}")
-    with pytest.raises(Refused, match="already holds a run"):
-        run_folder.open_folder(settings(tmp_path, run_name="mine"), Lock())
+    with pytest.raises(UserError, match="already holds a run"):
+        run_folder.open_folder(settings(tmp_path, run_name="mine"), RunLock())
 
 
 def test_resuming_tries_the_checkpoints_of_the_newest_run_newest_first(tmp_path: Path) -> None:
-    with Lock() as lock:
+    with RunLock() as lock:
         folder, _ = run_folder.open_folder(settings(tmp_path), lock)
     (folder / "checkpoint").mkdir()
     for step in (1, 20):
         (folder / f"checkpoint/step-{step:09d}.pt").write_text("")
-    again, starts = run_folder.open_folder(settings(tmp_path, resume="auto"), Lock())
+    again, starts = run_folder.open_folder(settings(tmp_path, resume="auto"), RunLock())
     assert again == folder.resolve()
     assert [start.name for start in starts] == ["step-000000020.pt", "step-000000001.pt"]
 
@@ -50,30 +50,30 @@ def test_what_killed_runs_left_half_written_goes_when_the_run_goes_on_and_nothin
         (saved / name).write_text("")
     (saved / ".best.pt.4711").symlink_to("step-000000020.pt")
     (saved / "best.pt").symlink_to("step-000000020.pt")
-    with Lock() as lock:
+    with RunLock() as lock:
         run_folder.open_folder(settings(tmp_path, run_name="mine", resume="auto"), lock)
         (saved / ".step-000000050.pt.4712").write_text("a live run's")
-        with pytest.raises(Refused, match="trains into it right now"):
-            run_folder.open_folder(settings(tmp_path, run_name="mine", resume="auto"), Lock())
+        with pytest.raises(UserError, match="trains into it right now"):
+            run_folder.open_folder(settings(tmp_path, run_name="mine", resume="auto"), RunLock())
     left = {path.name for path in saved.iterdir()}
     assert left == {"step-000000020.pt", "best.pt", ".nfs0001", ".step-000000050.pt.4712"}
 
 
 def test_resuming_nothing_starts_a_new_run(tmp_path: Path) -> None:
-    folder, starts = run_folder.open_folder(settings(tmp_path, resume="auto", run_name="mine"), Lock())
+    folder, starts = run_folder.open_folder(settings(tmp_path, resume="auto", run_name="mine"), RunLock())
     assert (folder, starts) == (tmp_path / "mine", [])
 
 
 @pytest.mark.parametrize("output", ["/sys", "/sys/runs", "/dev/null/runs"])
 def test_a_folder_that_not_even_root_can_write_is_refused(output: str) -> None:
-    with pytest.raises(Refused, match=rf"TRAIN_OUTPUT_DIR={output}: cannot be written"):
-        run_folder.open_folder(settings(Path(output)), Lock())
+    with pytest.raises(UserError, match=rf"TRAIN_OUTPUT_DIR={output}: cannot be written"):
+        run_folder.open_folder(settings(Path(output)), RunLock())
 
 
 def test_the_command_has_every_setting_and_is_safe_to_paste(tmp_path: Path) -> None:
     environ = {"TRAIN_DATA_DIR": str(tmp_path / "my $data; rm"), "TRAIN_RUN_NAME": "x", "LAUNCH_THREADS": "1"}
     given = read_train_settings(environ, {"epochs": "3"})
-    words = shlex.split(run_folder.repeat_command(given, make_test_plan(make_machine(2), environ), environ))
+    words = shlex.split(run_folder.reproduce_command(given, make_test_plan(make_machine(2), environ), environ))
     assert words[:2] == ["cd", str(Path.cwd())]
     assert {
         "LAUNCH_THREADS=1",
@@ -88,4 +88,4 @@ def test_the_command_has_every_setting_and_is_safe_to_paste(tmp_path: Path) -> N
 def test_versions_name_what_is_not_installed() -> None:
     found = run_folder.versions()
     assert found["torch"][0].isdigit()
-    assert set(run_folder.TOLD_VERSIONS) <= set(found)
+    assert set(run_folder.RECORDED_PACKAGES) <= set(found)

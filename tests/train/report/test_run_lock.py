@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import Refused
+from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint
+from tests.processes import children
 from tests.train.given import SMALL
 from tests.train.started import Started
-from train.report.run_lock import NAME, Lock, me
+from train.report.run_lock import LOCK_NAME, RunLock, identity
 
 
 def test_one_at_a_time_and_the_next_when_it_is_given_back(tmp_path: Path) -> None:
-    with Lock() as one:
+    with RunLock() as one:
         one.take(tmp_path)
         assert one.mine
-        with Lock() as other, pytest.raises(Refused, match=rf"process {os.getpid()} on .* trains into it right now"):
+        with (
+            RunLock() as other,
+            pytest.raises(UserError, match=rf"process {os.getpid()} on .* trains into it right now"),
+        ):
             other.take(tmp_path)
         assert one.mine
-    assert not (tmp_path / NAME).exists()
-    with Lock() as other:
+    assert not (tmp_path / LOCK_NAME).exists()
+    with RunLock() as other:
         other.take(tmp_path)
 
 
@@ -32,8 +37,8 @@ def test_one_at_a_time_and_the_next_when_it_is_given_back(tmp_path: Path) -> Non
 def test_of_a_process_that_is_gone_or_another_of_its_number_it_is_taken_at_once(
     tmp_path: Path, change: dict[str, object]
 ) -> None:
-    (tmp_path / NAME).write_text(json.dumps(me() | change))
-    with Lock(stale_s=60) as lock:
+    (tmp_path / LOCK_NAME).write_text(json.dumps(identity() | change))
+    with RunLock(stale_s=60) as lock:
         lock.take(tmp_path)
         assert lock.mine
 
@@ -44,18 +49,18 @@ def test_of_a_process_that_is_gone_or_another_of_its_number_it_is_taken_at_once(
 def test_one_that_nobody_touches_is_taken_after_a_while_and_told(
     tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / NAME).write_text(content)
-    with Lock(stale_s=0.5) as lock:
+    (tmp_path / LOCK_NAME).write_text(content)
+    with RunLock(stale_s=0.5) as lock:
         lock.take(tmp_path)
         assert lock.mine
     assert f"{tmp_path} is locked by process " in capsys.readouterr().err
 
 
 def test_one_that_is_touched_from_elsewhere_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Lock(beat_s=0.1) as far:
+    with RunLock(beat_s=0.1) as far:
         far.take(tmp_path)
         monkeypatch.setattr("train.report.run_lock.pid_namespace", lambda: "another")
-        with Lock(stale_s=5) as near, pytest.raises(Refused, match="trains into it right now"):
+        with RunLock(stale_s=5) as near, pytest.raises(UserError, match="trains into it right now"):
             near.take(tmp_path)
 
 
@@ -67,8 +72,9 @@ def test_two_jobs_on_one_folder_do_not_meet_and_a_crash_leaves_nothing_in_the_wa
     second = entrypoint("train", env=env)
     assert second.code == 2
     (line,) = second.error_lines
-    assert f"runs/run: process {first.process.pid} on " in line
-    first.process.kill()
+    (rank,) = children(first.process.pid)
+    assert f"runs/run: process {rank} on " in line
+    os.kill(rank, signal.SIGKILL)
     first.ended()
     began = time.monotonic()
     third = entrypoint("train", env=env | {"TRAIN_RESUME_ALLOW_CHANGED": "1"})

@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 
-from entrypoint.core.errors import Exit
+from entrypoint.core.errors import ExitCode
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, launcher, needs_two_cores, script
 from tests.processes import children
 from tests.terminals import terminal
@@ -59,7 +59,7 @@ def test_it_saves_and_that_is_said_once(
         else:
             os.kill(screen.process, signal.SIGTERM)
         code = screen.ended()
-    assert code == Exit.PREEMPTED, screen.said.decode()
+    assert code == ExitCode.PREEMPTED, screen.said.decode()
     assert screen.said.count(b"entrypoint: preempted: stopped by SIG") == 1, screen.said.decode()
     assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
 
@@ -74,7 +74,7 @@ def test_a_terminal_that_is_closed_saves_and_ends_the_run(
     with terminal(entrypoint.folder, (*TRAIN, *words), environment(entrypoint, names, said)) as screen:
         screen.wait_for(b"epoch 2/100000")
     _, status = os.waitpid(screen.process, 0)
-    assert os.waitstatus_to_exitcode(status) == Exit.PREEMPTED
+    assert os.waitstatus_to_exitcode(status) == ExitCode.PREEMPTED
     assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
 
 
@@ -85,7 +85,7 @@ def test_a_reader_that_goes_away_does_too(entrypoint: Entrypoint, ranks: str) ->
     assert run.process.stdout is not None
     run.process.stdout.close()
     code, _, err = run.ended()
-    assert code == Exit.PREEMPTED
+    assert code == ExitCode.PREEMPTED
     assert err.count("\n") == err.count("entrypoint: preempted: stopped by ") == 1, err
     saved = int(err.partition(": step ")[2].split()[0])
     assert (entrypoint.folder / f"runs/run/checkpoint/step-{saved:09}.pt").exists()
@@ -97,7 +97,7 @@ def test_so_does_a_log_on_a_disk_that_is_full(entrypoint: Entrypoint) -> None:
     done = subprocess.run(
         ["sh", "-c", words], cwd=entrypoint.folder, env=env, stderr=subprocess.PIPE, text=True, timeout=LAUNCH_LIMIT_S
     )
-    assert done.returncode == Exit.PREEMPTED, done.stderr
+    assert done.returncode == ExitCode.PREEMPTED, done.stderr
     assert done.stderr.count("\n") == done.stderr.count("entrypoint: preempted: stopped by ") == 1, done.stderr
     assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
 
@@ -112,4 +112,4 @@ def test_under_nohup_it_outlives_the_terminal(entrypoint: Entrypoint, ranks: str
     for epoch in range(3, 40):
         run.wait_for(f"epoch {epoch}/100000  train loss")
     run.process.terminate()
-    assert run.ended()[0] == Exit.PREEMPTED
+    assert run.ended()[0] == ExitCode.PREEMPTED

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from train.seeding import generator
-from train.transforms.book import DEGREES, SIGMA, apply, draw, judged
+from train.seeding import make_generator
+from train.transforms.book import DEGREES, SIGMA, apply, eval_transform, sample_params
 
 COUNT = 6
 
 
 def pictures(height: int, width: int, channels: int = 3) -> torch.Tensor:
-    return torch.randint(0, 256, (COUNT, height, width, channels), dtype=torch.uint8, generator=generator("pictures"))
+    return torch.randint(
+        0, 256, (COUNT, height, width, channels), dtype=torch.uint8, generator=make_generator("pictures")
+    )
 
 
 @pytest.mark.parametrize(("height", "width", "channels"), [(32, 32, 3), (255, 255, 3), (300, 260, 3), (28, 40, 1)])
@@ -20,7 +22,7 @@ def test_a_batch_is_what_torchvision_makes_of_each_picture(height: int, width: i
     v2 = pytest.importorskip("torchvision.transforms.v2.functional")
     images = pictures(height, width, channels)
     rows = torch.tensor([4, 0, 5])
-    drawn = draw(3, height, generator("drawn"))
+    drawn = sample_params(3, height, make_generator("drawn"))
     drawn[0, 0], drawn[1, 0] = 1, 0
     expected = []
     for row, (flip, degrees, sigma) in zip(rows.tolist(), drawn.tolist(), strict=True):
@@ -35,14 +37,14 @@ def test_a_batch_is_what_torchvision_makes_of_each_picture(height: int, width: i
     assert near.float().mean() > 0.998
     plain = torch.stack([v2.center_crop(v2.resize(one.permute(2, 0, 1).float(), [255], antialias=True), [224, 224])
                          for one in images])  # fmt: skip
-    assert torch.allclose(judged(images).permute(0, 3, 1, 2), plain, atol=1e-3)
+    assert torch.allclose(eval_transform(images).permute(0, 3, 1, 2), plain, atol=1e-3)
 
 
 def test_what_is_drawn_is_within_the_books_bounds_and_decided_by_the_key() -> None:
-    flips, degrees, sigma = draw(1000, 32, generator("a")).T
+    flips, degrees, sigma = sample_params(1000, 32, make_generator("a")).T
     assert set(flips.tolist()) == {0.0, 1.0}
     assert 0.4 < float(flips.mean()) < 0.6
     assert float(degrees.min()) == pytest.approx(-DEGREES, abs=1)
     assert float(degrees.max()) == pytest.approx(DEGREES, abs=1)
     assert SIGMA[0] <= float(sigma.min()) < 0.2 < 1.9 < float(sigma.max()) <= SIGMA[1]
-    assert torch.equal(draw(5, 32, generator("a")), draw(5, 32, generator("a")))
+    assert torch.equal(sample_params(5, 32, make_generator("a")), sample_params(5, 32, make_generator("a")))

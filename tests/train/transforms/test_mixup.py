@@ -8,9 +8,9 @@ import torch
 from tests.factories import train_settings
 from tests.train.engine.learners import X, Y, learner, weights
 from train.data.batches import Batch
-from train.seeding import generator
+from train.seeding import make_generator
 from train.settings import TrainSettings
-from train.transforms.mixup import Mix, draw
+from train.transforms.mixup import MixParams, sample_mix
 
 
 def settings(**more: float) -> TrainSettings:
@@ -19,7 +19,7 @@ def settings(**more: float) -> TrainSettings:
 
 @pytest.mark.parametrize("step", range(20))
 def test_a_cut_boxs_area_is_the_share_that_is_not_own(step: int) -> None:
-    mix = draw(8, 10, 12, settings(cutmix_alpha=1.0), generator("cut", step))
+    mix = sample_mix(8, 10, 12, settings(cutmix_alpha=1.0), make_generator("cut", step))
     assert sorted(mix.partners.tolist()) == list(range(8))
     images, others = torch.zeros(8, 3, 10, 12), torch.ones(8, 3, 10, 12)
     mixed = mix.of(images, others)
@@ -29,21 +29,24 @@ def test_a_cut_boxs_area_is_the_share_that_is_not_own(step: int) -> None:
 
 
 def test_mixup_lays_two_over_each_other() -> None:
-    mix = draw(8, 4, 4, settings(mixup_alpha=0.4), generator("up"))
+    mix = sample_mix(8, 4, 4, settings(mixup_alpha=0.4), make_generator("up"))
     assert mix.box is None
     mixed = mix.of(torch.zeros(8, 3, 4, 4), torch.ones(8, 3, 4, 4))
     assert torch.allclose(mixed, torch.full_like(mixed, 1 - mix.own))
 
 
 def test_both_take_turns_and_shares_are_drawn_anew() -> None:
-    drawn = [draw(4, 8, 8, settings(mixup_alpha=0.2, cutmix_alpha=1.0), generator("both", step)) for step in range(200)]
+    drawn = [
+        sample_mix(4, 8, 8, settings(mixup_alpha=0.2, cutmix_alpha=1.0), make_generator("both", step))
+        for step in range(200)
+    ]
     assert 60 < sum(one.box is None for one in drawn) < 140
     assert len({one.own for one in drawn}) > 100
     assert all(0 <= one.own <= 1 for one in drawn)
 
 
 def test_the_loss_is_that_of_both_labels_by_their_shares() -> None:
-    one, mix = learner(label_smoothing=0.1), Mix(torch.arange(12).flip(0), 0.7)
+    one, mix = learner(label_smoothing=0.1), MixParams(torch.arange(12).flip(0), 0.7)
     other = Y[mix.partners]
     images = mix.of(X[:, :, None, None], X[mix.partners][:, :, None, None])[:, :, 0, 0]
     soft = 0.7 * torch.nn.functional.one_hot(Y, 3) + 0.3 * torch.nn.functional.one_hot(other, 3)
