@@ -144,5 +144,5 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
 
 
 def read_launch_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> ParsedSettings[LaunchSettings]:
-    """Validate LAUNCH_* and the launcher's flags; raises `Refused`."""
+    """Validate LAUNCH_* and the launcher's flags; raises `UserError`."""
     return read_settings(LaunchSettings, environ, flags)

@@ -37,7 +37,7 @@ def make_machine(cores: int = 4, online: int | None = None, quota: float | None 
         quota,
         8 << 30,
         tuple(Gpu(index, f"GPU-{index}", "H200", 1 << 37) for index in range(gpus)),
-        surroundings=ContainerInfo(shm_bytes=1 << 30),
+        container=ContainerInfo(shm_bytes=1 << 30),
     )
 
 
@@ -47,12 +47,12 @@ def make_test_plan(
     environ = environ or {}
     chosen, job = read_launch_settings(environ, {}), job or Job()
     return make_plan(
-        PlanInputs(chosen, node, job, program, environ, "python", nodes=detect_node_group(chosen, environ, job))
+        PlanInputs(chosen, node, job, program, environ, "python", node_group=detect_node_group(chosen, environ, job))
     )
 
 
 def reason_for(made: Plan, what: str) -> str:
-    return next(decision.why for decision in made.decisions if decision.what == what)
+    return next(decision.text for decision in made.decisions if decision.key == what)
 
 
 NVML = {"8-GPU NVLink node": nvlink_node, "8-GPU NVSwitch node": nvswitch_node}
@@ -62,7 +62,7 @@ def simulated_machine(tmp_path: Path, name: str, nvml: Any = None) -> Machine:
     tree = MACHINES[name]()
     root = tree.build(tmp_path / "root")
     found = detect_machine(root, MASKS.get(name, tree.cpus), nvml or (NVML[name]() if name in NVML else None))
-    return replace(found, hostname="there", surroundings=ContainerInfo(shm_bytes=1 << 30))
+    return replace(found, hostname="there", container=ContainerInfo(shm_bytes=1 << 30))
 
 
 def elf_header(machine: int) -> bytes:

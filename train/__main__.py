@@ -59,7 +59,7 @@ def report_stop(stopped: StopSignal) -> int:
 
 
 def run() -> int:
-    """Read the plan and the settings, and train; raises `Refused`."""
+    """Read the plan and the settings, and train; raises `UserError`."""
     text = os.environ.get(PLAN_VAR)
     if not text:
         exec_entrypoint()

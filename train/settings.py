@@ -289,5 +289,5 @@ class TrainSettings(Settings, frozen=True, kw_only=True):
 
 
 def read_train_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> ParsedSettings[TrainSettings]:
-    """Validate TRAIN_* and the trainer's flags; raises `Refused`."""
+    """Validate TRAIN_* and the trainer's flags; raises `UserError`."""
     return read_settings(TrainSettings, environ, flags)

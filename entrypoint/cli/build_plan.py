@@ -35,10 +35,16 @@ def detect_plan_inputs(
 ) -> PlanInputs:
     """Read the machine, and test what no file shows."""
     nodes = detect_node_group(settings, environ, job)
-    if settings.values.launcher == "auto" and nodes.count == 1:
+    if settings.values.launcher == "auto" and nodes.nnodes == 1:
         check_launcher_variables(job)
     if job.starts_ranks_itself(settings.values):  # then this task is the node's, and its ranks are still to be started
-        job = Job(id=job.id, granted_cpus=job.granted_cpus, node_cpus=job.node_cpus, nodes=job.nodes, master=job.master)
+        job = Job(
+            job_id=job.job_id,
+            granted_cpus=job.granted_cpus,
+            node_cpus=job.node_cpus,
+            hostnames=job.hostnames,
+            master_addr=job.master_addr,
+        )
     mask, settled, launcher_affinity = effective_affinity(job)
     return PlanInputs(
         settings,
@@ -49,37 +55,37 @@ def detect_plan_inputs(
         environ,
         backend_problem=find_backend_problem(settings.values.backend, sys.executable),
         broken_preloads=find_broken_preloads(environ.get("LD_PRELOAD", "")),
-        nodes=nodes,
-        starter=find_remote_launcher(settings.values, job, nodes.count, environ),
-        token=f"{socket.gethostname()}-{os.getpid()}",
+        node_group=nodes,
+        remote_launcher=find_remote_launcher(settings.values, job, nodes.nnodes, environ),
+        run_token=f"{socket.gethostname()}-{os.getpid()}",
     )
 
 
-def apply_saved_tuning(command: CommandLine, question: PlanInputs) -> tuple[PlanInputs, TunedPlan | None]:
+def apply_saved_tuning(command: CommandLine, inputs: PlanInputs) -> tuple[PlanInputs, TunedPlan | None]:
     """Return the inputs with the tuning results for this program and machine, where the user set nothing else."""
-    tuned = load(question, lambda: settings_affecting_speed(command, question))
-    return (apply_tuning(question, tuned, command.launch_flags), tuned) if tuned else (question, None)
+    tuned = load(inputs, lambda: settings_affecting_speed(command, inputs))
+    return (apply_tuning(inputs, tuned, command.launch_flags), tuned) if tuned else (inputs, None)
 
 
-def settings_affecting_speed(command: CommandLine, question: PlanInputs) -> Mapping[str, Any]:
+def settings_affecting_speed(command: CommandLine, inputs: PlanInputs) -> Mapping[str, Any]:
     """Return the trainer's settings that change the time of a step, as JSON types; none for a user's script."""
     if command.program is not None:
         return {}
     from train.data.dataset_info import inspect_dataset
     from train.settings import read_train_settings
 
-    values = read_train_settings(question.environ, command.train_flags).values
+    values = read_train_settings(inputs.environ, command.train_flags).values
     return {**values.speed_relevant(), "shape": inspect_dataset(values).shape}
 
 
-def build_plan(command: CommandLine, question: PlanInputs) -> Plan:
+def build_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     """Return the plan; for the built-in trainer with the part that its data and settings decide."""
     if command.program is not None:
-        return with_remote_command(make_plan(question), question)
-    return with_remote_command(plan_trainer(command, question), question)
+        return with_remote_command(make_plan(inputs), inputs)
+    return with_remote_command(plan_trainer(command, inputs), inputs)
 
 
-def plan_trainer(command: CommandLine, question: PlanInputs) -> Plan:
+def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
     """Return the plan of the built-in trainer."""
     from train.data.dataset_info import inspect_dataset
     from train.planning.recipes import with_recipe
@@ -87,33 +93,33 @@ def plan_trainer(command: CommandLine, question: PlanInputs) -> Plan:
     from train.planning.trainer_plan import plan_trainer
     from train.settings import read_train_settings
 
-    given = read_train_settings(question.environ, command.train_flags)
+    given = read_train_settings(inputs.environ, command.train_flags)
     facts = inspect_dataset(given.values)
-    question = replace(question, previous=previous_run(given.values))
-    training, plan = with_recipe(given, make_plan(question))
+    inputs = replace(inputs, previous=previous_run(given.values))
+    training, plan = with_recipe(given, make_plan(inputs))
     plan = replace(plan, warnings=(*given.notices, *plan.warnings))
-    free_name = new_run_dir(training.values.output_dir, training.values).name if plan.max_restarts else ""
-    problem = compile_problem(training.values, plan.device, question)
-    return plan_trainer(plan, training, facts, question.machine, free_name=free_name, compile_problem=problem)
+    free_name = new_run_dir(training.values.output_dir, training.values).name if plan.nodes.max_restarts else ""
+    problem = compile_problem(training.values, plan.device, inputs)
+    return plan_trainer(plan, training, facts, inputs.machine, free_name=free_name, compile_problem=problem)
 
 
-def compile_problem(settings: TrainSettings, device: str, question: PlanInputs) -> str:
+def compile_problem(settings: TrainSettings, device: str, inputs: PlanInputs) -> str:
     """Return why the backend of torch.compile cannot be used, empty if it can or if nothing is compiled."""
     if settings.compile == "off":
         return ""
-    versions = question.machine.packages.versions
-    return find_compile_problem(settings.compile_backend, device, versions, question.python)
+    versions = inputs.machine.packages.versions
+    return find_compile_problem(settings.compile_backend, device, versions, inputs.python)
 
 
-def planner_for(command: CommandLine, question: PlanInputs) -> Callable[[], Plan]:
+def planner_for(command: CommandLine, inputs: PlanInputs) -> Callable[[], Plan]:
     """Return a function that makes the plan, for checks that report why it fails."""
-    return lambda: build_plan(command, question)
+    return lambda: build_plan(command, inputs)
 
 
-def run_folders(command: CommandLine, question: PlanInputs) -> list[tuple[str, Path]]:
+def run_folders(command: CommandLine, inputs: PlanInputs) -> list[tuple[str, Path]]:
     """Return the folders that a run of the trainer writes to, by the settings that name them."""
     from train.data.cache import cache_folder
     from train.settings import read_train_settings
 
-    training = read_train_settings(question.environ, command.train_flags).values
+    training = read_train_settings(inputs.environ, command.train_flags).values
     return [("TRAIN_OUTPUT_DIR", training.output_dir), ("TRAIN_CACHE_DIR", cache_folder(training.cache_dir))]

@@ -60,14 +60,14 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if command.command in ("other", "selftest"):
         replace_process(command.program.argv if command.program else selftest_command(), environ)
     settings, job = read_launch_settings(environ, command.launch_flags), detect_job(environ)
-    question = plans.detect_plan_inputs(command, settings, job, drop_torchrun_thread_default(environ, job))
-    question = replace(question, dir_fallbacks=fallbacks)
+    inputs = plans.detect_plan_inputs(command, settings, job, drop_torchrun_thread_default(environ, job))
+    inputs = replace(inputs, dir_fallbacks=fallbacks)
     if command.command == "tune":  # its trials use the plan as it is, whatever other processes do
-        return tune_command(command, question)
-    question = replace(question, machine=replace(question.machine, busy_cpus_measured=cpu_load.other_busy_cpus(load)))
+        return tune_command(command, inputs)
+    inputs = replace(inputs, machine=replace(inputs.machine, busy_cpus=cpu_load.other_busy_cpus(load)))
     if command.command == "doctor":
-        return doctor_command(command, question)
-    return plan_command(command, question, started)
+        return doctor_command(command, inputs)
+    return plan_command(command, inputs, started)
 
 
 def setting_groups(argv: Sequence[str]) -> dict[str, type[Settings]]:
@@ -83,10 +83,10 @@ def setting_groups(argv: Sequence[str]) -> dict[str, type[Settings]]:
     return {"train": TrainSettings, "tune": TuneSettings}
 
 
-def plan_command(command: CommandLine, question: PlanInputs, started: float) -> int:
+def plan_command(command: CommandLine, inputs: PlanInputs, started: float) -> int:
     """Make the plan, then print it, or launch what it says."""
-    question, tuned = plans.apply_saved_tuning(command, question)
-    plan = plans.build_plan(command, question)
+    inputs, tuned = plans.apply_saved_tuning(command, inputs)
+    plan = plans.build_plan(command, inputs)
     plan = annotate(plan, tuned) if tuned else plan
     if command.json:
         print(plan.to_json(indent=2))
@@ -94,29 +94,29 @@ def plan_command(command: CommandLine, question: PlanInputs, started: float) -> 
         print("\n".join(plan_lines(plan, command=True)))
     if not command.launches:
         return ExitCode.DONE
-    if question.job.rank == 0 and not question.settings.values.quiet:
+    if inputs.job.rank == 0 and not inputs.settings.values.quiet:
         only = "launcher" if plan.launcher in REMOTE_LAUNCHERS else ""  # each rank's node shows the rest
         print("\n".join(plan_lines(plan, only=only)), file=sys.stderr)
-    launch(plan, question.job, question.environ, started)
+    launch(plan, inputs.job, inputs.environ, started)
 
 
-def tune_command(command: CommandLine, question: PlanInputs) -> int:
+def tune_command(command: CommandLine, inputs: PlanInputs) -> int:
     """Try plans for the program and keep the fastest."""
     from entrypoint.tune.search import TuneSettings, tune
 
-    settings = read_settings(TuneSettings, question.environ, command.tune_flags).values
-    training = plans.settings_affecting_speed(command, question)
-    plan = plans.build_plan(command, question)
+    settings = read_settings(TuneSettings, inputs.environ, command.tune_flags).values
+    training = plans.settings_affecting_speed(command, inputs)
+    plan = plans.build_plan(command, inputs)
     flags = {variable_name("TRAIN_", name): value for name, value in command.train_flags.items()}
-    question = replace(question, environ={**question.environ, **flags})
-    return tune(question, plan, settings, training, command.words)
+    inputs = replace(inputs, environ={**inputs.environ, **flags})
+    return tune(inputs, plan, settings, training, command.words)
 
 
-def doctor_command(command: CommandLine, question: PlanInputs) -> int:
+def doctor_command(command: CommandLine, inputs: PlanInputs) -> int:
     """Print every check; exit code 3 if one fails."""
     from entrypoint.doctor import report
 
-    checks = report.run_checks(question, plans.planner_for(command, question), plans.run_folders(command, question))
+    checks = report.run_checks(inputs, plans.planner_for(command, inputs), plans.run_folders(command, inputs))
     print(report.format_report(checks, as_json=command.json))
     return ExitCode.MACHINE if any(check.state == "failure" for check in checks) else ExitCode.DONE
 

@@ -65,13 +65,13 @@ class CommandLine:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that reports errors as `Refused` and never guesses abbreviated flags."""
+    """An argument parser that reports errors as `UserError` and never guesses abbreviated flags."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, add_help=False, allow_abbrev=False, formatter_class=HelpFormatter)
 
     def error(self, message: str) -> NoReturn:
-        """Raise `Refused` for an error of argparse."""
+        """Raise `UserError` for an error of argparse."""
         missing = re.match(r"argument (--[\w-]+): expected one argument", message)
         if missing:
             raise UserError(f"{missing[1]}: needs a value. {self.help_of(missing[1])}")
@@ -92,7 +92,7 @@ class HelpFormatter(argparse.HelpFormatter):
 def parse_command_line(
     argv: Sequence[str], setting_groups: Mapping[str, type[Settings]], *, in_image: bool = False
 ) -> CommandLine:
-    """Parse a command line; raises `Refused` for an unknown command or flag, or a script that does not exist.
+    """Parse a command line; raises `UserError` for an unknown command or flag, or a script that does not exist.
 
     `setting_groups` maps "train" and "tune" to the settings whose flags those commands accept.
     In an image (`in_image`) any other program may follow the entrypoint: `docker run IMAGE bash`.
@@ -217,7 +217,7 @@ def help_text(about: SettingField) -> str:
 def read_arguments(
     command: str, target: str, flags: list[str], words: list[str], models: Sequence[type[Settings]]
 ) -> CommandLine:
-    """Return the command line of a command's flags and the words after them; raises `Refused`."""
+    """Return the command line of a command's flags and the words after them; raises `UserError`."""
     found, unknown = build_parser(command, models).parse_known_args(flags)
     values = vars(found)
     stray = words if target != "run" and command != "verify" else []
@@ -258,7 +258,7 @@ def unknown_word(command: str, target: str, word: str, models: Sequence[type[Set
 
 
 def parse_pids(words: Sequence[str]) -> tuple[int, ...]:
-    """Return the process ids that `verify` was given; raises `Refused` for anything else."""
+    """Return the process ids that `verify` was given; raises `UserError` for anything else."""
     for word in words:
         if not re.fullmatch(r"[1-9]\d{0,9}", word, re.ASCII):
             raise UserError(
@@ -268,7 +268,7 @@ def parse_pids(words: Sequence[str]) -> tuple[int, ...]:
 
 
 def find_program(words: Sequence[str]) -> Program:
-    """Return the user's own program; raises `Refused` where the script does not exist."""
+    """Return the user's own program; raises `UserError` where the script does not exist."""
     if not words:
         raise UserError("run: no script. Use `entrypoint run SCRIPT` or `entrypoint run -m MODULE`.")
     if words[0] == "-m":

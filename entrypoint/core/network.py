@@ -27,7 +27,7 @@ T = TypeVar("T")
 def retry_until(attempt: Callable[[], T], awaited: str, timeout_s: float, refusal: Callable[[str], str]) -> T:
     """Return what `attempt` does once it raises no OSError, and say meanwhile what is waited for.
 
-    Raises `Refused` after `timeout_s` seconds, in the words that `refusal` makes of the last error.
+    Raises `UserError` after `timeout_s` seconds, in the words that `refusal` makes of the last error.
     """
     began = told = time.monotonic()
     while True:

@@ -103,7 +103,7 @@ def read_settings(
     """Validate the variables of `model` and the flags (by field name), which win.
 
     An empty variable counts as unset, because compose files pass unset variables as empty ones.
-    Raises `Refused` with one line for each unknown variable or bad value.
+    Raises `UserError` with one line for each unknown variable or bad value.
     """
     check_unknown_variables(model, environ)
     written, notices = collect_sources(model, environ, flags)
@@ -127,7 +127,7 @@ def collect_sources(
 ) -> tuple[dict[str, str], list[str]]:
     """Return how the user wrote each field, and a notice for each old or dropped name.
 
-    Raises `Refused` where an old and a current name have different values.
+    Raises `UserError` where an old and a current name have different values.
     """
     prefix = model.PREFIX
     written: dict[str, str] = {}
@@ -164,7 +164,7 @@ def collect_sources(
 
 
 def check_unknown_variables(model: type[Settings], environ: Mapping[str, str]) -> None:
-    """Raise `Refused` for every variable with the prefix of `model`, in any case, that is not a setting."""
+    """Raise `UserError` for every variable with the prefix of `model`, in any case, that is not a setting."""
     prefix = model.PREFIX
     current = [variable_name(prefix, name) for name in model.__struct_fields__]
     known = {*current, *(variable_name(prefix, name) for name in (*model.RENAMED, *model.DROPPED))}

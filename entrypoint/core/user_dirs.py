@@ -92,7 +92,7 @@ def private_folder(places: UserDirs) -> str:
 
 
 def create_private_dir(places: UserDirs) -> None:
-    """Make the folder that stands in for a home, for this user's eyes; raises `Refused` where another one has it."""
+    """Make the folder that stands in for a home, for this user's eyes; raises `UserError` where another one has it."""
     folder = Path(private_folder(places))
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -108,7 +108,7 @@ def create_private_dir(places: UserDirs) -> None:
 def apply_fallbacks(environ: Mapping[str, str], *, make: bool) -> dict[str, tuple[str, str]]:
     """Return the substitutes for this process, set in its own environment too, the folder made where `make` says so.
 
-    Raises `Refused` where the folder cannot be made.
+    Raises `UserError` where the folder cannot be made.
     """
     places = read_user_dirs(environ)
     instead = fallback_variables(places, environ)

@@ -36,19 +36,17 @@ for name in sys.argv[1:]:
 STATE_LABELS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
 
 
-def run_checks(
-    question: PlanInputs, draw: Callable[[], Plan], folders: Sequence[tuple[str, Path]]
-) -> tuple[Check, ...]:
+def run_checks(inputs: PlanInputs, draw: Callable[[], Plan], folders: Sequence[tuple[str, Path]]) -> tuple[Check, ...]:
     """Return every check; `draw` makes the plan, and `folders` are those that a run writes to, by their settings."""
-    fast = preflight_checks(question)
+    fast = preflight_checks(inputs)
     return (
         *fast,
         *check_plan(draw, fast),
-        *check_libraries(question),
-        *check_compilers(question),
+        *check_libraries(inputs),
+        *check_compilers(inputs),
         *(check_writable(name, folder) for name, folder in folders),
         check_host_name(),
-        *check_imports(question.python),
+        *check_imports(inputs.python),
     )
 
 
@@ -59,8 +57,8 @@ def check_plan(draw: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Chec
     except UserError as error:
         yield from (Check("plan", "failure", line, "see `entrypoint plan`") for line in str(error).splitlines())
         return
-    cores = next(decision.value for decision in plan.decisions if decision.what == "cores")
-    ranks = f"{plan.nproc_per_node} rank{'s' if plan.nproc_per_node != 1 else ''}"
+    cores = next(decision.value for decision in plan.decisions if decision.key == "cores")
+    ranks = f"{plan.nodes.nproc_per_node} rank{'s' if plan.nodes.nproc_per_node != 1 else ''}"
     yield Check("plan", "ok", f"{ranks} on {plan.device} by {plan.launcher}, cores {cores}")
     told = {check.line for check in fast}
     yield from (
@@ -68,18 +66,18 @@ def check_plan(draw: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Chec
     )
 
 
-def check_libraries(question: PlanInputs) -> Iterator[Check]:
+def check_libraries(inputs: PlanInputs) -> Iterator[Check]:
     """Tell which allocators and OpenMP runtimes can be preloaded, and where they were looked for."""
     for name in LIBRARY_PATTERNS:
-        library = question.machine.library(name)
+        library = inputs.machine.library(name)
         yield Check(name, "ok", library.path or library.why)
 
 
-def check_compilers(question: PlanInputs) -> Iterator[Check]:
+def check_compilers(inputs: PlanInputs) -> Iterator[Check]:
     """Check the default backend of torch.compile."""
-    device = "cuda" if question.machine.gpus else "cpu"
-    versions = question.machine.packages.versions
-    problem = find_compile_problem(DEFAULT_BACKEND, device, versions, question.python)
+    device = "cuda" if inputs.machine.gpus else "cpu"
+    versions = inputs.machine.packages.versions
+    problem = find_compile_problem(DEFAULT_BACKEND, device, versions, inputs.python)
     state: State = "warning" if problem else "ok"
     yield Check("torch.compile", state, problem or "usable", "TRAIN_COMPILE will be refused" if problem else "")
 

@@ -29,7 +29,7 @@ class RunningRank:
 
 
 def verify_running(processes: tuple[int, ...] = ()) -> tuple[RunningRank, ...]:
-    """Return the ranks of these processes, by default all of this user's on the node; raises `Refused` for none."""
+    """Return the ranks of these processes, by default all of this user's on the node; raises `UserError` for none."""
     chosen = {str(process) for process in processes}
     found = {process: environ for process, environ in iter_rank_processes() if not chosen or process in chosen}
     missing = sorted(chosen - set(found))
@@ -63,7 +63,7 @@ def iter_rank_processes() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def inspect_rank(process: str, environ: dict[str, str]) -> RunningRank:
-    """Return what one rank has; a library that is preloaded first is the one in charge. Raises `Refused`."""
+    """Return what one rank has; a library that is preloaded first is the one in charge. Raises `UserError`."""
     try:
         plan = Plan.from_variable(environ[PLAN_VAR])
         maps = (ROOT / f"proc/{process}/maps").read_text()
@@ -73,7 +73,7 @@ def inspect_rank(process: str, environ: dict[str, str]) -> RunningRank:
             cpus=cpus_of_process(process),
             threads=None,
             openmp=active_library(("libiomp5", "libgomp"), environ, maps),
-            preloaded=mapped_libraries(plan.preload, maps),
+            preloaded=mapped_libraries(plan.environment.preload, maps),
             allocator=active_library(("malloc",), environ, maps),
             memory_nodes=get_memory_nodes(process),
         )

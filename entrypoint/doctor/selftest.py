@@ -12,7 +12,7 @@ FOLDERS = (Path("/opt/reference-training/tests"), Path(__file__).resolve().paren
 
 
 def selftest_command() -> tuple[str, ...]:
-    """Return what runs the tests that need no more than this machine; raises `Refused` where there are none."""
+    """Return what runs the tests that need no more than this machine; raises `UserError` where there are none."""
     folder = next((folder for folder in FOLDERS if (folder / "conftest.py").exists()), None)
     if folder is None:
         raise UserError("selftest: the tests are not installed here; it runs in the images and in a checkout")

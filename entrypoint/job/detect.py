@@ -34,13 +34,13 @@ class Job:
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
-    id: str = ""
+    job_id: str = ""
     binding: str = ""
     granted_cpus: int | None = None
     node_cpus: int | None = None
-    nodes: tuple[str, ...] = ()
-    master: str = ""
-    parts: int = 1
+    hostnames: tuple[str, ...] = ()
+    master_addr: str = ""
+    het_components: int = 1
 
     @property
     def on_one_node(self) -> bool:
@@ -152,7 +152,7 @@ LAUNCHERS = (
 
 
 def detect_job(environ: Mapping[str, str]) -> Job:
-    """Find the innermost launcher whose variables are all set; raises `Refused` where one is no number."""
+    """Find the innermost launcher whose variables are all set; raises `UserError` where one is no number."""
     started_by = (row for row in LAUNCHERS if all(environ.get(name, "") != "" for name in row.present))
     row = next(started_by, None)
     job = read_rank(row, environ) if row else Job()
@@ -160,11 +160,11 @@ def detect_job(environ: Mapping[str, str]) -> Job:
     master = (row.master_of(environ) if row else "") or (nodes[0] if nodes else "")
     granted = {"granted_cpus": granted_cpus(environ), "node_cpus": job_cpus(environ)}
     parts = number(environ, "SLURM_HET_SIZE", 1)
-    return replace(job, **granted, nodes=nodes, master=master, parts=parts)  # type: ignore[arg-type]
+    return replace(job, **granted, hostnames=nodes, master_addr=master, het_components=parts)  # type: ignore[arg-type]
 
 
 def read_rank(row: Launcher, environ: Mapping[str, str]) -> Job:
-    """Read one launcher's variables; raises `Refused` where they are no numbers or contradict each other."""
+    """Read one launcher's variables; raises `UserError` where they are no numbers or contradict each other."""
     rank = number(environ, row.rank, 0)
     world_size = number(environ, row.world_size, 1)
     local_rank = number(environ, row.local_rank, 0)

@@ -45,7 +45,7 @@ def effective_affinity(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:
 
 
 def check_launcher_variables(job: Job) -> None:
-    """Raise `Refused` where an MPI's launcher started this process and none of its variables came along.
+    """Raise `UserError` where an MPI's launcher started this process and none of its variables came along.
 
     Each rank would believe that it is alone, and all would train the same on one folder (singularity#5118).
     """

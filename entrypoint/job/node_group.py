@@ -28,18 +28,18 @@ class NodeGroup:
     are numbered as they come.
     """
 
-    count: int = 1
-    rank: int = 0
-    master: str = ""
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = ""
     port: str = ""
     nproc_per_node: int | None = None
     interface: str = ""
     source: str = ""
-    fewest: int | None = None
+    min_nodes: int | None = None
 
 
 def detect_node_group(settings: ParsedSettings[LaunchSettings], environ: Mapping[str, str], job: Job) -> NodeGroup:
-    """Return this node's place; raises `Refused` where two say different things or one cannot be read.
+    """Return this node's place; raises `UserError` where two say different things or one cannot be read.
 
     A launcher that has started this process as one of several ranks knows better than all but a person.
     """
@@ -48,10 +48,11 @@ def detect_node_group(settings: ParsedSettings[LaunchSettings], environ: Mapping
         return NodeGroup()
     first = claims[0]
     for other in claims[1:]:
-        if (first.count, first.rank) != (other.count, other.rank):
+        if (first.nnodes, first.node_rank) != (other.nnodes, other.node_rank):
             raise UserError(
-                f"{first.source} and {other.source} contradict each other: node {first.rank} of {first.count}, and"
-                f" node {other.rank} of {other.count}; drop one of the two"
+                f"{first.source} and {other.source} contradict each other: node {first.node_rank} of {first.nnodes},"
+                " and"
+                f" node {other.node_rank} of {other.nnodes}; drop one of the two"
             )
     return first
 
@@ -90,7 +91,7 @@ def from_settings(settings: ParsedSettings[LaunchSettings], environ: Mapping[str
             f"LAUNCH_NNODES={values.nnodes}: needs MASTER_ADDR, the name or address of the node of LAUNCH_NODE_RANK=0"
         )
     master, port = environ["MASTER_ADDR"], environ.get("MASTER_PORT", "")
-    return NodeGroup(count, values.node_rank, master, port, source=source, fewest=fewest)
+    return NodeGroup(count, values.node_rank, master, port, source=source, min_nodes=fewest)
 
 
 def from_kubernetes(environ: Mapping[str, str]) -> NodeGroup:
@@ -109,7 +110,9 @@ def from_kubernetes(environ: Mapping[str, str]) -> NodeGroup:
     first = environ.get("HOSTNAME", "").partition(".")[0] == master.partition(".")[0]
     rank = number(environ, "PET_NODE_RANK", 0 if first or fewest is None else 1)
     check_node_rank("PET_NODE_RANK", rank, count, source)
-    return NodeGroup(count, rank, master, port, int(each) if each.isdecimal() else None, source=source, fewest=fewest)
+    return NodeGroup(
+        count, rank, master, port, int(each) if each.isdecimal() else None, source=source, min_nodes=fewest
+    )
 
 
 def from_sagemaker(environ: Mapping[str, str]) -> NodeGroup:
@@ -137,7 +140,7 @@ def from_sagemaker(environ: Mapping[str, str]) -> NodeGroup:
 
 
 def node_range(text: str, source: str) -> tuple[int | None, int]:
-    """Return the fewest nodes (None: all) and the most of `4` or `1:4`; raises `Refused` for `4:1`."""
+    """Return the fewest nodes (None: all) and the most of `4` or `1:4`; raises `UserError` for `4:1`."""
     first, _, last = text.partition(":")
     fewest, most = int(first), int(last or first)
     if fewest > most:
@@ -147,16 +150,16 @@ def node_range(text: str, source: str) -> tuple[int | None, int]:
 
 def choose_master(environ: Mapping[str, str], job: Job) -> str:
     """Return the master that a person names, else the one that the launcher's variables tell."""
-    return environ.get("MASTER_ADDR") or job.master
+    return environ.get("MASTER_ADDR") or job.master_addr
 
 
 def check_node_rank(name: str, rank: int, count: int, source: str) -> None:
-    """Raise `Refused` where there is no such node."""
+    """Raise `UserError` where there is no such node."""
     if not 0 <= rank < count:
         raise UserError(f"{name}={rank}: {source} nodes, counted from 0")
 
 
 def require_master(master: str, count: int, source: str) -> None:
-    """Raise `Refused` where several nodes have no master to meet at."""
+    """Raise `UserError` where several nodes have no master to meet at."""
     if count > 1 and not master:
         raise UserError(f"{source}: needs MASTER_ADDR, the name or address of the first node")

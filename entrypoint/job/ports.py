@@ -29,7 +29,7 @@ def monitor_ports(port: int) -> tuple[int, ...]:
 
 
 def parse_port(text: str) -> int:
-    """Return the port that a person or a platform wants ranks to meet on; raises `Refused` where it is none."""
+    """Return the port that a person or a platform wants ranks to meet on; raises `UserError` where it is none."""
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 65536:
         raise UserError(f"MASTER_PORT={printable(text)}: not a port; expected a number from 1 to 65535")
     return int(text)

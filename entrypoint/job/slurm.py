@@ -10,7 +10,7 @@ from entrypoint.job.slurm_hostlist import expand_hostlist
 
 
 def number(environ: Mapping[str, str], name: str, default: int) -> int:
-    """Return a variable as a whole number; raises `Refused` naming it where it is none."""
+    """Return a variable as a whole number; raises `UserError` naming it where it is none."""
     text = environ.get(name) or str(default)
     if not re.fullmatch(r"-?\d{1,9}", text, re.ASCII):
         raise UserError(f"{name}={printable(text)}: not a whole number; a launcher sets it, so unset it if you did")
@@ -18,7 +18,7 @@ def number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 def expand_per_node_count(name: str, text: str, node: int) -> int:
-    """Return a node's number of `2(x3),1`, the form of srun(1), the last one beyond its end; raises `Refused`."""
+    """Return a node's number of `2(x3),1`, the form of srun(1), the last one beyond its end; raises `UserError`."""
     count, after = 0, 0
     for group in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", group, re.ASCII)
@@ -31,7 +31,7 @@ def expand_per_node_count(name: str, text: str, node: int) -> int:
 
 
 def value_for_this_node(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
-    """Return this node's number of the first list that is set, None where none is; raises `Refused`."""
+    """Return this node's number of the first list that is set, None where none is; raises `UserError`."""
     name = next((name for name in names if environ.get(name)), None)
     return None if name is None else expand_per_node_count(name, environ[name], number(environ, "SLURM_NODEID", 0))
 

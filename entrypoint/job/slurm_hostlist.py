@@ -17,7 +17,7 @@ NAME = re.compile(r"[A-Za-z0-9._-]*")
 def expand_hostlist(text: str, what: str = "node list") -> tuple[str, ...]:
     """Return the names of a list like `node[01-03,7],gpu-[1-2]-ib[0,3],login`, in its order (slurm.conf(5)).
 
-    Raises `Refused` with `what` and the position (from 1) where the list cannot be read.
+    Raises `UserError` with `what` and the position (from 1) where the list cannot be read.
     """
     names: list[str] = []
     at = 0

@@ -23,11 +23,11 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
     if plan.launcher == "mpirun":
         from entrypoint.launch import mpirun
 
-        environment = {**environ, **plan.environment}
-        saves = bool(plan.training.get("saves"))
-        sys.exit(mpirun.supervise_mpirun(plan.command, environment, saves=saves, grace_s=plan.grace_s))
+        environment = {**environ, **plan.environment.variables}
+        saves = plan.trainer is not None and plan.trainer.saves_checkpoints
+        sys.exit(mpirun.supervise_mpirun(plan.command, environment, saves=saves, grace_s=plan.grace_period_s))
     if plan.launcher in REMOTE_LAUNCHERS:
-        replace_process(plan.command, {**environ, **plan.environment})
+        replace_process(plan.command, {**environ, **plan.environment.variables})
     if plan.launcher in ("direct", "local"):
         from entrypoint.launch import local
 
@@ -40,4 +40,4 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
         quiet["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     quiet = {name: value for name, value in quiet.items() if name not in environ}
     environ |= {**quiet, AGENT_ONLY_VARS: ",".join(quiet)}
-    replace_process(plan.command, {**environ, **plan.environment, PLAN_VAR: plan.to_variable()})
+    replace_process(plan.command, {**environ, **plan.environment.variables, PLAN_VAR: plan.to_variable()})

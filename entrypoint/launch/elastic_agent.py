@@ -28,27 +28,29 @@ CONNECT_S = 2.0
 def agent_address_args(plan: Plan, environ: Mapping[str, str]) -> list[str]:
     """Return torchrun's arguments that this node alone can tell, once the master's agent is there to be met.
 
-    Empty where agents do not meet. Raises `Refused` where the master cannot be found or its port is taken.
+    Empty where agents do not meet. Raises `UserError` where the master cannot be found or its port is taken.
     """
     if not plan.uses_elastic_rendezvous:
         return []
-    there = {**environ, "MASTER_ADDR": plan.master_addr}
-    place = replace(detect_job(environ), rank=plan.node_rank)
-    address = local_address(there, plan.rendezvous_timeout_s, place)
-    if plan.node_rank == 0:
-        check_port_free(int(plan.master_port))
+    there = {**environ, "MASTER_ADDR": plan.rendezvous.master_addr}
+    place = replace(detect_job(environ), rank=plan.nodes.node_rank)
+    address = local_address(there, plan.rendezvous.timeout_s, place)
+    if plan.nodes.node_rank == 0:
+        check_port_free(int(plan.rendezvous.master_port))
     else:
         wait_for_master_agent(plan)
     return [f"--local-addr={address}"] if address else []
 
 
 def wait_for_master_agent(plan: Plan) -> None:
-    """Wait until the agent of node 0 listens, and say so meanwhile; raises `Refused` after the plan's time-out."""
-    where = f"{plan.master_addr}:{plan.master_port}"
-    timeout_s = plan.rendezvous_timeout_s
+    """Wait until the agent of node 0 listens, and say so meanwhile; raises `UserError` after the plan's time-out."""
+    where = f"{plan.rendezvous.master_addr}:{plan.rendezvous.master_port}"
+    timeout_s = plan.rendezvous.timeout_s
 
     def connect() -> None:
-        socket.create_connection((plan.master_addr, int(plan.master_port)), timeout=CONNECT_S).close()
+        socket.create_connection(
+            (plan.rendezvous.master_addr, int(plan.rendezvous.master_port)), timeout=CONNECT_S
+        ).close()
 
     def refusal(cause: str) -> str:
         late = f"node 0 at {where} did not come within {timeout_s} s ({cause})"
@@ -84,7 +86,7 @@ def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[di
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.launcher import api
 
-    varying = plan.min_nodes < plan.nnodes
+    varying = plan.nodes.min_nodes < plan.nodes.nnodes
     ignored = set(TERMINATING) - set(not_ignored(TERMINATING))
 
     class Agent(LocalElasticAgent):
@@ -95,14 +97,16 @@ def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[di
             return started
 
         def _rendezvous(self, worker_group: WorkerGroup) -> None:
-            few = plan.min_nodes if varying else plan.nnodes
-            wanted = f"{few} node{'s' if few > 1 else ''} at {plan.master_addr}:{plan.master_port}"
-            with log_while_waiting(f"waiting for the agents of {wanted}", plan.rendezvous_timeout_s):
+            few = plan.nodes.min_nodes if varying else plan.nodes.nnodes
+            wanted = (
+                f"{few} node{'s' if few > 1 else ''} at {plan.rendezvous.master_addr}:{plan.rendezvous.master_port}"
+            )
+            with log_while_waiting(f"waiting for the agents of {wanted}", plan.rendezvous.timeout_s):
                 super()._rendezvous(worker_group)
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *more: Any, **named: Any) -> None:
             if self._pcontext:  # torchrun's own patience is 30 s
-                self._pcontext.close(death_sig, timeout=plan.grace_s)
+                self._pcontext.close(death_sig, timeout=plan.grace_period_s)
             super()._shutdown(death_sig, *more, **named)
 
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -114,9 +118,9 @@ def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[di
             if codes & set(NOT_RETRYABLE) and not elsewhere:
                 self._remaining_restarts = 0
             else:
-                count = plan.max_restarts - self._remaining_restarts + 1
+                count = plan.nodes.max_restarts - self._remaining_restarts + 1
                 why = "another node's ranks were told to end" if elsewhere else describe(result.failures)
-                log(f"restart {count} of {plan.max_restarts}: {why}")
+                log(f"restart {count} of {plan.nodes.max_restarts}: {why}")
             return result
 
     api.LocalElasticAgent = Agent  # type: ignore[attr-defined]

@@ -49,7 +49,7 @@ POLL_INTERVAL_S = 1.0
 def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
     """Start this node's ranks and return the job's exit code when all have ended; `environ` is what they get.
 
-    Raises `Refused` where the port that a person wants them to meet on is taken.
+    Raises `UserError` where the port that a person wants them to meet on is taken.
     """
     memory = read_memory(ROOT)
     name_process(PROCESS_NAME)
@@ -57,7 +57,7 @@ def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder, reserve_port(plan, environ) as where:
         ranks = LocalRanks(plan, Path(folder))
         signal.pthread_sigmask(signal.SIG_BLOCK, ranks.heard)
-        for local_rank in range(plan.nproc_per_node):
+        for local_rank in range(plan.nodes.nproc_per_node):
             ranks.start(local_rank, job, {**environ, **where})
         ranks.wait()
         if not ranks.failures:
@@ -65,7 +65,7 @@ def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
         if ranks.asked:
             return report_stop(Path(folder), ranks.asked)
         (failure, *others) = ranks.failures
-        if not others and plan.world_size == 1 and failure.exitcode > 0 and not failure.word:
+        if not others and plan.nodes.world_size == 1 and failure.exitcode > 0 and not failure.word:
             return failure.exitcode  # a single program has printed its own error
         return print_final_message(*first_failure(ranks.failures, oom_message(memory, read_memory(ROOT))))
 
@@ -77,7 +77,7 @@ def reserve_port(plan: Plan, environ: Mapping[str, str]) -> Iterator[Mapping[str
     Rank 0 listens there, which Linux allows beside a socket that is bound and does not, where both ask for
     SO_REUSEADDR as torch's store does; to nobody else is the port given out meanwhile (socket(7), ip(7)).
     """
-    if plan.nnodes > 1:
+    if plan.nodes.nnodes > 1:
         yield {}
         return
     address = {"MASTER_ADDR": "127.0.0.1"}
@@ -126,7 +126,7 @@ class LocalRanks:
             **torchelastic_variables(self.plan, job, local_rank),
             "TORCHELASTIC_ERROR_FILE": str(error_file),
         }
-        size, parent = self.plan.nproc_per_node, os.getpid()
+        size, parent = self.plan.nodes.nproc_per_node, os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
         child = os.fork()
@@ -141,7 +141,7 @@ class LocalRanks:
             os.environ["TORCHELASTIC_ERROR_FILE"] = str(error_file)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self.heard)
             if os.getppid() == parent:
-                exec_program(self.plan, Job("local", local_rank, size, local_rank, size, job.id), environ)
+                exec_program(self.plan, Job("local", local_rank, size, local_rank, size, job.job_id), environ)
         except UserError as error:
             code = report_error(error)
         except BaseException:
@@ -173,7 +173,7 @@ class LocalRanks:
         if number in JOB_ENDING:
             if all(failure.exitcode in (-number, 128 + number) for failure in self.failures):
                 self.asked = self.asked or number
-            self.next = self.next or (time.monotonic() + self.plan.grace_s, signal.SIGKILL)
+            self.next = self.next or (time.monotonic() + self.plan.grace_period_s, signal.SIGKILL)
         if self.own_sessions or not from_terminal(heard):  # the terminal signals its whole process group
             self.tell(number, everyone=self.own_sessions and (from_terminal(heard) or number == signal.SIGCONT))
 
@@ -210,16 +210,16 @@ class LocalRanks:
 
     def fail(self, local_rank: int, pid: int, code: int) -> None:
         """Note a failure; the first one ends the others."""
-        rank = self.plan.node_rank * self.plan.nproc_per_node + local_rank
+        rank = self.plan.nodes.node_rank * self.plan.nodes.nproc_per_node + local_rank
         word = read_error_file(self.folder / str(local_rank) / ERROR_FILE)
         self.failures.append(Failure(rank, local_rank, pid, code, time.time_ns(), pid in self.told, word))
         if self.next:
             return
         if code == ExitCode.PREEMPTED:
-            self.next = (time.monotonic() + self.plan.grace_s, signal.SIGTERM)
+            self.next = (time.monotonic() + self.plan.grace_period_s, signal.SIGTERM)
         else:
             self.tell(signal.SIGTERM)
-            self.next = (time.monotonic() + self.plan.grace_s, signal.SIGKILL)
+            self.next = (time.monotonic() + self.plan.grace_period_s, signal.SIGKILL)
 
 
 def send_signal(pid: int, number: signal.Signals, *, everyone: bool) -> None:
@@ -250,10 +250,13 @@ def has_job_control() -> bool:
 
 def torchelastic_variables(plan: Plan, job: Job, local_rank: int) -> dict[str, str]:
     """Return what scripts may look for under torchrun beside RANK and its like (its manual, environment variables)."""
-    rank, size = plan.node_rank * plan.nproc_per_node + local_rank, plan.nnodes * plan.nproc_per_node
+    rank, size = (
+        plan.nodes.node_rank * plan.nodes.nproc_per_node + local_rank,
+        plan.nodes.nnodes * plan.nodes.nproc_per_node,
+    )
     return {
-        **{"GROUP_RANK": str(plan.node_rank), "GROUP_WORLD_SIZE": str(plan.nnodes)},
+        **{"GROUP_RANK": str(plan.nodes.node_rank), "GROUP_WORLD_SIZE": str(plan.nodes.nnodes)},
         **{"ROLE_NAME": "default", "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(size)},
         **{"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"},
-        **{"TORCHELASTIC_RUN_ID": job.id or "none", "TORCHELASTIC_USE_AGENT_STORE": "False"},
+        **{"TORCHELASTIC_RUN_ID": job.job_id or "none", "TORCHELASTIC_USE_AGENT_STORE": "False"},
     }

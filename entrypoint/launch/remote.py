@@ -45,21 +45,21 @@ def select_remote_launcher(values: LaunchSettings, job: Job, nodes: int) -> str:
     if values.launcher in ("mpirun", "srun"):
         return values.launcher
     if values.launcher == "auto":
-        return "mpirun" if values.hosts else "srun" if len(job.nodes) > 1 or job.parts > 1 else ""
+        return "mpirun" if values.hosts else "srun" if len(job.hostnames) > 1 or job.het_components > 1 else ""
     return ""
 
 
 def find_remote_launcher(
     values: LaunchSettings, job: Job, nodes: int, environ: Mapping[str, str]
 ) -> RemoteLauncher | None:
-    """Look for what is to start the ranks; None where nothing is. Raises `Refused` where it is not here."""
+    """Look for what is to start the ranks; None where nothing is. Raises `UserError` where it is not here."""
     name = select_remote_launcher(values, job, nodes)
     if not name:
         return None
-    if name == "srun" and job.parts > 1:
+    if name == "srun" and job.het_components > 1:
         raise UserError(
-            f"this batch job has {job.parts} parts, which srun from here would not start alike; write: srun"
-            f" --het-group=0-{job.parts - 1} entrypoint …, or set LAUNCH_LAUNCHER=direct for this node alone"
+            f"this batch job has {job.het_components} parts, which srun from here would not start alike; write: srun"
+            f" --het-group=0-{job.het_components - 1} entrypoint …, or set LAUNCH_LAUNCHER=direct for this node alone"
         )
     path = shutil.which(name)
     if not path:
@@ -78,16 +78,17 @@ def find_remote_launcher(
 def not_found_message(name: str, job: Job) -> str:
     """Say what to write where a starter is not here, as inside most containers."""
     line = "srun apptainer exec IMAGE entrypoint …" if name == "srun" else "mpirun … apptainer exec IMAGE entrypoint …"
-    if name == "srun" and len(job.nodes) > 1:
+    if name == "srun" and len(job.hostnames) > 1:
         return (
-            f"this batch script has {len(job.nodes)} nodes ({job.nodes[0]} …) and no srun is here to start ranks on"
+            f"this batch script has {len(job.hostnames)} nodes ({job.hostnames[0]} …) and no srun is here to start"
+            " ranks on"
             f" them; write: {line}, or set LAUNCH_LAUNCHER=direct for this node alone"
         )
     return f"LAUNCH_LAUNCHER={name}: no {name} on PATH here; inside a container start it from outside: {line}"
 
 
 def detect_mpi(path: str) -> str:
-    """Tell whose mpirun this is by its version text; raises `Refused` where it is neither Open MPI's nor hydra."""
+    """Tell whose mpirun this is by its version text; raises `UserError` where it is neither Open MPI's nor hydra."""
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -106,7 +107,7 @@ def detect_mpi(path: str) -> str:
 def read_hosts(text: str) -> tuple[tuple[str, int], ...]:
     """Return each host with its ranks (0: as many as here) of `r1:4,r2:2`, or of a file with a line for each.
 
-    A file may also have Open MPI's form, `r1 slots=4`. Raises `Refused` naming what cannot be read.
+    A file may also have Open MPI's form, `r1 slots=4`. Raises `UserError` naming what cannot be read.
     """
     if not text:
         return ()
@@ -129,70 +130,71 @@ def read_hosts(text: str) -> tuple[tuple[str, int], ...]:
     return tuple(hosts)
 
 
-def with_remote_command(plan: Plan, question: PlanInputs) -> Plan:
-    """Return the plan with its starter's command, where one starts the ranks: each is planned anew on its own node.
+def with_remote_command(plan: Plan, inputs: PlanInputs) -> Plan:
+    """Return the plan with the command of mpirun or srun, if one starts the ranks.
 
-    Hence none of this node's OpenMP variables go along, only what the person has set, flags included.
+    Each rank makes its own plan on its node, so only the user's own settings go along, flags included.
     """
-    starter = question.starter
+    starter = inputs.remote_launcher
     if starter is None:
         return plan
-    flags = question.settings.as_variables() | {
-        name: value for name, value in plan.environment.items() if name.startswith("TRAIN_")
+    flags = inputs.settings.as_variables() | {
+        name: value for name, value in plan.environment.variables.items() if name.startswith("TRAIN_")
     }
-    script = question.program.kind != "train"
-    verb = ("run", *question.program.argv[1:]) if script else ("train",)
-    again = (question.python, "-I", "-m", "entrypoint", *verb)
-    environ = {**question.environ, **flags}
+    script = inputs.program.kind != "train"
+    verb = ("run", *inputs.program.argv[1:]) if script else ("train",)
+    again = (inputs.python, "-I", "-m", "entrypoint", *verb)
+    environ = {**inputs.environ, **flags}
     if not starter.mpi:
-        count, command = srun(question, starter, plan.nproc_per_node, again)
+        count, command = srun(inputs, starter, plan.nodes.nproc_per_node, again)
     else:
-        hosts = ranks_per_host(question, starter, plan.nproc_per_node)
+        hosts = ranks_per_host(inputs, starter, plan.nodes.nproc_per_node)
         count = sum(ranks for _, ranks in hosts)
-        flags |= rendezvous_hints(question, hosts)
+        flags |= rendezvous_hints(inputs, hosts)
         command = (open_mpi if starter.mpi == "Open MPI" else hydra)(environ, starter, hosts, again)
-    return replace(plan, world_size=count, command=command, environment=flags)
+    nodes, environment = replace(plan.nodes, world_size=count), replace(plan.environment, variables=flags)
+    return replace(plan, nodes=nodes, command=command, environment=environment)
 
 
-def ranks_per_host(question: PlanInputs, starter: RemoteLauncher, nproc: int) -> tuple[tuple[str, int], ...]:
+def ranks_per_host(inputs: PlanInputs, starter: RemoteLauncher, nproc: int) -> tuple[tuple[str, int], ...]:
     """Return the nodes with ranks on each: the person's list, else the scheduler's, else this one."""
     if starter.hosts:
         return tuple((name, count or nproc) for name, count in starter.hosts)
-    nodes, tasks = question.job.nodes, question.environ.get("SLURM_TASKS_PER_NODE", "")
-    if tasks and uses_slurm_ntasks(question):
+    nodes, tasks = inputs.job.hostnames, inputs.environ.get("SLURM_TASKS_PER_NODE", "")
+    if tasks and uses_slurm_ntasks(inputs):
         return tuple(
             (name, expand_per_node_count("SLURM_TASKS_PER_NODE", tasks, index)) for index, name in enumerate(nodes)
         )
     return tuple((name, nproc) for name in nodes) or (("localhost", nproc),)
 
 
-def uses_slurm_ntasks(question: PlanInputs) -> bool:
+def uses_slurm_ntasks(inputs: PlanInputs) -> bool:
     """Tell whether the batch job says how many tasks it has, and nothing says otherwise."""
-    tasks = number(question.environ, "SLURM_NTASKS", 0)
-    free = not question.given("nproc_per_node") and not question.machine.gpus
-    return free and tasks >= max(1, len(question.job.nodes))
+    tasks = number(inputs.environ, "SLURM_NTASKS", 0)
+    free = not inputs.is_set_by_user("nproc_per_node") and not inputs.machine.gpus
+    return free and tasks >= max(1, len(inputs.job.hostnames))
 
 
-def rendezvous_hints(question: PlanInputs, hosts: tuple[tuple[str, int], ...]) -> dict[str, str]:
+def rendezvous_hints(inputs: PlanInputs, hosts: tuple[tuple[str, int], ...]) -> dict[str, str]:
     """Return what mpirun's ranks are told beside a person's variables: where rank 0 is, and which run this is."""
     first = hosts[0][0] if len(hosts) > 1 else "127.0.0.1"
-    told = {"MASTER_ADDR": first, JOB_TOKEN_VAR: question.job.id or question.token}
-    return {name: value for name, value in told.items() if not question.environ.get(name)}
+    told = {"MASTER_ADDR": first, JOB_TOKEN_VAR: inputs.job.job_id or inputs.run_token}
+    return {name: value for name, value in told.items() if not inputs.environ.get(name)}
 
 
 def srun(
-    question: PlanInputs, starter: RemoteLauncher, nproc: int, again: tuple[str, ...]
+    inputs: PlanInputs, starter: RemoteLauncher, nproc: int, again: tuple[str, ...]
 ) -> tuple[int, tuple[str, ...]]:
     """Return the tasks and srun's command: as many as the job asked for, each with its CPUs, bound by us.
 
     Since Slurm 22.05 srun takes no --cpus-per-task from its job, and would leave a task one CPU (its release notes).
     """
-    nodes = max(1, len(question.job.nodes))
-    tasks = number(question.environ, "SLURM_NTASKS", 0) if uses_slurm_ntasks(question) else nodes * nproc
-    cpus = number(question.environ, "SLURM_CPUS_PER_TASK", 0)
-    if question.settings.values.max_restarts not in ("auto", 0):  # then a task is a node's agent
+    nodes = max(1, len(inputs.job.hostnames))
+    tasks = number(inputs.environ, "SLURM_NTASKS", 0) if uses_slurm_ntasks(inputs) else nodes * nproc
+    cpus = number(inputs.environ, "SLURM_CPUS_PER_TASK", 0)
+    if inputs.settings.values.max_restarts not in ("auto", 0):  # then a task is a node's agent
         tasks, cpus = nodes, 0
-    cpus = cpus or max(1, (question.job.node_cpus or 1) // -(-tasks // nodes))
+    cpus = cpus or max(1, (inputs.job.node_cpus or 1) // -(-tasks // nodes))
     limits = (f"--nodes={nodes}", f"--ntasks={tasks}", f"--cpus-per-task={cpus}")
     return tasks, (starter.path, *limits, "--cpu-bind=none", "--kill-on-bad-exit=1", *again)
 

@@ -18,12 +18,12 @@ ENGINE_MARKERS = {".singularity.d": "Apptainer", "run/.containerenv": "Podman", 
 
 @dataclass(frozen=True)
 class ContainerInfo:
-    """`container` is the engine or empty; `rootfs` the type of `/`; None bytes of memlock are no limit.
+    """`engine` is Docker, Podman or Apptainer, empty outside a container; `rootfs` the type of `/`; None bytes of memlock are no limit.
 
     `rdma` names the node's RDMA adapters, which lock memory. `image` is what an image of ours says of itself.
     """
 
-    container: str = ""
+    engine: str = ""
     rootfs: str = ""
     shm_bytes: int = 0
     memlock_bytes: int | None = None

@@ -46,10 +46,10 @@ class Machine:
     memory_nodes: tuple[int, ...] = ()
     driver: Driver = field(default_factory=Driver)
     packages: Packages = field(default_factory=Packages)
-    surroundings: ContainerInfo = field(default_factory=ContainerInfo)
+    container: ContainerInfo = field(default_factory=ContainerInfo)
     launcher_affinity: tuple[int, ...] = ()
     kernel: tuple[int, ...] = ()
-    busy_cpus_measured: float = 0.0
+    busy_cpus: float = 0.0
 
     def library(self, name: str) -> Library:
         """Return what was found of a library of `entrypoint.machine.shared_libraries.PATTERNS`."""
@@ -85,7 +85,7 @@ def detect_machine(root: Path = Path("/"), affinity: frozenset[int] | None = Non
         memory_nodes=topology.memory_nodes,
         driver=driver,
         packages=read_packages(prefix),
-        surroundings=detect_container(root),
+        container=detect_container(root),
         kernel=kernel_version(root),
     )
 

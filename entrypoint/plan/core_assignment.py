@@ -39,7 +39,7 @@ def assign_near_gpus(cores: Sequence[Core], wanted: Sequence[int | None]) -> Sha
     """
     nodes: dict[int, list[Core]] = {}
     for core in cores:
-        nodes.setdefault(core.place[1], []).append(core)
+        nodes.setdefault(core.numa_node[1], []).append(core)
     ranks = {node: [rank for rank, wish in enumerate(wanted) if wish == node] for node in wanted if node is not None}
     size = min((len(nodes.get(node, ())) // len(here) for node, here in ranks.items()), default=0)
     if not size or None in wanted:
@@ -56,7 +56,7 @@ def cores_by_node(cores: Sequence[Core]) -> list[list[Core]]:
     """Return the cores of each NUMA node that has any, nodes in order of socket and id."""
     nodes: dict[tuple[int, int], list[Core]] = {}
     for core in cores:
-        nodes.setdefault(core.place, []).append(core)
+        nodes.setdefault(core.numa_node, []).append(core)
     return [nodes[key] for key in sorted(nodes)]
 
 

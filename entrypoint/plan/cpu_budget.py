@@ -1,4 +1,4 @@
-"""The CPUs that the ranks of this node may use together: mask, quota and the scheduler's grant, in whole cores."""
+"""The CPUs that the ranks of this node may use together: affinity mask, CPU limit and scheduler, in whole cores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from entrypoint.machine.detect import Machine
 class Core:
     """A physical core: its NUMA node (as socket and node), and those of its CPUs that ranks are bound to."""
 
-    place: tuple[int, int]
+    numa_node: tuple[int, int]
     cpus: tuple[int, ...]
 
 
@@ -64,20 +64,18 @@ def group_by_core(cpus: Iterable[Cpu], *, siblings: bool) -> tuple[Core, ...]:
     return tuple(Core(key[:2], tuple(sorted(ids) if siblings else [min(ids)])) for key, ids in sorted(members.items()))
 
 
-def budget_text(machine: Machine, job: Job, cores: tuple[Core, ...], left_out: int) -> str:
-    """Say what the budget is and what limits it."""
+def budget_text(machine: Machine, job: Job, cores: tuple[Core, ...], excluded: int) -> str:
+    """Return what the budget is and what limits it."""
     count, cpus = len(cores), sum(len(core.cpus) for core in cores)
-    parts = [f"{count} physical core{'s' if count != 1 else ''} allowed"]
+    parts = [f"{count} physical core{'s' if count != 1 else ''}"]
     if len(machine.cpus) < machine.online_cpus:
-        parts[0] += f" by the affinity mask ({format_cpu_list(tuple(cpu.id for cpu in machine.cpus))})"
+        parts[0] += f" in the affinity mask ({format_cpu_list(tuple(cpu.id for cpu in machine.cpus))})"
     if cpus > count:
-        parts.append(f"their siblings too: {cpus} CPUs")
-    if left_out:
-        parts.append(
-            f"{left_out} efficiency cores left out: equal parts would wait for them (LAUNCH_CORE_TYPE=physical)"
-        )
+        parts.append(f"{cpus} CPUs with hyper-threads")
+    if excluded:
+        parts.append(f"without {excluded} efficiency cores (LAUNCH_CORE_TYPE=physical)")
     if machine.quota_cpus is not None and machine.quota_cpus < cpus:
-        parts.append(f"the cgroup's quota is {machine.quota_cpus:g} CPUs")
+        parts.append(f"cgroup limit {machine.quota_cpus:g} CPUs")
     if job.granted_cpus is not None and job.granted_cpus < len(machine.cpus):
         parts.append(f"Slurm grants {job.granted_cpus} CPUs")
     return ", ".join(parts)

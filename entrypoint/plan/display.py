@@ -1,8 +1,9 @@
-"""The plan as text that a person reads: the machine, then each decision with its reason."""
+"""The plan as text: the machine, the ranks on its cores, and each decision with its reason."""
 
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 from string import ascii_lowercase, digits
@@ -12,16 +13,32 @@ from entrypoint.plan.core_assignment import cores_by_node
 from entrypoint.plan.cpu_budget import group_by_core
 from entrypoint.plan.model import Plan, RankPlan
 
+MAX_COLUMNS = 100
+# Longer values are cut; `plan --json` has them whole.
+MAX_VALUE_COLUMNS = 20
+RANK_SYMBOLS = digits + ascii_lowercase
+FREE_CORE, SHARED_CORE = ".", "*"
+# Nodes of more cores, and more runs of cores of one rank, are shortened.
+MAX_LINE_CORES = 64
+MAX_RUNS = 12
+
 
 def plan_lines(plan: Plan, *, command: bool = False, only: str = "") -> list[str]:
-    """Return the plan's lines, or of the decisions `only` one; with `command` also what would be executed."""
-    rows = [(one.what, one.value, one.why) for one in plan.decisions if only in ("", one.what)]
-    what_width = max(len(what) for what, _, _ in rows)
-    value_width = min(24, max(len(value) for _, value, _ in rows))
-    lines = [f"plan: {plan.node}"]
-    lines += [f"  {line}" for line in plan.map if not only]
-    lines += [f"  {what:<{what_width}}  {value:<{value_width}}  {why}".rstrip() for what, value, why in rows]
-    lines += [f"  warning: {warning}" for warning in plan.warnings]
+    """Return the plan's lines of at most 100 columns, or those of the decision `only`.
+
+    With `command` the command lines follow, which may be longer.
+    """
+    rows = [(one.key, one.value, one.text) for one in plan.decisions if only in ("", one.key)]
+    key_width = max(len(key) for key, _, _ in rows)
+    value_width = min(MAX_VALUE_COLUMNS, max(len(value) for _, value, _ in rows))
+    lines = textwrap.wrap(f"plan: {plan.machine}", MAX_COLUMNS, subsequent_indent="  ")
+    lines += [f"  {line}" for line in plan.binding.core_map if not only]
+    for key, value, text in rows:
+        shown = value if len(value) <= value_width else f"{value[: value_width - 1]}…"
+        start = f"  {key:<{key_width}}  {shown:<{value_width}}  "
+        lines += wrap_after(start, text)
+    for warning in plan.warnings:
+        lines += wrap_after("  warning: ", warning)
     if command:
         lines.append(f"  would run: {shlex.join(plan.command)}")
         if plan.command != plan.program.argv:
@@ -29,16 +46,10 @@ def plan_lines(plan: Plan, *, command: bool = False, only: str = "") -> list[str
     return lines
 
 
-RANK_SYMBOLS = digits + ascii_lowercase
-
-
-FREE_CORE, SHARED_CORE = ".", "*"
-
-
-MAX_LINE_CORES = 64
-
-
-MAX_RUNS = 12
+def wrap_after(start: str, text: str) -> list[str]:
+    """Return a text in lines of at most 100 columns, the first after `start`, the others below its end."""
+    first, *others = textwrap.wrap(text, MAX_COLUMNS - len(start)) or [""]
+    return [f"{start}{first}".rstrip(), *(f"{' ' * len(start)}{line}" for line in others)]
 
 
 def core_map(machine: Machine, ranks: Sequence[RankPlan]) -> tuple[str, ...]:
@@ -65,7 +76,7 @@ def core_map(machine: Machine, ranks: Sequence[RankPlan]) -> tuple[str, ...]:
             words = [FREE_CORE if not who else SHARED_CORE if len(who) > 1 else str(who[0]) for who in held]
             runs = [f"{word} x{len(list(run))}" for word, run in groupby(words)]
             cells = " ".join(runs if len(runs) <= MAX_RUNS else (*runs[: MAX_RUNS - 2], "…", runs[-1]))
-        place = node[0].place
+        place = node[0].numa_node
         gpus = ",".join(str(gpu.index) for gpu in machine.gpus if gpu.node == place[1])
         lines.append(f"socket {place[0]} node {place[1]}: {cells}" + (f"  GPU {gpus}" if gpus else ""))
     return tuple(lines)

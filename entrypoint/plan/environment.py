@@ -1,4 +1,4 @@
-"""The variables that every rank of this node gets, whose they are, and what of the host's is kept out."""
+"""Environment variables of every rank of this node; the user's own are kept."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, RankPlan
 from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES
 
-# Standard variables of others that the plan would set, and leaves alone where a person has set them.
+# Standard variables that the plan sets unless the user has set them.
 USER_OVERRIDABLE = (
     *(
         "OMP_NUM_THREADS",
@@ -33,98 +33,107 @@ USER_OVERRIDABLE = (
     ),
     "ACCELERATE_USE_CPU",
 )
-# accelerate 1.15, state.py: ranks that were given no GPU and not told so each take themselves for the only one.
-ACCELERATE_REASON = "Hugging Face's accelerate trains on each rank alone without it"
+# accelerate 1.15, state.py: ranks without a GPU each count as the only one unless this is set.
+ACCELERATE_REASON = "else Hugging Face accelerate trains each rank alone"
 
 
 def decide_environment(
-    question: PlanInputs, devices: Devices, ranks: tuple[RankPlan, ...], runtime: Mapping[str, tuple[str, str]]
+    inputs: PlanInputs, devices: Devices, ranks: tuple[RankPlan, ...], runtime: Mapping[str, tuple[str, str]]
 ) -> tuple[dict[str, str], tuple[Decision, ...]]:
-    """Return variables for every rank of this node; a person's own are kept and said to be theirs."""
+    """Return variables for every rank of this node, and a decision for each that needs a reason."""
     wanted: dict[str, tuple[str, str]] = {}
-    if question.program.kind == "train":  # its run folder tells how to repeat the run, flags included
-        flags = question.settings.as_variables(flags_only=True)
+    if inputs.program.kind == "train":  # its run folder records how to repeat the run, flags included
+        flags = inputs.settings.as_variables(flags_only=True)
         wanted |= {name: (value, "") for name, value in flags.items()}
     if len({rank.threads for rank in ranks}) == 1:
         wanted["OMP_NUM_THREADS"] = (str(ranks[0].threads), "")
-    wanted |= {**runtime, **cuda_variables(question, devices)}
-    if len(ranks) > 1 and question.job.on_one_node and question.nodes.count == 1:
-        wanted["GLOO_SOCKET_IFNAME"] = ("lo", "all ranks are on this node, whatever its name resolves to")
-        wanted |= local_master_override(question)
-    if question.program.kind != "train" and devices.device == "cpu" and question.world_size_for(devices.nproc) > 1:
+    wanted |= {**runtime, **cuda_variables(inputs, devices), **network_variables(inputs, ranks)}
+    if inputs.program.kind != "train" and devices.device == "cpu" and inputs.world_size_for(devices.nproc) > 1:
         wanted["ACCELERATE_USE_CPU"] = ("true", ACCELERATE_REASON)
-    if question.nodes.interface:
-        why = f"the network that {question.nodes.source.partition('=')[0]}'s platform names"
-        wanted |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), (question.nodes.interface, why))
-    if question.machine.surroundings.container == "Apptainer" and not question.machine.surroundings.image:
-        wanted["PYTHONNOUSERSITE"] = ("1", "~/.local is the host's: its packages are kept out of the image's")
-    wanted |= drop_broken_preloads(question)
-    wanted |= question.dir_fallbacks
+    if inputs.machine.container.engine == "Apptainer" and not inputs.machine.container.image:
+        wanted["PYTHONNOUSERSITE"] = ("1", "ignore packages of the host's ~/.local")
+    wanted |= drop_broken_preloads(inputs)
+    wanted |= inputs.dir_fallbacks
     environment: dict[str, str] = {}
     decisions: list[Decision] = []
-    for name, (value, why) in wanted.items():
-        own = question.environ.get(name) if name in USER_OVERRIDABLE else None
+    for name, (value, reason) in wanted.items():
+        own = inputs.environ.get(name) if name in USER_OVERRIDABLE else None
         environment[name] = own or value
-        if why:
-            decisions.append(question.own(name) if own else Decision(name, printable(value) or "unset", why))
-    ours = {name for name, (_, why) in wanted.items() if why}
-    decisions += [question.own(name) for name in AFFINITY_VARIABLES if question.environ.get(name) and name not in ours]
+        if reason:
+            text = printable(value) or "unset"
+            decisions.append(inputs.user_decision(name) if own else Decision(name, text, reason))
+    explained = {name for name, (_, reason) in wanted.items() if reason}
+    own_affinity = [name for name in AFFINITY_VARIABLES if inputs.environ.get(name) and name not in explained]
+    decisions += [inputs.user_decision(name) for name in own_affinity]
     return environment, tuple(decisions)
 
 
-def local_master_override(question: PlanInputs) -> dict[str, tuple[str, str]]:
-    """Return where the ranks that we start on this node alone meet, where a person or a platform names another place.
+def network_variables(inputs: PlanInputs, ranks: tuple[RankPlan, ...]) -> dict[str, tuple[str, str]]:
+    """Return the network interface of the ranks, where this node or the platform decides it."""
+    wanted: dict[str, tuple[str, str]] = {}
+    if len(ranks) > 1 and inputs.job.on_one_node and inputs.node_group.nnodes == 1:
+        wanted["GLOO_SOCKET_IFNAME"] = ("lo", "all ranks are on this node")
+        wanted |= local_master_override(inputs)
+    if inputs.node_group.interface:
+        reason = f"the interface that {inputs.node_group.source.partition('=')[0]}'s platform names"
+        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        wanted |= dict.fromkeys(names, (inputs.node_group.interface, reason))
+    return wanted
 
-    That is here whatever it names; a name may not even resolve (Kubernetes, before the pod is ready).
+
+def local_master_override(inputs: PlanInputs) -> dict[str, tuple[str, str]]:
+    """Return a local MASTER_ADDR where all ranks are on this node and the user's variable names another host.
+
+    That name may not even resolve (Kubernetes, before the pod is ready).
     """
-    own = question.environ.get("MASTER_ADDR", "127.0.0.1")
-    if question.job.launcher or question.starter or own in ("", "127.0.0.1", "localhost"):
+    own = inputs.environ.get("MASTER_ADDR", "127.0.0.1")
+    if inputs.job.launcher or inputs.remote_launcher or own in ("", "127.0.0.1", "localhost"):
         return {}
-    return {"MASTER_ADDR": ("127.0.0.1", f"all ranks are on this node, and need not look for {printable(own)}")}
+    return {"MASTER_ADDR": ("127.0.0.1", f"all ranks are on this node, not at {printable(own)}")}
 
 
-def cuda_variables(question: PlanInputs, devices: Devices) -> dict[str, tuple[str, str]]:
-    """Return how CUDA is told the GPUs: by UUID where not all visible ones are used.
+def cuda_variables(inputs: PlanInputs, devices: Devices) -> dict[str, tuple[str, str]]:
+    """Return how CUDA selects the GPUs: by UUID if not all visible ones are used.
 
     CUDA counts the fastest first and NVML by bus, so on mixed nodes an index alone is ambiguous.
     """
-    own = question.environ.get("CUDA_VISIBLE_DEVICES")
+    own = inputs.environ.get("CUDA_VISIBLE_DEVICES")
     if devices.is_subset:
-        of_yours = f", of (yours) CUDA_VISIBLE_DEVICES={printable(own)}" if own else ""
+        among = f", among your CUDA_VISIBLE_DEVICES={printable(own)}" if own else ""
         uuids = ",".join(gpu.uuid for gpu in devices.gpus)
-        return {"CUDA_VISIBLE_DEVICES": (uuids, f"the GPUs chosen above{of_yours}")}
+        return {"CUDA_VISIBLE_DEVICES": (uuids, f"the GPUs chosen above{among}")}
     if len(devices.gpus) > 1 and own is None:
         return {"CUDA_DEVICE_ORDER": ("PCI_BUS_ID", "CUDA counts GPUs as nvidia-smi does")}
     return {}
 
 
-def drop_broken_preloads(question: PlanInputs) -> dict[str, tuple[str, str]]:
-    """Return LD_PRELOAD without the host's files that are not in an Apptainer image; elsewhere refuse them.
+def drop_broken_preloads(inputs: PlanInputs) -> dict[str, tuple[str, str]]:
+    """Return LD_PRELOAD without the host's files that an Apptainer image lacks; elsewhere raise `UserError`.
 
-    The loader would go on without them, with a line for each process that nobody reads.
+    The loader would skip them with a line for each process that nobody reads.
     """
-    if not question.broken_preloads:
+    if not inputs.broken_preloads:
         return {}
-    own = question.environ["LD_PRELOAD"]
-    file, problem = next(iter(question.broken_preloads.items()))
-    more = len(question.broken_preloads) - 1
-    told = f"{printable(file)} {problem}" + (f" (and {more} more)" if more else "")
-    if question.machine.surroundings.container != "Apptainer":
-        raise UserError(f"LD_PRELOAD={printable(own)}: {told}; correct or unset it", ExitCode.MACHINE)
-    rest = ":".join(file for file in split_ld_preload(own) if file not in question.broken_preloads)
-    return {"LD_PRELOAD": (rest, f"the host's, without what is not in the image: {told}")}
+    own = inputs.environ["LD_PRELOAD"]
+    file, problem = next(iter(inputs.broken_preloads.items()))
+    more = len(inputs.broken_preloads) - 1
+    text = f"{printable(file)} {problem}" + (f" (and {more} more)" if more else "")
+    if inputs.machine.container.engine != "Apptainer":
+        raise UserError(f"LD_PRELOAD={printable(own)}: {text}. Correct or unset it.", ExitCode.MACHINE)
+    rest = ":".join(file for file in split_ld_preload(own) if file not in inputs.broken_preloads)
+    return {"LD_PRELOAD": (rest, f"the host's, without what the image lacks: {text}")}
 
 
-def warn_host_leaks(question: PlanInputs) -> tuple[str, ...]:
-    """Warn of what Apptainer passes in from the host and that may break the packages of an image that is not ours.
+def warn_host_leaks(inputs: PlanInputs) -> tuple[str, ...]:
+    """Warn of variables that Apptainer passes in from the host and that may break another project's image.
 
-    Ours let in only what is meant for them (`--env`).
+    This project's images let in only what is meant for them (`--env`).
     """
-    if question.machine.surroundings.container != "Apptainer" or question.machine.surroundings.image:
+    if inputs.machine.container.engine != "Apptainer" or inputs.machine.container.image:
         return ()
     return tuple(
-        f"{name}={printable(question.environ[name])} comes from the host; if it is not meant for the image, unset it"
-        " or start with --cleanenv"
+        f"{name}={printable(inputs.environ[name])} comes from the host. If it is not meant for the image, unset it or"
+        " use --cleanenv."
         for name in ("PYTHONPATH", "PYTHONHOME", "LD_PRELOAD")
-        if question.environ.get(name)
+        if inputs.environ.get(name)
     )

@@ -1,21 +1,21 @@
-"""What a plan is made from: settings, machine, job, program and the environment they came with."""
+"""What a plan is made from: settings, machine, job, program and environment."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as data_field
 
 from entrypoint.core.errors import printable
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.job.detect import Job
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.machine.detect import Machine
-from entrypoint.plan.model import Decision, Program, RankPlan
+from entrypoint.plan.model import Decision, Program, RankPlan, Source
 from entrypoint.settings import LaunchSettings
 
-# A CPU counts as kept busy from 0.8 of its time on: below, its thread has enough of it. Of 120 plans each on two CPUs,
-# beside nobody at most 0.16 was seen, beside one busy process 1.00 to 1.12, beside two 2.00 in all but two plans.
+# A CPU counts as busy from 0.8 of its time on; below that a thread on it still gets enough time.
 BUSY_ROUNDING = 0.2
 
 
@@ -23,7 +23,7 @@ BUSY_ROUNDING = 0.2
 class RemoteLauncher:
     """A program that starts ranks on several nodes: its path, whose MPI it is, and the nodes with ranks on each.
 
-    `mpi` is empty for srun; ranks of 0 are as many as on this node.
+    `mpi` is empty for srun. 0 ranks mean as many as on this node.
     """
 
     path: str
@@ -41,13 +41,14 @@ class PreviousRun:
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What the plan is made from; `environ` is what the process was started with, less what a launcher put there.
+    """What a plan is made from.
 
-    `backend_problem` says why the backend that was asked for cannot be used, empty where it can; `broken_preloads`
-    are the files of a person's LD_PRELOAD that cannot be loaded, each with the reason. `substitutes` are variables that
-    stand in for a home or a temporary folder that cannot be used, each with the reason; `environ` has them already.
-    `nodes` are those on which an entrypoint each starts ranks; it is one where a launcher has started them. `starter`
-    is what starts ranks on other nodes too, None where nothing does; `token` is a text that no other run here has.
+    `environ` is the environment of the process, without what a launcher put there.
+    `backend_problem` says why the requested backend cannot be used, empty if it can.
+    `broken_preloads` are files of the user's LD_PRELOAD that cannot be loaded, each with the reason.
+    `dir_fallbacks` are variables that replace an unusable home or temporary folder, each with the reason.
+    `node_group` are the nodes on each of which an entrypoint starts ranks; one if a launcher has started them.
+    `remote_launcher` starts ranks on other nodes too, None if nothing does. `run_token` is unique to this run.
     `previous` is what the plan of a resumed run had, None for a new run.
     """
 
@@ -58,29 +59,34 @@ class PlanInputs:
     environ: Mapping[str, str]
     python: str = sys.executable
     backend_problem: str = ""
-    broken_preloads: Mapping[str, str] = field(default_factory=dict)
-    dir_fallbacks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    nodes: NodeGroup = field(default_factory=NodeGroup)
-    starter: RemoteLauncher | None = None
-    token: str = ""
+    broken_preloads: Mapping[str, str] = data_field(default_factory=dict)
+    dir_fallbacks: Mapping[str, tuple[str, str]] = data_field(default_factory=dict)
+    node_group: NodeGroup = data_field(default_factory=NodeGroup)
+    remote_launcher: RemoteLauncher | None = None
+    run_token: str = ""
     previous: PreviousRun | None = None
 
-    def why(self, field: str, reason: str) -> str:
-        """Return the reason for a setting's value: the person's own words where they gave it."""
-        return f"(yours) {self.settings.sources[field]}" if self.given(field) else reason
+    def decide(self, field: str, key: str, value: str, reason: str, detail: str = "") -> Decision:
+        """Return a decision that a setting makes if the user chose one, else the planner for `reason`.
 
-    def own(self, name: str) -> Decision:
-        """Return that a variable of the person's is left as it is."""
+        `detail` is said in either case.
+        """
+        if self.is_set_by_user(field):
+            return Decision(key, value, detail, Source.USER, self.settings.sources[field])
+        return Decision(key, value, "; ".join(part for part in (reason, detail) if part))
+
+    def user_decision(self, name: str) -> Decision:
+        """Return that a variable of the user's is kept as it is."""
         value = printable(self.environ[name])
-        return Decision(name, value, f"(yours) {name}={value}")
+        return Decision(name, value, "", Source.USER, f"{name}={value}")
 
-    def given(self, field: str) -> bool:
-        """Tell whether a person chose this setting, and not `auto`."""
+    def is_set_by_user(self, field: str) -> bool:
+        """Return whether the user chose this setting, other than `auto`."""
         return field in self.settings.sources and getattr(self.settings.values, field) != "auto"
 
     def world_size_for(self, nproc: int) -> int:
         """Return the world size, where this node starts `nproc` ranks unless a launcher has started all."""
-        return self.job.world_size if self.job.launcher else nproc * self.nodes.count
+        return self.job.world_size if self.job.launcher else nproc * self.node_group.nnodes
 
     @property
     def busy_cpus(self) -> int:
@@ -90,11 +96,12 @@ class PlanInputs:
         each other.
         """
         job = self.job
-        if job.launcher or job.nodes or job.granted_cpus is not None or self.starter or self.nodes.count > 1:
+        scheduled = bool(job.hostnames) or job.granted_cpus is not None
+        if job.launcher or scheduled or self.remote_launcher or self.node_group.nnodes > 1:
             return 0
-        return int(self.machine.busy_cpus_measured + BUSY_ROUNDING)
+        return int(self.machine.busy_cpus + BUSY_ROUNDING)
 
     @property
     def bound_by_launcher(self) -> bool:
-        """Tell whether the affinity mask is this rank's own, as srun and `mpirun --bind-to core` leave it."""
+        """Whether the affinity mask is this rank's own, as srun and `mpirun --bind-to core` set it."""
         return bool(self.job.binding) and len(self.machine.cpus) < self.machine.online_cpus

@@ -1,32 +1,64 @@
-"""What a plan is: frozen values with a reason for each, that print, store and compare as they are."""
+"""The plan: frozen values with a reason for each, which print, store and compare as they are."""
 
 from __future__ import annotations
 
-import json
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
-# Carries the plan from the node stage to the ranks and to the trainer, as JSON.
+import msgspec
+
+# Carries the plan to the ranks and to the trainer, as JSON.
 PLAN_VAR = "ENTRYPOINT_PLAN"
 MAX_PLAIN_BYTES = 64 << 10
 ZLIB_PREFIX = "zlib:"
+PLAN_VERSION = 2
+
+
+class LauncherKind(StrEnum):
+    """What starts the ranks: DIRECT is one child of the entrypoint, LOCAL several, RANK means they are started."""
+
+    DIRECT = "direct"
+    LOCAL = "local"
+    TORCHRUN = "torchrun"
+    MPIRUN = "mpirun"
+    SRUN = "srun"
+    RANK = "rank"
+
+
+class Source(StrEnum):
+    """Who made a decision: the planner, the user, or an earlier `entrypoint tune`."""
+
+    AUTO = "auto"
+    USER = "user"
+    TUNED = "tuned"
+
+
+SOURCE_LABELS = {Source.AUTO: "", Source.USER: "(set by you) ", Source.TUNED: "(tuned) "}
 
 
 @dataclass(frozen=True)
 class Decision:
-    """One thing decided, and why."""
+    """One decision: `setting` is how the user wrote it (`LAUNCH_THREADS=3`), empty if the planner decided."""
 
-    what: str
+    key: str
     value: str
-    why: str
+    reason: str
+    source: Source = Source.AUTO
+    setting: str = ""
+
+    @property
+    def text(self) -> str:
+        """The reason for the user: who decided, by which setting, and why."""
+        parts = "; ".join(part for part in (self.setting, self.reason) if part)
+        return f"{SOURCE_LABELS[self.source]}{parts}"
 
 
 @dataclass(frozen=True)
 class RankPlan:
-    """One process of this node: the CPUs that it is bound to, its OpenMP threads, its GPU, its memory's NUMA nodes."""
+    """One rank on this node: the CPUs that it is bound to, its OpenMP threads, its GPU, its memory's NUMA nodes."""
 
     local_rank: int
     cpus: tuple[int, ...]
@@ -37,81 +69,140 @@ class RankPlan:
 
 @dataclass(frozen=True)
 class Program:
-    """What the ranks become: our trainer (`train`), or a person's own script or module."""
+    """What the ranks run: the built-in trainer (`train`), or the user's script or module."""
 
     kind: str
     argv: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Everything that a launch does on this node; `training` holds what only our trainer reads.
+@dataclass(frozen=True, kw_only=True)
+class NodePlan:
+    """How many nodes and ranks the job has. An elastic job continues with `min_nodes` of its `nnodes`."""
 
-    `min_nodes` of the `nnodes` are enough to go on with when others are lost. Where the master's port is ours to choose
-    (`port_moves`), the ranks take the next one if it is taken. `reserved_cpus` are left free for other processes.
+    nnodes: int = 1
+    min_nodes: int = 1
+    node_rank: int = 0
+    nproc_per_node: int
+    world_size: int
+    max_restarts: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RendezvousPlan:
+    """Where ranks of several nodes meet; empty where the launcher or the user says it.
+
+    If `port_is_negotiable`, the ranks take the next port where this one is in use.
     """
 
-    launcher: str
-    backend: str
-    device: str
-    nnodes: int
-    nproc_per_node: int
-    ranks: tuple[RankPlan, ...]
-    environment: Mapping[str, str]
-    yours: tuple[str, ...]
-    bind: str
-    memory_policy: str
-    preload: tuple[str, ...]
-    program: Program
-    command: tuple[str, ...]
-    decisions: tuple[Decision, ...]
-    warnings: tuple[str, ...]
-    node: str = ""
-    map: tuple[str, ...] = ()
-    training: Mapping[str, Any] = field(default_factory=dict)
-    world_size: int = 1
-    node_rank: int = 0
     master_addr: str = ""
     master_port: str = ""
-    rendezvous_timeout_s: int = 1800
-    fail_timeout_s: int = 1800
-    grace_s: int = 30
-    max_restarts: int = 0
-    min_nodes: int = 1
-    port_moves: bool = False
+    port_is_negotiable: bool = False
+    timeout_s: int = 1800
+
+
+@dataclass(frozen=True, kw_only=True)
+class BindingPlan:
+    """What is pinned, how memory is bound, the map of ranks on cores, and the CPUs left to other processes."""
+
+    cpu_binding: str = "ranks"
+    memory_policy: str = "bind"
+    core_map: tuple[str, ...] = ()
     reserved_cpus: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentPlan:
+    """Variables of every rank, the names of the user's own that are kept, and the libraries to preload."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    user_set: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerPlan:
+    """What only the built-in trainer reads."""
+
+    data_source: str
+    num_workers: int
+    image_shape: tuple[int, int, int]
+    precision: str
+    use_ipex: bool
+    saves_checkpoints: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that a launch does on this node; `machine` describes the node in a line."""
+
+    version: int = PLAN_VERSION
+    launcher: LauncherKind
+    nodes: NodePlan
+    rendezvous: RendezvousPlan = field(default_factory=RendezvousPlan)
+    ranks: tuple[RankPlan, ...]
+    binding: BindingPlan = field(default_factory=BindingPlan)
+    environment: EnvironmentPlan = field(default_factory=EnvironmentPlan)
+    device: str
+    backend: str
+    collective_timeout_s: int = 1800
+    grace_period_s: int = 30
+    program: Program
+    command: tuple[str, ...]
+    trainer: TrainerPlan | None = None
+    decisions: tuple[Decision, ...] = ()
+    warnings: tuple[str, ...] = ()
+    machine: str = ""
 
     @property
     def uses_elastic_rendezvous(self) -> bool:
-        """Tell whether the agents of several nodes number the ranks together, anew after each loss."""
-        return self.nnodes > 1 and (self.max_restarts > 0 or self.min_nodes < self.nnodes)
+        """Whether the agents of several nodes number the ranks together, again after each loss."""
+        nodes = self.nodes
+        return nodes.nnodes > 1 and (nodes.max_restarts > 0 or nodes.min_nodes < nodes.nnodes)
 
-    def with_training(
-        self, training: Mapping[str, Any], decisions: tuple[Decision, ...], warnings: tuple[str, ...] = ()
+    def decision(self, key: str) -> Decision | None:
+        """Return the decision of a key, None where there is none."""
+        return next((one for one in self.decisions if one.key == key), None)
+
+    def the_trainer(self) -> TrainerPlan:
+        """Return the trainer's part; raises ValueError for the plan of a user's script."""
+        if self.trainer is None:
+            raise ValueError("the plan has no trainer")
+        return self.trainer
+
+    def with_trainer(
+        self, trainer: TrainerPlan, decisions: tuple[Decision, ...], warnings: tuple[str, ...] = ()
     ) -> Plan:
-        """Return the plan with the trainer's own part added."""
+        """Return the plan with the trainer's part added."""
         return replace(
             self,
-            training=dict(training),
+            trainer=trainer,
             decisions=self.decisions + decisions,
             warnings=self.warnings + warnings,
         )
 
+    def with_variables(self, variables: Mapping[str, str]) -> Plan:
+        """Return the plan with more variables for every rank."""
+        environment = replace(self.environment, variables={**self.environment.variables, **variables})
+        return replace(self, environment=environment)
+
     def to_json(self, indent: int | None = None) -> str:
         """Return the plan as JSON, the keys in the order of the fields."""
-        return json.dumps(asdict(self), indent=indent)
+        text = msgspec.json.encode(self)
+        return (text if indent is None else msgspec.json.format(text, indent=indent)).decode()
 
     def to_variable(self) -> str:
-        """Return the plan as an environment variable holds it: packed where it is long.
+        """Return the plan as an environment variable holds it: compressed where it is long.
 
-        Linux takes 128 KiB in one variable, which over a thousand ranks would fill.
+        Linux limits one variable to 128 KiB, which the plan of over a thousand ranks would exceed.
         """
         text = self.to_json()
-        return text if len(text) <= MAX_PLAIN_BYTES else ZLIB_PREFIX + b64encode(zlib.compress(text.encode())).decode()
+        if len(text) <= MAX_PLAIN_BYTES:
+            return text
+        return ZLIB_PREFIX + b64encode(zlib.compress(text.encode())).decode()
 
     @staticmethod
     def from_variable(text: str) -> Plan:
-        """Return the plan that `to_variable` wrote; raises ValueError, KeyError or TypeError for other text."""
+        """Return the plan that `to_variable` wrote; raises ValueError for other text."""
         if not text.startswith(ZLIB_PREFIX):
             return Plan.from_json(text)
         try:
@@ -121,14 +212,5 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """Return the plan that `to_json` wrote; raises ValueError, KeyError or TypeError for other text."""
-        data = json.loads(text)
-        data["ranks"] = tuple(
-            RankPlan(**{**rank, "cpus": tuple(rank["cpus"]), "memory_nodes": tuple(rank["memory_nodes"])})
-            for rank in data["ranks"]
-        )
-        data["program"] = Program(data["program"]["kind"], tuple(data["program"]["argv"]))
-        data["decisions"] = tuple(Decision(**decision) for decision in data["decisions"])
-        for name in ("yours", "preload", "command", "warnings", "map"):
-            data[name] = tuple(data[name])
-        return Plan(**data)
+        """Return the plan that `to_json` wrote; raises ValueError for other text."""
+        return msgspec.json.decode(text, type=Plan)

@@ -1,4 +1,4 @@
-"""The decisions put together: a pure function from settings, machine and job to a plan with a reason for each."""
+"""Makes the plan: a pure function of settings, machine and job, with a reason for each decision."""
 
 from __future__ import annotations
 
@@ -11,134 +11,177 @@ from entrypoint.plan.binding import decide_binding
 from entrypoint.plan.devices import decide_backend, decide_devices
 from entrypoint.plan.display import core_map
 from entrypoint.plan.environment import USER_OVERRIDABLE, decide_environment, warn_host_leaks
-from entrypoint.plan.inputs import PlanInputs
-from entrypoint.plan.model import Decision, Plan
+from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
+from entrypoint.plan.model import (
+    BindingPlan,
+    Decision,
+    EnvironmentPlan,
+    LauncherKind,
+    NodePlan,
+    Plan,
+    RendezvousPlan,
+    Source,
+)
 from entrypoint.plan.preflight import Check, preflight_checks
 from entrypoint.plan.restarts import agent_command, decide_restarts
 from entrypoint.plan.runtime_libraries import choose_runtime
 
 
-def make_plan(question: PlanInputs) -> Plan:
-    """Decide everything for this node; the same question gives the same plan.
+def make_plan(inputs: PlanInputs) -> Plan:
+    """Decide everything for this node; the same inputs give the same plan.
 
-    Raises `Refused` for what the machine cannot do (exit 3) and for settings that contradict (exit 2).
+    Raises `UserError` for what the machine cannot do (code 3) and for settings that contradict (code 2).
     """
-    values, warnings = question.settings.values, collect_warnings(preflight_checks(question))
-    nodes = decide_nodes(question)
-    devices = decide_devices(question)
-    binding = decide_binding(question, devices)
-    backend = decide_backend(question, devices.device, devices.nproc)
-    restarts, restarts_decision = decide_restarts(question)
-    launcher, launcher_decision = decide_launcher(question, devices.nproc, restarts)
-    runtime = choose_runtime(question, binding.spinning_is_costly)
-    environment, environment_decisions = decide_environment(question, devices, binding.ranks, runtime.environment)
+    values, warnings = inputs.settings.values, collect_warnings(preflight_checks(inputs))
+    devices = decide_devices(inputs)
+    binding = decide_binding(inputs, devices)
+    backend = decide_backend(inputs, devices.device, devices.nproc)
+    restarts, restart_decisions = decide_restarts(inputs)
+    launcher, launcher_decision = decide_launcher(inputs, devices.nproc, restarts)
+    runtime = choose_runtime(inputs, binding.spinning_is_costly)
+    variables, variable_decisions = decide_environment(inputs, devices, binding.ranks, runtime.environment)
     plan = Plan(
         launcher=launcher,
-        backend=backend.value,
-        device=devices.device,
-        nnodes=question.nodes.count,
-        nproc_per_node=devices.nproc,
+        nodes=NodePlan(
+            nnodes=inputs.node_group.nnodes,
+            min_nodes=inputs.node_group.min_nodes or inputs.node_group.nnodes,
+            node_rank=inputs.node_group.node_rank,
+            nproc_per_node=devices.nproc,
+            world_size=inputs.world_size_for(devices.nproc),
+            max_restarts=restarts,
+        ),
+        rendezvous=plan_rendezvous(inputs),
         ranks=binding.ranks,
-        environment=environment,
-        yours=tuple(name for name in USER_OVERRIDABLE if question.environ.get(name)),
-        bind="ranks" if values.cpu_binding == "auto" else values.cpu_binding,
-        memory_policy="bind" if values.memory_binding == "auto" else values.memory_binding,
-        preload=runtime.preload,
-        program=question.program,
-        command=question.program.argv,
+        binding=BindingPlan(
+            cpu_binding="ranks" if values.cpu_binding == "auto" else values.cpu_binding,
+            memory_policy="bind" if values.memory_binding == "auto" else values.memory_binding,
+            core_map=core_map(inputs.machine, binding.ranks),
+            reserved_cpus=binding.reserved_cpus,
+        ),
+        environment=EnvironmentPlan(
+            variables=variables,
+            user_set=tuple(name for name in USER_OVERRIDABLE if inputs.environ.get(name)),
+            preload=runtime.preload,
+        ),
+        device=devices.device,
+        backend=backend.value,
+        collective_timeout_s=collective_timeout_s(inputs),
+        grace_period_s=values.grace_period_s,
+        program=inputs.program,
+        command=inputs.program.argv,
         decisions=(
-            *nodes,
+            *decide_nodes(inputs),
             *devices.decisions,
             *binding.decisions,
             backend,
             launcher_decision,
-            *restarts_decision,
+            *restart_decisions,
             *runtime.decisions,
-            *environment_decisions,
+            *variable_decisions,
         ),
-        warnings=warnings + devices.warnings + binding.warnings + runtime.warnings + warn_host_leaks(question),
-        node=describe_node(question.machine),
-        world_size=question.world_size_for(devices.nproc),
-        node_rank=question.nodes.rank,
-        master_addr=question.nodes.master or question.job.master,
-        master_port=rendezvous_port(question),
-        rendezvous_timeout_s=values.rendezvous_timeout_s,
-        fail_timeout_s=(60 if question.nodes.count > 1 or not question.job.on_one_node else 1800)
-        if values.collective_timeout_s == "auto"
-        else values.collective_timeout_s,
-        grace_s=values.grace_period_s,
-        max_restarts=restarts,
-        port_moves=not (question.nodes.port if question.nodes.count > 1 else question.environ.get("MASTER_PORT")),
-        min_nodes=question.nodes.fewest or question.nodes.count,
-        map=core_map(question.machine, binding.ranks),
-        reserved_cpus=binding.reserved_cpus,
+        warnings=(
+            *inputs.settings.notices,
+            *warnings,
+            *devices.warnings,
+            *binding.warnings,
+            *runtime.warnings,
+            *warn_host_leaks(inputs),
+        ),
+        machine=describe_machine(inputs.machine),
     )
-    return replace(plan, command=agent_command(plan, question)) if launcher == "torchrun" else plan
+    return replace(plan, command=agent_command(plan, inputs)) if launcher == LauncherKind.TORCHRUN else plan
 
 
-def decide_nodes(question: PlanInputs) -> tuple[Decision, ...]:
-    """Tell this node's place among several on each of which an entrypoint was started."""
-    nodes = question.nodes
-    if nodes.count == 1:
+def plan_rendezvous(inputs: PlanInputs) -> RendezvousPlan:
+    """Return where ranks of several nodes meet."""
+    group = inputs.node_group
+    user_port = group.port if group.nnodes > 1 else inputs.environ.get("MASTER_PORT", "")
+    return RendezvousPlan(
+        master_addr=group.master_addr or inputs.job.master_addr,
+        master_port=rendezvous_port(inputs),
+        port_is_negotiable=not user_port,
+        timeout_s=inputs.settings.values.rendezvous_timeout_s,
+    )
+
+
+def collective_timeout_s(inputs: PlanInputs) -> int:
+    """Return how many seconds a collective may take: less over several nodes, where a node can be lost."""
+    requested = inputs.settings.values.collective_timeout_s
+    if requested != "auto":
+        return requested
+    return 60 if inputs.node_group.nnodes > 1 or not inputs.job.on_one_node else 1800
+
+
+def decide_nodes(inputs: PlanInputs) -> tuple[Decision, ...]:
+    """Return this node's place among several on each of which an entrypoint was started."""
+    group = inputs.node_group
+    if group.nnodes == 1:
         return ()
-    yours = "(yours) " if nodes.source in question.settings.sources.values() else ""
-    why = f"{yours}{nodes.source}, this is number {nodes.rank}, number 0 is {nodes.master}"
-    return (Decision("nodes", f"{nodes.fewest}:{nodes.count}" if nodes.fewest else str(nodes.count), why),)
+    value = f"{group.min_nodes}:{group.nnodes}" if group.min_nodes else str(group.nnodes)
+    place = f"this is node {group.node_rank}; node 0 is {group.master_addr}"
+    if group.source in inputs.settings.sources.values():
+        return (Decision("nodes", value, place, Source.USER, group.source),)
+    return (Decision("nodes", value, f"{group.source}; {place}"),)
 
 
-def rendezvous_port(question: PlanInputs) -> str:
+def rendezvous_port(inputs: PlanInputs) -> str:
     """Return the port at the master on which several nodes meet, empty where there is one.
 
-    Raises `Refused` where what was set for it is no port.
+    Raises `UserError` where what was set for it is no port.
     """
-    for text in filter(None, (question.nodes.port, question.environ.get("MASTER_PORT", ""))):
+    for text in filter(None, (inputs.node_group.port, inputs.environ.get("MASTER_PORT", ""))):
         parse_port(text)
-    return question.nodes.port or (str(port_from_job_id(question.job.id)) if question.nodes.count > 1 else "")
+    return inputs.node_group.port or (str(port_from_job_id(inputs.job.job_id)) if inputs.node_group.nnodes > 1 else "")
 
 
 def collect_warnings(checks: tuple[Check, ...]) -> tuple[str, ...]:
-    """Return the warnings of the checks; raises `Refused` for a failure."""
+    """Return the warnings of the checks; raises `UserError` for a failure."""
     failures = [check.line for check in checks if check.state == "failure"]
     if failures:
         raise UserError("\n".join(failures), ExitCode.MACHINE)
     return tuple(check.line for check in checks if check.state == "warning")
 
 
-def decide_launcher(question: PlanInputs, nproc: int, restarts: int) -> tuple[str, Decision]:
-    """Never nest: what a launcher started becomes its rank; one rank needs no launcher unless it is to restart.
+def decide_launcher(inputs: PlanInputs, nproc: int, restarts: int) -> tuple[LauncherKind, Decision]:
+    """Never nest launchers: a process that a launcher started becomes its rank.
 
-    Only torchrun's agent starts ranks again; it imports torch before the first of them may begin.
+    Only torchrun's agent restarts ranks; it imports torch before the first rank starts.
+    Raises `UserError` where LAUNCH_LAUNCHER=direct is to start several ranks.
     """
-    job = question.job
+    job = inputs.job
     if job.launcher:
-        return "rank", Decision("launcher", "rank", f"this is rank {job.rank} of {job.world_size} by {job.launcher}")
-    nnodes = question.nodes.count
-    if question.starter:
-        name, yours = ("mpirun" if question.starter.mpi else "srun"), question.why("launcher", "")
-        why = yours or (
-            question.settings.sources["hosts"]
-            if question.settings.values.hosts
-            else f"the batch job has {len(question.job.nodes)} nodes"
-        )
-        return name, Decision("launcher", name, f"{why}; {question.starter.path} starts the ranks, each plans anew")
-    asked = question.settings.values.launcher
-    if asked == "direct" and nproc > 1:
-        raise UserError(
-            f"{question.settings.sources['launcher']}: starts one rank, not {nproc}; set LAUNCH_NPROC_PER_NODE=1"
-        )
-    name = "torchrun" if restarts or asked == "torchrun" else "local"
+        reason = f"rank {job.rank} of {job.world_size}, started by {job.launcher}"
+        return LauncherKind.RANK, Decision("launcher", "rank", reason)
+    if inputs.remote_launcher:
+        return decide_remote_launcher(inputs, inputs.remote_launcher)
+    requested = inputs.settings.values.launcher
+    if requested == "direct" and nproc > 1:
+        source = inputs.settings.sources["launcher"]
+        raise UserError(f"{source}: starts one rank, not {nproc}. Set LAUNCH_NPROC_PER_NODE=1.")
+    kind = LauncherKind.TORCHRUN if restarts or requested == "torchrun" else LauncherKind.LOCAL
+    nnodes = inputs.node_group.nnodes
     if nnodes > 1:
-        why = f"starts and watches this node's ranks, {nproc} of {nproc * nnodes}; the others' meet them at MASTER_ADDR"
-        return name, Decision("launcher", name, why)
-    if nproc == 1 and asked not in ("local", "torchrun") and not restarts:
-        return "direct", Decision("launcher", "direct", "one rank needs none")
-    again = ", again where one fails" if restarts else ", seconds sooner than torchrun would" if name == "local" else ""
-    why = question.why("launcher", f"starts and watches {nproc} rank{'s' if nproc > 1 else ''} on this node{again}")
-    return name, Decision("launcher", name, why)
+        return kind, Decision("launcher", kind, f"starts {nproc} of the {nproc * nnodes} ranks on this node")
+    if nproc == 1 and requested not in ("local", "torchrun") and not restarts:
+        return LauncherKind.DIRECT, inputs.decide("launcher", "launcher", "direct", "one rank, started as a child")
+    what = "restarts failed ranks" if restarts else "children of the entrypoint, without importing torch"
+    return kind, inputs.decide("launcher", "launcher", kind, f"{nproc} rank{'s' * (nproc > 1)}; {what}")
 
 
-def describe_node(machine: Machine) -> str:
-    """Say the machine in one line."""
+def decide_remote_launcher(inputs: PlanInputs, launcher: RemoteLauncher) -> tuple[LauncherKind, Decision]:
+    """Return the decision for mpirun or srun, which starts ranks on other nodes too."""
+    kind = LauncherKind.MPIRUN if launcher.mpi else LauncherKind.SRUN
+    detail = f"{launcher.path}; each rank makes its own plan"
+    if inputs.settings.values.hosts and not inputs.is_set_by_user("launcher"):
+        setting = inputs.settings.sources["hosts"]
+        return kind, Decision("launcher", kind, detail, Source.USER, setting)
+    return kind, inputs.decide(
+        "launcher", "launcher", kind, f"the batch job has {len(inputs.job.hostnames)} nodes", detail
+    )
+
+
+def describe_machine(machine: Machine) -> str:
+    """Return the machine in one line."""
     gpus = f"{len(machine.gpus)} x {machine.gpus[0].name}" if machine.gpus else "no GPU"
     memory = f"{machine.memory_bytes / 2**30:.1f} GiB" if machine.memory_bytes else "memory unknown"
     cores = len({(cpu.socket, cpu.core) for cpu in machine.cpus})

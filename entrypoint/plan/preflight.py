@@ -33,58 +33,58 @@ class Check:
         return f"{self.what}: {self.seen}; {self.advice}"
 
 
-def preflight_checks(question: PlanInputs) -> tuple[Check, ...]:
+def preflight_checks(inputs: PlanInputs) -> tuple[Check, ...]:
     """Return every check that needs no more than what was read for the plan."""
     return (
-        check_topology(question),
-        check_image(question),
-        check_image_mount(question),
-        check_shm(question),
-        check_memlock(question),
-        check_driver(question),
-        *check_packages(question),
+        check_topology(inputs),
+        check_image(inputs),
+        check_image_mount(inputs),
+        check_shm(inputs),
+        check_memlock(inputs),
+        check_driver(inputs),
+        *check_packages(inputs),
     )
 
 
-def check_topology(question: PlanInputs) -> Check:
+def check_topology(inputs: PlanInputs) -> Check:
     """Tell what of the CPUs had to be assumed."""
-    machine = question.machine
+    machine = inputs.machine
     seen = f"{len(machine.cpus)} of {machine.online_cpus} CPUs, {len({cpu.node for cpu in machine.cpus})} NUMA nodes"
     if not machine.assumptions:
         return Check("topology", "ok", seen)
     return Check("topology", "warning", "; ".join(machine.assumptions), "let the container see the host's /sys")
 
 
-def check_image(question: PlanInputs) -> Check:
+def check_image(inputs: PlanInputs) -> Check:
     """Tell which image this is, and what was left out of it."""
-    image = question.machine.surroundings.image
+    image = inputs.machine.container.image
     if not image:
         return Check("image", "ok", "none of ours")
     return Check("image", "ok", f"{image['name']}, revision {image['revision'][:12]}, oneCCL {image['oneccl']}")
 
 
-def check_image_mount(question: PlanInputs) -> Check:
+def check_image_mount(inputs: PlanInputs) -> Check:
     """An unprivileged SIF mount passes every read through one FUSE process."""
-    around = question.machine.surroundings
-    if around.is_fuse and around.container == "Apptainer":
+    around = inputs.machine.container
+    if around.is_fuse and around.engine == "Apptainer":
         advice = "first imports are slow; ask for Apptainer's setuid package, or unpack: apptainer build --sandbox"
         return Check("image mount", "warning", around.rootfs, advice)
     return Check("image mount", "ok", around.rootfs or "unknown")
 
 
-def check_shm(question: PlanInputs) -> Check:
+def check_shm(inputs: PlanInputs) -> Check:
     """Loader workers hand batches over through /dev/shm; where it is full they die of SIGBUS."""
-    shm = question.machine.surroundings.shm_bytes
+    shm = inputs.machine.container.shm_bytes
     seen = f"{shm / 2**20:,.0f} MiB"
-    if shm >= SHM_BYTES or question.program.kind == "train":  # our trainer's workers are planned by its size
+    if shm >= SHM_BYTES or inputs.program.kind == "train":  # our trainer's workers are planned by its size
         return Check("/dev/shm", "ok", seen)
     advice = "loader workers may die of a bus error; start with --shm-size=2g (Docker), or use no workers"
     return Check("/dev/shm", "warning", seen, advice)
 
 
-def check_memlock(question: PlanInputs) -> Check:
+def check_memlock(inputs: PlanInputs) -> Check:
     """RDMA adapters lock the buffers that they send from."""
-    around = question.machine.surroundings
+    around = inputs.machine.container
     limit = around.memlock_bytes
     seen = "unlimited" if limit is None else f"{limit / 2**20:,.0f} MiB"
     if not around.rdma or limit is None or limit >= MEMLOCK_BYTES:
@@ -93,9 +93,9 @@ def check_memlock(question: PlanInputs) -> Check:
     return Check("locked memory", "warning", f"{seen} with {adapters}", "RDMA may fail; ask for ulimit -l unlimited")
 
 
-def check_driver(question: PlanInputs) -> Check:
+def check_driver(inputs: PlanInputs) -> Check:
     """Tell the driver and its CUDA; whether torch can use them is part of the plan."""
-    machine = question.machine
+    machine = inputs.machine
     if machine.driver.problem:
         return Check("NVIDIA driver", "warning", machine.driver.problem, "reload the driver, or restart with --nv")
     if not machine.driver.version:
@@ -104,9 +104,9 @@ def check_driver(question: PlanInputs) -> Check:
     return Check("NVIDIA driver", "ok", f"{machine.driver.version}, CUDA up to {machine.driver.cuda}{built}")
 
 
-def check_packages(question: PlanInputs) -> Iterator[Check]:
+def check_packages(inputs: PlanInputs) -> Iterator[Check]:
     """Tell packages that go with one version of torch only, and are here for another."""
-    versions = question.machine.packages.versions
+    versions = inputs.machine.packages.versions
     torch = minor_version(versions.get("torch", ""))
     if torch is None:
         yield Check("torch", "ok", "not in this environment")

@@ -21,7 +21,7 @@ class ReservedCpus:
 
 
 def reserve_busy_cpus(
-    question: PlanInputs,
+    inputs: PlanInputs,
     device: str,
     budget: CpuBudget,
     cpus: tuple[tuple[int, ...], ...],
@@ -31,33 +31,34 @@ def reserve_busy_cpus(
 
     OpenMP splits loops into equal parts and waits for the slowest thread, so one busy CPU slows down a whole rank.
     If more than half of the CPUs are busy, fewer threads do not help. A resumed run on as many cores keeps the threads
-    of its plan, because other threads round differently. Raises `Refused` where the user reserves all CPUs of a rank.
+    of its plan, because other threads round differently. Raises `UserError` where the user reserves all CPUs of a rank.
     """
-    requested = question.settings.values.reserve_cpus
-    previous = question.previous
+    requested = inputs.settings.values.reserve_cpus
+    previous = inputs.previous
     same_cores = previous and [len(rank.cpus) for rank in previous.ranks] == [len(share) for share in cpus]
     if requested == "auto" and previous and same_cores and device == "cpu":
         threads = tuple(min(rank.threads, most) for rank, most in zip(previous.ranks, max_threads, strict=True))
         reason = "" if threads == max_threads else "same as in the run being resumed"
         return ReservedCpus(count=previous.reserved_cpus, threads=threads, reason=reason)
-    busy = question.busy_cpus if requested == "auto" else requested
-    per_rank = -(-busy_beyond_idle_cores(question.machine, budget, busy) // len(cpus))
+    busy = inputs.busy_cpus if requested == "auto" else requested
+    per_rank = -(-busy_beyond_idle_cores(inputs.machine, budget, busy) // len(cpus))
     smallest = min(map(len, cpus))
     threads = tuple(min(most, len(share) - per_rank) for most, share in zip(max_threads, cpus, strict=True))
     if threads == max_threads:  # as under a CPU limit
         return ReservedCpus(count=busy, threads=max_threads)
     if requested == "auto" and device != "cpu":
         return ReservedCpus(count=0, threads=max_threads)
-    used = f"other processes use {busy_cpus_text(question.machine)}"
+    used = f"other processes use {busy_cpus_text(inputs.machine)}"
     if requested == "auto" and 2 * per_rank > smallest:
         hint = f"{used}; run `entrypoint tune` to find the fastest number of threads"
         return ReservedCpus(count=0, threads=max_threads, warnings=(hint,))
     if per_rank >= smallest:
         raise UserError(
-            f"{question.settings.sources['reserve_cpus']}: leaves no CPU to a rank that has {smallest}. Lower it.",
+            f"{inputs.settings.sources['reserve_cpus']}: leaves no CPU to a rank that has {smallest}. Lower it.",
             ExitCode.MACHINE,
         )
-    return ReservedCpus(count=busy, threads=threads, reason=question.why("reserve_cpus", used))
+    reason = inputs.settings.sources["reserve_cpus"] if inputs.is_set_by_user("reserve_cpus") else used
+    return ReservedCpus(count=busy, threads=threads, reason=reason)
 
 
 def busy_beyond_idle_cores(machine: Machine, budget: CpuBudget, busy: int) -> int:
@@ -67,4 +68,4 @@ def busy_beyond_idle_cores(machine: Machine, budget: CpuBudget, busy: int) -> in
 
 def busy_cpus_text(machine: Machine) -> str:
     """Return how many CPUs other processes use: `1.0 of 4 CPUs`."""
-    return f"{machine.busy_cpus_measured:.1f} of {len(machine.cpus)} CPUs"
+    return f"{machine.busy_cpus:.1f} of {len(machine.cpus)} CPUs"

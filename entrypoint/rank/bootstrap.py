@@ -23,7 +23,7 @@ AGENT_ONLY_VARS = "ENTRYPOINT_AGENTS_OWN"
 
 
 def exec_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn:
-    """Turn this process into the plan's program as the job's rank; raises `Refused` where it cannot.
+    """Turn this process into the plan's program as the job's rank; raises `UserError` where it cannot.
 
     Binding comes before the program's interpreter starts, since OpenMP reads mask and variables only once.
     """
@@ -32,13 +32,13 @@ def exec_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn:
             f"local rank {job.local_rank}: the plan has {len(plan.ranks)} ranks on this node; start as many"
         )
     rank = plan.ranks[job.local_rank]
-    if plan.nnodes > 1 and not plan.uses_elastic_rendezvous:
+    if plan.nodes.nnodes > 1 and not plan.uses_elastic_rendezvous:
         job = global_rank_of(plan, job)
     environment = build_rank_environment(plan, rank, job, environ)
     if not job.on_one_node:
-        environment |= rendezvous_variables(environment, plan.rendezvous_timeout_s, job)
-    if plan.bind != "none":
-        pin_process(rank, plan.memory_policy)
+        environment |= rendezvous_variables(environment, plan.rendezvous.timeout_s, job)
+    if plan.binding.cpu_binding != "none":
+        pin_process(rank, plan.binding.memory_policy)
     if job.launcher:
         die_with_parent()
     if not job.on_one_node:
@@ -52,13 +52,13 @@ def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> N
     from entrypoint.supervise.monitor import run_guarded
 
     port = int(environment["MASTER_PORT"])
-    token = f"{port} {job.world_size} {job.id} {environment.get(JOB_TOKEN_VAR, '')}"
+    token = f"{port} {job.world_size} {job.job_id} {environment.get(JOB_TOKEN_VAR, '')}"
     place = RankEndpoint(job.rank, socket.gethostname(), environment["MASTER_ADDR"], monitor_ports(port), token)
-    ports = fallback_ports(port) if plan.port_moves and not plan.uses_elastic_rendezvous else ()
+    ports = fallback_ports(port) if plan.rendezvous.port_is_negotiable and not plan.uses_elastic_rendezvous else ()
     sys.stdout.flush()
     sys.stderr.flush()
-    bond = FailureChannel(place, plan.fail_timeout_s, ports)
-    run_guarded(plan.program.argv, environment, bond, plan.rendezvous_timeout_s, plan.grace_s)
+    bond = FailureChannel(place, plan.collective_timeout_s, ports)
+    run_guarded(plan.program.argv, environment, bond, plan.rendezvous.timeout_s, plan.grace_period_s)
 
 
 def global_rank_of(plan: Plan, job: Job) -> Job:
@@ -67,17 +67,17 @@ def global_rank_of(plan: Plan, job: Job) -> Job:
     Agents do not meet: what they would share they could lose, and of two that are cut off from each other each would
     hang for minutes. Every node starts the same number of ranks.
     """
-    size = plan.nproc_per_node
-    rank = plan.node_rank * size + job.local_rank
-    return replace(job, rank=rank, world_size=plan.nnodes * size, local_world_size=size, id="")
+    size = plan.nodes.nproc_per_node
+    rank = plan.nodes.node_rank * size + job.local_rank
+    return replace(job, rank=rank, world_size=plan.nodes.nnodes * size, local_world_size=size, job_id="")
 
 
 def build_rank_environment(plan: Plan, rank: RankPlan, job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the whole environment of one rank; what a person has set wins."""
     agents = {AGENT_ONLY_VARS, *environ.get(AGENT_ONLY_VARS, "").split(",")}
     environ = {name: value for name, value in environ.items() if name not in agents}
-    environment = {**environ, **plan.environment, PLAN_VAR: plan.to_variable()}
-    if "OMP_NUM_THREADS" not in plan.yours:
+    environment = {**environ, **plan.environment.variables, PLAN_VAR: plan.to_variable()}
+    if "OMP_NUM_THREADS" not in plan.environment.user_set:
         environment["OMP_NUM_THREADS"] = str(rank.threads)
     environment |= {
         "RANK": str(job.rank),
@@ -85,19 +85,19 @@ def build_rank_environment(plan: Plan, rank: RankPlan, job: Job, environ: Mappin
         "LOCAL_RANK": str(job.local_rank),
         "LOCAL_WORLD_SIZE": str(job.local_world_size),
     }
-    if plan.nnodes > 1 and not plan.uses_elastic_rendezvous:  # this node's agent has set its own
-        environment |= {"MASTER_ADDR": plan.master_addr, "MASTER_PORT": plan.master_port}
-        environment |= {"GROUP_RANK": str(plan.node_rank), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    if plan.nodes.nnodes > 1 and not plan.uses_elastic_rendezvous:  # this node's agent has set its own
+        environment |= {"MASTER_ADDR": plan.rendezvous.master_addr, "MASTER_PORT": plan.rendezvous.master_port}
+        environment |= {"GROUP_RANK": str(plan.nodes.node_rank), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     if plan.program.kind != "train" and job.launcher != "srun":
         # By its name Lightning knows that ranks are started and told all, and who cannot be right; else it takes
         # itself for Slurm's in any batch job, and waits for ranks that nobody starts. Under srun its own way is right.
-        environment.setdefault("TORCHELASTIC_RUN_ID", job.id or "none")
+        environment.setdefault("TORCHELASTIC_RUN_ID", job.job_id or "none")
     if job.world_size > 1 and plan.program.kind == "train":
         # c10d warns at length of names that do not resolve back; what matters, the trainer says itself.
         environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if plan.preload:
+    if plan.environment.preload:
         own = environment.get("LD_PRELOAD", "")
-        environment["LD_PRELOAD"] = ":".join((*plan.preload, *([own] if own else [])))
+        environment["LD_PRELOAD"] = ":".join((*plan.environment.preload, *([own] if own else [])))
     if not environment.get("MASTER_ADDR"):
         environment["MASTER_ADDR"] = "127.0.0.1" if job.on_one_node else require_master_addr(plan, job)
     if not environment.get("MASTER_PORT"):
@@ -110,9 +110,9 @@ MASTER_ADDR_HINTS = {"Open MPI": "mpirun -x MASTER_ADDR=HOST", "hydra": "mpiexec
 
 
 def require_master_addr(plan: Plan, job: Job) -> str:
-    """Return where rank 0 runs as the launcher tells it; raises `Refused` where it does not."""
-    if plan.master_addr:
-        return plan.master_addr
+    """Return where rank 0 runs as the launcher tells it; raises `UserError` where it does not."""
+    if plan.rendezvous.master_addr:
+        return plan.rendezvous.master_addr
     how = next(
         (line for name, line in MASTER_ADDR_HINTS.items() if (job.launcher or "").startswith(name)), "MASTER_ADDR=HOST"
     )
@@ -129,13 +129,13 @@ def master_port(job: Job, job_token: str = "") -> int:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             return int(probe.getsockname()[1])
-    return port_from_job_id(job.id or job_token)
+    return port_from_job_id(job.job_id or job_token)
 
 
 def pin_process(rank: RankPlan, memory_policy: str) -> None:
     """Pin this process, and so all its threads and children, to the rank's CPUs and memory.
 
-    Raises `Refused` where the CPUs are not to be had. Memory that cannot be bound is warned of: it comes from the
+    Raises `UserError` where the CPUs are not to be had. Memory that cannot be bound is warned of: it comes from the
     CPUs' own node all the same while that has any (a container's seccomp filter forbids the call).
     """
     try:

@@ -14,7 +14,7 @@ from entrypoint.job.detect import Job
 
 
 def check_port_free(port: int) -> None:
-    """Raise `Refused` where another program already listens on this port."""
+    """Raise `UserError` where another program already listens on this port."""
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
@@ -28,7 +28,7 @@ def check_port_free(port: int) -> None:
 def resolve_master(name: str, timeout_s: float) -> str:
     """Return the master's address, waiting for a name that does not resolve yet: its node may come later.
 
-    Raises `Refused` after `timeout_s` seconds.
+    Raises `UserError` after `timeout_s` seconds.
     """
 
     def refusal(cause: str) -> str:
@@ -43,7 +43,7 @@ def rendezvous_variables(environ: Mapping[str, str], timeout_s: float, job: Job)
     """Return what ranks need beside MASTER_ADDR to meet over several nodes; a person's own interface stays.
 
     The master's own name may be its loopback there (Debian's 127.0.1.1): then the way to another node tells the
-    interface. Raises `Refused` where the master cannot be found, or is loopback on a node that is not the master.
+    interface. Raises `UserError` where the master cannot be found, or is loopback on a node that is not the master.
     """
     name = environ["MASTER_ADDR"]
     address = resolve_master(name, timeout_s)
@@ -51,7 +51,7 @@ def rendezvous_variables(environ: Mapping[str, str], timeout_s: float, job: Job)
     if own or not ipaddress.ip_address(address).is_loopback:
         interface = own or interface_for_route(address)
     elif is_this_host(name) or job.rank == 0:
-        interface = find_own_interface(job.nodes)
+        interface = find_own_interface(job.hostnames)
     else:
         raise UserError(
             f"MASTER_ADDR={printable(name)}: is {address} here, which other nodes cannot reach; set it to this node's"
@@ -65,7 +65,7 @@ def rendezvous_variables(environ: Mapping[str, str], timeout_s: float, job: Job)
 def local_address(environ: Mapping[str, str], timeout_s: float, job: Job) -> str:
     """Return this node's address in the network that leads to MASTER_ADDR, empty where it has none of IPv4.
 
-    Raises `Refused` as `meeting_variables` does.
+    Raises `UserError` as `meeting_variables` does.
     """
     interface = {**environ, **rendezvous_variables(environ, timeout_s, job)}.get("GLOO_SOCKET_IFNAME", "")
     return interface_address(interface.split(",")[0]) if interface else ""
@@ -74,7 +74,7 @@ def local_address(environ: Mapping[str, str], timeout_s: float, job: Job) -> str
 def find_own_interface(nodes: tuple[str, ...]) -> str:
     """Return the interface that leads to the job's other nodes; where none is known, the only one that there is.
 
-    Raises `Refused` where several might be it.
+    Raises `UserError` where several might be it.
     """
     for node in nodes:
         with suppress(OSError):

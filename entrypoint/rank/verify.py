@@ -54,7 +54,7 @@ def observe_rank(plan: Plan) -> ObservedRank:
         cpus=cpus_of_process("self"),
         threads=torch.get_num_threads() if torch else None,
         openmp=symbol_provider("GOMP_parallel"),
-        preloaded=mapped_libraries(plan.preload, Path("/proc/self/maps").read_text()),
+        preloaded=mapped_libraries(plan.environment.preload, Path("/proc/self/maps").read_text()),
         allocator=symbol_provider("posix_memalign"),
         memory_nodes=get_memory_nodes(),
         gpu=torch.cuda.current_device() if torch is not None and cuda else None,
@@ -97,7 +97,7 @@ def compare_with_plan(plan: Plan, seen: ObservedRank) -> tuple[str, ...]:
     """Return one line for each thing that is not as planned, naming both."""
     planned = plan.ranks[seen.local_rank]
     lines: list[str] = []
-    if plan.bind != "none" and seen.cpus != planned.cpus:
+    if plan.binding.cpu_binding != "none" and seen.cpus != planned.cpus:
         lines.append(f"runs on CPUs {format_cpu_list(seen.cpus)}, planned were {format_cpu_list(planned.cpus)}")
     if seen.threads is not None and seen.threads != planned.threads:
         lines.append(f"torch has {seen.threads} threads, planned were {planned.threads}")
@@ -107,10 +107,10 @@ def compare_with_plan(plan: Plan, seen: ObservedRank) -> tuple[str, ...]:
         lines.append(f"memory is {found}, planned was node {format_cpu_list(planned.memory_nodes)}")
     if seen.gpu is not None and seen.gpu != planned.gpu:
         lines.append(f"computes on GPU {seen.gpu}, planned was {planned.gpu}")
-    absent = [path for path in plan.preload if path not in seen.preloaded]
+    absent = [path for path in plan.environment.preload if path not in seen.preloaded]
     lines += [f"{path} was to be preloaded and is not loaded" for path in absent]
     for word, what, file in (("iomp5", "OpenMP runtime", seen.openmp), ("malloc", "allocator", seen.allocator)):
-        wanted = next((path for path in plan.preload if word in PurePath(path).name), "")
+        wanted = next((path for path in plan.environment.preload if word in PurePath(path).name), "")
         if wanted and file and word not in PurePath(file).name:
             lines.append(f"the {what} in charge is {file}, planned was {wanted}")
     return tuple(f"rank {seen.rank}: {line}" for line in lines)

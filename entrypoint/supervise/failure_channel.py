@@ -68,7 +68,7 @@ class FailureChannel:
         self.over = threading.Event()
 
     def start(self) -> None:
-        """Listen on rank 0, else connect to it; raises `Refused` where no port is free for the ranks to meet on."""
+        """Listen on rank 0, else connect to it; raises `UserError` where no port is free for the ranks to meet on."""
         if self.place.rank:
             threading.Thread(target=self.connect, daemon=True).start()
             return
@@ -82,7 +82,7 @@ class FailureChannel:
             raise UserError(ports_taken_message(self.place.ports), ExitCode.RENDEZVOUS)
 
     def wait_for_port(self, timeout_s: float, say: Callable[[str], None]) -> int:
-        """Return the port that rank 0 has taken; raises `Refused` where it does not say so within `timeout_s`."""
+        """Return the port that rank 0 has taken; raises `UserError` where it does not say so within `timeout_s`."""
         began = time.monotonic()
         where = f"rank 0 at {self.place.host}, ports {self.place.ports[0]} to {self.place.ports[-1]}"
         while not self.settled.wait(min(LOG_INTERVAL_S, timeout_s)):
@@ -199,7 +199,7 @@ class FailureChannel:
 
 
 def first_free_port(ports: tuple[int, ...]) -> int:
-    """Return the first port that nobody listens on here; raises `Refused` where there is none."""
+    """Return the first port that nobody listens on here; raises `UserError` where there is none."""
     for port in ports:
         if server := try_listen(port):
             server.close()

@@ -39,7 +39,7 @@ def run_guarded(
 ) -> NoReturn:
     """Run the rank's program as a child to its end, and end as it did; a rank that a signal has ended gives 5.
 
-    Raises `Refused` where ranks have to agree on a port and rank 0 cannot be asked within `timeout_s` seconds.
+    Raises `UserError` where ranks have to agree on a port and rank 0 cannot be asked within `timeout_s` seconds.
     """
     name_process(PROCESS_NAME)
     child, gate = spawn_gated(argv, environment)

@@ -46,20 +46,20 @@ class Candidate:
 BASELINE = Candidate()
 
 
-def rank_thread_layouts(question: PlanInputs, device: str) -> tuple[Candidate, ...]:
+def rank_thread_layouts(inputs: PlanInputs, device: str) -> tuple[Candidate, ...]:
     """Return the ways to share the cores among ranks, the untuned plan first; a GPU each is the only one there.
 
     What a person has set stays as it is.
     """
-    if device == "cuda" or any(question.given(field) for field in ("nproc_per_node", "threads", "cpu_binding")):
+    if device == "cuda" or any(inputs.is_set_by_user(field) for field in ("nproc_per_node", "threads", "cpu_binding")):
         return (BASELINE,)
-    values = question.settings.values
-    budget = compute_cpu_budget(question.machine, question.job, values.core_type)
+    values = inputs.settings.values
+    budget = compute_cpu_budget(inputs.machine, inputs.job, values.core_type)
     found = dict.fromkeys(
         Candidate.of({RANKS: str(ranks), THREADS: str(threads)})
         for ranks, threads in (*even_layouts(len(budget.cores), budget.threads), *reduced_layouts(budget.threads))
     )
-    siblings = compute_cpu_budget(question.machine, question.job, "logical")
+    siblings = compute_cpu_budget(inputs.machine, inputs.job, "logical")
     if values.core_type == "auto" and siblings.threads > budget.threads:
         found |= dict.fromkeys(
             Candidate.of({RANKS: str(ranks), THREADS: str(threads), CORES: "logical"})
@@ -86,49 +86,49 @@ def reduced_layouts(threads: int) -> Iterator[tuple[int, int]]:
             yield 1, fewer
 
 
-def runtime_candidates(question: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
+def runtime_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
     """Return every combination of runtime, wait policy and allocator that can be had and that a person left open."""
-    allocators = available_choices(question, "allocator", ALLOCATOR, ("tcmalloc", "jemalloc", "system"), ALLOCATOR_WORD)
+    allocators = available_choices(inputs, "allocator", ALLOCATOR, ("tcmalloc", "jemalloc", "system"), ALLOCATOR_WORD)
     if device == "cuda":
         return allocators
     runtimes: list[Mapping[str, str]] = []
-    for runtime in available_choices(question, "openmp", OPENMP, ("gnu", "intel"), "iomp5"):
-        runtimes += ({**runtime, **waiting} for waiting in wait_policies(question, runtime.get(OPENMP, "gnu")))
+    for runtime in available_choices(inputs, "openmp", OPENMP, ("gnu", "intel"), "iomp5"):
+        runtimes += ({**runtime, **waiting} for waiting in wait_policies(inputs, runtime.get(OPENMP, "gnu")))
     return tuple({**runtime, **allocator} for runtime, allocator in product(runtimes, allocators))
 
 
 def available_choices(
-    question: PlanInputs, field: str, variable: str, names: Iterable[str], word: str
+    inputs: PlanInputs, field: str, variable: str, names: Iterable[str], word: str
 ) -> tuple[Mapping[str, str], ...]:
     """Return the values of a setting that can be had here; one empty choice where a person has chosen already."""
-    if question.given(field) or user_preload(question.environ.get("LD_PRELOAD", ""), word):
+    if inputs.is_set_by_user(field) or user_preload(inputs.environ.get("LD_PRELOAD", ""), word):
         return ({},)
     brought = ("gnu", "system")  # by torch and by libc
-    return tuple({variable: name} for name in names if name in brought or question.machine.library(name).path)
+    return tuple({variable: name} for name in names if name in brought or inputs.machine.library(name).path)
 
 
-def wait_policies(question: PlanInputs, runtime: str) -> tuple[Mapping[str, str], ...]:
+def wait_policies(inputs: PlanInputs, runtime: str) -> tuple[Mapping[str, str], ...]:
     """Return what idle threads may do: what the plan says, spin, or sleep at once."""
-    if any(question.environ.get(name) for name in WAITING):
+    if any(inputs.environ.get(name) for name in WAITING):
         return ({},)
     if runtime == "intel":
         return ({}, {"KMP_BLOCKTIME": "200"}, {"KMP_BLOCKTIME": "0"})
     return ({}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "passive"})
 
 
-def binding_candidates(question: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
+def binding_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
     """Return the other ways to bind, where a person left that open.
 
     Ranks that float help each other's threads out where others run too: 1.16 times as fast with a busy neighbour on
     every core (two ranks of the book's CNN by Gloo), 1.12 with one. Results stay the same to the bit.
     """
-    taken = question.given("cpu_binding") or any(question.environ.get(name) for name in AFFINITY_VARIABLES)
+    taken = inputs.is_set_by_user("cpu_binding") or any(inputs.environ.get(name) for name in AFFINITY_VARIABLES)
     return () if device == "cuda" or taken else ({BIND: "none"}, {BIND: "threads"})
 
 
-def worker_candidates(question: PlanInputs, plan: Plan) -> tuple[Mapping[str, str], ...]:
+def worker_candidates(inputs: PlanInputs, plan: Plan) -> tuple[Mapping[str, str], ...]:
     """Return numbers of loader workers around the plan's, where it streams and a person left it open."""
-    planned = plan.training.get("workers", 0)
-    if not planned or question.environ.get(WORKERS):
+    planned = plan.trainer.num_workers if plan.trainer else 0
+    if not planned or inputs.environ.get(WORKERS):
         return ()
     return tuple({WORKERS: str(count)} for count in sorted({max(1, planned // 2), planned * 2} - {planned}))

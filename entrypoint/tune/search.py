@@ -126,24 +126,24 @@ UNITS = {True: " images/s", False: ""}
 
 
 def tune(
-    question: PlanInputs, plan: Plan, settings: TuneSettings, training: Mapping[str, Any], words: Sequence[str]
+    inputs: PlanInputs, plan: Plan, settings: TuneSettings, training: Mapping[str, Any], words: Sequence[str]
 ) -> int:
     """Search, show what was found, and keep it; `words` start the program after `entrypoint`.
 
-    Raises `Refused` where a launcher has decided already, and where nothing can be kept or run.
+    Raises `UserError` where a launcher has decided already, and where nothing can be kept or run.
     """
-    folder = store_dir(question)
-    if not is_tunable(question):
+    folder = store_dir(inputs)
+    if not is_tunable(inputs):
         raise UserError(
             "tune: finds a plan for the ranks of one node that it starts itself; run it outside srun and mpirun"
         )
     if folder is None:
         raise UserError("LAUNCH_TUNING_STORE=off: nothing could be kept; unset it, or name a folder")
-    path = folder / f"{machine_program_key(question, training)}.json"
+    path = folder / f"{machine_program_key(inputs, training)}.json"
     session = TuningSession(
-        trial_spec(question, settings, words),
+        trial_spec(inputs, settings, words),
         path,
-        {"node": plan.node, "program": " ".join(words)},
+        {"node": plan.machine, "program": " ".join(words)},
         time.monotonic() + settings.minutes * 60,
         *load_unfinished(path),
     )
@@ -153,8 +153,8 @@ def tune(
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        found, compared = search(session, question, plan)
-        lines = try_compile(session, found) if found and "TRAIN_COMPILE" not in question.environ else []
+        found, compared = search(session, inputs, plan)
+        lines = try_compile(session, found) if found and "TRAIN_COMPILE" not in inputs.environ else []
     except KeyboardInterrupt:
         log("stopped; the same command goes on from here")
         return ExitCode.INTERRUPTED
@@ -163,15 +163,15 @@ def tune(
     variables, evidence = select_result(found, session)
     cut_short = not session.in_time() and any(one != found.best for one in found.ties)
     session.keep({"variables": variables, "evidence": evidence})
-    print("\n".join(format_report(found, session, compared, plan.nproc_per_node) + lines))
+    print("\n".join(format_report(found, session, compared, plan.nodes.nproc_per_node) + lines))
     print(evidence + ("; time was up before they could be told apart" if cut_short else ""))
     return ExitCode.DONE
 
 
-def trial_spec(question: PlanInputs, settings: TuneSettings, words: Sequence[str]) -> TrialSpec:
+def trial_spec(inputs: PlanInputs, settings: TuneSettings, words: Sequence[str]) -> TrialSpec:
     """Return how the program is tried."""
-    environ = {**question.environ, **question.settings.as_variables(flags_only=True)}
-    if question.program.kind == "train":
+    environ = {**inputs.environ, **inputs.settings.as_variables(flags_only=True)}
+    if inputs.program.kind == "train":
         return TrialSpec(tuple(words), environ, settings.seconds, trainer_rates, trains=True, mean=mean_rate)
     figures = metric_rates(settings.metric, lower=settings.lower) if settings.metric else wall_time_rate
     return TrialSpec(tuple(words), environ, settings.seconds, figures)
@@ -192,23 +192,21 @@ def load_unfinished(path: Path) -> tuple[dict[Candidate, list[float]], list[floa
 Best = ComparisonResult[Candidate]
 
 
-def search(session: TuningSession, question: PlanInputs, plan: Plan) -> tuple[Best | None, Best | None]:
+def search(session: TuningSession, inputs: PlanInputs, plan: Plan) -> tuple[Best | None, Best | None]:
     """Contest by contest: shapes first, then the best shape's runtime, waiting and allocator, binding, loader workers.
 
     Returns the last verdict, and that on the shapes.
     """
 
     def among(candidates: Sequence[Candidate]) -> Best | None:
-        different = {
-            plan_signature(question, one): one for one in reversed(candidates)
-        }  # the first of those alike stays
+        different = {plan_signature(inputs, one): one for one in reversed(candidates)}  # the first of those alike stays
         return successive_halving(list(different.values())[::-1], session.measure, [BASELINE], session.in_time)
 
-    by_shape = found = among(rank_thread_layouts(question, plan.device))
+    by_shape = found = among(rank_thread_layouts(inputs, plan.device))
     stages = (
-        runtime_candidates(question, plan.device),
-        binding_candidates(question, plan.device),
-        worker_candidates(question, plan),
+        runtime_candidates(inputs, plan.device),
+        binding_candidates(inputs, plan.device),
+        worker_candidates(inputs, plan),
     )
     for more in stages:
         if found and session.in_time() and len(more) > 1:
@@ -245,23 +243,25 @@ def try_compile(session: TuningSession, found: Best) -> list[str]:
     ]
 
 
-def plan_signature(question: PlanInputs, candidate: Candidate) -> object:
+def plan_signature(inputs: PlanInputs, candidate: Candidate) -> object:
     """Return what a candidate comes to: of two alike one is measured. What is refused is told by its trial."""
     variables = dict(candidate.variables)
     try:
-        plan = make_plan(apply_tuning(question, TunedPlan(variables, "", Path()), {}))
+        plan = make_plan(apply_tuning(inputs, TunedPlan(variables, "", Path()), {}))
     except UserError:
         return candidate
     ranks = plan.ranks
-    if plan.bind == "none":
-        everywhere = tuple(cpu.id for cpu in question.machine.cpus)
+    if plan.binding.cpu_binding == "none":
+        everywhere = tuple(cpu.id for cpu in inputs.machine.cpus)
         ranks = tuple(replace(rank, cpus=everywhere) for rank in ranks)
     same = ["LAUNCH_"]
     if all(len(rank.cpus) == 1 for rank in ranks):
         same += AFFINITY_VARIABLES  # there is nothing to pin
     others = {name: value for name, value in variables.items() if not name.startswith("LAUNCH_")}
-    environment = {name: value for name, value in plan.environment.items() if not name.startswith(tuple(same))}
-    return ranks, plan.preload, tuple(sorted({**environment, **others}.items()))
+    environment = {
+        name: value for name, value in plan.environment.variables.items() if not name.startswith(tuple(same))
+    }
+    return ranks, plan.environment.preload, tuple(sorted({**environment, **others}.items()))
 
 
 def select_result(found: Best, session: TuningSession) -> tuple[Mapping[str, str], str]:

@@ -158,7 +158,7 @@ def mean_rate(rates: list[float]) -> float:
 def metric_rates(pattern: str, *, lower: bool) -> Figures:
     """Return what finds the figures that a program prints: the group of a pattern, in every line that has it.
 
-    Raises `Refused` for a pattern that is none, or has not one group.
+    Raises `UserError` for a pattern that is none, or has not one group.
     """
     try:
         compiled = re.compile(pattern)

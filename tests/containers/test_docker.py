@@ -175,7 +175,7 @@ def test_the_plan_sees_the_containers_limits(docker: Docker, limit: str) -> None
         "threads": plan["ranks"][0]["threads"],
         "ranks": len(plan["ranks"]),
         "cpus": plan["ranks"][0]["cpus"],
-        "node": plan["node"],
+        "node": plan["machine"],
     }
     for what, value in expected.items():
         assert value in seen[what] if what == "node" else value == seen[what]

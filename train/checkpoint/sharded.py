@@ -112,7 +112,7 @@ class TensorOnlyPlanner(DefaultLoadPlanner):
 def save(folder: Path, told: Checkpoint, state: ShardedState, keep: int, *, best: bool) -> Path:
     """Write a checkpoint of all ranks' parts, then remove all but the newest `keep` and the best; returns its path.
 
-    Raises `Refused` where a rank cannot write its part, or cannot see the folder that rank 0 has made.
+    Raises `UserError` where a rank cannot write its part, or cannot see the folder that rank 0 has made.
     """
     group = state.ranks
     path = folder / f"step-{told.step:09d}{single_file.SHARDED_SUFFIX}"
@@ -170,7 +170,7 @@ def shard_write_error(folder: Path, error: CheckpointException) -> UserError:
 
 
 def load(path: Path, state: ShardedState, with_versions: Versions) -> None:
-    """Fill model, optimizer and average from a checkpoint; raises `Refused` where it cannot be read."""
+    """Fill model, optimizer and average from a checkpoint; raises `UserError` where it cannot be read."""
     found, optimizer = sharded_tensors(state)
     group = state.ranks
     try:

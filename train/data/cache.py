@@ -136,7 +136,7 @@ def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[Path, st
 def cache_folder(asked: Path | None) -> Path:
     """Return a folder for the cache that can be written: the one asked for, the user's, or a private one in /tmp.
 
-    Raises `Refused` where none can be.
+    Raises `UserError` where none can be.
     """
     if asked is not None:
         candidates = [asked]

@@ -40,7 +40,7 @@ KNOWN = {
 
 
 def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
-    """Return the facts of the settings' data set; raises `Refused` for a folder that cannot be used."""
+    """Return the facts of the settings' data set; raises `UserError` for a folder that cannot be used."""
     if settings.dataset in KNOWN:
         return KNOWN[settings.dataset]
     if settings.dataset == "synthetic":
@@ -62,7 +62,7 @@ def synthetic_shape(settings: TrainSettings) -> tuple[int, int, int]:
 def picture_shape(settings: TrainSettings, folder: Path) -> tuple[int, int, int]:
     """Return what the folder's pictures become: grey only if all looked at are grey, small ones as they are.
 
-    Looks at the first picture of up to 16 classes; raises `Refused` where none of them can be read.
+    Looks at the first picture of up to 16 classes; raises `UserError` where none of them can be read.
     """
     from PIL import Image, UnidentifiedImageError
 

@@ -48,7 +48,7 @@ class DataSet:
 
 
 def load(settings: TrainSettings, shape: ImageShape, feed: str, crew: WorkerPoolSpec) -> DataSet:
-    """Return the settings' data set; raises `Refused` where it cannot be had.
+    """Return the settings' data set; raises `UserError` where it cannot be had.
 
     `crew` may be used for decoding; every rank of a node calls this at once, and one does the work.
     """
@@ -123,7 +123,7 @@ def load_synthetic(settings: TrainSettings) -> DataSet:
 
 
 def load_torchvision(settings: TrainSettings, name: str) -> DataSet:
-    """Return a data set that torchvision downloads and reads; raises `Refused` where neither is possible."""
+    """Return a data set that torchvision downloads and reads; raises `UserError` where neither is possible."""
     try:
         from torchvision import datasets
     except (ImportError, RuntimeError) as error:

@@ -31,7 +31,7 @@ def decode_splits(
 ) -> dict[str, Any]:
     """Write the four arrays of `train.data.cache` into the folder and return the notes.
 
-    Raises `Refused` naming the first bad picture, or, with the policy `skip`, leaves them out and lists them in
+    Raises `UserError` naming the first bad picture, or, with the policy `skip`, leaves them out and lists them in
     the notes.
     """
     skipped: list[str] = []

@@ -28,7 +28,7 @@ class ImageList:
 
 
 def split_folders(data_dir: Path | None) -> tuple[Path, Path]:
-    """Return the folders of train and test (or val); raises `Refused` where one is missing."""
+    """Return the folders of train and test (or val); raises `UserError` where one is missing."""
     if data_dir is None:
         raise UserError("TRAIN_DATASET=imagefolder: needs TRAIN_DATA_DIR, the folder that holds train/ and test/")
     if not data_dir.is_dir():
@@ -44,7 +44,7 @@ def split_folders(data_dir: Path | None) -> tuple[Path, Path]:
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """Return a split's classes, its subfolders in order of name; raises `Refused` where there are none."""
+    """Return a split's classes, its subfolders in order of name; raises `UserError` where there are none."""
     names = tuple(sorted(entry.name for entry in os.scandir(folder) if is_class(entry)))
     if not names:
         raise UserError(f"{folder}: no class folders; each class is a subfolder with its images")
@@ -66,7 +66,7 @@ def files_of(folder: Path) -> Iterator[Path]:
 
 
 def list_split(folder: Path, classes: tuple[str, ...]) -> ImageList:
-    """Return all files of a split; raises `Refused` where a class has none."""
+    """Return all files of a split; raises `UserError` where a class has none."""
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
@@ -79,7 +79,7 @@ def list_split(folder: Path, classes: tuple[str, ...]) -> ImageList:
 
 
 def list_splits(data_dir: Path | None) -> tuple[ImageList, ImageList]:
-    """Return train and test; raises `Refused` where their classes differ."""
+    """Return train and test; raises `UserError` where their classes differ."""
     train, test = split_folders(data_dir)
     classes, test_classes = class_names(train), class_names(test)
     if classes != test_classes:

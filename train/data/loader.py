@@ -74,7 +74,7 @@ class BatchLoader:
         )
 
     def __enter__(self) -> Self:
-        """Fork the workers; raises `Refused` where they cannot be had."""
+        """Fork the workers; raises `UserError` where they cannot be had."""
         self.begin([])
         return self
 
@@ -83,7 +83,7 @@ class BatchLoader:
         self.batches, self.loader = iter(()), None
 
     def load(self, wanted: list[BatchRequest]) -> Iterator[LoadedBatch]:
-        """Yield each batch wanted; those wanted before and not taken are dropped. Raises `Refused` without workers."""
+        """Yield each batch wanted; those wanted before and not taken are dropped. Raises `UserError` without workers."""
         self.begin(wanted)
         while True:
             with translate_worker_errors():
@@ -93,7 +93,7 @@ class BatchLoader:
             yield batch
 
     def begin(self, wanted: list[BatchRequest]) -> None:
-        """Have the workers begin with what is wanted; raises `Refused` where they cannot."""
+        """Have the workers begin with what is wanted; raises `UserError` where they cannot."""
         assert self.loader is not None, "workers are there between entry and exit"
         self.wanted[:] = wanted
         with translate_worker_errors():

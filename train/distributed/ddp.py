@@ -28,7 +28,7 @@ SINGLE_BUCKET_MB = 2**30
 def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> nn.Module:
     """Return the model wrapped so that gradients are averaged over the ranks; alone or spread it stays as it is.
 
-    Raises `Refused` for a compression that this torch has not got for this backend.
+    Raises `UserError` for a compression that this torch has not got for this backend.
     """
     if group.world_size == 1 or is_sharded(model):
         return model

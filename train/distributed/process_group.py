@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
-from entrypoint.plan.model import Plan
+from entrypoint.plan.model import Plan, Source
 from train.distributed.rendezvous import Peer, local_peer, wait_for_all_ranks
 from train.distributed.shared_memory import SharedMemoryGroup, open_shared_memory
 from train.fd_redirect import STDOUT, redirected
@@ -115,19 +115,19 @@ class ProcessGroup:
 def local_process(plan: Plan) -> ProcessGroup:
     """Return this process's place by RANK, WORLD_SIZE and LOCAL_RANK among ranks that it has not met yet.
 
-    Raises `Refused` without the plan's device.
+    Raises `UserError` without the plan's device.
     """
     rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     return ProcessGroup(rank, world_size, local_rank, choose_device(plan, local_rank))
 
 
 def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
-    """Meet the other ranks by MASTER_*; raises `Refused` where that fails."""
+    """Meet the other ranks by MASTER_*; raises `UserError` where that fails."""
     rank, world_size = group.rank, group.world_size
-    limit = timedelta(seconds=plan.fail_timeout_s)
+    limit = timedelta(seconds=plan.collective_timeout_s)
     if world_size > 1:
         try:
-            store = wait_for_all_ranks(rank, world_size, plan.rendezvous_timeout_s)
+            store = wait_for_all_ranks(rank, world_size, plan.rendezvous.timeout_s)
             # Gloo in torch 2.8 tells of each connection on standard output, out of step.
             with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
                 dist.init_process_group(plan.backend, timeout=limit, store=store, rank=rank, world_size=world_size)
@@ -143,13 +143,15 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
     group = replace(group, control=control)
     if world_size > 1:
         group = replace(group, peers=tuple(group.gather(local_peer(rank))))
-        if group.device.type == "cpu" and len({peer.node for peer in group.peers}) == 1:
-            group = replace(group, memory=open_shared_memory(rank, world_size, plan.fail_timeout_s))
+        backend = plan.decision("backend")
+        named_by_user = backend is not None and backend.source == Source.USER  # then it carries all exchanges
+        if not named_by_user and group.device.type == "cpu" and len({peer.node for peer in group.peers}) == 1:
+            group = replace(group, memory=open_shared_memory(rank, world_size, plan.collective_timeout_s))
     return group
 
 
 def choose_device(plan: Plan, local_rank: int) -> torch.device:
-    """Return this rank's device; raises `Refused` where the plan's CUDA is not in this build of torch."""
+    """Return this rank's device; raises `UserError` where the plan's CUDA is not in this build of torch."""
     if plan.device != "cuda":
         return torch.device("cpu")
     if not torch.cuda.is_available():

@@ -52,7 +52,7 @@ def own_address(master: str) -> str:
 def wait_for_all_ranks(rank: int, world_size: int, timeout_s: float) -> Store:
     """Return the store that all ranks have come to, rank 0 telling meanwhile who is missing.
 
-    It is the one that RANK, WORLD_SIZE and MASTER_* lead to. Raises `Refused` where not all came within `timeout_s`
+    It is the one that RANK, WORLD_SIZE and MASTER_* lead to. Raises `UserError` where not all came within `timeout_s`
     seconds. Later failures are to show sooner than that, hence this wait apart from the process group's own.
     """
     store = connect_store(rank, timedelta(seconds=timeout_s))

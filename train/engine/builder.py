@@ -67,7 +67,7 @@ class ModelBuilder:
             resize_to_state(model, slim)
         if group.world_size > 1 and settings.sync_batchnorm and has_batchnorm(model):
             model = convert_sync_batchnorm(model, group, compiled=settings.compile != "off")
-        fused = self.plan.training["precision"] != "fp16"
+        fused = self.plan.the_trainer().precision != "fp16"
         if group.world_size > 1 and settings.parallelism == "fsdp":
             from train.distributed.fsdp import apply_fsdp
 
@@ -75,7 +75,9 @@ class ModelBuilder:
             for one in filter(None, (model, average.module if average else None)):
                 apply_fsdp(one, group)
             return model, build_optimizer(settings, model, fused=fused and settings.optimizer != "sgd"), average
-        eager = settings.compile in ("off", "auto") and not self.plan.training["ipex"]  # these pack for themselves
+        eager = (
+            settings.compile in ("off", "auto") and not self.plan.the_trainer().use_ipex
+        )  # these pack for themselves
         plain = eager and group.device.type == "cpu"
         shared = group.world_size > 1
         model = set_memory_format(
@@ -84,13 +86,13 @@ class ModelBuilder:
         if plain and settings.channels_last:
             model = use_matmul_for_small_inputs(model, self.shape, by_taps=settings.gradient_compression != "powersgd")
         optimizer = build_optimizer(settings, model, fused=fused)
-        if self.plan.training["ipex"]:
+        if self.plan.the_trainer().use_ipex:
             model, optimizer = optimize_with_ipex(model, optimizer, compiling=settings.compile != "off")
         return model, optimizer, make_ema(model, settings)
 
     def learner(self, total_steps: int, start: ResumePoint | None) -> Trainer:
         """Return the learner of a new run, or of one that goes on from what was saved."""
-        precision = self.plan.training["precision"]
+        precision = self.plan.the_trainer().precision
         configure_tf32(precision, self.group.device)
         slim = None
         if start and self.settings.prune_ratio and not same_shapes(self.bare(), start.saved.model):
@@ -139,8 +141,8 @@ def build_loader(data: DataSet, settings: TrainSettings, group: ProcessGroup, pl
     """Return what decodes a streamed set for this rank, None for one that is in memory."""
     if isinstance(data.train, ImageTensors) or isinstance(data.test, ImageTensors):
         return None
-    sharing = plan.ranks if plan.bind == "none" else (plan.ranks[group.local_rank],)
-    crew = WorkerPoolSpec(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.training["workers"])
+    sharing = plan.ranks if plan.binding.cpu_binding == "none" else (plan.ranks[group.local_rank],)
+    crew = WorkerPoolSpec(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.the_trainer().num_workers)
     return BatchLoader(ImageDataset((data.train, data.test), data.shape), crew, settings, group.device)
 
 

@@ -57,7 +57,7 @@ def compile_step(learner: Trainer, steps_left: int, images: Tensor) -> str:
 
 
 def check_backend(backend: str) -> None:
-    """See that torch knows the backend; raises `Refused` where this version does not."""
+    """See that torch knows the backend; raises `UserError` where this version does not."""
     if backend == "ipex":
         import_ipex(compiling=True)
     if backend not in torch._dynamo.list_backends(exclude_tags=()):

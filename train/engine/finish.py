@@ -59,7 +59,7 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
         "batch_size": run.settings.batch_size,
         "world_size": run.group.world_size,
         "threads": torch.get_num_threads(),
-        "feed": plan.training["feed"],
+        "feed": plan.the_trainer().data_source,
         "device": str(run.group.device),
         "precision": learner.precision,
         "seed": run.settings.seed,

@@ -36,7 +36,7 @@ class NormalizedModel(nn.Module):
 def export_onnx(model: nn.Module, normalise: Normalize, shape: ImageShape, path: Path) -> None:
     """Write the model as ONNX, for any number of images at once: `pixels` in, `logits` out.
 
-    Raises `Refused` where PyTorch's exporter cannot; nothing is lost by that, since the run is saved before.
+    Raises `UserError` where PyTorch's exporter cannot; nothing is lost by that, since the run is saved before.
     """
     with original_convolutions(model):
         whole = NormalizedModel(copy.deepcopy(model).cpu().eval(), normalise)

@@ -40,7 +40,7 @@ from train.transforms.registry import select_transform
 def train(given: ParsedSettings[TrainSettings], plan: Plan, started: float) -> None:
     """Train as the settings say, on this rank's share; `started` is the whole command's start (Unix time, s).
 
-    Raises `Refused` for input that cannot be trained on, and where the loss is no number.
+    Raises `UserError` for input that cannot be trained on, and where the loss is no number.
     """
     settings = given.values
     seed_and_set_determinism(settings)
@@ -61,11 +61,11 @@ def train_distributed(
     """Train as one of the ranks, which have met."""
     settings = given.values
     try:
-        lock = RunLock(stale_s=min(STALE_S, plan.fail_timeout_s / 2))  # all ranks wait for the one that takes it
+        lock = RunLock(stale_s=min(STALE_S, plan.collective_timeout_s / 2))  # all ranks wait for the one that takes it
         with translate_collective_errors(group.rank, group.peers), translate_worker_death(), lock:
             run = setup_run(given, plan, data, loader, group, lock)
             try:
-                deadline = first_deadline(settings.max_minutes, plan.grace_s, started, os.environ)
+                deadline = first_deadline(settings.max_minutes, plan.grace_period_s, started, os.environ)
                 with STOP_CONTROLLER.defer(worth_saving=settings.checkpoint_every > 0, deadline=deadline):
                     score = train_epochs(run)
                     write_summary(run, score, plan, started)
@@ -91,12 +91,13 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     crew = WorkerPoolSpec(
         frozenset(cpu for rank in plan.ranks for cpu in rank.cpus), sum(rank.threads for rank in plan.ranks)
     )
-    channels, height, width = plan.training["shape"]
-    data = load(settings, (channels, height, width), plan.training["feed"], crew)
+    channels, height, width = plan.the_trainer().image_shape
+    data = load(settings, (channels, height, width), plan.the_trainer().data_source, crew)
     count, tested = len(data.train), len(data.test)
-    if settings.parallelism == "fsdp" and tested < plan.world_size:
+    if settings.parallelism == "fsdp" and tested < plan.nodes.world_size:
         raise UserError(
-            f"TRAIN_PARALLELISM=fsdp: {tested} test images for {plan.world_size} ranks, which judge a model together;"
+            f"TRAIN_PARALLELISM=fsdp: {tested} test images for {plan.nodes.world_size} ranks, which judge a model"
+            " together;"
             " each"
             " needs one at least"
         )
@@ -174,7 +175,7 @@ def compile_and_profile(run: TrainingRun, total_steps: int, plan: Plan) -> None:
         run.progress.say(told)
     if run.settings.profile and run.group.is_main:
         run.profiler = Profiler(
-            run.settings.profile, run.folder, plan.training["feed"], run.group.device, run.progress.say
+            run.settings.profile, run.folder, plan.the_trainer().data_source, run.group.device, run.progress.say
         )
         run.learner.phase = run.profiler.phase
 

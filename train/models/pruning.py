@@ -30,7 +30,7 @@ def prune_state(
 ) -> dict[str, Tensor]:
     """Return the state of the model when it is pruned; `model` is spent.
 
-    Raises `Refused` where the library cannot prune this model, or what is left would not run.
+    Raises `UserError` where the library cannot prune this model, or what is left would not run.
     """
     model.load_state_dict(restore_state_metadata(model, state))
     model.eval()
@@ -57,7 +57,7 @@ def prune_state(
 def layers_to_prune(model: nn.Module, settings: TrainSettings) -> list[str]:
     """Return the layers that lose outputs: those of the kinds asked for but the excluded, and never the last one.
 
-    Raises `Refused` where an excluded layer is none of the model's, or nothing is left to prune.
+    Raises `UserError` where an excluded layer is none of the model's, or nothing is left to prune.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, tuple(KINDS.values()))}
     excluded = settings.prune_exclude.split(",") if settings.prune_exclude else []

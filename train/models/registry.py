@@ -24,7 +24,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 def build_model(name: str, shape: ImageShape, classes: int, *, bias: bool) -> nn.Module:
     """Return a freshly initialised model for (channels, height, width) images.
 
-    Raises `Refused` for an unknown name, or an input that the model cannot take.
+    Raises `UserError` for an unknown name, or an input that the model cannot take.
     """
     if name == "cnn":
         if min(shape[1:]) < 4:
@@ -52,7 +52,7 @@ def restore_state_metadata(model: nn.Module, state: Mapping[str, Tensor]) -> Map
 
 
 def torchvision_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
-    """Return a torchvision classifier by name; raises `Refused` where there is none of that name."""
+    """Return a torchvision classifier by name; raises `UserError` where there is none of that name."""
     try:
         from torchvision import models
     except (ImportError, RuntimeError, AttributeError) as error:
@@ -76,7 +76,7 @@ def torchvision_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
 
 
 def check_input_shape(model: nn.Module, name: str, shape: ImageShape) -> None:
-    """Run one blank image through the model; raises `Refused` where it cannot take that size."""
+    """Run one blank image through the model; raises `UserError` where it cannot take that size."""
     try:
         dry_run(model, shape)
     except (RuntimeError, ValueError, AssertionError) as error:

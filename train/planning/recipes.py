@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from entrypoint.core.settings_base import ParsedSettings, annotations_of, parse_value, variable_name
-from entrypoint.plan.model import Decision, Plan
+from entrypoint.plan.model import Decision, Plan, Source
 from train.settings import TrainSettings
 
 # What airbench94 (arXiv:2404.00498) and this trainer have in common, and its rates for the mean of a batch's losses.
@@ -48,8 +48,8 @@ def with_recipe(given: ParsedSettings[TrainSettings], plan: Plan) -> tuple[Parse
     values = msgspec.structs.replace(
         given.values, **{field: parse_value(text, types[field]) for field, text in chosen.items()}
     )
-    told = " ".join(f"{field}={text}" for field, text in sorted(chosen.items()))
+    text = " ".join(f"{field}={text}" for field, text in sorted(chosen.items()))
     variables = {variable_name("TRAIN_", field): text for field, text in chosen.items()}
-    decision = Decision("recipe", name, f"(yours) {given.sources['recipe']}: {told}")
-    plan = replace(plan, environment={**plan.environment, **variables}, decisions=(*plan.decisions, decision))
+    decision = Decision("recipe", name, text, Source.USER, given.sources["recipe"])
+    plan = replace(plan.with_variables(variables), decisions=(*plan.decisions, decision))
     return replace(given, values=values), plan

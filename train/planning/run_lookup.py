@@ -31,7 +31,9 @@ def previous_run(settings: TrainSettings) -> PreviousRun | None:
         if plan is None:
             return None
         ranks = tuple(RankPlan(rank["local_rank"], tuple(rank["cpus"]), rank["threads"]) for rank in plan["ranks"])
-        return PreviousRun(ranks=ranks, reserved_cpus=plan.get("reserved_cpus", plan.get("neighbours", 0)))
+        return PreviousRun(
+            ranks=ranks, reserved_cpus=plan.get("binding", {}).get("reserved_cpus", plan.get("neighbours", 0))
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

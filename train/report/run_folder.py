@@ -40,7 +40,7 @@ NOT_REPEATED = frozenset({"run_name", "resume"})
 def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path]]:
     """Return the run's folder, made where it is new and locked, and the checkpoints to go on from, the newest first.
 
-    Raises `Refused` where it cannot be written, already holds a run that is not to be resumed, or another one is
+    Raises `UserError` where it cannot be written, already holds a run that is not to be resumed, or another one is
     training into it.
     """
     output = settings.output_dir
@@ -109,8 +109,8 @@ def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ:
     not_repeated = {variable_name("TRAIN_", field) for field in NOT_REPEATED}
     variables = {name: value for name, value in given.as_variables().items() if name not in not_repeated}
     launch = {name: environ[name] for name in sorted(environ) if name.startswith("LAUNCH_") and environ[name]}
-    launch["LAUNCH_NPROC_PER_NODE"] = str(plan.nproc_per_node)
-    launch["LAUNCH_RESERVE_CPUS"] = str(plan.reserved_cpus)  # other threads would round otherwise
+    launch["LAUNCH_NPROC_PER_NODE"] = str(plan.nodes.nproc_per_node)
+    launch["LAUNCH_RESERVE_CPUS"] = str(plan.binding.reserved_cpus)  # other threads would round otherwise
     words = [f"{name}={shlex.quote(value)}" for name, value in (launch | variables).items()]
     command = [shlex.quote(sys.executable), "-I", "-m", "entrypoint", "train"]
     return f"cd {shlex.quote(str(Path.cwd()))} && env {' '.join([*words, *command])}"

@@ -46,7 +46,7 @@ class RunLock:
                 self.path.unlink()
 
     def take(self, folder: Path) -> None:
-        """Take the lock of a folder, from a holder that is gone too; raises `Refused` where one is alive, OSError."""
+        """Take the lock of a folder, from a holder that is gone too; raises `UserError` where one is alive, OSError."""
         path = folder / LOCK_NAME
         told = json.dumps(identity())
         while True:
@@ -103,7 +103,7 @@ def read_holder(path: Path) -> dict[str, object]:
 
 
 def break_stale_lock(path: Path, stale_s: float, tell: Callable[[str], None]) -> None:
-    """Remove a lock whose holder is gone; raises `Refused` where it is alive.
+    """Remove a lock whose holder is gone; raises `UserError` where it is alive.
 
     Among the same processes it is looked for; one elsewhere is alive if it touches the file within `stale_s` seconds.
     """

@@ -137,7 +137,7 @@ def test_a_plan_starts_nothing_and_says_why(entrypoint: Entrypoint) -> None:
     for arguments in (["plan", "run", "x.py"], ["run", "--dry-run", "x.py"]):
         result = entrypoint(*arguments)
         assert result.code == 0
-        assert "one rank needs none" in result.out
+        assert "one rank, started as a child" in result.out
         assert "would run: " in result.out
     assert not (entrypoint.folder / "started").exists()
     assert entrypoint("train", "--dry-run").code == 0
@@ -146,13 +146,15 @@ def test_a_plan_starts_nothing_and_says_why(entrypoint: Entrypoint) -> None:
 
 def test_the_plans_json_has_what_it_promises(entrypoint: Entrypoint) -> None:
     plan = entrypoint.plan()
-    assert {
-        *("launcher", "backend", "device", "nnodes", "nproc_per_node", "ranks", "environment", "preload"),
-        *("command", "decisions", "warnings"),
-    } <= set(plan)
+    assert list(plan) == [
+        *("version", "launcher", "nodes", "rendezvous", "ranks", "binding", "environment", "device", "backend"),
+        *("collective_timeout_s", "grace_period_s", "program", "command", "trainer", "decisions", "warnings"),
+        "machine",
+    ]
+    assert plan["version"] == 2
     assert {"local_rank", "cpus", "threads"} <= set(plan["ranks"][0])
-    assert all({"what", "value", "why"} == set(decision) for decision in plan["decisions"])
-    assert {"feed", "workers"} <= {decision["what"] for decision in plan["decisions"]}
+    assert all({"key", "value", "reason", "source", "setting"} == set(decision) for decision in plan["decisions"])
+    assert {"data source", "loader workers"} <= {decision["key"] for decision in plan["decisions"]}
 
 
 def test_the_mask_of_taskset_is_the_plans(entrypoint: Entrypoint) -> None:

@@ -42,7 +42,7 @@ CASES = {
     "srun, a task a node for torchrun": (STEP | {"LAUNCH_LAUNCHER": "torchrun"}, NodeGroup(2, 1, "n1", source="srun")),
     "by hand, as few as one": (
         HAND | {"LAUNCH_NNODES": "1:4"},
-        NodeGroup(4, 1, "r1", source="LAUNCH_NNODES=1:4", fewest=1),
+        NodeGroup(4, 1, "r1", source="LAUNCH_NNODES=1:4", min_nodes=1),
     ),
     "by hand, a range of one number": (
         HAND | {"LAUNCH_NNODES": "2:2"},
@@ -97,5 +97,5 @@ def test_a_step_of_several_tasks_a_node_starts_no_ranks_of_its_own() -> None:
 
 def test_hosts_of_sagemaker_are_counted_in_the_same_order_on_all() -> None:
     hosts = [f"algo-{number}" for number in (3, 1, 2)]
-    found = {read(SAGEMAKER | {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host}).rank for host in hosts}
+    found = {read(SAGEMAKER | {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host}).node_rank for host in hosts}
     assert found == {0, 1, 2}

@@ -36,11 +36,11 @@ def test_every_rank_finds_its_place(launch: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("launch", [one for one in LAUNCHES if one["nodes"] > 1 and one["launch"] != "hydra"])
 def test_where_rank_0_is_follows_from_the_launchers_own_variables(launch: dict[str, Any]) -> None:
-    masters = {job.master for job in jobs_of(launch)}
+    masters = {job.master_addr for job in jobs_of(launch)}
     assert len(masters) == 1
     assert masters <= {"node1", "10.78.0.1"}
 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=IDS)
 def test_ranks_of_one_job_agree_on_its_id(launch: dict[str, Any]) -> None:
-    assert len({job.id for job in jobs_of(launch)}) == 1
+    assert len({job.job_id for job in jobs_of(launch)}) == 1

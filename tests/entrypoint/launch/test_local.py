@@ -82,7 +82,7 @@ def test_a_persons_port_is_used_and_one_that_is_taken_or_none_is_refused(entrypo
     mine = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": port, "MASTER_ADDR": "no.such.node"})
     assert (mine.code, mine.out) == (0, f"127.0.0.1 {port}\n" * 2), mine.err
     made = entrypoint.plan(env=QUIET | {"MASTER_ADDR": "no.such.node"})
-    told = [one["why"] for one in made["decisions"] if one["what"] == "MASTER_ADDR"]
+    told = [one["reason"] for one in made["decisions"] if one["key"] == "MASTER_ADDR"]
     assert told == ["all ranks are on this node, and need not look for no.such.node"]
     for value in ("abc", "0", "65536", "-1"):
         wrong = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": value})
@@ -181,7 +181,12 @@ def test_the_others_of_a_rank_that_has_saved_have_time_to_do_so_and_those_of_one
 
 def run_plan(folder: Path, ranks: tuple[RankPlan, ...], program: str) -> subprocess.CompletedProcess[str]:
     """Run a plan that is made up, in a process of its own whose parent ignores its children's ends."""
-    made = replace(TWO, ranks=ranks, program=replace(TWO.program, argv=(sys.executable, "-c", program)), preload=())
+    made = replace(
+        TWO,
+        ranks=ranks,
+        program=replace(TWO.program, argv=(sys.executable, "-c", program)),
+        environment=replace(TWO.environment, preload=()),
+    )
     main = """if True:
         import os, signal, sys
         from entrypoint.job.detect import Job

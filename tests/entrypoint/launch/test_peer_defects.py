@@ -73,7 +73,7 @@ def test_run_cpu_needs_an_activated_environment_to_find_intels_openmp(entrypoint
         pytest.skip("needs intel-openmp in this environment")
     bare = ("env", "-i", f"HOME={entrypoint.home}", PYTHON, "-m", "entrypoint")
     made = json.loads(entrypoint("plan", "--json", "--openmp=intel", command=bare).out)
-    assert made["preload"][0] == str(library)
+    assert made["environment"]["preload"][0] == str(library)
 
 
 def test_torchrun_sets_one_thread_for_several_ranks() -> None:
@@ -114,7 +114,7 @@ def test_accelerate_overwrites_the_kmp_affinity_of_the_user(entrypoint: Entrypoi
     script(entrypoint.folder, "x.py", TELL)
     result = entrypoint("run", "--openmp", openmp, "x.py", "KMP_AFFINITY", env={"KMP_AFFINITY": "scatter"})
     assert told(entrypoint) == {"KMP_AFFINITY": "scatter"}
-    assert "(yours) KMP_AFFINITY=scatter" in result.err
+    assert "(set by you) KMP_AFFINITY=scatter" in result.err
     assert ("is read by Intel's OpenMP runtime only" in result.err) is (openmp == "gnu")
     entrypoint("run", "--openmp", openmp, "--cpu-binding=threads", "x.py", "KMP_AFFINITY", "OMP_PLACES")
     ours = told(entrypoint)
@@ -124,7 +124,7 @@ def test_accelerate_overwrites_the_kmp_affinity_of_the_user(entrypoint: Entrypoi
 def test_srun_leaves_a_rank_one_cpu_and_nobody_says_so() -> None:
     job = Job("srun", 0, 1, 0, 1, binding="asked", granted_cpus=8, node_cpus=8)
     (warning,) = make_test_plan(make_machine(1, online=8), job=job).warnings
-    assert "srun left this rank 1 of the 8 CPUs" in warning
+    assert "srun gave this rank 1 of the 8 CPUs" in warning
     assert "srun --cpus-per-task=8" in warning
 
 

@@ -32,8 +32,10 @@ BATCH = {
 
 def plan(environ: dict[str, str], starter: RemoteLauncher | None, cores: int = 8) -> Plan:
     settings, job = read_launch_settings(environ, {}), detect_job(environ)
-    question = PlanInputs(settings, make_machine(cores), job, SCRIPT, environ, "python", starter=starter, token="77")
-    return with_remote_command(make_plan(question), question)
+    inputs = PlanInputs(
+        settings, make_machine(cores), job, SCRIPT, environ, "python", remote_launcher=starter, run_token="77"
+    )
+    return with_remote_command(make_plan(inputs), inputs)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_a_batch_script_without_srun_is_told_what_to_write(monkeypatch: pytest.M
         UserError, match="LAUNCH_LAUNCHER=mpirun: no mpirun on PATH here; inside a container start it from"
     ):
         find_remote_launcher(
-            read_launch_settings({"LAUNCH_LAUNCHER": "mpirun"}, {}).values, Job(), NodeGroup().count, {}
+            read_launch_settings({"LAUNCH_LAUNCHER": "mpirun"}, {}).values, Job(), NodeGroup().nnodes, {}
         )
 
 
@@ -147,7 +149,7 @@ def test_other_nodes_that_nothing_here_can_reach_are_told(tmp_path: Path, monkey
 )
 def test_srun_starts_the_jobs_tasks_and_gives_each_its_cpus(more: dict[str, str], tasks: int, cpus: int) -> None:
     made = plan(BATCH | more, RemoteLauncher("/usr/bin/srun"))
-    assert (made.launcher, made.world_size) == ("srun", tasks)
+    assert (made.launcher, made.nodes.world_size) == ("srun", tasks)
     assert made.command == (
         *("/usr/bin/srun", "--nodes=2", f"--ntasks={tasks}", f"--cpus-per-task={cpus}", "--cpu-bind=none"),
         *("--kill-on-bad-exit=1", "python", "-I", "-m", "entrypoint", "run", "x.py"),
@@ -163,8 +165,8 @@ def test_mpirun_is_told_hosts_and_names_of_variables_and_binds_nothing() -> None
     assert words.endswith(" python -I -m entrypoint run x.py")
     named = [name for flag, name in zip(made.command, made.command[1:], strict=False) if flag == "-x"]
     assert named == ["ENTRYPOINT_JOB", "ENTRYPOINT_STARTED", "LAUNCH_HOSTS", "MASTER_ADDR", "TRAIN_EPOCHS"]
-    assert (made.world_size, made.environment["MASTER_ADDR"]) == (6, "r1")
-    assert "OMP_NUM_THREADS" not in made.environment, "each node's own, not this one's"
+    assert (made.nodes.world_size, made.environment.variables["MASTER_ADDR"]) == (6, "r1")
+    assert "OMP_NUM_THREADS" not in made.environment.variables, "each node's own, not this one's"
 
     hydra = plan(environ, RemoteLauncher("/opt/mpirun", "hydra", hosts)).command
     assert hydra[:5] == ("/opt/mpirun", "-n", "6", "-hosts", "r1:4,r2:2")

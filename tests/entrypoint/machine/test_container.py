@@ -40,7 +40,7 @@ def test_the_root_file_system_is_told_with_what_serves_it(
 ) -> None:
     write(tmp_path, files)
     found = detect_container(tmp_path)
-    assert (found.container, found.rootfs, found.is_fuse) == (container, rootfs, on_fuse)
+    assert (found.engine, found.rootfs, found.is_fuse) == (container, rootfs, on_fuse)
 
 
 @pytest.mark.parametrize(("limit", "found"), [("8388608", 8388608), ("unlimited", None)])

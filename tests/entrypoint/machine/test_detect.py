@@ -14,7 +14,7 @@ def test_this_machine_is_read_as_the_kernel_tells_it() -> None:
     assert [cpu.id for cpu in machine.cpus] == sorted(os.sched_getaffinity(0))
     assert machine.online_cpus == os.sysconf("SC_NPROCESSORS_ONLN")
     assert machine.memory_bytes <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 1.01
-    assert machine.surroundings.shm_bytes > 0
+    assert machine.container.shm_bytes > 0
 
 
 def test_the_memory_limit_is_the_smaller_of_node_and_cgroup(built_machine: TreeBuilder) -> None:

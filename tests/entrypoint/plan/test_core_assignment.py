@@ -45,10 +45,10 @@ def test_shares_are_disjoint_equal_and_inside_the_budget(machine: Machine, kind:
 @given(machines(), st.integers(1, 64))
 def test_no_rank_crosses_a_node_where_its_share_fits_into_one(machine: Machine, nproc: int) -> None:
     cores = compute_cpu_budget(machine, Job(), "physical").cores
-    sizes = Counter(core.place for core in cores)
+    sizes = Counter(core.numa_node for core in cores)
     shares = assign_cores(cores, nproc)
     if nproc <= len(cores) and len(cores) // nproc <= max(sizes.values()):
-        assert all(len({core.place for core in share}) == 1 for share in shares)
+        assert all(len({core.numa_node for core in share}) == 1 for share in shares)
         smallest = min(map(len, shares))
         assert sum(count // (smallest + 1) for count in sizes.values()) < nproc, "no larger size would have fitted"
     elif nproc <= len(cores):
@@ -73,13 +73,13 @@ def test_threads_never_exceed_quota_grant_and_cores_unless_ranks_do(
 def test_ranks_are_near_their_gpus_or_nowhere_in_particular(machine: Machine, wanted: list[int | None]) -> None:
     cores = compute_cpu_budget(machine, Job(), "auto", len(wanted)).cores
     shares = assign_near_gpus(cores, wanted)
-    room = Counter(core.place[1] for core in cores)
+    room = Counter(core.numa_node[1] for core in cores)
     possible = None not in wanted and all(
         room[node] >= count for node, count in Counter(wanted).items() if node is not None
     )
     assert (shares is not None) is possible
     if shares is not None:
-        assert all(core.place[1] == node for share, node in zip(shares, wanted, strict=True) for core in share)
+        assert all(core.numa_node[1] == node for share, node in zip(shares, wanted, strict=True) for core in share)
         dealt = [core for share in shares for core in share]
         assert len(set(dealt)) == len(dealt)
         assert max(map(len, shares)) - min(map(len, shares)) <= 1

@@ -56,13 +56,13 @@ def test_a_budget_says_what_limits_it() -> None:
     machine = Machine("m", "cpu", "vendor", cpus, 16, 1.5, 1 << 33)
     found: CpuBudget = compute_cpu_budget(machine, Job(granted_cpus=3), "auto")
     assert found.text == (
-        "2 physical cores allowed by the affinity mask (0-2,8), 1 efficiency cores left out: equal parts would wait for"
-        " them (LAUNCH_CORE_TYPE=physical), the cgroup's quota is 1.5 CPUs, Slurm grants 3 CPUs"
+        "2 physical cores in the affinity mask (0-2,8), without 1 efficiency cores (LAUNCH_CORE_TYPE=physical),"
+        " cgroup limit 1.5 CPUs, Slurm grants 3 CPUs"
     )
     assert (found.threads, found.is_limited) == (1, True)
     siblings = compute_cpu_budget(replace(machine, quota_cpus=None), Job(), "logical")
     assert [core.cpus for core in siblings.cores] == [(0, 8), (1,), (2,)]
-    assert "their siblings too: 4 CPUs" in siblings.text
+    assert "4 CPUs with hyper-threads" in siblings.text
 
 
 MASK_OF_ONE = ("taskset", "-c", str(max(os.sched_getaffinity(0))))
@@ -95,9 +95,9 @@ def test_mask_and_quota_of_this_machine_are_heeded(
     made = json.loads(entrypoint("plan", "--json", "--openmp=gnu", command=command).out)
     assert len(made["ranks"][0]["cpus"]) == cores
     assert made["ranks"][0]["threads"] == threads
-    assert made["environment"].get("OMP_WAIT_POLICY") == waits
-    (why,) = (decision["why"] for decision in made["decisions"] if decision["what"] == "cores")
-    assert (f"the cgroup's quota is {cpus:g} CPUs" in why) is True if cpus and cpus < cores else "quota" not in why
+    assert made["environment"]["variables"].get("OMP_WAIT_POLICY") == waits
+    (why,) = (decision["reason"] for decision in made["decisions"] if decision["key"] == "cores")
+    assert (f"cgroup limit {cpus:g} CPUs" in why) is True if cpus and cpus < cores else "limit" not in why
 
 
 @pytest.mark.launch
@@ -109,4 +109,4 @@ def test_two_ranks_under_a_quota_of_one_cpu_are_refused(
     result = entrypoint("run", "--nproc-per-node=2", "-m", "this", command=command)
     assert result.code == 3
     assert "more ranks than cores" in result.err
-    assert "the cgroup's quota is 1 CPUs" in result.err
+    assert "cgroup limit 1 CPUs" in result.err

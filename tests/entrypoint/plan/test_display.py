@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+import pytest
+
 from entrypoint.plan.display import plan_lines
 from tests.factories import make_machine, make_test_plan
 
 
-def test_every_decision_is_a_line_with_its_reason() -> None:
+def test_every_decision_is_shown_with_its_reason() -> None:
     made = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "2"})
     lines = plan_lines(made)
     assert lines[0] == "plan: node1: a CPU, 4 of 4 CPUs (4 physical cores), 8.0 GiB, no GPU"
     assert lines[1] == "  socket 0 node 0: 0011"
-    assert len(lines) == 1 + len(made.map) + len(made.decisions)
-    for decision, line in zip(made.decisions, lines[2:], strict=True):
-        assert line.split()[0] == decision.what
-        assert line.endswith(decision.why)
+    rows = " ".join(" ".join(lines[2:]).split())
+    for decision in made.decisions:
+        assert f"{decision.key} " in rows
+        assert " ".join(decision.text.split()) in rows
+
+
+@pytest.mark.parametrize("environ", [
+    {},
+    {"LAUNCH_NPROC_PER_NODE": "64", "LAUNCH_MAX_RESTARTS": "3"},
+    {"OMP_PROC_BIND": "x" * 70, "LD_PRELOAD": "/opt/" + "x" * 200 + "/libtcmalloc.so", "LAUNCH_THREADS": "9"},
+])  # fmt: skip
+def test_table_fits_100_columns(environ: dict[str, str]) -> None:
+    lines = plan_lines(make_test_plan(make_machine(64), environ))
+    assert max(len(line) for line in lines if "x" * 70 not in line) <= 100
+
+
+def test_long_values_are_cut_in_the_table_only() -> None:
+    made = make_test_plan(make_machine(4), {"LAUNCH_ALLOCATOR": "system"})
+    (line,) = [line for line in plan_lines(made) if "GLIBC_TUNABLES" in line]
+    assert "glibc.malloc.mmap_m…" in line
+    assert "glibc.malloc.trim_threshold" in made.environment.variables["GLIBC_TUNABLES"]
 
 
 def test_the_command_is_shown_where_nothing_is_started() -> None:
@@ -28,9 +47,8 @@ def test_the_command_is_shown_where_nothing_is_started() -> None:
 
 
 def test_warnings_are_shown() -> None:
-    assert any(
-        "  warning: 9 threads" in line for line in plan_lines(make_test_plan(make_machine(2), {"LAUNCH_THREADS": "9"}))
-    )
+    lines = plan_lines(make_test_plan(make_machine(2), {"LAUNCH_THREADS": "9"}))
+    assert any("  warning: 9 threads" in line for line in lines)
 
 
 def test_a_plan_of_a_thousand_cores_stays_short() -> None:

@@ -18,7 +18,7 @@ from tests.factories import SCRIPT, make_machine, make_test_plan, reason_for
 
 def plan_in(container: str, environ: Mapping[str, str], broken: Mapping[str, str] | None = None) -> Plan:
     node = make_machine(4)
-    node = replace(node, surroundings=replace(node.surroundings, container=container))
+    node = replace(node, container=replace(node.container, engine=container))
     settings = read_launch_settings({}, {})
     return make_plan(PlanInputs(settings, node, Job(), SCRIPT, environ, "python", broken_preloads=broken or {}))
 
@@ -33,7 +33,7 @@ def plan_in(container: str, environ: Mapping[str, str], broken: Mapping[str, str
     ],
 )
 def test_apptainers_home_of_the_host_is_kept_out(container: str, environ: dict[str, str], value: str | None) -> None:
-    assert plan_in(container, environ).environment.get("PYTHONNOUSERSITE") == value
+    assert plan_in(container, environ).environment.variables.get("PYTHONNOUSERSITE") == value
 
 
 @pytest.mark.parametrize(("container", "told"), [("Apptainer", True), ("Docker", False), ("", False)])
@@ -56,8 +56,8 @@ def test_a_preload_that_is_not_there_is_refused() -> None:
 
 def test_the_hosts_preload_that_is_not_in_an_apptainer_image_is_left_out_and_told() -> None:
     made = plan_in("Apptainer", PRELOAD, BROKEN)
-    assert made.environment["LD_PRELOAD"] == "/opt/libx.so"
-    assert reason_for(made, "LD_PRELOAD").startswith("the host's, without what is not in the image: /host/liby.so")
+    assert made.environment.variables["LD_PRELOAD"] == "/opt/libx.so"
+    assert reason_for(made, "LD_PRELOAD").startswith("the host's, without what the image lacks: /host/liby.so")
 
 
 TWO = {"LAUNCH_NPROC_PER_NODE": "2"}
@@ -75,21 +75,21 @@ TOGETHER = [
 def test_accelerate_is_told_that_its_ranks_on_cpus_train_together(
     settings: dict[str, str], environ: dict[str, str], job: Job, value: str | None
 ) -> None:
-    question = PlanInputs(read_launch_settings(settings, {}), make_machine(4), job, SCRIPT, environ, "python")
-    assert make_plan(question).environment.get("ACCELERATE_USE_CPU") == value
-    trains = make_plan(replace(question, program=Program("train", ("python", "-m", "train"))))
-    assert "ACCELERATE_USE_CPU" not in trains.environment
+    inputs = PlanInputs(read_launch_settings(settings, {}), make_machine(4), job, SCRIPT, environ, "python")
+    assert make_plan(inputs).environment.variables.get("ACCELERATE_USE_CPU") == value
+    trains = make_plan(replace(inputs, program=Program("train", ("python", "-m", "train"))))
+    assert "ACCELERATE_USE_CPU" not in trains.environment.variables
 
 
 def test_accelerate_is_left_to_its_gpus() -> None:
     made = make_test_plan(make_machine(4, gpus=2))
-    assert made.nproc_per_node == 2
-    assert "ACCELERATE_USE_CPU" not in made.environment
+    assert made.nodes.nproc_per_node == 2
+    assert "ACCELERATE_USE_CPU" not in made.environment.variables
 
 
 def test_a_variable_of_openmps_that_a_person_has_set_is_shown_as_theirs() -> None:
     made = plan_in("", {"OMP_PROC_BIND": "spread", "OMP_SCHEDULE": "dynamic"})
-    assert reason_for(made, "OMP_PROC_BIND") == "(yours) OMP_PROC_BIND=spread"
-    assert reason_for(made, "OMP_SCHEDULE") == "(yours) OMP_SCHEDULE=dynamic"
-    assert made.environment["OMP_SCHEDULE"] == "dynamic"
-    assert "OMP_PROC_BIND" not in made.environment, "left as it is"
+    assert reason_for(made, "OMP_PROC_BIND") == "(set by you) OMP_PROC_BIND=spread"
+    assert reason_for(made, "OMP_SCHEDULE") == "(set by you) OMP_SCHEDULE=dynamic"
+    assert made.environment.variables["OMP_SCHEDULE"] == "dynamic"
+    assert "OMP_PROC_BIND" not in made.environment.variables, "left as it is"

@@ -23,12 +23,12 @@ TORCH = {"torch": "2.8.0"}
 
 
 def with_around(**changes: Any) -> Machine:
-    return replace(WELL, surroundings=replace(WELL.surroundings, **changes))
+    return replace(WELL, container=replace(WELL.container, **changes))
 
 
 def lines(node: Machine, program: Program = SCRIPT) -> list[str]:
-    question = PlanInputs(read_launch_settings({}, {}), node, Job(), program, {})
-    return [check.line for check in preflight_checks(question) if check.state != "ok"]
+    inputs = PlanInputs(read_launch_settings({}, {}), node, Job(), program, {})
+    return [check.line for check in preflight_checks(inputs) if check.state != "ok"]
 
 
 def test_a_machine_that_is_well_says_nothing() -> None:
@@ -40,7 +40,7 @@ def test_a_machine_that_is_well_says_nothing() -> None:
     [
         (with_around(shm_bytes=64 << 20), "/dev/shm: 64 MiB; loader workers may die of a bus error"),
         (
-            with_around(container="Apptainer", rootfs="overlay over fuse.squashfuse_ll"),
+            with_around(engine="Apptainer", rootfs="overlay over fuse.squashfuse_ll"),
             "image mount: overlay over fuse",
         ),
         (with_around(memlock_bytes=8 << 20, rdma=("mlx5_0",)), "locked memory: 8 MiB with mlx5_0; RDMA may fail"),
@@ -78,5 +78,5 @@ def test_what_does_no_harm_is_no_warning(node: Machine) -> None:
 
 
 def test_the_trainers_own_workers_are_planned_by_the_size_of_shm_instead() -> None:
-    node = replace(WELL, surroundings=ContainerInfo(shm_bytes=64 << 20))
+    node = replace(WELL, container=ContainerInfo(shm_bytes=64 << 20))
     assert lines(node, Program("train", ("python", "-m", "train"))) == []

@@ -34,8 +34,8 @@ def planned(environ: dict[str, str]) -> Plan:
     if job.starts_ranks_itself(read_launch_settings(environ, {}).values):
         chosen = read_launch_settings(environ, {})
         nodes = detect_node_group(chosen, environ, job)
-        alone = Job(id=job.id, nodes=job.nodes, master=job.master)
-        return make_plan(PlanInputs(chosen, make_machine(4), alone, SCRIPT, environ, "python", nodes=nodes))
+        alone = Job(job_id=job.job_id, hostnames=job.hostnames, master_addr=job.master_addr)
+        return make_plan(PlanInputs(chosen, make_machine(4), alone, SCRIPT, environ, "python", node_group=nodes))
     return make_test_plan(make_machine(4), environ, job)
 
 
@@ -60,7 +60,7 @@ def test_agents_meet_only_where_ranks_may_have_to_start_again(
     made = planned(environ)
     found = told(made)
     assert {name: found.get(name) for name in options} == options
-    assert found["--max-restarts"] == str(made.max_restarts) == str(restarts)
+    assert found["--max-restarts"] == str(made.nodes.max_restarts) == str(restarts)
     assert made.uses_elastic_rendezvous is ("--rdzv-endpoint" in found)
 
 
@@ -79,11 +79,11 @@ def test_only_node_0_hosts_the_meeting(environ: dict[str, str], host: bool) -> N
 
 def test_a_single_rank_that_may_be_started_again_has_an_agent_and_the_plan_says_so() -> None:
     made = make_test_plan(make_machine(4), {"LAUNCH_MAX_RESTARTS": "2"})
-    assert (made.launcher, made.nproc_per_node) == ("torchrun", 1)
-    assert reason_for(made, "restarts") == "(yours) LAUNCH_MAX_RESTARTS=2; all ranks start again when one fails"
+    assert (made.launcher, made.nodes.nproc_per_node) == ("torchrun", 1)
+    assert reason_for(made, "restarts") == "(set by you) LAUNCH_MAX_RESTARTS=2; all ranks restart"
     varying = make_test_plan(make_machine(4), HAND | {"LAUNCH_NNODES": "1:4"})
-    assert reason_for(varying, "restarts").endswith("all ranks start again when one fails, on 1 to 4 nodes")
-    assert next(one.value for one in varying.decisions if one.what == "nodes") == "1:4"
+    assert reason_for(varying, "restarts").endswith("all ranks restart, on 1 to 4 nodes")
+    assert next(one.value for one in varying.decisions if one.key == "nodes") == "1:4"
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_a_single_rank_that_may_be_started_again_has_an_agent_and_the_plan_says_
     [
         (
             STEP | {"SLURM_STEP_TASKS_PER_NODE": "2(x1)"},
-            "LAUNCH_MAX_RESTARTS=1: srun started the ranks and starts none",
+            "LAUNCH_MAX_RESTARTS=1: srun started the ranks and cannot restart them",
         ),
-        ({"LAUNCH_LAUNCHER": "direct"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_LAUNCHER=direct contradict each other"),
-        ({"LAUNCH_LAUNCHER": "local"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_LAUNCHER=local contradict each other"),
+        ({"LAUNCH_LAUNCHER": "direct"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_LAUNCHER=direct contradict"),
+        ({"LAUNCH_LAUNCHER": "local"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_LAUNCHER=local contradict"),
     ],
 )
 def test_where_nothing_could_start_ranks_again_it_is_refused(environ: dict[str, str], said: str) -> None:
@@ -106,14 +106,14 @@ def test_where_nothing_could_start_ranks_again_it_is_refused(environ: dict[str, 
 def test_mpirun_starts_no_ranks_again_and_srun_one_agent_a_node() -> None:
     batch = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
     environ = batch | {"LAUNCH_MAX_RESTARTS": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
-    question = PlanInputs(
+    inputs = PlanInputs(
         read_launch_settings(environ, {}), make_machine(4), detect_job(environ), SCRIPT, environ, "python"
     )
-    with pytest.raises(UserError, match="LAUNCH_MAX_RESTARTS=1: /usr/bin/mpirun starts no ranks again"):
-        make_plan(replace(question, starter=RemoteLauncher("/usr/bin/mpirun", "Open MPI")))
+    with pytest.raises(UserError, match="LAUNCH_MAX_RESTARTS=1: /usr/bin/mpirun cannot restart ranks"):
+        make_plan(replace(inputs, remote_launcher=RemoteLauncher("/usr/bin/mpirun", "Open MPI")))
 
     from entrypoint.launch.remote import with_remote_command
 
-    asked = replace(question, starter=RemoteLauncher("/usr/bin/srun"))
+    asked = replace(inputs, remote_launcher=RemoteLauncher("/usr/bin/srun"))
     command = with_remote_command(make_plan(asked), asked).command
     assert command[:4] == ("/usr/bin/srun", "--nodes=2", "--ntasks=2", "--cpus-per-task=4")

@@ -54,7 +54,7 @@ def test_what_is_preloaded(
 ) -> None:
     made = decide(environ, libraries, vendor)
     assert [path.removeprefix("/lib/").removesuffix(".so") for path in made.preload] == preload
-    assert all(decision.why for decision in made.decisions)
+    assert all(decision.text for decision in made.decisions)
 
 
 @pytest.mark.parametrize("setting", ["LAUNCH_ALLOCATOR=tcmalloc", "LAUNCH_ALLOCATOR=jemalloc", "LAUNCH_OPENMP=intel"])
@@ -118,7 +118,7 @@ def test_libcs_allocator_keeps_memory_unless_a_person_says_how(
     made = decide(environ, libraries)
     assert ("GLIBC_TUNABLES" in variables(made)) == kept
     for name, value in environ.items():
-        assert any(f"(yours) {name}={value}" in decision.why for decision in made.decisions)
+        assert any(f"(set by you) {name}={value}" in decision.text for decision in made.decisions)
 
 
 FAULTS = """
@@ -141,7 +141,7 @@ def test_a_step_meets_the_pages_of_the_one_before_unless_a_person_says_how(
     result = entrypoint("run", steps, env={"LAUNCH_ALLOCATOR": "system", "GLIBC_TUNABLES": own})
     assert result.code == 0, result.err
     assert least <= int(result.out.split()[1]) <= most
-    told = f"(yours) GLIBC_TUNABLES={own}" if own else "memory that a step frees is kept for the next"
+    told = f"(set by you) GLIBC_TUNABLES={own}" if own else "keep freed memory"
     assert told in result.err
 
 
@@ -151,7 +151,7 @@ def test_threads_that_both_sides_pin_are_refused_naming_both() -> None:
 
 
 def test_a_variable_that_the_runtime_in_charge_does_not_read_is_told() -> None:
-    told = "KMP_AFFINITY=compact is read by Intel's OpenMP runtime only, and GNU's is in charge"
+    told = "KMP_AFFINITY=compact has no effect: only Intel's OpenMP runtime reads it."
     assert decide({"LAUNCH_OPENMP": "gnu", "KMP_AFFINITY": "compact"}).warnings[0].startswith(told)
     assert decide({"LAUNCH_OPENMP": "intel", "KMP_AFFINITY": "compact"}).warnings == ()
 
@@ -162,8 +162,8 @@ def test_a_variable_that_the_runtime_in_charge_does_not_read_is_told() -> None:
 )
 def test_what_a_person_preloads_is_kept_and_not_preloaded_twice(own: str, what: str, value: str) -> None:
     made = decide({}, own_preload=own)
-    decision = next(decision for decision in made.decisions if decision.what == what)
-    assert (decision.value, decision.why) == (value, f"(yours) LD_PRELOAD={own}")
+    decision = next(decision for decision in made.decisions if decision.key == what)
+    assert (decision.value, decision.text) == (value, f"(set by you) LD_PRELOAD={own}")
     assert not any(path.endswith(f"{value}.so") for path in made.preload)
 
 

@@ -33,7 +33,7 @@ LEFT = {
     "a person's own threads": (make_machine(4), 1.0, {"LAUNCH_THREADS": "4"}, [4]),
     "nothing by a person": (make_machine(4), 1.0, {"LAUNCH_RESERVE_CPUS": "0"}, [4]),
     "some by a person": (make_machine(4), 0.0, {"LAUNCH_RESERVE_CPUS": "3"}, [1]),
-    "a scheduler's node": (make_machine(4), 1.0, {}, [4], Job(granted_cpus=4, nodes=("n1",))),
+    "a scheduler's node": (make_machine(4), 1.0, {}, [4], Job(granted_cpus=4, hostnames=("n1",))),
     "ranks of mpirun": (make_machine(4), 1.0, {}, [2, 2], Job("Open MPI", 0, 2, 0, 2)),
     "one node of several": (make_machine(4), 1.0, {"LAUNCH_NNODES": "2", "MASTER_ADDR": "n1"}, [4]),
     "a GPU's rank": (make_machine(4, gpus=1), 1.0, {}, [4]),
@@ -45,7 +45,7 @@ TOO_MANY = ("more, where fewer threads are no better", "both of two", "the only 
 @pytest.mark.parametrize("case", LEFT)
 def test_what_others_keep_busy_is_left_to_them(case: str) -> None:
     node, busy, environ, threads, *job = LEFT[case]
-    made = make_test_plan(replace(node, busy_cpus_measured=busy), environ, *job)
+    made = make_test_plan(replace(node, busy_cpus=busy), environ, *job)
     alone = make_test_plan(
         node, {name: value for name, value in environ.items() if name != "LAUNCH_RESERVE_CPUS"}, *job
     )
@@ -54,13 +54,13 @@ def test_what_others_keep_busy_is_left_to_them(case: str) -> None:
     assert [rank.cpus for rank in made.ranks] == [rank.cpus for rank in alone.ranks], "still bound to all"
     assert ("less CPUs in use" in reason_for(made, "threads")) == fewer
     assert any("`entrypoint tune`" in line for line in made.warnings) == (case in TOO_MANY)
-    assert made.reserved_cpus >= fewer
+    assert made.binding.reserved_cpus >= fewer
 
 
 @pytest.mark.parametrize("busy", [0.0, 2.0])
 def test_resumed_run_keeps_threads_on_same_cores(busy: float) -> None:
     def resumed(cores: int, environ: dict[str, str] | None = None) -> list[int]:
-        node, chosen = replace(make_machine(cores), busy_cpus_measured=busy), read_launch_settings(environ or {}, {})
+        node, chosen = replace(make_machine(cores), busy_cpus=busy), read_launch_settings(environ or {}, {})
         before = PreviousRun(ranks=(RankPlan(0, (0, 1, 2, 3), 3),), reserved_cpus=1)
         made = make_plan(PlanInputs(chosen, node, Job(), SCRIPT, environ or {}, "python", previous=before))
         return [rank.threads for rank in made.ranks]
@@ -73,7 +73,7 @@ def test_resumed_run_keeps_threads_on_same_cores(busy: float) -> None:
 
 @pytest.mark.parametrize(("environ", "threads"), [({}, 6), ({"LAUNCH_CORE_TYPE": "physical"}, 12)])
 def test_cores_that_no_rank_is_on_are_left_first(tmp_path: Path, environ: dict[str, str], threads: int) -> None:
-    made = make_test_plan(replace(simulated_machine(tmp_path, "hybrid laptop"), busy_cpus_measured=2.0), environ)
+    made = make_test_plan(replace(simulated_machine(tmp_path, "hybrid laptop"), busy_cpus=2.0), environ)
     assert made.ranks[0].threads == threads
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job
-from entrypoint.plan.model import PLAN_VAR, Plan, Program
+from entrypoint.plan.model import PLAN_VAR, BindingPlan, Plan, Program
 from entrypoint.rank.bootstrap import build_rank_environment, global_rank_of, master_port
 from tests.conftest import PYTHON
 from tests.factories import make_machine, make_test_plan
@@ -67,7 +67,7 @@ def test_ranks_on_several_nodes_need_a_master() -> None:
 
 
 def test_the_master_is_where_the_launcher_says_that_rank_0_is() -> None:
-    found = environment(Job("srun", 2, 4, 0, 2, "9000", nodes=("n1", "n2"), master="n1"))
+    found = environment(Job("srun", 2, 4, 0, 2, "9000", hostnames=("n1", "n2"), master_addr="n1"))
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("n1", str(61000 + 9000 % 4000))
 
 
@@ -77,7 +77,7 @@ def test_a_rank_of_a_nodes_own_agent_is_placed_in_the_whole_job() -> None:
         "MASTER_ADDR": "r1",
     }  # fmt: skip
     made = make_test_plan(make_machine(4), environ)
-    agents = Job("torchrun", rank=1, world_size=2, local_rank=1, local_world_size=2, id="agent's own")
+    agents = Job("torchrun", rank=1, world_size=2, local_rank=1, local_world_size=2, job_id="agent's own")
     job = global_rank_of(made, agents)
     assert (job.rank, job.world_size, job.local_rank, job.local_world_size) == (5, 6, 1, 2)
     found = build_rank_environment(
@@ -96,7 +96,9 @@ def test_the_plan_travels_to_the_program() -> None:
 
 
 def test_each_ranks_own_start_reads_no_settings() -> None:
-    made = replace(make_test_plan(make_machine(4)), bind="none", program=Program("run", ("/bin/true",)))
+    made = replace(
+        make_test_plan(make_machine(4)), binding=BindingPlan(cpu_binding="none"), program=Program("run", ("/bin/true",))
+    )
     done = subprocess.run(
         [PYTHON, "-X", "importtime", "-m", "entrypoint", "rank"],
         env={PLAN_VAR: made.to_variable()},

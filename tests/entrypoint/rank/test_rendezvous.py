@@ -61,7 +61,7 @@ def test_on_the_master_its_own_name_may_be_loopback_as_debian_has_it() -> None:
             rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)
     else:
         assert rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)["GLOO_SOCKET_IFNAME"] == own
-    beside = replace(HERE, nodes=("192.0.2.9",))
+    beside = replace(HERE, hostnames=("192.0.2.9",))
     assert rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, beside)["GLOO_SOCKET_IFNAME"] == own, (
         "the way to the rest"
     )

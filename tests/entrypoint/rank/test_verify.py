@@ -11,13 +11,16 @@ from entrypoint.rank.verify import ObservedRank, compare_with_plan, observe_rank
 from tests.factories import make_machine, make_test_plan
 
 PLAN = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "2"})
-INTEL = replace(PLAN, preload=("/lib/libiomp5.so",))
+INTEL = replace(PLAN, environment=replace(PLAN.environment, preload=("/lib/libiomp5.so",)))
 AS_PLANNED = ObservedRank(1, 1, (2, 3), 2, "/lib/libgomp.so.1", ())
 
 
 def test_a_rank_as_planned_is_not_spoken_of() -> None:
     assert compare_with_plan(PLAN, AS_PLANNED) == ()
-    assert compare_with_plan(INTEL, replace(AS_PLANNED, openmp="/lib/libiomp5.so", preloaded=INTEL.preload)) == ()
+    assert (
+        compare_with_plan(INTEL, replace(AS_PLANNED, openmp="/lib/libiomp5.so", preloaded=INTEL.environment.preload))
+        == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,7 +42,12 @@ def test_a_preload_that_did_not_happen_is_told() -> None:
 
 
 def test_an_unbound_rank_may_run_anywhere() -> None:
-    assert compare_with_plan(replace(PLAN, bind="none"), replace(AS_PLANNED, cpus=(0, 1, 2, 3))) == ()
+    assert (
+        compare_with_plan(
+            replace(PLAN, binding=replace(PLAN.binding, cpu_binding="none")), replace(AS_PLANNED, cpus=(0, 1, 2, 3))
+        )
+        == ()
+    )
 
 
 def test_this_process_is_seen_as_it_is() -> None:

@@ -12,6 +12,7 @@ from entrypoint.machine.cpu_topology import Cpu
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.shared_libraries import Library
 from entrypoint.plan.inputs import PlanInputs
+from entrypoint.plan.model import TrainerPlan
 from entrypoint.settings import read_launch_settings
 from entrypoint.tune.candidates import (
     BASELINE,
@@ -26,7 +27,7 @@ from entrypoint.tune.candidates import (
 from tests.factories import SCRIPT, make_machine, make_test_plan
 
 
-def question(node: Machine, environ: Mapping[str, str] | None = None) -> PlanInputs:
+def inputs(node: Machine, environ: Mapping[str, str] | None = None) -> PlanInputs:
     return PlanInputs(read_launch_settings(environ or {}, {}), node, Job(), SCRIPT, environ or {})
 
 
@@ -53,7 +54,7 @@ def test_one_rank_may_leave_cores_to_others(threads: int, found: list[tuple[int,
 
 def test_siblings_are_tried_too() -> None:
     two = replace(make_machine(4), cpus=tuple(Cpu(cpu, cpu // 2, 0, 0) for cpu in range(4)))
-    assert list(map(str, rank_thread_layouts(question(two), "cpu"))) == [
+    assert list(map(str, rank_thread_layouts(inputs(two), "cpu"))) == [
         "as planned",
         "1 rank x 2 threads",
         "2 ranks x 1 thread",
@@ -67,8 +68,8 @@ def test_siblings_are_tried_too() -> None:
     "given", [{"LAUNCH_NPROC_PER_NODE": "2"}, {"LAUNCH_THREADS": "1"}, {"LAUNCH_CPU_BINDING": "none"}]
 )
 def test_ranks_that_a_person_has_set_stay(given: dict[str, str]) -> None:
-    assert rank_thread_layouts(question(make_machine(4), given), "cpu") == (BASELINE,)
-    assert rank_thread_layouts(question(make_machine(4)), "cuda") == (BASELINE,)
+    assert rank_thread_layouts(inputs(make_machine(4), given), "cpu") == (BASELINE,)
+    assert rank_thread_layouts(inputs(make_machine(4)), "cuda") == (BASELINE,)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_ranks_that_a_person_has_set_stay(given: dict[str, str]) -> None:
 def test_ranks_may_float_or_pin_their_threads_unless_a_person_says_how(
     given: dict[str, str], device: str, found: list[str]
 ) -> None:
-    assert [one["LAUNCH_CPU_BINDING"] for one in binding_candidates(question(make_machine(4), given), device)] == found
+    assert [one["LAUNCH_CPU_BINDING"] for one in binding_candidates(inputs(make_machine(4), given), device)] == found
 
 
 LIBRARIES = (Library("tcmalloc", "/lib/t.so", ""), Library("intel", "/lib/i.so", ""), Library("jemalloc", None, "no"))
@@ -103,19 +104,29 @@ LIBRARIES = (Library("tcmalloc", "/lib/t.so", ""), Library("intel", "/lib/i.so",
 def test_runtime_waiting_and_allocator_are_what_can_be_had_and_is_left_open(
     given: dict[str, str], device: str, count: int
 ) -> None:
-    found = runtime_candidates(question(replace(make_machine(4), libraries=LIBRARIES), given), device)
+    found = runtime_candidates(inputs(replace(make_machine(4), libraries=LIBRARIES), given), device)
     assert len(found) == len({tuple(sorted(one.items())) for one in found}) == count
     assert not any(name in one for one in found for name in given)
 
 
 def test_loader_workers_around_the_plans_are_tried_where_it_streams() -> None:
-    streaming = replace(make_test_plan(make_machine(4)), training={"workers": 4})
-    assert worker_candidates(question(make_machine(4)), streaming) == (
+    streaming = replace(
+        make_test_plan(make_machine(4)),
+        trainer=TrainerPlan(
+            data_source="stream",
+            num_workers=4,
+            image_shape=(3, 8, 8),
+            precision="fp32",
+            use_ipex=False,
+            saves_checkpoints=True,
+        ),
+    )
+    assert worker_candidates(inputs(make_machine(4)), streaming) == (
         {"TRAIN_NUM_WORKERS": "2"},
         {"TRAIN_NUM_WORKERS": "8"},
     )
-    assert worker_candidates(question(make_machine(4), {"TRAIN_NUM_WORKERS": "4"}), streaming) == ()
-    assert worker_candidates(question(make_machine(4)), make_test_plan(make_machine(4))) == ()
+    assert worker_candidates(inputs(make_machine(4), {"TRAIN_NUM_WORKERS": "4"}), streaming) == ()
+    assert worker_candidates(inputs(make_machine(4)), make_test_plan(make_machine(4))) == ()
 
 
 def test_a_candidate_is_its_variables_in_any_order() -> None:

@@ -47,12 +47,12 @@ def test_the_fastest_shape_is_found_kept_and_used_from_then_on(entrypoint: Entry
     last = result.out.splitlines()[-1]
     assert "3 times the untuned plan's: the best of 4 plans tried" in last.replace("3.00", "3")
     made = entrypoint.plan("run", file, env=FIXED)
-    assert made["nproc_per_node"] == 2
-    told = {one["what"]: one["why"] for one in made["decisions"]}
+    assert made["nodes"]["nproc_per_node"] == 2
+    told = {one["key"]: one["reason"] for one in made["decisions"]}
     assert told["ranks"] == "(tuned) LAUNCH_NPROC_PER_NODE=2"
     assert told["cores"] == "(tuned) LAUNCH_CPU_BINDING=none"
     assert last in told["tuned"]
-    assert entrypoint.plan("run", file, env=FIXED | {"LAUNCH_TUNING_STORE": "off"})["nproc_per_node"] == 1
+    assert entrypoint.plan("run", file, env=FIXED | {"LAUNCH_TUNING_STORE": "off"})["nodes"]["nproc_per_node"] == 1
 
 
 def test_a_search_that_is_stopped_goes_on_where_it_was(entrypoint: Entrypoint) -> None:
@@ -74,7 +74,7 @@ def test_a_search_that_is_stopped_goes_on_where_it_was(entrypoint: Entrypoint) -
     assert err.endswith("entrypoint: stopped; the same command goes on from here\n")
     assert "Traceback" not in err
     assert findings(entrypoint)["verdict"] is None
-    assert entrypoint.plan("run", file, env=FIXED)["nproc_per_node"] == 1
+    assert entrypoint.plan("run", file, env=FIXED)["nodes"]["nproc_per_node"] == 1
     result = entrypoint("tune", "run", file, env=env)
     assert result.code == 0, result.err
     assert "trial   4" not in result.err
@@ -89,7 +89,7 @@ def test_a_script_without_a_metric_is_timed_beside_whom_is_told_and_the_trainer_
     with neighbours(cpus):
         assert entrypoint("tune", "run", file, env=FIXED | ONE).code == 0
     (why,) = [
-        one["why"] for one in entrypoint.plan("run", file, env=FIXED | ONE)["decisions"] if one["what"] == "tuned"
+        one["reason"] for one in entrypoint.plan("run", file, env=FIXED | ONE)["decisions"] if one["key"] == "tuned"
     ]
     beside = re.search(r", beside others who used ([0-9.]+) of (\d+) CPUs; LAUNCH_TUNING_STORE=off leaves it out$", why)
     assert beside, why

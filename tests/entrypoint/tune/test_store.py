@@ -24,7 +24,7 @@ SCRIPT = Program("script", ("python", "x.py", "--big"))
 FOUND = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
 
 
-def question(
+def inputs(
     environ: Mapping[str, str] | None = None, node: Machine | None = None, program: Program = SCRIPT
 ) -> PlanInputs:
     given = environ or {}
@@ -38,23 +38,23 @@ def other_ids() -> Machine:
 @pytest.mark.parametrize(
     ("one", "same"),
     [
-        (question(node=other_ids()), True),
-        (question({"LAUNCH_QUIET": "1", "HOME": "/x", "MASTER_PORT": "1"}), True),
-        (question(node=make_machine(3)), False),
-        (question(node=make_machine(2, quota=1.0)), False),
-        (question({"LAUNCH_ALLOCATOR": "system"}), False),
-        (question({"OMP_NUM_THREADS": "1"}), False),
-        (question(program=Program("script", ("python", "x.py"))), False),
+        (inputs(node=other_ids()), True),
+        (inputs({"LAUNCH_QUIET": "1", "HOME": "/x", "MASTER_PORT": "1"}), True),
+        (inputs(node=make_machine(3)), False),
+        (inputs(node=make_machine(2, quota=1.0)), False),
+        (inputs({"LAUNCH_ALLOCATOR": "system"}), False),
+        (inputs({"OMP_NUM_THREADS": "1"}), False),
+        (inputs(program=Program("script", ("python", "x.py"))), False),
     ],
 )
 def test_machines_and_programs_alike_share_what_was_found(one: PlanInputs, same: bool) -> None:
-    assert (machine_program_key(one, {}) == machine_program_key(question(), {})) is same
+    assert (machine_program_key(one, {}) == machine_program_key(inputs(), {})) is same
 
 
 def test_a_script_that_changes_and_other_training_are_other_programs(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text("1")
-    asked = question(program=Program("script", ("python", str(file))))
+    asked = inputs(program=Program("script", ("python", str(file))))
     before = machine_program_key(asked, {})
     file.write_text("2")
     assert machine_program_key(asked, {}) != before
@@ -72,11 +72,11 @@ def test_a_script_that_changes_and_other_training_are_other_programs(tmp_path: P
     ],
 )
 def test_it_is_kept_in_the_cache_or_where_a_person_says(environ: dict[str, str], folder: str | None) -> None:
-    assert store_dir(question(environ)) == (Path(folder) if folder else None)
+    assert store_dir(inputs(environ)) == (Path(folder) if folder else None)
 
 
 def kept(folder: Path, text: str) -> PlanInputs:
-    asked = question({"LAUNCH_TUNING_STORE": str(folder)})
+    asked = inputs({"LAUNCH_TUNING_STORE": str(folder)})
     (folder / f"{machine_program_key(asked, {})}.json").write_text(text)
     return asked
 
@@ -85,16 +85,16 @@ def test_the_plan_is_made_by_it_and_says_so(tmp_path: Path) -> None:
     asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": "twice as fast"}}))
     tuned = load(asked, dict)
     assert tuned
-    applied = apply_tuning(replace(asked, machine=replace(asked.machine, busy_cpus_measured=1.0)), tuned, {})
-    assert make_plan(applied).reserved_cpus == 0, "what was measured stands"
+    applied = apply_tuning(replace(asked, machine=replace(asked.machine, busy_cpus=1.0)), tuned, {})
+    assert make_plan(applied).binding.reserved_cpus == 0, "what was measured stands"
     made = annotate(make_plan(applied), tuned)
-    assert (made.nproc_per_node, made.ranks[0].threads) == (2, 1)
+    assert (made.nodes.nproc_per_node, made.ranks[0].threads) == (2, 1)
     assert applied.environ["OMP_WAIT_POLICY"] == "passive"
-    told = {one.what: one.why for one in made.decisions}
+    told = {one.key: one.text for one in made.decisions}
     assert told["ranks"] == "(tuned) LAUNCH_NPROC_PER_NODE=2"
     assert told["threads"].startswith("(tuned) LAUNCH_THREADS=1")
-    assert told["tuned"].endswith("OMP_WAIT_POLICY=passive twice as fast; LAUNCH_TUNING_STORE=off leaves it out")
-    assert "OMP_WAIT_POLICY" not in made.yours
+    assert told["tuned"].endswith("OMP_WAIT_POLICY=passive twice as fast; LAUNCH_TUNING_STORE=off ignores it")
+    assert "OMP_WAIT_POLICY" not in made.environment.user_set
 
 
 @pytest.mark.parametrize("text", ['{"verdict": null}'])

@@ -26,8 +26,8 @@ def ended(environ: dict[str, str]) -> str:
     """Train; return nothing where that went well, else the refusal, or the traceback of what is no refusal."""
     try:
         command = CommandLine(command="train")
-        question = detect_plan_inputs(command, read_launch_settings(environ, {}), Job(), environ)
-        plan = build_plan(command, question)
+        inputs = detect_plan_inputs(command, read_launch_settings(environ, {}), Job(), environ)
+        plan = build_plan(command, inputs)
         train(read_train_settings(environ, {}), plan, time.time())
     except UserError as error:
         return f"refused: {error}"

@@ -19,15 +19,15 @@ from train.settings import read_train_settings
     ("environ", "flags", "precision", "why"),
     [
         ({}, (), "fp32", "the default"),
-        ({}, ("avx512_bf16",), "fp32", "the default; TRAIN_PRECISION=auto would take bf16: the CPU has avx512_bf16"),
+        ({}, ("avx512_bf16",), "fp32", "the default; TRAIN_PRECISION=auto selects bf16 here"),
         ({"TRAIN_PRECISION": "auto"}, ("avx512_bf16",), "bf16", "the CPU has avx512_bf16; weights stay fp32"),
         ({"TRAIN_PRECISION": "auto"}, ("amx_bf16", "avx512_bf16"), "bf16", "the CPU has amx_bf16; weights stay fp32"),
-        ({"TRAIN_PRECISION": "auto"}, ("avx512f",), "fp32", "no unit computes in bf16, and emulating it is slow"),
-        ({"TRAIN_PRECISION": "bf16"}, ("avx512_bf16",), "bf16", "(yours) TRAIN_PRECISION=bf16"),
-        ({"TRAIN_PRECISION": "bf16"}, (), "bf16", "(yours) TRAIN_PRECISION=bf16; no unit here computes in it, and"
-         " emulating it is slow"),
-        ({"TRAIN_PRECISION": "fp16"}, ("avx512_fp16",), "fp16", "(yours) TRAIN_PRECISION=fp16; on CPUs PyTorch computes"
-         " its gradients without their units, up to 100 times slower than bf16"),
+        ({"TRAIN_PRECISION": "auto"}, ("avx512f",), "fp32", "the hardware has no bf16; emulating it is slow"),
+        ({"TRAIN_PRECISION": "bf16"}, ("avx512_bf16",), "bf16", "(set by you) TRAIN_PRECISION=bf16"),
+        ({"TRAIN_PRECISION": "bf16"}, (), "bf16", "(set by you) TRAIN_PRECISION=bf16; the hardware emulates it,"
+         " which is slow"),
+        ({"TRAIN_PRECISION": "fp16"}, ("avx512_fp16",), "fp16", "(set by you) TRAIN_PRECISION=fp16;"
+         " PyTorch computes fp16 gradients slowly on CPUs"),
     ],
 )  # fmt: skip
 def test_bf16_is_taken_on_auto_only_where_the_cpu_computes_in_it(
@@ -35,8 +35,8 @@ def test_bf16_is_taken_on_auto_only_where_the_cpu_computes_in_it(
 ) -> None:
     node = replace(make_machine(4), cpu_flags=flags)
     made = plan_trainer(make_test_plan(node), read_train_settings(environ, {}), SMALL, node)
-    assert made.training["precision"] == precision
-    assert {decision.what: decision.why for decision in made.decisions}["precision"] == why
+    assert made.the_trainer().precision == precision
+    assert {decision.key: decision.text for decision in made.decisions}["precision"] == why
 
 
 @pytest.mark.parametrize(("capability", "precision"), [(70, "fp32"), (80, "bf16"), (90, "bf16")])
@@ -44,7 +44,7 @@ def test_bf16_is_taken_on_auto_from_ampere_on(capability: int, precision: str) -
     node = make_machine(4, gpus=1)
     node = replace(node, gpus=tuple(replace(gpu, capability=capability) for gpu in node.gpus))
     made = plan_trainer(make_test_plan(node), read_train_settings({"TRAIN_PRECISION": "auto"}, {}), SMALL, node)
-    assert made.training["precision"] == precision
+    assert made.the_trainer().precision == precision
 
 
 AMX = ("amx_bf16", "avx512f")
@@ -60,12 +60,12 @@ MISFITS = {"torch": "2.13.0", "intel_extension_for_pytorch": "2.8.0"}
             AMX,
             FITS,
             False,
-            "the default: it gained nothing for small pictures, and takes 5 s to import; TRAIN_IPEX=on takes it",
+            "the default: it gave no speedup",
         ),
         ({}, AMX, {"torch": "2.8.0"}, False, "Intel's extension is not installed"),
         ({}, AMX, MISFITS, False, "Intel's extension 2.8.0 does not go with torch 2.13.0"),
-        ({"TRAIN_IPEX": "on"}, (), FITS, True, "(yours) TRAIN_IPEX=on"),
-        ({"TRAIN_IPEX": "off"}, AMX, FITS, False, "(yours) TRAIN_IPEX=off"),
+        ({"TRAIN_IPEX": "on"}, (), FITS, True, "(set by you) TRAIN_IPEX=on"),
+        ({"TRAIN_IPEX": "off"}, AMX, FITS, False, "(set by you) TRAIN_IPEX=off"),
     ],
 )
 def test_intels_extension_is_taken_only_where_it_is_asked_for(
@@ -73,14 +73,14 @@ def test_intels_extension_is_taken_only_where_it_is_asked_for(
 ) -> None:
     node = replace(make_machine(4), cpu_flags=flags, packages=Packages(versions))
     made = plan_trainer(make_test_plan(make_machine(4)), read_train_settings(environ, {}), SMALL, node)
-    assert made.training["ipex"] is ipex
-    assert {decision.what: decision.why for decision in made.decisions}["ipex"] == why
+    assert made.the_trainer().use_ipex is ipex
+    assert {decision.key: decision.text for decision in made.decisions}["ipex"] == why
 
 
 @pytest.mark.parametrize(("versions", "said"), [({}, "is not installed"), (MISFITS, "does not go with torch 2.13.0")])
 def test_intels_extension_asked_for_and_unusable_is_refused(versions: dict[str, str], said: str) -> None:
     node = replace(make_machine(4), packages=Packages(versions))
-    with pytest.raises(UserError, match=f"TRAIN_IPEX=on: Intel's extension .*{said}; set TRAIN_IPEX=auto") as error:
+    with pytest.raises(UserError, match=rf"TRAIN_IPEX=on: Intel's extension .*{said}\. Set TRAIN_IPEX=auto") as error:
         plan_trainer(make_test_plan(make_machine(4)), read_train_settings({"TRAIN_IPEX": "on"}, {}), SMALL, node)
     assert error.value.code == ExitCode.MACHINE
 
@@ -99,9 +99,9 @@ def compiled(environ: dict[str, str], versions: dict[str, str] | None = None, gp
     ],
 )
 def test_what_compiles_is_in_the_plan(environ: dict[str, str], value: str) -> None:
-    made = next(decision for decision in compiled(environ).decisions if decision.what == "compile")
+    made = next(decision for decision in compiled(environ).decisions if decision.key == "compile")
     assert made.value == value
-    assert ("(yours)" in made.why) is bool(environ)
+    assert ("(set by you)" in made.text) is bool(environ)
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,12 @@ def test_the_default_sets_nothing() -> None:
 def test_a_recipe_sets_what_a_person_left_open_and_says_so() -> None:
     values, made = with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_EPOCHS": "3"})
     assert (values.model, values.epochs) == ("speednet-half", 3)
-    assert made.environment["TRAIN_MODEL"] == "speednet-half"
-    assert "TRAIN_EPOCHS" not in made.environment
-    (told,) = [one for one in made.decisions if one.what == "recipe"]
+    assert made.environment.variables["TRAIN_MODEL"] == "speednet-half"
+    assert "TRAIN_EPOCHS" not in made.environment.variables
+    (told,) = [one for one in made.decisions if one.key == "recipe"]
     assert told.value == "speedrun"
-    assert told.why.startswith("(yours) TRAIN_RECIPE=speedrun: batch_size=")
-    assert "epochs" not in told.why
+    assert told.text.startswith("(set by you) TRAIN_RECIPE=speedrun; batch_size=")
+    assert "epochs" not in told.text
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -36,7 +36,8 @@ def test_without_a_plan_that_can_be_read_it_is_as_one_that_begins(tmp_path: Path
     if text is not None:
         (tmp_path / "mine/plan.json").write_text(text)
     assert previous_run(settings) is None
-    before = replace(make_test_plan(make_machine(4)), reserved_cpus=1)
+    made = make_test_plan(make_machine(4))
+    before = replace(made, binding=replace(made.binding, reserved_cpus=1))
     (tmp_path / "mine/plan.json").write_text(before.to_json())
     assert previous_run(settings) == PreviousRun(ranks=before.ranks, reserved_cpus=1)
 
@@ -50,5 +51,5 @@ def test_a_run_goes_on_with_as_many_threads_as_it_began_with(entrypoint: Entrypo
     made = entrypoint.plan("train", env=env | {"TRAIN_RESUME": "auto", "LAUNCH_RESERVE_CPUS": "auto"})
     assert [rank["threads"] for rank in made["ranks"]] == [first["threads"]]
     assert made["reserved_cpus"] == left
-    why = next(one["why"] for one in made["decisions"] if one["what"] == "threads")
+    why = next(one["reason"] for one in made["decisions"] if one["key"] == "threads")
     assert ("same as in the run being resumed" in why) == bool(left)

@@ -27,9 +27,7 @@ def planned(
     environ: Mapping[str, str], facts: DatasetInfo, ranks: int = 1, flags: Mapping[str, str] | None = None
 ) -> Plan:
     base = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": str(ranks)})
-    return plan_trainer(
-        base, read_train_settings(environ, flags or {}), facts, replace(make_machine(4), surroundings=SHM)
-    )
+    return plan_trainer(base, read_train_settings(environ, flags or {}), facts, replace(make_machine(4), container=SHM))
 
 
 @pytest.mark.parametrize(
@@ -48,14 +46,14 @@ def test_small_sets_are_held_in_memory_and_large_ones_streamed(
     environ: dict[str, str], facts: DatasetInfo, feed: str, workers: int
 ) -> None:
     made = planned(environ, facts, ranks=2)
-    assert (made.training["feed"], made.training["workers"]) == (feed, workers)
-    reasons = {decision.what: decision.why for decision in made.decisions}
-    assert ("(yours)" in reasons["feed"]) is ("TRAIN_DATA_SOURCE" in environ)
+    assert (made.the_trainer().data_source, made.the_trainer().num_workers) == (feed, workers)
+    reasons = {decision.key: decision.text for decision in made.decisions}
+    assert ("(set by you)" in reasons["data source"]) is ("TRAIN_DATA_SOURCE" in environ)
 
 
 @pytest.mark.parametrize(("environ", "saves"), [({}, True), ({"TRAIN_CHECKPOINT_EVERY": "0"}, False)])
 def test_the_plan_says_whether_a_run_saves(environ: dict[str, str], saves: bool) -> None:
-    assert planned(environ, SMALL).training["saves"] is saves
+    assert planned(environ, SMALL).the_trainer().saves_checkpoints is saves
 
 
 FSDP = {"TRAIN_PARALLELISM": "fsdp"}
@@ -73,18 +71,18 @@ NODES = RESTARTS | {"LAUNCH_NNODES": "2", "MASTER_ADDR": "r1"}
 )
 def test_ranks_that_may_be_started_again_know_their_run(environ: dict[str, str], name: str) -> None:
     base = make_test_plan(make_machine(4), environ)
-    node = replace(make_machine(4), surroundings=SHM)
+    node = replace(make_machine(4), container=SHM)
     made = plan_trainer(base, read_train_settings(environ, {}), SMALL, node, free_name="free")
-    assert (made.environment["TRAIN_RESUME"], made.environment["TRAIN_RUN_NAME"]) == ("auto", name)
-    assert next(one.value for one in made.decisions if one.what == "resume") == "auto"
+    assert (made.environment.variables["TRAIN_RESUME"], made.environment.variables["TRAIN_RUN_NAME"]) == ("auto", name)
+    assert next(one.value for one in made.decisions if one.key == "resume") == "auto"
 
 
 @pytest.mark.parametrize(
     ("environ", "said"),
     [
-        (NODES, "TRAIN_RUN_NAME is not set: ranks that are started again on several nodes"),
-        (RESTARTS | {"TRAIN_RESUME": "off"}, "TRAIN_RESUME=off: with restarts a run goes on from its own"),
-        (RESTARTS | {"TRAIN_CHECKPOINT_EVERY": "0"}, "TRAIN_CHECKPOINT_EVERY=0: ranks that are started again"),
+        (NODES, "TRAIN_RUN_NAME: not set."),
+        (RESTARTS | {"TRAIN_RESUME": "off"}, "TRAIN_RESUME=off: restarted ranks resume from the run's own"),
+        (RESTARTS | {"TRAIN_CHECKPOINT_EVERY": "0"}, "TRAIN_CHECKPOINT_EVERY=0: restarted ranks need"),
     ],
 )
 def test_a_run_that_could_not_go_on_is_refused(environ: dict[str, str], said: str) -> None:
@@ -92,57 +90,57 @@ def test_a_run_that_could_not_go_on_is_refused(environ: dict[str, str], said: st
         plan_trainer(make_test_plan(make_machine(4), environ), read_train_settings(environ, {}), SMALL, make_machine(4))
 
 
-@pytest.mark.parametrize(("ranks", "said"), [(2, "optimizer over 2 ranks"), (1, "optimizer one rank has all")])
+@pytest.mark.parametrize(("ranks", "said"), [(2, "optimizer over 2 ranks"), (1, "one rank holds all")])
 def test_a_model_is_spread_over_all_ranks_and_intels_extension_stays_away(ranks: int, said: str) -> None:
-    decisions = {one.what: one for one in planned(FSDP, SMALL, ranks).decisions}
-    assert said in decisions["shard"].why
+    decisions = {one.key: one for one in planned(FSDP, SMALL, ranks).decisions}
+    assert said in decisions["parallelism"].text
     assert decisions["ipex"].value == "off"
 
 
 def test_flags_travel_to_the_ranks_as_variables() -> None:
     made = planned({"TRAIN_SEED": "3"}, SMALL, flags={"epochs": "5"})
-    assert made.environment["TRAIN_EPOCHS"] == "5"
-    assert "TRAIN_SEED" not in made.environment
+    assert made.environment.variables["TRAIN_EPOCHS"] == "5"
+    assert "TRAIN_SEED" not in made.environment.variables
 
 
 @pytest.mark.parametrize(
     ("environ", "ranks", "said"),
     [
-        ({"TRAIN_BATCH_SIZE": "3"}, 4, "TRAIN_BATCH_SIZE=3: too few for 4 ranks x 1 parts"),
-        ({"TRAIN_BATCH_SIZE": "7", "TRAIN_GRAD_ACCUM_STEPS": "2"}, 4, "it must be at least 8|must be at least 8"),
+        ({"TRAIN_BATCH_SIZE": "3"}, 4, "TRAIN_BATCH_SIZE=3: too small for 4 ranks x 1 micro-batches"),
+        ({"TRAIN_BATCH_SIZE": "7", "TRAIN_GRAD_ACCUM_STEPS": "2"}, 4, "set at least 8"),
         ({"TRAIN_DATA_SOURCE": "stream"}, 1, "TRAIN_DATA_SOURCE=stream: only imagefolder can be streamed"),
         ({"TRAIN_PIN_MEMORY": "1"}, 1, "TRAIN_PIN_MEMORY=1: there is no GPU to copy to"),
         (
             {"TRAIN_IMAGE_SIZE": "32"},
             1,
-            "TRAIN_IMAGE_SIZE=32: only imagefolder's pictures are resized, and TRAIN_DATASET",
+            "TRAIN_IMAGE_SIZE=32: only imagefolder resizes images, and TRAIN_DATASET",
         ),
-        ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_EPOCHS": "1"}, 1, "TRAIN_PRUNE_WARMUP=1: all of TRAIN_EPOCHS=1"),
+        ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_EPOCHS": "1"}, 1, "TRAIN_PRUNE_WARMUP=1: no epoch of TRAIN_EPOCHS=1"),
         (
             {"TRAIN_DDP_STATIC_GRAPH": "1", "TRAIN_GRAD_ACCUM_STEPS": "2"},
             2,
-            "TRAIN_DDP_STATIC_GRAPH=1 and TRAIN_GRAD_ACCUM_STEPS=2 contradict each other",
+            "TRAIN_DDP_STATIC_GRAPH=1 and TRAIN_GRAD_ACCUM_STEPS=2 contradict",
         ),
-        ({"TRAIN_MAX_MINUTES": "5", "TRAIN_CHECKPOINT_EVERY": "0"}, 1, "TRAIN_MAX_MINUTES=5: a run that ends so goes"),
+        ({"TRAIN_MAX_MINUTES": "5", "TRAIN_CHECKPOINT_EVERY": "0"}, 1, "TRAIN_MAX_MINUTES=5: needs a checkpoint"),
         (
             FSDP | {"TRAIN_PRUNE_RATIO": "0.5"},
             2,
-            "TRAIN_PRUNE_RATIO=0.5 and TRAIN_PARALLELISM=fsdp contradict each other: a model is cut",
+            "TRAIN_PRUNE_RATIO=0.5 and TRAIN_PARALLELISM=fsdp contradict: pruning needs",
         ),
         (
             FSDP | {"TRAIN_GRADIENT_COMPRESSION": "fp16"},
             2,
-            "TRAIN_GRADIENT_COMPRESSION=fp16 and TRAIN_PARALLELISM=fsdp contradict each other: it is",
+            "TRAIN_GRADIENT_COMPRESSION=fp16 and TRAIN_PARALLELISM=fsdp contradict: it is",
         ),
         (
             FSDP | {"TRAIN_DDP_STATIC_GRAPH": "1"},
             2,
-            "TRAIN_DDP_STATIC_GRAPH=1 and TRAIN_PARALLELISM=fsdp contradict each other",
+            "TRAIN_DDP_STATIC_GRAPH=1 and TRAIN_PARALLELISM=fsdp contradict",
         ),
         (
             FSDP | {"TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1"},
             2,
-            "TRAIN_DDP_FIND_UNUSED_PARAMETERS=1 and TRAIN_PARALLELISM=fsdp contradict each other",
+            "TRAIN_DDP_FIND_UNUSED_PARAMETERS=1 and TRAIN_PARALLELISM=fsdp contradict",
         ),
     ],
 )
@@ -152,7 +150,7 @@ def test_what_cannot_be_trained_is_refused(environ: dict[str, str], ranks: int, 
 
 
 def test_how_long_to_train_is_said_once() -> None:
-    with pytest.raises(UserError, match="TRAIN_EPOCHS=3 and TRAIN_STEPS=5 both say how long to train; drop one"):
+    with pytest.raises(UserError, match="TRAIN_EPOCHS=3 and TRAIN_STEPS=5 both set the length of the run."):
         planned({"TRAIN_EPOCHS": "3", "TRAIN_STEPS": "5"}, SMALL)
 
 
@@ -165,15 +163,15 @@ STREAM = PETS | {"TRAIN_DATA_SOURCE": "stream", "TRAIN_BATCH_SIZE": "256"}
 
 
 def test_workers_are_no_more_than_shm_can_serve() -> None:
-    node = replace(make_machine(4), surroundings=ContainerInfo(shm_bytes=64 << 20))
+    node = replace(make_machine(4), container=ContainerInfo(shm_bytes=64 << 20))
     made = plan_trainer(make_test_plan(node), read_train_settings(STREAM, {}), DatasetInfo(100, (3, 32, 32)), node)
-    assert made.training["workers"] == 4
+    assert made.the_trainer().num_workers == 4
     crowded = plan_trainer(make_test_plan(node), read_train_settings(STREAM, {}), DatasetInfo(100, (3, 96, 96)), node)
-    assert crowded.training["workers"] == 1
-    (why,) = (decision.why for decision in crowded.decisions if decision.what == "workers")
-    assert why == "/dev/shm has 64 MiB, and a worker on each rank needs 20 MiB; start with a larger --shm-size for 4"
+    assert crowded.the_trainer().num_workers == 1
+    (why,) = (decision.text for decision in crowded.decisions if decision.key == "loader workers")
+    assert why == "/dev/shm has 64 MiB, a worker per rank needs 20 MiB; a larger --shm-size allows 4"
     with pytest.raises(
-        UserError, match=r"TRAIN_NUM_WORKERS=3: /dev/shm has 64 MiB.*; lower it to 1, or start with"
+        UserError, match=r"TRAIN_NUM_WORKERS=3: /dev/shm has 64 MiB.*\. Lower it to 1, or start with"
     ) as error:
         plan_trainer(
             make_test_plan(node),
