@@ -10,21 +10,25 @@ from pathlib import Path
 
 from entrypoint.core.errors import ExitCode, PeerLostError, UserError
 
+# Set by the process that starts mpirun: ranks on any node then also print status records for it on standard error.
+STATUS_VAR = "ENTRYPOINT_STATUS_RECORDS"
+STATUS_PREFIX = "entrypoint-status: "
+
 
 def last_error_line(text: str, otherwise: str) -> str:
-    """Return the last line of what a command has said, which names its error, or what to say where it said nothing.
+    """Return the last line of a command's output, which names its error, or `otherwise` for no output.
 
-    What our own lines begin with is left out: who shows it says whose it is.
+    The prefix of our own errors is left out.
     """
     return (text.strip().splitlines() or [otherwise])[-1].removeprefix(error_prefix(ExitCode.USAGE))
 
 
 def report_error(error: UserError) -> int:
-    """Tell a refusal to whoever listens and return its exit code.
+    """Report an error and return its exit code.
 
-    Under torchrun's agent it goes into the error file that the agent reads, so that of many ranks that fail of
-    one cause only the first is shown; the file's form is that of torch.distributed.elastic's ErrorHandler,
-    with our own keys beside. Else it goes to standard error, a line each.
+    Under torchrun's agent it goes into the error file that the agent reads, so that only the first of many ranks that
+    fail of one cause is shown. The file has the form of torch.distributed.elastic's ErrorHandler, with keys of ours.
+    Else it goes to standard error.
     """
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file:
@@ -40,27 +44,35 @@ def report_error(error: UserError) -> int:
     else:
         for line in str(error).splitlines():
             write_stderr(f"{error_prefix(error.code)}{line}")
+        if error.code == ExitCode.PREEMPTED:
+            report_status(preempted=True)
     return int(error.code)
 
 
-def write_stderr(line: str) -> None:
-    """Print a line on standard error; where nobody reads that any more, it goes nowhere, as does what follows.
+def report_status(**fields: object) -> None:
+    """Print a status record as one line of JSON, if the process that started mpirun reads them."""
+    if os.environ.get(STATUS_VAR):
+        write_stderr(f"{STATUS_PREFIX}{json.dumps(fields)}")
 
-    A terminal that was closed is no reason to end with another code than the one that is settled.
+
+def write_stderr(line: str) -> None:
+    """Print a line on standard error; if nobody reads it any more, discard this line and later ones.
+
+    A closed terminal must not change the exit code.
     """
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, 2)
+        os.close(devnull)
 
 
 def log(line: str) -> None:
-    """Tell how things stand."""
+    """Print a line of the entrypoint's own."""
     write_stderr(f"entrypoint: {line}")
 
 
 def error_prefix(code: int) -> str:
-    """Return what a last line begins with: a preempted run is no error, it goes on when it is run again."""
+    """Return the prefix of a last line: a preempted run is no error, because it can resume."""
     return "entrypoint: preempted: " if code == ExitCode.PREEMPTED else "entrypoint: error: "

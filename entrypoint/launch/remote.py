@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from entrypoint.core.console import STATUS_VAR
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.job.detect import Job
 from entrypoint.job.ports import JOB_TOKEN_VAR
@@ -234,4 +235,4 @@ def hydra(
 def forwarded_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the names of the variables that ranks on other nodes are given."""
     names = {name for name in environ if name.startswith(FORWARDED_PREFIXES) or name in FORWARDED_NAMES}
-    return sorted(names | {"MASTER_ADDR", "ENTRYPOINT_STARTED", JOB_TOKEN_VAR})
+    return sorted(names | {"MASTER_ADDR", "ENTRYPOINT_STARTED", JOB_TOKEN_VAR, STATUS_VAR})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
@@ -187,8 +188,7 @@ class Plan:
 
     def to_json(self, indent: int | None = None) -> str:
         """Return the plan as JSON, the keys in the order of the fields."""
-        text = msgspec.json.encode(self)
-        return (text if indent is None else msgspec.json.format(text, indent=indent)).decode()
+        return json.dumps(msgspec.to_builtins(self), indent=indent)  # unlike msgspec's, it takes any environment's text
 
     def to_variable(self) -> str:
         """Return the plan as an environment variable holds it: compressed where it is long.
@@ -213,4 +213,4 @@ class Plan:
     @staticmethod
     def from_json(text: str) -> Plan:
         """Return the plan that `to_json` wrote; raises ValueError for other text."""
-        return msgspec.json.decode(text, type=Plan)
+        return msgspec.convert(json.loads(text), Plan)

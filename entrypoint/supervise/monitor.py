@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
-from entrypoint.core.console import error_prefix, log, report_error, write_stderr
+from entrypoint.core.console import error_prefix, log, report_error, report_status, write_stderr
 from entrypoint.core.errors import NOT_RETRYABLE, ExitCode, UserError, describe_exit
 from entrypoint.core.process import name_process
 from entrypoint.core.signals import FORWARDED
@@ -122,6 +122,8 @@ def print_failure(verdict: FirstFailure, place: RankEndpoint) -> None:
     """Say on rank 0 which rank failed first."""
     if place.rank == 0 and verdict.code != ExitCode.PREEMPTED:
         write_stderr(f"{error_prefix(ExitCode.RANK_FAILED)}{failure_message(verdict)}")
+        if verdict.code > 0:
+            report_status(first_failure=verdict.code)
 
 
 def report_own_failure(verdict: FirstFailure) -> None:

@@ -23,25 +23,36 @@ TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
         (7, [], "", 7),
         (5, [], "", 5),
         (255, [], "ORTE has lost communication with a remote daemon", 5),
-        (255, [], "entrypoint: error: rank 1 on node2 failed first: exit code 255", 255),
+        (255, [], 'entrypoint-status: {"first_failure": 255}', 255),
         (-9, [], "", 5),
         (137, [], "", 5),
-        (75, [], "entrypoint: preempted: stopped by SIGUSR1: step 7 is saved", 75),
-        (0, [TERM], "entrypoint: preempted: stopped by SIGTERM: step 7 is saved", 75),
-        (143, [USR1], "[1,0]<stderr>:entrypoint: preempted: stopped by SIGUSR1", 75),
+        (75, [], 'entrypoint-status: {"preempted": true}', 75),
+        (0, [TERM], 'entrypoint-status: {"preempted": true}', 75),
+        (143, [USR1], '[1,0]<stderr>:entrypoint-status: {"preempted": true}', 75),
         (0, [TERM], "", 143),
         (0, [USR1], "", 0),
         (-2, [signal.SIGINT], "", 130),
         (143, [TERM], "", 143),
-        (2, [], "entrypoint: error: rank 3 on node2 failed first: exit code 2", 2),
+        (2, [], 'entrypoint-status: {"first_failure": 2}', 2),
     ],
 )
 def test_the_jobs_code_is_what_became_of_its_ranks(code: int, asked: list[int], said: str, ends_with: int) -> None:
-    words = StderrScanner()
+    scanner, shown = StderrScanner(), b""
     for start in range(0, len(said), 7):  # in pieces, as a pipe gives it
-        words.hear(said[start : start + 7].encode())
-    words.hear(b"\n")
-    assert job_exit_code(code, asked, words) == ends_with
+        shown += scanner.feed(said[start : start + 7].encode())
+    shown += scanner.feed(b"\n")
+    assert job_exit_code(code, asked, scanner) == ends_with
+    assert b"first_failure" not in shown
+    assert shown.decode().strip("\n") == ("" if said.startswith("entrypoint-status") else shown.decode().strip("\n"))
+
+
+def test_other_output_passes_through_at_once() -> None:
+    scanner = StderrScanner()
+    assert scanner.feed(b"50 %\r") == b"50 %\r"
+    assert scanner.feed(b"name? ent") == b"name? "
+    assert scanner.feed(b"ry\nentrypoint-status: no record\n") == b"entry\nentrypoint-status: no record\n"
+    assert scanner.feed(b'entrypoint-status: {"preempted": true}\nover') == b"over"
+    assert scanner.preempted
 
 
 RUN = """

@@ -164,7 +164,8 @@ def test_mpirun_is_told_hosts_and_names_of_variables_and_binds_nothing() -> None
     assert words.startswith("/usr/bin/mpirun --bind-to none -np 6 --host r1:4,r2:2 ")
     assert words.endswith(" python -I -m entrypoint run x.py")
     named = [name for flag, name in zip(made.command, made.command[1:], strict=False) if flag == "-x"]
-    assert named == ["ENTRYPOINT_JOB", "ENTRYPOINT_STARTED", "LAUNCH_HOSTS", "MASTER_ADDR", "TRAIN_EPOCHS"]
+    ours = ["ENTRYPOINT_JOB", "ENTRYPOINT_STARTED", "ENTRYPOINT_STATUS_RECORDS"]
+    assert named == [*ours, "LAUNCH_HOSTS", "MASTER_ADDR", "TRAIN_EPOCHS"]
     assert (made.nodes.world_size, made.environment.variables["MASTER_ADDR"]) == (6, "r1")
     assert "OMP_NUM_THREADS" not in made.environment.variables, "each node's own, not this one's"
 
