@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
-# check.sh: formatting, lint, types, shell scripts and Dockerfiles of the whole tree; says what it looked at.
+# check.sh: formatting, lint, types, import contracts, words, shell scripts and Dockerfiles of the whole tree.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+command -v git >/dev/null || { echo "check.sh: git is not installed. Install it: the checks ask it for the files." >&2; exit 2; }
 ruff format --check --quiet . || { ruff format --diff --quiet .; exit 1; }
 ruff check --quiet .
 mypy --no-error-summary
-lint-imports --no-cache >/tmp/imports.$$ || { cat /tmp/imports.$$; exit 1; }
+report=$(mktemp)
+trap 'rm -f "$report"' EXIT
+lint-imports --no-cache >"$report" || { cat "$report"; exit 1; }
+mapfile -t texts < <(git ls-files --cached --others --exclude-standard '*.md' '*.py' '*.toml' '*.sh' '*.sbatch' '*.yaml' 'Makefile' '.ci/*')
+codespell --dictionary tools/words.txt "${texts[@]}"
+python tools/check_prose.py
 mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '*.sbatch' '.ci/*')
 shellcheck "${scripts[@]}"
 mapfile -t dockerfiles < <(git ls-files --cached --others --exclude-standard '*Dockerfile*')
 ((${#dockerfiles[@]} == 0)) || hadolint "${dockerfiles[@]}"
-echo "check: ruff and mypy are clean, so are ${#scripts[@]} shell scripts and ${#dockerfiles[@]} Dockerfiles"
+echo "check: clean, ${#scripts[@]} shell scripts and ${#dockerfiles[@]} Dockerfiles among it"

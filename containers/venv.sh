@@ -1,13 +1,44 @@
 #!/usr/bin/env bash
-# venv.sh FOLDER: makes or updates a virtual environment with the locked CPU-Intel stack, the tools of `make
-# test` and `make check`, and this project itself. Wheels come from uv's cache, hard-linked; what has not
-# changed is not installed again. PYTHON names the interpreter (default python3.11).
+# venv.sh FOLDER: makes or updates a virtual environment with the locked CPU-Intel stack, the tools of `make test` and
+# `make check`, and this project itself. Wheels come from uv's cache, hard-linked. PYTHON names an interpreter; without
+# it the newest supported one on PATH is used. `venv.sh --python` prints that interpreter and does nothing else.
 set -euo pipefail
 venv=$1
 here=$(cd "$(dirname "$0")" && pwd)
-python=${PYTHON:-python3.11}
+# torch 2.8 and Intel's extension have wheels for these; the newest first.
+supported=(3.13 3.12 3.11)
 
-command -v "$python" >/dev/null || { echo "venv.sh: PYTHON=$python: no such interpreter; install Python 3.11 or set PYTHON" >&2; exit 2; }
+fail() { echo "venv.sh: $1" >&2 && exit 2; }
+
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true; }
+
+find_python() {
+  local version found
+  if [[ -n ${PYTHON:-} ]]; then
+    found=$(version_of "$PYTHON")
+    [[ -n $found ]] || fail "PYTHON=$PYTHON: no such interpreter. Set PYTHON to Python ${supported[-1]} to ${supported[0]}."
+    [[ " ${supported[*]} " == *" $found "* ]] ||
+      fail "PYTHON=$PYTHON: is Python $found. Set PYTHON to Python ${supported[-1]} to ${supported[0]}."
+    python=$PYTHON
+    return
+  fi
+  for version in "${supported[@]}"; do
+    for python in "python$version" python3 python; do
+      [[ $(version_of "$python") == "$version" ]] && return
+    done
+  done
+  fail "no Python ${supported[-1]} to ${supported[0]} on PATH. Install one (Debian: apt install python3 python3-venv) or set PYTHON."
+}
+
+find_python
+if [[ $venv == --python ]]; then
+  echo "$python"
+  exit
+fi
+if [[ ! -x $venv/bin/python || ! -x $venv/tools/bin/uv ]]; then
+  "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    fail "$python has no venv module. Install it (Debian: apt install python$(version_of "$python")-venv)."
+fi
 [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
 [[ -x $venv/tools/bin/uv ]] || {
   "$python" -m venv "$venv/tools"

@@ -1,0 +1,76 @@
+"""The documents: short, current, with links that lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from entrypoint.core.errors import ExitCode
+from tools import benchmarks_docs, check_prose, settings_docs
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
+
+
+def test_readme_is_read_in_five_minutes() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    assert len(text.split()) <= 1100
+
+
+def test_generated_pages_are_current() -> None:
+    assert settings_docs.PAGE.read_text() == settings_docs.page(), "run `make docs`"
+    assert benchmarks_docs.PAGE.read_text() == benchmarks_docs.page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_readme_has_every_exit_code() -> None:
+    table = (ROOT / "README.md").read_text()
+    for code in ExitCode:
+        assert re.search(rf"^\| (\d+, )?{int(code)}(, \d+)? \|", table, re.MULTILINE), code
+
+
+def test_commands_of_readme_exist() -> None:
+    rules = re.findall(r"^([a-z][a-z -]*):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    known = {target for rule in rules for target in rule.split()}
+    for page in PAGES:
+        for target in re.findall(r"`?make ([a-z][a-z-]+)", page.read_text()):
+            assert target in known, (page.name, target)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("One fact. Another one.", 2),
+        ("It costs 0.1 s and more", 1),
+        ("`a b c` works: Use it; then go", 3),
+    ],
+)
+def test_sentences_are_split_at_their_ends(text: str, count: int) -> None:
+    assert len(check_prose.sentences(text)) == count
+
+
+def test_long_sentence_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "page.md").write_text("word " * 26 + "\n")
+    monkeypatch.setattr(check_prose, "ROOT", tmp_path)
+    monkeypatch.setattr(check_prose, "tracked", lambda pattern: [tmp_path / "page.md"] if pattern == "*.md" else [])
+    assert check_prose.main() == 1
+    assert "page.md:1: 26 words" in capsys.readouterr().out
+
+
+def test_prose_of_this_tree_is_clean() -> None:
+    done = subprocess.run(
+        [sys.executable, "tools/check_prose.py"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,122 @@
+"""What a wheel of this project contains, and which interpreter its environment is made by."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+VENV = ROOT / "containers/venv.sh"
+
+
+def test_wheel_contains_every_package(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("entrypoint", "train"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    code = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
+    built = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=source, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    modules = {str(path.relative_to(ROOT)) for name in ("entrypoint", "train") for path in (ROOT / name).rglob("*.py")}
+    assert modules <= names
+    assert {"entrypoint/py.typed", "train/py.typed"} <= names
+
+
+def test_every_import_is_declared() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {name.split(">")[0].split("=")[0] for name in project["dependencies"]}
+    assert {"filelock", "msgspec", "numpy", "pillow", "torch", "torchvision"} <= declared
+    assert "pydantic" not in declared
+
+
+def interpreter(folder: Path, name: str, version: str, *, venv: bool = True) -> None:
+    """Write a program that answers like a Python of that version."""
+    folder.mkdir(exist_ok=True)
+    answer = f'case "$2" in *version_info*) echo {version};; *ensurepip*) exit {0 if venv else 1};; esac'
+    (folder / name).write_text(f"#!/bin/sh\n{answer}\n")
+    (folder / name).chmod(0o755)
+
+
+def run_venv(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run venv.sh where PATH has the interpreters of a folder and what every system has, but no other Python."""
+    tools = folder.parent / "tools"
+    tools.mkdir(exist_ok=True)
+    for name in ("bash", "dirname", "cat", "env"):
+        if not (tools / name).exists():
+            (tools / name).symlink_to(shutil.which(name) or name)
+    path = {"PATH": f"{folder}:{tools}"}
+    return subprocess.run(
+        ["bash", str(VENV), *words], env={**path, **env}, cwd=folder.parent, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [
+        ({"python3.11": "3.11"}, "python3.11"),
+        ({"python3.11": "3.11", "python3.12": "3.12"}, "python3.12"),
+        ({"python3": "3.13", "python3.11": "3.11"}, "python3"),
+        ({"python3": "3.14", "python3.12": "3.12"}, "python3.12"),
+        ({"python": "3.12"}, "python"),
+    ],
+)
+def test_newest_supported_python_is_used(tmp_path: Path, there: dict[str, str], chosen: str) -> None:
+    for name, version in there.items():
+        interpreter(tmp_path / "bin", name, version)
+    found = run_venv(tmp_path / "bin", "--python")
+    assert (found.returncode, found.stdout, found.stderr) == (0, f"{chosen}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("there", "env", "said"),
+    [
+        ({}, {}, "no Python 3.11 to 3.13 on PATH. Install one"),
+        ({"python3": "3.9"}, {}, "no Python 3.11 to 3.13 on PATH. Install one"),
+        ({"python3": "3.12"}, {"PYTHON": "python3.99"}, "PYTHON=python3.99: no such interpreter. Set PYTHON"),
+        ({"python3": "3.10"}, {"PYTHON": "python3"}, "PYTHON=python3: is Python 3.10. Set PYTHON"),
+    ],
+)
+def test_missing_python_is_one_line(tmp_path: Path, there: dict[str, str], env: dict[str, str], said: str) -> None:
+    (tmp_path / "bin").mkdir()
+    for name, version in there.items():
+        interpreter(tmp_path / "bin", name, version)
+    result = run_venv(tmp_path / "bin", ".venv", **env)
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr
+    assert said in result.stderr
+
+
+def test_python_without_venv_is_one_line(tmp_path: Path) -> None:
+    interpreter(tmp_path / "bin", "python3.12", "3.12", venv=False)
+    result = run_venv(tmp_path / "bin", ".venv")
+    assert result.returncode == 2
+    assert result.stderr == (
+        "venv.sh: python3.12 has no venv module. Install it (Debian: apt install python3.12-venv).\n"
+    )
+
+
+@pytest.mark.launch
+def test_clone_in_a_path_with_a_blank_works(tmp_path: Path) -> None:
+    clone = tmp_path / "a clone"
+    shutil.copytree(
+        ROOT, clone, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", "__pycache__", ".*_cache"), symlinks=True
+    )
+    (clone / ".venv/bin").mkdir(parents=True)
+    (clone / ".venv/bin/entrypoint").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m entrypoint "$@"\n')
+    (clone / ".venv/bin/entrypoint").chmod(0o755)
+    (clone / ".venv/installed").touch()
+    environ = {**os.environ, "PYTHONPATH": str(clone)}
+    done = subprocess.run(["make", "plan"], cwd=clone, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "plan: " in done.stdout

@@ -1,0 +1,1 @@
+"""Checks and pages of this repository; not part of the packages."""
