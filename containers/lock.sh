@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# lock.sh: resolves the *.in files beside it into locked requirements with hashes.
+# lock.sh: resolves the *.in files of its folder into locked requirements with hashes.
 #
 # cpu-intel is written in three files, since torch 2.8.0 comes as two builds of one version:
 #   requirements.txt   everything but torch's own family

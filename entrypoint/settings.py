@@ -24,7 +24,7 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
     BASIC: ClassVar[tuple[str, ...]] = ("device", "nproc_per_node", "threads", "launcher", "hosts", "nnodes", "quiet")
     RENAMED: ClassVar[Mapping[str, str]] = {
         "with": "launcher",
-        "neighbours": "reserve_cpus",
+        "neighbours": "reserve_cpus",  # codespell:ignore
         "fail_timeout_s": "collective_timeout_s",
         "grace_s": "grace_period_s",
         "bind": "cpu_binding",

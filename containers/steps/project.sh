@@ -10,11 +10,11 @@ tools=${TOOLS:-/opt/tools}
 ours=/opt/reference-training
 export UV_NO_CACHE=1 UV_LINK_MODE=copy
 
-# setuptools writes beside what it builds.
+# setuptools writes into the folder that it builds.
 source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 export TMPDIR=$source
-cp -r "$here"/{pyproject.toml,README.md,entrypoint,train} "$source"
+cp -r "$here"/{pyproject.toml,README.md,LICENSE,entrypoint,train} "$source"
 "$tools/bin/uv" build --quiet --wheel --no-build-isolation --offline --python "$venv/bin/python" --out-dir "$source/wheel" "$source"
 "$tools/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-index "$source"/wheel/*.whl
 # These say where and when it was built.
@@ -23,7 +23,7 @@ sed -i '/direct_url.json\|uv_cache.json/d' "$venv"/lib/python3.11/site-packages/
 cp "$here/containers/entrypoint.pth" "$venv/lib/python3.11/site-packages/"
 
 mkdir -p "$ours"
-cp -r "$here"/{pyproject.toml,README.md,tests} "$ours/"
+cp -r "$here"/{pyproject.toml,README.md,LICENSE,tests} "$ours/"
 rm -rf "$ours/tests/containers"
 cp "$here/containers/environment.sh" "$ours/"
 find "$ours" "$venv/lib/python3.11/site-packages"/{entrypoint,train} -name __pycache__ -prune -exec rm -rf {} +

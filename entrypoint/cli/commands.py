@@ -71,7 +71,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def setting_groups(argv: Sequence[str]) -> dict[str, type[Settings]]:
-    """Return the settings that a command may need beside the launcher's.
+    """Return the settings that a command may need besides the launcher's.
 
     `run` needs no others, and starts sooner without importing them.
     """

@@ -35,7 +35,7 @@ EXIT_CODES = (
     "exit codes: 0 success, 2 usage error, 3 unsupported machine, 4 rendezvous failed,\n"
     "            5 a rank failed, 75 preempted (run again to resume)"
 )
-# More choices than these are listed in the text of a flag, not beside it.
+# More choices than these are listed in the text of a flag, not next to it.
 MAX_METAVAR_CHOICES = 3
 GROUPS = {"LAUNCH_": "launcher settings", "TRAIN_": "trainer settings", "TUNE_": "tuner settings"}
 

@@ -1,4 +1,4 @@
-"""How one node's cores are shared among its ranks: pure arithmetic over physical cores."""
+"""Assigns the cores of a node to its ranks: pure arithmetic over physical cores."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ def split(total: int, parts: int) -> tuple[int, ...]:
 def assign_cores(cores: Sequence[Core], nproc: int) -> Shares:
     """Return for each local rank the physical cores that it is bound to: disjoint, equal to ±1.
 
-    No rank crosses a NUMA node where its share fits into one, even if a core is left over for that: memory of
-    the other node costs more than a core gives. Under a quota the whole mask is still dealt out, since the quota
-    limits time, not places: pinning every container of a machine to its first cores would pile them on each
-    other. With more ranks than cores all share all.
+    No rank crosses a NUMA node if its share fits into one, even if a core stays unused: remote memory costs more.
+    Under a CPU limit the whole mask is still assigned, because the limit is on time and not on cores. Pinning every
+    container of a machine to its first cores would overload these. With more ranks than cores all share all.
     """
     if nproc > len(cores):
         return (tuple(cores),) * nproc
@@ -33,9 +32,9 @@ def assign_cores(cores: Sequence[Core], nproc: int) -> Shares:
 
 
 def assign_near_gpus(cores: Sequence[Core], wanted: Sequence[int | None]) -> Shares | None:
-    """Return for each rank cores of the NUMA node that it wants to be near (its GPU's), disjoint, equal to ±1.
+    """Return for each rank cores of the NUMA node that it wants (its GPU's), disjoint, equal to ±1.
 
-    None where a rank has no wish, or a node has fewer cores than ranks that want it.
+    None if a rank wants none, or a node has fewer cores than ranks that want it.
     """
     nodes: dict[int, list[Core]] = {}
     for core in cores:
@@ -47,8 +46,8 @@ def assign_near_gpus(cores: Sequence[Core], wanted: Sequence[int | None]) -> Sha
     shares: dict[int, tuple[Core, ...]] = {}
     for node, here in ranks.items():
         extra = len(nodes[node]) - size * len(here)
-        dealt = partition(nodes[node], tuple(size + (place < extra) for place in range(len(here))))
-        shares |= dict(zip(here, dealt, strict=True))
+        assigned = partition(nodes[node], tuple(size + (place < extra) for place in range(len(here))))
+        shares |= dict(zip(here, assigned, strict=True))
     return tuple(shares[rank] for rank in range(len(wanted)))
 
 

@@ -1,4 +1,4 @@
-"""What is wrong around a launch, told from the machine alone: the doctor's fast checks, made before every launch."""
+"""Checks that are made before every launch, from the machine alone; the doctor shows them too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from entrypoint.machine.python_packages import minor_version
 from entrypoint.plan.inputs import PlanInputs
 
 State = Literal["ok", "warning", "failure"]
-# Docker gives a container 64 MiB unless told otherwise; one batch of 224x224 pictures of a few workers fills it.
+# Docker's default is 64 MiB, which one batch of 224x224 images of a few workers fills.
 SHM_BYTES = 128 << 20
 # What RDMA locks for the buffers of one connection to a few peers, by the adapters' manuals: they say unlimited.
 MEMLOCK_BYTES = 1 << 30
@@ -29,12 +29,12 @@ class Check:
 
     @property
     def line(self) -> str:
-        """The check as a warning or refusal of one line."""
-        return f"{self.what}: {self.seen}; {self.advice}"
+        """The check as a warning or an error of one line."""
+        return f"{self.what}: {self.seen}. {self.advice}."
 
 
 def preflight_checks(inputs: PlanInputs) -> tuple[Check, ...]:
-    """Return every check that needs no more than what was read for the plan."""
+    """Return every check that needs only the inputs of the plan."""
     return (
         check_topology(inputs),
         check_image(inputs),
@@ -47,57 +47,58 @@ def preflight_checks(inputs: PlanInputs) -> tuple[Check, ...]:
 
 
 def check_topology(inputs: PlanInputs) -> Check:
-    """Tell what of the CPUs had to be assumed."""
+    """Check what had to be assumed about the CPUs."""
     machine = inputs.machine
-    seen = f"{len(machine.cpus)} of {machine.online_cpus} CPUs, {len({cpu.node for cpu in machine.cpus})} NUMA nodes"
+    nodes = len({cpu.node for cpu in machine.cpus})
+    seen = f"{len(machine.cpus)} of {machine.online_cpus} CPUs, {nodes} NUMA node{'s' * (nodes != 1)}"
     if not machine.assumptions:
         return Check("topology", "ok", seen)
-    return Check("topology", "warning", "; ".join(machine.assumptions), "let the container see the host's /sys")
+    return Check("topology", "warning", "; ".join(machine.assumptions), "Mount the host's /sys into the container")
 
 
 def check_image(inputs: PlanInputs) -> Check:
-    """Tell which image this is, and what was left out of it."""
+    """Return which image this is, and what it lacks."""
     image = inputs.machine.container.image
     if not image:
-        return Check("image", "ok", "none of ours")
+        return Check("image", "ok", "not an image of this project")
     return Check("image", "ok", f"{image['name']}, revision {image['revision'][:12]}, oneCCL {image['oneccl']}")
 
 
 def check_image_mount(inputs: PlanInputs) -> Check:
-    """An unprivileged SIF mount passes every read through one FUSE process."""
+    """Check the mount: an unprivileged SIF mount passes every read through one FUSE process."""
     around = inputs.machine.container
     if around.is_fuse and around.engine == "Apptainer":
-        advice = "first imports are slow; ask for Apptainer's setuid package, or unpack: apptainer build --sandbox"
+        advice = "Unpack it by `apptainer build --sandbox`, or install Apptainer's setuid package: imports are slow"
         return Check("image mount", "warning", around.rootfs, advice)
     return Check("image mount", "ok", around.rootfs or "unknown")
 
 
 def check_shm(inputs: PlanInputs) -> Check:
-    """Loader workers hand batches over through /dev/shm; where it is full they die of SIGBUS."""
+    """Check /dev/shm, which loader workers pass batches through; if it is full they die of SIGBUS."""
     shm = inputs.machine.container.shm_bytes
     seen = f"{shm / 2**20:,.0f} MiB"
-    if shm >= SHM_BYTES or inputs.program.kind == "train":  # our trainer's workers are planned by its size
+    if shm >= SHM_BYTES or inputs.program.kind == "train":  # the trainer plans its workers by its size
         return Check("/dev/shm", "ok", seen)
-    advice = "loader workers may die of a bus error; start with --shm-size=2g (Docker), or use no workers"
+    advice = "Start with --shm-size=2g (Docker) or use no loader workers, which may die of a bus error"
     return Check("/dev/shm", "warning", seen, advice)
 
 
 def check_memlock(inputs: PlanInputs) -> Check:
-    """RDMA adapters lock the buffers that they send from."""
+    """Check the limit of locked memory: RDMA adapters lock the buffers that they send from."""
     around = inputs.machine.container
     limit = around.memlock_bytes
     seen = "unlimited" if limit is None else f"{limit / 2**20:,.0f} MiB"
     if not around.rdma or limit is None or limit >= MEMLOCK_BYTES:
         return Check("locked memory", "ok", seen)
     adapters = ", ".join(around.rdma)
-    return Check("locked memory", "warning", f"{seen} with {adapters}", "RDMA may fail; ask for ulimit -l unlimited")
+    return Check("locked memory", "warning", f"{seen} with {adapters}", "Set `ulimit -l unlimited`, or RDMA may fail")
 
 
 def check_driver(inputs: PlanInputs) -> Check:
-    """Tell the driver and its CUDA; whether torch can use them is part of the plan."""
+    """Return the driver and its CUDA; the plan decides whether torch can use them."""
     machine = inputs.machine
     if machine.driver.problem:
-        return Check("NVIDIA driver", "warning", machine.driver.problem, "reload the driver, or restart with --nv")
+        return Check("NVIDIA driver", "warning", machine.driver.problem, "Reload the driver, or restart with --nv")
     if not machine.driver.version:
         return Check("NVIDIA driver", "ok", "none")
     built = f", torch is built for {machine.packages.torch_cuda or 'the CPU'}"
@@ -105,7 +106,7 @@ def check_driver(inputs: PlanInputs) -> Check:
 
 
 def check_packages(inputs: PlanInputs) -> Iterator[Check]:
-    """Tell packages that go with one version of torch only, and are here for another."""
+    """Check packages that need one version of torch."""
     versions = inputs.machine.packages.versions
     torch = minor_version(versions.get("torch", ""))
     if torch is None:
@@ -123,5 +124,5 @@ def check_packages(inputs: PlanInputs) -> Iterator[Check]:
                 name,
                 "warning",
                 f"{versions[name]} with torch {versions['torch']}",
-                f"it will not import; install its version .{torch + offset}, or remove it",
+                f"Install its version .{torch + offset}, or remove it: it will not import",
             )

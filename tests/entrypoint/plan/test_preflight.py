@@ -38,21 +38,25 @@ def test_a_machine_that_is_well_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("node", "said"),
     [
-        (with_around(shm_bytes=64 << 20), "/dev/shm: 64 MiB; loader workers may die of a bus error"),
+        (with_around(shm_bytes=64 << 20), "/dev/shm: 64 MiB. Start with --shm-size=2g (Docker)"),
         (
             with_around(engine="Apptainer", rootfs="overlay over fuse.squashfuse_ll"),
             "image mount: overlay over fuse",
         ),
-        (with_around(memlock_bytes=8 << 20, rdma=("mlx5_0",)), "locked memory: 8 MiB with mlx5_0; RDMA may fail"),
-        (replace(WELL, assumptions=("/sys hides the NUMA nodes",)), "topology: /sys hides the NUMA nodes; let the"),
+        (
+            with_around(memlock_bytes=8 << 20, rdma=("mlx5_0",)),
+            "locked memory: 8 MiB with mlx5_0. Set `ulimit -l unlimited`",
+        ),
+        (replace(WELL, assumptions=("/sys hides the NUMA nodes",)), "topology: /sys hides the NUMA nodes. Mount the"),
         (replace(WELL, driver=Driver(problem="Driver/library version mismatch")), "NVIDIA driver: Driver/library"),
         (
             replace(WELL, packages=Packages(TORCH | {"torchvision": "0.28.0"})),
-            "torchvision: 0.28.0 with torch 2.8.0; it will not import; install its version .23",
+            "torchvision: 0.28.0 with torch 2.8.0. Install its version .23, or remove it: it will not import",
         ),
         (
             replace(WELL, packages=Packages(TORCH | {"intel_extension_for_pytorch": "2.7.0"})),
-            "intel_extension_for_pytorch: 2.7.0 with torch 2.8.0; it will not import",
+            "intel_extension_for_pytorch: 2.7.0 with torch 2.8.0. Install its version .8, or remove it: it will not"
+            " import",
         ),
     ],
 )
