@@ -41,7 +41,7 @@ class StderrScanner:
 
     def take_record(self, line: bytes) -> bool:
         """Return whether a line is a status record, and note what it says."""
-        before, prefix, text = line.partition(PREFIX)
+        _, prefix, text = line.partition(PREFIX)
         if not prefix:
             return False
         with suppress(ValueError, AttributeError):
