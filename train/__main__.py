@@ -73,7 +73,7 @@ def run() -> int:
 
 
 def exec_entrypoint() -> NoReturn:
-    """Started by hand or by a launcher without a plan: go through the entrypoint, which makes one."""
+    """Start again through the entrypoint, which makes the plan that a launcher or a user by hand has not."""
     os.execv(sys.executable, (sys.executable, "-I", "-m", "entrypoint", "train"))
 
 

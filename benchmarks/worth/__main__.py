@@ -76,7 +76,7 @@ class Runner:
         environ = {**os.environ, **self.settings}
         done = subprocess.run([*words, *command], env=environ, capture_output=True, text=True, check=True)
         plan = json.loads(done.stdout)
-        return [plan[name] for name in ("ranks", "bind", "environment", "preload")]
+        return [plan[name] for name in ("ranks", "binding", "environment")]
 
     @property
     def median(self) -> float:

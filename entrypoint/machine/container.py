@@ -18,7 +18,9 @@ ENGINE_MARKERS = {".singularity.d": "Apptainer", "run/.containerenv": "Podman", 
 
 @dataclass(frozen=True)
 class ContainerInfo:
-    """`engine` is Docker, Podman or Apptainer, empty outside a container; `rootfs` the type of `/`; None bytes of memlock are no limit.
+    """`engine` is Docker, Podman or Apptainer, empty outside a container; `rootfs` is the type of `/`.
+
+    A `memlock` of None bytes means no limit.
 
     `rdma` names the node's RDMA adapters, which lock memory. `image` is what an image of ours says of itself.
     """

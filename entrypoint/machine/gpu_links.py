@@ -12,7 +12,7 @@ SELF = "X"
 
 
 def link_quality(link: str) -> int:
-    """Return how good a link is: 0 for SYS up to 4 for PIX, more for NV1, NV2, …"""
+    """Return how good a link is: 0 for SYS up to 4 for PIX, more for NV1 and up."""
     return len(CLASSES) - 1 + int(link[2:]) if link.startswith("NV") else CLASSES.index(link)
 
 

@@ -17,9 +17,11 @@ from entrypoint.plan.model import Plan
 
 @dataclass(frozen=True)
 class ObservedRank:
-    """One rank as it runs: its CPUs (of all its threads), torch's threads (None where they cannot be told), the
-    files of the OpenMP runtime and the allocator in charge (empty where none is loaded or told), which of the plan's
-    preloads are mapped, the NUMA nodes its memory is bound to, and its GPU.
+    """One rank as it runs.
+
+    `cpus` are those of all its threads; torch's thread count is None where it is unknown. The files of the OpenMP
+    runtime and of the allocator in use are empty where none is known. `preloads` are those of the plan that are
+    mapped. The rest is the NUMA nodes that its memory is bound to, and its GPU.
     """
 
     rank: int

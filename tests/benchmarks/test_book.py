@@ -121,7 +121,9 @@ def test_what_was_measured_is_kept_and_taken_only_under_the_same_conditions(
 @pytest.mark.launch
 def test_runs_to_the_end_are_made_once_for_the_same_settings_and_short_ones_tell_speed() -> None:
     plain, pruned, refused = (
-        Variant("plain"), Variant("half", {"TRAIN_PRUNE_RATIO": "0.5"}), Variant("too large", {"TRAIN_BATCH_SIZE": "100000"})
+        Variant("plain"),
+        Variant("half", {"TRAIN_PRUNE_RATIO": "0.5"}),
+        Variant("too large", {"TRAIN_BATCH_SIZE": "100000"}),
     )  # fmt: skip
     common = {"TRAIN_EPOCHS": "2"}
     ran = measured(1.0, accuracy=12.5)

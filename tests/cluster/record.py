@@ -1,7 +1,7 @@
 """Records what real launchers put into the environment of each rank: python -m tests.cluster.record >FILE
 
-Wants the nodes of conftest.py (CLUSTER_NODES, CLUSTER_SSH, CLUSTER_SLURM), Open MPI and MPICH. What it prints is
-tests/entrypoint/job/launches.json, which `test_recorded_launches.py` reads: for each launch its ranks' variables, in order.
+Needs the nodes of conftest.py (CLUSTER_NODES, CLUSTER_SSH, CLUSTER_SLURM), Open MPI and MPICH. It prints
+tests/entrypoint/job/launches.json, which `test_recorded_launches.py` reads: each launch with its ranks' variables.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def test_docker_stop_saves_and_the_next_start_goes_on(docker: Docker, bound: Pat
     assert run("docker", "wait", container).out == "75\n"
     assert docker.logs(container).splitlines()[-1].startswith("entrypoint: preempted: stopped by SIGTERM: step ")
     again = docker.start(image, options=(*place, "-e", "TRAIN_RESUME=auto"))
-    wait_for(docker, again, "going on from runs/long/checkpoint/step-")
+    wait_for(docker, again, "resuming from runs/long/checkpoint/step-")
     wait_for(docker, again, "test accuracy")
 
 
@@ -187,7 +187,8 @@ def test_shared_memory_too_small_for_the_workers_asked_is_told_before_training(d
     paint(bound / "train", each=8)
     paint(bound / "test", each=4)
     env = {
-        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "/data", "TRAIN_DATA_SOURCE": "stream", "TRAIN_NUM_WORKERS": "4",
+        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "/data", "TRAIN_DATA_SOURCE": "stream",
+        "TRAIN_NUM_WORKERS": "4",
         "TRAIN_IMAGE_SIZE": "224", "TRAIN_BATCH_SIZE": "16",
     }  # fmt: skip
     options = ("-v", f"{bound}:/data:ro", *(word for name in env for word in ("-e", f"{name}={env[name]}")))

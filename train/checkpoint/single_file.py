@@ -152,7 +152,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def load_first_valid(paths: Sequence[Path], settings: Mapping[str, Any], *, changed: bool) -> ResumePoint:
-    """Return the first checkpoint that is whole; raises `UserError` where none is, or of other settings (see `load`)."""
+    """Return the first valid checkpoint; raises `UserError` where none is, or of other settings (see `load`)."""
     passed: list[CorruptCheckpoint] = []
     for path in paths:
         try:

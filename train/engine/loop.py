@@ -35,8 +35,8 @@ def train_epoch(
 
     Losses stay on the device until a log interval ends; then one collective sums them over the ranks, so that
     the loop never waits for a number in between. `report` gets the step, the interval's mean loss, and images/s;
-    `save` is called where a rank wishes to. The run ends with `last_step`, where that is given. Raises `UserError` at the
-    first loss that is not finite.
+    `save` is called where a rank wishes to. The run ends with `last_step`, where that is given. Raises `UserError`
+    at the first loss that is not finite.
     """
     pending: list[Tensor] = []
     began = epoch * feed.steps_per_epoch

@@ -149,7 +149,7 @@ def setup_run(
     if data.skipped:
         progress.say(f"{len(data.skipped)} pictures left out that cannot be read, first {data.skipped[0]}")
     if start:
-        progress.say(f"going on from {start.path}, epoch {first_epoch + 1}, step {learner.step}")
+        progress.say(f"resuming from {start.path}, epoch {first_epoch + 1}, step {learner.step}")
     run = TrainingRun(
         settings,
         group,

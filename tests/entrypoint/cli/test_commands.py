@@ -182,7 +182,12 @@ def test_the_mask_of_taskset_is_the_plans(entrypoint: Entrypoint) -> None:
             "TRAIN_DATA_DIR=/nowhere: no such",
         ),
         (["train"], {"TRAIN_DATA_SOURCE": "stream"}, 2, "TRAIN_DATA_SOURCE=stream: only imagefolder can be streamed"),
-        (["train"], {"TRAIN_GRAD_ACCUM_STEPS": "65"}, 2, "TRAIN_BATCH_SIZE=64: too few for 1 ranks x 65 parts"),
+        (
+            ["train"],
+            {"TRAIN_GRAD_ACCUM_STEPS": "65"},
+            2,
+            "TRAIN_BATCH_SIZE=64: too small for 1 ranks x 65 micro-batches",
+        ),
         (["rank"], {}, 2, "ENTRYPOINT_PLAN: holds no plan."),
     ],
 )

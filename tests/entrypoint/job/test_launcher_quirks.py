@@ -70,7 +70,7 @@ def test_torchruns_single_thread_is_not_taken_for_a_persons(
     result = entrypoint("run", "x.py", command=torchrun, env=own)
     assert result.code == 0, result.err
     assert [rank["threads"] for rank in told(entrypoint, 2)] == [str(threads)] * 2
-    assert ("(yours) OMP_NUM_THREADS=1" in result.err) is bool(own)
+    assert ("(set by you) OMP_NUM_THREADS=1" in result.err) is bool(own)
 
 
 @pytest.mark.parametrize(

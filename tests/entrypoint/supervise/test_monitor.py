@@ -19,7 +19,8 @@ GUARD = """
     from entrypoint.supervise.failure_channel import FailureChannel, RankEndpoint
     from entrypoint.supervise.monitor import run_guarded
     place = RankEndpoint(0, "node1", "127.0.0.1", (int(sys.argv[1]),), "x")
-    run_guarded((sys.executable, *sys.argv[2:]), {**os.environ, "MASTER_PORT": "61000"}, FailureChannel(place, 30), 30, 30)
+    environ = {**os.environ, "MASTER_PORT": "61000"}
+    run_guarded((sys.executable, *sys.argv[2:]), environ, FailureChannel(place, 30), 30, 30)
 """
 
 

@@ -129,4 +129,4 @@ def test_a_disk_without_room_keeps_the_checkpoint_before(entrypoint: Entrypoint)
 def test_the_plan_of_a_sharded_run_tells_of_it(entrypoint: Entrypoint) -> None:
     result = entrypoint("plan", "--json", env=SPREAD)
     decisions = json.loads(result.out)["decisions"]
-    assert [one["value"] for one in decisions if one["key"] == "shard"] == ["fsdp"]
+    assert [one["value"] for one in decisions if one["key"] == "parallelism"] == ["fsdp"]

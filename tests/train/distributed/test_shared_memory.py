@@ -29,14 +29,14 @@ START = """
 SUMS = """
     chance = random.Random(rank)
     for turn in range(200):
-        count = (1, 7, 513, CAPACITY, CAPACITY + 1)[turn % 5]
+        count = (1, 7, 513, SUM_CAPACITY, SUM_CAPACITY + 1)[turn % 5]
         mine = torch.arange(count, dtype=torch.float64) * (rank + 1) + turn
         if chance.random() < 0.1:
             time.sleep(chance.random() / 100)
         memory.sum(mine)
         expected = torch.arange(count, dtype=torch.float64) * (world * (world + 1) // 2) + turn * world
         assert torch.equal(mine, expected), (turn, mine, expected)
-        count = (1, 2, CHUNK - 1, 2 * CHUNK + 1)[turn % 4]
+        count = (1, 2, MEAN_CHUNK - 1, 2 * MEAN_CHUNK + 1)[turn % 4]
         parts = [torch.arange(count, dtype=torch.float32) * (one + 1) + turn for one in range(world)]
         mine = parts[rank].clone()
         memory.mean(mine)

@@ -72,7 +72,8 @@ COMPILED = """
     computed = []
     for change in (nn.Identity(), torch.compile):
         layers = [layer for _ in range(3) for layer in (nn.BatchNorm2d(3), nn.ReLU())]
-        model = convert_sync_batchnorm(nn.Sequential(*layers), ProcessGroup(rank, 2, rank, torch.device("cpu")), compiled=True)
+        group = ProcessGroup(rank, 2, rank, torch.device("cpu"))
+        model = convert_sync_batchnorm(nn.Sequential(*layers), group, compiled=True)
         part = images.clone().requires_grad_()
         output = change(model)(part)
         (output ** 2).sum().backward()

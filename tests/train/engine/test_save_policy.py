@@ -71,7 +71,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_gives_the_same_end(ent
         assert (
             f"warning: passed over {one.relative_to(entrypoint.folder)}: cannot be read as a checkpoint" in result.out
         )
-    assert "going on from runs/run/checkpoint/step-000000010.pt" in result.out
+    assert "resuming from runs/run/checkpoint/step-000000010.pt" in result.out
     assert entrypoint.summary("run")["weights_sha256"] == whole["weights_sha256"]
 
 

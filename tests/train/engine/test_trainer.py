@@ -44,7 +44,7 @@ def test_the_first_command_reaches_97_percent_and_leaves_everything(entrypoint: 
     assert list((folder / "tensorboard").iterdir())
     for name in ("plan.json", "settings.json", "versions.json"):
         json.loads((folder / name).read_text())
-    assert "one rank needs none" in result.err
+    assert "one rank, started as a child" in result.err
     assert re.search(r"^epoch 1/10  step \d+/220  loss [\d.]+  [\d,]+ images/s  left \d+:\d\d$", result.out, re.M)
     assert f"test accuracy  {summary['test_accuracy']:.2f} %" in result.out
 
@@ -138,7 +138,7 @@ def test_resume_goes_on_where_the_last_checkpoint_stopped(entrypoint: Entrypoint
     checkpoints[-1].unlink()
     result = entrypoint("train", env=common | {"TRAIN_RUN_NAME": "cut", "TRAIN_RESUME": "auto"})
     assert "epoch 4" in result.out.splitlines()[0]
-    assert "going on from" in result.out.splitlines()[0]
+    assert "resuming from" in result.out.splitlines()[0]
     resumed = entrypoint.summary("cut")
     assert resumed["steps"] == whole["steps"] == 40
     assert (resumed["test_loss"], resumed["test_accuracy"]) == (whole["test_loss"], whole["test_accuracy"])
@@ -190,7 +190,7 @@ def test_intels_extension_trains_the_same_model_and_resumes(entrypoint: Entrypoi
     newest.unlink()
     again = entrypoint("train", env=env | {"TRAIN_RUN_NAME": "ipex", "TRAIN_IPEX": "on", "TRAIN_RESUME": "auto"})
     assert again.code == 0, again.err
-    assert "going on from" in again.out
+    assert "resuming from" in again.out
     assert "OperatorEntry" not in again.err, "what the extension says of operators that it has twice is no news"
     assert losses(entrypoint, "ipex")[-1] == pytest.approx(losses(entrypoint, "plain")[-1], rel=1e-3)
 

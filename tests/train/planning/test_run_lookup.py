@@ -50,6 +50,6 @@ def test_a_run_goes_on_with_as_many_threads_as_it_began_with(entrypoint: Entrypo
     first = entrypoint.train(env=env | {"LAUNCH_RESERVE_CPUS": str(left)})
     made = entrypoint.plan("train", env=env | {"TRAIN_RESUME": "auto", "LAUNCH_RESERVE_CPUS": "auto"})
     assert [rank["threads"] for rank in made["ranks"]] == [first["threads"]]
-    assert made["reserved_cpus"] == left
+    assert made["binding"]["reserved_cpus"] == left
     why = next(one["reason"] for one in made["decisions"] if one["key"] == "threads")
     assert ("same as in the run being resumed" in why) == bool(left)

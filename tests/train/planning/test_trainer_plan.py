@@ -150,7 +150,7 @@ def test_what_cannot_be_trained_is_refused(environ: dict[str, str], ranks: int, 
 
 
 def test_how_long_to_train_is_said_once() -> None:
-    with pytest.raises(UserError, match="TRAIN_EPOCHS=3 and TRAIN_STEPS=5 both set the length of the run."):
+    with pytest.raises(UserError, match=r"TRAIN_EPOCHS=3 and TRAIN_STEPS=5 both set the length of the run\."):
         planned({"TRAIN_EPOCHS": "3", "TRAIN_STEPS": "5"}, SMALL)
 
 
