@@ -8,7 +8,7 @@ set -euo pipefail
 kind=$1 image=$2
 cd "$(dirname "$0")/.."
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
-[[ -z $(git status --porcelain -- containers entrypoint train tests pyproject.toml README.md LICENSE 2>/dev/null) ]] || revision+=-dirty
+[[ -z $(git status --porcelain -- containers entrypoint train tests tools pyproject.toml README.md LICENSE 2>/dev/null) ]] || revision+=-dirty
 source=$(git config --get remote.origin.url || true)
 [[ $source == *://* ]] || source=unknown # a folder of this machine is nobody else's source
 args=(--build-arg "REVISION=$revision" --build-arg "SOURCE=$source")

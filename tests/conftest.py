@@ -20,8 +20,9 @@ import pytest
 from hypothesis import settings
 from PIL import Image
 
-from tests.cgroups import memory_limit, quota
 from tests.machines import smp
+from tools.cgroups import memory_limit, quota
+from tools.cifar10_images import unpacked_images
 
 # A shared machine can stall for longer than any deadline that would mean something.
 settings.register_profile("patient", deadline=None)
@@ -31,7 +32,7 @@ PYTHON = sys.executable
 # Longer where several suites share the machine.
 LAUNCH_LIMIT_S = int(os.environ.get("TEST_LIMIT_S", "120"))
 # How many cases each property and the environment fuzz tries: `make fuzz` sets more.
-FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "2000"))
+FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 CORES = len(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(CORES < 2, reason=f"needs 2 cores, this process may use {CORES}")
 
@@ -175,9 +176,7 @@ def cifar10_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = os.environ.get("CIFAR10_IMAGES")
     if not place or not Path(place).exists():
         pytest.skip("needs the real CIFAR-10 images: set CIFAR10_IMAGES to their folder or .tar.xz")
-    from benchmarks.book.measure import folder_of  # the images have the tests, not the benchmarks
-
-    return folder_of(Path(place), tmp_path_factory.mktemp("cifar10"))
+    return unpacked_images(Path(place), tmp_path_factory.mktemp("cifar10"))
 
 
 TreeBuilder = Callable[..., Path]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import LAUNCH_LIMIT_S
+
+REPLACE_LOADAVG = 'echo "9.00 9.00 9.00 $1/80 4711" >"$0" && mount --bind "$0" /proc/loadavg && shift && exec "$@"'
 
 
 def state(pid: int) -> str:
@@ -34,3 +40,14 @@ def children(pid: int) -> list[int]:
     """Return the processes that a process has started and not yet heard the end of, by whichever of its threads."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return sorted(int(one) for task in tasks for one in task.read_text().split())
+
+
+def with_high_load(folder: Path, running: int = 2) -> tuple[str, ...]:
+    """Return words that start a command which reads a load average of 9 in /proc/loadavg.
+
+    So many processes run or wait, this one among them. Skips the test where /proc/loadavg cannot be replaced.
+    """
+    words = ("unshare", "--mount", "sh", "-c", REPLACE_LOADAVG, str(folder / "loadavg"), str(running))
+    if not shutil.which("unshare") or subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs unshare(1) and the right to mount over /proc/loadavg")
+    return words

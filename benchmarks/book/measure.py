@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from entrypoint.core.console import last_error_line
+from tools.cifar10_images import unpacked_images
 
 ENTRYPOINT = (sys.executable, "-m", "entrypoint", "train")
 # What is set for every run, beside the data: one line of output, no events.
@@ -154,7 +154,7 @@ def pictures(each: int | None) -> Iterator[dict[str, str]]:
         yield {"TRAIN_DATASET": "cifar10"}
         return
     with tempfile.TemporaryDirectory(prefix="book-cifar10-") as temporary:
-        folder = folder_of(Path(place), Path(temporary))
+        folder = unpacked_images(Path(place), Path(temporary))
         data = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(folder), "TRAIN_CACHE_DIR": f"{temporary}/cache"}
         with fewer(data, each) as chosen:
             yield chosen
@@ -169,14 +169,6 @@ def fewer(data: dict[str, str], each: int | None) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="book-chosen-") as chosen:
         choose(Path(data["TRAIN_DATA_DIR"]), Path(chosen), each)
         yield {**data, "TRAIN_DATA_DIR": chosen}
-
-
-def folder_of(place: Path, into: Path) -> Path:
-    """Return the folder of pictures that this is, or that this archive unpacks to."""
-    if place.is_dir():
-        return place
-    shutil.unpack_archive(place, into)
-    return next(path.parent for path in into.glob("**/train") if path.is_dir())
 
 
 def choose(folder: Path, into: Path, each: int) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from tests.cgroups import quota
-from tests.neighbours import neighbours
+from tools.busy_processes import busy_processes
+from tools.cgroups import quota
 
 
 @contextmanager
@@ -26,14 +26,14 @@ def mask_of_one() -> Iterator[Sequence[str]]:
 @contextmanager
 def one_neighbour() -> Iterator[Sequence[str]]:
     """Keep the first CPU busy."""
-    with neighbours([min(os.sched_getaffinity(0))]):
+    with busy_processes([min(os.sched_getaffinity(0))]):
         yield ()
 
 
 @contextmanager
 def twice_over() -> Iterator[Sequence[str]]:
     """Keep every CPU busy, so that there are two threads for each."""
-    with neighbours(sorted(os.sched_getaffinity(0))):
+    with busy_processes(sorted(os.sched_getaffinity(0))):
         yield ()
 
 

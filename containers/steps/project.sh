@@ -23,12 +23,12 @@ sed -i '/direct_url.json\|uv_cache.json/d' "$venv"/lib/python3.11/site-packages/
 cp "$here/containers/entrypoint.pth" "$venv/lib/python3.11/site-packages/"
 
 mkdir -p "$ours"
-cp -r "$here"/{pyproject.toml,README.md,LICENSE,tests} "$ours/"
-rm -rf "$ours/tests/containers"
+cp -r "$here"/{pyproject.toml,README.md,LICENSE,tests,tools} "$ours/"
+rm -rf "$ours"/tests/{containers,project,benchmarks} "$ours"/tools/{check_prose.py,settings_docs.py,benchmarks_docs.py,words.txt}
 cp "$here/containers/environment.sh" "$ours/"
 find "$ours" "$venv/lib/python3.11/site-packages"/{entrypoint,train} -name __pycache__ -prune -exec rm -rf {} +
 "$venv/bin/python" -m compileall -q --invalidation-mode unchecked-hash \
-  "$venv/lib/python3.11/site-packages"/{entrypoint,train} "$ours/tests"
+  "$venv/lib/python3.11/site-packages"/{entrypoint,train} "$ours"/{tests,tools}
 PYTHONPATH=$tools PYTHONDONTWRITEBYTECODE=1 python3.11 "$here/containers/steps/sbom.py" "$image" "$venv" >"$ours/sbom.json"
 case $image/${WITH_ONECCL:-1} in
   cuda/*) oneccl="not for CUDA" ;;

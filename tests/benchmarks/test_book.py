@@ -118,6 +118,7 @@ def test_what_was_measured_is_kept_and_taken_only_under_the_same_conditions(
     assert "measured under other conditions (2 cores)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_runs_to_the_end_are_made_once_for_the_same_settings_and_short_ones_tell_speed() -> None:
     plain, pruned, refused = (

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -51,6 +52,7 @@ environments = st.dictionaries(st.sampled_from([*OURS, *LAUNCHERS_OWN, *OTHERS])
 commands = st.sampled_from([["plan"], ["plan", "--json"], ["train", "--dry-run"], ["plan", "run", "-m", "x"]])
 
 
+@pytest.mark.generated
 @settings(max_examples=FUZZ_EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 @given(commands, environments)
 def test_any_environment_ends_in_a_plan_or_one_line_a_fault(command: list[str], environ: dict[str, str]) -> None:

@@ -46,7 +46,7 @@ def test_a_suggestion_is_made_where_a_word_is_close(word: str, hint: str) -> Non
 
 def test_the_readme_has_every_exit_code() -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text()
-    table = readme[readme.index("## Exit codes") :]
+    table = readme[readme.index("## Output and exit codes") :]
     assert all(str(int(code)) in table for code in ExitCode)
 
 

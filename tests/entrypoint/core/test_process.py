@@ -12,6 +12,8 @@ import pytest
 
 from entrypoint.core.process import gc_paused
 
+pytestmark = pytest.mark.launch
+
 CODE = """
 import gc
 from entrypoint.core.process import gc_paused

@@ -13,6 +13,8 @@ from entrypoint.launch.mpirun import StderrScanner, StopTranslator, job_exit_cod
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
 from tests.processes import wait_until
 
+pytestmark = pytest.mark.launch
+
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 
 

@@ -89,6 +89,7 @@ def test_torchrun_counts_cpus_that_the_cgroup_does_not_grant(
     assert sum(rank["threads"] for rank in made["ranks"]) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @needs_two_cores
 def test_torchrun_ends_with_the_terminal_even_under_nohup(entrypoint: Entrypoint) -> None:

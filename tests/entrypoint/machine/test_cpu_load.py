@@ -21,7 +21,10 @@ from entrypoint.machine.cpu_load import (
     take_sample,
 )
 from tests.conftest import CORES, PYTHON, Entrypoint, needs_two_cores, script
-from tests.neighbours import loaded, neighbours
+from tests.processes import with_high_load
+from tools.busy_processes import busy_processes
+
+pytestmark = pytest.mark.launch
 
 # Two CPUs and one that is not allowed: user, nice, system, idle, iowait, irq, softirq, steal, guest, guest_nice.
 STAT = """cpu  999 0 0 999 0 0 0 0 0 0
@@ -57,7 +60,7 @@ def test_cpus_are_added_up(case: str) -> None:
 
 
 def test_a_busy_neighbour_is_seen_while_this_process_waits() -> None:
-    with neighbours([min(os.sched_getaffinity(0))]):
+    with busy_processes([min(os.sched_getaffinity(0))]):
         sample_busy_cpus(0.5)  # the neighbour starts
         assert sample_busy_cpus(1.0) >= 0.9
 
@@ -76,7 +79,7 @@ def test_a_neighbour_that_lasts_keeps_cpus_busy(tmp_path: Path, load: str | None
     file = tmp_path / "loadavg"
     if load is not None:
         file.write_text(load)
-    with neighbours([min(os.sched_getaffinity(0))]):
+    with busy_processes([min(os.sched_getaffinity(0))]):
         sample_busy_cpus(0.5)  # it starts
         since = take_sample(file)
         time.sleep(1.0)
@@ -109,7 +112,7 @@ def test_what_it_waited_for_makes_no_more_cpus_than_there_are(tmp_path: Path) ->
 def test_neighbours_who_wait_for_each_other_while_this_process_has_a_cpu_all_count(tmp_path: Path) -> None:
     file = tmp_path / "loadavg"
     file.write_text(f"9.00 9.00 9.00 {CORES + 1}/80 27361")
-    with neighbours(sorted(os.sched_getaffinity(0))):
+    with busy_processes(sorted(os.sched_getaffinity(0))):
         sample_busy_cpus(0.5)  # they start
         since, before = take_sample(file), time.process_time()
         while time.process_time() - before < 0.5:
@@ -121,9 +124,9 @@ def test_neighbours_who_wait_for_each_other_while_this_process_has_a_cpu_all_cou
 @pytest.mark.launch
 def test_a_run_beside_a_neighbour_has_fewer_threads_and_says_why(entrypoint: Entrypoint, tmp_path: Path) -> None:
     program = script(tmp_path, "x.py", "import os; print('threads', os.environ['OMP_NUM_THREADS'])")
-    command = (*loaded(tmp_path), PYTHON, "-m", "entrypoint")
+    command = (*with_high_load(tmp_path), PYTHON, "-m", "entrypoint")
     calm = 0
-    with neighbours([min(os.sched_getaffinity(0))]):
+    with busy_processes([min(os.sched_getaffinity(0))]):
         for _ in range(9):  # other suites may be neighbours too, for a moment
             before = sample_busy_cpus(0.5)
             done = entrypoint("run", program, env={"LAUNCH_RESERVE_CPUS": "auto"}, command=command)
@@ -134,4 +137,3 @@ def test_a_run_beside_a_neighbour_has_fewer_threads_and_says_why(entrypoint: Ent
         else:
             pytest.skip(f"needs a machine with nobody else on it, others use {before:.1f} of {CORES} CPUs")
     assert "less CPUs in use: other processes use " in done.err
-    assert "LAUNCH_RESERVE_CPUS=0 takes all" in done.err

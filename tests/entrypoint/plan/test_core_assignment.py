@@ -16,6 +16,7 @@ from tests.conftest import FUZZ_EXAMPLES as EXAMPLES
 from tests.strategies import KINDS, grants, machines
 
 
+@pytest.mark.generated
 @settings(max_examples=EXAMPLES)
 @given(st.integers(0, 5000), st.integers(1, 300))
 def test_split_gives_equal_parts_to_within_one(total: int, parts: int) -> None:
@@ -25,6 +26,7 @@ def test_split_gives_equal_parts_to_within_one(total: int, parts: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
+@pytest.mark.generated
 @settings(max_examples=EXAMPLES)
 @given(machines(), KINDS, st.integers(1, 64))
 def test_shares_are_disjoint_equal_and_inside_the_budget(machine: Machine, kind: str, nproc: int) -> None:
@@ -41,6 +43,7 @@ def test_shares_are_disjoint_equal_and_inside_the_budget(machine: Machine, kind:
     assert shares == assign_cores(cores, nproc), "the same input gives the same plan"
 
 
+@pytest.mark.generated
 @settings(max_examples=EXAMPLES)
 @given(machines(), st.integers(1, 64))
 def test_no_rank_crosses_a_node_where_its_share_fits_into_one(machine: Machine, nproc: int) -> None:
@@ -55,6 +58,7 @@ def test_no_rank_crosses_a_node_where_its_share_fits_into_one(machine: Machine, 
         assert sum(map(len, shares)) == len(cores), "what must cross leaves nothing over"
 
 
+@pytest.mark.generated
 @settings(max_examples=EXAMPLES)
 @given(machines(), grants, KINDS, st.integers(1, 64))
 def test_threads_never_exceed_quota_grant_and_cores_unless_ranks_do(
@@ -68,6 +72,7 @@ def test_threads_never_exceed_quota_grant_and_cores_unless_ranks_do(
     assert all(count <= len(share) for count, share in zip(threads, cpus, strict=True))
 
 
+@pytest.mark.generated
 @settings(max_examples=EXAMPLES)
 @given(machines(), st.lists(st.none() | st.integers(0, 40), min_size=1, max_size=16))
 def test_ranks_are_near_their_gpus_or_nowhere_in_particular(machine: Machine, wanted: list[int | None]) -> None:

@@ -21,6 +21,7 @@ from tests.conftest import PYTHON, Entrypoint, needs_two_cores
 from tests.strategies import KINDS, grants, machines
 
 
+@pytest.mark.generated
 @settings(max_examples=EXAMPLES)
 @given(machines(), grants, KINDS, st.integers(1, 64))
 def test_the_budget_is_whole_cores_of_the_mask_physical_first(
@@ -40,6 +41,7 @@ def test_the_budget_is_whole_cores_of_the_mask_physical_first(
     assert 1 <= budget.threads <= max(1, min([len(dealt), *limits]))
 
 
+@pytest.mark.generated
 @settings(max_examples=EXAMPLES)
 @given(machines())
 def test_efficiency_cores_stay_out_unless_ranks_outnumber_the_others(machine: Machine) -> None:

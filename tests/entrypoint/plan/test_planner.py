@@ -218,6 +218,7 @@ def machines_with_gpus(draw: st.DrawFn) -> Machine:
     )
 
 
+@pytest.mark.generated
 @settings(max_examples=FUZZ_EXAMPLES)
 @given(st.dictionaries(names, values, max_size=4), machines_with_gpus(), jobs())
 def test_any_settings_on_any_machine_end_in_a_plan_or_a_refusal(

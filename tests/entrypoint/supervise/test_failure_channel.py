@@ -12,6 +12,8 @@ from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel,
 from tests.entrypoint.supervise.channels import bond, bonds, joined, within
 from tests.net import free_port, listen_on
 
+pytestmark = pytest.mark.launch
+
 
 def test_all_learn_who_failed_first_and_keep_to_it() -> None:
     leader, one, two = bonds(3)

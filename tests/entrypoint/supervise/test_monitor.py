@@ -14,6 +14,8 @@ from tests.entrypoint.supervise.channels import bond, joined
 from tests.net import free_port
 from tests.processes import has_ended, wait_until
 
+pytestmark = pytest.mark.launch
+
 GUARD = """
     import os, sys
     from entrypoint.supervise.failure_channel import FailureChannel, RankEndpoint

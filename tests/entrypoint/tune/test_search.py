@@ -15,7 +15,7 @@ from entrypoint.tune.candidates import BASELINE, Candidate
 from entrypoint.tune.search import Best, more_certain
 from entrypoint.tune.successive_halving import ComparisonResult
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
-from tests.neighbours import neighbours
+from tools.busy_processes import busy_processes
 
 pytestmark = [pytest.mark.launch, needs_two_cores]
 
@@ -39,6 +39,7 @@ def findings(entrypoint: Entrypoint) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 def test_the_fastest_shape_is_found_kept_and_used_from_then_on(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "speeds.py", SPEEDS)
     result = entrypoint("tune", "run", file, env=FIXED | {"TUNE_METRIC": r"([0-9,]+) images/s"})
@@ -81,12 +82,13 @@ def test_a_search_that_is_stopped_goes_on_where_it_was(entrypoint: Entrypoint) -
     assert "trial   5" in result.err
 
 
+@pytest.mark.slow
 def test_a_script_without_a_metric_is_timed_beside_whom_is_told_and_the_trainer_gives_its_own_rate(
     entrypoint: Entrypoint,
 ) -> None:
     file = script(entrypoint.folder, "short.py", "pass")
     cpus = sorted(os.sched_getaffinity(0))
-    with neighbours(cpus):
+    with busy_processes(cpus):
         assert entrypoint("tune", "run", file, env=FIXED | ONE).code == 0
     (why,) = [
         one["reason"] for one in entrypoint.plan("run", file, env=FIXED | ONE)["decisions"] if one["key"] == "tuned"

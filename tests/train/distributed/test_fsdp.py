@@ -66,6 +66,7 @@ def stopped(entrypoint: Entrypoint, env: dict[str, str]) -> Path:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 def test_a_stopped_run_goes_on_to_the_bit_and_on_one_rank_too(entrypoint: Entrypoint) -> None:
     env = SPREAD | {
@@ -86,6 +87,7 @@ def test_a_stopped_run_goes_on_to_the_bit_and_on_one_rank_too(entrypoint: Entryp
     assert alone["test_loss"] == pytest.approx(straight["test_loss"], rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 def test_what_is_damaged_or_hostile_is_refused_in_one_line_and_not_run(entrypoint: Entrypoint) -> None:
     env = SPREAD | {"TRAIN_EPOCHS": "1"}

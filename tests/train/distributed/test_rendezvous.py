@@ -15,6 +15,8 @@ from train.distributed.peer_failure import describe_lost_peer, is_reachable, tra
 from train.distributed.rendezvous import Peer, local_peer, wait_for_all_ranks
 from train.preemption import HANDLED
 
+pytestmark = [pytest.mark.launch, pytest.mark.versions]
+
 HERE = (Peer(0, "node0", "10.0.0.1"), Peer(1, "node0", "10.0.0.1"))
 THERE = (Peer(2, "node1", "10.0.0.2"), Peer(3, "node1", "10.0.0.2"))
 FURTHER = (Peer(4, "node2", "10.0.0.3"),)

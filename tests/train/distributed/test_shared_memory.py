@@ -79,6 +79,7 @@ def ranks(folder: Path, body: str, count: int, *words: str, last: tuple[str, ...
     return [process.communicate(timeout=120)[0] for process in running]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 def test_every_sum_and_mean_is_right_however_ranks_overtake(tmp_path: Path, count: int) -> None:
     told = ranks(tmp_path, SUMS, count)

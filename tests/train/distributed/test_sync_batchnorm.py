@@ -86,6 +86,7 @@ COMPILED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.launch
 @needs_two_cores

@@ -19,6 +19,8 @@ from train.data.batches import Batch
 from train.engine.compile import check_backend, compile_step, estimate_break_even
 from train.models.cnn import CNN
 
+pytestmark = [pytest.mark.launch, pytest.mark.versions]
+
 SLEEP_S = 0.3
 
 
@@ -123,6 +125,7 @@ def test_a_backend_that_this_torch_lacks_is_refused() -> None:
     assert error.value.code == ExitCode.MACHINE
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.launch
 def test_inductor_trains_to_the_same_accuracy_and_tells_its_first_step(entrypoint: Entrypoint) -> None:

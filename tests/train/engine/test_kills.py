@@ -76,6 +76,7 @@ def disturb(entrypoint: Entrypoint, env: dict[str, str], draw: random.Random) ->
     return "" if ended else victim
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2] if CORES > 1 else [1])
 def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(entrypoint: Entrypoint, ranks: int) -> None:
     env = LONG | {"LAUNCH_NPROC_PER_NODE": str(ranks)}

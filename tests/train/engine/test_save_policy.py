@@ -41,6 +41,7 @@ def test_sigusr2_saves_amid_an_epoch_and_the_run_goes_on_as_if_nothing_had_been(
     assert ended["weights_sha256"] == straight["weights_sha256"] == again["weights_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "said", "ranks"),
     [

@@ -133,6 +133,7 @@ def test_all_ranks_have_the_same_slim_model_and_learn_as_one(entrypoint: Entrypo
     assert two["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=0.6)
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.launch
 def test_a_pruned_run_that_is_stopped_goes_on_slim_and_ends_the_same(entrypoint: Entrypoint) -> None:

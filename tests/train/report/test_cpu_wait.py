@@ -13,8 +13,10 @@ import pytest
 
 from entrypoint.machine.cpu_load import read_run_delays
 from tests.conftest import Entrypoint
-from tests.neighbours import neighbours
+from tools.busy_processes import busy_processes
 from train.report.cpu_wait import CpuWaitMeter, cpu_wait_text, max_wait_share
+
+pytestmark = pytest.mark.launch
 
 SECOND = 1_000_000_000
 SHARES = {
@@ -51,7 +53,7 @@ def test_a_kernel_that_does_not_count_says_nothing(tmp_path: Path) -> None:
 @pytest.fixture
 def crowded() -> Iterator[None]:
     """Two busy processes on each CPU."""
-    with neighbours(sorted(os.sched_getaffinity(0)) * 2):
+    with busy_processes(sorted(os.sched_getaffinity(0)) * 2):
         yield
 
 
@@ -69,6 +71,7 @@ def test_a_thread_beside_busy_ones_waits_and_one_that_sleeps_does_not() -> None:
     assert waits[str(sleeper.native_id)] < SECOND // 2
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.usefixtures("crowded")
 def test_a_run_beside_busy_processes_says_how_long_it_waited(entrypoint: Entrypoint) -> None:

@@ -102,6 +102,7 @@ def test_so_does_a_log_on_a_disk_that_is_full(entrypoint: Entrypoint) -> None:
     assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
 
 
+@pytest.mark.slow
 @RANKS
 def test_under_nohup_it_outlives_the_terminal(entrypoint: Entrypoint, ranks: str) -> None:
     run = Started(entrypoint, ENDLESS | {"LAUNCH_NPROC_PER_NODE": ranks}, "nohup")
