@@ -53,12 +53,12 @@ def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> N
 
     port = int(environment["MASTER_PORT"])
     token = f"{port} {job.world_size} {job.job_id} {environment.get(JOB_TOKEN_VAR, '')}"
-    place = RankEndpoint(job.rank, socket.gethostname(), environment["MASTER_ADDR"], monitor_ports(port), token)
+    endpoint = RankEndpoint(job.rank, socket.gethostname(), environment["MASTER_ADDR"], monitor_ports(port), token)
     ports = fallback_ports(port) if plan.rendezvous.port_is_negotiable and not plan.uses_elastic_rendezvous else ()
     sys.stdout.flush()
     sys.stderr.flush()
-    bond = FailureChannel(place, plan.collective_timeout_s, ports)
-    run_guarded(plan.program.argv, environment, bond, plan.rendezvous.timeout_s, plan.grace_period_s)
+    channel = FailureChannel(endpoint, plan.collective_timeout_s, ports)
+    run_guarded(plan.program.argv, environment, channel, plan.rendezvous.timeout_s, plan.grace_period_s)
 
 
 def global_rank_of(plan: Plan, job: Job) -> Job:
