@@ -53,7 +53,7 @@ def checksum_trailer(content: bytes | memoryview) -> bytes:
 
 def verify_checksum(data: bytes) -> memoryview:
     """Return the content before the trailer; raises ValueError if the checksum is missing or does not match."""
-    content, end = memoryview(data)[:-SEAL_BYTES], data[-TRAILER_BYTES:]
+    content, end = memoryview(data)[:-SEAL_BYTES], data[-SEAL_BYTES:]
     if not end.startswith(CHECKSUM_TRAILER):
         raise ValueError("no checksum at its end: it is cut short, or another program's")
     if checksum_trailer(content) != end:

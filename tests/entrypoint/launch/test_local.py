@@ -77,8 +77,8 @@ def test_local_master_port_is_used_or_raises(entrypoint: Entrypoint) -> None:
     with socket.create_server(("", 0)) as other:
         port = str(other.getsockname()[1])
         taken = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": port})
-    said = f"entrypoint: error: MASTER_PORT={port}: cannot be listened on here (Address already in use)"
-    assert (taken.code, taken.out, taken.err) == (4, "", f"{said}; set another one, the same on all nodes\n")
+    said = f"entrypoint: error: MASTER_PORT={port}: cannot listen on this port (Address already in use)"
+    assert (taken.code, taken.out, taken.err) == (4, "", f"{said}. Set MASTER_PORT to a free port on all nodes.\n")
     mine = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": port, "MASTER_ADDR": "no.such.node"})
     assert (mine.code, mine.out) == (0, f"127.0.0.1 {port}\n" * 2), mine.err
     made = entrypoint.plan(env=QUIET | {"MASTER_ADDR": "no.such.node"})
@@ -223,5 +223,5 @@ def test_local_unbindable_rank_reports_one_error(tmp_path: Path) -> None:
     assert result.returncode == 3
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
-    assert "cannot be bound to CPUs 4095" in result.stderr
+    assert "cannot be pinned to CPUs 4095" in result.stderr
     assert time.monotonic() - began < 20
