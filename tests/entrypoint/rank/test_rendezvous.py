@@ -48,7 +48,9 @@ HERE = Job("srun", 0, 2, 0, 1)
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.1.1"])
 def test_rendezvous_variables_loopback_on_other_node_raises(name: str) -> None:
-    with pytest.raises(UserError, match=rf"MASTER_ADDR={name}: resolves to (127|::1).* here, which other nodes cannot") as error:
+    with pytest.raises(
+        UserError, match=rf"MASTER_ADDR={name}: resolves to (127|::1).* here, which other nodes cannot"
+    ) as error:
         rendezvous_variables({"MASTER_ADDR": name}, 1, THERE)
     assert error.value.code == ExitCode.RENDEZVOUS
 
