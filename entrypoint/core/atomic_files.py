@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written aside, synced, and renamed; some with a seal that shows any change."""
+"""Atomic file writes: write a temporary file, sync it, and rename it. A checksum trailer detects damage."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from typing import BinaryIO
 
 @contextmanager
 def atomic_open(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write that takes its name only when the block ends well; raises OSError as `open` does.
+    """Open a file to write that gets its name only when the block succeeds; raises OSError as `open` does.
 
-    A reader sees the old content or the new, and after a crash nothing of a half-written one but a hidden
-    `.name.pid` file (a checkpoint's is removed when the run goes on).
+    A reader sees either the old or the new content. A crash leaves at most a hidden `.name.pid` file. A resumed run
+    removes such files of checkpoints.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with aside.open("wb") as file:
+        with temporary.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        temporary.replace(path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def atomic_write_text(path: Path, text: str) -> None:
-    """Write a text file that is whole or not there."""
+    """Write a text file atomically."""
     with atomic_open(path) as file:
         file.write(text.encode())
 
 
 def replace_symlink(link: Path, target: str) -> None:
-    """Let a symbolic link point to a target, in one step where it is there already; raises OSError."""
-    aside = link.with_name(f".{link.name}.{os.getpid()}")
-    aside.unlink(missing_ok=True)
-    aside.symlink_to(target)
-    aside.replace(link)
+    """Point a symbolic link to a target, replacing an existing link atomically; raises OSError."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(link)
 
 
 CHECKSUM_TRAILER = b"\nsha256 "
@@ -47,12 +47,12 @@ SEAL_BYTES = len(CHECKSUM_TRAILER) + 64 + 1
 
 
 def checksum_trailer(content: bytes | memoryview) -> bytes:
-    """Return the line to put behind a content: its SHA-256, by which `unsealed` knows it again."""
+    """Return the trailer line with the SHA-256 of a content, which `verify_checksum` checks."""
     return CHECKSUM_TRAILER + hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
 def verify_checksum(data: bytes) -> memoryview:
-    """Return what stands before the seal; raises ValueError where that is not what was sealed, or nothing was."""
+    """Return the content before the trailer; raises ValueError if the checksum is missing or does not match."""
     content, end = memoryview(data)[:-SEAL_BYTES], data[-SEAL_BYTES:]
     if not end.startswith(CHECKSUM_TRAILER):
         raise ValueError("no checksum at its end: it is cut short, or another program's")

@@ -1,4 +1,4 @@
-"""What is said on standard error, and how a refusal ends: one clear line, an exit code of the documented table."""
+"""Exit codes, error classes and helpers for error messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit codes that people script against; the README's table says the same."""
+    """The exit codes that the README documents."""
 
     DONE = 0
     USAGE = 2
@@ -21,12 +21,12 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
-# What starting the ranks again would not mend.
+# Exit codes after which a restart of the ranks would fail again.
 NOT_RETRYABLE = (ExitCode.USAGE, ExitCode.MACHINE, ExitCode.PREEMPTED)
 
 
 class UserError(Exception):
-    """What is wrong, the value seen and what to do, with the exit code that says which kind it is."""
+    """An error with a message for the user (problem, value and fix) and an exit code."""
 
     def __init__(self, message: str, code: ExitCode = ExitCode.USAGE) -> None:
         super().__init__(message)
@@ -34,32 +34,32 @@ class UserError(Exception):
 
 
 class PeerLostError(UserError):
-    """Another rank went away: a consequence of that rank's own failure, which is shown before it."""
+    """The loss of another rank, which follows from that rank's own failure."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.RANK_FAILED)
 
 
 def printable(value: object) -> str:
-    """Return a value that a person or a launcher has set as one short printable word of a message."""
+    """Return a value of the user or a launcher as a short printable text for a message."""
     text = str(value)
     text = text if text.isprintable() else ascii(text)[1:-1]
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's first line, or its name where it says nothing."""
+    """Return an error's first line, or its class name if the message is empty."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `Did you mean X? ` where a known word is close to the one seen, else nothing."""
+    """Return `Did you mean X? ` if a known word is close to the given one, else an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"Did you mean {close[0]}? " if close else ""
 
 
 def describe_exit(code: int, out_of_memory: str = "") -> str:
-    """Say how a process ended; a negative code is the signal that ended it, and why the kernel killed may be known."""
+    """Describe how a process exited; a negative code is a signal, and `out_of_memory` explains a SIGKILL."""
     if code >= 0:
         return f"exit code {code}"
     hint = ""

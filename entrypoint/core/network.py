@@ -1,4 +1,4 @@
-"""Interface and address of a route, and retries with a deadline."""
+"""Network interfaces, addresses, and retries with a deadline."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ RETRY_INTERVAL_S = 0.5
 T = TypeVar("T")
 
 
-def retry_until(attempt: Callable[[], T], awaited: str, timeout_s: float, refusal: Callable[[str], str]) -> T:
-    """Return what `attempt` does once it raises no OSError, and say meanwhile what is waited for.
+def retry_until(attempt: Callable[[], T], description: str, timeout_s: float, make_error: Callable[[str], str]) -> T:
+    """Retry `attempt` until it raises no OSError, and return its result; log `description` meanwhile.
 
-    Raises `UserError` after `timeout_s` seconds, in the words that `refusal` makes of the last error.
+    Raises `UserError` after `timeout_s` seconds, with the message that `make_error` builds from the last error.
     """
-    began = told = time.monotonic()
+    start = last_log = time.monotonic()
     while True:
         try:
             return attempt()
         except OSError as error:
             now, cause = time.monotonic(), error.strerror or str(error)
-        if now - began >= timeout_s:
-            raise UserError(refusal(cause), ExitCode.RENDEZVOUS)
-        if now - told >= LOG_INTERVAL_S:
-            told = now
-            log(f"waiting for {awaited} ({now - began:.0f} of {timeout_s:.0f} s)")
+        if now - start >= timeout_s:
+            raise UserError(make_error(cause), ExitCode.RENDEZVOUS)
+        if now - last_log >= LOG_INTERVAL_S:
+            last_log = now
+            log(f"waiting for {description} ({now - start:.0f} of {timeout_s:.0f} s)")
         time.sleep(RETRY_INTERVAL_S)
 
 
 def resolve(name: str) -> str:
-    """Return a name's first address; raises socket.gaierror where it does not resolve."""
+    """Return a name's first address; raises socket.gaierror if it does not resolve."""
     return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
 
 
 def interface_for_route(address: str) -> str:
-    """Return the network interface that the kernel's route to an address takes, empty where it is not known."""
+    """Return the network interface of the kernel's route to an address, empty if unknown."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing: it only has the kernel choose
+            probe.connect((address, 9))  # sends nothing: the kernel only selects the route
             own = probe.getsockname()[0]
     except OSError:
         return ""
@@ -61,7 +61,7 @@ def interface_for_route(address: str) -> str:
 
 
 def interface_address(interface: str) -> str:
-    """Return an interface's IPv4 address, empty where it has none (netdevice(7))."""
+    """Return an interface's IPv4 address, empty if it has none (netdevice(7))."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
@@ -71,5 +71,5 @@ def interface_address(interface: str) -> str:
 
 
 def is_this_host(name: str) -> bool:
-    """Tell whether a host name is this node's, with or without its domain."""
+    """Return whether a host name is this node's, with or without its domain."""
     return name.partition(".")[0] == socket.gethostname().partition(".")[0]

@@ -1,4 +1,4 @@
-"""What Python itself costs a process with torch in it, at its start and at its end, made less."""
+"""Faster start and exit of processes with torch, process names, and exec."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import NoReturn
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Look for no garbage while modules are imported within, nor later among what they have made, which stays.
+    """Disable garbage collection during imports, then freeze the imported objects.
 
-    Torch makes 150,000 objects, among which Python looks again and again: a tenth of its import (2.5 s on two cores),
-    and 0.1 s of drawing a run's curves, whose library is imported later.
+    The import of torch creates many objects, which the collector would scan repeatedly (figures:
+    benchmarks/README.md).
     """
     gc.disable()
     try:
@@ -28,10 +28,10 @@ def gc_paused() -> Iterator[None]:
 
 
 def fast_exit(code: int) -> NoReturn:
-    """End this process; where all went well once what is registered for that has run, without tearing Python down.
+    """Exit this process; after success run the registered exit functions and skip Python's shutdown.
 
-    With torch that takes 0.2 s, in which a thread of Gloo's may abort the process (see `last_breath`). Threads are not
-    waited for then; after a failure they are, since one may still be writing a checkpoint.
+    During the shutdown a thread of Gloo may abort the process (see `exit_delay`). After success this does not wait for
+    threads. After a failure it does, because a thread may still be writing a checkpoint.
     """
     if code:
         sys.exit(code)
@@ -39,7 +39,7 @@ def fast_exit(code: int) -> NoReturn:
 
     atexit.unregister(exit_delay.delay_exit)
     atexit._run_exitfuncs()
-    with suppress(OSError):  # a reader that has gone: Python's own end tells that
+    with suppress(OSError):  # a closed pipe: Python's own shutdown reports it
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -50,9 +50,9 @@ PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
 def die_with_parent() -> None:
-    """Have the kernel ask this process to end when its launcher or guard is gone (prctl(2), PR_SET_PDEATHSIG).
+    """Let the kernel send SIGTERM to this process when its launcher or monitor exits (prctl(2), PR_SET_PDEATHSIG).
 
-    A launcher that was killed cannot end its ranks: they would train on unseen, and hold their peers.
+    A killed launcher cannot stop its ranks. They would continue to run and block the other ranks.
     """
     import ctypes
 
@@ -60,14 +60,14 @@ def die_with_parent() -> None:
 
 
 def name_process(name: str) -> None:
-    """Give this process the name that `verify` knows it by, of 15 letters at most (prctl(2), PR_SET_NAME)."""
+    """Set this process's name, of at most 15 bytes (prctl(2), PR_SET_NAME)."""
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())
 
 
 def replace_process(argv: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
-    """Go on as another program, with nothing of ours left unwritten."""
+    """Flush the output, and execute another program in this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(argv[0], argv, environment)

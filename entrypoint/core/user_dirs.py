@@ -1,7 +1,7 @@
-"""Where this process may write: what stands in for a home or a temporary folder that it cannot use.
+"""Writable user folders, and fallbacks for an unusable home or temporary folder.
 
-A container may run as a user without a name, with HOME unset, at `/` or read-only, on a read-only file system.
-matplotlib, Triton and inductor then fail or warn, since they write below the home folder and ask for the user's name.
+A container may run as a user without a name, on a read-only file system, with HOME unset, at `/` or read-only.
+matplotlib, Triton and inductor then fail or warn. They write below the home folder and read the user's name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PRIVATE = "reference-training-{}"
 
 @dataclass(frozen=True)
 class UserDirs:
-    """What was found: the state of HOME, the temporary folder that can be written to (empty: none), the user."""
+    """The state of HOME, a writable temporary folder (empty: none), and the user."""
 
     home: Literal["usable", "read-only", "missing"] = "usable"
     temporary: str = "/tmp"
@@ -33,7 +33,7 @@ class UserDirs:
 
 
 def read_user_dirs(environ: Mapping[str, str]) -> UserDirs:
-    """Look at what the environment names, as this process's user."""
+    """Check the folders that the environment names, as this process's user."""
     home = environ.get("HOME", "")
     own = [environ[name] for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)]
     python_finds = next((folder for folder in (*own, *TEMPORARY) if is_writable(folder)), "")
@@ -47,12 +47,12 @@ def read_user_dirs(environ: Mapping[str, str]) -> UserDirs:
 
 
 def is_writable(folder: str) -> bool:
-    """Tell whether this process may make files in a folder."""
+    """Return whether this process may create files in a folder."""
     return bool(folder) and Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)
 
 
 def has_name(uid: int) -> bool:
-    """Tell whether a user is listed, as in /etc/passwd."""
+    """Return whether the user database (/etc/passwd, for example) contains a user."""
     try:
         pwd.getpwuid(uid)
     except KeyError:
@@ -60,59 +60,61 @@ def has_name(uid: int) -> bool:
     return True
 
 
-def fallback_variables(places: UserDirs, environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return the variables that stand in for what cannot be used, each with its reason; a person's own are left."""
-    instead: dict[str, tuple[str, str]] = {}
-    if not places.named:
-        instead["USER"] = (str(places.uid), f"user {places.uid} has no name here, and inductor asks for one")
-    if places.temporary and not places.python_finds_it:
-        instead["TMPDIR"] = (places.temporary, "no other folder for temporary files can be written to")
-    if places.temporary and places.home != "usable":
-        home, folder = environ.get("HOME", ""), private_folder(places)
+def fallback_variables(dirs: UserDirs, environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return the fallback variables for unusable folders, each with its reason; the user's variables win."""
+    fallbacks: dict[str, tuple[str, str]] = {}
+    if not dirs.named:
+        fallbacks["USER"] = (str(dirs.uid), f"user {dirs.uid} has no name here, and inductor asks for one")
+    if dirs.temporary and not dirs.python_finds_it:
+        fallbacks["TMPDIR"] = (dirs.temporary, "no other folder for temporary files can be written to")
+    if dirs.temporary and dirs.home != "usable":
+        home, folder = environ.get("HOME", ""), private_folder(dirs)
         why = f"HOME={printable(home)} cannot be written to" if home else "HOME is not set"
         caches = {
             "XDG_CACHE_HOME": f"{folder}/.cache",
             "MPLCONFIGDIR": f"{folder}/matplotlib",
             "TRITON_CACHE_DIR": f"{folder}/triton",
         }
-        wanted = {"HOME": folder} if places.home == "missing" else caches
-        instead |= {name: (value, why) for name, value in wanted.items() if name == "HOME" or not environ.get(name)}
-    return instead
+        wanted = {"HOME": folder} if dirs.home == "missing" else caches
+        fallbacks |= {name: (value, why) for name, value in wanted.items() if name == "HOME" or not environ.get(name)}
+    return fallbacks
 
 
 def user_cache_dir(environ: Mapping[str, str]) -> Path | None:
-    """Return this project's folder among the user's caches, None where there is no home (XDG base directories)."""
+    """Return this project's folder among the user's caches, or None without a home (XDG base directories)."""
     home = environ.get("XDG_CACHE_HOME") or (f"{environ['HOME']}/.cache" if environ.get("HOME") else "")
     return Path(home, "reference-training") if home else None
 
 
-def private_folder(places: UserDirs) -> str:
-    """Return the folder that stands in for a home."""
-    return f"{places.temporary}/{PRIVATE.format(places.uid)}"
+def private_folder(dirs: UserDirs) -> str:
+    """Return the folder that replaces the home folder."""
+    return f"{dirs.temporary}/{PRIVATE.format(dirs.uid)}"
 
 
-def create_private_dir(places: UserDirs) -> None:
-    """Make the folder that stands in for a home, for this user's eyes; raises `UserError` where another one has it."""
-    folder = Path(private_folder(places))
+def create_private_dir(dirs: UserDirs) -> None:
+    """Create the private folder that replaces the home folder; raises `UserError` if another user owns it."""
+    folder = Path(private_folder(dirs))
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot be made ({error.strerror}); set HOME to a folder of yours", ExitCode.MACHINE
+            f"{folder}: cannot be created ({error.strerror}). Set HOME to a folder that you own.", ExitCode.MACHINE
         ) from None
-    if found.st_uid != places.uid or folder.is_symlink():
-        raise UserError(f"{folder}: belongs to user {found.st_uid}; set HOME to a folder of yours", ExitCode.MACHINE)
+    if found.st_uid != dirs.uid or folder.is_symlink():
+        raise UserError(
+            f"{folder}: belongs to user {found.st_uid}. Set HOME to a folder that you own.", ExitCode.MACHINE
+        )
 
 
 def apply_fallbacks(environ: Mapping[str, str], *, make: bool) -> dict[str, tuple[str, str]]:
-    """Return the substitutes for this process, set in its own environment too, the folder made where `make` says so.
+    """Set the fallback variables in this process's environment and return them; create the folder if `make` is set.
 
-    Raises `UserError` where the folder cannot be made.
+    Raises `UserError` if the folder cannot be created.
     """
-    places = read_user_dirs(environ)
-    instead = fallback_variables(places, environ)
-    if make and any(value.startswith(private_folder(places)) for value, _ in instead.values()):
-        create_private_dir(places)
-    os.environ.update({name: value for name, (value, _) in instead.items()})
-    return instead
+    dirs = read_user_dirs(environ)
+    fallbacks = fallback_variables(dirs, environ)
+    if make and any(value.startswith(private_folder(dirs)) for value, _ in fallbacks.values()):
+        create_private_dir(dirs)
+    os.environ.update({name: value for name, (value, _) in fallbacks.items()})
+    return fallbacks

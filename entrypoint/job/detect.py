@@ -1,6 +1,6 @@
-"""Who started this process, and where it stands in the job: one table, one row a launcher.
+"""Detect the launcher of this process and its rank in the job, with a table of one row per launcher.
 
-The innermost launcher wins, so the rows stand in the order torchrun, Open MPI, MVAPICH, hydra, Slurm:
+The innermost launcher wins, so the rows have the order torchrun, Open MPI, MVAPICH, hydra, Slurm.
 torchrun inside srun sees both, and `mpirun` inside sbatch leaves SLURM_PROCID=0 in every rank.
 """
 
@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """This process's place: no launcher means that a person (or a batch script) started it alone.
+    """The rank identity of this process; without a launcher, the user or a batch script started a single process.
 
-    `binding` says whether the launcher has bound this rank to CPUs: `asked` by a person or the scheduler, by
-    `default` of an MPI that knows nothing of threads, or not at all (empty). `granted_cpus` are those that the
-    scheduler grants the ranks of this node, `node_cpus` those that it grants the whole job there. `master` is where
-    rank 0 runs, as far as the launcher tells, and `nodes` the names of the job's nodes in its order; of a heterogeneous
-    job's `parts`, a batch script sees those of the first.
+    `binding` is the CPU binding by the launcher: `asked` (the user or scheduler requested it), `default` (of the MPI),
+    or empty. `granted_cpus` are the CPUs that the scheduler grants the ranks of this node. `node_cpus` are those that
+    it grants the whole job there. `master_addr` is rank 0's host if the launcher sets it. `hostnames` are the job's
+    nodes in order. Of a heterogeneous job's `het_components`, a batch script sees only the nodes of the first.
     """
 
     launcher: str | None = None
@@ -44,11 +43,11 @@ class Job:
 
     @property
     def on_one_node(self) -> bool:
-        """Tell whether every rank of the job is on this node."""
+        """Return whether every rank of the job is on this node."""
         return self.local_world_size == self.world_size
 
     def starts_ranks_itself(self, values: LaunchSettings) -> bool:
-        """Tell whether this is srun's one task on a node, and starts the ranks there itself."""
+        """Return whether this is srun's only task on a node, and starts the ranks there itself."""
         several = values.nproc_per_node != "auto" and values.nproc_per_node > 1
         asked = (
             several

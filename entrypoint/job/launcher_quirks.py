@@ -1,4 +1,4 @@
-"""What launchers put on a rank that nobody asked for: Open MPI's squeeze to one core, torchrun's single thread."""
+"""Undo default settings of launchers: Open MPI's binding to one core, torchrun's single thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines
 
-# The process of each MPI that forks the ranks of a node, as /proc/PID/comm has it.
+# The names in /proc/PID/comm of the MPI processes that fork the ranks of a node.
 MPI_PROCESSES = (
     "mpirun",
     "mpirun.openmpi",
@@ -25,12 +25,11 @@ MPI_PROCESSES = (
 
 
 def effective_affinity(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:
-    """Return the CPUs that this process may use, the job with its binding settled, and what it was squeezed to.
+    """Return the CPUs that this process may use, the job with its final binding, and the launcher's default binding.
 
-    Open MPI binds a rank of several threads to one core unless told otherwise, on every node to the same one, and
-    under taskset to one outside of the mask. Where nobody asked for that, the launcher's own mask is what the ranks
-    share, and each is bound anew by the plan.
-    A person's or a scheduler's binding stands, and so does one whose launcher /proc does not show.
+    By default Open MPI binds a rank of several threads to one core. Under taskset that core may be outside of the
+    mask. The plan replaces such a default binding, and the ranks share the launcher's own mask. A binding by the user
+    or the scheduler is kept. A binding is also kept if /proc hides the launcher.
     """
     own = frozenset(os.sched_getaffinity(0))
     if job.binding != "default":
@@ -45,9 +44,9 @@ def effective_affinity(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:
 
 
 def check_launcher_variables(job: Job) -> None:
-    """Raise `UserError` where an MPI's launcher started this process and none of its variables came along.
+    """Raise `UserError` if an MPI launcher started this process without its variables.
 
-    Each rank would believe that it is alone, and all would train the same on one folder (singularity#5118).
+    Each rank would then run as rank 0 of 1, and all would write to one folder (singularity#5118).
     """
     if job.launcher:
         return
@@ -62,10 +61,10 @@ def check_launcher_variables(job: Job) -> None:
 
 
 def drop_torchrun_thread_default(environ: Mapping[str, str], job: Job) -> dict[str, str]:
-    """Return the environment without the OMP_NUM_THREADS that torchrun itself put there.
+    """Return the environment without the OMP_NUM_THREADS that torchrun itself set.
 
-    torchrun sets 1 where nobody has set any (torch/distributed/run.py). The agent's own environment, as it was
-    started, tells the two apart; where /proc hides it, the variable counts as a person's.
+    torchrun sets 1 if the variable is not set (torch/distributed/run.py). The agent's initial environment shows
+    whether the user set it. If /proc hides that environment, the variable counts as set by the user.
     """
     if job.launcher != "torchrun" or "OMP_NUM_THREADS" not in environ:
         return dict(environ)

@@ -1,7 +1,7 @@
-"""The nodes of a job on each of which one entrypoint was started: how many, which of them is this one, who says so.
+"""Detect the nodes of a job with one entrypoint per node: their number and the rank of this node.
 
-Ranks are then ours to start on each. That is so by hand (LAUNCH_NNODES), under Kubernetes and SageMaker, and where
-srun started one task on each node that is to start more.
+The entrypoint then starts the ranks on each node. Sources are LAUNCH_NNODES, Kubernetes, SageMaker, and srun with one
+task per node.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from entrypoint.settings import NODE_COUNT, NODE_RANGE, LaunchSettings
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """This node's place among the job's; `source` is empty where there is no other.
+    """This node's rank among the job's nodes; `source` is empty if there is only one.
 
-    `master` is the address or name of number 0 as far as it is known, `port` the one to meet it on (empty: ours to
-    choose), `nproc_per_node` the ranks on each that the environment asks for, `interface` the network that it names.
-    `fewest` is how many nodes are enough to go on with; of `count` that may come then, number 0 is known, the others
-    are numbered as they come.
+    `master_addr` is the address or name of node 0 if known. `port` is the rendezvous port (empty: the entrypoint
+    chooses it). `nproc_per_node` and `interface` come from the environment. `min_nodes` is the minimum number of nodes
+    of an elastic job. Of its up to `nnodes` nodes only node 0 is fixed; the others get their ranks when they join.
     """
 
     nnodes: int = 1
@@ -39,9 +38,9 @@ class NodeGroup:
 
 
 def detect_node_group(settings: ParsedSettings[LaunchSettings], environ: Mapping[str, str], job: Job) -> NodeGroup:
-    """Return this node's place; raises `UserError` where two say different things or one cannot be read.
+    """Return this node's group; raises `UserError` if two sources contradict each other or one is invalid.
 
-    A launcher that has started this process as one of several ranks knows better than all but a person.
+    Settings of the user take precedence over a launcher that started this process as one of several ranks.
     """
     claims = list(node_group_claims(settings, environ, job))
     if not claims:
@@ -60,7 +59,7 @@ def detect_node_group(settings: ParsedSettings[LaunchSettings], environ: Mapping
 def node_group_claims(
     settings: ParsedSettings[LaunchSettings], environ: Mapping[str, str], job: Job
 ) -> Iterator[NodeGroup]:
-    """Yield what each that has a say says, a person first."""
+    """Yield the node group of each source, the user's settings first."""
     values = settings.values
     if values.nnodes != "1" or values.node_rank:
         yield from_settings(settings, environ, job)
@@ -76,14 +75,14 @@ def node_group_claims(
 
 
 def from_settings(settings: ParsedSettings[LaunchSettings], environ: Mapping[str, str], job: Job) -> NodeGroup:
-    """Return the place that LAUNCH_NNODES and LAUNCH_NODE_RANK give."""
+    """Return the node group that LAUNCH_NNODES and LAUNCH_NODE_RANK give."""
     values = settings.values
     if job.launcher and not job.starts_ranks_itself(values):
         raise UserError(
             f"LAUNCH_NNODES={values.nnodes}: {job.launcher} has started this process and says where it stands; unset it"
         )
     source = settings.sources.get("nnodes") or settings.sources["node_rank"]
-    fewest, count = node_range(values.nnodes, source)
+    min_nodes, count = node_range(values.nnodes, source)
     if values.node_rank >= count:
         raise UserError(f"LAUNCH_NODE_RANK={values.node_rank}: there are LAUNCH_NNODES={count} nodes, counted from 0")
     if not environ.get("MASTER_ADDR"):
@@ -91,32 +90,32 @@ def from_settings(settings: ParsedSettings[LaunchSettings], environ: Mapping[str
             f"LAUNCH_NNODES={values.nnodes}: needs MASTER_ADDR, the name or address of the node of LAUNCH_NODE_RANK=0"
         )
     master, port = environ["MASTER_ADDR"], environ.get("MASTER_PORT", "")
-    return NodeGroup(count, values.node_rank, master, port, source=source, min_nodes=fewest)
+    return NodeGroup(count, values.node_rank, master, port, source=source, min_nodes=min_nodes)
 
 
 def from_kubernetes(environ: Mapping[str, str]) -> NodeGroup:
-    """Return the place that Kubeflow's operator gives in torchrun's own variables, PET_<OPTION> (torchrun's manual)."""
+    """Return the node group from the PET_<OPTION> variables of Kubeflow's operator (torchrun's manual)."""
     text = environ["PET_NNODES"]
     source = f"PET_NNODES={printable(text)}"
     if not re.fullmatch(f"{NODE_COUNT}|{NODE_RANGE}", text):
         raise UserError(f"{source}: not a number of nodes; Kubernetes sets it, so unset it if you did")
-    fewest, count = node_range(text, source)
+    min_nodes, count = node_range(text, source)
     each = environ.get("PET_NPROC_PER_NODE", "")
     met, _, met_port = environ.get("PET_RDZV_ENDPOINT", "").partition(":")
     master = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR") or met
     port = environ.get("MASTER_PORT") or environ.get("PET_MASTER_PORT") or met_port
     require_master(master, count, source)
-    # Elastic pods have no number; a pod's host name is its own, and a service of that name leads to it.
+    # Elastic pods have no index. A pod's host name is also the name of its service.
     first = environ.get("HOSTNAME", "").partition(".")[0] == master.partition(".")[0]
-    rank = number(environ, "PET_NODE_RANK", 0 if first or fewest is None else 1)
+    rank = number(environ, "PET_NODE_RANK", 0 if first or min_nodes is None else 1)
     check_node_rank("PET_NODE_RANK", rank, count, source)
     return NodeGroup(
-        count, rank, master, port, int(each) if each.isdecimal() else None, source=source, min_nodes=fewest
+        count, rank, master, port, int(each) if each.isdecimal() else None, source=source, min_nodes=min_nodes
     )
 
 
 def from_sagemaker(environ: Mapping[str, str]) -> NodeGroup:
-    """Return the place that SageMaker gives: its hosts in order, the first one the master (its training toolkit)."""
+    """Return the node group from SageMaker's sorted hosts; the first one is the master (its training toolkit)."""
     text, own = environ["SM_HOSTS"], environ["SM_CURRENT_HOST"]
     try:
         hosts = [str(host) for host in json.loads(text)]
@@ -140,26 +139,26 @@ def from_sagemaker(environ: Mapping[str, str]) -> NodeGroup:
 
 
 def node_range(text: str, source: str) -> tuple[int | None, int]:
-    """Return the fewest nodes (None: all) and the most of `4` or `1:4`; raises `UserError` for `4:1`."""
+    """Return the minimum (None: all) and the maximum number of nodes of `4` or `1:4`; raises `UserError` for `4:1`."""
     first, _, last = text.partition(":")
-    fewest, most = int(first), int(last or first)
-    if fewest > most:
-        raise UserError(f"{source}: {fewest} is more than {most}; write the fewest nodes first")
-    return (fewest if fewest < most else None), most
+    min_nodes, most = int(first), int(last or first)
+    if min_nodes > most:
+        raise UserError(f"{source}: {min_nodes} is more than {most}. Write the smaller number first.")
+    return (min_nodes if min_nodes < most else None), most
 
 
 def choose_master(environ: Mapping[str, str], job: Job) -> str:
-    """Return the master that a person names, else the one that the launcher's variables tell."""
+    """Return the master that the user sets, else the one from the launcher's variables."""
     return environ.get("MASTER_ADDR") or job.master_addr
 
 
 def check_node_rank(name: str, rank: int, count: int, source: str) -> None:
-    """Raise `UserError` where there is no such node."""
+    """Raise `UserError` if the node rank is out of range."""
     if not 0 <= rank < count:
         raise UserError(f"{name}={rank}: {source} nodes, counted from 0")
 
 
 def require_master(master: str, count: int, source: str) -> None:
-    """Raise `UserError` where several nodes have no master to meet at."""
+    """Raise `UserError` if several nodes have no master address."""
     if count > 1 and not master:
         raise UserError(f"{source}: needs MASTER_ADDR, the name or address of the first node")

@@ -1,4 +1,4 @@
-"""Which ports a job uses, from its id."""
+"""Derive the ports of a job from its id."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import zlib
 
 from entrypoint.core.errors import UserError, printable
 
-# Tells a job from others to ranks whose launcher does not: mpirun started by us passes it on.
+# Identifies the job if the launcher does not. An mpirun that the entrypoint starts forwards it.
 JOB_TOKEN_VAR = "ENTRYPOINT_JOB"
 
 
@@ -14,22 +14,22 @@ PORT_ATTEMPTS = 8
 
 
 def port_from_job_id(job_id: str) -> int:
-    """Return the port that every node works out from the job's id, above Linux's ephemeral range (32768 to 60999)."""
+    """Return the port that every node derives from the job's id, above Linux's ephemeral range (32768 to 60999)."""
     return 61000 + (int(job_id) if job_id.isdecimal() else zlib.crc32(job_id.encode())) % 4000
 
 
 def fallback_ports(port: int) -> tuple[int, ...]:
-    """Return the ports that ranks meet on: one of `agreed_port`, and those that they take where it is taken."""
+    """Return the candidate rendezvous ports: the port of `port_from_job_id`, then the alternatives."""
     return tuple(61000 + (port - 61000 + step) % 4000 for step in range(PORT_ATTEMPTS))
 
 
 def monitor_ports(port: int) -> tuple[int, ...]:
-    """Return the ports of which the ranks' guards meet on the first that is free, above the ranks' own."""
+    """Return the candidate ports of the failure channel, above the ranks' own."""
     return tuple(65000 + (port + step) % 536 for step in range(PORT_ATTEMPTS))
 
 
 def parse_port(text: str) -> int:
-    """Return the port that a person or a platform wants ranks to meet on; raises `UserError` where it is none."""
+    """Return the rendezvous port that the user or platform sets; raises `UserError` if it is invalid."""
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 65536:
         raise UserError(f"MASTER_PORT={printable(text)}: not a port; expected a number from 1 to 65535")
     return int(text)

@@ -1,4 +1,4 @@
-"""Starts what the plan says: children of the entrypoint, torchrun, mpirun or srun, or this process as a rank."""
+"""Start the plan's launcher: local child processes, torchrun, mpirun or srun, or this process as a rank."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from entrypoint.job.detect import Job
 from entrypoint.plan.model import PLAN_VAR, Plan
 from entrypoint.rank.bootstrap import AGENT_ONLY_VARS, exec_program
 
-# When the whole command began (Unix time, s): the trainer's total_seconds counts from here.
+# Start time of the whole command (Unix time, s). The trainer's total_seconds counts from it.
 START_TIME_VAR = "ENTRYPOINT_STARTED"
-# They start ranks that plan for themselves, each on its node.
+# Launchers whose ranks make their own plan on each node.
 REMOTE_LAUNCHERS = ("mpirun", "srun")
 
 
 def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> NoReturn:
-    """Start the ranks where they are to be started, else become the program as this job's rank."""
+    """Start the ranks, or execute the program in this process if it is already a rank."""
     environ = {START_TIME_VAR: str(started), **environ}
     if plan.launcher == "mpirun":
         from entrypoint.launch import mpirun
@@ -34,9 +34,9 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
         sys.exit(local.run(plan, job, environ))
     if plan.launcher != "torchrun":
         exec_program(plan, job, environ)
-    # The agent's store looks its own address up by name; where no server answers, that is 20 s and a page of warnings.
+    # The agent's store looks up its own address. Without a DNS server that takes 20 s and prints warnings.
     quiet = {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    if plan.uses_elastic_rendezvous:  # a store for each start of the ranks: stale keys of the last one cost restarts
+    if plan.uses_elastic_rendezvous:  # a new store for each start: stale keys cost restarts
         quiet["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     quiet = {name: value for name, value in quiet.items() if name not in environ}
     environ |= {**quiet, AGENT_ONLY_VARS: ",".join(quiet)}

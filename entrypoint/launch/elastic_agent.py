@@ -1,6 +1,6 @@
-"""Agents that start their ranks again: when that helps, what they say meanwhile, and how those of several nodes meet.
+"""Restart policy of torchrun's agents, and their rendezvous across nodes.
 
-It runs in the agent's process, beside `torchrun`.
+This module runs in the agent's process, like `torchrun`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ CONNECT_S = 2.0
 
 
 def agent_address_args(plan: Plan, environ: Mapping[str, str]) -> list[str]:
-    """Return torchrun's arguments that this node alone can tell, once the master's agent is there to be met.
+    """Wait for the master's agent, and return torchrun's arguments that depend on this node.
 
-    Empty where agents do not meet. Raises `UserError` where the master cannot be found or its port is taken.
+    The list is empty without an elastic rendezvous. Raises `UserError` if the master is not found or its port is taken.
     """
     if not plan.uses_elastic_rendezvous:
         return []
@@ -43,7 +43,7 @@ def agent_address_args(plan: Plan, environ: Mapping[str, str]) -> list[str]:
 
 
 def wait_for_master_agent(plan: Plan) -> None:
-    """Wait until the agent of node 0 listens, and say so meanwhile; raises `UserError` after the plan's time-out."""
+    """Wait and log until the agent of node 0 listens; raises `UserError` after the plan's timeout."""
     where = f"{plan.rendezvous.master_addr}:{plan.rendezvous.master_port}"
     timeout_s = plan.rendezvous.timeout_s
 
@@ -52,52 +52,51 @@ def wait_for_master_agent(plan: Plan) -> None:
             (plan.rendezvous.master_addr, int(plan.rendezvous.master_port)), timeout=CONNECT_S
         ).close()
 
-    def refusal(cause: str) -> str:
+    def make_error(cause: str) -> str:
         late = f"node 0 at {where} did not come within {timeout_s} s ({cause})"
-        return f"{late}; see why there, or raise LAUNCH_RENDEZVOUS_TIMEOUT_S"
+        return f"{late}. Check the output of node 0, or increase LAUNCH_RENDEZVOUS_TIMEOUT_S."
 
-    retry_until(connect, f"node 0 at {where}", timeout_s, refusal)
+    retry_until(connect, f"node 0 at {where}", timeout_s, make_error)
 
 
 @contextmanager
 def log_while_waiting(what: str, timeout_s: int) -> Iterator[None]:
-    """Print a line every few seconds as long as this lasts."""
-    over, began = threading.Event(), time.monotonic()
+    """Print a line every LOG_INTERVAL_S seconds while the block runs."""
+    done, start = threading.Event(), time.monotonic()
 
-    def tell() -> None:
-        while not over.wait(LOG_INTERVAL_S):
-            log(f"{what} ({time.monotonic() - began:.0f} of {timeout_s} s)")
+    def log_progress() -> None:
+        while not done.wait(LOG_INTERVAL_S):
+            log(f"{what} ({time.monotonic() - start:.0f} of {timeout_s} s)")
 
-    threading.Thread(target=tell, daemon=True).start()
+    threading.Thread(target=log_progress, daemon=True).start()
     try:
         yield
     finally:
-        over.set()
+        done.set()
 
 
 def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]], str]) -> None:
-    """Have torchrun's agent start ranks again only where that can help, and say why it does.
+    """Make torchrun's agent restart ranks only if a restart can help, and log the reason.
 
-    Not after a wrong setting, which would be as wrong again, nor after a warning of the scheduler's (`warned`): what
-    was saved then is for the next job. A node that is lost or told to end is no reason to end the others, as long as
-    enough are left.
+    It does not restart after a wrong setting, or after a preemption warning (`warned`), whose checkpoint is for the
+    next job. If a node is lost or stopped, the others continue while at least `min_nodes` are left.
     """
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.launcher import api
 
-    varying = plan.nodes.min_nodes < plan.nodes.nnodes
+    elastic = plan.nodes.min_nodes < plan.nodes.nnodes
     ignored = set(TERMINATING) - set(not_ignored(TERMINATING))
 
     class Agent(LocalElasticAgent):
         def _start_workers(self, worker_group: WorkerGroup, *more: Any, **named: Any) -> dict[int, Any]:
             started: dict[int, Any] = super()._start_workers(worker_group, *more, **named)
-            for number in ignored:  # torchrun has just taken them up
+            for number in ignored:  # torchrun has installed handlers for them
                 signal.signal(number, signal.SIG_IGN)
             return started
 
         def _rendezvous(self, worker_group: WorkerGroup) -> None:
-            few = plan.nodes.min_nodes if varying else plan.nodes.nnodes
+            few = plan.nodes.min_nodes if elastic else plan.nodes.nnodes
             wanted = (
                 f"{few} node{'s' if few > 1 else ''} at {plan.rendezvous.master_addr}:{plan.rendezvous.master_port}"
             )
@@ -105,7 +104,7 @@ def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[di
                 super()._rendezvous(worker_group)
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *more: Any, **named: Any) -> None:
-            if self._pcontext:  # torchrun's own patience is 30 s
+            if self._pcontext:  # torchrun's own timeout is 30 s
                 self._pcontext.close(death_sig, timeout=plan.grace_period_s)
             super()._shutdown(death_sig, *more, **named)
 
@@ -114,7 +113,7 @@ def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[di
             if result.state != WorkerState.FAILED or not self._remaining_restarts:
                 return result
             codes = {failure.exitcode for failure in result.failures.values()}
-            elsewhere = codes == {int(ExitCode.PREEMPTED)} and varying and not warned
+            elsewhere = codes == {int(ExitCode.PREEMPTED)} and elastic and not warned
             if codes & set(NOT_RETRYABLE) and not elsewhere:
                 self._remaining_restarts = 0
             else:

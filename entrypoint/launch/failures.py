@@ -1,4 +1,4 @@
-"""Which of a node's ranks failed first, and what the job says and ends with: for whoever has started them."""
+"""Find the rank of a node that failed first, and print the job's final message."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from entrypoint.core.console import error_prefix, write_stderr
 from entrypoint.core.errors import ExitCode, describe_exit
 
-# What each rank's error file is called, in a folder of its own.
+# The name of each rank's error file, in the rank's own folder.
 ERROR_FILE = "error.json"
 
 
 @dataclass(frozen=True)
 class Failure:
-    """How a rank of this node ended: its code (negative: a signal), when (Unix time, ns), and whether it was told to.
+    """How a rank of this node exited: its code (negative: a signal), when (Unix time, ns), and whether it was stopped.
 
-    `word` is what it left in its error file, in the form of torch.distributed.elastic's ErrorHandler.
+    `error_file` is the message in its error file, in the form of torch.distributed.elastic's ErrorHandler.
     """
 
     rank: int
@@ -29,46 +29,46 @@ class Failure:
     exitcode: int
     when_ns: int
     ended_by_agent: bool = False
-    word: Mapping[str, Any] = field(default_factory=dict)
+    error_file: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """What it wrote beside its message, nothing where it wrote none."""
-        return dict(self.word.get("extraInfo", {}))
+        """Return the extra information of its message, empty if there is none."""
+        return dict(self.error_file.get("extraInfo", {}))
 
 
 def first_failure(failures: Iterable[Failure], memory: str = "") -> tuple[str, int]:
-    """Return which rank failed first and with what, and the code to end with.
+    """Return the message about the rank that failed first, and the exit code of the job.
 
-    A rank that the agent has ended, or that only lost its peer, is a consequence, so it comes after any other
-    failure. A rank's own code is kept; one that a signal ended gives 5, with what `memory` tells of the kernel.
+    A rank that the agent stopped, or that only lost its peer, comes after any other failure. A rank's own exit code is
+    kept. A rank that a signal killed gives 5, with `memory` as the out-of-memory message.
     """
     failure = min(failures, key=failure_sort_key)
     if failure.extra.get("refused"):
-        return str(failure.word["message"]), failure.exitcode
-    place = f"rank {failure.rank} of this job (local rank {failure.local_rank}, pid {failure.pid})"
+        return str(failure.error_file["message"]), failure.exitcode
+    rank = f"rank {failure.rank} of this job (local rank {failure.local_rank}, pid {failure.pid})"
     if failure.exitcode < 0:
-        return f"{place} failed first: {describe_exit(failure.exitcode, memory)}", ExitCode.RANK_FAILED
-    return f"{place} failed first, with exit code {failure.exitcode}", failure.exitcode
+        return f"{rank} failed first: {describe_exit(failure.exitcode, memory)}", ExitCode.RANK_FAILED
+    return f"{rank} failed first, with exit code {failure.exitcode}", failure.exitcode
 
 
 def failure_sort_key(failure: Failure) -> tuple[bool, bool, int, int]:
     """Return the sorting key of a failure: causes before consequences, signals first, then by time and rank.
 
-    A rank that a signal ended wrote no time, and one that ends by itself in the same second may be reacting.
+    A rank that a signal killed recorded no time. A rank that exits in the same second may react to that.
     """
     consequence = failure.ended_by_agent or bool(failure.extra.get("lost_peer"))
     return consequence, failure.exitcode > 0, int(failure.extra.get("time_ns", failure.when_ns)), failure.rank
 
 
 def parse_error_file(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message of an error file's content, nothing where it is in another form."""
+    """Return the message of an error file's content, empty if it has another form."""
     message = content.get("message")
     return message if isinstance(message, dict) else {}
 
 
 def read_error_file(file: Path) -> Mapping[str, Any]:
-    """Return what a rank left in its error file, nothing where there is none or it was killed amid writing."""
+    """Return the message of a rank's error file, empty if it is missing or incomplete."""
     try:
         content = json.loads(file.read_text())
     except (OSError, ValueError):
@@ -77,14 +77,14 @@ def read_error_file(file: Path) -> Mapping[str, Any]:
 
 
 def report_stop(folder: Path, number: Signals) -> int:
-    """Say how the ranks took a signal that was passed on to them: saved, to go on, or just ended; return the code.
+    """Print how the ranks reacted to a forwarded signal, a saved checkpoint or just an exit; return the exit code.
 
-    `folder` holds the file of each rank that had something to say, in a folder for each time that ranks were started.
+    `folder` holds the error files of the ranks, in one folder for each start of the ranks.
     """
     for file in sorted(folder.glob(f"**/{ERROR_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True):
-        word = read_error_file(file)
-        if word.get("extraInfo", {}).get("code") == ExitCode.PREEMPTED:
-            return print_final_message(word["message"], ExitCode.PREEMPTED)
+        message = read_error_file(file)
+        if message.get("extraInfo", {}).get("code") == ExitCode.PREEMPTED:
+            return print_final_message(message["message"], ExitCode.PREEMPTED)
     return print_final_message(f"stopped by {number.name}", 128 + number)
 
 

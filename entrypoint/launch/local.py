@@ -35,47 +35,47 @@ from entrypoint.plan.model import Plan
 from entrypoint.rank.bootstrap import exec_program
 from entrypoint.rank.rendezvous import check_port_free
 
-# What an operator sees in the list of processes.
-PROCESS_NAME = "ranks-agent"
-# Ranks hear the terminal through their parent alone: what its keys do beside Ctrl-C is passed on as well.
+# The name in the process list.
+PROCESS_NAME = "ep-agent"
+# The terminal signals only the parent, which forwards the signals of all keys, not only Ctrl-C.
 JOB_ENDING = (*TERMINATING, signal.SIGQUIT)
 HANDLED = (*FORWARDED, signal.SIGQUIT, signal.SIGTSTP)
-# Of a rank that was told to end once it had its time to save, before it is killed.
+# Delay between the end of the grace period's first signal and SIGKILL.
 KILL_DELAY_S = 5.0
-# A child's end is always told; looking now and then costs nothing.
+# SIGCHLD reports each exit. Polling is a fallback.
 POLL_INTERVAL_S = 1.0
 
 
 def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
-    """Start this node's ranks and return the job's exit code when all have ended; `environ` is what they get.
+    """Start this node's ranks with `environ`, and return the job's exit code when all have exited.
 
-    Raises `UserError` where the port that a person wants them to meet on is taken.
+    Raises `UserError` if the MASTER_PORT that the user set is taken.
     """
     memory = read_memory(ROOT)
     name_process(PROCESS_NAME)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored by who started this, children's ends would never be told
-    with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder, reserve_port(plan, environ) as where:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the caller ignored SIGCHLD, no exit would be reported
+    with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder, reserve_port(plan, environ) as address:
         ranks = LocalRanks(plan, Path(folder))
-        signal.pthread_sigmask(signal.SIG_BLOCK, ranks.heard)
+        signal.pthread_sigmask(signal.SIG_BLOCK, ranks.handled_signals)
         for local_rank in range(plan.nodes.nproc_per_node):
-            ranks.start(local_rank, job, {**environ, **where})
-        ranks.wait()
+            ranks.start_rank(local_rank, job, {**environ, **address})
+        ranks.monitor()
         if not ranks.failures:
             return ExitCode.DONE
-        if ranks.asked:
-            return report_stop(Path(folder), ranks.asked)
+        if ranks.stop_signal:
+            return report_stop(Path(folder), ranks.stop_signal)
         (failure, *others) = ranks.failures
-        if not others and plan.nodes.world_size == 1 and failure.exitcode > 0 and not failure.word:
+        if not others and plan.nodes.world_size == 1 and failure.exitcode > 0 and not failure.error_file:
             return failure.exitcode  # a single program has printed its own error
         return print_final_message(*first_failure(ranks.failures, oom_message(memory, read_memory(ROOT))))
 
 
 @contextmanager
 def reserve_port(plan: Plan, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Hold a port for the ranks of one node as long as they run, and yield where they meet.
+    """Reserve a rendezvous port for the ranks of one node while they run, and yield its variables.
 
-    Rank 0 listens there, which Linux allows beside a socket that is bound and does not, where both ask for
-    SO_REUSEADDR as torch's store does; to nobody else is the port given out meanwhile (socket(7), ip(7)).
+    Linux lets rank 0 listen on a port that another socket has bound without listening, if both set SO_REUSEADDR.
+    torch's store sets it. The kernel gives the port to no other program meanwhile (socket(7), ip(7)).
     """
     if plan.nodes.nnodes > 1:
         yield {}
@@ -96,9 +96,10 @@ def reserve_port(plan: Plan, environ: Mapping[str, str]) -> Iterator[Mapping[str
 
 
 class LocalRanks:
-    """The ranks that run, those that failed, and the signal that ended the job, if one did.
+    """The running ranks, the failed ranks, and the signal that stopped the job, if any.
 
-    A rank that fails ends the others, with time to save; where it has saved itself, they are about to do so too.
+    When a rank fails, the others receive SIGTERM and have the grace period to save. When a rank exits because of a
+    preemption, the others are about to save too, so they receive SIGTERM only after the grace period.
     """
 
     def __init__(self, plan: Plan, folder: Path) -> None:
@@ -106,18 +107,18 @@ class LocalRanks:
         # A single rank stays in the caller's session and process group, so that it can use the terminal.
         self.own_sessions = plan.launcher != "direct"
         self.folder = folder
-        self.heard = (*not_ignored(HANDLED), signal.SIGCHLD)
+        self.handled_signals = (*not_ignored(HANDLED), signal.SIGCHLD)
         self.running: dict[int, int] = {}
         self.failures: list[Failure] = []
-        self.told: set[int] = set()
-        self.asked: signal.Signals | None = None
-        self.next: tuple[float, signal.Signals] | None = None
+        self.signalled_pids: set[int] = set()
+        self.stop_signal: signal.Signals | None = None
+        self.next_escalation: tuple[float, signal.Signals] | None = None
 
-    def start(self, local_rank: int, job: Job, environ: Mapping[str, str]) -> None:
-        """Fork a rank, which becomes its program by the plan; a failure before that is told like one of the program.
+    def start_rank(self, local_rank: int, job: Job, environ: Mapping[str, str]) -> None:
+        """Fork a rank, which executes its program by the plan; an earlier failure is reported like the program's own.
 
-        Each is a session of its own, as torchrun's are: where the kernel shares CPUs out by sessions (sched(7),
-        autogroup), ranks in one would have the time of a single process beside other people's.
+        Each rank has its own session, as under torchrun. The kernel may divide CPU time by session (sched(7),
+        autogroup). Ranks in a common session would then share the CPU time of a single process.
         """
         error_file = self.folder / str(local_rank) / ERROR_FILE
         error_file.parent.mkdir()
@@ -139,7 +140,7 @@ class LocalRanks:
                 os.setsid()
             die_with_parent()
             os.environ["TORCHELASTIC_ERROR_FILE"] = str(error_file)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.heard)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.handled_signals)
             if os.getppid() == parent:
                 exec_program(self.plan, Job("local", local_rank, size, local_rank, size, job.job_id), environ)
         except UserError as error:
@@ -149,55 +150,64 @@ class LocalRanks:
         finally:
             os._exit(code)
 
-    def wait(self) -> None:
-        """Pass signals on to the ranks, and end all when one has failed, until none is left."""
+    def monitor(self) -> None:
+        """Forward signals to the ranks, and stop all when one fails, until no rank is left."""
         while self.running:
-            patience = min(POLL_INTERVAL_S, max(0.0, self.next[0] - time.monotonic())) if self.next else POLL_INTERVAL_S
-            heard = signal.sigtimedwait(self.heard, patience)
-            if heard and heard.si_signo != signal.SIGCHLD:
-                self.heed(heard)
-            if self.next and time.monotonic() >= self.next[0]:
-                self.tell(self.next[1])
-                self.next = (time.monotonic() + KILL_DELAY_S, signal.SIGKILL)
+            wait_s = (
+                min(POLL_INTERVAL_S, max(0.0, self.next_escalation[0] - time.monotonic()))
+                if self.next_escalation
+                else POLL_INTERVAL_S
+            )
+            received = signal.sigtimedwait(self.handled_signals, wait_s)
+            if received and received.si_signo != signal.SIGCHLD:
+                self.handle_signal(received)
+            if self.next_escalation and time.monotonic() >= self.next_escalation[0]:
+                self.signal_all(self.next_escalation[1])
+                self.next_escalation = (time.monotonic() + KILL_DELAY_S, signal.SIGKILL)
             self.reap()
 
-    def heed(self, heard: signal.struct_siginfo) -> None:
-        """Pass a signal on, the terminal's to all that ranks have started; one that ends the job leaves time to save.
+    def handle_signal(self, received: signal.struct_siginfo) -> None:
+        """Forward a signal; one from the terminal goes to each rank's whole process group.
 
-        Where one of them had failed by then, that was the cause, unless the same signal had reached it first.
+        A signal that stops the job starts the grace period. If a rank failed before for another reason, that failure
+        is the cause of the stop, and not this signal.
         """
-        number = signal.Signals(heard.si_signo)
+        number = signal.Signals(received.si_signo)
         if number == signal.SIGTSTP:
-            self.stop()
+            self.suspend()
             return
         if number in JOB_ENDING:
             if all(failure.exitcode in (-number, 128 + number) for failure in self.failures):
-                self.asked = self.asked or number
-            self.next = self.next or (time.monotonic() + self.plan.grace_period_s, signal.SIGKILL)
-        if self.own_sessions or not from_terminal(heard):  # the terminal signals its whole process group
-            self.tell(number, everyone=self.own_sessions and (from_terminal(heard) or number == signal.SIGCONT))
+                self.stop_signal = self.stop_signal or number
+            self.next_escalation = self.next_escalation or (time.monotonic() + self.plan.grace_period_s, signal.SIGKILL)
+        if self.own_sessions or not from_terminal(received):  # the terminal signals its whole process group
+            self.signal_all(
+                number, process_group=self.own_sessions and (from_terminal(received) or number == signal.SIGCONT)
+            )
 
-    def stop(self) -> None:
-        """Stop with all ranks until somebody says SIGCONT, unless nobody could; what they have time for waits too."""
+    def suspend(self) -> None:
+        """Suspend this process and all ranks until SIGCONT, if there is job control; extend the next escalation."""
         if not has_job_control():
             return
-        since = time.monotonic()
+        suspended_at = time.monotonic()
         if self.own_sessions:
-            self.tell(signal.SIGSTOP, everyone=True)
+            self.signal_all(signal.SIGSTOP, process_group=True)
         os.kill(os.getpid(), signal.SIGSTOP)
-        if self.next:
-            self.next = (self.next[0] + time.monotonic() - since, self.next[1])
+        if self.next_escalation:
+            self.next_escalation = (self.next_escalation[0] + time.monotonic() - suspended_at, self.next_escalation[1])
 
-    def tell(self, number: signal.Signals, *, everyone: bool = False) -> None:
-        """Send a signal to all ranks that still run, to what they have started too where it is for everyone."""
+    def signal_all(self, number: signal.Signals, *, process_group: bool = False) -> None:
+        """Send a signal to all running ranks, with `process_group` to their child processes too."""
         for pid in self.running:
             if number in (*JOB_ENDING, signal.SIGKILL):
-                self.told.add(pid)
+                self.signalled_pids.add(pid)
             with suppress(ProcessLookupError):
-                send_signal(pid, number, everyone=self.own_sessions and (everyone or number == signal.SIGKILL))
+                send_signal(
+                    pid, number, process_group=self.own_sessions and (process_group or number == signal.SIGKILL)
+                )
 
     def reap(self) -> None:
-        """Take note of all that have ended, strangers among them that PID 1 is given."""
+        """Reap all exited children, including orphans that this process adopts as PID 1."""
         while self.running:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if not pid:
@@ -206,28 +216,30 @@ class LocalRanks:
                 local_rank = self.running.pop(pid)
                 code = os.waitstatus_to_exitcode(status)
                 if code:
-                    self.fail(local_rank, pid, code)
+                    self.record_failure(local_rank, pid, code)
 
-    def fail(self, local_rank: int, pid: int, code: int) -> None:
-        """Note a failure; the first one ends the others."""
+    def record_failure(self, local_rank: int, pid: int, code: int) -> None:
+        """Record a failure; the first one stops the other ranks."""
         rank = self.plan.nodes.node_rank * self.plan.nodes.nproc_per_node + local_rank
-        word = read_error_file(self.folder / str(local_rank) / ERROR_FILE)
-        self.failures.append(Failure(rank, local_rank, pid, code, time.time_ns(), pid in self.told, word))
-        if self.next:
+        error_file = read_error_file(self.folder / str(local_rank) / ERROR_FILE)
+        self.failures.append(
+            Failure(rank, local_rank, pid, code, time.time_ns(), pid in self.signalled_pids, error_file)
+        )
+        if self.next_escalation:
             return
         if code == ExitCode.PREEMPTED:
-            self.next = (time.monotonic() + self.plan.grace_period_s, signal.SIGTERM)
+            self.next_escalation = (time.monotonic() + self.plan.grace_period_s, signal.SIGTERM)
         else:
-            self.tell(signal.SIGTERM)
-            self.next = (time.monotonic() + self.plan.grace_period_s, signal.SIGKILL)
+            self.signal_all(signal.SIGTERM)
+            self.next_escalation = (time.monotonic() + self.plan.grace_period_s, signal.SIGKILL)
 
 
-def send_signal(pid: int, number: signal.Signals, *, everyone: bool) -> None:
-    """Send a signal to a rank, or to its whole process group, which a rank that was just forked is yet to make.
+def send_signal(pid: int, number: signal.Signals, *, process_group: bool) -> None:
+    """Send a signal to a rank, or to its whole process group if the forked rank already created it.
 
-    Raises `ProcessLookupError` for one that has ended.
+    Raises `ProcessLookupError` if the rank has exited.
     """
-    if everyone:
+    if process_group:
         with suppress(ProcessLookupError):
             os.killpg(pid, number)
             return
@@ -235,10 +247,10 @@ def send_signal(pid: int, number: signal.Signals, *, everyone: bool) -> None:
 
 
 def has_job_control() -> bool:
-    """Tell whether a shell would see this process stopped: the kernel stops none in a group that has none to see it.
+    """Return whether a shell can resume this process: its group has a parent in the same session.
 
-    That is a parent of the group in its session (setpgid(2), orphaned process group). A container's first process has
-    no parent at all, and what `setsid` or a batch system has started has one in another session.
+    The kernel does not suspend an orphaned process group (setpgid(2)). A container's first process has no parent. The
+    parent of a process that `setsid` or a batch system started is in another session.
     """
     group, session = os.getpgid(0), os.getsid(0)
     for ancestor in map(int, ancestors(ROOT)):
@@ -249,7 +261,7 @@ def has_job_control() -> bool:
 
 
 def torchelastic_variables(plan: Plan, job: Job, local_rank: int) -> dict[str, str]:
-    """Return what scripts may look for under torchrun beside RANK and its like (its manual, environment variables)."""
+    """Return the variables that torchrun sets in addition to RANK and its like (its manual, environment variables)."""
     rank, size = (
         plan.nodes.node_rank * plan.nodes.nproc_per_node + local_rank,
         plan.nodes.nnodes * plan.nodes.nproc_per_node,

@@ -87,7 +87,7 @@ def supervise_mpirun(
     Ranks that write checkpoints have `grace_s` seconds for that after a stop request, then mpirun is terminated.
     """
     said, into = os.pipe()
-    child = fork_exec(argv, {**environment, STATUS_VAR: "1"}, stderr=into, apart=saves)
+    child = fork_exec(argv, {**environment, STATUS_VAR: "1"}, stderr=into, own_process_group=saves)
     os.close(into)
     asking = StopTranslator()
     asked = forward_signals(child, asking if saves else None)

@@ -1,9 +1,8 @@
-"""torchrun's own agent, ending as the entrypoint promises: the first failure in one line, its exit code kept.
+"""Run torchrun's agent, print the first failure in one line, and keep its exit code.
 
-torchrun itself prints a page for every failure, sorts failures that fall into one second by rank, and exits 1
-whatever the ranks' codes were. It is started where ranks may have to start again, and where a person asks for it;
-`spawn` starts the others. This module and `elastic` are the parts of the entrypoint that import torch: they run
-in the agent's process, which is torchrun's.
+torchrun itself prints a page for every failure, sorts failures within one second by rank, and always exits with 1.
+The entrypoint uses it for ranks that may restart, or if the user selects it. `local` starts the other ranks. Only this
+module and `elastic_agent` import torch in the entrypoint. Both run in the agent's process.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 def convert_failures(failures: dict[int, Any], ended_by_agent: set[int]) -> list[Failure]:
-    """Return torch's own records of failures, by rank, as ours."""
+    """Convert torch's failure records, by rank, to `Failure` objects."""
     return [
         Failure(
             *(rank, one.local_rank, one.pid, one.exitcode, one.timestamp * 10**9, one.pid in ended_by_agent),
@@ -73,49 +72,49 @@ def convert_failures(failures: dict[int, Any], ended_by_agent: set[int]) -> list
 
 
 def forward_user_signals() -> list[int]:
-    """Pass on a scheduler's warning and the wish to save, which would end the agent: its ranks know what to do.
+    """Forward SIGUSR1 (preemption warning) and SIGUSR2 (save request) to the ranks, and do not end the agent.
 
-    Returns the list that each warning is put into.
+    Return the list that collects each warning.
     """
-    seen: list[int] = []
+    warnings: list[int] = []
 
-    def tell_ranks(number: int, _: FrameType | None) -> None:
+    def signal_ranks(number: int, _: FrameType | None) -> None:
         if number == signal.SIGUSR1:
-            seen.append(number)
+            warnings.append(number)
         for children in Path("/proc/self/task").glob("*/children"):
             for pid in children.read_text().split():
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), number)
 
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, tell_ranks)
-    return seen
+        signal.signal(number, signal_ranks)
+    return warnings
 
 
 class KilledPidRecorder(logging.Handler):
-    """Notes which processes the agent has ended itself; torch 2.13 counts those among the failed ones."""
+    """Records the processes that the agent stopped; torch 2.13 counts them as failed."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.pids: set[int] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note the process of `Sending process %s closing signal %s` and of `Unable to shutdown process %s …`."""
+        """Record the process of `Sending process %s closing signal %s` and of `Unable to shutdown process %s …`."""
         if "process %s" in record.msg and isinstance(record.args, tuple) and isinstance(record.args[0], int):
             self.pids.add(record.args[0])
 
 
 def capture_agent_log() -> set[int]:
-    """Keep the agent's own pages of log off the terminal; return the set that its victims' pids go into."""
-    witness = KilledPidRecorder()
+    """Suppress the agent's log, and return the set that collects the ids of the processes that it stops."""
+    recorder = KilledPidRecorder()
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed"):
             logger = logging.getLogger(name)
             logger.handlers, logger.propagate = [logging.NullHandler()], False
     agent = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
     agent.setLevel(logging.WARNING)
-    agent.handlers, agent.propagate = [witness], False
-    return witness.pids
+    agent.handlers, agent.propagate = [recorder], False
+    return recorder.pids
 
 
 if __name__ == "__main__":

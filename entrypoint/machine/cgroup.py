@@ -1,4 +1,4 @@
-"""The CPU quota and memory limit of this process's cgroup: v1 and v2, every level up to the root."""
+"""Read the CPU quota and memory limit of this process's cgroup (v1 and v2, all levels up to the root)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# A v1 group without a limit reports a number near 2^63; nothing real comes near a petabyte.
+# A v1 group without a limit reports a number near 2^63. Real limits are far below a petabyte.
 NO_LIMIT_BYTES = 1 << 50
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The tightest limits met on the way to the root: CPUs (fractional) and bytes, None where unlimited."""
+    """The tightest limits of all levels: CPUs (fractional) and bytes, None if unlimited."""
 
     cpus: float | None
     memory_bytes: int | None
 
 
 def read_limits(root: Path) -> Limits:
-    """Read every level of every hierarchy that /proc/self/cgroup names, and take the tightest.
+    """Return the tightest limits of all levels of all hierarchies in /proc/self/cgroup.
 
     Source: kernel docs, admin-guide/cgroup-v2.rst (cpu.max, memory.max) and cgroup-v1 (cpu.cfs_quota_us,
     memory.limit_in_bytes). A container that sees only its own subtree shows its path as `/`.
@@ -64,7 +64,7 @@ def iter_cgroup_dirs(root: Path) -> Iterator[Path]:
 
 
 def memory_limit(folder: Path) -> int | None:
-    """Return the bytes that a group may use, None where it has no limit."""
+    """Return the bytes that a group may use, None if it has no limit."""
     limit = read_positive_int(folder / "memory.max") or read_positive_int(folder / "memory.limit_in_bytes")
     return limit if limit and limit < NO_LIMIT_BYTES else None
 
@@ -85,7 +85,7 @@ def v1_quota(folder: Path) -> float | None:
 
 
 def read_positive_int(path: Path) -> int | None:
-    """Return a file's positive number, None where there is none (`max`, -1, no such file)."""
+    """Return a file's positive number, None if there is none (`max`, -1, no such file)."""
     try:
         value = int(path.read_text())
     except (OSError, ValueError):

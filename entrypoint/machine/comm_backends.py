@@ -1,4 +1,4 @@
-"""Whether a backend that is asked for can be used by the program's Python: tried out, since no file tells."""
+"""Check by an import whether the program's Python can use a communication backend."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 
 from entrypoint.core.console import last_error_line
 
-# What proves that a backend is there, and what to do where it is not. Gloo and NCCL are in every build of torch.
+# The code that proves that a backend is available, and the fix if it is not. Every torch build has Gloo and NCCL.
 IMPORT_PROBES = {
     "ccl": (
         "import torch, oneccl_bindings_for_pytorch",
@@ -21,7 +21,7 @@ PROBE_TIMEOUT_S = 60
 
 
 def find_backend_problem(backend: str, python: str) -> str:
-    """Return why the backend cannot be used and what to do, nothing where it can; takes 2 s for ccl and mpi."""
+    """Return why the backend cannot be used and the fix, or an empty string; imports torch for ccl and mpi."""
     if backend not in IMPORT_PROBES:
         return ""
     code, advice = IMPORT_PROBES[backend]

@@ -1,4 +1,4 @@
-"""Whether a backend of torch.compile can be used here."""
+"""Check whether a backend of torch.compile can be used on this machine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def find_compile_problem(backend: str, device: str, versions: Mapping[str, str],
 
 
 def find_ipex_problem(device: str, versions: Mapping[str, str]) -> str:
-    """Say why Intel's extension cannot be used, nothing where it can: it goes with one minor version of torch."""
+    """Return why IPEX cannot be used, or an empty string; each IPEX version requires one minor version of torch."""
     if device != "cpu":
         return "is for CPUs"
     if IPEX not in versions:
@@ -59,12 +59,12 @@ def find_ipex_problem(device: str, versions: Mapping[str, str]) -> str:
 
 
 def find_missing_build_tools() -> str:
-    """Say what of inductor's tools is missing, which compiles C++ against Python's headers at run time."""
+    """Return which build tools of inductor are missing; it compiles C++ against Python's headers at run time."""
     there = (("a C++ compiler", shutil.which(os.environ.get("CXX", "g++"))), ("Python.h", python_header().exists()))
     missing = [name for name, found in there if not found]
     return f"needs {' and '.join(missing)}: install g++ and Python's headers" if missing else ""
 
 
 def python_header() -> Path:
-    """Return where this Python's C header lies."""
+    """Return the path of this Python's C header."""
     return Path(sysconfig.get_path("include")) / "Python.h"

@@ -1,4 +1,4 @@
-"""What the container and the kernel put around the process: its root file system, /dev/shm, locked memory."""
+"""Detect the container engine, the root file system, /dev/shm, and the limit of locked memory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 from entrypoint.machine.procfs import ancestors, read_lines
 
-# What each engine leaves in the root of its containers.
-# What our own images say of themselves: name, revision, oneccl.
+# Metadata of this project's images: name, revision, oneccl.
 IMAGE_INFO = "opt/reference-training/image.json"
+# The marker file of each engine in the root of its containers.
 ENGINE_MARKERS = {".singularity.d": "Apptainer", "run/.containerenv": "Podman", ".dockerenv": "Docker"}
 
 
 @dataclass(frozen=True)
 class ContainerInfo:
-    """`engine` is Docker, Podman or Apptainer, empty outside a container; `rootfs` is the type of `/`.
+    """The container that this process runs in.
 
-    A `memlock` of None bytes means no limit.
-
-    `rdma` names the node's RDMA adapters, which lock memory. `image` is what an image of ours says of itself.
+    `engine` is Docker, Podman or Apptainer, and empty outside a container. `rootfs` is the file system type of `/`.
+    `memlock_bytes` is None if unlimited. `rdma` lists the node's RDMA adapters, which lock memory. `image` is the
+    metadata of this project's image.
     """
 
     engine: str = ""
@@ -34,28 +34,28 @@ class ContainerInfo:
 
     @property
     def is_fuse(self) -> bool:
-        """Tell whether every read of the image passes a FUSE process, as an unprivileged SIF mount's does."""
+        """Return whether a FUSE process serves the image, as for an unprivileged SIF mount."""
         return "fuse" in self.rootfs
 
 
 def detect_container(root: Path) -> ContainerInfo:
-    """Read what lies under `root`; what is hidden stays at its default."""
+    """Detect the container under `root`; hidden values keep their defaults."""
     container = next((engine for marker, engine in ENGINE_MARKERS.items() if (root / marker).exists()), "")
     adapters = tuple(sorted(path.name for path in (root / "sys/class/infiniband").glob("*")))
     return ContainerInfo(container, rootfs_type(root), shm_bytes(root), memlock_bytes(root), adapters, read_image(root))
 
 
 def read_image(root: Path) -> Mapping[str, str]:
-    """Return what an image of ours says of itself, nothing outside of one."""
+    """Return the metadata of this project's image, empty in another environment."""
     lines = read_lines(root / IMAGE_INFO)
     return {str(name): str(value) for name, value in json.loads("\n".join(lines)).items()} if lines else {}
 
 
 def rootfs_type(root: Path) -> str:
-    """Return the type of the file system at `/`; empty where /proc hides it.
+    """Return the type of the file system at `/`; empty if /proc hides it.
 
-    An unprivileged Apptainer puts an overlay of the kernel over a FUSE mount that it hides; the process that serves
-    it, a child of the runtime that is one of our own ancestors, gives it away.
+    An unprivileged Apptainer puts a kernel overlay over a hidden FUSE mount. The FUSE process is a child of the
+    runtime, which is an ancestor of this process.
     """
     types = {}
     for line in read_lines(root / "proc/self/mounts"):
@@ -68,14 +68,14 @@ def rootfs_type(root: Path) -> str:
 
 
 def sibling_processes(root: Path) -> Iterator[str]:
-    """Yield the names of the processes that have a parent in common with this one or with an ancestor of it."""
+    """Yield the names of the siblings of this process and of its ancestors."""
     for ancestor in ancestors(root):
         for child in " ".join(read_lines(root / f"proc/{ancestor}/task/{ancestor}/children")).split():
             yield from read_lines(root / f"proc/{child}/comm")
 
 
 def shm_bytes(root: Path) -> int:
-    """Return the size of /dev/shm in bytes, 0 where there is none."""
+    """Return the size of /dev/shm in bytes, 0 if there is none."""
     try:
         stat = os.statvfs(root / "dev/shm")
     except OSError:

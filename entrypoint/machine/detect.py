@@ -1,4 +1,4 @@
-"""What this process may really use: the values that the plan is made from."""
+"""Detect the hardware and software of this node that this process may use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from entrypoint.machine.procfs import read_lines
 from entrypoint.machine.python_packages import Packages, read_packages
 from entrypoint.machine.shared_libraries import Library, read_libraries
 
-# What the choice of data type and of IPEX depends on: x86's vector and matrix units with their bfloat16, and Arm's.
+# The CPU flags that select the data type and IPEX: vector, matrix and bfloat16 units of x86 and Arm.
 FLAGS = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "bf16", "sve"})
 
 
@@ -27,9 +27,9 @@ FLAGS = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "bf
 class Machine:
     """One node as this process may use it: `cpus` are those of the affinity mask, in order of their ids.
 
-    `cpu_flags` are those of `FLAGS` that it has; `memory_nodes` the NUMA nodes with memory; `squeezed_to` the CPUs
-    that a launcher's unasked default had left this process of them; `kernel` is Linux's version, two numbers or none.
-    `kept_busy` is how many of the CPUs others keep busy.
+    `cpu_flags` are the supported ones of `FLAGS`. `memory_nodes` are the NUMA nodes with memory. `launcher_affinity`
+    are the CPUs of the launcher's default binding. `kernel` is Linux's version, two numbers or empty. `busy_cpus` is
+    the number of CPUs that other processes keep busy.
     """
 
     hostname: str
@@ -52,15 +52,15 @@ class Machine:
     busy_cpus: float = 0.0
 
     def library(self, name: str) -> Library:
-        """Return what was found of a library of `entrypoint.machine.shared_libraries.PATTERNS`."""
+        """Return a library of `entrypoint.machine.shared_libraries.LIBRARY_PATTERNS`."""
         return next((one for one in self.libraries if one.name == name), Library(name, None, "not looked for"))
 
 
 def detect_machine(root: Path = Path("/"), affinity: frozenset[int] | None = None, nvml: Any = None) -> Machine:
-    """Read the node under `root`, which a test may point at a built tree; decides nothing.
+    """Read the node under `root`, which tests may point at a simulated tree.
 
-    `affinity` are the allowed CPU ids, by default those of this process. Under another root only what lies
-    in that tree is read, a virtual environment at its own path there; GPUs are those of the recording `nvml`.
+    `affinity` are the allowed CPU ids, by default those of this process. Under another root only that tree is read,
+    with the virtual environment at its own path there. `nvml` may be a recording that provides the GPUs.
     """
     mask = frozenset(os.sched_getaffinity(0)) if affinity is None else affinity
     topology = read_topology(root, mask)

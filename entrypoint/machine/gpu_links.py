@@ -1,4 +1,4 @@
-"""How GPUs are connected, and which of them belong together: pure arithmetic over link classes."""
+"""Compare the links between GPUs, and select the best connected GPUs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def best_connected(links: Sequence[Sequence[str]], count: int) -> tuple[int, ...
     `links[a][b]` is the class of the link between GPUs a and b.
     """
 
-    def worth(chosen: tuple[int, ...]) -> tuple[int, int]:
+    def score(chosen: tuple[int, ...]) -> tuple[int, int]:
         ranks = [link_quality(links[a][b]) for a, b in combinations(chosen, 2)]
         return min(ranks, default=0), sum(ranks)
 
-    return max(combinations(range(len(links)), count), key=worth)
+    return max(combinations(range(len(links)), count), key=score)
 
 
 def describe_links(links: Sequence[Sequence[str]], chosen: Sequence[int]) -> str:
-    """Say the worst and the best link among the chosen GPUs: `NV2` or `NV1 to NV2`."""
+    """Return the worst and the best link among the chosen GPUs: `NV2` or `NV1 to NV2`."""
     found = sorted({links[a][b] for a, b in combinations(chosen, 2)}, key=link_quality)
     return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}" if found else "alone"

@@ -1,4 +1,4 @@
-"""The GPUs that this process may use, their place and links, asked of NVML; no driver is no error."""
+"""Read the GPUs that this process may use, their NUMA nodes and links from NVML; a missing driver is no error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver: its version, the newest CUDA that it serves, and what NVML failed with; empty without one."""
+    """NVIDIA's driver: its version, the newest CUDA that it serves, and NVML's error; empty without a driver."""
 
     version: str = ""
     cuda: str = ""
@@ -101,12 +101,12 @@ def read_devices(root: Path, nvml: Any) -> Iterator[Gpu]:
 
 
 def list_mig_devices(nvml: Any, handle: Any) -> tuple[Any, ...]:
-    """Return the MIG devices of a GPU, none where it is not in MIG mode (or too old for one)."""
+    """Return the MIG devices of a GPU, or none if it is not in MIG mode or too old for it."""
     found = []
     with suppress(nvml.NVMLError):
         if nvml.nvmlDeviceGetMigMode(handle)[0]:
             for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-                with suppress(nvml.NVMLError):  # places that hold no device
+                with suppress(nvml.NVMLError):  # slots without a device
                     found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
     return tuple(found)
 

@@ -1,4 +1,4 @@
-"""Whether the kernel has killed a process for want of memory: told by its own counters, before and after."""
+"""Detect from the kernel's counters whether the OOM killer killed a process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from entrypoint.machine.cgroup import NO_LIMIT_BYTES, iter_cgroup_dirs, memory_l
 
 @dataclass(frozen=True)
 class MemoryEvents:
-    """How often the kernel has killed in this process's group, the group's limit and its peak, None where unknown."""
+    """The OOM kills in this process's cgroup, the cgroup's limit and its peak (None if unknown)."""
 
     kills: int = 0
     limit_bytes: int | None = None
@@ -19,7 +19,7 @@ class MemoryEvents:
 
 
 def read_memory(root: Path) -> MemoryEvents:
-    """Read the group that this process is in, or the one above it that is limited the most.
+    """Read the counters of this process's cgroup, or of its ancestor with the tightest limit.
 
     Source: kernel docs, admin-guide/cgroup-v2.rst (memory.events, memory.peak) and cgroup-v1/memory.rst
     (memory.oom_control, memory.max_usage_in_bytes); /proc/vmstat counts the whole machine's kills.
@@ -38,7 +38,7 @@ def read_memory(root: Path) -> MemoryEvents:
 
 
 def read_oom_kills(*paths: Path) -> int | None:
-    """Return the number behind `oom_kill` in the first file that has one, None where none has."""
+    """Return the `oom_kill` counter of the first file that has one, or None."""
     for path in paths:
         try:
             found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
@@ -50,7 +50,7 @@ def read_oom_kills(*paths: Path) -> int | None:
 
 
 def oom_message(before: MemoryEvents, after: MemoryEvents) -> str:
-    """Say that the kernel has killed meanwhile, of how much memory, and what to do; nothing where it has not."""
+    """Return a message with the limit, the peak and a fix if an OOM kill occurred in between, else an empty string."""
     if after.kills <= before.kills:
         return ""
     has = "the machine's" if after.limit_bytes is None else f"the {gib(after.limit_bytes)} that this job may use"

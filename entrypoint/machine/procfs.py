@@ -17,13 +17,13 @@ def ancestors(root: Path, process: str = "self") -> Iterator[str]:
 
 
 def parent_of(root: Path, process: str) -> str:
-    """Return the id of a process's parent, empty where /proc hides it."""
+    """Return the id of a process's parent, empty if /proc hides it."""
     lines = read_lines(root / f"proc/{process}/status")
     return next((line.split()[1] for line in lines if line.startswith("PPid:")), "")
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return a file's lines, none where it cannot be read."""
+    """Return a file's lines, or none if it cannot be read."""
     try:
         return path.read_text(errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Which versions of torch and what goes with it the program's Python has, told by files and not by importing them."""
+"""Read the versions of torch and related packages from files, without an import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Packages that a plan or the doctor speaks of, as their metadata folders are called.
+# Packages that a plan or the doctor reports, named like their metadata folders.
 TRACKED_PACKAGES = (
     *("torch", "torchvision", "intel_extension_for_pytorch", "oneccl_bind_pt", "nni", "torch_pruning", "triton"),
     *("onnx", "onnxruntime", "onnxscript", "apache_tvm", "torch_xla"),
@@ -24,7 +24,7 @@ class Packages:
 
 
 def read_packages(prefix: Path) -> Packages:
-    """Read the site-packages below `prefix`, the environment of this interpreter (none there: nothing is known)."""
+    """Read the site-packages below `prefix`, the environment of this interpreter (empty if there is none)."""
     versions: dict[str, str] = {}
     cuda: str | None = None
     for folder in sorted(prefix.glob("lib/python3*/site-packages")):
@@ -37,7 +37,7 @@ def read_packages(prefix: Path) -> Packages:
 
 
 def torch_cuda_version(file: Path) -> str | None:
-    """Return the CUDA version that torch's own version.py names, empty for None, None where there is no such file."""
+    """Return the CUDA version that torch's own version.py names, empty for None, None if there is no such file."""
     try:
         text = file.read_text()
     except OSError:
@@ -47,6 +47,6 @@ def torch_cuda_version(file: Path) -> str | None:
 
 
 def minor_version(version: str) -> int | None:
-    """Return 8 for 2.8.0, None for no version."""
+    """Return the minor version (8 for 2.8.0), or None if there is no version."""
     match = re.match(r"\d+\.(\d+)", version)
     return int(match[1]) if match else None

@@ -1,4 +1,4 @@
-"""Shared libraries that can be preloaded: where each may lie, and whether the file there fits this machine."""
+"""Find the shared libraries that can be preloaded, and check that they match this machine."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-# Package names differ in what they ship: Debian's libtcmalloc-minimal4 has no unversioned name without its -dev
-# package, which is why torch.backends.xeon.run_cpu, looking for exactly libtcmalloc.so, never finds it there.
+# Debian's libtcmalloc-minimal4 has no unversioned file name without its -dev package. Therefore
+# torch.backends.xeon.run_cpu, which needs exactly libtcmalloc.so, does not find it.
 LIBRARY_PATTERNS: Mapping[str, tuple[str, ...]] = {
     "tcmalloc": ("libtcmalloc_minimal.so*", "libtcmalloc.so*"),
     "jemalloc": ("libjemalloc.so*",),
@@ -28,7 +28,7 @@ ELF_MACHINES: Mapping[str, int] = {"x86_64": 62, "aarch64": 183, "ppc64le": 21, 
 
 @dataclass(frozen=True)
 class Library:
-    """One library as found: `path` is None where none fits, and `why` says where it was looked for or what is wrong."""
+    """A library: `path` is None if no file fits, and `why` gives the searched folders or the problem."""
 
     name: str
     path: str | None
@@ -36,7 +36,7 @@ class Library:
 
 
 def read_libraries(root: Path, prefix: Path, architecture: str | None = None) -> tuple[Library, ...]:
-    """Look for every library of the table below `prefix` (the virtual environment) and the folders under `root`."""
+    """Find every library of LIBRARY_PATTERNS in `prefix` (the virtual environment) and in the folders under `root`."""
     architecture = architecture or platform.machine()
     folders = library_folders(root, prefix, architecture)
     names = {folder: list_names(folder) for folder in folders}
@@ -44,14 +44,14 @@ def read_libraries(root: Path, prefix: Path, architecture: str | None = None) ->
 
 
 def library_folders(root: Path, prefix: Path, architecture: str) -> tuple[Path, ...]:
-    """Return the folders to look in: the environment's own first, then local, multiarch and plain system ones."""
+    """Return the folders to search: the environment's own first, then local, multiarch and plain system ones."""
     system = ("usr/local/lib", f"usr/lib/{architecture}-linux-gnu", "usr/lib64", "usr/lib")
     folders = (prefix / "lib", *(root / name for name in system))
     return tuple(folder for folder in folders if folder.is_dir())
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the names of a folder's shared libraries in order, none where it cannot be read."""
+    """Return the names of a folder's shared libraries in order, or none if it cannot be read."""
     try:
         return sorted(name for name in os.listdir(folder) if ".so" in name)
     except OSError:
@@ -59,7 +59,7 @@ def list_names(folder: Path) -> list[str]:
 
 
 def find(name: str, names: Mapping[Path, list[str]], architecture: str) -> Library:
-    """Return the first file that fits, by the order of patterns and folders."""
+    """Return the first file that fits, in the order of patterns and folders."""
     wrong: list[str] = []
     for pattern in LIBRARY_PATTERNS[name]:
         for folder, files in names.items():
@@ -75,14 +75,14 @@ def find(name: str, names: Mapping[Path, list[str]], architecture: str) -> Libra
 
 
 def find_elf_problem(path: Path, architecture: str) -> str:
-    """Say why a file cannot be loaded on this architecture, nothing where it can."""
+    """Return why a file cannot be loaded on this architecture, or an empty string."""
     try:
         with path.open("rb") as file:
             head = file.read(20)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     if len(head) < 20 or not head.startswith(b"\x7fELF"):
-        return "is no shared library"
+        return "is not a shared library"
     machine = struct.unpack("<H" if head[5] == 1 else ">H", head[18:20])[0]
     wanted = ELF_MACHINES.get(architecture)
     return f"is not for {architecture}" if wanted and machine != wanted else ""
@@ -94,9 +94,9 @@ def split_ld_preload(own_preload: str) -> list[str]:
 
 
 def find_broken_preloads(own_preload: str) -> dict[str, str]:
-    """Return the files of an LD_PRELOAD that the loader would only warn of, each with what is wrong with it.
+    """Return the files of an LD_PRELOAD that the loader cannot load, each with its problem.
 
-    A name without a slash, or with one of the loader's own tokens, is looked for by the loader itself (ld.so(8)).
+    A name without a slash, or with one of the loader's own tokens, is searched by the loader itself (ld.so(8)).
     """
     paths = [file for file in split_ld_preload(own_preload) if "/" in file and "$" not in file]
     problems = {file: find_elf_problem(Path(file), platform.machine()) for file in paths}

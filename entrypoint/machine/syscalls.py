@@ -1,4 +1,4 @@
-"""Calls of the kernel that the C library has no function for, by their numbers."""
+"""Make system calls that the C library does not wrap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SYSCALL_NUMBERS = {
 
 
 def system_call(name: str, *arguments: object) -> None:
-    """Make a call of `NUMBERS` that returns 0; raises OSError where it does not, or is not known for this CPU."""
+    """Make a system call of SYSCALL_NUMBERS; raises OSError if it fails or is unknown on this architecture."""
     number = SYSCALL_NUMBERS.get(platform.machine(), {}).get(name)
     if number is None:
         raise OSError(0, f"{name} is not known for {platform.machine()}")
@@ -35,21 +35,21 @@ MAX_NODES = 1024
 
 
 def bind_memory(policy: str, nodes: tuple[int, ...]) -> None:
-    """Let this process and its children take memory from these nodes (`bind`) or from them first (`preferred`).
+    """Allocate memory of this process and its children only on (`bind`) or first on (`preferred`) these nodes.
 
-    Raises OSError where the kernel or a container's seccomp filter does not allow it.
+    Raises OSError if the kernel or a container's seccomp filter does not allow it.
     """
     bits = ctypes.c_ulong * (MAX_NODES // ctypes.sizeof(ctypes.c_ulong) // 8)
     width = 8 * ctypes.sizeof(ctypes.c_ulong)
     mask = bits()
     for node in nodes:
         mask[node // width] |= 1 << (node % width)
-    # The kernel takes one bit less than maxnode says (set_mempolicy(2), bugs).
+    # The kernel reads one bit less than maxnode (set_mempolicy(2), bugs).
     system_call("set_mempolicy", MEMORY_POLICY_MODES[policy], mask, MAX_NODES + 1)
 
 
 def get_memory_nodes(process: str = "self", root: Path = Path("/")) -> tuple[int, ...]:
-    """Return the nodes that a process's memory is bound to or prefers, none for the kernel's default."""
+    """Return the nodes that a process's memory is bound to or prefers, or none for the kernel's default."""
     try:
         lines = (root / f"proc/{process}/numa_maps").read_text().splitlines()
     except OSError:

@@ -1,1 +1,1 @@
-"""The last step before the program, in each rank."""
+"""Code that runs in each rank before its program."""

@@ -1,4 +1,4 @@
-"""How ranks on several nodes find each other: the job's master waited for by name, the interface that leads to it."""
+"""Rendezvous across nodes: resolve the master's address and select the network interface."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from entrypoint.job.detect import Job
 
 
 def check_port_free(port: int) -> None:
-    """Raise `UserError` where another program already listens on this port."""
+    """Raise `UserError` if another program already listens on this port."""
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
         cause = os.strerror(error.errno) if error.errno else str(error)
         raise UserError(
-            f"MASTER_PORT={port}: cannot be listened on here ({cause}); set another one, the same on all nodes",
+            f"MASTER_PORT={port}: cannot listen on this port ({cause}). Set MASTER_PORT to a free port on all nodes.",
             ExitCode.RENDEZVOUS,
         ) from None
 
 
 def resolve_master(name: str, timeout_s: float) -> str:
-    """Return the master's address, waiting for a name that does not resolve yet: its node may come later.
+    """Return the master's address; wait for a name that does not resolve yet, because its node may start later.
 
     Raises `UserError` after `timeout_s` seconds.
     """
 
-    def refusal(cause: str) -> str:
+    def make_error(cause: str) -> str:
         late = f"does not resolve here ({cause}) after {timeout_s:.0f} s"
-        return f"MASTER_ADDR={printable(name)}: {late}; set it to the first node's address"
+        return f"MASTER_ADDR={printable(name)}: {late}. Set it to the first node's address."
 
-    awaited = f"MASTER_ADDR={printable(name)} to resolve"
-    return retry_until(lambda: resolve(name), awaited, timeout_s, refusal)
+    description = f"MASTER_ADDR={printable(name)} to resolve"
+    return retry_until(lambda: resolve(name), description, timeout_s, make_error)
 
 
 def rendezvous_variables(environ: Mapping[str, str], timeout_s: float, job: Job) -> dict[str, str]:
-    """Return what ranks need beside MASTER_ADDR to meet over several nodes; a person's own interface stays.
+    """Return the interface variables for a rendezvous across nodes; an interface that the user set is kept.
 
-    The master's own name may be its loopback there (Debian's 127.0.1.1): then the way to another node tells the
-    interface. Raises `UserError` where the master cannot be found, or is loopback on a node that is not the master.
+    The master's host name may resolve to its loopback address there (Debian's 127.0.1.1). The route to another node
+    then determines the interface. Raises `UserError` if the master's name does not resolve, or resolves to loopback on
+    another node.
     """
     name = environ["MASTER_ADDR"]
     address = resolve_master(name, timeout_s)
@@ -54,8 +55,8 @@ def rendezvous_variables(environ: Mapping[str, str], timeout_s: float, job: Job)
         interface = find_own_interface(job.hostnames)
     else:
         raise UserError(
-            f"MASTER_ADDR={printable(name)}: is {address} here, which other nodes cannot reach; set it to this node's"
-            " address in their network",
+            f"MASTER_ADDR={printable(name)}: resolves to {address} here, which other nodes cannot reach. Set it to the"
+            " first node's address in the job's network.",
             ExitCode.RENDEZVOUS,
         )
     wanted = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if interface else ()
@@ -63,33 +64,34 @@ def rendezvous_variables(environ: Mapping[str, str], timeout_s: float, job: Job)
 
 
 def local_address(environ: Mapping[str, str], timeout_s: float, job: Job) -> str:
-    """Return this node's address in the network that leads to MASTER_ADDR, empty where it has none of IPv4.
+    """Return this node's address in the network that leads to MASTER_ADDR, empty if it has no IPv4 address.
 
-    Raises `UserError` as `meeting_variables` does.
+    Raises `UserError` as `rendezvous_variables` does.
     """
     interface = {**environ, **rendezvous_variables(environ, timeout_s, job)}.get("GLOO_SOCKET_IFNAME", "")
     return interface_address(interface.split(",")[0]) if interface else ""
 
 
 def find_own_interface(nodes: tuple[str, ...]) -> str:
-    """Return the interface that leads to the job's other nodes; where none is known, the only one that there is.
+    """Return the interface of the route to the job's other nodes, else the node's only interface.
 
-    Raises `UserError` where several might be it.
+    Raises `UserError` if there are several candidates.
     """
     for node in nodes:
         with suppress(OSError):
             address = resolve(node)
             if not is_this_host(node) and (interface := interface_for_route(address)):
                 return interface
-    found = [
+    names = [
         name
         for _, name in socket.if_nameindex()
         if interface_address(name) and not interface_address(name).startswith("127.")
     ]
-    if len(found) == 1:
-        return found[0]
+    if len(names) == 1:
+        return names[0]
     raise UserError(
-        f"MASTER_ADDR: this node's own name is its loopback, and it has {len(found)} interfaces ({', '.join(found)});"
-        " set MASTER_ADDR to this node's address in the job's network, or GLOO_SOCKET_IFNAME to its interface",
+        f"MASTER_ADDR: the host name resolves to a loopback address, and there are {len(names)} interfaces"
+        f" ({', '.join(names)}). Set MASTER_ADDR to this node's address in the job's network, or GLOO_SOCKET_IFNAME to"
+        " its interface.",
         ExitCode.RENDEZVOUS,
     )

@@ -1,4 +1,4 @@
-"""What a rank really got, read from inside it after its program has started, against what was planned."""
+"""Compare a running rank with its plan, from inside the rank."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from entrypoint.plan.model import Plan
 
 @dataclass(frozen=True)
 class ObservedRank:
-    """One rank as it runs.
+    """The observed state of a running rank.
 
-    `cpus` are those of all its threads; torch's thread count is None where it is unknown. The files of the OpenMP
-    runtime and of the allocator in use are empty where none is known. `preloads` are those of the plan that are
-    mapped. The rest is the NUMA nodes that its memory is bound to, and its GPU.
+    `cpus` are those of all its threads. `threads` is torch's thread count, None if unknown. `openmp` and `allocator`
+    are the files of the active libraries, empty if none is known. `preloaded` are the plan's preloads that are mapped.
+    `memory_nodes` are the NUMA nodes that its memory is bound to.
     """
 
     rank: int
@@ -47,7 +47,7 @@ class DlInfo(ctypes.Structure):
 
 
 def observe_rank(plan: Plan) -> ObservedRank:
-    """Look at this process; call it in the program's main thread before the first parallel work."""
+    """Observe this process; call it in the program's main thread before the first parallel work."""
     torch = sys.modules.get("torch")
     cuda = torch is not None and plan.device == "cuda" and torch.cuda.is_initialized()
     return ObservedRank(
@@ -64,17 +64,17 @@ def observe_rank(plan: Plan) -> ObservedRank:
 
 
 def cpus_of_process(process: str) -> tuple[int, ...]:
-    """Return the CPUs that any thread of a process may run on: pinned threads hold a part each."""
+    """Return the CPUs that any thread of a process may run on; pinned threads have a subset each."""
     threads = [int(path.name) for path in Path(f"/proc/{process}/task").iterdir()]
     allowed: set[int] = set()
     for thread in threads:
-        with suppress(ProcessLookupError):  # it has ended meanwhile
+        with suppress(ProcessLookupError):  # the thread has exited
             allowed |= os.sched_getaffinity(thread)
     return tuple(sorted(allowed))
 
 
 def mapped_libraries(preload: Iterable[str], maps: str) -> tuple[str, ...]:
-    """Return those of the preloaded libraries that a process has mapped."""
+    """Return the preloaded libraries that a process has mapped."""
     return tuple(path for path in preload if str(Path(path).resolve()) in maps)
 
 
@@ -95,24 +95,24 @@ def symbol_provider(function: str) -> str:
     return found.file.decode(errors="replace") if here.dladdr(address, ctypes.byref(found)) else ""
 
 
-def compare_with_plan(plan: Plan, seen: ObservedRank) -> tuple[str, ...]:
-    """Return one line for each thing that is not as planned, naming both."""
-    planned = plan.ranks[seen.local_rank]
+def compare_with_plan(plan: Plan, observed: ObservedRank) -> tuple[str, ...]:
+    """Return one line for each difference, with the observed and the planned value."""
+    planned = plan.ranks[observed.local_rank]
     lines: list[str] = []
-    if plan.binding.cpu_binding != "none" and seen.cpus != planned.cpus:
-        lines.append(f"runs on CPUs {format_cpu_list(seen.cpus)}, planned were {format_cpu_list(planned.cpus)}")
-    if seen.threads is not None and seen.threads != planned.threads:
-        lines.append(f"torch has {seen.threads} threads, planned were {planned.threads}")
-    if planned.memory_nodes and seen.memory_nodes != planned.memory_nodes:
-        nodes = format_cpu_list(seen.memory_nodes)
+    if plan.binding.cpu_binding != "none" and observed.cpus != planned.cpus:
+        lines.append(f"runs on CPUs {format_cpu_list(observed.cpus)}, planned were {format_cpu_list(planned.cpus)}")
+    if observed.threads is not None and observed.threads != planned.threads:
+        lines.append(f"torch has {observed.threads} threads, planned were {planned.threads}")
+    if planned.memory_nodes and observed.memory_nodes != planned.memory_nodes:
+        nodes = format_cpu_list(observed.memory_nodes)
         found = f"bound to node {nodes}" if nodes else "not bound"
         lines.append(f"memory is {found}, planned was node {format_cpu_list(planned.memory_nodes)}")
-    if seen.gpu is not None and seen.gpu != planned.gpu:
-        lines.append(f"computes on GPU {seen.gpu}, planned was {planned.gpu}")
-    absent = [path for path in plan.environment.preload if path not in seen.preloaded]
+    if observed.gpu is not None and observed.gpu != planned.gpu:
+        lines.append(f"computes on GPU {observed.gpu}, planned was {planned.gpu}")
+    absent = [path for path in plan.environment.preload if path not in observed.preloaded]
     lines += [f"{path} was to be preloaded and is not loaded" for path in absent]
-    for word, what, file in (("iomp5", "OpenMP runtime", seen.openmp), ("malloc", "allocator", seen.allocator)):
+    for word, what, file in (("iomp5", "OpenMP runtime", observed.openmp), ("malloc", "allocator", observed.allocator)):
         wanted = next((path for path in plan.environment.preload if word in PurePath(path).name), "")
         if wanted and file and word not in PurePath(file).name:
             lines.append(f"the {what} in charge is {file}, planned was {wanted}")
-    return tuple(f"rank {seen.rank}: {line}" for line in lines)
+    return tuple(f"rank {observed.rank}: {line}" for line in lines)

@@ -1,1 +1,1 @@
-"""Parents that outlive a rank."""
+"""Parent processes of ranks."""

@@ -14,55 +14,55 @@ from entrypoint.core.signals import FORWARDED, from_terminal, not_ignored
 POLL_INTERVAL_S = 0.1
 
 
-def forward_signals(child: int, spoken: Callable[[int], int] | None = None) -> list[int]:
-    """Pass this process's signals on to a child, once each; return the list that each one which comes is put into.
+def forward_signals(child: int, translate: Callable[[int], int] | None = None) -> list[int]:
+    """Forward this process's signals to a child, and return the list that collects each received signal.
 
-    With `spoken` the child is in a group of its own, which no terminal tells, and is told what that makes of each. A
-    thread waits for them, since a handler is not told where one comes from.
+    `translate` is for a child in its own process group, which the terminal does not signal. The child then receives
+    the signal that `translate` returns. A thread waits for the signals, because a handler does not know their sender.
     """
-    asked: list[int] = []
-    heard = not_ignored(FORWARDED)
+    received: list[int] = []
+    handled = not_ignored(FORWARDED)
 
-    def pass_on() -> None:
+    def forward() -> None:
         while True:
-            told = signal.sigwaitinfo(heard)
-            asked.append(told.si_signo)
-            if spoken or not from_terminal(told):
+            info = signal.sigwaitinfo(handled)
+            received.append(info.si_signo)
+            if translate or not from_terminal(info):
                 with suppress(ProcessLookupError):
-                    os.kill(child, spoken(told.si_signo) if spoken else told.si_signo)
+                    os.kill(child, translate(info.si_signo) if translate else info.si_signo)
 
-    threading.Thread(target=pass_on, daemon=True).start()
-    return asked
+    threading.Thread(target=forward, daemon=True).start()
+    return received
 
 
 def fork_exec(
     argv: tuple[str, ...],
     environment: Mapping[str, str],
     *,
-    gate: int | None = None,
+    port_pipe: int | None = None,
     stderr: int = 2,
-    apart: bool = False,
+    own_process_group: bool = False,
 ) -> int:
-    """Fork and become a program that the kernel asks to end with this process (prctl(2)); return its process id.
+    """Fork a child that executes a program, and return its process id.
 
-    With a `gate` it waits there first for the port that it is told as MASTER_PORT, and ends where nothing comes. One
-    that is `apart` is in a group of its own, and reads nothing: a terminal would stop it. What is to be passed on waits
-    here until `signals_passed_on` takes it.
+    The kernel sends the child SIGTERM when this process ends (prctl(2)). With `port_pipe` the child first reads its
+    MASTER_PORT from that pipe, and exits if the pipe closes empty. With `own_process_group` the child reads /dev/null,
+    because the terminal would stop it. Signals to forward stay blocked here until `forward_signals` handles them.
     """
-    parent, heard = os.getpid(), not_ignored(FORWARDED)
-    signal.pthread_sigmask(signal.SIG_BLOCK, heard)
+    parent, handled = os.getpid(), not_ignored(FORWARDED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, handled)
     child = os.fork()
     if child:
         return child
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
         die_with_parent()
         os.dup2(stderr, 2)
-        if apart:
+        if own_process_group:
             os.setpgid(0, 0)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        told = os.read(gate, 16).decode() if gate is not None else None
-        if told != "" and os.getppid() == parent:
-            os.execve(argv[0], argv, {**environment, **({"MASTER_PORT": told} if told else {})})
+        port = os.read(port_pipe, 16).decode() if port_pipe is not None else None
+        if port != "" and os.getppid() == parent:
+            os.execve(argv[0], argv, {**environment, **({"MASTER_PORT": port} if port else {})})
     finally:
         os._exit(127)

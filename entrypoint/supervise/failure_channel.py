@@ -1,7 +1,7 @@
-"""The bond between the guards of a job's ranks: who failed first is known to all, and a node that falls silent is lost.
+"""Failure channel between rank monitors: broadcasts the first failure and detects unresponsive nodes.
 
-Rank 0's guard listens and tells the others the port that ranks meet on; each says how its rank ended. Lines of JSON; an
-empty line is a heartbeat.
+Rank 0's monitor listens, and sends the rendezvous port to the others. Each monitor reports how its rank ended.
+Messages are lines of JSON. An empty line is a heartbeat.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from entrypoint.core.network import LOG_INTERVAL_S, RETRY_INTERVAL_S
 HEARTBEAT_INTERVAL_S = 0.5
 CONNECT_TIMEOUT_S = 2.0
 MAX_HELLO_BYTES = 4096
-# The code of a verdict on a rank whose node does not answer any more.
+# The exit code of a first failure on a node that no longer responds.
 NODE_LOST_CODE = -1
 
 
 @dataclass(frozen=True)
 class FirstFailure:
-    """Which rank on which node failed first, with what exit code, and how that is told."""
+    """The rank that failed first, its node, its exit code, and a description (`how`)."""
 
     rank: int
     node: str
@@ -37,9 +37,9 @@ class FirstFailure:
 
 @dataclass(frozen=True)
 class RankEndpoint:
-    """A rank, its node's name, and the ports on the first of which rank 0's guard is that is free there.
+    """A rank, its node's name, rank 0's host, and the ports of which rank 0's monitor takes the first free one.
 
-    `token` tells the job from others on those ports.
+    `token` distinguishes the job from other jobs on those ports.
     """
 
     rank: int
@@ -50,141 +50,141 @@ class RankEndpoint:
 
 
 class FailureChannel:
-    """Runs in threads of the guard; `verdict` is set as soon as any rank has failed or a node is lost.
+    """Connects the monitors in background threads; `first_failure` is set when a rank fails or a node is lost.
 
-    Of `ports` rank 0 takes the first that is free for the ranks to meet on, and tells the others; without any, their
-    launcher has said where they meet.
+    Rank 0 takes the first free one of `ports` for the rendezvous, and sends it to the others. Without `ports`, the
+    launcher sets the rendezvous port.
     """
 
-    def __init__(self, place: RankEndpoint, timeout_s: float, ports: tuple[int, ...] = ()) -> None:
-        self.place = place
+    def __init__(self, endpoint: RankEndpoint, timeout_s: float, ports: tuple[int, ...] = ()) -> None:
+        self.endpoint = endpoint
         self.timeout_s = timeout_s
         self.ports = ports
         self.port = 0
-        self.settled = threading.Event()
-        self.verdict: FirstFailure | None = None
+        self.port_known = threading.Event()
+        self.first_failure: FirstFailure | None = None
         self.lock = threading.Lock()
         self.peers: dict[socket.socket, RankEndpoint] = {}
-        self.over = threading.Event()
+        self.closed = threading.Event()
 
     def start(self) -> None:
-        """Listen on rank 0, else connect to it; raises `UserError` where no port is free for the ranks to meet on."""
-        if self.place.rank:
-            threading.Thread(target=self.connect, daemon=True).start()
+        """Listen on rank 0, else connect to it; raises `UserError` if no rendezvous port is free."""
+        if self.endpoint.rank:
+            threading.Thread(target=self.connect_to_rank0, daemon=True).start()
             return
         if self.ports:
             self.port = first_free_port(self.ports)
-        self.settled.set()
-        server = next(filter(None, map(try_listen, self.place.ports)), None)
+        self.port_known.set()
+        server = next(filter(None, map(try_listen, self.endpoint.ports)), None)
         if server:
-            threading.Thread(target=self.listen, args=(server,), daemon=True).start()
-        elif self.ports:  # else there is just no bond
-            raise UserError(ports_taken_message(self.place.ports), ExitCode.RENDEZVOUS)
+            threading.Thread(target=self.accept_peers, args=(server,), daemon=True).start()
+        elif self.ports:  # without `ports` the job runs without a failure channel
+            raise UserError(ports_taken_message(self.endpoint.ports), ExitCode.RENDEZVOUS)
 
-    def wait_for_port(self, timeout_s: float, say: Callable[[str], None]) -> int:
-        """Return the port that rank 0 has taken; raises `UserError` where it does not say so within `timeout_s`."""
-        began = time.monotonic()
-        where = f"rank 0 at {self.place.host}, ports {self.place.ports[0]} to {self.place.ports[-1]}"
-        while not self.settled.wait(min(LOG_INTERVAL_S, timeout_s)):
-            waited = time.monotonic() - began
+    def wait_for_port(self, timeout_s: float, log: Callable[[str], None]) -> int:
+        """Return the port that rank 0 takes; raises `UserError` if rank 0 does not send it within `timeout_s`."""
+        start = time.monotonic()
+        where = f"rank 0 at {self.endpoint.host}, ports {self.endpoint.ports[0]} to {self.endpoint.ports[-1]}"
+        while not self.port_known.wait(min(LOG_INTERVAL_S, timeout_s)):
+            waited = time.monotonic() - start
             if waited >= timeout_s:
                 raise UserError(
-                    f"rank {self.place.rank}: {where}, did not answer within {timeout_s:.0f} s; see why there, or raise"
-                    " LAUNCH_RENDEZVOUS_TIMEOUT_S",
+                    f"rank {self.endpoint.rank}: {where}, did not answer within {timeout_s:.0f} s. Check the output of"
+                    " rank 0, or increase LAUNCH_RENDEZVOUS_TIMEOUT_S.",
                     ExitCode.RENDEZVOUS,
                 )
-            say(f"rank {self.place.rank} waits for {where} ({waited:.0f} of {timeout_s:.0f} s)")
+            log(f"rank {self.endpoint.rank} waits for {where} ({waited:.0f} of {timeout_s:.0f} s)")
         return self.port
 
-    def fail(self, verdict: FirstFailure) -> None:
-        """Keep the first failure and tell it to all."""
+    def report_failure(self, failure: FirstFailure) -> None:
+        """Record the first failure and send it to all peers."""
         with self.lock:
-            if self.verdict is not None:
+            if self.first_failure is not None:
                 return
-            self.verdict = verdict
+            self.first_failure = failure
             peers = list(self.peers)
         for peer in peers:
-            send_message(peer, {"verdict": asdict(verdict)})
+            send_message(peer, {"verdict": asdict(failure)})
 
-    def ended(self, code: int, how: str) -> None:
-        """Tell how this guard's own rank ended; on rank 0 this is the end of the bond."""
+    def report_exit(self, code: int, how: str) -> None:
+        """Report how this monitor's own rank ended; on rank 0 this closes the channel."""
         if code:
-            self.fail(FirstFailure(self.place.rank, self.place.node, code, how))
+            self.report_failure(FirstFailure(self.endpoint.rank, self.endpoint.node, code, how))
         with self.lock:
             peers = list(self.peers)
-            self.over.set()  # ahead of the farewell: who hears it hangs up, which is no loss any more
+            self.closed.set()  # set before sending "bye": a peer that disconnects after it is not lost
         for peer in peers:
             send_message(peer, {"bye": True})
 
-    def listen(self, server: socket.socket) -> None:
-        """Take the other guards' connections, a thread each."""
+    def accept_peers(self, server: socket.socket) -> None:
+        """Accept the other monitors' connections, and serve each one in a thread."""
         with server:
-            while not self.over.is_set():
+            while not self.closed.is_set():
                 peer, _ = server.accept()
-                threading.Thread(target=self.attend, args=(peer,), daemon=True).start()
+                threading.Thread(target=self.serve_peer, args=(peer,), daemon=True).start()
 
-    def attend(self, peer: socket.socket) -> None:
-        """Follow one guard from its greeting to its end; before it has joined, its going away is no loss."""
-        greeting = self.place
+    def serve_peer(self, peer: socket.socket) -> None:
+        """Serve one monitor from its hello to its exit; a disconnect before it joins is not a loss."""
+        endpoint = self.endpoint
 
-        def take(message: dict[str, object]) -> bool:
-            nonlocal greeting
+        def handle(message: dict[str, object]) -> bool:
+            nonlocal endpoint
             if "hello" in message:
-                greeting = RankEndpoint(**message["hello"])  # type: ignore[arg-type]
-                if greeting.token != self.place.token:
+                endpoint = RankEndpoint(**message["hello"])  # type: ignore[arg-type]
+                if endpoint.token != self.endpoint.token:
                     return False
                 send_message(peer, {"port": self.port})
             if "joined" in message:
                 with self.lock:
-                    self.peers[peer] = greeting
-                    known = self.verdict
-                if known:
-                    send_message(peer, {"verdict": asdict(known)})
-            return self.heed(message)
+                    self.peers[peer] = endpoint
+                    failure = self.first_failure
+                if failure:
+                    send_message(peer, {"verdict": asdict(failure)})
+            return self.handle_message(message)
 
-        self.part(peer, read_messages(peer, self.timeout_s, take))
+        self.remove_peer(peer, read_messages(peer, self.timeout_s, handle))
 
-    def heed(self, message: dict[str, object]) -> bool:
-        """Take another's verdict as this bond's, and return whether more is to come."""
+    def handle_message(self, message: dict[str, object]) -> bool:
+        """Record a peer's first failure, and return whether more messages follow."""
         if "verdict" in message:
-            self.fail(FirstFailure(**message["verdict"]))  # type: ignore[arg-type]
+            self.report_failure(FirstFailure(**message["verdict"]))  # type: ignore[arg-type]
         return "bye" not in message
 
-    def part(self, peer: socket.socket, lost: str) -> None:
-        """Forget a guard; the node of one that had joined and went without a farewell (`lost` says how) is lost."""
+    def remove_peer(self, peer: socket.socket, lost: str) -> None:
+        """Remove a monitor; if it had joined and `lost` gives a reason, report its node as lost."""
         with self.lock:
-            who = self.peers.pop(peer, None)
-        if who and lost and not self.over.is_set():
-            self.fail(FirstFailure(who.rank, who.node, NODE_LOST_CODE, f"its node is lost: {lost}"))
+            endpoint = self.peers.pop(peer, None)
+        if endpoint and lost and not self.closed.is_set():
+            self.report_failure(FirstFailure(endpoint.rank, endpoint.node, NODE_LOST_CODE, f"its node is lost: {lost}"))
 
-    def connect(self) -> None:
-        """Reach rank 0's guard, which may come later, and follow it."""
-        for port in itertools.cycle(self.place.ports):
-            if self.over.is_set():
+    def connect_to_rank0(self) -> None:
+        """Connect to rank 0's monitor, retrying until it listens, and handle its messages."""
+        for port in itertools.cycle(self.endpoint.ports):
+            if self.closed.is_set():
                 return
             try:
-                peer = socket.create_connection((self.place.host, port), timeout=CONNECT_TIMEOUT_S)
+                peer = socket.create_connection((self.endpoint.host, port), timeout=CONNECT_TIMEOUT_S)
             except OSError:
                 time.sleep(RETRY_INTERVAL_S)
                 continue
-            if self.is_ours(peer):
+            if self.handshake(peer):
                 break
             peer.close()
 
         with self.lock:
-            self.peers[peer] = replace(self.place, rank=0, node=self.place.host)
+            self.peers[peer] = replace(self.endpoint, rank=0, node=self.endpoint.host)
             message: dict[str, object] = {"joined": True}
-            if self.verdict:
-                message["verdict"] = asdict(self.verdict)
-            if self.over.is_set():
+            if self.first_failure:
+                message["verdict"] = asdict(self.first_failure)
+            if self.closed.is_set():
                 message["bye"] = True
         send_message(peer, message)
-        self.settled.set()
-        self.part(peer, read_messages(peer, self.timeout_s, self.heed))
+        self.port_known.set()
+        self.remove_peer(peer, read_messages(peer, self.timeout_s, self.handle_message))
 
-    def is_ours(self, peer: socket.socket) -> bool:
-        """Greet who listens there, and learn the ranks' port from it; not so where it is another program."""
-        send_message(peer, {"hello": asdict(self.place)})
+    def handshake(self, peer: socket.socket) -> bool:
+        """Send a hello and read the rendezvous port; return False if another program or job answers."""
+        send_message(peer, {"hello": asdict(self.endpoint)})
         answer = b""
         try:
             while b"}" not in answer or not answer.endswith(b"\n"):
@@ -199,7 +199,7 @@ class FailureChannel:
 
 
 def first_free_port(ports: tuple[int, ...]) -> int:
-    """Return the first port that nobody listens on here; raises `UserError` where there is none."""
+    """Return the first port that no program listens on here; raises `UserError` if there is none."""
     for port in ports:
         if server := try_listen(port):
             server.close()
@@ -208,15 +208,15 @@ def first_free_port(ports: tuple[int, ...]) -> int:
 
 
 def ports_taken_message(ports: tuple[int, ...]) -> str:
-    """Say that ranks find no port to meet on."""
+    """Return the error message for a node without a free rendezvous port."""
     return (
-        f"ports {ports[0]} to {ports[-1]} are all taken here, and ranks need one to meet on; set MASTER_PORT to a free"
-        " one on all nodes"
+        f"ports {ports[0]} to {ports[-1]}: no free rendezvous port on this node. Set MASTER_PORT to a free port on all"
+        " nodes."
     )
 
 
 def try_listen(port: int) -> socket.socket | None:
-    """Return a socket that listens on a port, None where another program does."""
+    """Return a socket that listens on a port, or None if the port is taken."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
         return socket.create_server(("", port), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=1024)
@@ -225,38 +225,41 @@ def try_listen(port: int) -> socket.socket | None:
 
 
 def send_message(peer: socket.socket, message: dict[str, object]) -> None:
-    """Send a message, or a heartbeat where it is empty; a peer that is gone is noticed by who reads from it."""
+    """Send a message, or a heartbeat if it is empty; the reading thread detects a lost peer."""
     text = json.dumps(message) if message else ""
     with contextlib.suppress(OSError):
         peer.sendall(f"{text}\n".encode())
 
 
-def read_messages(peer: socket.socket, timeout_s: float, take: Callable[[dict[str, object]], bool]) -> str:
-    """Read messages until `take` says no, heartbeats going out meanwhile; return why the peer is lost, or nothing."""
-    heard, rest = time.monotonic(), b""
-    beat_s, due = min(HEARTBEAT_INTERVAL_S, timeout_s / 4), heard
+def read_messages(peer: socket.socket, timeout_s: float, handle: Callable[[dict[str, object]], bool]) -> str:
+    """Read messages and send heartbeats until `handle` returns False.
+
+    Return why the peer is lost, or an empty string.
+    """
+    last_received, rest = time.monotonic(), b""
+    interval_s, due = min(HEARTBEAT_INTERVAL_S, timeout_s / 4), last_received
     with peer:
         while True:
             now = time.monotonic()
-            if now >= due:  # by the clock, never in answer to the other's: the two would keep each other busy
+            if now >= due:  # on a timer: answering each heartbeat would loop without end
                 send_message(peer, {})
-                due = now + beat_s
+                due = now + interval_s
             try:
                 peer.settimeout(due - now)
                 data = peer.recv(65536)
             except TimeoutError:
-                if time.monotonic() - heard > timeout_s:
+                if time.monotonic() - last_received > timeout_s:
                     return f"silent for {timeout_s:.0f} s"
                 continue
             except OSError as error:
                 return error.strerror or "connection lost"
             if not data:
-                return "its guard is gone"
-            heard = time.monotonic()
+                return "its monitor exited"
+            last_received = time.monotonic()
             *lines, rest = (rest + data).split(b"\n")
             for line in filter(None, lines):
                 try:
-                    if not take(json.loads(line)):
+                    if not handle(json.loads(line)):
                         return ""
-                except (ValueError, TypeError, AttributeError):  # whoever looks for open ports, say
-                    return "speaks another language"
+                except (ValueError, TypeError, AttributeError):  # a port scanner, for example
+                    return "it sent an invalid message"

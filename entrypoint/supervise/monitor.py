@@ -1,7 +1,7 @@
-"""A guard for each rank of several nodes: its parent, which sees to it that all ranks end when one has failed.
+"""Parent process of each rank in a multi-node job; stops all ranks when one of them fails.
 
-Launchers do not: mpirun waits for ever for a node that is cut off, hydra for ranks that are stuck when one has failed,
-torchrun's agent on one node knows nothing of the other's ranks.
+Launchers do not do this. mpirun waits forever for a node that is cut off. Hydra waits forever for stuck ranks after
+another rank fails. torchrun's agent does not know the ranks of other nodes.
 """
 
 from __future__ import annotations
@@ -25,49 +25,51 @@ from entrypoint.machine.procfs import ROOT, ancestors, read_lines
 from entrypoint.supervise.child import POLL_INTERVAL_S, fork_exec, forward_signals
 from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel, FirstFailure, RankEndpoint
 
-# What `verify` knows guards by.
-PROCESS_NAME = "rank-guard"
-# When another rank has failed: what this one has to end by itself, then after SIGTERM.
+# `verify` finds monitors by this name.
+PROCESS_NAME = "ep-monitor"
+# After another rank fails: the time this rank has to exit, first without and then after SIGTERM.
 EXIT_WAIT_S, SIGTERM_WAIT_S = 5.0, 5.0
-# Between a rank's end and the bond's: others that failed sooner may still be on their way.
+# Delay between a rank's exit and its report: an earlier failure may still arrive.
 FAILURE_SETTLE_S = 1.0
 LAUNCHER_KILL_DELAY_S = 5.0
 
 
 def run_guarded(
-    argv: tuple[str, ...], environment: Mapping[str, str], bond: FailureChannel, timeout_s: float, grace_s: float
+    argv: tuple[str, ...], environment: Mapping[str, str], channel: FailureChannel, timeout_s: float, grace_s: float
 ) -> NoReturn:
-    """Run the rank's program as a child to its end, and end as it did; a rank that a signal has ended gives 5.
+    """Run the rank's program as a child, and exit with its exit code, or with 5 if a signal killed it.
 
-    Raises `UserError` where ranks have to agree on a port and rank 0 cannot be asked within `timeout_s` seconds.
+    Raises `UserError` if the ranks need a common port and rank 0 does not send it within `timeout_s` seconds.
     """
     name_process(PROCESS_NAME)
-    child, gate = spawn_gated(argv, environment)
-    place, memory = bond.place, read_memory(ROOT)
-    asked = forward_signals(child)
-    bond.start()
-    if bond.ports:
-        environment = {**environment, "MASTER_PORT": str(bond.wait_for_port(timeout_s, log))}
-    os.write(gate, environment["MASTER_PORT"].encode())
-    os.close(gate)
-    status, ended_by_guard = wait_or_terminate(child, bond, place, grace_s)
+    child, port_pipe = spawn_gated(argv, environment)
+    endpoint, memory = channel.endpoint, read_memory(ROOT)
+    received = forward_signals(child)
+    channel.start()
+    if channel.ports:
+        environment = {**environment, "MASTER_PORT": str(channel.wait_for_port(timeout_s, log))}
+    os.write(port_pipe, environment["MASTER_PORT"].encode())
+    os.close(port_pipe)
+    status, ended_by_monitor = wait_or_terminate(child, channel, endpoint, grace_s)
     code = os.waitstatus_to_exitcode(status)
     how = describe_exit(code, oom_message(memory, read_memory(ROOT)))
     if code:
         time.sleep(FAILURE_SETTLE_S)
-    mine = bond.verdict is None
-    if code < 0 and -code in asked:  # the launcher's wish
+    is_first = channel.first_failure is None
+    if code < 0 and -code in received:  # the launcher sent this signal
         code = 128 - code
-    if bond.verdict and not mine and code - 128 in asked:  # a launcher that has seen the first failure ends the others
-        ended_by_guard = code != bond.verdict.code
-    bond.ended(code if mine else 0, how)
-    if mine and bond.verdict:
-        report_own_failure(bond.verdict) if code < 0 else print_failure(bond.verdict, place)
-    if code and bond.verdict and bond.verdict.code == NODE_LOST_CODE:
+    if (
+        channel.first_failure and not is_first and code - 128 in received
+    ):  # the launcher ends all ranks after the first failure
+        ended_by_monitor = code != channel.first_failure.code
+    channel.report_exit(code if is_first else 0, how)
+    if is_first and channel.first_failure:
+        report_own_failure(channel.first_failure) if code < 0 else print_failure(channel.first_failure, endpoint)
+    if code and channel.first_failure and channel.first_failure.code == NODE_LOST_CODE:
         kill_stuck_launchers()
-    if ended_by_guard and bond.verdict and bond.verdict.code in NOT_RETRYABLE:
-        code = bond.verdict.code
-    elif ended_by_guard or code < 0:
+    if ended_by_monitor and channel.first_failure and channel.first_failure.code in NOT_RETRYABLE:
+        code = channel.first_failure.code
+    elif ended_by_monitor or code < 0:
         code = ExitCode.RANK_FAILED
     sys.stdout.flush()
     sys.stderr.flush()
@@ -75,79 +77,79 @@ def run_guarded(
 
 
 def spawn_gated(argv: tuple[str, ...], environment: Mapping[str, str]) -> tuple[int, int]:
-    """Fork the program, which the kernel asks to end when this guard is gone; return its process id and its gate.
+    """Fork the program, and return its process id and the pipe that it waits on for its port.
 
-    It starts when it is written there which port ranks meet on. The fork comes before this guard has any threads.
+    The program starts when the rendezvous port is written to that pipe. This monitor forks before it starts threads.
     """
-    port, gate = os.pipe()
-    child = fork_exec(argv, environment, gate=port)
-    os.close(port)
-    return child, gate
+    read_end, port_pipe = os.pipe()
+    child = fork_exec(argv, environment, port_pipe=read_end)
+    os.close(read_end)
+    return child, port_pipe
 
 
-def wait_or_terminate(child: int, bond: FailureChannel, place: RankEndpoint, grace_s: float) -> tuple[int, bool]:
-    """Wait for the child, and end it where another rank has failed; return its status and whether that was needed.
+def wait_or_terminate(child: int, channel: FailureChannel, endpoint: RankEndpoint, grace_s: float) -> tuple[int, bool]:
+    """Wait for the child, and terminate it if another rank fails; return its status and whether it was terminated.
 
-    Where the other one has saved and ended, this one has `grace_s` seconds to do the same.
+    If the other rank was preempted and saved, this one has `grace_s` seconds to save too.
     """
-    ends = []
-    with suppress(OSError):  # an old kernel or a container's seccomp filter: then it is looked at every POLL_S
-        ends.append(os.pidfd_open(child))
-    since, forced = 0.0, False
+    pidfds = []
+    with suppress(OSError):  # on an old kernel or under a seccomp filter: poll every POLL_INTERVAL_S
+        pidfds.append(os.pidfd_open(child))
+    failed_at, forced = 0.0, False
     while True:
-        select.select(ends, [], [], POLL_INTERVAL_S)
-        found, status = os.waitpid(child, os.WNOHANG)
-        if found:
+        select.select(pidfds, [], [], POLL_INTERVAL_S)
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
             return status, forced
-        if bond.verdict is None:
+        if channel.first_failure is None:
             continue
         now = time.monotonic()
-        if not since:
-            since = now
-            print_failure(bond.verdict, place)
-        patience = EXIT_WAIT_S if bond.verdict.code != ExitCode.PREEMPTED else grace_s
-        if now - since > patience + SIGTERM_WAIT_S:
+        if not failed_at:
+            failed_at = now
+            print_failure(channel.first_failure, endpoint)
+        exit_wait_s = EXIT_WAIT_S if channel.first_failure.code != ExitCode.PREEMPTED else grace_s
+        if now - failed_at > exit_wait_s + SIGTERM_WAIT_S:
             os.kill(child, signal.SIGKILL)
-        elif now - since > patience and not forced:
+        elif now - failed_at > exit_wait_s and not forced:
             forced = True
             os.kill(child, signal.SIGTERM)
 
 
-def failure_message(verdict: FirstFailure) -> str:
-    """Return the line that names who failed first."""
-    return f"rank {verdict.rank} on {verdict.node} failed first: {verdict.how}"
+def failure_message(failure: FirstFailure) -> str:
+    """Return the line that names the rank that failed first."""
+    return f"rank {failure.rank} on {failure.node} failed first: {failure.how}"
 
 
-def print_failure(verdict: FirstFailure, place: RankEndpoint) -> None:
-    """Say on rank 0 which rank failed first."""
-    if place.rank == 0 and verdict.code != ExitCode.PREEMPTED:
-        write_stderr(f"{error_prefix(ExitCode.RANK_FAILED)}{failure_message(verdict)}")
-        if verdict.code > 0:
-            report_status(first_failure=verdict.code)
+def print_failure(failure: FirstFailure, endpoint: RankEndpoint) -> None:
+    """Print on rank 0 which rank failed first."""
+    if endpoint.rank == 0 and failure.code != ExitCode.PREEMPTED:
+        write_stderr(f"{error_prefix(ExitCode.RANK_FAILED)}{failure_message(failure)}")
+        if failure.code > 0:
+            report_status(first_failure=failure.code)
 
 
-def report_own_failure(verdict: FirstFailure) -> None:
-    """Say that this guard's own rank was ended by a signal: to torchrun's agent where one listens."""
-    report_error(UserError(failure_message(verdict), ExitCode.RANK_FAILED))
+def report_own_failure(failure: FirstFailure) -> None:
+    """Report that a signal killed this monitor's own rank, to torchrun's agent if there is one."""
+    report_error(UserError(failure_message(failure), ExitCode.RANK_FAILED))
 
 
 def kill_stuck_launchers() -> None:
-    """End an MPI's launcher on this node that still waits for a node which is lost, after a moment to end by itself.
+    """Kill MPI launchers on this node that still wait for a lost node, after a delay in which they may exit.
 
-    Open MPI's mpirun waits for its daemon there for a quarter of an hour (tcp_retries2), hydra's for ever.
+    Open MPI's mpirun waits 15 minutes for its daemon there (tcp_retries2), hydra's waits forever.
     """
     stuck = [int(pid) for pid in ancestors(ROOT) if "".join(read_lines(ROOT / f"proc/{pid}/comm")) in MPI_PROCESSES]
-    ends = []
+    pidfds = []
     for pid in stuck:
         with suppress(OSError):
-            ends.append(os.pidfd_open(pid))
-    if not ends or os.fork():
+            pidfds.append(os.pidfd_open(pid))
+    if not pidfds or os.fork():
         return
     os.setsid()
     for number in FORWARDED:
         signal.signal(number, signal.SIG_IGN)
     time.sleep(LAUNCHER_KILL_DELAY_S)
-    for end in ends:
+    for pidfd in pidfds:
         with suppress(OSError):
-            signal.pidfd_send_signal(end, signal.SIGKILL)
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os._exit(0)

@@ -41,7 +41,7 @@ class Way:
 
 
 WAYS = {
-    "agents": Way(agents, "ranks-agent"),
+    "agents": Way(agents, "ep-agent"),
     "Open MPI": Way(mpirun("Open MPI"), "--bind-to none"),
     "hydra": Way(mpirun("hydra"), "mpiexec.hydra"),
 }

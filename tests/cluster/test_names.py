@@ -55,7 +55,7 @@ def test_ranks_meet(cluster: Cluster, way: dict[str, str], first: str, second: s
     ("second", "said"),
     [
         ("", "MASTER_ADDR=node1: does not resolve here"),
-        ("127.0.1.1 node1\n", "MASTER_ADDR=node1: is 127.0.1.1 here, which other nodes cannot reach"),
+        ("127.0.1.1 node1\n", "MASTER_ADDR=node1: resolves to 127.0.1.1 here, which other nodes cannot reach"),
     ],
     ids=["it does not resolve there", "it is loopback there"],
 )

@@ -12,13 +12,13 @@ from entrypoint.core.console import last_error_line, report_error
 from entrypoint.core.errors import ExitCode, PeerLostError, UserError, did_you_mean
 
 
-def test_a_refusal_is_a_line_on_standard_error_and_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_error_prints_one_line_returns_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert report_error(UserError("X=1: wrong; do this", ExitCode.MACHINE)) == 3
     assert capsys.readouterr().err == "entrypoint: error: X=1: wrong; do this\n"
 
 
 @pytest.mark.parametrize(("error", "lost"), [(UserError("why"), False), (PeerLostError("why"), True)])
-def test_under_the_agent_it_goes_into_the_error_file_in_elastics_form(
+def test_report_error_with_agent_writes_error_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: UserError, lost: bool
 ) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -34,13 +34,13 @@ def test_under_the_agent_it_goes_into_the_error_file_in_elastics_form(
 
 
 @pytest.mark.parametrize("error", [UserError("x", ExitCode.MACHINE), PeerLostError("y")])
-def test_a_refusal_travels_between_ranks_with_its_code(error: UserError) -> None:
+def test_user_error_pickles_with_its_code(error: UserError) -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.code) == (type(error), str(error), error.code)
 
 
 @pytest.mark.parametrize(("word", "hint"), [("ncl", "Did you mean nccl? "), ("zzz", "")])
-def test_a_suggestion_is_made_where_a_word_is_close(word: str, hint: str) -> None:
+def test_did_you_mean_suggests_only_close_words(word: str, hint: str) -> None:
     assert did_you_mean(word, ["auto", "gloo", "nccl"]) == hint
 
 
@@ -58,5 +58,5 @@ def test_the_readme_has_every_exit_code() -> None:
         ("warning\nentrypoint: error: TRAIN_LR=x: no number\n", "TRAIN_LR=x: no number"),
     ],
 )
-def test_the_last_line_of_a_command_comes_without_our_own_words_before_it(said: str, last: str) -> None:
+def test_last_error_line_strips_error_prefix(said: str, last: str) -> None:
     assert last_error_line(said, "nothing") == last

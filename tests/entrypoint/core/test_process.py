@@ -26,14 +26,14 @@ print(len(looked), gc.isenabled(), gc.get_freeze_count())
 """
 
 
-def test_no_garbage_is_looked_for_while_torch_is_imported_nor_later_in_it() -> None:
+def test_gc_paused_import_torch_collects_nothing() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     looked, enabled, frozen = done.stdout.split()
     assert (looked, enabled) == ("0", "True")
     assert int(frozen) > 100_000
 
 
-def test_it_is_looked_for_again_where_an_import_fails() -> None:
+def test_gc_paused_import_fails_enables_gc() -> None:
     with pytest.raises(ImportError), gc_paused():
         import_module("entrypoint.nonesuch")
     assert gc.isenabled()
@@ -55,12 +55,12 @@ fast_exit(0)
 """
 
 
-def test_leaving_does_what_is_registered_says_all_and_tears_nothing_down() -> None:
+def test_fast_exit_runs_atexit_skips_shutdown() -> None:
     done = subprocess.run([sys.executable, "-c", END], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n") == ["said", "registered", ""]
 
 
-def test_leaving_with_a_reader_that_has_gone_ends_as_python_does() -> None:
+def test_fast_exit_broken_pipe_exits_as_python() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([sys.executable, "-c", END], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
@@ -78,12 +78,12 @@ process.fast_exit(0)
 """
 
 
-def test_leaving_does_not_wait_for_what_only_a_torn_down_interpreter_has_to_fear() -> None:
+def test_fast_exit_skips_exit_delay() -> None:
     environ = {**os.environ, "WORLD_SIZE": "2"}
     subprocess.run([sys.executable, "-c", BESIDE_PEERS], env=environ, check=True, timeout=30)
 
 
-def test_after_a_failure_a_thread_is_waited_for() -> None:
+def test_fast_exit_failure_waits_for_threads() -> None:
     code = "import threading as t, time\nfrom entrypoint.core.process import fast_exit\n"
     code += "t.Thread(target=lambda: (time.sleep(1), print('written'))).start()\nfast_exit(7)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

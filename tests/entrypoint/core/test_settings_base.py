@@ -22,7 +22,7 @@ def test_defaults_need_nothing_set() -> None:
     assert given_settings.sources == {}
 
 
-def test_a_flag_wins_over_its_variable_and_both_keep_how_they_were_written() -> None:
+def test_flag_wins_over_variable_and_both_keep_spelling() -> None:
     environ = {"LAUNCH_THREADS": "3", "LAUNCH_DEVICE": "cpu"}
     settings = read_launch_settings(environ, {"threads": "5"})
     assert settings.values.threads == 5
@@ -96,13 +96,13 @@ def test_several_bad_variables_are_a_line_each() -> None:
     assert len(said(error).splitlines()) == 2
 
 
-def test_a_bad_flag_is_told_as_the_flag() -> None:
+def test_invalid_flag_is_named_as_flag() -> None:
     with pytest.raises(UserError) as error:
         read_train_settings({"TRAIN_EPOCHS": "3"}, {"epochs": "x"})
     assert said(error).startswith("--epochs=x: ")
 
 
-def test_kubernetes_service_links_are_not_ours() -> None:
+def test_kubernetes_service_links_are_ignored() -> None:
     links = {"TRAIN_SERVICE_HOST": "10.0.0.1", "TRAIN_PORT_80_TCP_ADDR": "10.0.0.1", "TRAIN_PORT": "tcp://10.0.0.1:80"}
     assert read_train_settings(links | {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, {}).values == TrainSettings()
     with pytest.raises(UserError, match="TRAIN_PORT="):
@@ -110,7 +110,7 @@ def test_kubernetes_service_links_are_not_ours() -> None:
 
 
 @given(st.sampled_from(sorted(TrainSettings.__struct_fields__)), st.text(max_size=300))
-def test_whatever_a_variable_holds_it_is_read_or_refused(field: str, value: str) -> None:
+def test_any_variable_value_is_parsed_or_raises(field: str, value: str) -> None:
     environ = {f"TRAIN_{field.upper()}": value}
     try:
         read_train_settings(environ, {})

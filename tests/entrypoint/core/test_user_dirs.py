@@ -43,21 +43,21 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_only_what_cannot_be_used_is_replaced(name: str) -> None:
+def test_fallback_variables_replace_only_unusable(name: str) -> None:
     places, environ, expected = CASES[name]
     instead = fallback_variables(places, environ)
     assert {name: value for name, (value, _) in instead.items()} == expected
     assert all(why for _, why in instead.values())
 
 
-def test_this_process_is_read_as_it_is(tmp_path: Path) -> None:
+def test_read_user_dirs_of_this_process(tmp_path: Path) -> None:
     found = read_user_dirs({"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "USER": "me"})
     assert found == UserDirs("usable", str(tmp_path), True, os.getuid(), True)
     assert read_user_dirs({"HOME": str(tmp_path / "gone"), "TMPDIR": str(tmp_path)}).home == "missing"
     assert read_user_dirs({"TMPDIR": str(tmp_path)}).home == "missing"
 
 
-def test_the_private_folder_is_for_this_user_alone(tmp_path: Path) -> None:
+def test_create_private_dir_other_owner_raises(tmp_path: Path) -> None:
     mine = UserDirs("missing", str(tmp_path), uid=os.getuid())
     create_private_dir(mine)
     create_private_dir(mine)

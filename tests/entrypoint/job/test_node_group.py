@@ -72,7 +72,7 @@ def test_whoever_started_the_nodes_says_which_this_is(name: str) -> None:
         ({"LAUNCH_NNODES": "2"}, "LAUNCH_NNODES=2: needs MASTER_ADDR"),
         (HAND | {"LAUNCH_NODE_RANK": "2"}, "LAUNCH_NODE_RANK=2: there are LAUNCH_NNODES=2 nodes"),
         ({"LAUNCH_NODE_RANK": "1"}, "LAUNCH_NODE_RANK=1: there are LAUNCH_NNODES=1 nodes"),
-        (HAND | {"LAUNCH_NNODES": "4:2"}, "LAUNCH_NNODES=4:2: 4 is more than 2; write the fewest nodes first"),
+        (HAND | {"LAUNCH_NNODES": "4:2"}, "LAUNCH_NNODES=4:2: 4 is more than 2. Write the smaller number first."),
         (HAND | STEP, "LAUNCH_NNODES=2: srun has started this process"),
         (KUBERNETES | {"PET_NODE_RANK": "2"}, "PET_NODE_RANK=2: PET_NNODES=2 nodes, counted from 0"),
         (KUBERNETES | {"PET_NNODES": "two"}, "PET_NNODES=two: not a number of nodes"),

@@ -23,7 +23,7 @@ TWICE = {"LAUNCH_MAX_RESTARTS": "2"}
 
 @pytest.mark.versions
 @pytest.mark.launch
-def test_a_script_that_fails_is_started_again_and_in_the_end_its_own_code_counts(entrypoint: Entrypoint) -> None:
+def test_restart_script_always_fails_keeps_its_exit_code(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", "open('starts', 'a').write('x'); raise SystemExit(9)")
     result = entrypoint("run", "x.py", env=TWICE)
     assert (result.code, (entrypoint.folder / "starts").read_text()) == (9, "xxx")
@@ -36,7 +36,7 @@ def test_a_script_that_fails_is_started_again_and_in_the_end_its_own_code_counts
 
 
 @pytest.mark.launch
-def test_a_rank_that_is_killed_is_started_again_with_all_others_and_the_job_ends_well(entrypoint: Entrypoint) -> None:
+def test_restart_killed_rank_restarts_all_and_succeeds(entrypoint: Entrypoint) -> None:
     text = """
         import os, signal, time
         count, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), os.environ["RANK"]
@@ -57,7 +57,7 @@ def test_a_rank_that_is_killed_is_started_again_with_all_others_and_the_job_ends
 
 @pytest.mark.launch
 @pytest.mark.parametrize("code", [2, 3, 75])
-def test_what_would_be_as_wrong_again_is_not_started_again(entrypoint: Entrypoint, code: int) -> None:
+def test_restart_not_retryable_code_is_not_restarted(entrypoint: Entrypoint, code: int) -> None:
     script(entrypoint.folder, "x.py", f"open('starts', 'a').write('x'); raise SystemExit({code})")
     assert entrypoint("run", "x.py", env=TWICE).code == code
     assert (entrypoint.folder / "starts").read_text() == "x"
@@ -65,7 +65,7 @@ def test_what_would_be_as_wrong_again_is_not_started_again(entrypoint: Entrypoin
 
 @pytest.mark.versions
 @pytest.mark.launch
-def test_a_rank_of_the_trainer_that_is_killed_goes_on_from_the_checkpoint(entrypoint: Entrypoint) -> None:
+def test_restart_killed_trainer_rank_resumes_from_checkpoint(entrypoint: Entrypoint) -> None:
     env = {"TRAIN_EPOCHS": "60", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1", "TRAIN_CHECKPOINT_EVERY": "5"}
     log = entrypoint.folder / "log"
     with log.open("w") as out:
@@ -88,7 +88,7 @@ def test_a_rank_of_the_trainer_that_is_killed_goes_on_from_the_checkpoint(entryp
     assert json.loads((run / "summary.json").read_text())["epochs"] == 60
 
 
-def test_a_master_that_is_late_is_waited_for_and_told(
+def test_wait_for_master_agent_late_logs_then_raises(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("entrypoint.core.network.LOG_INTERVAL_S", 0.2)
@@ -103,7 +103,7 @@ def test_a_master_that_is_late_is_waited_for_and_told(
         wait_for_master_agent(make_test_plan(make_machine(2), environ))
 
 
-def test_agents_that_need_not_meet_wait_for_nothing() -> None:
+def test_agent_address_args_without_rendezvous_is_empty() -> None:
     from entrypoint.launch.elastic_agent import agent_address_args
 
     assert agent_address_args(make_test_plan(make_machine(2), {"LAUNCH_MAX_RESTARTS": "2"}), {}) == []

@@ -57,7 +57,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_first_cause_is_told(name: str) -> None:
+def test_first_failure_returns_cause_in_any_order(name: str) -> None:
     failures, code, said = CASES[name]
     assert first_failure(failures) == first_failure(reversed(failures)) == (said, code)
 
@@ -65,7 +65,7 @@ def test_the_first_cause_is_told(name: str) -> None:
 @pytest.mark.parametrize(
     "text", [None, "", "{", "[]", '"word"', '{"message": "only text"}', '{"other": 1}', "\x00\xff"]
 )
-def test_an_error_file_that_is_none_tells_nothing(tmp_path: Path, text: str | None) -> None:
+def test_read_error_file_invalid_returns_empty(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / ERROR_FILE).write_text(text)
     assert read_error_file(tmp_path / ERROR_FILE) == {}
@@ -79,7 +79,7 @@ def test_an_error_file_that_is_none_tells_nothing(tmp_path: Path, text: str | No
         ([5, int(ExitCode.PREEMPTED)], 75, "entrypoint: preempted: rank 1's word\n"),
     ],
 )
-def test_a_job_that_is_told_to_end_says_whether_it_has_saved(
+def test_report_stop_reports_whether_ranks_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], codes: list[int], code: int, said: str
 ) -> None:
     for rank, one in enumerate(codes):

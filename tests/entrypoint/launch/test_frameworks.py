@@ -99,7 +99,7 @@ def test_lightning_trains_over_the_ranks_of_mpirun_in_a_batch_job(entrypoint: En
 
 
 @needs("pytorch_lightning")
-def test_lightning_that_wants_more_ranks_than_there_are_says_so_and_does_not_wait_for_them(
+def test_lightning_too_many_devices_fails_without_waiting(
     entrypoint: Entrypoint,
 ) -> None:
     file = script(entrypoint.folder, "x.py", LIGHTNING)

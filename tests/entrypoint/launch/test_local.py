@@ -25,7 +25,7 @@ TWO = make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "2"})
 
 @pytest.mark.launch
 @needs_two_cores
-def test_a_script_finds_what_torchrun_would_have_told_it(entrypoint: Entrypoint) -> None:
+def test_local_sets_the_variables_of_torchrun(entrypoint: Entrypoint) -> None:
     # PYTHON_EXEC and the like torchrun keeps to itself; what its manual promises scripts is a name of these.
     script(
         entrypoint.folder,
@@ -55,7 +55,7 @@ def test_a_script_finds_what_torchrun_would_have_told_it(entrypoint: Entrypoint)
 
 
 @pytest.mark.parametrize("use_libuv", [True, False])
-def test_the_port_is_kept_for_torchs_store_and_given_to_nobody_else(use_libuv: bool) -> None:
+def test_reserve_port_allows_only_torch_store(use_libuv: bool) -> None:
     from torch.distributed import TCPStore
 
     with reserve_port(TWO, {}) as where:
@@ -72,13 +72,13 @@ def test_the_port_is_kept_for_torchs_store_and_given_to_nobody_else(use_libuv: b
 
 @pytest.mark.launch
 @needs_two_cores
-def test_a_persons_port_is_used_and_one_that_is_taken_or_none_is_refused(entrypoint: Entrypoint) -> None:
+def test_local_master_port_is_used_or_raises(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", "import os; print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])")
     with socket.create_server(("", 0)) as other:
         port = str(other.getsockname()[1])
         taken = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": port})
-    said = f"entrypoint: error: MASTER_PORT={port}: cannot be listened on here (Address already in use)"
-    assert (taken.code, taken.out, taken.err) == (4, "", f"{said}; set another one, the same on all nodes\n")
+    said = f"entrypoint: error: MASTER_PORT={port}: cannot listen on this port (Address already in use)"
+    assert (taken.code, taken.out, taken.err) == (4, "", f"{said}. Set MASTER_PORT to a free port on all nodes.\n")
     mine = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": port, "MASTER_ADDR": "no.such.node"})
     assert (mine.code, mine.out) == (0, f"127.0.0.1 {port}\n" * 2), mine.err
     made = entrypoint.plan(env=QUIET | {"MASTER_ADDR": "no.such.node"})
@@ -94,10 +94,10 @@ def test_a_persons_port_is_used_and_one_that_is_taken_or_none_is_refused(entrypo
 
 @pytest.mark.launch
 @needs_two_cores
-def test_no_torch_is_in_the_process_that_watches(entrypoint: Entrypoint) -> None:
+def test_local_parent_imports_no_torch(entrypoint: Entrypoint) -> None:
     with started(entrypoint, "sys.exit(0)") as process:
         assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
-        assert Path(f"/proc/{process.pid}/comm").read_text() == "ranks-agent\n"
+        assert Path(f"/proc/{process.pid}/comm").read_text() == "ep-agent\n"
 
 
 @pytest.mark.launch
@@ -113,7 +113,7 @@ def test_no_torch_is_in_the_process_that_watches(entrypoint: Entrypoint) -> None
         ("pass", signal.SIGQUIT, 131, "…SIGQUIT\n"),
     ],
 )
-def test_a_signal_reaches_every_rank_once_and_the_job_ends_as_they_do_or_by_it(
+def test_local_signal_reaches_each_rank_once(
     entrypoint: Entrypoint, ending: str, number: signal.Signals, code: int, said: str
 ) -> None:
     # SIGINT and SIGQUIT end Python's ranks; one that only hears of SIGHUP has its time to save, then is killed.
@@ -132,7 +132,7 @@ def test_a_signal_reaches_every_rank_once_and_the_job_ends_as_they_do_or_by_it(
 @pytest.mark.launch
 @needs_two_cores
 @pytest.mark.parametrize("launcher", ["local", "torchrun"])
-def test_a_job_under_nohup_outlives_the_terminal(entrypoint: Entrypoint, launcher: str) -> None:
+def test_local_under_nohup_ignores_sighup(entrypoint: Entrypoint, launcher: str) -> None:
     with started(entrypoint, "sys.exit(0)", "nohup", LAUNCH_LAUNCHER=launcher) as process:
         process.send_signal(signal.SIGHUP)
         time.sleep(0.5)  # what must not happen has its time
@@ -145,7 +145,7 @@ def test_a_job_under_nohup_outlives_the_terminal(entrypoint: Entrypoint, launche
 
 @pytest.mark.launch
 @needs_two_cores
-def test_ranks_end_with_the_process_that_watches(entrypoint: Entrypoint) -> None:
+def test_local_parent_killed_ends_ranks(entrypoint: Entrypoint) -> None:
     with started(entrypoint, "sys.exit(0)") as process:
         process.kill()
         assert lines(process, 2) == ["0 SIGTERM", "1 SIGTERM"]
@@ -154,7 +154,7 @@ def test_ranks_end_with_the_process_that_watches(entrypoint: Entrypoint) -> None
 
 @pytest.mark.launch
 @needs_two_cores
-def test_the_others_of_a_rank_that_has_saved_have_time_to_do_so_and_those_of_one_that_failed_are_told(
+def test_local_first_exit_decides_when_others_are_stopped(
     entrypoint: Entrypoint,
 ) -> None:
     script(
@@ -207,7 +207,7 @@ def run_plan(folder: Path, ranks: tuple[RankPlan, ...], program: str) -> subproc
 
 
 @pytest.mark.launch
-def test_who_ignores_the_end_of_children_does_not_keep_it_from_seeing_them(tmp_path: Path) -> None:
+def test_local_inherited_sigchld_ignore_is_reset(tmp_path: Path) -> None:
     cpu = min(os.sched_getaffinity(0))
     result = run_plan(
         tmp_path, (RankPlan(0, (cpu,), 1), RankPlan(1, (cpu,), 1)), "import os; print(os.environ['RANK'])"
@@ -216,12 +216,12 @@ def test_who_ignores_the_end_of_children_does_not_keep_it_from_seeing_them(tmp_p
 
 
 @pytest.mark.launch
-def test_a_rank_that_cannot_be_bound_is_told_once_with_its_code(tmp_path: Path) -> None:
+def test_local_unbindable_rank_reports_one_error(tmp_path: Path) -> None:
     nowhere = RankPlan(0, (4095,), 1)
     began = time.monotonic()
     result = run_plan(tmp_path, (nowhere, replace(nowhere, local_rank=1)), "raise SystemExit('never')")
     assert result.returncode == 3
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
-    assert "cannot be bound to CPUs 4095" in result.stderr
+    assert "cannot be pinned to CPUs 4095" in result.stderr
     assert time.monotonic() - began < 20

@@ -38,7 +38,7 @@ TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
         (2, [], 'entrypoint-status: {"first_failure": 2}', 2),
     ],
 )
-def test_the_jobs_code_is_what_became_of_its_ranks(code: int, asked: list[int], said: str, ends_with: int) -> None:
+def test_mpirun_exit_code_follows_ranks(code: int, asked: list[int], said: str, ends_with: int) -> None:
     scanner, shown = StderrScanner(), b""
     for start in range(0, len(said), 7):  # in pieces, as a pipe gives it
         shown += scanner.feed(said[start : start + 7].encode())
@@ -48,7 +48,7 @@ def test_the_jobs_code_is_what_became_of_its_ranks(code: int, asked: list[int], 
     assert shown.decode().strip("\n") == ("" if said.startswith("entrypoint-status") else shown.decode().strip("\n"))
 
 
-def test_other_output_passes_through_at_once() -> None:
+def test_mpirun_other_output_is_forwarded_immediately() -> None:
     scanner = StderrScanner()
     assert scanner.feed(b"50 %\r") == b"50 %\r"
     assert scanner.feed(b"name? ent") == b"name? "
@@ -80,14 +80,14 @@ def start(folder: Path, text: str, *grace_s: str) -> subprocess.Popen[str]:
     )
 
 
-def test_what_it_prints_comes_through_whole(tmp_path: Path) -> None:
+def test_mpirun_output_is_complete(tmp_path: Path) -> None:
     text = "seq 50000 >&2; echo out; printf 'no newline' >&2; exit 3"
     out, err = (process := start(tmp_path, text)).communicate(timeout=LAUNCH_LIMIT_S)
     assert (process.returncode, out) == (3, "out\n")
     assert err == "".join(f"{number}\n" for number in range(1, 50001)) + "no newline"
 
 
-def test_signals_reach_it_and_what_it_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
+def test_mpirun_signal_forwarded_orphans_not_awaited(tmp_path: Path) -> None:
     text = "trap 'echo preempted soon >&2; exit 0' TERM; sleep 60 & echo ready; while :; do sleep 0.1; done"
     process = start(tmp_path, text)
     assert process.stdout is not None
@@ -106,7 +106,7 @@ def test_signals_reach_it_and_what_it_leaves_behind_is_not_waited_for(tmp_path: 
         ("2", [signal.SIGINT], ["USR1", "TERM"]),
     ],
 )
-def test_ranks_that_save_are_warned_first_and_ended_by_a_second_signal_or_after_the_grace(
+def test_mpirun_stop_warns_first_then_terminates(
     tmp_path: Path, grace_s: str, sent: list[int], heard: list[str]
 ) -> None:
     process = start(tmp_path, HEARS, grace_s)
@@ -120,7 +120,7 @@ def test_ranks_that_save_are_warned_first_and_ended_by_a_second_signal_or_after_
     assert process.stdout.read().split() == heard[len(sent) :]
 
 
-def test_what_a_terminal_and_a_shell_both_tell_is_one_wish() -> None:
+def test_stop_translator_duplicate_signal_counts_once() -> None:
     asking = StopTranslator()
     told = [asking(number) for number in (signal.SIGUSR2, signal.SIGHUP, TERM, signal.SIGUSR2, TERM)]
     assert told == [signal.SIGUSR2, USR1, USR1, signal.SIGUSR2, USR1]
@@ -128,7 +128,7 @@ def test_what_a_terminal_and_a_shell_both_tell_is_one_wish() -> None:
     assert asking(TERM) == TERM
 
 
-def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+def test_mpirun_ends_with_its_parent(tmp_path: Path) -> None:
     ended = tmp_path / "ended"
     process = start(tmp_path, f"trap 'touch {ended}; exit' TERM; echo ready; while :; do sleep 0.1; done")
     assert process.stdout is not None

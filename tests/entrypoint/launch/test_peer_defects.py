@@ -41,7 +41,7 @@ def test_run_cpu_takes_the_core_column_for_cpu_ids(tmp_path: Path) -> None:
     assert [rank.cpus for rank in made.ranks] == [(0,), (2,), (4,), (6,)]
 
 
-def test_run_cpu_wants_exactly_libtcmalloc_so_and_skips_multiarch_folders(tmp_path: Path) -> None:
+def test_run_cpu_finds_only_libtcmalloc_so_outside_multiarch(tmp_path: Path) -> None:
     file = tmp_path / "usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4.5.9"
     file.parent.mkdir(parents=True)
     file.write_bytes(elf_header(62))
@@ -67,7 +67,7 @@ def test_run_cpu_drops_the_exit_code_of_its_children(entrypoint: Entrypoint, ran
 
 
 @pytest.mark.launch
-def test_run_cpu_needs_an_activated_environment_to_find_intels_openmp(entrypoint: Entrypoint) -> None:
+def test_run_cpu_without_activated_env_misses_intel_openmp(entrypoint: Entrypoint) -> None:
     library = Path(sys.prefix, "lib/libiomp5.so")
     if not library.exists():
         pytest.skip("needs intel-openmp in this environment")
@@ -82,7 +82,7 @@ def test_torchrun_sets_one_thread_for_several_ranks() -> None:
 
 
 @pytest.mark.launch
-def test_torchrun_counts_cpus_that_the_cgroup_does_not_grant(
+def test_torchrun_ignores_cgroup_cpu_limit(
     entrypoint: Entrypoint, under_quota: Callable[[float], tuple[str, ...]]
 ) -> None:
     made = json.loads(entrypoint("plan", "--json", command=(*under_quota(1), PYTHON, "-m", "entrypoint")).out)
@@ -122,14 +122,14 @@ def test_accelerate_overwrites_the_kmp_affinity_of_the_user(entrypoint: Entrypoi
     assert (ours["KMP_AFFINITY"] is not None, ours["OMP_PLACES"] is not None) == (openmp == "intel", openmp == "gnu")
 
 
-def test_srun_leaves_a_rank_one_cpu_and_nobody_says_so() -> None:
+def test_srun_gives_a_rank_one_cpu_without_warning() -> None:
     job = Job("srun", 0, 1, 0, 1, binding="asked", granted_cpus=8, node_cpus=8)
     (warning,) = make_test_plan(make_machine(1, online=8), job=job).warnings
     assert "srun gave this rank 1 of the 8 CPUs" in warning
     assert "srun --cpus-per-task=8" in warning
 
 
-def test_the_book_maps_global_ranks_to_cpus_so_that_node_2_is_off_the_end() -> None:
+def test_book_maps_global_ranks_beyond_cpus_of_node_2() -> None:
     made = make_test_plan(make_machine(8), job=Job("hydra (MPICH, Intel MPI)", 5, 8, 1, 4))
     assert made.ranks[1].cpus == (2, 3), "rank 5 is local rank 1"
 

@@ -66,7 +66,7 @@ def test_a_file_of_hosts_may_have_open_mpis_form(tmp_path: Path) -> None:
         ("-oProxyCommand=x", "is no host"),
     ],
 )
-def test_what_names_no_hosts_is_refused(text: str, said: str) -> None:
+def test_ranks_per_host_invalid_raises(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         read_hosts(text)
 
@@ -86,13 +86,11 @@ def test_what_names_no_hosts_is_refused(text: str, said: str) -> None:
         (BATCH | {"SLURM_STEP_ID": "0", "SLURM_LOCALID": "0"}, 1, ""),
     ],
 )
-def test_ranks_on_other_nodes_are_started_where_somebody_names_them(
-    environ: dict[str, str], nodes: int, name: str
-) -> None:
+def test_find_remote_launcher_with_hosts_selects_launcher(environ: dict[str, str], nodes: int, name: str) -> None:
     assert select_remote_launcher(read_launch_settings(environ, {}).values, detect_job(environ), nodes) == name
 
 
-def test_a_batch_script_without_srun_is_told_what_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_remote_launcher_batch_without_srun_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(
         UserError, match=r"2 nodes \(n1 …\) and no srun is here .*; write: srun apptainer exec"
@@ -116,7 +114,7 @@ def test_a_batch_script_without_srun_is_told_what_to_write(monkeypatch: pytest.M
         ("Intel(R) MPI Library for Linux* OS, Version 2021.13", "hydra"),
     ],
 )
-def test_an_mpirun_says_whose_it_is(tmp_path: Path, version: str, mpi: str) -> None:
+def test_detect_mpi_reads_version_output(tmp_path: Path, version: str, mpi: str) -> None:
     program = script(tmp_path, "mpirun", f"#!/bin/sh\necho '{version}'\n")
     program.chmod(0o755)
     assert detect_mpi(str(program)) == mpi
@@ -126,7 +124,7 @@ def test_an_mpirun_says_whose_it_is(tmp_path: Path, version: str, mpi: str) -> N
 
 
 @pytest.mark.launch
-def test_other_nodes_that_nothing_here_can_reach_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_remote_launcher_unreachable_nodes_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path, "mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     environ = {"LAUNCH_HOSTS": "r1:4,r2:2"}
@@ -156,7 +154,7 @@ def test_srun_starts_the_jobs_tasks_and_gives_each_its_cpus(more: dict[str, str]
     )
 
 
-def test_mpirun_is_told_hosts_and_names_of_variables_and_binds_nothing() -> None:
+def test_mpirun_command_has_hosts_and_variables_no_binding() -> None:
     environ = {"LAUNCH_HOSTS": "r1:4,r2:2", "TRAIN_EPOCHS": "3", "AWS_SECRET_ACCESS_KEY": "x", "HOME": "/root"}
     hosts = read_hosts(environ["LAUNCH_HOSTS"])
     made = plan(environ, RemoteLauncher("/usr/bin/mpirun", "Open MPI", hosts))
@@ -174,7 +172,7 @@ def test_mpirun_is_told_hosts_and_names_of_variables_and_binds_nothing() -> None
     assert hydra[5:7] == ("-genvlist", ",".join(named))
 
 
-def test_from_inside_apptainer_open_mpis_daemons_start_in_the_same_image() -> None:
+def test_mpirun_in_apptainer_starts_daemons_in_same_image() -> None:
     environ = {"LAUNCH_HOSTS": "r1:1,r2:1", "APPTAINER_CONTAINER": "/images/cuda.sif"}
     starter = RemoteLauncher("/usr/bin/mpirun", "Open MPI", read_hosts(environ["LAUNCH_HOSTS"]))
     for more, words in (({}, "apptainer exec"), ({"APPTAINER_NV": "1"}, "apptainer exec --nv")):
@@ -190,7 +188,7 @@ def test_mpirun_in_a_batch_job_takes_the_jobs_nodes_and_tasks() -> None:
     assert "-np 3 --host n1:2,n2:1" in words
 
 
-def test_a_batch_job_of_several_parts_is_told_what_to_write() -> None:
+def test_find_remote_launcher_heterogeneous_job_raises() -> None:
     environ = BATCH | {"SLURM_HET_SIZE": "3"}
     chosen = read_launch_settings(environ, {})
     with pytest.raises(UserError, match=r"has 3 parts.* write: srun --het-group=0-2 entrypoint"):

@@ -194,6 +194,6 @@ def test_parent_holds_no_torch_and_is_named_for_ps(entrypoint: Entrypoint, tmp_p
     with subprocess.Popen([*COMMAND, str(waits)], env=environ, cwd=tmp_path, **pipes) as process:  # type: ignore[call-overload]
         assert process.stdout.readline() == b"ready\n"
         assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
-        assert Path(f"/proc/{process.pid}/comm").read_text() == "ranks-agent\n"
+        assert Path(f"/proc/{process.pid}/comm").read_text() == "ep-agent\n"
         process.communicate(b"\n", timeout=LAUNCH_LIMIT_S)
     assert process.returncode == 0

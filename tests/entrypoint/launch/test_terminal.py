@@ -57,7 +57,7 @@ def processes(screen: Terminal) -> list[int]:
 @pytest.mark.launch
 @needs_two_cores
 @pytest.mark.parametrize(("key", "name"), [(CTRL_C, "SIGINT"), (CTRL_BACKSLASH, "SIGQUIT")])
-def test_a_key_that_ends_reaches_all_that_ranks_have_started(entrypoint: Entrypoint, key: bytes, name: str) -> None:
+def test_terminal_stop_key_reaches_children_of_ranks(entrypoint: Entrypoint, key: bytes, name: str) -> None:
     script(entrypoint.folder, "x.py", PROGRAM)
     with terminal(entrypoint.folder, COMMAND, {**QUIET, "HOME": str(entrypoint.home)}) as screen:
         ranks = processes(screen)
@@ -70,7 +70,7 @@ def test_a_key_that_ends_reaches_all_that_ranks_have_started(entrypoint: Entrypo
 
 @pytest.mark.launch
 @needs_two_cores
-def test_ctrl_z_stops_all_and_fg_has_all_go_on(entrypoint: Entrypoint) -> None:
+def test_terminal_ctrl_z_suspends_all_and_fg_resumes(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", PROGRAM)
     with terminal(entrypoint.folder, *shell(entrypoint)) as screen:
         os.write(screen.terminal, f"{shlex.join(COMMAND)}\n".encode())
@@ -89,7 +89,7 @@ def test_ctrl_z_stops_all_and_fg_has_all_go_on(entrypoint: Entrypoint) -> None:
 
 @pytest.mark.launch
 @needs_two_cores
-def test_what_nobody_could_resume_does_not_stop(entrypoint: Entrypoint) -> None:
+def test_suspend_without_job_control_is_ignored(entrypoint: Entrypoint) -> None:
     # As in a container with a terminal: its first process has no shell that would see it stopped.
     script(entrypoint.folder, "x.py", PROGRAM)
     with terminal(entrypoint.folder, COMMAND, {**QUIET, "HOME": str(entrypoint.home)}) as screen:
@@ -103,7 +103,7 @@ def test_what_nobody_could_resume_does_not_stop(entrypoint: Entrypoint) -> None:
 
 @pytest.mark.launch
 @needs_two_cores
-def test_time_to_save_waits_while_a_job_is_stopped(entrypoint: Entrypoint) -> None:
+def test_suspend_extends_grace_period(entrypoint: Entrypoint) -> None:
     script(
         entrypoint.folder,
         "x.py",
@@ -139,7 +139,7 @@ def test_time_to_save_waits_while_a_job_is_stopped(entrypoint: Entrypoint) -> No
 
 
 @pytest.mark.parametrize(("in_a_group", "resumed"), [(True, True), (False, False)])
-def test_who_has_a_parent_in_its_session_can_be_resumed(in_a_group: bool, resumed: bool) -> None:
+def test_has_job_control_needs_parent_in_session(in_a_group: bool, resumed: bool) -> None:
     # In a group of its own below a process of its session, or as a session of its own below one of another.
     code = "from entrypoint.launch.local import has_job_control; print(has_job_control())"
     started = subprocess.run(

@@ -14,7 +14,7 @@ from entrypoint.launch.torchrun import convert_failures
 NOW = 1_800_000_000
 
 
-def test_a_failure_has_what_the_rank_left_in_its_error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convert_failures_reads_error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "0.json"))
@@ -26,7 +26,7 @@ def test_a_failure_has_what_the_rank_left_in_its_error_file(tmp_path: Path, monk
     for record in records.values():
         record.timestamp = NOW
     lost, killed, ended = convert_failures(records, {102})
-    assert (lost.word["message"], lost.extra["lost_peer"]) == ("another rank is gone", True)
+    assert (lost.error_file["message"], lost.extra["lost_peer"]) == ("another rank is gone", True)
     assert killed == Failure(1, 1, 101, -9, NOW * 10**9)
     assert ended == Failure(2, 2, 102, -15, NOW * 10**9, ended_by_agent=True)
     assert first_failure([lost, ended, killed])[0].startswith("rank 1 of this job (local rank 1, pid 101) failed first")

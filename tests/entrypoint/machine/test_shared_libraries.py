@@ -46,7 +46,7 @@ def test_run_cpu_wants_exactly_libtcmalloc_so_and_we_find_what_is_there(
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(ARM, "is not for x86_64"), (b"GROUP ( libc.so.6 )", "is no shared library"), (b"", "is no shared library")],
+    [(ARM, "is not for x86_64"), (b"GROUP ( libc.so.6 )", "is not a shared library"), (b"", "is not a shared library")],
 )
 def test_a_file_that_does_not_fit_is_told(tmp_path: Path, content: bytes, said: str) -> None:
     library = look(tmp_path, {f"{MULTIARCH}/libtcmalloc.so.4": content})["tcmalloc"]
@@ -80,6 +80,6 @@ def test_preloads_that_the_loader_would_only_warn_of_are_told(tmp_path: Path, mo
     assert find_broken_preloads(f"libfound.so:{tmp_path}/good.so ./good.so /usr/$LIB/x.so") == {}
     assert find_broken_preloads(f"{tmp_path}/other.so:./text.so:/no/such.so") == {
         f"{tmp_path}/other.so": f"is not for {platform.machine()}",
-        "./text.so": "is no shared library",
+        "./text.so": "is not a shared library",
         "/no/such.so": "cannot be read (No such file or directory)",
     }

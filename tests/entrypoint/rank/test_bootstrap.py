@@ -20,27 +20,27 @@ def environment(job: Job, environ: dict[str, str] | None = None) -> dict[str, st
     return build_rank_environment(made, made.ranks[job.local_rank], job, environ or {})
 
 
-def test_a_lone_rank_can_be_met_by_env_rendezvous() -> None:
+def test_build_rank_environment_single_rank_has_master() -> None:
     found = environment(Job())
     assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("0", "1", "0", "1")
     assert found["MASTER_ADDR"] == "127.0.0.1"
     assert 1024 < int(found["MASTER_PORT"]) < 65536
 
 
-def test_an_mpi_rank_gets_torchs_variables() -> None:
+def test_build_rank_environment_mpi_rank_has_torch_variables() -> None:
     found = environment(Job("Open MPI", 1, 2, 1, 2, "9000"))
     assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == ("1", "2", "1")
     assert found["MASTER_PORT"] == str(61000 + 9000 % 4000)
 
 
 @pytest.mark.parametrize("job_id", ["17", "9123456", "some-name", ""])
-def test_every_rank_works_out_the_same_port(job_id: str) -> None:
+def test_master_port_is_equal_on_every_rank(job_id: str) -> None:
     ports = {master_port(Job("srun", rank, 4, rank, 4, job_id)) for rank in range(4)}
     assert len(ports) == 1
     assert 61000 <= ports.pop() < 65000
 
 
-def test_what_a_person_has_set_is_kept() -> None:
+def test_build_rank_environment_keeps_user_variables() -> None:
     mine = {"MASTER_ADDR": "10.1.2.3", "MASTER_PORT": "1234", "OMP_NUM_THREADS": "3", "PYTHONPATH": "/mine"}
     found = environment(Job(), mine)
     assert {name: found[name] for name in mine} == mine
@@ -55,23 +55,25 @@ def test_what_a_person_has_set_is_kept() -> None:
         (Job("srun", 1, 2, 1, 2, "9000"), {}, None),
     ],
 )
-def test_lightning_knows_that_its_ranks_are_started(job: Job, environ: dict[str, str], run_id: str | None) -> None:
+def test_build_rank_environment_sets_run_id_for_lightning(
+    job: Job, environ: dict[str, str], run_id: str | None
+) -> None:
     assert environment(job, environ).get("TORCHELASTIC_RUN_ID") == run_id
 
 
-def test_ranks_on_several_nodes_need_a_master() -> None:
+def test_require_master_addr_missing_raises() -> None:
     with pytest.raises(UserError, match=r"MASTER_ADDR is not set: hydra started ranks on several .* -genv") as error:
         environment(Job("hydra", 0, 4, 0, 2))
     assert error.value.code == ExitCode.RENDEZVOUS
     assert environment(Job("hydra", 0, 4, 0, 2), {"MASTER_ADDR": "r1"})["MASTER_ADDR"] == "r1"
 
 
-def test_the_master_is_where_the_launcher_says_that_rank_0_is() -> None:
+def test_master_addr_comes_from_launcher() -> None:
     found = environment(Job("srun", 2, 4, 0, 2, "9000", hostnames=("n1", "n2"), master_addr="n1"))
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("n1", str(61000 + 9000 % 4000))
 
 
-def test_a_rank_of_a_nodes_own_agent_is_placed_in_the_whole_job() -> None:
+def test_global_rank_of_agent_rank_counts_all_nodes() -> None:
     environ = {
         "LAUNCH_NNODES": "3", "LAUNCH_NODE_RANK": "2", "LAUNCH_NPROC_PER_NODE": "2",
         "MASTER_ADDR": "r1",
@@ -90,12 +92,12 @@ def test_a_rank_of_a_nodes_own_agent_is_placed_in_the_whole_job() -> None:
     )
 
 
-def test_the_plan_travels_to_the_program() -> None:
+def test_build_rank_environment_contains_plan() -> None:
     found = environment(Job())
     assert Plan.from_variable(found[PLAN_VAR]) == make_test_plan(make_machine(4))
 
 
-def test_each_ranks_own_start_reads_no_settings() -> None:
+def test_rank_start_imports_no_settings() -> None:
     made = replace(
         make_test_plan(make_machine(4)), binding=BindingPlan(cpu_binding="none"), program=Program("run", ("/bin/true",))
     )

@@ -26,19 +26,19 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def test_a_name_that_never_resolves_is_waited_for_and_then_refused_by_name() -> None:
+def test_resolve_master_unknown_name_raises_after_timeout() -> None:
     with pytest.raises(UserError, match=rf"MASTER_ADDR={NOWHERE}: does not resolve here \(.*\) after 1 s") as error:
         resolve_master(NOWHERE, 1)
     assert error.value.code == ExitCode.RENDEZVOUS
 
 
-def test_a_port_that_is_taken_is_told_before_the_agents_meet_another_program() -> None:
-    with socket.create_server(("", 0)) as other, pytest.raises(UserError, match="cannot be listened on here"):
+def test_check_port_free_taken_port_raises() -> None:
+    with socket.create_server(("", 0)) as other, pytest.raises(UserError, match="cannot listen on this port"):
         check_port_free(other.getsockname()[1])
     check_port_free(free_port())
 
 
-def test_an_address_is_its_own_name() -> None:
+def test_resolve_master_address_returns_itself() -> None:
     assert resolve_master("192.0.2.7", 1) == "192.0.2.7"
 
 
@@ -47,17 +47,19 @@ HERE = Job("srun", 0, 2, 0, 1)
 
 
 @pytest.mark.parametrize("name", ["localhost", "127.0.1.1"])
-def test_a_master_on_loopback_is_refused_elsewhere_before_anybody_waits_for_it(name: str) -> None:
-    with pytest.raises(UserError, match=rf"MASTER_ADDR={name}: is (127|::1).* here, which other nodes cannot") as error:
+def test_rendezvous_variables_loopback_on_other_node_raises(name: str) -> None:
+    with pytest.raises(
+        UserError, match=rf"MASTER_ADDR={name}: resolves to (127|::1).* here, which other nodes cannot"
+    ) as error:
         rendezvous_variables({"MASTER_ADDR": name}, 1, THERE)
     assert error.value.code == ExitCode.RENDEZVOUS
 
 
-def test_on_the_master_its_own_name_may_be_loopback_as_debian_has_it() -> None:
+def test_rendezvous_variables_loopback_on_master_is_allowed() -> None:
     own = interface_for_route(own_address())
     others = tuple(name for _, name in socket.if_nameindex() if name not in ("lo", own) and interface_address(name))
     if others:
-        with pytest.raises(UserError, match=r"set MASTER_ADDR to this node's address .* or GLOO_SOCKET_IFNAME"):
+        with pytest.raises(UserError, match=r"Set MASTER_ADDR to this node's address .* or GLOO_SOCKET_IFNAME"):
             rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)
     else:
         assert rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)["GLOO_SOCKET_IFNAME"] == own
@@ -67,7 +69,7 @@ def test_on_the_master_its_own_name_may_be_loopback_as_debian_has_it() -> None:
     )
 
 
-def test_ranks_meet_over_the_interface_that_leads_to_the_master() -> None:
+def test_rendezvous_variables_use_route_to_master() -> None:
     address = own_address()
     name = interface_for_route(address)
     assert name in {name for _, name in socket.if_nameindex()}
@@ -77,6 +79,6 @@ def test_ranks_meet_over_the_interface_that_leads_to_the_master() -> None:
     assert found == {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 
 
-def test_a_persons_interface_stays_and_goes_for_both() -> None:
+def test_rendezvous_variables_keep_user_interface() -> None:
     found = rendezvous_variables({"MASTER_ADDR": own_address(), "GLOO_SOCKET_IFNAME": "ib0"}, 1, THERE)
     assert found == {"NCCL_SOCKET_IFNAME": "ib0"}

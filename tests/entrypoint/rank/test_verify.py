@@ -15,7 +15,7 @@ INTEL = replace(PLAN, environment=replace(PLAN.environment, preload=("/lib/libio
 AS_PLANNED = ObservedRank(1, 1, (2, 3), 2, "/lib/libgomp.so.1", ())
 
 
-def test_a_rank_as_planned_is_not_spoken_of() -> None:
+def test_compare_with_plan_equal_returns_nothing() -> None:
     assert compare_with_plan(PLAN, AS_PLANNED) == ()
     assert (
         compare_with_plan(INTEL, replace(AS_PLANNED, openmp="/lib/libiomp5.so", preloaded=INTEL.environment.preload))
@@ -30,18 +30,18 @@ def test_a_rank_as_planned_is_not_spoken_of() -> None:
         (replace(AS_PLANNED, threads=8), "rank 1: torch has 8 threads, planned were 2"),
     ],
 )
-def test_each_difference_is_a_line_that_names_both(seen: ObservedRank, said: str) -> None:
+def test_compare_with_plan_difference_names_both_values(seen: ObservedRank, said: str) -> None:
     assert compare_with_plan(PLAN, seen) == (said,)
 
 
-def test_a_preload_that_did_not_happen_is_told() -> None:
+def test_compare_with_plan_missing_preload_is_reported() -> None:
     assert compare_with_plan(INTEL, AS_PLANNED) == (
         "rank 1: /lib/libiomp5.so was to be preloaded and is not loaded",
         "rank 1: the OpenMP runtime in charge is /lib/libgomp.so.1, planned was /lib/libiomp5.so",
     )
 
 
-def test_an_unbound_rank_may_run_anywhere() -> None:
+def test_compare_with_plan_unbound_rank_may_use_any_cpu() -> None:
     assert (
         compare_with_plan(
             replace(PLAN, binding=replace(PLAN.binding, cpu_binding="none")), replace(AS_PLANNED, cpus=(0, 1, 2, 3))
@@ -50,7 +50,7 @@ def test_an_unbound_rank_may_run_anywhere() -> None:
     )
 
 
-def test_this_process_is_seen_as_it_is() -> None:
+def test_observe_rank_of_this_process() -> None:
     import torch
 
     seen = observe_rank(PLAN)

@@ -9,26 +9,26 @@ from entrypoint.supervise.failure_channel import FailureChannel, RankEndpoint
 from tests.net import free_port
 
 
-def bond(
-    rank: int, ports: tuple[int, ...], token: str = "x", timeout_s: float = 30, meet: tuple[int, ...] = ()
+def open_channel(
+    rank: int, ports: tuple[int, ...], token: str = "x", timeout_s: float = 30, rendezvous_ports: tuple[int, ...] = ()
 ) -> FailureChannel:
-    made = FailureChannel(RankEndpoint(rank, f"node{rank}", "127.0.0.1", ports, token), timeout_s, meet)
-    made.start()
-    return made
+    channel = FailureChannel(RankEndpoint(rank, f"node{rank}", "127.0.0.1", ports, token), timeout_s, rendezvous_ports)
+    channel.start()
+    return channel
 
 
-def bonds(count: int, timeout_s: float = 30, tokens: tuple[str, ...] = ()) -> list[FailureChannel]:
+def open_channels(count: int, timeout_s: float = 30, tokens: tuple[str, ...] = ()) -> list[FailureChannel]:
     port = free_port()
     tokens = tokens or ("job 7",) * count
-    return [bond(rank, (port,), tokens[rank], timeout_s) for rank in range(count)]
+    return [open_channel(rank, (port,), tokens[rank], timeout_s) for rank in range(count)]
 
 
-def within(limit_s: float, holds: Callable[[], bool]) -> bool:
+def eventually(limit_s: float, holds: Callable[[], bool]) -> bool:
     until = time.monotonic() + limit_s
     while not holds() and time.monotonic() < until:
         time.sleep(0.02)
     return holds()
 
 
-def joined(leader: FailureChannel, count: int) -> bool:
-    return within(10, lambda: len(leader.peers) == count)
+def have_joined(rank0: FailureChannel, count: int) -> bool:
+    return eventually(10, lambda: len(rank0.peers) == count)

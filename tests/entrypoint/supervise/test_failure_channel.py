@@ -1,4 +1,4 @@
-"""Guards know of each other's ranks: who failed first, and whose node has fallen silent."""
+"""Monitors share the first failure of a job's ranks, and detect a node that no longer responds."""
 
 from __future__ import annotations
 
@@ -9,70 +9,70 @@ import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel, FirstFailure
-from tests.entrypoint.supervise.channels import bond, bonds, joined, within
+from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, open_channels
 from tests.net import free_port, listen_on
 
 pytestmark = pytest.mark.launch
 
 
-def test_all_learn_who_failed_first_and_keep_to_it() -> None:
-    leader, one, two = bonds(3)
-    assert joined(leader, 2)
-    one.ended(9, "killed by SIGKILL")
+def test_failure_channel_two_failures_all_keep_first() -> None:
+    rank0, one, two = open_channels(3)
+    assert have_joined(rank0, 2)
+    one.report_exit(9, "killed by SIGKILL")
     failed = FirstFailure(1, "node1", 9, "killed by SIGKILL")
-    assert within(5, lambda: leader.verdict == two.verdict == failed)
-    two.ended(5, "exit code 5")
-    leader.ended(5, "exit code 5")
-    assert leader.verdict == failed
+    assert eventually(5, lambda: rank0.first_failure == two.first_failure == failed)
+    two.report_exit(5, "exit code 5")
+    rank0.report_exit(5, "exit code 5")
+    assert rank0.first_failure == failed
 
 
-def test_ranks_that_end_well_tell_nobody_to_end() -> None:
-    leader, one, two = bonds(3)
-    assert joined(leader, 2)
-    one.ended(0, "exit code 0")
-    leader.ended(0, "exit code 0")
-    assert not within(1.5, lambda: any(bond.verdict for bond in (leader, one, two)))
+def test_failure_channel_exit_0_reports_no_failure() -> None:
+    rank0, one, two = open_channels(3)
+    assert have_joined(rank0, 2)
+    one.report_exit(0, "exit code 0")
+    rank0.report_exit(0, "exit code 0")
+    assert not eventually(1.5, lambda: any(channel.first_failure for channel in (rank0, one, two)))
 
 
-def test_a_rank_that_ends_well_never_takes_it_for_a_loss_that_the_others_hang_up() -> None:
+def test_failure_channel_disconnect_after_bye_is_no_loss() -> None:
     for _ in range(10):
-        leader, one = bonds(2)
-        assert joined(leader, 1)
-        one.ended(0, "exit code 0")
-        assert within(5, lambda leader=leader: not leader.peers)
-        assert within(5, lambda one=one: not one.peers)
-        assert (leader.verdict, one.verdict) == (None, None)
-        leader.ended(0, "exit code 0")
+        rank0, one = open_channels(2)
+        assert have_joined(rank0, 1)
+        one.report_exit(0, "exit code 0")
+        assert eventually(5, lambda rank0=rank0: not rank0.peers)
+        assert eventually(5, lambda one=one: not one.peers)
+        assert (rank0.first_failure, one.first_failure) == (None, None)
+        rank0.report_exit(0, "exit code 0")
 
 
-def test_a_rank_that_comes_late_learns_what_has_happened() -> None:
+def test_failure_channel_late_rank_gets_first_failure() -> None:
     port = free_port()
-    leader = bond(0, (port,))
-    leader.fail(FirstFailure(0, "node0", 3, "exit code 3"))
-    late = bond(1, (port,))
-    assert within(10, lambda: late.verdict is not None)
+    rank0 = open_channel(0, (port,))
+    rank0.report_failure(FirstFailure(0, "node0", 3, "exit code 3"))
+    late = open_channel(1, (port,))
+    assert eventually(10, lambda: late.first_failure is not None)
 
 
-def test_guards_that_have_nothing_to_say_leave_the_cores_to_the_ranks() -> None:
-    made = bonds(5)
-    assert joined(made[0], 4)
+def test_failure_channel_idle_uses_little_cpu() -> None:
+    channels = open_channels(5)
+    assert have_joined(channels[0], 4)
     began, used = time.monotonic(), time.process_time()
     time.sleep(3)
     share = (time.process_time() - used) / (time.monotonic() - began)
-    assert share < 0.05, "of one core, all five together"
-    made[0].ended(0, "exit code 0")
+    assert share < 0.05, "share of one core, for all five channels"
+    channels[0].report_exit(0, "exit code 0")
 
 
-def test_a_node_that_falls_silent_is_lost() -> None:
+def test_failure_channel_silent_node_is_lost() -> None:
     port = free_port()
-    leader = bond(0, (port,), timeout_s=1.0)
-    assert within(10, lambda: port_answers(port))
+    rank0 = open_channel(0, (port,), timeout_s=1.0)
+    assert eventually(10, lambda: port_answers(port))
     with socket.create_connection(("127.0.0.1", port)) as peer:
         peer.sendall(
             b'{"hello": {"rank": 1, "node": "node1", "host": "", "ports": [], "token": "x"}}\n{"joined": true}\n'
         )
-        assert within(10, lambda: leader.verdict is not None)
-    assert leader.verdict == FirstFailure(1, "node1", NODE_LOST_CODE, "its node is lost: silent for 1 s")
+        assert eventually(10, lambda: rank0.first_failure is not None)
+    assert rank0.first_failure == FirstFailure(1, "node1", NODE_LOST_CODE, "its node is lost: silent for 1 s")
 
 
 def port_answers(port: int) -> bool:
@@ -83,58 +83,58 @@ def port_answers(port: int) -> bool:
     return True
 
 
-def test_another_jobs_guard_on_the_same_port_is_none_of_ours() -> None:
-    leader, stranger = bonds(2, tokens=("job 7", "job 8"))
-    assert not joined_within_a_second(leader)
-    stranger.ended(5, "exit code 5")
-    assert not within(1, lambda: leader.verdict is not None)
+def test_failure_channel_other_token_is_ignored() -> None:
+    rank0, stranger = open_channels(2, tokens=("job 7", "job 8"))
+    assert not joined_within_a_second(rank0)
+    stranger.report_exit(5, "exit code 5")
+    assert not eventually(1, lambda: rank0.first_failure is not None)
 
 
-def joined_within_a_second(leader: FailureChannel) -> bool:
-    return within(1, lambda: bool(leader.peers))
+def joined_within_a_second(rank0: FailureChannel) -> bool:
+    return eventually(1, lambda: bool(rank0.peers))
 
 
-def test_ranks_meet_on_the_next_port_where_one_is_taken_and_all_learn_which() -> None:
-    guards, ranks = (free_port(), free_port()), (free_port(), free_port())
-    with listen_on(guards[0]), listen_on(ranks[0]):  # another program's, which takes connections and says nothing
-        one = bond(1, guards, meet=ranks)
-        leader = bond(0, guards, meet=ranks)
-        told: list[str] = []
-        assert one.wait_for_port(30, told.append) == leader.wait_for_port(1, told.append) == ranks[1]
-    one.ended(9, "exit code 9")
-    assert within(5, lambda: leader.verdict is not None)
+def test_failure_channel_taken_port_uses_next_on_all_ranks() -> None:
+    monitors, ranks = (free_port(), free_port()), (free_port(), free_port())
+    with listen_on(monitors[0]), listen_on(ranks[0]):  # another program, which accepts connections and sends nothing
+        one = open_channel(1, monitors, rendezvous_ports=ranks)
+        rank0 = open_channel(0, monitors, rendezvous_ports=ranks)
+        lines: list[str] = []
+        assert one.wait_for_port(30, lines.append) == rank0.wait_for_port(1, lines.append) == ranks[1]
+    one.report_exit(9, "exit code 9")
+    assert eventually(5, lambda: rank0.first_failure is not None)
 
 
-def test_an_outsider_on_the_port_does_no_harm(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failure_channel_invalid_messages_are_ignored(capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
-    leader = bond(0, (port,), timeout_s=1)
-    assert within(10, lambda: port_answers(port))
+    rank0 = open_channel(0, (port,), timeout_s=1)
+    assert eventually(10, lambda: port_answers(port))
     for text in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"hello": 7}\n', b'{"hello": {"rank": 1}}\n'):
         with socket.create_connection(("127.0.0.1", port)) as peer:
             peer.sendall(text)
             while peer.recv(4096):
                 pass
-    assert leader.verdict is None
+    assert rank0.first_failure is None
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_rank_0_that_does_not_answer_is_told_meanwhile_and_refused_in_the_end(
+def test_wait_for_port_rank_0_silent_logs_then_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("entrypoint.supervise.failure_channel.LOG_INTERVAL_S", 0.2)
-    told: list[str] = []
+    lines: list[str] = []
     port = free_port()
     with pytest.raises(
         UserError, match=f"rank 1: rank 0 at 127.0.0.1, ports {port} to {port}, did not answer"
     ) as error:
-        bond(1, (port,), meet=(1, 2)).wait_for_port(1, told.append)
+        open_channel(1, (port,), rendezvous_ports=(1, 2)).wait_for_port(1, lines.append)
     assert error.value.code == ExitCode.RENDEZVOUS
-    assert told[0] == f"rank 1 waits for rank 0 at 127.0.0.1, ports {port} to {port} (0 of 1 s)"
+    assert lines[0] == f"rank 1 waits for rank 0 at 127.0.0.1, ports {port} to {port} (0 of 1 s)"
 
 
-@pytest.mark.parametrize("which", ["guards", "ranks"])
-def test_where_every_port_is_taken_it_says_so(which: str) -> None:
+@pytest.mark.parametrize("which", ["monitors", "ranks"])
+def test_failure_channel_all_ports_taken_raises(which: str) -> None:
     free, taken = (free_port(),), (free_port(),)
-    with listen_on(taken[0]), pytest.raises(UserError, match="are all taken here") as error:
-        bond(0, taken if which == "guards" else free, meet=free if which == "guards" else taken)
+    with listen_on(taken[0]), pytest.raises(UserError, match="no free rendezvous port on this node") as error:
+        open_channel(0, taken if which == "monitors" else free, rendezvous_ports=free if which == "monitors" else taken)
     assert error.value.code == ExitCode.RENDEZVOUS
