@@ -26,20 +26,20 @@ BENCHMARK_PASSES = 5
 Forward = Callable[[Tensor], Tensor]
 
 
-def compile_step(learner: Trainer, steps_left: int, images: Tensor) -> str:
-    """Compile the learner's step; return what to tell.
+def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
+    """Compile the trainer's step; return what to tell.
 
     On auto only where that can pay by the steps that are left, and then only where a compiled step proves faster: it is
     not on every CPU. `images` is a batch of the rank's share; every rank takes the same decision.
     """
-    mode, backend = learner.settings.compile, learner.settings.compile_backend
+    mode, backend = trainer.settings.compile, trainer.settings.compile_backend
     auto = mode == "auto"
     told = f"compiled by {backend}, mode {mode}"
     if auto:
         weighed = estimate_break_even(
-            learner, steps_left, images
+            trainer, steps_left, images
         )  # by each rank: BatchNorm's passes wait for those of all
-        pays, figures = learner.group.run_on_main(lambda: weighed)
+        pays, figures = trainer.group.run_on_main(lambda: weighed)
         mode = "default"
         if not pays:
             return f"not compiled: {figures}"
@@ -47,12 +47,12 @@ def compile_step(learner: Trainer, steps_left: int, images: Tensor) -> str:
     options: dict[str, Any] = {"mode": mode} if backend == "inductor" and mode != "default" else {}
     compiler = partial(torch.compile, backend=backend, **options)
     if auto:
-        faster, told = benchmark_compiled(learner, compiler(learner.model), images)
+        faster, told = benchmark_compiled(trainer, compiler(trainer.model), images)
         told += f"; {figures}"
         if not faster:
             return told
-    learner.compiler = compiler
-    learner.forward = compiler(learner.shared)
+    trainer.compiler = compiler
+    trainer.compiled_forward = compiler(trainer.ddp_model)
     return told
 
 
@@ -67,13 +67,13 @@ def check_backend(backend: str) -> None:
         )
 
 
-def estimate_break_even(learner: Trainer, steps_left: int, images: Tensor) -> tuple[bool, str]:
+def estimate_break_even(trainer: Trainer, steps_left: int, images: Tensor) -> tuple[bool, str]:
     """Return whether compiling pays for the steps that are left, and the figures."""
-    step_s = min(time_passes(learner, [learner.model], images)[0])
+    step_s = min(time_passes(trainer, [trainer.model], images)[0])
     cost_s = COMPILE_BASE_S + COMPILE_PER_MODULE_S * sum(
-        1 for module in learner.model.modules() if not list(module.children())
+        1 for module in trainer.model.modules() if not list(module.children())
     )
-    saved = EXPECTED_SAVING[learner.group.device.type]
+    saved = EXPECTED_SAVING[trainer.group.device.type]
     left_s, pays_from_s = step_s * steps_left, cost_s / saved
     return left_s > pays_from_s, (
         f"{left_s:,.0f} s of steps are left, compiling costs about {cost_s:,.0f} s and saves about"
@@ -81,18 +81,18 @@ def estimate_break_even(learner: Trainer, steps_left: int, images: Tensor) -> tu
     )
 
 
-def benchmark_compiled(learner: Trainer, forward: Forward, images: Tensor) -> tuple[bool, str]:
+def benchmark_compiled(trainer: Trainer, forward: Forward, images: Tensor) -> tuple[bool, str]:
     """Return whether passes of the compiled model are faster than its own, over all ranks, and the figures."""
     problem, compiled_s, eager_s = "", [math.inf], [math.inf]
     try:
-        compiled_s, eager_s = time_passes(learner, [forward, learner.model], images)
+        compiled_s, eager_s = time_passes(trainer, [forward, trainer.model], images)
     except RuntimeError as error:
-        refused = compile_error(learner.settings, error)
+        refused = compile_error(trainer.settings, error)
         if refused is None:
             raise
         problem = str(refused)
     fastest = torch.tensor([min(compiled_s), min(eager_s)], device=images.device)
-    compiled, eager = learner.group.sum(fastest).tolist()
+    compiled, eager = trainer.group.sum(fastest).tolist()
     if math.isinf(compiled):
         return False, f"not compiled: {problem or 'another rank could not'}"
     faster = compiled < eager
@@ -102,34 +102,34 @@ def benchmark_compiled(learner: Trainer, forward: Forward, images: Tensor) -> tu
     return faster, f"{'compiled' if faster else 'not compiled'}: {figures}"
 
 
-def time_passes(learner: Trainer, forwards: Sequence[Forward], images: Tensor) -> list[list[float]]:
+def time_passes(trainer: Trainer, forwards: Sequence[Forward], images: Tensor) -> list[list[float]]:
     """Return the seconds of some forward and backward passes of this rank by each of these, which take turns.
 
     In turns, so that a load that comes and goes is not taken for one's slowness. They leave parameters, statistics and
     random numbers as they were.
     """
     labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
-    kept = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
+    kept = {name: buffer.clone() for name, buffer in trainer.model.named_buffers()}
     times: list[list[float]] = [[] for _ in forwards]
     with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
         for _ in range(BENCHMARK_PASSES):
             for forward, taken in zip(forwards, times, strict=True):
                 began = time.perf_counter()
-                forward_backward(learner, forward, images, labels)
+                forward_backward(trainer, forward, images, labels)
                 taken.append(time.perf_counter() - began)
-    for name, buffer in learner.model.named_buffers():
+    for name, buffer in trainer.model.named_buffers():
         buffer.copy_(kept[name])
     return times
 
 
-def forward_backward(learner: Trainer, forward: Forward, images: Tensor, labels: Tensor) -> None:
+def forward_backward(trainer: Trainer, forward: Forward, images: Tensor, labels: Tensor) -> None:
     """Compute the gradients of one batch and throw them away."""
-    with autocast(learner.precision, images.device):
+    with autocast(trainer.precision, images.device):
         logits = forward(images)
-    loss = learner.loss(logits, labels)
+    loss = trainer.loss(logits, labels)
     loss.backward()  # type: ignore[no-untyped-call]
     loss.item()
-    learner.model.zero_grad(set_to_none=True)
+    trainer.model.zero_grad(set_to_none=True)
 
 
 def compile_error(settings: TrainSettings, error: RuntimeError) -> UserError | None:

@@ -21,8 +21,8 @@ LogCallback = Callable[[int, float, float], None]
 
 
 def train_epoch(
-    learner: Trainer,
-    feed: BatchSource,
+    trainer: Trainer,
+    source: BatchSource,
     epoch: int,
     log_interval: int,
     report: LogCallback,
@@ -39,30 +39,30 @@ def train_epoch(
     first loss that is not finite.
     """
     pending: list[Tensor] = []
-    began = epoch * feed.steps_per_epoch
-    first, due = learner.step - began, feed.steps_per_epoch
+    began = epoch * source.steps_per_epoch
+    first, due = trainer.step - began, source.steps_per_epoch
     if last_step is not None:
         due = min(due, last_step - began)
     before = time.perf_counter()
-    batches = islice(feed.train_batches(epoch, first), max(0, due - first))
+    batches = islice(source.train_batches(epoch, first), max(0, due - first))
     while True:
-        with learner.phase(DATA):
+        with trainer.mark_phase(DATA):
             batch = next(batches, None)
         if batch is None:
             return True
-        agreed = learner.group.all_reduce_max_async(wish())
-        pending.append(timed_first_step(learner, batch))
+        agreed = trainer.group.all_reduce_max_async(wish())
+        pending.append(timed_first_step(trainer, batch))
         wanted = agreed()
         after_step()
-        done = len(learner.losses) + len(pending)
+        done = len(trainer.losses) + len(pending)
         if len(pending) < log_interval and done < due and wanted == CONTINUE:
             continue
-        losses = learner.group.sum(torch.stack(pending)).tolist()
-        check_finite(losses, learner.step - len(losses))
+        losses = trainer.group.sum(torch.stack(pending)).tolist()
+        check_finite(losses, trainer.step - len(losses))
         now = time.perf_counter()
-        report(learner.step, sum(losses) / len(losses), batch.size * len(losses) / (now - before))
-        learner.seconds += now - before
-        learner.losses += losses
+        report(trainer.step, sum(losses) / len(losses), batch.size * len(losses) / (now - before))
+        trainer.seconds += now - before
+        trainer.losses += losses
         pending, before = [], now
         if wanted == SAVE:
             save()
@@ -70,17 +70,17 @@ def train_epoch(
             return False
 
 
-def timed_first_step(learner: Trainer, batch: Batch) -> Tensor:
+def timed_first_step(trainer: Trainer, batch: Batch) -> Tensor:
     """Take a step; the process's first one is waited for and timed by itself, since it compiles and warms up."""
-    if learner.first_step_seconds:
-        return learner.learn(batch)
+    if trainer.first_step_seconds:
+        return trainer.train_step(batch)
     began = time.perf_counter()
     try:
-        loss = learner.learn(batch)
+        loss = trainer.train_step(batch)
     except RuntimeError as error:
-        raise compile_error(learner.settings, error) or error from None
+        raise compile_error(trainer.settings, error) or error from None
     loss.item()
-    learner.first_step_seconds = time.perf_counter() - began
+    trainer.first_step_seconds = time.perf_counter() - began
     return loss
 
 

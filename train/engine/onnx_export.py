@@ -20,12 +20,12 @@ from train.transforms.normalize import Normalize
 
 
 class NormalizedModel(nn.Module):
-    """The model with its normalisation in front, so that whoever runs the file needs to know neither mean nor scale."""
+    """The model with its normalization in front, so that whoever runs the file needs to know neither mean nor scale."""
 
-    def __init__(self, model: nn.Module, normalise: Normalize) -> None:
+    def __init__(self, model: nn.Module, normalize: Normalize) -> None:
         super().__init__()
         self.model = model
-        self.mean, self.scale = nn.Buffer(normalise.mean.cpu()), nn.Buffer(normalise.scale.cpu())
+        self.mean, self.scale = nn.Buffer(normalize.mean.cpu()), nn.Buffer(normalize.scale.cpu())
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return (N, classes) logits of (N, C, H, W) pixels, floats from 0 to 255."""
@@ -33,13 +33,13 @@ class NormalizedModel(nn.Module):
         return logits
 
 
-def export_onnx(model: nn.Module, normalise: Normalize, shape: ImageShape, path: Path) -> None:
+def export_onnx(model: nn.Module, normalize: Normalize, shape: ImageShape, path: Path) -> None:
     """Write the model as ONNX, for any number of images at once: `pixels` in, `logits` out.
 
     Raises `UserError` where PyTorch's exporter cannot; nothing is lost by that, since the run is saved before.
     """
     with original_convolutions(model):
-        whole = NormalizedModel(copy.deepcopy(model).cpu().eval(), normalise)
+        whole = NormalizedModel(copy.deepcopy(model).cpu().eval(), normalize)
     images = torch.export.Dim("images", min=2)  # torch.export takes 1 for a constant; the file runs on one all the same
     for name in ("onnxscript", "torch.onnx"):
         logging.getLogger(name).setLevel(logging.ERROR)

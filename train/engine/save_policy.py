@@ -19,21 +19,21 @@ def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
 
     All wait until it is saved: a rank that ended sooner would have its launcher end the one that still writes.
     """
-    check_weights_finite(run.learner)
+    check_weights_finite(run.trainer)
 
     def write() -> None:
         save(run, epochs)
-        run.saver.wait()
+        run.checkpoint_writer.wait()
 
     if run.settings.parallelism == "ddp":
         run.group.run_on_main(write)
     else:
         write()
-    if run.recorder:
-        run.recorder.close()
+    if run.metrics:
+        run.metrics.close()
     run.group.drain()
     raise Preempted(
-        f"stopped by {STOP_CONTROLLER.name}: step {run.learner.step} is saved in {run.folder / 'checkpoint'};"
+        f"stopped by {STOP_CONTROLLER.reason}: step {run.trainer.step} is saved in {run.folder / 'checkpoint'};"
         " run it again with TRAIN_RESUME=auto"
     )
 
@@ -41,26 +41,26 @@ def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
 def save_on_signal(run: TrainingRun, epochs: int) -> None:
     """Save where all ranks stand, amid an epoch, because a signal asked for it; then go on."""
     STOP_CONTROLLER.mark_saved()
-    check_weights_finite(run.learner)
+    check_weights_finite(run.trainer)
     save(run, epochs)
-    run.saver.wait()
-    run.progress.say(f"step {run.learner.step} is saved in {run.folder / 'checkpoint'}, as SIGUSR2 asks for")
+    run.checkpoint_writer.wait()
+    run.progress.print(f"step {run.trainer.step} is saved in {run.folder / 'checkpoint'}, as SIGUSR2 asks for")
 
 
-def check_weights_finite(learner: Trainer) -> None:
+def check_weights_finite(trainer: Trainer) -> None:
     """Refuse on every rank to save weights that are no numbers: the checkpoint before is the last good one."""
-    wrong = [name for name, part in iter_local_parameters(learner.model) if not bool(part.isfinite().all())]
-    said = next((names[0] for names in learner.group.gather(wrong[:1]) if names), None)
+    wrong = [name for name, part in iter_local_parameters(trainer.model) if not bool(part.isfinite().all())]
+    said = next((names[0] for names in trainer.group.gather(wrong[:1]) if names), None)
     if said:
         raise UserError(
-            f"step {learner.step}: {said} is no longer finite; lower TRAIN_LR, or set TRAIN_MAX_GRAD_NORM=1",
+            f"step {trainer.step}: {said} is no longer finite; lower TRAIN_LR, or set TRAIN_MAX_GRAD_NORM=1",
             ExitCode.RANK_FAILED,
         )
 
 
 def check_run_lock(run: TrainingRun) -> None:
     """Refuse to save where another run has taken the folder."""
-    if not run.lock.mine and run.folder.is_dir():
+    if not run.lock.is_held and run.folder.is_dir():
         raise UserError(
             f"{run.folder}: another run has taken it over, since this one stood still; nothing is saved here"
         )
@@ -68,21 +68,21 @@ def check_run_lock(run: TrainingRun) -> None:
 
 def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
     """Save a checkpoint of the run, so many of its epochs closed: rank 0 does, or all ranks where it is sharded."""
-    learner = run.learner
+    trainer = run.trainer
     whole: dict[str, Any] = {"model": {}, "optimizer": {}}
     if run.settings.parallelism == "ddp":
-        whole = {"model": learner.model.state_dict(), "optimizer": learner.optimizer.state_dict()}
-        whole["average"] = learner.average.state_dict() if learner.average else {}
+        whole = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()}
+        whole["average"] = trainer.ema_model.state_dict() if trainer.ema_model else {}
         whole = snapshot(whole) if run.group.is_main else whole
     made = Checkpoint(
         epoch=epoch,
-        step=learner.step,
-        seconds=learner.seconds,
-        losses=tuple(learner.losses),
-        scaler=learner.scaler.state_dict(),
+        step=trainer.step,
+        seconds=trainer.seconds,
+        losses=tuple(trainer.losses),
+        scaler=trainer.scaler.state_dict(),
         settings=run.settings.to_json(),
-        best=learner.best,
-        plan=run.blueprint.plan.to_json(),
+        best=trainer.best,
+        plan=run.model_builder.plan.to_json(),
         **whole,
     )
     folder = run.folder / "checkpoint"
@@ -90,7 +90,7 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
         from train.checkpoint import sharded
 
         run.group.run_on_main(lambda: check_run_lock(run))
-        sharded.save(folder, made, learner.sharded_state(), run.settings.keep_checkpoints, best=best)
+        sharded.save(folder, made, trainer.sharded_state(), run.settings.keep_checkpoints, best=best)
         return
     if not run.group.is_main:
         return
@@ -102,4 +102,4 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
         except OSError as error:
             raise single_file.write_error(folder, error) from None
 
-    run.saver.begin(write)
+    run.checkpoint_writer.submit(write)

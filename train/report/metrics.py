@@ -37,7 +37,7 @@ class MetricsWriter:
 
             self.events = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
 
-    def line(self, kind: str, step: int, values: dict[str, float | int]) -> None:
+    def write(self, kind: str, step: int, values: dict[str, float | int]) -> None:
         """Append one line, in a single write, so that a reader never meets half of it; raises `UserError`."""
         text = json.dumps({"kind": kind, "step": step, **values}) + "\n"
         with disk_errors_as_user_errors(self.folder):

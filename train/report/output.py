@@ -25,7 +25,7 @@ def guarded_stdout() -> Iterator[None]:
     except OSError:
         redirect_to_devnull()
         if STOP_CONTROLLER.number is None:
-            STOP_CONTROLLER.take(signal.SIGPIPE, None)
+            STOP_CONTROLLER.handle(signal.SIGPIPE, None)
 
 
 def redirect_to_devnull() -> None:

@@ -54,13 +54,13 @@ class PhaseTimes:
         """Return all shares in a line."""
         return ", ".join(f"{name} {100 * self.share(name):.0f} %" for name in PHASES)
 
-    def diagnosis(self, feed: str) -> str:
+    def diagnosis(self, source: str) -> str:
         """Say what takes the time, and what to do about it."""
         data, optimizer = self.share(DATA), self.share(OPTIMIZER)
         if data >= HIGH_SHARE:
             advice = (
                 "raise TRAIN_NUM_WORKERS, or set TRAIN_DATA_SOURCE=memory"
-                if feed == "stream"
+                if source == "stream"
                 else "cut TRAIN_TRANSFORMS"
             )
             return f"data loading takes {100 * data:.0f} % of a step: {advice}"
@@ -73,8 +73,8 @@ class PhaseTimes:
 class Profiler:
     """Profiles some steps of one rank after a warm-up, and writes what it saw into the run folder."""
 
-    def __init__(self, steps: int, folder: Path, feed: str, device: torch.device, say: Callable[[str], None]) -> None:
-        self.steps, self.folder, self.feed, self.say = steps, folder / "profile", feed, say
+    def __init__(self, steps: int, folder: Path, source: str, device: torch.device, say: Callable[[str], None]) -> None:
+        self.steps, self.folder, self.source, self.log = steps, folder / "profile", source, say
         self.device = device
         self.done = 0
         self.running: profile | None = None
@@ -105,11 +105,11 @@ class Profiler:
         tables = (events.table(sort_by=by, row_limit=ROWS, max_name_column_width=60) for by in orders)
         atomic_write_text(self.folder / "operators.txt", "\n".join(tables))
         phases = {**asdict(shares), "shares": {name: round(shares.share(name), 4) for name in PHASES}}
-        diagnosis = shares.diagnosis(self.feed)
+        diagnosis = shares.diagnosis(self.source)
         atomic_write_text(self.folder / "phases.json", json.dumps({**phases, "diagnosis": diagnosis}, indent=2) + "\n")
         seen.export_chrome_trace(str(self.folder / "trace.json"))
-        self.say(f"profile of {self.steps} steps: {shares.line()}; {self.folder}")
-        self.say(diagnosis)
+        self.log(f"profile of {self.steps} steps: {shares.line()}; {self.folder}")
+        self.log(diagnosis)
 
 
 def phase_seconds(events: Any) -> dict[str, float]:

@@ -12,10 +12,10 @@ from train.settings import TrainSettings
 class ProgressReporter(Protocol):
     """How far the run is; steps count from 0 over the whole run."""
 
-    def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
+    def update(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
         """Tell of a log interval: the mean loss and throughput since the last."""
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print a line that stays."""
 
     def close(self) -> None:
@@ -47,10 +47,10 @@ def duration(seconds: float) -> str:
 class NullProgress:
     """Shows nothing."""
 
-    def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
+    def update(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
         """Show nothing."""
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Show nothing."""
 
     def close(self) -> None:
@@ -63,14 +63,14 @@ class LineProgress:
     def __init__(self, epochs: int, total_steps: int) -> None:
         self.epochs, self.total_steps = epochs, total_steps
 
-    def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
+    def update(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
         """Print one line."""
-        self.say(
+        self.print(
             f"epoch {epoch + 1}/{self.epochs}  step {step}/{self.total_steps}  loss {loss:.4f}"
             f"  {images_per_second:,.0f} images/s  left {duration(left_s)}"
         )
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print one line at once, whatever buffering a batch system has set up."""
         with guarded_stdout():
             print(line)
@@ -104,7 +104,7 @@ class BarProgress:
         with guarded_stdout():
             self.bar.start()
 
-    def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
+    def update(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
         """Move the bar."""
         with guarded_stdout():
             self.bar.update(
@@ -117,7 +117,7 @@ class BarProgress:
                 left=duration(left_s),
             )
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print a line above the bar."""
         with guarded_stdout():
             self.bar.console.print(line, highlight=False, markup=False)

@@ -50,7 +50,7 @@ def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path
             raise PermissionError(13, "Permission denied")
         folder, starts = select_run_dir(settings)
         folder.mkdir(exist_ok=bool(starts) or settings.run_name is not None)
-        lock.take(folder)
+        lock.acquire(folder)
         single_file.remove_partial(folder / "checkpoint")
         update_latest_link(output, folder)
     except OSError as error:

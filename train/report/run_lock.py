@@ -41,11 +41,11 @@ class RunLock:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Give it back."""
         self.over.set()
-        if self.path and self.mine:
+        if self.path and self.is_held:
             with suppress(OSError):
                 self.path.unlink()
 
-    def take(self, folder: Path) -> None:
+    def acquire(self, folder: Path) -> None:
         """Take the lock of a folder, from a holder that is gone too; raises `UserError` where one is alive, OSError."""
         path = folder / LOCK_NAME
         told = json.dumps(identity())
@@ -59,14 +59,14 @@ class RunLock:
             os.close(file)
             break
         self.path = path
-        threading.Thread(target=self.beat, daemon=True).start()
+        threading.Thread(target=self.heartbeat, daemon=True).start()
 
     @property
-    def mine(self) -> bool:
+    def is_held(self) -> bool:
         """Tell whether the file is still this process's."""
         return self.path is not None and read_holder(self.path) == identity()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Touch the file as long as it is held."""
         assert self.path is not None
         while not self.over.wait(self.beat_s):
