@@ -114,7 +114,7 @@ def test_a_warning_saves_requeues_and_the_run_goes_on(
     slurm.run("scancel", "--signal=USR1", *warn, job)  # what --signal=USR1@120 sends, whom it sends it to
     wait_for(slurm.cluster, job, "preempted: stopped by SIGUSR1: step ")
     wait_for(slurm.cluster, job, "goes back into the queue")
-    wait_for(slurm.cluster, job, "going on from runs/job/checkpoint/step-", 120)
+    wait_for(slurm.cluster, job, "resuming from runs/job/checkpoint/step-", 120)
     assert slurm.state(job)["Restarts"] == "1"
     saved, on = (int(step) for step in re.findall(r"step[ -]0*(\d+)(?: is saved|\.pt)", output(slurm.cluster, job))[:2])
     assert saved == on, "nothing is done twice"
@@ -130,7 +130,7 @@ def test_scancel_saves_and_the_job_goes_on_when_it_is_submitted_again(slurm: Slu
     assert sorted((slurm.cluster.folder / "runs/job/checkpoint").glob("step-*.pt"))
     slurm.cluster.gone(20)
     again = slurm.submit(FILES / "slurm/train.sbatch", env=LONG | installed)
-    wait_for(slurm.cluster, again, "going on from runs/job/checkpoint/step-")
+    wait_for(slurm.cluster, again, "resuming from runs/job/checkpoint/step-")
     slurm.run("scancel", again)
 
 

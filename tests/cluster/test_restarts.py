@@ -45,7 +45,7 @@ def ended_well(cluster: Cluster, accuracy: float, world_size: int, started: Star
     found = cluster.summary("many")
     assert (found["world_size"], found["epochs"]) == (world_size, 40)
     assert found["test_accuracy"] == pytest.approx(accuracy, abs=0.5)
-    assert re.search(r"going on from \S+/checkpoint/step-\d+\.pt", started.text()), started.text()[-3000:]
+    assert re.search(r"resuming from \S+/checkpoint/step-\d+\.pt", started.text()), started.text()[-3000:]
     assert "Traceback" not in started.text()
 
 
@@ -81,7 +81,7 @@ def test_a_node_that_comes_later_is_taken_in(cluster: Cluster) -> None:
     one = agent(cluster, 0, TRAIN_EPOCHS="2000")
     one.wait_for("epoch 7/")
     two = agent(cluster, 1, TRAIN_EPOCHS="2000")
-    one.wait_for("going on from ")
+    one.wait_for("resuming from ")
     cluster.signal("node1", "entrypoint.launch.torchrun", signal.SIGUSR1)
     cluster.signal("node2", "entrypoint.launch.torchrun", signal.SIGUSR1)
     assert (one.code(60), two.code(60)) == (75, 75), one.text() + two.text()

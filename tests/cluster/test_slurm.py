@@ -40,7 +40,7 @@ def more(slurm: Slurm) -> Slurm:
 def goes_on(slurm: Slurm, job: str, saved: str) -> None:
     """Check that a job saved, was started again by Slurm, and went on from the very step that it saved."""
     wait_for(slurm.cluster, job, saved)
-    wait_for(slurm.cluster, job, "going on from runs/job/checkpoint/step-", 120)
+    wait_for(slurm.cluster, job, "resuming from runs/job/checkpoint/step-", 120)
     assert slurm.state(job)["Restarts"] == "1"
     text = output(slurm.cluster, job)
     steps = [int(step) for step in re.findall(r"step[ -]0*(\d+)(?: is saved|\.pt)", text)]

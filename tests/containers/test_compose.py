@@ -129,7 +129,7 @@ def test_a_node_that_goes_ends_the_other_by_name_and_the_job_goes_on_when_restar
     assert time.monotonic() - started < limit_s
     assert re.search(said, nodes.log()), nodes.log()[-2000:]
     assert sorted((nodes.runs / "nodes/checkpoint").glob("step-*.pt"))
-    nodes.start("going on from runs/nodes/checkpoint/step-", **env)
+    nodes.start("resuming from runs/nodes/checkpoint/step-", **env)
     nodes("kill")
 
 

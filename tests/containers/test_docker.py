@@ -117,7 +117,7 @@ def test_docker_stop_saves_and_the_next_start_goes_on(docker: Docker, bound: Pat
     assert run("docker", "wait", container).out == "75\n"
     assert docker.logs(container).splitlines()[-1].startswith("entrypoint: preempted: stopped by SIGTERM: step ")
     again = docker.start(image, options=(*place, "-e", "TRAIN_RESUME=auto"))
-    wait_for(docker, again, "going on from runs/long/checkpoint/step-")
+    wait_for(docker, again, "resuming from runs/long/checkpoint/step-")
     wait_for(docker, again, "test accuracy")
 
 

@@ -1,4 +1,4 @@
-"""When torch.compile pays, and the compiled step."""
+"""Compile the training step with torch.compile, if it pays off."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from train.acceleration.ipex import import_ipex
 from train.engine.train_step import Trainer
 from train.settings import TrainSettings
 
-# What compiling costs by a model's modules, and which part of a step it saves. On two AVX2 cores the first step cost
-# 24 s (CNN, 8 modules) to 330 s (DenseNet121, about 430), for 0 to 10 %. For GPUs this is a guess.
+# Estimates of the compile time per module and of the share of a step that compiling saves. For GPUs this is a guess.
 COMPILE_BASE_S, COMPILE_PER_MODULE_S = 18.0, 0.73
 EXPECTED_SAVING = {"cpu": 0.05, "cuda": 0.2}
 BENCHMARK_PASSES = 5
@@ -27,10 +26,10 @@ Forward = Callable[[Tensor], Tensor]
 
 
 def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
-    """Compile the trainer's step; return what to tell.
+    """Compile the trainer's step; return the log line.
 
-    On auto only where that can pay by the steps that are left, and then only where a compiled step proves faster: it is
-    not on every CPU. `images` is a batch of the rank's share; every rank takes the same decision.
+    With `auto`, compile only if the remaining steps can repay the compile time. Then keep the compiled step only if a
+    benchmark finds it faster. `images` is a batch of this rank's share. Every rank takes the same decision.
     """
     mode, backend = trainer.settings.compile, trainer.settings.compile_backend
     auto = mode == "auto"
@@ -57,18 +56,19 @@ def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
 
 
 def check_backend(backend: str) -> None:
-    """See that torch knows the backend; raises `UserError` where this version does not."""
+    """Raise `UserError` if this torch does not have the compile backend."""
     if backend == "ipex":
         import_ipex(compiling=True)
     if backend not in torch._dynamo.list_backends(exclude_tags=()):
         raise UserError(
-            f"TRAIN_COMPILE_BACKEND={backend}: torch {torch.__version__} has no such backend; set inductor",
+            f"TRAIN_COMPILE_BACKEND={backend}: torch {torch.__version__} has no such backend."
+            " Set TRAIN_COMPILE_BACKEND=inductor.",
             ExitCode.MACHINE,
         )
 
 
 def estimate_break_even(trainer: Trainer, steps_left: int, images: Tensor) -> tuple[bool, str]:
-    """Return whether compiling pays for the steps that are left, and the figures."""
+    """Return whether compiling pays off for the remaining steps, and a text with the estimate."""
     step_s = min(time_passes(trainer, [trainer.model], images)[0])
     cost_s = COMPILE_BASE_S + COMPILE_PER_MODULE_S * sum(
         1 for module in trainer.model.modules() if not list(module.children())
@@ -76,13 +76,13 @@ def estimate_break_even(trainer: Trainer, steps_left: int, images: Tensor) -> tu
     saved = EXPECTED_SAVING[trainer.group.device.type]
     left_s, pays_from_s = step_s * steps_left, cost_s / saved
     return left_s > pays_from_s, (
-        f"{left_s:,.0f} s of steps are left, compiling costs about {cost_s:,.0f} s and saves about"
-        f" {100 * saved:.0f} %: it pays from {pays_from_s:,.0f} s on"
+        f"{left_s:,.0f} s of training remain, compiling takes about {cost_s:,.0f} s and saves about"
+        f" {100 * saved:.0f} %: it pays off from {pays_from_s:,.0f} s on"
     )
 
 
 def benchmark_compiled(trainer: Trainer, forward: Forward, images: Tensor) -> tuple[bool, str]:
-    """Return whether passes of the compiled model are faster than its own, over all ranks, and the figures."""
+    """Return whether the compiled model is faster over all ranks, and a text with the times."""
     problem, compiled_s, eager_s = "", [math.inf], [math.inf]
     try:
         compiled_s, eager_s = time_passes(trainer, [forward, trainer.model], images)
@@ -94,19 +94,19 @@ def benchmark_compiled(trainer: Trainer, forward: Forward, images: Tensor) -> tu
     fastest = torch.tensor([min(compiled_s), min(eager_s)], device=images.device)
     compiled, eager = trainer.group.sum(fastest).tolist()
     if math.isinf(compiled):
-        return False, f"not compiled: {problem or 'another rank could not'}"
+        return False, f"not compiled: {problem or 'another rank failed to compile'}"
     faster = compiled < eager
     figures = (
-        f"it took {compiled_s[0]:,.0f} s, and forward and backward take {compiled / eager:.2f} times what they did"
+        f"compiling took {compiled_s[0]:,.0f} s, forward and backward take {compiled / eager:.2f} times the eager time"
     )
     return faster, f"{'compiled' if faster else 'not compiled'}: {figures}"
 
 
 def time_passes(trainer: Trainer, forwards: Sequence[Forward], images: Tensor) -> list[list[float]]:
-    """Return the seconds of some forward and backward passes of this rank by each of these, which take turns.
+    """Return the seconds of several forward and backward passes of this rank, for each forward function.
 
-    In turns, so that a load that comes and goes is not taken for one's slowness. They leave parameters, statistics and
-    random numbers as they were.
+    The functions alternate, so that a temporary load affects all of them. Parameters, statistics and random state
+    are unchanged afterwards.
     """
     labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
     kept = {name: buffer.clone() for name, buffer in trainer.model.named_buffers()}
@@ -123,7 +123,7 @@ def time_passes(trainer: Trainer, forwards: Sequence[Forward], images: Tensor) -
 
 
 def forward_backward(trainer: Trainer, forward: Forward, images: Tensor, labels: Tensor) -> None:
-    """Compute the gradients of one batch and throw them away."""
+    """Compute the gradients of one batch and discard them."""
     with autocast(trainer.precision, images.device):
         logits = forward(images)
     loss = trainer.loss(logits, labels)
@@ -133,9 +133,9 @@ def forward_backward(trainer: Trainer, forward: Forward, images: Tensor, labels:
 
 
 def compile_error(settings: TrainSettings, error: RuntimeError) -> UserError | None:
-    """Return the refusal of a step that could not be compiled, None for another error.
+    """Return the error for a step that cannot be compiled, or None for an unrelated error.
 
-    Compilers raise errors of torch's inner modules, or tell by NotImplementedError what they lack.
+    Compilers raise errors of torch's private modules, or NotImplementedError for a missing feature.
     """
     if settings.compile == "off":
         return None
@@ -144,6 +144,6 @@ def compile_error(settings: TrainSettings, error: RuntimeError) -> UserError | N
     cause = first_line(getattr(error, "inner_exception", error))  # the outer one's first line only names the backend
     backend = settings.compile_backend
     return UserError(
-        f"TRAIN_COMPILE_BACKEND={backend}: the step cannot be compiled ({cause}); set TRAIN_COMPILE=off",
+        f"TRAIN_COMPILE_BACKEND={backend}: the step cannot be compiled ({cause}). Set TRAIN_COMPILE=off.",
         ExitCode.MACHINE,
     )

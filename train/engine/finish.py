@@ -1,4 +1,4 @@
-"""What is left when a run has ended: the summary, the curves, and a few lines to read."""
+"""Write a finished run's summary, curves and export."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from train.report.output import guarded_stdout
 
 
 def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: float) -> None:
-    """Write the summary and the curves, and show what came out."""
+    """Write the summary, the curves and the export, and print the summary."""
     trainer = run.trainer
     state = full_state_dict(trainer.model)
     of_judged = full_state_dict(trainer.eval_model) if trainer.ema_model and run.settings.export == "onnx" else state
@@ -78,7 +78,7 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
-    """Return a digest of a model's parameters and statistics, by which runs are compared to the bit."""
+    """Return a digest of a model's parameters and buffers; equal digests mean bitwise identical models."""
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -87,7 +87,7 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -> None:
-    """Print what came out in a few lines."""
+    """Print the summary in a few lines."""
     told = cpu_wait_text(summary["cpu_wait_share"])
     waited = f"waiting        {told}\n" if told else ""
     with guarded_stdout():

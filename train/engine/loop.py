@@ -1,4 +1,4 @@
-"""The training loop: one optimizer step from a batch, and an epoch of them with its log."""
+"""Train one epoch: steps, loss log and stop requests."""
 
 from __future__ import annotations
 
@@ -26,17 +26,16 @@ def train_epoch(
     epoch: int,
     log_interval: int,
     report: LogCallback,
-    wish: Callable[[], int] = lambda: CONTINUE,
+    request: Callable[[], int] = lambda: CONTINUE,
     after_step: Callable[[], None] = lambda: None,
     save: Callable[[], None] = lambda: None,
     last_step: int | None = None,
 ) -> bool:
-    """Train what is left of an epoch; return whether it was finished, unless any rank's `wish` was to stop.
+    """Train the rest of an epoch; return False if any rank's `request` stopped it.
 
-    Losses stay on the device until a log interval ends; then one collective sums them over the ranks, so that
-    the loop never waits for a number in between. `report` gets the step, the interval's mean loss, and images/s;
-    `save` is called where a rank wishes to. The run ends with `last_step`, where that is given. Raises `UserError` at the
-    first loss that is not finite.
+    Losses stay on the device until a log interval ends. Then one collective sums them over the ranks. `report` gets the
+    step, the interval's mean loss, and images/s. `save` is called if any rank requests it. The run ends with
+    `last_step`, if given. Raises `UserError` at the first loss that is not finite.
     """
     pending: list[Tensor] = []
     began = epoch * source.steps_per_epoch
@@ -50,7 +49,7 @@ def train_epoch(
             batch = next(batches, None)
         if batch is None:
             return True
-        agreed = trainer.group.all_reduce_max_async(wish())
+        agreed = trainer.group.all_reduce_max_async(request())
         pending.append(timed_first_step(trainer, batch))
         wanted = agreed()
         after_step()
@@ -71,7 +70,7 @@ def train_epoch(
 
 
 def timed_first_step(trainer: Trainer, batch: Batch) -> Tensor:
-    """Take a step; the process's first one is waited for and timed by itself, since it compiles and warms up."""
+    """Take a step; time the process's first step separately, because it compiles and warms up."""
     if trainer.first_step_seconds:
         return trainer.train_step(batch)
     began = time.perf_counter()
@@ -85,9 +84,9 @@ def timed_first_step(trainer: Trainer, batch: Batch) -> Tensor:
 
 
 def check_finite(losses: list[float], first_step: int) -> None:
-    """Refuse the first loss that is NaN or infinite, by the number of its step, counted from 1."""
+    """Raise `UserError` at the first loss that is NaN or infinite; steps count from 1."""
     for step, loss in enumerate(losses, first_step + 1):
         if not math.isfinite(loss):
             raise UserError(
-                f"step {step}: the loss is {loss}; lower TRAIN_LR, or set TRAIN_MAX_GRAD_NORM=1", ExitCode.RANK_FAILED
+                f"step {step}: the loss is {loss}. Lower TRAIN_LR or set TRAIN_MAX_GRAD_NORM=1.", ExitCode.RANK_FAILED
             )

@@ -1,4 +1,4 @@
-"""What the epochs of a run work with."""
+"""State of a training run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from train.settings import TrainSettings
 
 @dataclass
 class TrainingRun:
-    """What the epochs work with; `recorder` is rank 0's alone."""
+    """Objects that a run's epochs use; `metrics` is None except on rank 0."""
 
     settings: TrainSettings
     group: ProcessGroup
@@ -37,7 +37,7 @@ class TrainingRun:
     cpu_wait: CpuWaitMeter = field(default_factory=CpuWaitMeter)
 
     def advance_profiler(self) -> None:
-        """Count a step of the profile as long as one is taken."""
+        """Advance the profiler by one step, and remove it when it is done."""
         if self.profiler and self.profiler.step():
             self.profiler, self.trainer.mark_phase = None, no_phase
 
@@ -48,11 +48,11 @@ class TrainingRun:
 
     @property
     def epochs(self) -> int:
-        """Epochs of the run, the last of which may be cut."""
+        """Epochs of the run; the last one may be incomplete."""
         return self.settings.total_epochs(self.source.steps_per_epoch)
 
     @property
     def log_interval(self) -> int:
-        """Steps between log lines: by default an epoch is cut into up to five, of at least 20 steps."""
+        """Steps between log lines; by default up to five lines an epoch, at least 20 steps apart."""
         asked, steps = self.settings.log_interval, self.source.steps_per_epoch
         return -(-steps // max(1, min(5, steps // 20))) if asked == "auto" else asked

@@ -1,4 +1,4 @@
-"""When a run saves its checkpoints, and what it refuses to save."""
+"""Save checkpoints of a run, and check that it may save."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from train.preemption import STOP_CONTROLLER, Preempted
 
 
 def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
-    """Save where all ranks stand and end, to go on from there.
+    """Save a checkpoint of the current step, then raise `Preempted`.
 
-    All wait until it is saved: a rank that ended sooner would have its launcher end the one that still writes.
+    All ranks wait until it is saved. If one exited earlier, its launcher would stop the rank that still writes.
     """
     check_weights_finite(run.trainer)
 
@@ -33,41 +33,42 @@ def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
         run.metrics.close()
     run.group.drain()
     raise Preempted(
-        f"stopped by {STOP_CONTROLLER.reason}: step {run.trainer.step} is saved in {run.folder / 'checkpoint'};"
-        " run it again with TRAIN_RESUME=auto"
+        f"stopped by {STOP_CONTROLLER.reason}: step {run.trainer.step} is saved in {run.folder / 'checkpoint'}."
+        " Run it again with TRAIN_RESUME=auto."
     )
 
 
 def save_on_signal(run: TrainingRun, epochs: int) -> None:
-    """Save where all ranks stand, amid an epoch, because a signal asked for it; then go on."""
+    """Save a checkpoint during an epoch because SIGUSR2 requested it; training continues."""
     STOP_CONTROLLER.mark_saved()
     check_weights_finite(run.trainer)
     save(run, epochs)
     run.checkpoint_writer.wait()
-    run.progress.print(f"step {run.trainer.step} is saved in {run.folder / 'checkpoint'}, as SIGUSR2 asks for")
+    run.progress.print(f"step {run.trainer.step} is saved in {run.folder / 'checkpoint'}, as SIGUSR2 requested")
 
 
 def check_weights_finite(trainer: Trainer) -> None:
-    """Refuse on every rank to save weights that are no numbers: the checkpoint before is the last good one."""
+    """Raise `UserError` on every rank if any weight is NaN or infinite."""
     wrong = [name for name, part in iter_local_parameters(trainer.model) if not bool(part.isfinite().all())]
     said = next((names[0] for names in trainer.group.gather(wrong[:1]) if names), None)
     if said:
         raise UserError(
-            f"step {trainer.step}: {said} is no longer finite; lower TRAIN_LR, or set TRAIN_MAX_GRAD_NORM=1",
+            f"step {trainer.step}: {said} is not finite. Lower TRAIN_LR or set TRAIN_MAX_GRAD_NORM=1.",
             ExitCode.RANK_FAILED,
         )
 
 
 def check_run_lock(run: TrainingRun) -> None:
-    """Refuse to save where another run has taken the folder."""
+    """Raise `UserError` if another run owns the folder now."""
     if not run.lock.is_held and run.folder.is_dir():
         raise UserError(
-            f"{run.folder}: another run has taken it over, since this one stood still; nothing is saved here"
+            f"{run.folder}: another run owns this folder now, because this run was suspended."
+            " Start it again with another TRAIN_RUN_NAME; nothing was saved."
         )
 
 
 def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
-    """Save a checkpoint of the run, so many of its epochs closed: rank 0 does, or all ranks where it is sharded."""
+    """Save a checkpoint after `epoch` finished epochs, on rank 0, or on all ranks if the model is sharded."""
     trainer = run.trainer
     whole: dict[str, Any] = {"model": {}, "optimizer": {}}
     if run.settings.parallelism == "ddp":

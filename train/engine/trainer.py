@@ -1,4 +1,4 @@
-"""One run from settings and plan to its summary: data, model, epochs, and what they leave."""
+"""Train a run from settings and plan to its summary: data, model, epochs, outputs."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from train.transforms.registry import select_transform
 
 
 def train(given: ParsedSettings[TrainSettings], plan: Plan, started: float) -> None:
-    """Train as the settings say, on this rank's share; `started` is the whole command's start (Unix time, s).
+    """Train by the settings on this rank's share; `started` is the start of the whole command (Unix time, s).
 
-    Raises `UserError` for input that cannot be trained on, and where the loss is no number.
+    Raises `UserError` for unusable input and for a loss that is not finite.
     """
     settings = given.values
     seed_and_set_determinism(settings)
@@ -58,10 +58,12 @@ def train_distributed(
     loader: BatchLoader | None,
     started: float,
 ) -> None:
-    """Train as one of the ranks, which have met."""
+    """Train as one rank of an initialized process group."""
     settings = given.values
     try:
-        lock = RunLock(stale_s=min(STALE_S, plan.collective_timeout_s / 2))  # all ranks wait for the one that takes it
+        lock = RunLock(
+            stale_s=min(STALE_S, plan.collective_timeout_s / 2)
+        )  # all ranks wait for rank 0, which acquires it
         with translate_collective_errors(group.rank, group.peers), translate_worker_death(), lock:
             run = setup_run(given, plan, data, loader, group, lock)
             try:
@@ -71,13 +73,13 @@ def train_distributed(
                     write_summary(run, score, plan, started)
             finally:
                 run.progress.close()
-        group.drain()  # not after a failure, whose own words are to be the first
+        group.drain()  # not after a failure, which must be reported without delay
     finally:
         group.leave()
 
 
 def seed_and_set_determinism(settings: TrainSettings) -> None:
-    """Seed what the model draws from, and keep to reproducible kernels where that is asked for."""
+    """Seed the generators, and select deterministic kernels if TRAIN_DETERMINISTIC is set."""
     torch.manual_seed(settings.seed)
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -87,7 +89,7 @@ def seed_and_set_determinism(settings: TrainSettings) -> None:
 
 
 def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
-    """Return the data set; refuses one that is smaller than a batch."""
+    """Return the data set; raises `UserError` if it is smaller than a batch."""
     worker_pool = WorkerPoolSpec(
         frozenset(cpu for rank in plan.ranks for cpu in rank.cpus), sum(rank.threads for rank in plan.ranks)
     )
@@ -103,7 +105,7 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
         )
     if count < settings.batch_size:
         raise UserError(
-            f"TRAIN_BATCH_SIZE={settings.batch_size}: larger than the training set of {count} images; lower it"
+            f"TRAIN_BATCH_SIZE={settings.batch_size}: larger than the training set of {count} images. Lower it."
         )
     return data
 
@@ -116,7 +118,7 @@ def setup_run(
     group: ProcessGroup,
     lock: RunLock,
 ) -> TrainingRun:
-    """Build the model and all around it, and go on from a checkpoint where the settings say so."""
+    """Build the run's model, data source and outputs, and resume from a checkpoint if there is one."""
     settings = given.values
     source = build_source(data, loader, settings, group)
     total_steps, epochs = settings.total_steps(source.steps_per_epoch), settings.total_epochs(source.steps_per_epoch)
@@ -127,7 +129,7 @@ def setup_run(
         )
     folder, starts = group.run_on_main(lambda: run_folder.open_folder(settings, lock))
     wanted, changed = settings.to_json(), settings.resume_allow_changed
-    # Read once and sent on: the folder may lie on the first node's own disk.
+    # Rank 0 reads and broadcasts it: the folder may be on a local disk of its node.
     start = group.run_on_main(lambda: single_file.load_first_valid(starts, wanted, changed=changed)) if starts else None
     seen_shape = select_transform(settings, data.shape[0]).shape(data.shape)
     model_builder = ModelBuilder(settings, plan, seen_shape, len(data.classes), group, source.sample)
@@ -135,7 +137,7 @@ def setup_run(
     first_epoch = start.saved.epoch if start else 0
     seen = observe_rank(plan)
     ranks = group.gather(seen)
-    surprises = group.gather(compare_with_plan(plan, seen))  # each against the plan of its own node
+    surprises = group.gather(compare_with_plan(plan, seen))  # each rank compares with its own node's plan
     metrics: MetricsWriter | None = None
     if group.is_main:
         with disk_errors_as_user_errors(folder):
@@ -147,9 +149,9 @@ def setup_run(
     for line in (*before, *(line for lines in surprises for line in lines)):
         progress.print(f"warning: {line}")
     if data.skipped:
-        progress.print(f"{len(data.skipped)} pictures left out that cannot be read, first {data.skipped[0]}")
+        progress.print(f"{len(data.skipped)} unreadable images are left out, first {data.skipped[0]}")
     if start:
-        progress.print(f"going on from {start.path}, epoch {first_epoch + 1}, step {trainer.step}")
+        progress.print(f"resuming from {start.path}, epoch {first_epoch + 1}, step {trainer.step}")
     run = TrainingRun(
         settings,
         group,
@@ -168,11 +170,11 @@ def setup_run(
 
 
 def compile_and_profile(run: TrainingRun, total_steps: int, plan: Plan) -> None:
-    """Compile the step where that is asked for, and have a profile of the first ones taken."""
+    """Compile the step and start the profiler, if enabled."""
     if run.settings.compile != "off" and run.trainer.step < total_steps:
         (images, _), *_ = next(run.source.train_batches(0)).micro_batches
-        told = compile_step(run.trainer, total_steps - run.trainer.step, images)
-        run.progress.print(told)
+        compile_result = compile_step(run.trainer, total_steps - run.trainer.step, images)
+        run.progress.print(compile_result)
     if run.settings.profile and run.group.is_main:
         run.profiler = Profiler(
             run.settings.profile, run.folder, plan.the_trainer().data_source, run.group.device, run.progress.print
@@ -181,9 +183,9 @@ def compile_and_profile(run: TrainingRun, total_steps: int, plan: Plan) -> None:
 
 
 def train_epochs(run: TrainingRun) -> EvalResult:
-    """Train what is left, with evaluation, log and checkpoint after each epoch; return the last score.
+    """Train the remaining epochs with evaluation, log and checkpoint after each; return the last result.
 
-    Raises `Preempted` where a signal asked any rank to end, with a checkpoint of where all of them stood.
+    Raises `Preempted` after saving a checkpoint if any rank got a stop request.
     """
     score: EvalResult | None = None
     total = run.total_steps
@@ -217,7 +219,7 @@ def train_epochs(run: TrainingRun) -> EvalResult:
 
 
 def evaluate_run(run: TrainingRun, epochs: int) -> EvalResult:
-    """Evaluate the model as it stands, `epochs` of its epochs closed; raises `Preempted` as `train_epochs` does."""
+    """Evaluate the model after `epochs` finished epochs; raises `Preempted` as `train_epochs` does."""
     score = evaluate(
         run.trainer.eval_model,
         run.source.test_batches(),
@@ -231,9 +233,11 @@ def evaluate_run(run: TrainingRun, epochs: int) -> EvalResult:
 
 
 def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult) -> None:
-    """Log a finished epoch and save a checkpoint, unless the weights are no numbers any more."""
+    """Log a finished epoch and save a checkpoint; raises `UserError` if a weight is not finite."""
     loss = sum(run.trainer.losses) / max(1, len(run.trainer.losses))
-    cut = run.trainer.step < epoch * run.source.steps_per_epoch  # by TRAIN_STEPS; a run with more goes on amid it
+    cut = (
+        run.trainer.step < epoch * run.source.steps_per_epoch
+    )  # by TRAIN_STEPS; a run with more steps resumes inside this epoch
     run.trainer.losses = run.trainer.losses if cut else []
     run.progress.print(
         f"epoch {epoch}/{run.epochs}  train loss {loss:.4f}  test loss {score.loss:.4f}"

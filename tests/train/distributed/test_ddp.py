@@ -68,6 +68,6 @@ def test_who_goes_on_without_what_compression_left_is_told(entrypoint: Entrypoin
     more = {"TRAIN_RESUME": str(saved), "TRAIN_RESUME_ALLOW_CHANGED": "1", "TRAIN_EPOCHS": "2"}
     result = entrypoint("train", env=env | more)
     assert result.code == 0, result.err
-    assert "going on from" in result.out
+    assert "resuming from" in result.out
     told = "warning: TRAIN_GRADIENT_COMPRESSION=powersgd: what compression has left of each rank's gradients for later steps is in"
     assert (told in result.out) is (compress == "powersgd")

@@ -46,7 +46,7 @@ def test_the_cnn_is_one_graph() -> None:
 def test_auto_does_not_compile_where_the_rest_of_the_run_cannot_pay_it_back() -> None:
     one = trainer(compile="auto")
     told = compile_step(one, 10, X)
-    figures = r"[\d,]+ s of steps are left, compiling costs about 19 s and saves about 5 %: it pays from 375 s on"
+    figures = r"[\d,]+ s of training remain, compiling takes about 19 s and saves about 5 %: it pays off from 375 s on"
     assert re.fullmatch(rf"not compiled: {figures}", told), told
     assert one.compiled_forward is one.ddp_model
     assert one.compiler is None
@@ -85,9 +85,9 @@ def broken(graph: Any, _: Any) -> Callable[..., Any]:
             "slow",
             torch.nn.Linear(4, 3),
             False,
-            r"not compiled: it took \d+ s, and forward and backward take [\d.]+ times",
+            r"not compiled: compiling took \d+ s, and forward and backward take [\d.]+ times",
         ),
-        ("eager", Waits(4, 3), True, r"compiled: it took \d+ s, and forward and backward take 0\.[0-8]\d times"),
+        ("eager", Waits(4, 3), True, r"compiled: compiling took \d+ s, and forward and backward take 0\.[0-8]\d times"),
         ("broken", torch.nn.Linear(4, 3), False, r"not compiled: .*the step cannot be compiled \(.*no such thing"),
     ],
 )
@@ -100,7 +100,7 @@ def test_auto_keeps_what_it_compiled_only_where_that_is_faster(
     before = weights(one).clone()
     said = compile_step(one, 10**9, X)
     assert re.match(told, said), said
-    assert said.endswith("saves about 5 %: it pays from 375 s on"), "the break-even is told too"
+    assert said.endswith("saves about 5 %: it pays off from 375 s on"), "the break-even is told too"
     assert (one.compiled_forward is not one.ddp_model) is compiled
     assert torch.equal(weights(one), before)
     assert all(parameter.grad is None for parameter in one.model.parameters())

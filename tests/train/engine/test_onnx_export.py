@@ -67,7 +67,7 @@ def test_what_cannot_be_exported_is_told_and_leaves_no_half_file(tmp_path: Path)
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return super().forward(images) if float(images.sum()) > 0 else torch.zeros(len(images), 10)
 
-    with pytest.raises(UserError, match="TRAIN_EXPORT=onnx: cannot be exported") as error:
+    with pytest.raises(UserError, match="TRAIN_EXPORT=onnx: the model cannot be exported") as error:
         export_onnx(Stubborn(SHAPE, 10), HALF, SHAPE, tmp_path / "model.onnx")
     assert error.value.code == ExitCode.MACHINE
     assert list(tmp_path.iterdir()) == []

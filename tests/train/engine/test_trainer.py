@@ -138,7 +138,7 @@ def test_resume_goes_on_where_the_last_checkpoint_stopped(entrypoint: Entrypoint
     checkpoints[-1].unlink()
     result = entrypoint("train", env=common | {"TRAIN_RUN_NAME": "cut", "TRAIN_RESUME": "auto"})
     assert "epoch 4" in result.out.splitlines()[0]
-    assert "going on from" in result.out.splitlines()[0]
+    assert "resuming from" in result.out.splitlines()[0]
     resumed = entrypoint.summary("cut")
     assert resumed["steps"] == whole["steps"] == 40
     assert (resumed["test_loss"], resumed["test_accuracy"]) == (whole["test_loss"], whole["test_accuracy"])
@@ -190,7 +190,7 @@ def test_intels_extension_trains_the_same_model_and_resumes(entrypoint: Entrypoi
     newest.unlink()
     again = entrypoint("train", env=env | {"TRAIN_RUN_NAME": "ipex", "TRAIN_IPEX": "on", "TRAIN_RESUME": "auto"})
     assert again.code == 0, again.err
-    assert "going on from" in again.out
+    assert "resuming from" in again.out
     assert "OperatorEntry" not in again.err, "what the extension says of operators that it has twice is no news"
     assert losses(entrypoint, "ipex")[-1] == pytest.approx(losses(entrypoint, "plain")[-1], rel=1e-3)
 

@@ -25,7 +25,7 @@ from train.report.profiler import PHASES, PhaseTimes
 )
 def test_the_diagnosis_names_what_takes_the_time(seconds: tuple[int, ...], source: str, said: str) -> None:
     shares = PhaseTimes(10, dict(zip(PHASES, map(float, seconds), strict=True)))
-    assert shares.diagnosis(feed).startswith(said)
+    assert shares.diagnosis(source).startswith(said)
     assert shares.line().startswith(f"data {seconds[0]} %, forward and loss {seconds[1]} %")
 
 
