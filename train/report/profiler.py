@@ -1,4 +1,4 @@
-"""The four phases of a step, and where their time goes: a profile of a few steps by PyTorch's profiler."""
+"""Profile the four phases of a step with PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ RECORD_PREFIX = "step: "
 # Steps before the profile: caches fill, kernels are chosen, graphs are compiled.
 WARM_UP = 5
 ROWS = 25
-# From this share of a step on, a phase beside the model's own arithmetic is worth a word.
+# Share of a step from which a phase other than forward and backward is reported.
 HIGH_SHARE = 0.25
 
 Phase = Callable[[str], AbstractContextManager[object]]
 
 
 def no_phase(_: str) -> AbstractContextManager[object]:
-    """Mark nothing: what phases are where nobody looks."""
+    """Mark nothing, for runs without a profile."""
     return nullcontext()
 
 
 @contextmanager
 def profiled_phase(name: str, device: torch.device) -> Iterator[None]:
-    """Mark a phase in the profile; a GPU is waited for at its end, so that its work counts where it was asked for."""
+    """Mark a phase in the profile; synchronizes a GPU at its end, so that its work counts in this phase."""
     with record_function(f"{RECORD_PREFIX}{name}"):
         yield
         if device.type == "cuda":
@@ -55,7 +55,7 @@ class PhaseTimes:
         return ", ".join(f"{name} {100 * self.share(name):.0f} %" for name in PHASES)
 
     def diagnosis(self, source: str) -> str:
-        """Say what takes the time, and what to do about it."""
+        """Return which phase dominates, and a recommendation."""
         data, optimizer = self.share(DATA), self.share(OPTIMIZER)
         if data >= HIGH_SHARE:
             advice = (
@@ -67,11 +67,11 @@ class PhaseTimes:
         if optimizer >= HIGH_SHARE:
             return f"the optimizer takes {100 * optimizer:.0f} % of a step: raise TRAIN_BATCH_SIZE"
         model = self.share(FORWARD) + self.share(BACKWARD)
-        return f"forward and backward take {100 * model:.0f} % of a step: the model's arithmetic is what it waits for"
+        return f"forward and backward take {100 * model:.0f} % of a step: the model's computation is the bottleneck"
 
 
 class Profiler:
-    """Profiles some steps of one rank after a warm-up, and writes what it saw into the run folder."""
+    """Profile some steps of one rank after a warm-up, and write the results into the run folder."""
 
     def __init__(self, steps: int, folder: Path, source: str, device: torch.device, say: Callable[[str], None]) -> None:
         self.steps, self.folder, self.source, self.log = steps, folder / "profile", source, say

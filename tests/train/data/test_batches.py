@@ -80,7 +80,7 @@ def test_batches_cut_ahead_are_those_of_one_step_at_a_time_to_the_bit_wherever_a
     transforms: str, more: dict[str, float], first: int
 ) -> None:
     settings = train_settings({"batch_size": 16, "transforms": transforms, **more})
-    ahead, each = memory_source(settings, 0, 1), memory_feed(settings, 0, 1)
+    ahead, each = memory_source(settings, 0, 1), memory_source(settings, 0, 1)
     assert (ahead.ahead > 1) is (transforms != "book"), "what is computed may round otherwise among more pictures"
     each.ahead = 1
     for whole, alone in zip(ahead.train_batches(1, first), each.train_batches(1, first), strict=True):

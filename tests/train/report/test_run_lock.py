@@ -24,7 +24,7 @@ def test_one_at_a_time_and_the_next_when_it_is_given_back(tmp_path: Path) -> Non
         assert one.is_held
         with (
             RunLock() as other,
-            pytest.raises(UserError, match=rf"process {os.getpid()} on .* trains into it right now"),
+            pytest.raises(UserError, match=rf"process {os.getpid()} on .* is training in this folder"),
         ):
             other.acquire(tmp_path)
         assert one.is_held
@@ -60,7 +60,7 @@ def test_one_that_is_touched_from_elsewhere_is_alive(tmp_path: Path, monkeypatch
     with RunLock(beat_s=0.1) as far:
         far.acquire(tmp_path)
         monkeypatch.setattr("train.report.run_lock.pid_namespace", lambda: "another")
-        with RunLock(stale_s=5) as near, pytest.raises(UserError, match="trains into it right now"):
+        with RunLock(stale_s=5) as near, pytest.raises(UserError, match="is training in this folder"):
             near.acquire(tmp_path)
 
 
