@@ -1,4 +1,4 @@
-"""What every feed gives the loop: this rank's share of each global batch, on the device, as floats."""
+"""Batches of this rank: its share of each global batch, on the device, as floats."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ SAMPLE_IMAGES = 1000
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's share of one global batch of `size` images, in one or more parts of (images, labels).
+    """This rank's share of one global batch of `size` images, in one or more micro-batches of (images, labels).
 
-    Where images are mixed, `others` are the labels of what was mixed into each part, and `own` is the share that stays.
-    Images are (N, C, H, W) float, normalized, in the layout asked for; labels are (N,) int64 or LEFT_OUT.
+    With mixup or CutMix, `mixed_labels` are the partners' labels, and `mix_weight` is the weight of the own labels.
+    Images are normalized (N, C, H, W) floats in the selected memory format. Labels are (N,) int64 or IGNORE_LABEL.
     """
 
     micro_batches: tuple[tuple[Tensor, Tensor], ...]

@@ -128,5 +128,5 @@ def of(norm: Any, memory: SharedMemoryGroup | None = None) -> SyncBatchNorm:
 
 
 def has_batchnorm(model: nn.Module) -> bool:
-    """Tell whether any of the model's modules is a BatchNorm."""
+    """Return whether any of the model's modules is a BatchNorm."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())
