@@ -10,7 +10,7 @@ from train import preemption
 from train.preemption import CONTINUE, SAVE, STOP, Deadline, StopController, StopSignal, first_deadline
 
 
-def test_before_anything_is_worth_saving_a_signal_ends_it_at_once() -> None:
+def test_signal_outside_defer_stops_at_once() -> None:
     with pytest.raises(StopSignal) as caught:
         StopController().handle(signal.SIGTERM, None)
     assert caught.value.number == signal.SIGTERM

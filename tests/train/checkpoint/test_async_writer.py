@@ -10,7 +10,7 @@ import torch
 from train.checkpoint.async_writer import AsyncCheckpointWriter, snapshot
 
 
-def test_one_is_written_at_a_time_and_beside_what_goes_on() -> None:
+def test_submit_writes_one_checkpoint_at_a_time() -> None:
     saver, gate, done = AsyncCheckpointWriter(), threading.Event(), list[int]()
 
     def write(number: int) -> None:

@@ -104,7 +104,7 @@ def test_a_flipped_bit_that_torch_takes_for_good_is_seen(tmp_path: Path) -> None
         load(path, SETTINGS)
 
 
-def test_of_many_the_newest_whole_one_is_taken_and_the_damaged_are_named(tmp_path: Path) -> None:
+def test_load_first_valid_skips_and_names_corrupt_checkpoints(tmp_path: Path) -> None:
     paths = [save(tmp_path / "checkpoint", checkpoint(step), keep=9) for step in (1, 2, 3)]
     paths[2].write_bytes(paths[2].read_bytes()[:-7])
     paths[1].write_bytes(b"")

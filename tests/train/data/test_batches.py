@@ -76,7 +76,7 @@ def test_any_number_of_ranks_sees_the_same_global_batches(
     [("none", {}), ("flip-crop", {}), ("flip-crop", {"mixup_alpha": 0.4, "grad_accum_steps": 2}), ("book", {})],
 )
 @pytest.mark.parametrize("first", [1, 2])
-def test_batches_cut_ahead_are_those_of_one_step_at_a_time_to_the_bit_wherever_a_run_goes_on(
+def test_memory_source_gathering_ahead_is_bitwise_identical(
     transforms: str, more: dict[str, float], first: int
 ) -> None:
     settings = train_settings({"batch_size": 16, "transforms": transforms, **more})

@@ -220,7 +220,7 @@ def test_a_signal_ends_it_in_one_line_after_a_checkpoint(
 
 @pytest.mark.versions
 @pytest.mark.parametrize(("source", "ranks"), [("memory", {}), ("stream", TWO_RANKS_WHERE_THEY_FIT)])
-def test_preempted_amid_an_epoch_it_goes_on_with_the_very_next_step(
+def test_preempted_run_resumes_with_next_step(
     entrypoint: Entrypoint, pictures: Path, source: str, ranks: dict[str, str]
 ) -> None:
     env = {
