@@ -22,8 +22,8 @@ ONECYCLE_WARMUP = 0.25
 def build_optimizer(settings: TrainSettings, model: nn.Module, *, fused: bool = True) -> torch.optim.Optimizer:
     """Return the optimizer; `set_lr` sets its learning rate before each step.
 
-    Do not fuse it for scaled fp16 gradients. They usually overflow in the first step, which is then skipped. torch 2.8's
-    fused SGD leaves its momentum uninitialized in a skipped step.
+    Do not fuse it for scaled fp16 gradients. They usually overflow in the first step, which is skipped. torch 2.8's
+    fused SGD leaves momentum uninitialized then.
     """
     lr = peak_lr(settings)
     common: dict[str, Any] = {"lr": lr, "weight_decay": settings.weight_decay, "fused": fused}
