@@ -106,7 +106,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     optimizer = build_optimizer(settings, model)
     learner = Trainer(model, optimizer, lr_schedule(settings, 10**6), settings, group, "fp32")
     clock = Clock(DATA)
-    learner.phase = clock.phase
+    learner.mark_phase = clock.phase
 
     def step() -> None:
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""The trainer as a program: each rank runs it, started by the entrypoint's rank stage."""
+"""Program of the trainer, which the entrypoint starts in each rank."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from train.settings import read_train_settings
 
 
 def main() -> int:
-    """Train as TRAIN_* and the plan say; return the exit code."""
-    STOP_CONTROLLER.listen()
+    """Train by the TRAIN_* settings and the plan; return the exit code."""
+    STOP_CONTROLLER.install()
     try:
         try:
             return run()
@@ -38,23 +38,23 @@ def main() -> int:
 
 
 def find_stop_signal(error: BaseException | None) -> StopSignal | None:
-    """Return the signal behind an error: a library that it interrupts may answer with an error of its own."""
+    """Return the signal behind an error, or None; an interrupted library may raise an error of its own."""
     while error is not None and not isinstance(error, StopSignal):
         error = error.__context__
     return error
 
 
 def should_report(error: UserError) -> bool:
-    """Tell whether this rank is to say it: what all ranks agreed on is said once a node, unless an agent sorts that."""
+    """Return whether this rank prints the error; a preemption is printed once per node, unless an agent selects."""
     agent = "TORCHELASTIC_ERROR_FILE" in os.environ
     return agent or not isinstance(error, Preempted) or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def report_stop(stopped: StopSignal) -> int:
-    """Say once for all ranks what has stopped the run, and return the exit code."""
+    """Print on rank 0 which signal stopped the run, and return the exit code."""
     name = signal.Signals(stopped.number).name
     if int(os.environ.get("RANK", "0")) == 0:
-        write_stderr(f"train: stopped by {name}; the checkpoints up to here are kept")
+        write_stderr(f"train: stopped by {name}; the checkpoints saved so far are kept")
     return ExitCode.INTERRUPTED if stopped.number == signal.SIGINT else ExitCode.TERMINATED
 
 
@@ -64,16 +64,16 @@ def run() -> int:
     if not text:
         exec_entrypoint()
     plan = Plan.from_variable(text)
-    given = read_train_settings(os.environ, {})
+    parsed = read_train_settings(os.environ, {})
     with gc_paused():
         from train.engine.trainer import train
 
-    train(given, plan, float(os.environ.get("ENTRYPOINT_STARTED", time.time())))
+    train(parsed, plan, float(os.environ.get("ENTRYPOINT_STARTED", time.time())))
     return ExitCode.DONE
 
 
 def exec_entrypoint() -> NoReturn:
-    """Start again through the entrypoint, which makes the plan that a launcher or a user by hand has not."""
+    """Replace this process by the entrypoint, which makes the plan that is missing."""
     os.execv(sys.executable, (sys.executable, "-I", "-m", "entrypoint", "train"))
 
 

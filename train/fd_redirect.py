@@ -1,4 +1,4 @@
-"""What C++ prints, past Python's own streams, kept away from the terminal."""
+"""Redirect the output of C++ code, which bypasses Python's streams."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STDOUT, STDERR = 1, 2
 
 @contextmanager
 def redirected(number: int, to: int) -> Iterator[None]:
-    """Let what is written to descriptor STDOUT or STDERR go to the open one `to` meanwhile."""
+    """Redirect file descriptor STDOUT or STDERR to the open descriptor `to` inside this block."""
     (sys.stdout if number == STDOUT else sys.stderr).flush()
     kept = os.dup(number)
     os.dup2(to, number)

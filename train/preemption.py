@@ -1,4 +1,4 @@
-"""What asks a run to save or end: at once while nothing is worth saving, else after a step that all ranks agree on."""
+"""Signals and deadlines that stop a run or request a checkpoint, applied after the same step on all ranks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.signals import DUPLICATE_WINDOW_S, not_ignored
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# What there may be more of, none of them a person's second wish: the terminal is closed, and so is what was printed to.
+# A closed terminal can send several of these; they do not count as a second stop request by the user.
 OUTPUT_CLOSED = (signal.SIGHUP, signal.SIGPIPE)
-# What a scheduler sends ahead of the end (`sbatch --signal=USR1@120`): it only ever asks.
+# Sent by a scheduler ahead of the end (`sbatch --signal=USR1@120`); never stops the run at once.
 PREEMPT_WARNING = signal.SIGUSR1
-# What asks a run to save and go on.
+# Requests a checkpoint; training continues.
 SAVE_REQUEST = signal.SIGUSR2
-# What a rank wants after a step; all do what is the most that any of them wants.
+# A rank's request after a step; all ranks follow the maximum over the ranks.
 CONTINUE, SAVE, STOP = 0, 1, 2
 
 
 class StopSignal(BaseException):
-    """A signal asked the trainer to end."""
+    """Raised when a signal stops the trainer."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -32,7 +32,7 @@ class StopSignal(BaseException):
 
 
 class Preempted(UserError):
-    """A run that was asked to end has saved a checkpoint, and goes on from it when it is run again."""
+    """Raised after a run has saved a checkpoint in response to a stop request."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, ExitCode.PREEMPTED)
@@ -40,7 +40,7 @@ class Preempted(UserError):
 
 @dataclass(frozen=True)
 class Deadline:
-    """When a run is to end, by `time.monotonic()`, which no change of the clock moves; and who says so."""
+    """Time at which a run must stop, in terms of `time.monotonic()`, and the name of its source."""
 
     at: float
     name: str
@@ -49,16 +49,17 @@ class Deadline:
 def first_deadline(
     max_minutes: float | None, grace_s: float, started: float, environ: Mapping[str, str]
 ) -> Deadline | None:
-    """Return the sooner of TRAIN_MAX_MINUTES after `started` (Unix time, s), and the end of Slurm's job less the grace.
+    """Return the earlier of two deadlines, or None if neither is set.
 
-    Source of SLURM_JOB_END_TIME: sbatch(1); older versions do not set it, and send a signal where one is asked for.
+    The first is TRAIN_MAX_MINUTES after `started` (Unix time, s). The second is the end of the Slurm job minus the
+    grace period. Source of SLURM_JOB_END_TIME: sbatch(1). Older Slurm versions do not set it.
     """
     ends: list[tuple[float, str]] = []
     if max_minutes is not None:
         ends.append((started + 60 * max_minutes, f"TRAIN_MAX_MINUTES={max_minutes:g}"))
-    told = environ.get("SLURM_JOB_END_TIME", "")
-    if told.isdecimal():
-        ends.append((int(told) - grace_s, "the end of Slurm's job"))
+    job_end = environ.get("SLURM_JOB_END_TIME", "")
+    if job_end.isdecimal():
+        ends.append((int(job_end) - grace_s, "the end of the Slurm job"))
     if not ends:
         return None
     end, name = min(ends)
@@ -66,7 +67,7 @@ def first_deadline(
 
 
 class StopController:
-    """What was asked of this process: `number` is the signal to end, None until one came, `deadline` when it is to."""
+    """Stop and save requests to this process; `number` is the stop signal, or None before one arrives."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -78,52 +79,53 @@ class StopController:
         self.since = 0.0
 
     @property
-    def asked(self) -> bool:
-        """Tell whether the run is to end as soon as it has saved."""
+    def stop_requested(self) -> bool:
+        """Return whether the run must save and stop."""
         return self.number is not None or self.deadline_passed
 
     @property
     def deadline_passed(self) -> bool:
-        """Tell whether the deadline has passed."""
+        """Return whether the deadline has passed."""
         return self.deadline is not None and time.monotonic() >= self.deadline.at
 
     @property
-    def wish(self) -> int:
-        """Return what this rank wants after the step under way: GO_ON, SAVE or STOP."""
-        if self.asked:
+    def request(self) -> int:
+        """Return this rank's request after the current step: CONTINUE, SAVE or STOP."""
+        if self.stop_requested:
             return STOP
         return SAVE if self.wants_save else CONTINUE
 
     @property
-    def name(self) -> str:
-        """Return the signal's name, or the deadline's; on a rank that knows of neither, another rank does."""
+    def reason(self) -> str:
+        """Return the name of the signal or deadline; on a rank with neither, another rank got the request."""
         if self.number is not None:
-            closed = " (nobody reads what it prints)" if self.number == signal.SIGPIPE else ""
+            closed = " (the output is closed)" if self.number == signal.SIGPIPE else ""
             return signal.Signals(self.number).name + closed
         return self.deadline.name if self.deadline and self.deadline_passed else "another rank's signal"
 
     def mark_saved(self) -> None:
-        """Note that all ranks save: one that gets the same signal a moment later need not ask for it again."""
+        """Clear the save request of this rank; the same signal shortly afterwards does not repeat it."""
         self.wants_save = False
         self.saved_at = time.monotonic()
 
-    def listen(self) -> None:
-        """Take this process's signals, but for those that it was started to ignore (nohup)."""
+    def install(self) -> None:
+        """Install the signal handlers, except for signals that are already ignored (nohup)."""
         for number in not_ignored(HANDLED):
-            signal.signal(number, self.take)
+            signal.signal(number, self.handle)
 
     def ignore(self) -> None:
-        """Ignore this process's signals: it ends anyway, and the code that it ends with is settled.
+        """Ignore all handled signals while the process exits, so that its exit code stays as set.
 
-        A launcher ends all ranks as soon as it has seen the first one end.
+        A launcher signals all ranks as soon as the first one exits.
         """
         for number in HANDLED:
             signal.signal(number, signal.SIG_IGN)
 
-    def take(self, number: int, _: FrameType | None) -> None:
-        """Note the first signal while deferring; else raise `Stopped` where the program stands.
+    def handle(self, number: int, _: FrameType | None) -> None:
+        """Record the first signal while deferring; otherwise raise `StopSignal` at once.
 
-        A warning is noted at any time, if the run saves at all, and does not count as the first of two.
+        A preemption warning is recorded at any time if the run saves checkpoints. It does not count as the first of two
+        signals.
         """
         now = time.monotonic()
         if number == SAVE_REQUEST:
@@ -144,11 +146,11 @@ class StopController:
         raise StopSignal(number)
 
     @contextmanager
-    def defer(self, *, worth_saving: bool, deadline: Deadline | None = None) -> Iterator[None]:
-        """Let signals wait for the next step inside this block, where the run saves checkpoints at all."""
-        self.deferring = self.saves = worth_saving
-        self.deadline = deadline if worth_saving else None
-        if not worth_saving and self.number == PREEMPT_WARNING:
+    def defer(self, *, can_save: bool, deadline: Deadline | None = None) -> Iterator[None]:
+        """Defer signals inside this block to the end of the step, if the run saves checkpoints."""
+        self.deferring = self.saves = can_save
+        self.deadline = deadline if can_save else None
+        if not can_save and self.number == PREEMPT_WARNING:
             self.number = None
         try:
             yield
@@ -156,5 +158,5 @@ class StopController:
             self.deferring, self.deadline = False, None
 
 
-# Signals are the process's, and so is what they have asked for.
+# One per process, because signals are per process.
 STOP_CONTROLLER = StopController()

@@ -1,7 +1,7 @@
-"""Which examples go into which step and to which rank: pure functions of seed, epoch and step.
+"""Assignment of examples to steps and ranks: pure functions of seed, epoch and step.
 
-Nothing here depends on the number of ranks but the cut itself, so every number of ranks sees the same sequence
-of global batches with the same augmentation, and any step can be recomputed after a restart.
+Only the slice of a rank depends on the number of ranks. The sequence of global batches and their augmentation does not,
+and any step can be recomputed after a restart.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import torch
 
 
 def derive_seed(*key: int | str) -> int:
-    """Return a number of 63 bits that is decided by the key alone: (seed, purpose, epoch, step…)."""
+    """Return a 63-bit seed derived from the key alone: (seed, purpose, epoch, step…)."""
     digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def make_generator(*key: int | str) -> torch.Generator:
-    """Return a generator whose stream is decided by the key alone."""
+    """Return a generator seeded by the key alone."""
     return torch.Generator().manual_seed(derive_seed(*key))
 
 
 def seed_everything(seed: int, device: torch.device) -> None:
-    """Let what is drawn without a generator of its own, on the CPU and the device, depend on a seed.
+    """Seed the default generators of the CPU and of the device.
 
-    As torch.manual_seed does, which asks every kind of accelerator whether it is there: 0.25 ms of each step.
+    torch.manual_seed does the same but probes every kind of accelerator, which costs time in each step.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -33,10 +33,10 @@ def seed_everything(seed: int, device: torch.device) -> None:
 
 
 def epoch_permutation(count: int, seed: int, epoch: int) -> torch.Tensor:
-    """Return the order of one epoch: a permutation of range(count), int64."""
+    """Return the order of one epoch: an int64 permutation of range(count)."""
     return torch.randperm(count, generator=make_generator(seed, "order", epoch))
 
 
 def shard_slice(total: int, part: int, parts: int) -> slice:
-    """Return the slice of range(total) that belongs to one of `parts`: contiguous, disjoint, equal to ±1."""
+    """Return slice `part` of range(total) cut into `parts` contiguous slices, whose sizes differ by at most 1."""
     return slice(total * part // parts, total * (part + 1) // parts)

@@ -93,7 +93,7 @@ def test_where_nothing_can_be_written_it_says_what_to_bind(docker: Docker) -> No
     result = docker.run("cpu-intel", options=(*LEAST, *SHORT))
     assert (result.code, result.out) == (2, "")
     assert result.err == (
-        "entrypoint: error: TRAIN_OUTPUT_DIR=runs: cannot be written (Read-only file system); name a folder that can\n"
+        "entrypoint: error: TRAIN_OUTPUT_DIR=runs: cannot be written (Read-only file system). Set it to a writable folder.\n"
     )
 
 

@@ -10,47 +10,47 @@ from train import preemption
 from train.preemption import CONTINUE, SAVE, STOP, Deadline, StopController, StopSignal, first_deadline
 
 
-def test_before_anything_is_worth_saving_a_signal_ends_it_at_once() -> None:
+def test_signal_outside_defer_stops_at_once() -> None:
     with pytest.raises(StopSignal) as caught:
-        StopController().take(signal.SIGTERM, None)
+        StopController().handle(signal.SIGTERM, None)
     assert caught.value.number == signal.SIGTERM
 
 
 def test_where_no_checkpoints_are_wanted_it_does_too() -> None:
     one = StopController()
-    with one.defer(worth_saving=False), pytest.raises(StopSignal):
-        one.take(signal.SIGTERM, None)
+    with one.defer(can_save=False), pytest.raises(StopSignal):
+        one.handle(signal.SIGTERM, None)
 
 
 def test_a_run_that_saves_is_asked_first_and_ended_by_the_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     one = StopController()
     clock = [100.0]
     monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
-    with one.defer(worth_saving=True):
-        assert not one.asked
-        one.take(signal.SIGINT, None)
-        assert one.asked
-        assert one.name == "SIGINT"
+    with one.defer(can_save=True):
+        assert not one.stop_requested
+        one.handle(signal.SIGINT, None)
+        assert one.stop_requested
+        assert one.reason == "SIGINT"
         clock[0] += 0.5
-        one.take(signal.SIGTERM, None)  # the launcher passes on what the terminal has sent already
-        assert one.name == "SIGINT"
+        one.handle(signal.SIGTERM, None)  # the launcher passes on what the terminal has sent already
+        assert one.reason == "SIGINT"
         clock[0] += 1
         with pytest.raises(StopSignal):
-            one.take(signal.SIGTERM, None)
+            one.handle(signal.SIGTERM, None)
 
 
 def test_a_terminal_that_closes_later_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     one = StopController()
     clock = [100.0]
     monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
-    with one.defer(worth_saving=True):
-        one.take(signal.SIGHUP, None)
-        assert (one.asked, one.name) == (True, "SIGHUP")
+    with one.defer(can_save=True):
+        one.handle(signal.SIGHUP, None)
+        assert (one.stop_requested, one.reason) == (True, "SIGHUP")
         for number in (signal.SIGPIPE, signal.SIGHUP):
             clock[0] += 5
-            one.take(number, None)
+            one.handle(number, None)
         with pytest.raises(StopSignal):
-            one.take(signal.SIGTERM, None)
+            one.handle(signal.SIGTERM, None)
 
 
 def test_what_it_was_started_to_ignore_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_what_it_was_started_to_ignore_stays_ignored(monkeypatch: pytest.MonkeyP
     ignored = {signal.SIGHUP: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
     monkeypatch.setattr(signal, "getsignal", lambda number: ignored.get(number, signal.SIG_DFL))
     monkeypatch.setattr(signal, "signal", lambda number, _: taken.append(number))
-    StopController().listen()
+    StopController().install()
     assert taken == [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
 
 
@@ -70,41 +70,41 @@ def test_a_wish_to_save_that_comes_again_just_after_all_ranks_have_saved_is_the_
     monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
     one.mark_saved()  # another rank had the signal first
     clock[0] += 0.5
-    one.take(signal.SIGUSR2, None)
-    assert one.wish == CONTINUE
+    one.handle(signal.SIGUSR2, None)
+    assert one.request == CONTINUE
     clock[0] += 1
-    one.take(signal.SIGUSR2, None)
-    assert one.wish == SAVE
+    one.handle(signal.SIGUSR2, None)
+    assert one.request == SAVE
 
 
 def test_a_schedulers_warning_asks_at_any_time_and_is_not_the_first_of_two() -> None:
     one = StopController()
-    one.take(signal.SIGUSR1, None)  # while the data are read: the run will save after its first step
-    with one.defer(worth_saving=True):
-        assert one.asked
-        one.take(signal.SIGTERM, None)  # the end that it warned of
-        assert one.name == "SIGTERM"
+    one.handle(signal.SIGUSR1, None)  # while the data are read: the run will save after its first step
+    with one.defer(can_save=True):
+        assert one.stop_requested
+        one.handle(signal.SIGTERM, None)  # the end that it warned of
+        assert one.reason == "SIGTERM"
 
 
 def test_a_warning_to_a_run_that_saves_nothing_is_nothing() -> None:
     one = StopController()
-    one.take(signal.SIGUSR1, None)
-    with one.defer(worth_saving=False):
-        assert not one.asked
-        one.take(signal.SIGUSR1, None)
-        assert not one.asked
+    one.handle(signal.SIGUSR1, None)
+    with one.defer(can_save=False):
+        assert not one.stop_requested
+        one.handle(signal.SIGUSR1, None)
+        assert not one.stop_requested
 
 
 def test_the_wish_to_save_waits_for_a_step_and_the_end_comes_before_it() -> None:
     one = StopController()
-    one.take(signal.SIGUSR2, None)
-    assert one.wish == SAVE
-    with one.defer(worth_saving=True):
-        one.take(signal.SIGUSR2, None)
-        assert one.wish == SAVE
-        one.take(signal.SIGTERM, None)
-        assert one.wish == STOP
-    assert StopController().wish == CONTINUE
+    one.handle(signal.SIGUSR2, None)
+    assert one.request == SAVE
+    with one.defer(can_save=True):
+        one.handle(signal.SIGUSR2, None)
+        assert one.request == SAVE
+        one.handle(signal.SIGTERM, None)
+        assert one.request == STOP
+    assert StopController().request == CONTINUE
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_the_wish_to_save_waits_for_a_step_and_the_end_comes_before_it() -> None
     [
         (None, {}, None, ""),
         (2.0, {}, 60, "TRAIN_MAX_MINUTES=2"),
-        (None, {"SLURM_JOB_END_TIME": "1100"}, 70, "the end of Slurm's job"),
+        (None, {"SLURM_JOB_END_TIME": "1100"}, 70, "the end of the Slurm job"),
         (2.0, {"SLURM_JOB_END_TIME": "1100"}, 60, "TRAIN_MAX_MINUTES=2"),
-        (30.0, {"SLURM_JOB_END_TIME": "1100"}, 70, "the end of Slurm's job"),
+        (30.0, {"SLURM_JOB_END_TIME": "1100"}, 70, "the end of the Slurm job"),
         (None, {"SLURM_JOB_END_TIME": "Unknown"}, None, ""),
         (0.1, {}, -54, "TRAIN_MAX_MINUTES=0.1"),
     ],
@@ -133,11 +133,11 @@ def test_a_deadline_ends_a_run_that_saves_and_a_clock_set_back_does_not_move_it(
 ) -> None:
     one, clock = StopController(), [100.0]
     monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
-    with one.defer(worth_saving=True, deadline=Deadline(110.0, "TRAIN_MAX_MINUTES=1")):
-        assert one.wish == CONTINUE
+    with one.defer(can_save=True, deadline=Deadline(110.0, "TRAIN_MAX_MINUTES=1")):
+        assert one.request == CONTINUE
         monkeypatch.setattr(preemption.time, "time", lambda: 0.0)
         clock[0] = 110.0
-        assert one.wish == STOP
-        assert one.name == "TRAIN_MAX_MINUTES=1"
-    with one.defer(worth_saving=False, deadline=Deadline(110.0, "TRAIN_MAX_MINUTES=1")):
-        assert not one.asked
+        assert one.request == STOP
+        assert one.reason == "TRAIN_MAX_MINUTES=1"
+    with one.defer(can_save=False, deadline=Deadline(110.0, "TRAIN_MAX_MINUTES=1")):
+        assert not one.stop_requested

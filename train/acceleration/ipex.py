@@ -40,7 +40,7 @@ def optimize_with_ipex(
     """
     ipex = import_ipex(compiling=compiling)
     options = {"weights_prepack": False, "fuse_update_step": False}
-    optimised: tuple[nn.Module, torch.optim.Optimizer] = ipex.optimize(
+    optimized: tuple[nn.Module, torch.optim.Optimizer] = ipex.optimize(
         model.train(), optimizer=optimizer, dtype=torch.float32, **options
     )
-    return optimised
+    return optimized

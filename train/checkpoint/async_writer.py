@@ -1,4 +1,4 @@
-"""Writes checkpoints beside the training: one at a time, its failure told with the next one or at the end."""
+"""Write checkpoints in the background, one at a time; an error surfaces at the next checkpoint or at the end."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch import Tensor
 
 
 class AsyncCheckpointWriter:
-    """Runs what writes a checkpoint on a thread of its own, beside the steps that follow."""
+    """Write checkpoints on a background thread while training continues."""
 
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future[object] | None = None
 
-    def begin(self, write: Callable[[], object]) -> None:
-        """Have a checkpoint written when the one before is; raises what that one met."""
+    def submit(self, write: Callable[[], object]) -> None:
+        """Wait for the previous checkpoint, then start writing this one; raises the previous one's error."""
         self.wait()
         self.pending = self.pool.submit(write)
 
     def wait(self) -> None:
-        """Wait until it is written; raises what it met."""
+        """Wait until the pending checkpoint is written; raises its error."""
         pending, self.pending = self.pending, None
         if pending:
             pending.result()
 
 
 def snapshot(value: Any) -> Any:
-    """Return a state with its tensors copied to the CPU, where no later step changes them."""
+    """Return a copy of a state on the CPU, which later steps do not change."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):

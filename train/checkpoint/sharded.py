@@ -1,7 +1,7 @@
-"""Checkpoints of spread models: a folder that every rank writes its own part into, whole or not there.
+"""Checkpoints of sharded models: a folder into which every rank writes its shard, committed atomically.
 
-torch.distributed.checkpoint writes and reads them, and so for another number of ranks too. Its own reader would run
-whatever a hostile file holds; ours takes tensors and the names that describe them, nothing else.
+torch.distributed.checkpoint writes and reads them, also with another number of ranks. Its own reader executes pickled
+code. The reader here accepts only tensors and the classes that describe them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from train.checkpoint import single_file
 from train.checkpoint.single_file import Checkpoint, corrupt_error
 
 T = TypeVar("T")
-# Puts back what a module needs to load a state of tensors alone.
+# Restores the metadata that a module needs to load a state that consists of tensors only.
 Versions = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Any]]
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
-# What the description of a sharded checkpoint is made of (torch.distributed.checkpoint's Metadata, pickled).
+# Classes allowed in the pickled metadata of a sharded checkpoint (torch.distributed.checkpoint's Metadata).
 ALLOWED_GLOBALS = {
     "torch.distributed.checkpoint.metadata": {
         "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
@@ -49,7 +49,7 @@ ALLOWED_GLOBALS = {
 
 
 class Ranks(Protocol):
-    """What is needed of the group of all ranks."""
+    """Operations that a checkpoint needs from the process group."""
 
     @property
     def world_size(self) -> int:
@@ -60,18 +60,18 @@ class Ranks(Protocol):
         """Process group for values on the CPU."""
 
     def run_on_main(self, make: Callable[[], T]) -> T:
-        """Run on rank 0, and return its result on all."""
+        """Run on rank 0 and return its result on all ranks."""
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value."""
 
     def broadcast_buffers(self, tensors: list[Tensor]) -> None:
-        """Overwrite tensors with rank 0's."""
+        """Overwrite tensors with rank 0's values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardedState:
-    """What the ranks hold together: model, optimizer, and the average of the weights where there is one."""
+    """Sharded state of all ranks: model, optimizer and, if enabled, the EMA model."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -80,20 +80,20 @@ class ShardedState:
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Reads a description, and refuses any other name; see `pickle`'s manual, "Restricting Globals"."""
+    """Unpickle checkpoint metadata with a list of allowed classes; see "Restricting Globals" in pickle's manual."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return one of the names that describe a checkpoint; raises UnpicklingError for any other."""
+        """Return an allowed class; raises UnpicklingError for any other."""
         if name not in ALLOWED_GLOBALS.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)
 
 
 class SafeReader(FileSystemReader):
-    """torch's reader of a folder, whose description is not run."""
+    """torch's folder reader with restricted unpickling of the metadata."""
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Return what the checkpoint holds, and where."""
+        """Return the checkpoint's metadata."""
         with (Path(self.path) / ".metadata").open("rb") as file:
             metadata: Metadata = MetadataUnpickler(file).load()
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
@@ -102,17 +102,17 @@ class SafeReader(FileSystemReader):
 
 
 class TensorOnlyPlanner(DefaultLoadPlanner):
-    """torch's plan of what to read, without pickled objects."""
+    """torch's load planner without pickled objects."""
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:  # noqa: ARG002
-        """Refuse an object where a tensor should be."""
-        raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
+        """Raise ValueError for a pickled object."""
+        raise ValueError(f"{read_item.dest_index.fqn} is not a tensor")
 
 
 def save(folder: Path, told: Checkpoint, state: ShardedState, keep: int, *, best: bool) -> Path:
-    """Write a checkpoint of all ranks' parts, then remove all but the newest `keep` and the best; returns its path.
+    """Write a sharded checkpoint, then remove all but the newest `keep` and the best; returns its path.
 
-    Raises `UserError` where a rank cannot write its part, or cannot see the folder that rank 0 has made.
+    Raises `UserError` if a rank cannot write its shard or does not see the folder that rank 0 created.
     """
     group = state.ranks
     path = folder / f"step-{told.step:09d}{single_file.SHARDED_SUFFIX}"
@@ -121,8 +121,8 @@ def save(folder: Path, told: Checkpoint, state: ShardedState, keep: int, *, best
     group.run_on_main(lambda: make_temp_dir(aside))
     if not all(group.gather(aside.is_dir())):
         raise UserError(
-            f"{folder}: not every node sees it, and each rank writes its part there; set TRAIN_OUTPUT_DIR to a folder"
-            " that all nodes share"
+            f"{folder}: not visible on every node, but every rank writes its shard there."
+            " Set TRAIN_OUTPUT_DIR to a folder that all nodes share."
         )
     writer, alone = FileSystemWriter(aside, sync_files=True), group.world_size == 1
     try:
@@ -135,13 +135,13 @@ def save(folder: Path, told: Checkpoint, state: ShardedState, keep: int, *, best
 
 
 def silence_torch_warnings() -> None:
-    """Leave out what torch warns of: a call of its own writer, and that there is only one rank."""
+    """Silence two torch warnings: a deprecated call in its own writer, and a group of one rank."""
     for told in ("TypedStorage is deprecated", "torch.distributed is disabled"):
         warnings.filterwarnings("ignore", told, UserWarning)
 
 
 def make_temp_dir(aside: Path) -> None:
-    """Make the hidden folder of a checkpoint; one may be left of a run that was killed."""
+    """Create the temporary folder of a checkpoint; removes one that a killed run left behind."""
     shutil.rmtree(aside, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
@@ -150,7 +150,7 @@ def make_temp_dir(aside: Path) -> None:
 
 
 def commit(aside: Path, path: Path, told: Checkpoint, keep: int, *, best: bool) -> None:
-    """Give a checkpoint that all ranks have written their part of its name."""
+    """Rename a checkpoint to its final name after all ranks have written their shards."""
     try:
         parts = {file.name: sha256_of(file) for file in sorted(aside.iterdir())}
         single_file.write(aside / single_file.METADATA_FILE, replace(told, parts=parts))
@@ -162,15 +162,15 @@ def commit(aside: Path, path: Path, told: Checkpoint, keep: int, *, best: bool) 
 
 
 def shard_write_error(folder: Path, error: CheckpointException) -> UserError:
-    """Return the refusal of a checkpoint that some rank could not write its part of."""
+    """Return the error for a rank that cannot write its shard."""
     rank, (cause, _) = next(iter(error.failures.items()))
     if isinstance(cause, OSError):
         return single_file.write_error(folder, cause)
-    return UserError(f"{folder}: rank {rank} cannot write its part ({first_line(cause)})", ExitCode.MACHINE)
+    return UserError(f"{folder}: rank {rank} cannot write its shard ({first_line(cause)}).", ExitCode.MACHINE)
 
 
 def load(path: Path, state: ShardedState, with_versions: Versions) -> None:
-    """Fill model, optimizer and average from a checkpoint; raises `UserError` where it cannot be read."""
+    """Load model, optimizer and EMA model from a checkpoint; raises `UserError` if it cannot be read."""
     found, optimizer = sharded_tensors(state)
     group = state.ranks
     try:
@@ -184,7 +184,7 @@ def load(path: Path, state: ShardedState, with_versions: Versions) -> None:
         )
     except CheckpointException as error:
         raise corrupt_error(path, next(iter(error.failures.values()))[0]) from None
-    except Exception as error:  # without other ranks it raises what it meets
+    except Exception as error:  # with one rank, torch raises the original error
         raise corrupt_error(path, error) from None
     set_state_dict(
         state.model,
@@ -198,7 +198,10 @@ def load(path: Path, state: ShardedState, with_versions: Versions) -> None:
 
 
 def sharded_tensors(state: ShardedState) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return this rank's own tensors by name, and the optimizer's whole state; other values are the settings'."""
+    """Return this rank's tensors by name, and the optimizer's full state.
+
+    Non-tensor values of the optimizer come from the settings.
+    """
     model, optimizer = get_state_dict(state.model, state.optimizer, options=OPTIONS)
     moments = {name: one for name, one in optimizer.items() if isinstance(one, Tensor)}
     own: dict[str, Any] = {"model": model, "optimizer": moments}

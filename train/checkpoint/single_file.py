@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, sealed, and loaded without running anything that is in them."""
+"""Checkpoints: written atomically with a checksum, loaded without executing pickled code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from entrypoint.core.atomic_files import atomic_open, checksum_trailer, replace_
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from train.settings import TrainSettings
 
-# Settings that may differ between a run and its resumption: they change where and how, not what is learnt.
+# Settings that may change on resume: they do not affect the trained weights.
 RESUME_MAY_CHANGE = frozenset(
     {
         "output_dir",
@@ -42,18 +42,19 @@ RESUME_MAY_CHANGE = frozenset(
         "eval_batch_size",
     }
 )
-# A checkpoint is a file, or a folder of the ranks' parts with all else in a file of its own.
+# A checkpoint is a file, or a folder of shards with a metadata file.
 SUFFIX, SHARDED_SUFFIX, METADATA_FILE = ".pt", ".sharded", "told.pt"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state after `step` steps, `epoch` of the epochs closed; `seconds` is the training time until then.
+    """State of a run after `step` steps and `epoch` finished epochs; field names are the on-disk format.
 
-    Of a sharded one `model`, `optimizer` and `average` lie beside it. `losses` are those of the epoch under way, a
-    number a step; `scaler` is fp16's, `average` that of the weights. `best` is the best accuracy of those saved so far,
-    `plan` the plan's JSON, `parts` the SHA-256 of each file of a sharded one. No generator's state is in it: order,
-    transforms, mixing and what the model draws are functions of seed, epoch, step and rank.
+    `seconds` is the training time so far. `losses` holds one loss per step of the current epoch. `scaler` is the state
+    of fp16's gradient scaler, `average` that of the EMA model. `best` is the best accuracy saved so far. `plan` is the
+    plan as JSON. In a sharded checkpoint `model`, `optimizer` and `average` are in separate files, and `parts` maps
+    each file to its SHA-256. No generator state is saved: order, transforms, mixing and dropout are functions of
+    seed, epoch, step and rank.
     """
 
     epoch: int
@@ -71,29 +72,29 @@ class Checkpoint:
 
 
 class ResumePoint(NamedTuple):
-    """Where a run goes on from: the checkpoint's path, what it holds, and a line for each damaged one passed over."""
+    """Checkpoint that a run resumes from: its path, its content, and one line for each corrupt one skipped."""
 
     path: Path
     saved: Checkpoint
-    passed: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
 
 
 class CorruptCheckpoint(UserError):
-    """What is no checkpoint, or a damaged one: the one before may be whole."""
+    """Raised for a missing or corrupt checkpoint; an older one may still be valid."""
 
-    def __init__(self, seen: str) -> None:
-        super().__init__(f"{seen}; name another with TRAIN_RESUME")
-        self.seen = seen
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}. Set TRAIN_RESUME to another checkpoint.")
+        self.reason = reason
 
     def __reduce__(self) -> tuple[type[CorruptCheckpoint], tuple[str]]:
-        """Travel to the other ranks as what was seen."""
-        return CorruptCheckpoint, (self.seen,)
+        """Pickle by the reason, for the broadcast to the other ranks."""
+        return CorruptCheckpoint, (self.reason,)
 
 
 def save(folder: Path, checkpoint: Checkpoint, keep: int, *, best: bool = False) -> Path:
-    """Write a checkpoint whole, then remove all but the newest `keep` and the best; returns its path; raises OSError.
+    """Write a checkpoint atomically, then remove all but the newest `keep` and the best; returns its path.
 
-    `best` says that it is the best so far.
+    `best` marks it as the best so far. Raises OSError.
     """
     folder.mkdir(exist_ok=True)
     path = folder / f"step-{checkpoint.step:09d}{SUFFIX}"
@@ -103,10 +104,10 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int, *, best: bool = False)
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint's file and its seal, whole or not at all.
+    """Write a checkpoint and its checksum atomically.
 
-    It is made in memory first: where writing stops amid torch.save, by a signal or a full disk, torch raises
-    `RuntimeError: unexpected pos` in place of what happened.
+    The checkpoint is serialized in memory first. If a signal or a full disk interrupts torch.save, torch hides the
+    cause behind `RuntimeError: unexpected pos`.
     """
     content = BytesIO()
     torch.save(dict(vars(checkpoint)), content)
@@ -116,7 +117,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def prune_old(path: Path, keep: int, *, best: bool) -> None:
-    """Let `best` point to a new checkpoint that is the best so far, then remove all but the newest `keep` and it."""
+    """Update the link `best` if this checkpoint is the best, then remove all but the newest `keep` and the best."""
     link = path.with_name(f"best{path.suffix}")
     if best:
         replace_symlink(link, path.name)
@@ -130,9 +131,9 @@ def prune_old(path: Path, keep: int, *, best: bool) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what runs that were killed amid saving have left hidden in a checkpoint folder; raises OSError.
+    """Remove partial checkpoints of runs that were killed during saving; raises OSError.
 
-    Only for whom holds the run's lock: a live run's next checkpoint looks the same.
+    Requires the run's lock: a partial checkpoint of a live run looks the same.
     """
     for left in (path for like in (".step-*", ".best.*") for path in folder.glob(like)):
         if left.is_dir():
@@ -142,34 +143,37 @@ def remove_partial(folder: Path) -> None:
 
 
 def list_newest_first(folder: Path) -> list[Path]:
-    """Return the checkpoints of a run's checkpoint folder."""
+    """Return the checkpoints of a folder, newest first."""
     return sorted((path for path in folder.glob("step-*") if path.suffix in (SUFFIX, SHARDED_SUFFIX)), reverse=True)
 
 
 def newest(folder: Path) -> Path | None:
-    """Return the newest checkpoint of a run's checkpoint folder, None where there is none."""
+    """Return the newest checkpoint of a folder, or None if there is none."""
     return next(iter(list_newest_first(folder)), None)
 
 
 def load_first_valid(paths: Sequence[Path], settings: Mapping[str, Any], *, changed: bool) -> ResumePoint:
-    """Return the first valid checkpoint; raises `UserError` where none is, or of other settings (see `load`)."""
-    passed: list[CorruptCheckpoint] = []
+    """Return the first valid checkpoint; raises `UserError` if none is valid or its settings differ (see `load`)."""
+    skipped: list[CorruptCheckpoint] = []
     for path in paths:
         try:
             saved = load(path, settings, changed=changed)
-            return ResumePoint(path, saved, tuple(f"passed over {one.seen}" for one in passed))
+            return ResumePoint(path, saved, tuple(f"skipped {corrupt.reason}" for corrupt in skipped))
         except CorruptCheckpoint as error:
-            passed.append(error)
-    if len(passed) == 1:
-        raise passed[0]
-    raise UserError(f"{passed[0].seen}, nor can the {len(passed) - 1} before it; start a new run with TRAIN_RESUME=off")
+            skipped.append(error)
+    if len(skipped) == 1:
+        raise skipped[0]
+    raise UserError(
+        f"{skipped[0].reason}; {len(skipped) - 1} older checkpoints are corrupt too."
+        " Set TRAIN_RESUME=off to start a new run."
+    )
 
 
 def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> Checkpoint:
-    """Read a checkpoint on the CPU; raises `Unreadable` where it is none or damaged.
+    """Read a checkpoint to the CPU; raises `CorruptCheckpoint` if it is missing or corrupt.
 
-    One of other settings is refused with what differs, unless they may have `changed`. torch.load takes weights with a
-    bit flipped for good, so the seal is looked at first.
+    Raises `UserError` if the settings differ, unless `changed` allows it. The checksum is verified first, because
+    torch.load does not detect flipped bits in the weights.
     """
     sharded = path.suffix == SHARDED_SUFFIX
     try:
@@ -177,7 +181,7 @@ def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> C
         checkpoint = Checkpoint(**torch.load(BytesIO(verify_checksum(data)), map_location="cpu", weights_only=True))
         if sharded:
             verify_shards(path, checkpoint.parts)
-    except Exception as error:  # torch.load raises what its parsers meet: RuntimeError, UnpicklingError, EOFError…
+    except Exception as error:  # torch.load raises many types: RuntimeError, UnpicklingError, EOFError…
         raise corrupt_error(path, error) from None
     before = with_current_names(checkpoint.settings)
     differ = [
@@ -187,8 +191,8 @@ def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> C
     ]
     if differ and not changed:
         raise UserError(
-            f"{path}: of other settings: {'; '.join(differ)}; set them as they were, start a new run, or go on all"
-            " the same with TRAIN_RESUME_ALLOW_CHANGED=1"
+            f"{path}: saved with other settings: {', '.join(differ)}. Restore these settings, start a new run,"
+            " or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway."
         )
     return checkpoint
 
@@ -203,19 +207,21 @@ def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verify_shards(folder: Path, parts: Mapping[str, str]) -> None:
-    """Raise ValueError or OSError where a rank's part is not what it was when the checkpoint was closed."""
+    """Raise ValueError or OSError if the checksum of a shard does not match."""
     wrong = next((name for name, digest in parts.items() if sha256_of(folder / name) != digest), None)
     if wrong or not parts:
-        raise ValueError(f"the checksum of {wrong} does not match" if wrong else "it has no parts")
+        raise ValueError(f"the checksum of {wrong} does not match" if wrong else "it has no shards")
 
 
 def corrupt_error(path: Path, error: BaseException) -> CorruptCheckpoint:
-    """Return the refusal of what is no checkpoint, or a damaged one."""
+    """Return the error for a missing or corrupt checkpoint."""
     return CorruptCheckpoint(f"{path}: cannot be read as a checkpoint ({first_line(error)})")
 
 
 def write_error(folder: Path, error: OSError) -> UserError:
-    """Return the refusal of a checkpoint that there is no room or no right to write."""
+    """Return the error for a checkpoint that cannot be written (no space or no permission)."""
     return UserError(
-        f"{folder}: cannot be written ({error.strerror}); the checkpoints before are kept", ExitCode.MACHINE
+        f"{folder}: cannot be written ({error.strerror}). Free disk space or set TRAIN_OUTPUT_DIR;"
+        " earlier checkpoints are kept.",
+        ExitCode.MACHINE,
     )

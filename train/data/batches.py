@@ -1,4 +1,4 @@
-"""What every feed gives the loop: this rank's share of each global batch, on the device, as floats."""
+"""Batches of this rank: its share of each global batch, on the device, as floats."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ SAMPLE_IMAGES = 1000
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's share of one global batch of `size` images, in one or more parts of (images, labels).
+    """This rank's share of one global batch of `size` images, in one or more micro-batches of (images, labels).
 
-    Where images are mixed, `others` are the labels of what was mixed into each part, and `own` is the share that stays.
-    Images are (N, C, H, W) float, normalised, in the layout asked for; labels are (N,) int64 or LEFT_OUT.
+    With mixup or CutMix, `mixed_labels` are the partners' labels, and `mix_weight` is the weight of the own labels.
+    Images are normalized (N, C, H, W) floats in the selected memory format. Labels are (N,) int64 or IGNORE_LABEL.
     """
 
-    parts: tuple[tuple[Tensor, Tensor], ...]
+    micro_batches: tuple[tuple[Tensor, Tensor], ...]
     size: int
-    others: tuple[Tensor, ...] = ()
-    own: float = 1.0
+    mixed_labels: tuple[Tensor, ...] = ()
+    mix_weight: float = 1.0
 
 
 class BatchSource(Protocol):
     """A split's batches. Training ones depend on seed and epoch alone, whatever the number of ranks."""
 
     steps_per_epoch: int
-    normalise: Normalize
+    normalize: Normalize
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield the epoch's batches from the one of number `first`; images that would fill only a part wait."""
@@ -62,24 +62,24 @@ class MicroBatchIndices:
     Where they are mixed, the second half are those that are mixed into the first.
     """
 
-    rows: Tensor
-    drawn: Tensor
+    indices: Tensor
+    transform_params: Tensor
     mix: MixParams | None = None
 
-    def halves(self, of: Tensor) -> tuple[Tensor, Tensor]:
+    def split_mix(self, of: Tensor) -> tuple[Tensor, Tensor]:
         """Return what belongs to the images, and to those that are mixed in."""
-        own = len(self.rows) // 2
+        own = len(self.indices) // 2
         return of[:own], of[own:]
 
-    def mixed(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def apply_mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return (images, labels, labels of what is mixed in) of the part's pictures."""
         if self.mix is None:
             return images, labels, None
-        return self.mix.of(*self.halves(images)), *self.halves(labels)
+        return self.mix.of(*self.split_mix(images)), *self.split_mix(labels)
 
 
 def make_batch(parts: Iterable[tuple[Tensor, Tensor, Tensor | None]], size: int, mix: MixParams | None) -> Batch:
-    """Return the batch of a rank's parts, as `Part.mixed` gives them."""
+    """Return the batch of a rank's parts, as `MicroBatchIndices.apply_mix` gives them."""
     parts = tuple(parts)
     others = tuple(other for _, _, other in parts if other is not None)
     return Batch(tuple((images, labels) for images, labels, _ in parts), size, others, mix.own if mix else 1.0)

@@ -60,7 +60,7 @@ def synthetic_shape(settings: TrainSettings) -> tuple[int, int, int]:
 
 
 def picture_shape(settings: TrainSettings, folder: Path) -> tuple[int, int, int]:
-    """Return what the folder's pictures become: grey only if all looked at are grey, small ones as they are.
+    """Return what the folder's pictures become: gray only if all looked at are gray, small ones as they are.
 
     Looks at the first picture of up to 16 classes; raises `UserError` where none of them can be read.
     """

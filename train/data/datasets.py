@@ -47,23 +47,23 @@ class DataSet:
     skipped: tuple[str, ...] = ()
 
 
-def load(settings: TrainSettings, shape: ImageShape, feed: str, crew: WorkerPoolSpec) -> DataSet:
+def load(settings: TrainSettings, shape: ImageShape, source: str, worker_pool: WorkerPoolSpec) -> DataSet:
     """Return the settings' data set; raises `UserError` where it cannot be had.
 
-    `crew` may be used for decoding; every rank of a node calls this at once, and one does the work.
+    `worker_pool` may be used for decoding; every rank of a node calls this at once, and one does the work.
     """
     if settings.dataset == "imagefolder":
         listings = list_splits(settings.data_dir)
-        if feed == "stream":
+        if source == "stream":
             return DataSet(*listings, listings[0].classes, shape)
-        return load_image_folder(settings, listings, shape, crew)
+        return load_image_folder(settings, listings, shape, worker_pool)
     return LOADERS[settings.dataset](settings)
 
 
-def load_image_folder(settings: TrainSettings, listings: tuple[ImageList, ImageList], shape: ImageShape, crew: WorkerPoolSpec) -> DataSet:
+def load_image_folder(settings: TrainSettings, listings: tuple[ImageList, ImageList], shape: ImageShape, worker_pool: WorkerPoolSpec) -> DataSet:
     """Return an image folder from the cache, decoding it first where it is not there."""
     policy = settings.on_unreadable_image
-    build = partial(decode_splits, listings, shape, policy, crew)
+    build = partial(decode_splits, listings, shape, policy, worker_pool)
     entry = load_or_build(listings, shape, policy, cache_folder(settings.cache_dir), build)
     return DataSet(
         ImageTensors(torch.from_numpy(entry.train_images), torch.from_numpy(entry.train_labels)),

@@ -27,7 +27,7 @@ CHUNK = 512
 
 
 def decode_splits(
-    listings: tuple[ImageList, ImageList], shape: ImageShape, policy: str, crew: WorkerPoolSpec, folder: Path
+    listings: tuple[ImageList, ImageList], shape: ImageShape, policy: str, worker_pool: WorkerPoolSpec, folder: Path
 ) -> dict[str, Any]:
     """Write the four arrays of `train.data.cache` into the folder and return the notes.
 
@@ -36,7 +36,7 @@ def decode_splits(
     """
     skipped: list[str] = []
     for split, listing in zip(("train", "test"), listings, strict=True):
-        bad = decode_split(listing, shape, crew, folder / f"{split}_images.npy")
+        bad = decode_split(listing, shape, worker_pool, folder / f"{split}_images.npy")
         if bad and policy == "error":
             raise unreadable_image_error(list(bad.values()))
         skipped += map(str, bad.values())
@@ -58,13 +58,13 @@ def unreadable_image_error(bad: list[UnreadableImage]) -> UserError:
     return UserError(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
 
 
-def decode_split(listing: ImageList, shape: ImageShape, crew: WorkerPoolSpec, target: Path) -> dict[int, UnreadableImage]:
+def decode_split(listing: ImageList, shape: ImageShape, worker_pool: WorkerPoolSpec, target: Path) -> dict[int, UnreadableImage]:
     """Decode one split into `target`, (N, H, W, C) bytes; return the rows that could not be read."""
     channels, height, width = shape
     open_memmap(target, mode="w+", dtype=np.uint8, shape=(len(listing), height, width, channels)).flush()
     # Forked, not spawned: torch has started no threads yet, and a fresh interpreter costs more than the work.
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(crew.processes, context, initializer=init_worker, initargs=(crew.cpus,)) as pool:
+    with ProcessPoolExecutor(worker_pool.processes, context, initializer=init_worker, initargs=(worker_pool.cpus,)) as pool:
         decoded = pool.map(decode_chunk, chunks(listing), repeat(shape), repeat(target))
         return dict(sorted(item for chunk in decoded for item in chunk))
 

@@ -1,4 +1,4 @@
-"""An image folder as lists: which classes, which files; refuses what cannot be trained on, by name."""
+"""List the classes and files of an image folder; raises errors that name unusable entries."""
 
 from __future__ import annotations
 

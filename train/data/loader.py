@@ -55,19 +55,19 @@ class BatchLoader:
     Two ranks that forked for every epoch, on busy cores, met it once in 11,000 forks.
     """
 
-    def __init__(self, pictures: ImageDataset, crew: WorkerPoolSpec, settings: TrainSettings, device: torch.device) -> None:
+    def __init__(self, pictures: ImageDataset, worker_pool: WorkerPoolSpec, settings: TrainSettings, device: torch.device) -> None:
         self.pictures = pictures
-        self.wanted: list[BatchRequest] = []
+        self.requests: list[BatchRequest] = []
         options: dict[str, Any] = {}
-        if crew.processes:
+        if worker_pool.processes:
             options = {"prefetch_factor": settings.prefetch_factor, "persistent_workers": True}
         self.batches: Iterator[LoadedBatch] = iter(())
         self.loader: DataLoader[LoadedBatch] | None = DataLoader(
             pictures,
             batch_size=None,
-            sampler=self.wanted,
-            num_workers=crew.processes,
-            worker_init_fn=partial(init_loader_worker, crew.cpus),
+            sampler=self.requests,
+            num_workers=worker_pool.processes,
+            worker_init_fn=partial(init_loader_worker, worker_pool.cpus),
             pin_memory=use_pinned_memory(settings, device),
             generator=torch.Generator(),  # else it draws from what the model is drawn from
             **options,
@@ -75,7 +75,7 @@ class BatchLoader:
 
     def __enter__(self) -> Self:
         """Fork the workers; raises `UserError` where they cannot be had."""
-        self.begin([])
+        self.start([])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -84,7 +84,7 @@ class BatchLoader:
 
     def load(self, wanted: list[BatchRequest]) -> Iterator[LoadedBatch]:
         """Yield each batch wanted; those wanted before and not taken are dropped. Raises `UserError` without workers."""
-        self.begin(wanted)
+        self.start(wanted)
         while True:
             with translate_worker_errors():
                 batch = next(self.batches, None)
@@ -92,9 +92,9 @@ class BatchLoader:
                 return
             yield batch
 
-    def begin(self, wanted: list[BatchRequest]) -> None:
+    def start(self, wanted: list[BatchRequest]) -> None:
         """Have the workers begin with what is wanted; raises `UserError` where they cannot."""
         assert self.loader is not None, "workers are there between entry and exit"
-        self.wanted[:] = wanted
+        self.requests[:] = wanted
         with translate_worker_errors():
             self.batches = iter(self.loader)

@@ -14,7 +14,7 @@ from train.data.datasets import ImageTensors
 from train.distributed.process_group import ProcessGroup
 from train.settings import ImageShape, TrainSettings
 
-# Means and deviations of so many images are those of all to well under a grey level.
+# Means and deviations of so many images are those of all to well under a gray level.
 STATS_SAMPLE = 5000
 # Bytes of pictures cut at once, those of some steps: what is done once a step finds the caches full of weights.
 GATHER_AHEAD_BYTES = 4 << 20
@@ -30,7 +30,7 @@ class MemorySource:
         self.sequence = make_sampler(len(train), shape, settings, group)
         self.steps_per_epoch = self.sequence.steps_per_epoch
         self.pins = use_pinned_memory(settings, group.device)
-        self.normalise = channel_stats(train.images, group.device, channels_last=settings.channels_last)
+        self.normalize = channel_stats(train.images, group.device, channels_last=settings.channels_last)
         self.train = to_device(train, group.device)
         self.test = test
         share = max(1, settings.batch_size // group.world_size) * train.images[:1].nbytes
@@ -42,32 +42,32 @@ class MemorySource:
         while some := list(islice(steps, self.ahead)):
             ready = self.gather([part for parts in some for part in parts])
             for parts in some:
-                yield make_batch((part.mixed(*next(ready)) for part in parts), self.settings.batch_size, parts[0].mix)
+                yield make_batch((part.apply_mix(*next(ready)) for part in parts), self.settings.batch_size, parts[0].mix)
 
     def gather(self, parts: list[MicroBatchIndices]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each part's images and labels on the device."""
-        rows = torch.cat([part.rows for part in parts]).to(self.train.images.device)
-        images = self.sequence.transform.apply(self.train.images, rows, torch.cat([part.drawn for part in parts]))
+        rows = torch.cat([part.indices for part in parts]).to(self.train.images.device)
+        images = self.sequence.transform.apply(self.train.images, rows, torch.cat([part.transform_params for part in parts]))
         if self.pins and images.device.type == "cpu":
             images = images.pin_memory()
         labels = self.train.labels.index_select(0, rows).to(self.group.device, non_blocking=True)
-        sizes = [len(part.rows) for part in parts]
-        return zip(self.normalise(images).split_with_sizes(sizes), labels.split_with_sizes(sizes), strict=True)
+        sizes = [len(part.indices) for part in parts]
+        return zip(self.normalize(images).split_with_sizes(sizes), labels.split_with_sizes(sizes), strict=True)
 
     def sample(self) -> Tensor:
         """Return some of the training images as evaluation would show them, on the CPU."""
         images = self.sequence.transform.eval_model(self.train.images[sample_slice(len(self.train))])
-        return self.normalise(images.to(self.group.device)).cpu()
+        return self.normalize(images.to(self.group.device)).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous share of the test images."""
         for rows in eval_batches(len(self.test), EVAL_BATCH_SIZE, self.settings, self.group):
             images = self.sequence.transform.eval_model(self.test.images[rows])
-            yield self.normalise(images), self.test.labels[rows].to(self.group.device)
+            yield self.normalize(images), self.test.labels[rows].to(self.group.device)
 
 
 def channel_stats(images: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalize:
-    """Return the normalisation by the means and deviations of the training images' channels."""
+    """Return the normalization by the means and deviations of the training images' channels."""
     sample = images[:: max(1, len(images) // STATS_SAMPLE)].float().flatten(0, 2)
     return Normalize.of(sample.mean(0), sample.std(0), device, channels_last=channels_last)
 

@@ -32,7 +32,7 @@ class StreamSource:
         self.sequence = make_sampler(self.trained, shape, settings, group)
         self.steps_per_epoch = self.sequence.steps_per_epoch
         mean, deviation = IMAGENET_STATS if shape[0] == 3 else GRAY_STATS
-        self.normalise = Normalize.of(
+        self.normalize = Normalize.of(
             torch.tensor(mean), torch.tensor(deviation), group.device, channels_last=settings.channels_last
         )
         self.told: set[str] = set()
@@ -40,7 +40,7 @@ class StreamSource:
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this rank's share of every full batch of the epoch, from one on."""
         steps = list(self.sequence.epoch(epoch, first))
-        loaded = self.load([(TRAIN, part.rows.tolist()) for parts in steps for part in parts])
+        loaded = self.load([(TRAIN, part.indices.tolist()) for parts in steps for part in parts])
         for parts in steps:
             yield make_batch((self.ready(part, *next(loaded)) for part in parts), self.settings.batch_size, parts[0].mix)
 
@@ -48,20 +48,20 @@ class StreamSource:
         """Return a part's pictures as the model sees them, on the device, with their labels."""
         images = images.to(self.group.device, non_blocking=True)
         if self.sequence.transform.draw:  # without, the copy that `apply` makes would be for nothing
-            images = self.sequence.transform.apply(images, torch.arange(len(images), device=images.device), part.drawn)
-        return part.mixed(self.normalise(images), labels.to(self.group.device, non_blocking=True))
+            images = self.sequence.transform.apply(images, torch.arange(len(images), device=images.device), part.transform_params)
+        return part.apply_mix(self.normalize(images), labels.to(self.group.device, non_blocking=True))
 
     def sample(self) -> Tensor:
         """Return some of the training images as evaluation would show them, on the CPU."""
         images, _, _ = self.pictures[TRAIN, list(range(self.trained)[sample_slice(self.trained)])]
-        return self.normalise(self.sequence.transform.eval_model(images.to(self.group.device))).cpu()
+        return self.normalize(self.sequence.transform.eval_model(images.to(self.group.device))).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous share of the test images."""
         slices = eval_batches(self.tested, EVAL_BATCH_SIZE, self.settings, self.group)
         for images, labels in self.load([(TEST, list(range(rows.start, rows.stop))) for rows in slices]):
             images = self.sequence.transform.eval_model(images.to(self.group.device, non_blocking=True))
-            yield self.normalise(images), labels.to(self.group.device, non_blocking=True)
+            yield self.normalize(images), labels.to(self.group.device, non_blocking=True)
 
     def load(self, wanted: list[BatchRequest]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield bytes and labels of each batch, in order; refuses or tells of bad pictures."""

@@ -64,11 +64,11 @@ def init_loader_worker(cpus: Iterable[int], *_: object) -> None:
 
 
 def no_traceback(*_: object) -> None:
-    """Say nothing: the rank does."""
+    """Print nothing, because the rank reports the error."""
 
 
 def end_at_once(*_: object) -> NoReturn:
-    """End this process; its rank is told by DataLoader."""
+    """Exit this process at once; DataLoader reports it to the rank."""
     os._exit(1)
 
 
@@ -80,7 +80,7 @@ def end_workers() -> None:
 
 @contextmanager
 def translate_worker_death() -> Iterator[None]:
-    """Turn the end of a loader worker into a refusal; DataLoader raises it wherever the rank stands just then."""
+    """Convert the death of a loader worker into a `UserError`; DataLoader can raise it at any point."""
     try:
         yield
     except RuntimeError as error:

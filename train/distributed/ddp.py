@@ -1,4 +1,4 @@
-"""How ranks share their gradients: DistributedDataParallel as the settings have it."""
+"""Wrap models in DistributedDataParallel by the settings."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ SINGLE_BUCKET_MB = 2**30
 
 
 def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> nn.Module:
-    """Return the model wrapped so that gradients are averaged over the ranks; alone or spread it stays as it is.
+    """Return the model wrapped by DDP; with one rank, or sharded, it is returned unchanged.
 
-    Raises `UserError` for a compression that this torch has not got for this backend.
+    Raises `UserError` for a gradient compression that this torch does not support with this backend.
     """
     if group.world_size == 1 or is_sharded(model):
         return model
@@ -54,8 +54,8 @@ def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> 
             shared.register_comm_hook(state, hook)
         except TypeError as error:  # torch 2.13 wants NCCL for bf16
             raise UserError(
-                f"TRAIN_GRADIENT_COMPRESSION={settings.gradient_compression}: torch {torch.__version__} cannot do it"
-                f" here ({error}); set fp16",
+                f"TRAIN_GRADIENT_COMPRESSION={settings.gradient_compression}: torch {torch.__version__} does not"
+                f" support it here ({error}). Set fp16.",
                 ExitCode.MACHINE,
             ) from None
     return shared
@@ -81,7 +81,7 @@ def shared_memory_hook(memory: SharedMemoryGroup, gradients: Tensor) -> torch.fu
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Tell whether the model's weights are spread over the ranks; the import of FSDP's class would take a second."""
+    """Return whether the model is sharded, without the slow import of FSDP's class."""
     return hasattr(model, "set_requires_gradient_sync")
 
 
@@ -91,7 +91,7 @@ def gradient_divisor(model: nn.Module, group: ProcessGroup) -> int:
 
 
 def no_sync_until_last(shared: Any, last: bool) -> AbstractContextManager[None]:
-    """Hold gradients back from the other ranks until the last part of a step."""
+    """Skip gradient synchronization until the last micro-batch of a step."""
     if is_sharded(shared):
         shared.set_requires_gradient_sync(last)
     elif isinstance(shared, DistributedDataParallel) and not last:
@@ -101,14 +101,14 @@ def no_sync_until_last(shared: Any, last: bool) -> AbstractContextManager[None]:
 
 
 def iter_local_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name of each parameter, and what this rank holds of it."""
+    """Yield the name and this rank's shard of each parameter."""
     for name, parameter in model.named_parameters():
         part = parameter.detach()
         yield name, part.to_local() if is_sharded(model) else part  # type: ignore[attr-defined]
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's whole state: of a spread one on rank 0 alone, and all ranks have to ask."""
+    """Return a model's full state; of a sharded one only on rank 0, but all ranks must call this."""
     if not is_sharded(model):
         return dict(model.state_dict())
     from train.distributed.fsdp import full_state_dict

@@ -46,7 +46,7 @@ def iter_fsdp_units(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return a spread model's whole state on the CPU: on rank 0 alone, though all ranks have to ask."""
+    """Return a sharded model's full state on the CPU, only on rank 0; all ranks must call this."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state: dict[str, Tensor] = get_model_state_dict(model, options=options)  # type: ignore[assignment]
     return state

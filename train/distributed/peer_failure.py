@@ -1,4 +1,4 @@
-"""Names the rank that went away when a collective fails."""
+"""Identify the lost rank when a collective fails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAILURE_ORDER_DELAY_S = 1.5
 
 @contextmanager
 def translate_collective_errors(me: int, peers: Sequence[Peer]) -> Iterator[None]:
-    """Turn a collective's failure into a refusal that names the rank or node which is gone."""
+    """Convert a collective's failure into a `PeerLostError` that names the lost rank or node."""
     try:
         yield
     except RuntimeError as error:
@@ -44,7 +44,7 @@ def translate_collective_errors(me: int, peers: Sequence[Peer]) -> Iterator[None
 
 
 def is_collective_error(error: RuntimeError) -> bool:
-    """Tell whether an error is a collective's."""
+    """Return whether an error comes from a collective."""
     return isinstance(error, dist.DistBackendError) or bool(COLLECTIVE_ERROR.search(str(error)))
 
 
@@ -72,7 +72,7 @@ def peers_by_node(peers: Sequence[Peer]) -> list[str]:
 
 
 def is_reachable(address: str) -> bool:
-    """Tell whether a node is there: it accepts or refuses a connection, and does not just keep silent."""
+    """Return whether a node answers: it accepts or rejects a connection instead of timing out."""
     try:
         socket.create_connection((address, DISCARD_PORT), timeout=PROBE_TIMEOUT_S).close()
     except ConnectionRefusedError:

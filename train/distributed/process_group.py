@@ -1,4 +1,4 @@
-"""This process's place among the ranks, and the few collectives that the trainer needs."""
+"""Process group of the trainer with its collectives."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ProcessGroup:
 
     @property
     def is_main(self) -> bool:
-        """Tell whether this is rank 0, which alone writes and prints."""
+        """Return whether this is rank 0, which writes and prints."""
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -97,11 +97,10 @@ class ProcessGroup:
         return answer
 
     def drain(self) -> None:
-        """Let Gloo end its work, before `leave` at the end of a run that went well.
+        """Wait for Gloo's background thread before the process group is destroyed.
 
-        Gloo frees its last tensors on a thread of its own, which needs the interpreter's lock for that, and
-        whoever drops the group's last reference holds that lock while he waits for the thread. With torch 2.8 and
-        BatchNorm over two ranks 2 of 7 runs hung so.
+        That thread needs the GIL to free its last tensors. Destroying the group holds the GIL while it waits for the
+        thread, which can deadlock (torch 2.8).
         """
         if self.world_size > 1:
             time.sleep(GLOO_DRAIN_S)

@@ -15,7 +15,7 @@ from train.distributed.shared_memory import SharedMemoryGroup
 
 
 class SyncBatchNormFunction(torch.autograd.Function):
-    """The normalisation with mean and variance over all ranks: one exchange forwards, one backwards.
+    """The normalization with mean and variance over all ranks: one exchange forwards, one backwards.
 
     Both ways the passes over the pictures are those of torch's own BatchNorm, which are vectorised: `var_mean` takes 20
     times as long for its statistics. The gradient of these is a line through the values (Ioffe and Szegedy, 2015,
@@ -26,7 +26,7 @@ class SyncBatchNormFunction(torch.autograd.Function):
     def forward(
         ctx: Any, values: Tensor, weight: Tensor, bias: Tensor, eps: float, memory: SharedMemoryGroup | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the batch normalised, then mean, variance and number of values of all ranks' batches."""
+        """Return the batch normalized, then mean, variance and number of values of all ranks' batches."""
         channels = values.shape[1]
         own_count = values.numel() / channels
         mean, variance = torch.batch_norm_update_stats(values, None, None, 0.0)
@@ -80,15 +80,15 @@ class SyncBatchNorm(_BatchNorm):
         """Take any number of dimensions from two on, as PyTorch's does."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the batch normalised by mean and variance over all ranks; in evaluation by the running ones."""
+        """Return the batch normalized by mean and variance over all ranks; in evaluation by the running ones."""
         if not self.training:
             return batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         values = input.float()
         weight = self.weight if self.affine else values.new_ones(self.num_features)
         bias = self.bias if self.affine else values.new_zeros(self.num_features)
-        normalised, mean, variance, count = SyncBatchNormFunction.apply(values, weight, bias, self.eps, self.memory)  # type: ignore[no-untyped-call]
+        normalized, mean, variance, count = SyncBatchNormFunction.apply(values, weight, bias, self.eps, self.memory)  # type: ignore[no-untyped-call]
         self.follow(mean, variance * (count / (count - 1).clamp(min=1)).float())
-        result: Tensor = normalised.to(input.dtype)
+        result: Tensor = normalized.to(input.dtype)
         return result
 
     @torch.no_grad()
@@ -119,7 +119,7 @@ def convert_sync_batchnorm(model: nn.Module, group: ProcessGroup, *, compiled: b
 
 
 def of(norm: Any, memory: SharedMemoryGroup | None = None) -> SyncBatchNorm:
-    """Return the synchronised twin of a BatchNorm, with its own parameters."""
+    """Return the synchronized twin of a BatchNorm, with its own parameters."""
     twin = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
         setattr(twin, name, getattr(norm, name))
@@ -128,5 +128,5 @@ def of(norm: Any, memory: SharedMemoryGroup | None = None) -> SyncBatchNorm:
 
 
 def has_batchnorm(model: nn.Module) -> bool:
-    """Tell whether any of the model's modules is a BatchNorm."""
+    """Return whether any of the model's modules is a BatchNorm."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())

@@ -1,4 +1,4 @@
-"""The model of a run with all that it is trained by, built from settings and plan: new, slim, or from a checkpoint."""
+"""Build a run's model, optimizer and EMA model from settings and plan: new, pruned or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ BuiltModel = tuple[nn.Module, torch.optim.Optimizer, AveragedModel | None]
 
 @dataclass(frozen=True)
 class ModelBuilder:
-    """What a model is built from, as often as that is needed.
+    """Inputs from which the model of a run is built, once or again.
 
-    `shape` is that of the images it sees; `sample` returns some of them, the same on every rank, for models that look.
+    `shape` is the shape of the model's images. `sample` returns some of them, the same on every rank, for models
+    that initialize from data.
     """
 
     settings: TrainSettings
@@ -48,21 +49,21 @@ class ModelBuilder:
     group: ProcessGroup
     sample: Callable[[], Tensor] | None = None
 
-    def bare(self) -> nn.Module:
-        """Return the model as its definition has it, on the CPU."""
+    def create_model(self) -> nn.Module:
+        """Return a new unpruned model on the CPU."""
         model = build_model(self.settings.model, self.shape, self.classes, bias=self.settings.bias)
         if isinstance(model, SpeedNet) and self.sample:
             model.look(self.sample())
         return model
 
     def build(self, slim: Mapping[str, Tensor] | None = None) -> BuiltModel:
-        """Return the model as the settings want it on the device, cut to a pruned one's state, with what goes with it.
+        """Return model, optimizer and EMA model on the device; a pruned model takes its shapes from a state.
 
-        Spread over the ranks its filters stay contiguous, since FSDP2 takes no others, and so does its optimizer
-        without fused SGD, which torch 2.8 cannot do there.
+        With FSDP2, filters stay contiguous, because FSDP2 requires it. SGD is not fused there, because torch 2.8 does
+        not support it.
         """
         settings, group = self.settings, self.group
-        model = self.bare()
+        model = self.create_model()
         if slim is not None:
             resize_to_state(model, slim)
         if group.world_size > 1 and settings.sync_batchnorm and has_batchnorm(model):
@@ -77,7 +78,7 @@ class ModelBuilder:
             return model, build_optimizer(settings, model, fused=fused and settings.optimizer != "sgd"), average
         eager = (
             settings.compile in ("off", "auto") and not self.plan.the_trainer().use_ipex
-        )  # these pack for themselves
+        )  # compilers and IPEX choose their own weight layout
         plain = eager and group.device.type == "cpu"
         shared = group.world_size > 1
         model = set_memory_format(
@@ -90,64 +91,68 @@ class ModelBuilder:
             model, optimizer = optimize_with_ipex(model, optimizer, compiling=settings.compile != "off")
         return model, optimizer, make_ema(model, settings)
 
-    def learner(self, total_steps: int, start: ResumePoint | None) -> Trainer:
-        """Return the learner of a new run, or of one that goes on from what was saved."""
+    def create_trainer(self, total_steps: int, start: ResumePoint | None) -> Trainer:
+        """Return the trainer of a new run or of a resumed one."""
         precision = self.plan.the_trainer().precision
         configure_tf32(precision, self.group.device)
         slim = None
-        if start and self.settings.prune_ratio and not same_shapes(self.bare(), start.saved.model):
+        if start and self.settings.prune_ratio and not same_shapes(self.create_model(), start.saved.model):
             slim = start.saved.model
         model, optimizer, average = self.build(slim)
         schedule = lr_schedule(self.settings, total_steps)
-        learner = Trainer(model, optimizer, schedule, self.settings, self.group, precision, average=average)
-        learner.pruned = slim is not None
+        trainer = Trainer(model, optimizer, schedule, self.settings, self.group, precision, ema_model=average)
+        trainer.pruned = slim is not None
         if start:
-            restore(learner, start)
-        return learner
+            restore(trainer, start)
+        return trainer
 
-    def prune(self, learner: Trainer) -> str:
-        """Cut the learner's model down on all ranks alike, with a new optimizer for it; return what to tell."""
-        state = {name: value.detach().cpu() for name, value in learner.model.state_dict().items()}
-        before = count_parameters(learner.model)
-        with torch.random.fork_rng(devices=[]):  # what a new model draws is overwritten, and only rank 0 draws twice
-            slim = self.group.run_on_main(lambda: prune_state(self.bare(), state, self.shape, self.settings))
-            learner.take(*self.build(slim))
-        learner.pruned = True
+    def prune(self, trainer: Trainer) -> str:
+        """Prune the trainer's model on all ranks, with a new optimizer; return the log line."""
+        state = {name: value.detach().cpu() for name, value in trainer.model.state_dict().items()}
+        before = count_parameters(trainer.model)
+        with torch.random.fork_rng(devices=[]):  # initial weights are overwritten, and only rank 0 builds twice
+            slim = self.group.run_on_main(lambda: prune_state(self.create_model(), state, self.shape, self.settings))
+            trainer.set_model(*self.build(slim))
+        trainer.pruned = True
         return (
             f"pruned by {self.settings.prune_backend}: {before:,} parameters before,"
-            f" {count_parameters(learner.model):,} left"
+            f" {count_parameters(trainer.model):,} left"
         )
 
 
-def restore(learner: Trainer, start: ResumePoint) -> None:
-    """Put a checkpoint's state into the learner."""
+def restore(trainer: Trainer, start: ResumePoint) -> None:
+    """Load a checkpoint's state into the trainer."""
     saved = start.saved
-    if learner.settings.parallelism == "fsdp":
+    if trainer.settings.parallelism == "fsdp":
         from train.checkpoint import sharded
 
-        sharded.load(start.path, learner.sharded_state(), restore_state_metadata)
+        sharded.load(start.path, trainer.sharded_state(), restore_state_metadata)
     else:
-        learner.model.load_state_dict(restore_state_metadata(learner.model, saved.model))
-        learner.optimizer.load_state_dict(dict(saved.optimizer))
-        match_optimizer_state_format(learner.optimizer)
-        if learner.average:
-            learner.average.load_state_dict(restore_state_metadata(learner.average, saved.average))
-    learner.scaler.load_state_dict(dict(saved.scaler))
-    learner.step, learner.seconds, learner.losses = saved.step, saved.seconds, list(saved.losses)
-    learner.best = saved.best
+        trainer.model.load_state_dict(restore_state_metadata(trainer.model, saved.model))
+        trainer.optimizer.load_state_dict(dict(saved.optimizer))
+        match_optimizer_state_format(trainer.optimizer)
+        if trainer.ema_model:
+            trainer.ema_model.load_state_dict(restore_state_metadata(trainer.ema_model, saved.average))
+    trainer.scaler.load_state_dict(dict(saved.scaler))
+    trainer.step, trainer.seconds, trainer.losses = saved.step, saved.seconds, list(saved.losses)
+    trainer.best = saved.best
 
 
 def build_loader(data: DataSet, settings: TrainSettings, group: ProcessGroup, plan: Plan) -> BatchLoader | None:
-    """Return what decodes a streamed set for this rank, None for one that is in memory."""
+    """Return this rank's loader of a streamed data set, or None for a data set in memory."""
     if isinstance(data.train, ImageTensors) or isinstance(data.test, ImageTensors):
         return None
     sharing = plan.ranks if plan.binding.cpu_binding == "none" else (plan.ranks[group.local_rank],)
-    crew = WorkerPoolSpec(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.the_trainer().num_workers)
-    return BatchLoader(ImageDataset((data.train, data.test), data.shape), crew, settings, group.device)
+    worker_pool = WorkerPoolSpec(
+        frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.the_trainer().num_workers
+    )
+    return BatchLoader(ImageDataset((data.train, data.test), data.shape), worker_pool, settings, group.device)
 
 
-def build_feed(data: DataSet, loader: BatchLoader | None, settings: TrainSettings, group: ProcessGroup) -> BatchSource:
-    """Return the feed for how the data came."""
+def build_source(
+    data: DataSet, loader: BatchLoader | None, settings: TrainSettings, group: ProcessGroup
+) -> BatchSource:
+    """Return the batch source for a data set in memory or a streamed one."""
     if loader:
         return StreamSource(loader, settings, group)
     assert isinstance(data.train, ImageTensors)

@@ -1,4 +1,4 @@
-"""When torch.compile pays, and the compiled step."""
+"""Compile the training step with torch.compile, if it pays off."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from train.acceleration.ipex import import_ipex
 from train.engine.train_step import Trainer
 from train.settings import TrainSettings
 
-# What compiling costs by a model's modules, and which part of a step it saves. On two AVX2 cores the first step cost
-# 24 s (CNN, 8 modules) to 330 s (DenseNet121, about 430), for 0 to 10 %. For GPUs this is a guess.
+# Estimates of the compile time per module and of the share of a step that compiling saves. For GPUs this is a guess.
 COMPILE_BASE_S, COMPILE_PER_MODULE_S = 18.0, 0.73
 EXPECTED_SAVING = {"cpu": 0.05, "cuda": 0.2}
 BENCHMARK_PASSES = 5
@@ -26,20 +25,20 @@ BENCHMARK_PASSES = 5
 Forward = Callable[[Tensor], Tensor]
 
 
-def compile_step(learner: Trainer, steps_left: int, images: Tensor) -> str:
-    """Compile the learner's step; return what to tell.
+def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
+    """Compile the trainer's step; return the log line.
 
-    On auto only where that can pay by the steps that are left, and then only where a compiled step proves faster: it is
-    not on every CPU. `images` is a batch of the rank's share; every rank takes the same decision.
+    With `auto`, compile only if the remaining steps can repay the compile time. Then keep the compiled step only if a
+    benchmark finds it faster. `images` is a batch of this rank's share. Every rank takes the same decision.
     """
-    mode, backend = learner.settings.compile, learner.settings.compile_backend
+    mode, backend = trainer.settings.compile, trainer.settings.compile_backend
     auto = mode == "auto"
     told = f"compiled by {backend}, mode {mode}"
     if auto:
         weighed = estimate_break_even(
-            learner, steps_left, images
+            trainer, steps_left, images
         )  # by each rank: BatchNorm's passes wait for those of all
-        pays, figures = learner.group.run_on_main(lambda: weighed)
+        pays, figures = trainer.group.run_on_main(lambda: weighed)
         mode = "default"
         if not pays:
             return f"not compiled: {figures}"
@@ -47,95 +46,96 @@ def compile_step(learner: Trainer, steps_left: int, images: Tensor) -> str:
     options: dict[str, Any] = {"mode": mode} if backend == "inductor" and mode != "default" else {}
     compiler = partial(torch.compile, backend=backend, **options)
     if auto:
-        faster, told = benchmark_compiled(learner, compiler(learner.model), images)
+        faster, told = benchmark_compiled(trainer, compiler(trainer.model), images)
         told += f"; {figures}"
         if not faster:
             return told
-    learner.compiler = compiler
-    learner.forward = compiler(learner.shared)
+    trainer.compiler = compiler
+    trainer.compiled_forward = compiler(trainer.ddp_model)
     return told
 
 
 def check_backend(backend: str) -> None:
-    """See that torch knows the backend; raises `UserError` where this version does not."""
+    """Raise `UserError` if this torch does not have the compile backend."""
     if backend == "ipex":
         import_ipex(compiling=True)
     if backend not in torch._dynamo.list_backends(exclude_tags=()):
         raise UserError(
-            f"TRAIN_COMPILE_BACKEND={backend}: torch {torch.__version__} has no such backend; set inductor",
+            f"TRAIN_COMPILE_BACKEND={backend}: torch {torch.__version__} has no such backend."
+            " Set TRAIN_COMPILE_BACKEND=inductor.",
             ExitCode.MACHINE,
         )
 
 
-def estimate_break_even(learner: Trainer, steps_left: int, images: Tensor) -> tuple[bool, str]:
-    """Return whether compiling pays for the steps that are left, and the figures."""
-    step_s = min(time_passes(learner, [learner.model], images)[0])
+def estimate_break_even(trainer: Trainer, steps_left: int, images: Tensor) -> tuple[bool, str]:
+    """Return whether compiling pays off for the remaining steps, and a text with the estimate."""
+    step_s = min(time_passes(trainer, [trainer.model], images)[0])
     cost_s = COMPILE_BASE_S + COMPILE_PER_MODULE_S * sum(
-        1 for module in learner.model.modules() if not list(module.children())
+        1 for module in trainer.model.modules() if not list(module.children())
     )
-    saved = EXPECTED_SAVING[learner.group.device.type]
+    saved = EXPECTED_SAVING[trainer.group.device.type]
     left_s, pays_from_s = step_s * steps_left, cost_s / saved
     return left_s > pays_from_s, (
-        f"{left_s:,.0f} s of steps are left, compiling costs about {cost_s:,.0f} s and saves about"
-        f" {100 * saved:.0f} %: it pays from {pays_from_s:,.0f} s on"
+        f"{left_s:,.0f} s of training remain, compiling takes about {cost_s:,.0f} s and saves about"
+        f" {100 * saved:.0f} %: it pays off from {pays_from_s:,.0f} s on"
     )
 
 
-def benchmark_compiled(learner: Trainer, forward: Forward, images: Tensor) -> tuple[bool, str]:
-    """Return whether passes of the compiled model are faster than its own, over all ranks, and the figures."""
+def benchmark_compiled(trainer: Trainer, forward: Forward, images: Tensor) -> tuple[bool, str]:
+    """Return whether the compiled model is faster over all ranks, and a text with the times."""
     problem, compiled_s, eager_s = "", [math.inf], [math.inf]
     try:
-        compiled_s, eager_s = time_passes(learner, [forward, learner.model], images)
+        compiled_s, eager_s = time_passes(trainer, [forward, trainer.model], images)
     except RuntimeError as error:
-        refused = compile_error(learner.settings, error)
+        refused = compile_error(trainer.settings, error)
         if refused is None:
             raise
         problem = str(refused)
     fastest = torch.tensor([min(compiled_s), min(eager_s)], device=images.device)
-    compiled, eager = learner.group.sum(fastest).tolist()
+    compiled, eager = trainer.group.sum(fastest).tolist()
     if math.isinf(compiled):
-        return False, f"not compiled: {problem or 'another rank could not'}"
+        return False, f"not compiled: {problem or 'another rank failed to compile'}"
     faster = compiled < eager
     figures = (
-        f"it took {compiled_s[0]:,.0f} s, and forward and backward take {compiled / eager:.2f} times what they did"
+        f"compiling took {compiled_s[0]:,.0f} s, forward and backward take {compiled / eager:.2f} times the eager time"
     )
     return faster, f"{'compiled' if faster else 'not compiled'}: {figures}"
 
 
-def time_passes(learner: Trainer, forwards: Sequence[Forward], images: Tensor) -> list[list[float]]:
-    """Return the seconds of some forward and backward passes of this rank by each of these, which take turns.
+def time_passes(trainer: Trainer, forwards: Sequence[Forward], images: Tensor) -> list[list[float]]:
+    """Return the seconds of several forward and backward passes of this rank, for each forward function.
 
-    In turns, so that a load that comes and goes is not taken for one's slowness. They leave parameters, statistics and
-    random numbers as they were.
+    The functions alternate, so that a temporary load affects all of them. Parameters, statistics and random state
+    are unchanged afterwards.
     """
     labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
-    kept = {name: buffer.clone() for name, buffer in learner.model.named_buffers()}
+    kept = {name: buffer.clone() for name, buffer in trainer.model.named_buffers()}
     times: list[list[float]] = [[] for _ in forwards]
     with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
         for _ in range(BENCHMARK_PASSES):
             for forward, taken in zip(forwards, times, strict=True):
                 began = time.perf_counter()
-                forward_backward(learner, forward, images, labels)
+                forward_backward(trainer, forward, images, labels)
                 taken.append(time.perf_counter() - began)
-    for name, buffer in learner.model.named_buffers():
+    for name, buffer in trainer.model.named_buffers():
         buffer.copy_(kept[name])
     return times
 
 
-def forward_backward(learner: Trainer, forward: Forward, images: Tensor, labels: Tensor) -> None:
-    """Compute the gradients of one batch and throw them away."""
-    with autocast(learner.precision, images.device):
+def forward_backward(trainer: Trainer, forward: Forward, images: Tensor, labels: Tensor) -> None:
+    """Compute the gradients of one batch and discard them."""
+    with autocast(trainer.precision, images.device):
         logits = forward(images)
-    loss = learner.loss(logits, labels)
+    loss = trainer.loss(logits, labels)
     loss.backward()  # type: ignore[no-untyped-call]
     loss.item()
-    learner.model.zero_grad(set_to_none=True)
+    trainer.model.zero_grad(set_to_none=True)
 
 
 def compile_error(settings: TrainSettings, error: RuntimeError) -> UserError | None:
-    """Return the refusal of a step that could not be compiled, None for another error.
+    """Return the error for a step that cannot be compiled, or None for an unrelated error.
 
-    Compilers raise errors of torch's inner modules, or tell by NotImplementedError what they lack.
+    Compilers raise errors of torch's private modules, or NotImplementedError for a missing feature.
     """
     if settings.compile == "off":
         return None
@@ -144,6 +144,6 @@ def compile_error(settings: TrainSettings, error: RuntimeError) -> UserError | N
     cause = first_line(getattr(error, "inner_exception", error))  # the outer one's first line only names the backend
     backend = settings.compile_backend
     return UserError(
-        f"TRAIN_COMPILE_BACKEND={backend}: the step cannot be compiled ({cause}); set TRAIN_COMPILE=off",
+        f"TRAIN_COMPILE_BACKEND={backend}: the step cannot be compiled ({cause}). Set TRAIN_COMPILE=off.",
         ExitCode.MACHINE,
     )

@@ -1,4 +1,4 @@
-"""Accuracy and loss over a split that is shared among the ranks, each image counted exactly once."""
+"""Evaluate accuracy and loss of a split over all ranks, each image counted exactly once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from train.distributed.process_group import ProcessGroup
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Accuracy in percent, mean loss, and the number of images they stand for."""
+    """Accuracy in percent, mean loss and the number of evaluated images."""
 
     accuracy: float
     loss: float
@@ -31,12 +31,11 @@ def evaluate(
     precision: str = "fp32",
     stop: Callable[[], bool] = lambda: False,
 ) -> EvalResult | None:
-    """Return the score of all ranks' batches together, the same on every rank.
+    """Return the result over all ranks' batches, the same on every rank; None if any rank's `stop` returns true.
 
-    Shares may differ in size, and be empty: counts and sums are added up, never means. Statistics such as
-    BatchNorm's are taken from rank 0 first, so that every rank judges the same model; a spread one is judged in step.
-    top-1 is counted here and not by torchmetrics, whose import takes 6 s; a test holds the two against each other. None
-    where `stop` says on any rank that the run is to end.
+    Shares of ranks may differ in size and may be empty, so counts and sums are reduced instead of means. Buffers such
+    as BatchNorm's statistics are broadcast from rank 0 first. All ranks of a sharded model evaluate the same number of
+    batches. torchmetrics is not imported because that is slow. A test compares the results.
     """
     spread = is_sharded(model)
     group.broadcast_buffers(list(model.buffers()))
@@ -56,7 +55,7 @@ def evaluate(
             totals[:3] += torch.stack((right.sum(), loss, counted.sum())).to(torch.float64)
     model.train()
     if spread:
-        model.reshard()  # type: ignore[operator]  # its root keeps what it has gathered until a backward pass
+        model.reshard()  # type: ignore[operator]  # the root module keeps gathered weights until a backward pass
     right_count, loss_sum, images_count, stopped = group.sum(totals).tolist()
     if stopped:
         return None
@@ -67,7 +66,7 @@ def evaluate(
 def pad_to_same_length(
     batches: Iterable[tuple[Tensor, Tensor]], group: ProcessGroup
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield as many batches on every rank: whoever has no more repeats its last one, with labels that do not count."""
+    """Yield equally many batches on every rank; a rank without more repeats its last one with ignored labels."""
     rest = iter(batches)
     images, labels = next(rest)
     more = True

@@ -1,4 +1,4 @@
-"""What is left when a run has ended: the summary, the curves, and a few lines to read."""
+"""Write a finished run's summary, curves and export."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from train.report.output import guarded_stdout
 
 
 def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: float) -> None:
-    """Write the summary and the curves, and show what came out."""
-    learner = run.learner
-    state = full_state_dict(learner.model)
-    of_judged = full_state_dict(learner.eval_model) if learner.average and run.settings.export == "onnx" else state
-    waited = max(run.group.gather(run.waiting.share()))
-    if not run.recorder:
+    """Write the summary, the curves and the export, and print the summary."""
+    trainer = run.trainer
+    state = full_state_dict(trainer.model)
+    of_judged = full_state_dict(trainer.eval_model) if trainer.ema_model and run.settings.export == "onnx" else state
+    waited = max(run.group.gather(run.cpu_wait.share()))
+    if not run.metrics:
         return
-    model, judged, device = learner.model, learner.eval_model, run.group.device
+    model, judged, device = trainer.model, trainer.eval_model, run.group.device
     if is_sharded(model):
-        model = judged = run.blueprint.bare()
+        model = judged = run.model_builder.create_model()
         judged.load_state_dict(restore_state_metadata(judged, of_judged))
         device = torch.device("cpu")
     with original_convolutions(model):
-        multiply_adds = count_multiply_adds(model, run.blueprint.shape, device)
-    images = learner.step * run.settings.batch_size
-    later = learner.seconds - learner.first_step_seconds
+        multiply_adds = count_multiply_adds(model, run.model_builder.shape, device)
+    images = trainer.step * run.settings.batch_size
+    later = trainer.seconds - trainer.first_step_seconds
     summary = {
         "test_accuracy": round(score.accuracy, 4),
         "test_loss": score.loss,
         "test_images": score.images,
         "epochs": run.epochs,
-        "steps": learner.step,
-        "train_seconds": round(learner.seconds, 3),
-        "step_seconds": round(later / max(1, learner.step - 1), 6),
-        "images_per_second": round(images / learner.seconds, 1) if learner.seconds else 0.0,
-        "first_step_seconds": round(learner.first_step_seconds, 4),
+        "steps": trainer.step,
+        "train_seconds": round(trainer.seconds, 3),
+        "step_seconds": round(later / max(1, trainer.step - 1), 6),
+        "images_per_second": round(images / trainer.seconds, 1) if trainer.seconds else 0.0,
+        "first_step_seconds": round(trainer.first_step_seconds, 4),
         "parameters": count_parameters(model),
         "weights_sha256": weights_sha256(state),
         "multiply_adds": multiply_adds,
@@ -61,24 +61,24 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
         "threads": torch.get_num_threads(),
         "feed": plan.the_trainer().data_source,
         "device": str(run.group.device),
-        "precision": learner.precision,
+        "precision": trainer.precision,
         "seed": run.settings.seed,
         "cpu_wait_share": round(waited, 3),
     }
-    run.saver.wait()
+    run.checkpoint_writer.wait()
     with disk_errors_as_user_errors(run.folder):
-        run.recorder.close()
+        run.metrics.close()
         run.progress.close()
         total = round(time.time() - started, 3)
-        run.recorder.summary({**summary, "total_seconds": total})
+        run.metrics.summary({**summary, "total_seconds": total})
     if run.settings.progress != "off":
         print_summary(summary, total, run.folder)
     if run.settings.export == "onnx":
-        export_onnx(judged, run.feed.normalise, run.blueprint.shape, run.folder / "model.onnx")
+        export_onnx(judged, run.source.normalize, run.model_builder.shape, run.folder / "model.onnx")
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
-    """Return a digest of a model's parameters and statistics, by which runs are compared to the bit."""
+    """Return a digest of a model's parameters and buffers; equal digests mean bitwise identical models."""
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -87,7 +87,7 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 
 
 def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -> None:
-    """Print what came out in a few lines."""
+    """Print the summary in a few lines."""
     told = cpu_wait_text(summary["cpu_wait_share"])
     waited = f"waiting        {told}\n" if told else ""
     with guarded_stdout():

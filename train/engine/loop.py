@@ -1,4 +1,4 @@
-"""The training loop: one optimizer step from a batch, and an epoch of them with its log."""
+"""Train one epoch: steps, loss log and stop requests."""
 
 from __future__ import annotations
 
@@ -21,48 +21,47 @@ LogCallback = Callable[[int, float, float], None]
 
 
 def train_epoch(
-    learner: Trainer,
-    feed: BatchSource,
+    trainer: Trainer,
+    source: BatchSource,
     epoch: int,
     log_interval: int,
     report: LogCallback,
-    wish: Callable[[], int] = lambda: CONTINUE,
+    request: Callable[[], int] = lambda: CONTINUE,
     after_step: Callable[[], None] = lambda: None,
     save: Callable[[], None] = lambda: None,
     last_step: int | None = None,
 ) -> bool:
-    """Train what is left of an epoch; return whether it was finished, unless any rank's `wish` was to stop.
+    """Train the rest of an epoch; return False if any rank's `request` stopped it.
 
-    Losses stay on the device until a log interval ends; then one collective sums them over the ranks, so that
-    the loop never waits for a number in between. `report` gets the step, the interval's mean loss, and images/s;
-    `save` is called where a rank wishes to. The run ends with `last_step`, where that is given. Raises `UserError`
-    at the first loss that is not finite.
+    Losses stay on the device until a log interval ends. Then one collective sums them over the ranks. `report` gets the
+    step, the interval's mean loss, and images/s. `save` is called if any rank requests it. The run ends with
+    `last_step`, if given. Raises `UserError` at the first loss that is not finite.
     """
     pending: list[Tensor] = []
-    began = epoch * feed.steps_per_epoch
-    first, due = learner.step - began, feed.steps_per_epoch
+    began = epoch * source.steps_per_epoch
+    first, due = trainer.step - began, source.steps_per_epoch
     if last_step is not None:
         due = min(due, last_step - began)
     before = time.perf_counter()
-    batches = islice(feed.train_batches(epoch, first), max(0, due - first))
+    batches = islice(source.train_batches(epoch, first), max(0, due - first))
     while True:
-        with learner.phase(DATA):
+        with trainer.mark_phase(DATA):
             batch = next(batches, None)
         if batch is None:
             return True
-        agreed = learner.group.all_reduce_max_async(wish())
-        pending.append(timed_first_step(learner, batch))
+        agreed = trainer.group.all_reduce_max_async(request())
+        pending.append(timed_first_step(trainer, batch))
         wanted = agreed()
         after_step()
-        done = len(learner.losses) + len(pending)
+        done = len(trainer.losses) + len(pending)
         if len(pending) < log_interval and done < due and wanted == CONTINUE:
             continue
-        losses = learner.group.sum(torch.stack(pending)).tolist()
-        check_finite(losses, learner.step - len(losses))
+        losses = trainer.group.sum(torch.stack(pending)).tolist()
+        check_finite(losses, trainer.step - len(losses))
         now = time.perf_counter()
-        report(learner.step, sum(losses) / len(losses), batch.size * len(losses) / (now - before))
-        learner.seconds += now - before
-        learner.losses += losses
+        report(trainer.step, sum(losses) / len(losses), batch.size * len(losses) / (now - before))
+        trainer.seconds += now - before
+        trainer.losses += losses
         pending, before = [], now
         if wanted == SAVE:
             save()
@@ -70,24 +69,24 @@ def train_epoch(
             return False
 
 
-def timed_first_step(learner: Trainer, batch: Batch) -> Tensor:
-    """Take a step; the process's first one is waited for and timed by itself, since it compiles and warms up."""
-    if learner.first_step_seconds:
-        return learner.learn(batch)
+def timed_first_step(trainer: Trainer, batch: Batch) -> Tensor:
+    """Take a step; time the process's first step separately, because it compiles and warms up."""
+    if trainer.first_step_seconds:
+        return trainer.train_step(batch)
     began = time.perf_counter()
     try:
-        loss = learner.learn(batch)
+        loss = trainer.train_step(batch)
     except RuntimeError as error:
-        raise compile_error(learner.settings, error) or error from None
+        raise compile_error(trainer.settings, error) or error from None
     loss.item()
-    learner.first_step_seconds = time.perf_counter() - began
+    trainer.first_step_seconds = time.perf_counter() - began
     return loss
 
 
 def check_finite(losses: list[float], first_step: int) -> None:
-    """Refuse the first loss that is NaN or infinite, by the number of its step, counted from 1."""
+    """Raise `UserError` at the first loss that is NaN or infinite; steps count from 1."""
     for step, loss in enumerate(losses, first_step + 1):
         if not math.isfinite(loss):
             raise UserError(
-                f"step {step}: the loss is {loss}; lower TRAIN_LR, or set TRAIN_MAX_GRAD_NORM=1", ExitCode.RANK_FAILED
+                f"step {step}: the loss is {loss}. Lower TRAIN_LR or set TRAIN_MAX_GRAD_NORM=1.", ExitCode.RANK_FAILED
             )

@@ -1,4 +1,4 @@
-"""The trained model as one ONNX file, from pixels to logits."""
+"""Export the trained model as one ONNX file, from pixels to logits."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from train.transforms.normalize import Normalize
 
 
 class NormalizedModel(nn.Module):
-    """The model with its normalisation in front, so that whoever runs the file needs to know neither mean nor scale."""
+    """Model with the input normalization included, so that users of the file need neither mean nor scale."""
 
-    def __init__(self, model: nn.Module, normalise: Normalize) -> None:
+    def __init__(self, model: nn.Module, normalize: Normalize) -> None:
         super().__init__()
         self.model = model
-        self.mean, self.scale = nn.Buffer(normalise.mean.cpu()), nn.Buffer(normalise.scale.cpu())
+        self.mean, self.scale = nn.Buffer(normalize.mean.cpu()), nn.Buffer(normalize.scale.cpu())
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return (N, classes) logits of (N, C, H, W) pixels, floats from 0 to 255."""
@@ -33,18 +33,18 @@ class NormalizedModel(nn.Module):
         return logits
 
 
-def export_onnx(model: nn.Module, normalise: Normalize, shape: ImageShape, path: Path) -> None:
-    """Write the model as ONNX, for any number of images at once: `pixels` in, `logits` out.
+def export_onnx(model: nn.Module, normalize: Normalize, shape: ImageShape, path: Path) -> None:
+    """Write the model as ONNX for any batch size: input `pixels`, output `logits`.
 
-    Raises `UserError` where PyTorch's exporter cannot; nothing is lost by that, since the run is saved before.
+    Raises `UserError` if PyTorch's exporter fails. The run is saved before.
     """
     with original_convolutions(model):
-        whole = NormalizedModel(copy.deepcopy(model).cpu().eval(), normalise)
-    images = torch.export.Dim("images", min=2)  # torch.export takes 1 for a constant; the file runs on one all the same
+        whole = NormalizedModel(copy.deepcopy(model).cpu().eval(), normalize)
+    images = torch.export.Dim("images", min=2)  # torch.export treats 1 as a constant; the file also accepts one image
     for name in ("onnxscript", "torch.onnx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # it tells of each of its stages
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):  # the exporter prints its progress
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 whole,
@@ -57,10 +57,11 @@ def export_onnx(model: nn.Module, normalise: Normalize, shape: ImageShape, path:
             )
         assert program is not None
         content = program.model_proto.SerializeToString()
-    except Exception as error:  # the exporter raises what its stages meet: OnnxExporterError, ImportError, ValueError…
+    except Exception as error:  # the exporter raises many types: OnnxExporterError, ImportError, ValueError…
         cause = first_line(error)
         raise UserError(
-            f"TRAIN_EXPORT=onnx: cannot be exported ({cause}); the run itself is saved", ExitCode.MACHINE
+            f"TRAIN_EXPORT=onnx: the model cannot be exported ({cause}). Set TRAIN_EXPORT=off; the run is saved.",
+            ExitCode.MACHINE,
         ) from None
     with atomic_open(path) as file:
         file.write(content)

@@ -1,4 +1,4 @@
-"""Optimizers, the learning rate of every step, and the average of the weights."""
+"""Create the optimizer, the learning-rate schedule and the EMA model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from train.settings import TrainSettings
 
-# Peak rates that trained the CNN well on CIFAR-10 and digits at the default batch size.
+# Peak learning rates for the CNN on CIFAR-10 and digits at the default batch size.
 DEFAULT_LR = {"sgd": 0.05, "adam": 0.001, "adamw": 0.001}
 ONECYCLE_WARMUP = 0.25
 
 
 def build_optimizer(settings: TrainSettings, model: nn.Module, *, fused: bool = True) -> torch.optim.Optimizer:
-    """Return the optimizer; its learning rate is set before each step by `set_lr`.
+    """Return the optimizer; `set_lr` sets its learning rate before each step.
 
-    Not fused for scaled gradients: where these overflow in the first step, which is then left out, torch's fused SGD
-    keeps momentum that it has never written (torch 2.8; fp16's scale starts high, so that is the rule).
+    Do not fuse it for scaled fp16 gradients. They usually overflow in the first step, which is skipped. torch 2.8's
+    fused SGD leaves momentum uninitialized then.
     """
     lr = peak_lr(settings)
     common: dict[str, Any] = {"lr": lr, "weight_decay": settings.weight_decay, "fused": fused}
@@ -44,9 +44,9 @@ def build_optimizer(settings: TrainSettings, model: nn.Module, *, fused: bool = 
 
 
 def parameter_groups(settings: TrainSettings, model: nn.Module) -> list[Any]:
-    """Return the parameters to train: a group for each rate that SGD multiplies, where the model names such `rates`.
+    """Return the trainable parameters, grouped by learning-rate multiplier if the model defines `rates`.
 
-    What weights lose to decay in a step stays what it is for the others. Adam makes its own of every rate.
+    Multipliers apply to SGD only. The weight decay per step is the same in all groups.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     rates: Mapping[str, float] = getattr(model, "rates", {}) if settings.optimizer == "sgd" else {}
@@ -63,10 +63,10 @@ def parameter_groups(settings: TrainSettings, model: nn.Module) -> list[Any]:
 
 
 def skip_dynamo_import() -> None:
-    """Keep torch's optimizers from importing torch.compile at their first call, 1.5 s of every start.
+    """Prevent torch's optimizers from importing torch.compile at their first call, which is slow.
 
-    Their methods are wrapped for compilation alone: `torch._disable_dynamo` looks for what it made of a method before,
-    and finds the method itself here; so is `step`, which runs without gradients (torch 2.8 to 2.13).
+    `torch._disable_dynamo` wraps their methods and caches the wrapper as an attribute. Here the attribute is the method
+    itself. `step` is unwrapped in `build_optimizer` (torch 2.8 to 2.13).
     """
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         method = inspect.unwrap(getattr(torch.optim.Optimizer, name))
@@ -74,12 +74,12 @@ def skip_dynamo_import() -> None:
 
 
 def peak_lr(settings: TrainSettings) -> float:
-    """Return the highest learning rate of the run."""
+    """Return the peak learning rate of the run."""
     return DEFAULT_LR[settings.optimizer] if settings.lr == "auto" else settings.lr
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give every parameter group the learning rate of the next step, times the group's own `rate`."""
+    """Set the learning rate of every parameter group, multiplied by the group's `rate`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("rate", 1.0)
 
@@ -87,8 +87,8 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def lr_schedule(settings: TrainSettings, total_steps: int) -> Callable[[int], float]:
     """Return the learning rate as a function of the step, counted from 0.
 
-    It depends on nothing else, so a resumed run goes on with the same rates. One-cycle rises and falls in
-    straight lines (Smith, 2018, arXiv:1803.09820), cosine falls as in SGDR (arXiv:1608.03983).
+    It depends on nothing else, so a resumed run continues with the same rates. One-cycle is piecewise linear
+    (Smith, 2018, arXiv:1803.09820). Cosine follows SGDR (arXiv:1608.03983).
     """
     peak = peak_lr(settings)
     share = settings.warmup
@@ -110,7 +110,7 @@ def lr_schedule(settings: TrainSettings, total_steps: int) -> Callable[[int], fl
 
 
 def make_ema(model: nn.Module, settings: TrainSettings) -> AveragedModel | None:
-    """Return a copy of the model for the average of its weights, where that is wanted."""
+    """Return the EMA model, or None if TRAIN_EMA_DECAY is 0."""
     if not settings.ema_decay:
         return None
     return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema_decay))  # type: ignore[no-untyped-call]

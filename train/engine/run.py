@@ -1,4 +1,4 @@
-"""What the epochs of a run work with."""
+"""State of a training run."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from train.settings import TrainSettings
 
 @dataclass
 class TrainingRun:
-    """What the epochs work with; `recorder` is rank 0's alone."""
+    """Objects that a run's epochs use; `metrics` is None except on rank 0."""
 
     settings: TrainSettings
     group: ProcessGroup
-    feed: BatchSource
-    learner: Trainer
+    source: BatchSource
+    trainer: Trainer
     folder: Path
-    recorder: MetricsWriter | None
+    metrics: MetricsWriter | None
     progress: ProgressReporter
     first_epoch: int
-    blueprint: ModelBuilder
+    model_builder: ModelBuilder
     lock: RunLock
-    saver: AsyncCheckpointWriter
+    checkpoint_writer: AsyncCheckpointWriter
     profiler: Profiler | None = None
-    waiting: CpuWaitMeter = field(default_factory=CpuWaitMeter)
+    cpu_wait: CpuWaitMeter = field(default_factory=CpuWaitMeter)
 
-    def after_step(self) -> None:
-        """Count a step of the profile as long as one is taken."""
+    def advance_profiler(self) -> None:
+        """Advance the profiler by one step, and remove it when it is done."""
         if self.profiler and self.profiler.step():
-            self.profiler, self.learner.phase = None, no_phase
+            self.profiler, self.trainer.mark_phase = None, no_phase
 
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        return self.settings.total_steps(self.feed.steps_per_epoch)
+        return self.settings.total_steps(self.source.steps_per_epoch)
 
     @property
     def epochs(self) -> int:
-        """Epochs of the run, the last of which may be cut."""
-        return self.settings.total_epochs(self.feed.steps_per_epoch)
+        """Epochs of the run; the last one may be incomplete."""
+        return self.settings.total_epochs(self.source.steps_per_epoch)
 
     @property
     def log_interval(self) -> int:
-        """Steps between log lines: by default an epoch is cut into up to five, of at least 20 steps."""
-        asked, steps = self.settings.log_interval, self.feed.steps_per_epoch
+        """Steps between log lines; by default up to five lines an epoch, at least 20 steps apart."""
+        asked, steps = self.settings.log_interval, self.source.steps_per_epoch
         return -(-steps // max(1, min(5, steps // 20))) if asked == "auto" else asked

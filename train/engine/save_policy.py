@@ -1,4 +1,4 @@
-"""When a run saves its checkpoints, and what it refuses to save."""
+"""Save checkpoints of a run, and check that it may save."""
 
 from __future__ import annotations
 
@@ -15,74 +15,75 @@ from train.preemption import STOP_CONTROLLER, Preempted
 
 
 def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
-    """Save where all ranks stand and end, to go on from there.
+    """Save a checkpoint of the current step, then raise `Preempted`.
 
-    All wait until it is saved: a rank that ended sooner would have its launcher end the one that still writes.
+    All ranks wait until it is saved. If one exited earlier, its launcher would stop the rank that still writes.
     """
-    check_weights_finite(run.learner)
+    check_weights_finite(run.trainer)
 
     def write() -> None:
         save(run, epochs)
-        run.saver.wait()
+        run.checkpoint_writer.wait()
 
     if run.settings.parallelism == "ddp":
         run.group.run_on_main(write)
     else:
         write()
-    if run.recorder:
-        run.recorder.close()
+    if run.metrics:
+        run.metrics.close()
     run.group.drain()
     raise Preempted(
-        f"stopped by {STOP_CONTROLLER.name}: step {run.learner.step} is saved in {run.folder / 'checkpoint'};"
-        " run it again with TRAIN_RESUME=auto"
+        f"stopped by {STOP_CONTROLLER.reason}: step {run.trainer.step} is saved in {run.folder / 'checkpoint'}."
+        " Run it again with TRAIN_RESUME=auto."
     )
 
 
 def save_on_signal(run: TrainingRun, epochs: int) -> None:
-    """Save where all ranks stand, amid an epoch, because a signal asked for it; then go on."""
+    """Save a checkpoint during an epoch because SIGUSR2 requested it; training continues."""
     STOP_CONTROLLER.mark_saved()
-    check_weights_finite(run.learner)
+    check_weights_finite(run.trainer)
     save(run, epochs)
-    run.saver.wait()
-    run.progress.say(f"step {run.learner.step} is saved in {run.folder / 'checkpoint'}, as SIGUSR2 asks for")
+    run.checkpoint_writer.wait()
+    run.progress.print(f"step {run.trainer.step} is saved in {run.folder / 'checkpoint'}, as SIGUSR2 requested")
 
 
-def check_weights_finite(learner: Trainer) -> None:
-    """Refuse on every rank to save weights that are no numbers: the checkpoint before is the last good one."""
-    wrong = [name for name, part in iter_local_parameters(learner.model) if not bool(part.isfinite().all())]
-    said = next((names[0] for names in learner.group.gather(wrong[:1]) if names), None)
+def check_weights_finite(trainer: Trainer) -> None:
+    """Raise `UserError` on every rank if any weight is NaN or infinite."""
+    wrong = [name for name, part in iter_local_parameters(trainer.model) if not bool(part.isfinite().all())]
+    said = next((names[0] for names in trainer.group.gather(wrong[:1]) if names), None)
     if said:
         raise UserError(
-            f"step {learner.step}: {said} is no longer finite; lower TRAIN_LR, or set TRAIN_MAX_GRAD_NORM=1",
+            f"step {trainer.step}: {said} is not finite. Lower TRAIN_LR or set TRAIN_MAX_GRAD_NORM=1.",
             ExitCode.RANK_FAILED,
         )
 
 
 def check_run_lock(run: TrainingRun) -> None:
-    """Refuse to save where another run has taken the folder."""
-    if not run.lock.mine and run.folder.is_dir():
+    """Raise `UserError` if another run owns the folder now."""
+    if not run.lock.is_held and run.folder.is_dir():
         raise UserError(
-            f"{run.folder}: another run has taken it over, since this one stood still; nothing is saved here"
+            f"{run.folder}: another run owns this folder now, because this run was suspended."
+            " Start it again with another TRAIN_RUN_NAME; nothing was saved."
         )
 
 
 def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
-    """Save a checkpoint of the run, so many of its epochs closed: rank 0 does, or all ranks where it is sharded."""
-    learner = run.learner
+    """Save a checkpoint after `epoch` finished epochs, on rank 0, or on all ranks if the model is sharded."""
+    trainer = run.trainer
     whole: dict[str, Any] = {"model": {}, "optimizer": {}}
     if run.settings.parallelism == "ddp":
-        whole = {"model": learner.model.state_dict(), "optimizer": learner.optimizer.state_dict()}
-        whole["average"] = learner.average.state_dict() if learner.average else {}
+        whole = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()}
+        whole["average"] = trainer.ema_model.state_dict() if trainer.ema_model else {}
         whole = snapshot(whole) if run.group.is_main else whole
     made = Checkpoint(
         epoch=epoch,
-        step=learner.step,
-        seconds=learner.seconds,
-        losses=tuple(learner.losses),
-        scaler=learner.scaler.state_dict(),
+        step=trainer.step,
+        seconds=trainer.seconds,
+        losses=tuple(trainer.losses),
+        scaler=trainer.scaler.state_dict(),
         settings=run.settings.to_json(),
-        best=learner.best,
-        plan=run.blueprint.plan.to_json(),
+        best=trainer.best,
+        plan=run.model_builder.plan.to_json(),
         **whole,
     )
     folder = run.folder / "checkpoint"
@@ -90,7 +91,7 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
         from train.checkpoint import sharded
 
         run.group.run_on_main(lambda: check_run_lock(run))
-        sharded.save(folder, made, learner.sharded_state(), run.settings.keep_checkpoints, best=best)
+        sharded.save(folder, made, trainer.sharded_state(), run.settings.keep_checkpoints, best=best)
         return
     if not run.group.is_main:
         return
@@ -102,4 +103,4 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
         except OSError as error:
             raise single_file.write_error(folder, error) from None
 
-    run.saver.begin(write)
+    run.checkpoint_writer.submit(write)

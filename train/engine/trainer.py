@@ -1,4 +1,4 @@
-"""One run from settings and plan to its summary: data, model, epochs, and what they leave."""
+"""Train a run from settings and plan to its summary: data, model, epochs, outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from train.data.workers import WorkerPoolSpec, translate_worker_death
 from train.distributed.ddp import not_resumable_warnings
 from train.distributed.peer_failure import translate_collective_errors
 from train.distributed.process_group import ProcessGroup, init_process_group, local_process
-from train.engine.builder import ModelBuilder, build_feed, build_loader
+from train.engine.builder import ModelBuilder, build_loader, build_source
 from train.engine.compile import compile_step
 from train.engine.evaluate import EvalResult, evaluate
 from train.engine.finish import write_summary
@@ -38,9 +38,9 @@ from train.transforms.registry import select_transform
 
 
 def train(given: ParsedSettings[TrainSettings], plan: Plan, started: float) -> None:
-    """Train as the settings say, on this rank's share; `started` is the whole command's start (Unix time, s).
+    """Train by the settings on this rank's share; `started` is the start of the whole command (Unix time, s).
 
-    Raises `UserError` for input that cannot be trained on, and where the loss is no number.
+    Raises `UserError` for unusable input and for a loss that is not finite.
     """
     settings = given.values
     seed_and_set_determinism(settings)
@@ -58,26 +58,28 @@ def train_distributed(
     loader: BatchLoader | None,
     started: float,
 ) -> None:
-    """Train as one of the ranks, which have met."""
+    """Train as one rank of an initialized process group."""
     settings = given.values
     try:
-        lock = RunLock(stale_s=min(STALE_S, plan.collective_timeout_s / 2))  # all ranks wait for the one that takes it
+        lock = RunLock(
+            stale_s=min(STALE_S, plan.collective_timeout_s / 2)
+        )  # all ranks wait for rank 0, which acquires it
         with translate_collective_errors(group.rank, group.peers), translate_worker_death(), lock:
             run = setup_run(given, plan, data, loader, group, lock)
             try:
                 deadline = first_deadline(settings.max_minutes, plan.grace_period_s, started, os.environ)
-                with STOP_CONTROLLER.defer(worth_saving=settings.checkpoint_every > 0, deadline=deadline):
+                with STOP_CONTROLLER.defer(can_save=settings.checkpoint_every > 0, deadline=deadline):
                     score = train_epochs(run)
                     write_summary(run, score, plan, started)
             finally:
                 run.progress.close()
-        group.drain()  # not after a failure, whose own words are to be the first
+        group.drain()  # not after a failure, which must be reported without delay
     finally:
         group.leave()
 
 
 def seed_and_set_determinism(settings: TrainSettings) -> None:
-    """Seed what the model draws from, and keep to reproducible kernels where that is asked for."""
+    """Seed the generators, and select deterministic kernels if TRAIN_DETERMINISTIC is set."""
     torch.manual_seed(settings.seed)
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -87,12 +89,12 @@ def seed_and_set_determinism(settings: TrainSettings) -> None:
 
 
 def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
-    """Return the data set; refuses one that is smaller than a batch."""
-    crew = WorkerPoolSpec(
+    """Return the data set; raises `UserError` if it is smaller than a batch."""
+    worker_pool = WorkerPoolSpec(
         frozenset(cpu for rank in plan.ranks for cpu in rank.cpus), sum(rank.threads for rank in plan.ranks)
     )
     channels, height, width = plan.the_trainer().image_shape
-    data = load(settings, (channels, height, width), plan.the_trainer().data_source, crew)
+    data = load(settings, (channels, height, width), plan.the_trainer().data_source, worker_pool)
     count, tested = len(data.train), len(data.test)
     if settings.parallelism == "fsdp" and tested < plan.nodes.world_size:
         raise UserError(
@@ -103,7 +105,7 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
         )
     if count < settings.batch_size:
         raise UserError(
-            f"TRAIN_BATCH_SIZE={settings.batch_size}: larger than the training set of {count} images; lower it"
+            f"TRAIN_BATCH_SIZE={settings.batch_size}: larger than the training set of {count} images. Lower it."
         )
     return data
 
@@ -116,10 +118,10 @@ def setup_run(
     group: ProcessGroup,
     lock: RunLock,
 ) -> TrainingRun:
-    """Build the model and all around it, and go on from a checkpoint where the settings say so."""
+    """Build the run's model, data source and outputs, and resume from a checkpoint if there is one."""
     settings = given.values
-    feed = build_feed(data, loader, settings, group)
-    total_steps, epochs = settings.total_steps(feed.steps_per_epoch), settings.total_epochs(feed.steps_per_epoch)
+    source = build_source(data, loader, settings, group)
+    total_steps, epochs = settings.total_steps(source.steps_per_epoch), settings.total_epochs(source.steps_per_epoch)
     if settings.prune_ratio and settings.prune_warmup >= epochs:
         raise UserError(
             f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are {epochs} epochs; lower it,"
@@ -127,39 +129,39 @@ def setup_run(
         )
     folder, starts = group.run_on_main(lambda: run_folder.open_folder(settings, lock))
     wanted, changed = settings.to_json(), settings.resume_allow_changed
-    # Read once and sent on: the folder may lie on the first node's own disk.
+    # Rank 0 reads and broadcasts it: the folder may be on a local disk of its node.
     start = group.run_on_main(lambda: single_file.load_first_valid(starts, wanted, changed=changed)) if starts else None
     seen_shape = select_transform(settings, data.shape[0]).shape(data.shape)
-    blueprint = ModelBuilder(settings, plan, seen_shape, len(data.classes), group, feed.sample)
-    learner = blueprint.learner(total_steps, start)
+    model_builder = ModelBuilder(settings, plan, seen_shape, len(data.classes), group, source.sample)
+    trainer = model_builder.create_trainer(total_steps, start)
     first_epoch = start.saved.epoch if start else 0
     seen = observe_rank(plan)
     ranks = group.gather(seen)
-    surprises = group.gather(compare_with_plan(plan, seen))  # each against the plan of its own node
-    recorder: MetricsWriter | None = None
+    surprises = group.gather(compare_with_plan(plan, seen))  # each rank compares with its own node's plan
+    metrics: MetricsWriter | None = None
     if group.is_main:
         with disk_errors_as_user_errors(folder):
             run_folder.write_provenance(folder, given, plan, os.environ)
             run_folder.write_ranks(folder, ranks)
-            recorder = MetricsWriter(folder, tensorboard=settings.tensorboard)
+            metrics = MetricsWriter(folder, tensorboard=settings.tensorboard)
     progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
-    before = (*start.passed, *not_resumable_warnings(settings, group)) if start else ()
+    before = (*start.skipped, *not_resumable_warnings(settings, group)) if start else ()
     for line in (*before, *(line for lines in surprises for line in lines)):
-        progress.say(f"warning: {line}")
+        progress.print(f"warning: {line}")
     if data.skipped:
-        progress.say(f"{len(data.skipped)} pictures left out that cannot be read, first {data.skipped[0]}")
+        progress.print(f"{len(data.skipped)} unreadable images are left out, first {data.skipped[0]}")
     if start:
-        progress.say(f"resuming from {start.path}, epoch {first_epoch + 1}, step {learner.step}")
+        progress.print(f"resuming from {start.path}, epoch {first_epoch + 1}, step {trainer.step}")
     run = TrainingRun(
         settings,
         group,
-        feed,
-        learner,
+        source,
+        trainer,
         folder,
-        recorder,
+        metrics,
         progress,
         first_epoch,
-        blueprint,
+        model_builder,
         lock,
         AsyncCheckpointWriter(),
     )
@@ -168,45 +170,45 @@ def setup_run(
 
 
 def compile_and_profile(run: TrainingRun, total_steps: int, plan: Plan) -> None:
-    """Compile the step where that is asked for, and have a profile of the first ones taken."""
-    if run.settings.compile != "off" and run.learner.step < total_steps:
-        (images, _), *_ = next(run.feed.train_batches(0)).parts
-        told = compile_step(run.learner, total_steps - run.learner.step, images)
-        run.progress.say(told)
+    """Compile the step and start the profiler, if enabled."""
+    if run.settings.compile != "off" and run.trainer.step < total_steps:
+        (images, _), *_ = next(run.source.train_batches(0)).micro_batches
+        compile_result = compile_step(run.trainer, total_steps - run.trainer.step, images)
+        run.progress.print(compile_result)
     if run.settings.profile and run.group.is_main:
         run.profiler = Profiler(
-            run.settings.profile, run.folder, plan.the_trainer().data_source, run.group.device, run.progress.say
+            run.settings.profile, run.folder, plan.the_trainer().data_source, run.group.device, run.progress.print
         )
-        run.learner.phase = run.profiler.phase
+        run.trainer.mark_phase = run.profiler.phase
 
 
 def train_epochs(run: TrainingRun) -> EvalResult:
-    """Train what is left, with evaluation, log and checkpoint after each epoch; return the last score.
+    """Train the remaining epochs with evaluation, log and checkpoint after each; return the last result.
 
-    Raises `Preempted` where a signal asked any rank to end, with a checkpoint of where all of them stood.
+    Raises `Preempted` after saving a checkpoint if any rank got a stop request.
     """
     score: EvalResult | None = None
     total = run.total_steps
     for epoch in range(run.first_epoch, run.epochs):
-        if run.settings.prune_ratio and epoch == run.settings.prune_warmup and not run.learner.pruned:
-            run.progress.say(run.blueprint.prune(run.learner))
+        if run.settings.prune_ratio and epoch == run.settings.prune_warmup and not run.trainer.pruned:
+            run.progress.print(run.model_builder.prune(run.trainer))
 
         def report(step: int, loss: float, speed: float, epoch: int = epoch) -> None:
             left_s = (total - step) * run.settings.batch_size / speed
-            run.progress.at(epoch, step, loss, speed, left_s)
-            if run.recorder:
-                place = epoch + (step - epoch * run.feed.steps_per_epoch) / run.feed.steps_per_epoch
+            run.progress.update(epoch, step, loss, speed, left_s)
+            if run.metrics:
+                place = epoch + (step - epoch * run.source.steps_per_epoch) / run.source.steps_per_epoch
                 values = {"epoch": round(place, 4), "loss": loss, "images_per_second": round(speed, 1)}
-                run.recorder.line("step", step, {**values, "lr": run.learner.lr(step - 1)})
+                run.metrics.write("step", step, {**values, "lr": run.trainer.lr(step - 1)})
 
         if not train_epoch(
-            run.learner,
-            run.feed,
+            run.trainer,
+            run.source,
             epoch,
             run.log_interval,
             report,
-            lambda: STOP_CONTROLLER.wish,
-            run.after_step,
+            lambda: STOP_CONTROLLER.request,
+            run.advance_profiler,
             partial(save_on_signal, run, epoch),
             total,
         ):
@@ -217,9 +219,13 @@ def train_epochs(run: TrainingRun) -> EvalResult:
 
 
 def evaluate_run(run: TrainingRun, epochs: int) -> EvalResult:
-    """Evaluate the model as it stands, `epochs` of its epochs closed; raises `Preempted` as `train_epochs` does."""
+    """Evaluate the model after `epochs` finished epochs; raises `Preempted` as `train_epochs` does."""
     score = evaluate(
-        run.learner.eval_model, run.feed.test_batches(), run.group, run.learner.precision, lambda: STOP_CONTROLLER.asked
+        run.trainer.eval_model,
+        run.source.test_batches(),
+        run.group,
+        run.trainer.precision,
+        lambda: STOP_CONTROLLER.stop_requested,
     )
     if score is None:
         save_and_exit(run, epochs)
@@ -227,25 +233,27 @@ def evaluate_run(run: TrainingRun, epochs: int) -> EvalResult:
 
 
 def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult) -> None:
-    """Log a finished epoch and save a checkpoint, unless the weights are no numbers any more."""
-    loss = sum(run.learner.losses) / max(1, len(run.learner.losses))
-    cut = run.learner.step < epoch * run.feed.steps_per_epoch  # by TRAIN_STEPS; a run with more goes on amid it
-    run.learner.losses = run.learner.losses if cut else []
-    run.progress.say(
+    """Log a finished epoch and save a checkpoint; raises `UserError` if a weight is not finite."""
+    loss = sum(run.trainer.losses) / max(1, len(run.trainer.losses))
+    cut = (
+        run.trainer.step < epoch * run.source.steps_per_epoch
+    )  # by TRAIN_STEPS; a run with more steps resumes inside this epoch
+    run.trainer.losses = run.trainer.losses if cut else []
+    run.progress.print(
         f"epoch {epoch}/{run.epochs}  train loss {loss:.4f}  test loss {score.loss:.4f}"
         f"  test accuracy {score.accuracy:.2f} %"
     )
-    if run.recorder:
+    if run.metrics:
         values = {
             "epoch": epoch,
             "train_loss": loss,
             "test_loss": score.loss,
             "test_accuracy": score.accuracy,
         }
-        run.recorder.line("epoch", run.learner.step, values)
+        run.metrics.write("epoch", run.trainer.step, values)
     every = run.settings.checkpoint_every
     if every and (epoch % every == 0 or epoch == run.epochs):
-        check_weights_finite(run.learner)
-        best = score.accuracy > run.learner.best
-        run.learner.best = max(run.learner.best, score.accuracy)
+        check_weights_finite(run.trainer)
+        best = score.accuracy > run.trainer.best
+        run.trainer.best = max(run.trainer.best, score.accuracy)
         save(run, epoch - cut, best=best)

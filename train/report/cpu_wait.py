@@ -1,4 +1,4 @@
-"""How long the trainer's threads waited for a CPU that something else ran on, by the kernel's own count."""
+"""Measure how long the trainer's threads waited for a CPU, by the kernel's counters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from entrypoint.machine.cpu_load import read_run_delays
 
-# From this share on a run says so: a step waits for its slowest thread.
+# Smaller shares are not reported.
 MIN_REPORTED_SHARE = 0.2
 
 
@@ -18,7 +18,7 @@ def max_wait_share(before: Mapping[str, int], after: Mapping[str, int], seconds:
 
 
 class CpuWaitMeter:
-    """The waits since this was made."""
+    """CPU wait times since this meter was created."""
 
     def __init__(self) -> None:
         self.began, self.before = time.monotonic(), read_run_delays()
@@ -29,10 +29,10 @@ class CpuWaitMeter:
 
 
 def cpu_wait_text(share: float) -> str:
-    """Return the line about a share of waiting, nothing for one that is not worth it."""
+    """Return a text about the wait share, or an empty text if the share is small."""
     if share < MIN_REPORTED_SHARE:
         return ""
     return (
-        f"{100 * share:.0f} % of the time, for CPUs that others ran on or a quota withheld; `entrypoint tune` finds the"
-        " best beside them"
+        f"{100 * share:.0f} % of the time threads waited for a CPU (other processes or a CPU limit);"
+        " try `entrypoint tune`"
     )

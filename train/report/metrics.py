@@ -1,4 +1,4 @@
-"""What a run leaves while it goes on and at its end: metrics, TensorBoard events, the curves, the summary."""
+"""Write metrics, TensorBoard events, curves and the summary of a run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from train.report.run_folder import as_json
 
 @contextmanager
 def disk_errors_as_user_errors(folder: Path) -> Iterator[None]:
-    """Turn what the file system refuses into one line that names the run's folder; checkpoints in it stay."""
+    """Convert OSErrors into a `UserError` that names the run's folder."""
     try:
         yield
     except OSError as error:
         raise UserError(
-            f"{folder}: cannot be written ({error.strerror}); the checkpoints up to here are kept", ExitCode.MACHINE
+            f"{folder}: cannot be written ({error.strerror}). Free disk space or set TRAIN_OUTPUT_DIR;"
+            " earlier checkpoints are kept.",
+            ExitCode.MACHINE,
         ) from None
 
 
@@ -37,8 +39,8 @@ class MetricsWriter:
 
             self.events = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
 
-    def line(self, kind: str, step: int, values: dict[str, float | int]) -> None:
-        """Append one line, in a single write, so that a reader never meets half of it; raises `UserError`."""
+    def write(self, kind: str, step: int, values: dict[str, float | int]) -> None:
+        """Append one line in a single write, so that readers never see a partial line; raises `UserError`."""
         text = json.dumps({"kind": kind, "step": step, **values}) + "\n"
         with disk_errors_as_user_errors(self.folder):
             os.write(self.metrics, text.encode())
@@ -59,7 +61,7 @@ class MetricsWriter:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl; of a step that was trained again after a restart, the last ones."""
+    """Return the lines of metrics.jsonl; the last ones of a step that was repeated after a restart."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     last = {(line["kind"], line["step"]): line for line in lines}
     return sorted(last.values(), key=lambda line: int(line["step"]))
@@ -84,7 +86,7 @@ def draw_curves(folder: Path) -> None:
         axes.set_title(title)
         axes.set_xlabel("epoch")
         axes.grid(alpha=0.3)
-    loss.legend(loc="upper right")  # the best place takes longer to find than all else here takes
+    loss.legend(loc="upper right")  # loc="best" is slow
     figure.subplots_adjust(left=0.05, right=0.98, bottom=0.14, top=0.84, wspace=0.22)
     speed.set_ylim(bottom=0)
     figure.suptitle(folder.name, fontsize=9)

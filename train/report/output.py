@@ -1,4 +1,4 @@
-"""Whoever reads what a run prints, and may go: a terminal that is closed, a pipe's other end, a disk that is full.
+"""Handle closed terminals, broken pipes and full disks while printing.
 
 A run that printed to nobody would end amid a step, with a traceback for its last word. It saves instead, and ends as if
 it had been told to.
@@ -18,18 +18,18 @@ from train.preemption import STOP_CONTROLLER
 
 @contextmanager
 def guarded_stdout() -> Iterator[None]:
-    """Print within; where nobody can read it any more, have the run save and end, and print to nowhere until then."""
+    """Guard prints in this block; if the output is closed, request a stop and discard further output."""
     try:
         yield
         sys.stdout.flush()
     except OSError:
         redirect_to_devnull()
         if STOP_CONTROLLER.number is None:
-            STOP_CONTROLLER.take(signal.SIGPIPE, None)
+            STOP_CONTROLLER.handle(signal.SIGPIPE, None)
 
 
 def redirect_to_devnull() -> None:
-    """Let standard output lead nowhere, and standard error where it is the same file, pipe or terminal."""
+    """Redirect standard output to /dev/null, and standard error too if it is the same file, pipe or terminal."""
     gone = os.fstat(STDOUT)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in (STDERR, STDOUT):

@@ -1,4 +1,4 @@
-"""The four phases of a step, and where their time goes: a profile of a few steps by PyTorch's profiler."""
+"""Profile the four phases of a step with PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ RECORD_PREFIX = "step: "
 # Steps before the profile: caches fill, kernels are chosen, graphs are compiled.
 WARM_UP = 5
 ROWS = 25
-# From this share of a step on, a phase beside the model's own arithmetic is worth a word.
+# Share of a step from which a phase other than forward and backward is reported.
 HIGH_SHARE = 0.25
 
 Phase = Callable[[str], AbstractContextManager[object]]
 
 
 def no_phase(_: str) -> AbstractContextManager[object]:
-    """Mark nothing: what phases are where nobody looks."""
+    """Mark nothing, for runs without a profile."""
     return nullcontext()
 
 
 @contextmanager
 def profiled_phase(name: str, device: torch.device) -> Iterator[None]:
-    """Mark a phase in the profile; a GPU is waited for at its end, so that its work counts where it was asked for."""
+    """Mark a phase in the profile; synchronizes a GPU at its end, so that its work counts in this phase."""
     with record_function(f"{RECORD_PREFIX}{name}"):
         yield
         if device.type == "cuda":
@@ -54,27 +54,27 @@ class PhaseTimes:
         """Return all shares in a line."""
         return ", ".join(f"{name} {100 * self.share(name):.0f} %" for name in PHASES)
 
-    def diagnosis(self, feed: str) -> str:
-        """Say what takes the time, and what to do about it."""
+    def diagnosis(self, source: str) -> str:
+        """Return which phase dominates, and a recommendation."""
         data, optimizer = self.share(DATA), self.share(OPTIMIZER)
         if data >= HIGH_SHARE:
             advice = (
                 "raise TRAIN_NUM_WORKERS, or set TRAIN_DATA_SOURCE=memory"
-                if feed == "stream"
+                if source == "stream"
                 else "cut TRAIN_TRANSFORMS"
             )
             return f"data loading takes {100 * data:.0f} % of a step: {advice}"
         if optimizer >= HIGH_SHARE:
             return f"the optimizer takes {100 * optimizer:.0f} % of a step: raise TRAIN_BATCH_SIZE"
         model = self.share(FORWARD) + self.share(BACKWARD)
-        return f"forward and backward take {100 * model:.0f} % of a step: the model's arithmetic is what it waits for"
+        return f"forward and backward take {100 * model:.0f} % of a step: the model's computation is the bottleneck"
 
 
 class Profiler:
-    """Profiles some steps of one rank after a warm-up, and writes what it saw into the run folder."""
+    """Profile some steps of one rank after a warm-up, and write the results into the run folder."""
 
-    def __init__(self, steps: int, folder: Path, feed: str, device: torch.device, say: Callable[[str], None]) -> None:
-        self.steps, self.folder, self.feed, self.say = steps, folder / "profile", feed, say
+    def __init__(self, steps: int, folder: Path, source: str, device: torch.device, say: Callable[[str], None]) -> None:
+        self.steps, self.folder, self.source, self.log = steps, folder / "profile", source, say
         self.device = device
         self.done = 0
         self.running: profile | None = None
@@ -105,11 +105,11 @@ class Profiler:
         tables = (events.table(sort_by=by, row_limit=ROWS, max_name_column_width=60) for by in orders)
         atomic_write_text(self.folder / "operators.txt", "\n".join(tables))
         phases = {**asdict(shares), "shares": {name: round(shares.share(name), 4) for name in PHASES}}
-        diagnosis = shares.diagnosis(self.feed)
+        diagnosis = shares.diagnosis(self.source)
         atomic_write_text(self.folder / "phases.json", json.dumps({**phases, "diagnosis": diagnosis}, indent=2) + "\n")
         seen.export_chrome_trace(str(self.folder / "trace.json"))
-        self.say(f"profile of {self.steps} steps: {shares.line()}; {self.folder}")
-        self.say(diagnosis)
+        self.log(f"profile of {self.steps} steps: {shares.line()}; {self.folder}")
+        self.log(diagnosis)
 
 
 def phase_seconds(events: Any) -> dict[str, float]:

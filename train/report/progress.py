@@ -1,4 +1,4 @@
-"""What a person sees while it trains: a live bar on a terminal, one plain line a log interval elsewhere."""
+"""Show progress: a live bar on a terminal, otherwise one plain line per log interval."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from train.settings import TrainSettings
 
 
 class ProgressReporter(Protocol):
-    """How far the run is; steps count from 0 over the whole run."""
+    """Progress display of a run; steps count from 0 over the whole run."""
 
-    def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
-        """Tell of a log interval: the mean loss and throughput since the last."""
+    def update(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
+        """Show a log interval: the mean loss and throughput since the previous one."""
 
-    def say(self, line: str) -> None:
-        """Print a line that stays."""
+    def print(self, line: str) -> None:
+        """Print a permanent line."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
 
 def build_progress(
     settings: TrainSettings, total_steps: int, epochs: int, *, is_main: bool, relayed: bool = False
 ) -> ProgressReporter:
-    """Return the progress display that the settings ask for; ranks but the first show nothing.
+    """Return the progress display by the settings; only rank 0 shows one.
 
-    What a launcher relays is no terminal, even where it looks like one: Open MPI gives ranks a pseudo-terminal each.
+    Output relayed by a launcher is not a terminal, although Open MPI gives each rank a pseudo-terminal.
     """
     kind = settings.progress
     if not is_main or kind == "off":
@@ -47,10 +47,10 @@ def duration(seconds: float) -> str:
 class NullProgress:
     """Shows nothing."""
 
-    def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
+    def update(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
         """Show nothing."""
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Show nothing."""
 
     def close(self) -> None:
@@ -58,20 +58,20 @@ class NullProgress:
 
 
 class LineProgress:
-    """A line a log interval, for pipes and batch logs."""
+    """One line per log interval, for pipes and batch logs."""
 
     def __init__(self, epochs: int, total_steps: int) -> None:
         self.epochs, self.total_steps = epochs, total_steps
 
-    def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
+    def update(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
         """Print one line."""
-        self.say(
+        self.print(
             f"epoch {epoch + 1}/{self.epochs}  step {step}/{self.total_steps}  loss {loss:.4f}"
             f"  {images_per_second:,.0f} images/s  left {duration(left_s)}"
         )
 
-    def say(self, line: str) -> None:
-        """Print one line at once, whatever buffering a batch system has set up."""
+    def print(self, line: str) -> None:
+        """Print one line without buffering."""
         with guarded_stdout():
             print(line)
 
@@ -89,7 +89,7 @@ class BarProgress:
 
         class Screen(Console):
             def on_broken_pipe(self) -> None:
-                """Raise what was met, where rich would end the program."""
+                """Raise the error; rich would exit the program."""
                 raise
 
         text = "epoch {task.fields[epoch]}/" + str(epochs) + "  step {task.completed}/{task.total}"
@@ -98,13 +98,13 @@ class BarProgress:
             BarColumn(),
             TextColumn("loss {task.fields[loss]}  {task.fields[speed]} images/s  left {task.fields[left]}"),
             console=Screen(),
-            auto_refresh=False,  # by a thread, which would meet a closed terminal alone
+            auto_refresh=False,  # its thread could not handle a closed terminal
         )
         self.task = self.bar.add_task("", total=total_steps, epoch=1, loss="-", speed="-", left="-")
         with guarded_stdout():
             self.bar.start()
 
-    def at(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
+    def update(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
         """Move the bar."""
         with guarded_stdout():
             self.bar.update(
@@ -117,12 +117,12 @@ class BarProgress:
                 left=duration(left_s),
             )
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print a line above the bar."""
         with guarded_stdout():
             self.bar.console.print(line, highlight=False, markup=False)
 
     def close(self) -> None:
-        """End the bar and leave its last state."""
+        """Stop the bar and keep its last state on the screen."""
         with guarded_stdout():
             self.bar.stop()

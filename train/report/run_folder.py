@@ -1,4 +1,4 @@
-"""One run's folder: where it is, and what tells how the run came about and how to repeat it."""
+"""Select a run's folder, and record how to reproduce the run."""
 
 from __future__ import annotations
 
@@ -33,15 +33,14 @@ RECORDED_PACKAGES = (
     "nni",
     "reference-training",
 )
-# These name the folder itself; a repetition gets a folder of its own.
+# These name the folder itself; a repeated run gets a new folder.
 NOT_REPEATED = frozenset({"run_name", "resume"})
 
 
 def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path]]:
-    """Return the run's folder, made where it is new and locked, and the checkpoints to go on from, the newest first.
+    """Create and lock the run's folder; return it with the checkpoints to resume from, newest first.
 
-    Raises `UserError` where it cannot be written, already holds a run that is not to be resumed, or another one is
-    training into it.
+    Raises `UserError` if it cannot be written, holds a run that must not be resumed, or is in use by another run.
     """
     output = settings.output_dir
     try:
@@ -50,18 +49,18 @@ def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path
             raise PermissionError(13, "Permission denied")
         folder, starts = select_run_dir(settings)
         folder.mkdir(exist_ok=bool(starts) or settings.run_name is not None)
-        lock.take(folder)
+        lock.acquire(folder)
         single_file.remove_partial(folder / "checkpoint")
         update_latest_link(output, folder)
     except OSError as error:
         raise UserError(
-            f"TRAIN_OUTPUT_DIR={output}: cannot be written ({error.strerror}); name a folder that can"
+            f"TRAIN_OUTPUT_DIR={output}: cannot be written ({error.strerror}). Set it to a writable folder."
         ) from None
     return folder, starts
 
 
 def select_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
-    """Return the folder and the checkpoints to start from, the newest first, which TRAIN_RESUME decides."""
+    """Return the folder and the checkpoints to resume from by TRAIN_RESUME, newest first."""
     output, resume = settings.output_dir, settings.resume
     named = output / settings.run_name if settings.run_name else None
     before = resumed_run_dir(settings)
@@ -72,18 +71,18 @@ def select_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
     elif before:
         start = Path(resume)
         if not start.is_file() and not (start.suffix == single_file.SHARDED_SUFFIX and start.is_dir()):
-            raise UserError(f"TRAIN_RESUME={resume}: no such checkpoint; it is auto, off, or a checkpoint's path")
+            raise UserError(f"TRAIN_RESUME={resume}: no such checkpoint. Set it to auto, off or a checkpoint's path.")
         return named or before, [start]
     if named and (named / "settings.json").exists():
         raise UserError(
-            f"TRAIN_RUN_NAME={settings.run_name}: {named} already holds a run; choose another name, or go on with"
-            " it by TRAIN_RESUME=auto"
+            f"TRAIN_RUN_NAME={settings.run_name}: {named} already holds a run. Choose another name or"
+            " set TRAIN_RESUME=auto to resume it."
         )
     return named or new_run_dir(output, settings), []
 
 
 def update_latest_link(output: Path, folder: Path) -> None:
-    """Let `latest` in the output folder point to this run, replaced in one step."""
+    """Point the link `latest` in the output folder to this run, atomically."""
     if folder.parent.resolve() != output.resolve():
         return
     replace_symlink(output / "latest", folder.name)
@@ -92,7 +91,7 @@ def update_latest_link(output: Path, folder: Path) -> None:
 def write_provenance(
     folder: Path, given: ParsedSettings[TrainSettings], plan: Plan, environ: Mapping[str, str]
 ) -> None:
-    """Leave the plan, the settings, the versions and the command that repeats the run."""
+    """Write the plan, the settings, the versions and the command that reproduces the run."""
     atomic_write_text(folder / "plan.json", plan.to_json(indent=2) + "\n")
     atomic_write_text(folder / "settings.json", as_json(given.values.to_json()))
     atomic_write_text(folder / "versions.json", as_json(versions()))
@@ -100,7 +99,7 @@ def write_provenance(
 
 
 def write_ranks(folder: Path, ranks: list[ObservedRank]) -> None:
-    """Leave what each rank really got: CPUs, threads, OpenMP runtime, preloads."""
+    """Write the observed CPUs, threads, OpenMP runtime and preloads of each rank."""
     atomic_write_text(folder / "ranks.json", as_json([asdict(rank) for rank in ranks]))
 
 
@@ -110,14 +109,14 @@ def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ:
     variables = {name: value for name, value in given.as_variables().items() if name not in not_repeated}
     launch = {name: environ[name] for name in sorted(environ) if name.startswith("LAUNCH_") and environ[name]}
     launch["LAUNCH_NPROC_PER_NODE"] = str(plan.nodes.nproc_per_node)
-    launch["LAUNCH_RESERVE_CPUS"] = str(plan.binding.reserved_cpus)  # other threads would round otherwise
+    launch["LAUNCH_RESERVE_CPUS"] = str(plan.binding.reserved_cpus)  # another thread count would round differently
     words = [f"{name}={shlex.quote(value)}" for name, value in (launch | variables).items()]
     command = [shlex.quote(sys.executable), "-I", "-m", "entrypoint", "train"]
     return f"cd {shlex.quote(str(Path.cwd()))} && env {' '.join([*words, *command])}"
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that decide what a run computes."""
+    """Return the versions that affect a run's results."""
     found = {"python": platform.python_version(), "kernel": platform.release()}
     for name in RECORDED_PACKAGES:
         try:

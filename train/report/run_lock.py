@@ -1,7 +1,7 @@
-"""One run, one writer: a lock on a run's folder that a crash leaves behind but not for ever.
+"""Exclusive lock on a run folder, with a heartbeat; stale locks of crashed runs are removed.
 
-A file that its holder touches every few seconds: it works where locks of the file system do not (NFS, Lustre), and over
-nodes whose clocks differ, since only whether it is still being touched counts.
+The holder touches the lock file every few seconds. This also works on file systems without locks (NFS, Lustre), and on
+nodes whose clocks differ, because only changes of the modification time count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from entrypoint.core.errors import UserError
 
 LOCK_NAME = ".lock"
 HEARTBEAT_S = 2.0
-# A holder that has not touched it for so long is gone: its node may have been, without a word.
+# A lock that was not touched for this long is stale.
 STALE_S = 20.0
 PAUSE_S = 0.2
 
@@ -39,13 +39,13 @@ class RunLock:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Give it back."""
+        """Release the lock."""
         self.over.set()
-        if self.path and self.mine:
+        if self.path and self.is_held:
             with suppress(OSError):
                 self.path.unlink()
 
-    def take(self, folder: Path) -> None:
+    def acquire(self, folder: Path) -> None:
         """Take the lock of a folder, from a holder that is gone too; raises `UserError` where one is alive, OSError."""
         path = folder / LOCK_NAME
         told = json.dumps(identity())
@@ -59,15 +59,15 @@ class RunLock:
             os.close(file)
             break
         self.path = path
-        threading.Thread(target=self.beat, daemon=True).start()
+        threading.Thread(target=self.heartbeat, daemon=True).start()
 
     @property
-    def mine(self) -> bool:
-        """Tell whether the file is still this process's."""
+    def is_held(self) -> bool:
+        """Return whether this process still holds the lock."""
         return self.path is not None and read_holder(self.path) == identity()
 
-    def beat(self) -> None:
-        """Touch the file as long as it is held."""
+    def heartbeat(self) -> None:
+        """Touch the lock file until the lock is released."""
         assert self.path is not None
         while not self.over.wait(self.beat_s):
             with suppress(OSError):
@@ -75,19 +75,19 @@ class RunLock:
 
 
 def identity() -> dict[str, object]:
-    """Return what tells this process from all others, on other nodes and in other containers too."""
+    """Return values that identify this process across nodes and containers."""
     return {"node": socket.gethostname(), "pid": os.getpid(), "pids": pid_namespace(), "born": start_time(os.getpid())}
 
 
 def pid_namespace() -> str:
-    """Return which process ids are meant: those of this boot of this machine, and of this container."""
+    """Return an identifier of this boot and container, in which process ids are unique."""
     with suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
     return ""
 
 
 def start_time(pid: int) -> str:
-    """Return when a process began, in ticks of the machine, nothing where there is none (or it is a zombie)."""
+    """Return a process's start time in clock ticks, or an empty text if it does not exist or is a zombie."""
     with suppress(OSError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if fields[0] == "Z" else fields[19]
@@ -95,7 +95,7 @@ def start_time(pid: int) -> str:
 
 
 def read_holder(path: Path) -> dict[str, object]:
-    """Return who holds a lock, nothing where it cannot be read."""
+    """Return the holder of a lock, empty if the file cannot be read."""
     with suppress(OSError, ValueError):
         found = json.loads(path.read_text())
         return dict(found) if isinstance(found, dict) else {}
@@ -103,29 +103,30 @@ def read_holder(path: Path) -> dict[str, object]:
 
 
 def break_stale_lock(path: Path, stale_s: float, tell: Callable[[str], None]) -> None:
-    """Remove a lock whose holder is gone; raises `UserError` where it is alive.
+    """Remove a stale lock; raises `UserError` if its holder is alive.
 
-    Among the same processes it is looked for; one elsewhere is alive if it touches the file within `stale_s` seconds.
+    A holder on the same machine is looked up by its process id. A holder elsewhere is alive if it touches the file
+    within `stale_s` seconds.
     """
     found = read_holder(path)
     who = f"process {found.get('pid', '?')} on {found.get('node', '?')}"
     if found.get("pids") == pid_namespace() != "":
         alive = start_time(int(str(found["pid"]))) == found["born"]
     else:
-        tell(f"{path.parent} is locked by {who}; looking for {stale_s:.0f} s whether that is still alive")
+        tell(f"{path.parent} is locked by {who}; waiting {stale_s:.0f} s for a sign that it is alive")
         alive = wait_for_heartbeat(path, stale_s)
     if alive:
         raise UserError(
-            f"{path.parent}: {who} trains into it right now; name another run with TRAIN_RUN_NAME, or end that one"
+            f"{path.parent}: {who} is training in this folder. Set another TRAIN_RUN_NAME or stop that process."
         )
     aside = path.with_name(f"{LOCK_NAME}.{os.getpid()}")
-    with suppress(OSError):  # of two that find it so, one moves it away
+    with suppress(OSError):  # if two processes find it stale, one of them moves it
         path.rename(aside)
         aside.unlink()
 
 
 def wait_for_heartbeat(path: Path, within_s: float) -> bool:
-    """Wait until a file is touched or gone, so long at most; return whether it was touched."""
+    """Wait until a file is touched or removed, at most `within_s` seconds; return whether it was touched."""
     first, began = mtime_ns(path), time.monotonic()
     while time.monotonic() - began < within_s:
         now = mtime_ns(path)
@@ -136,7 +137,7 @@ def wait_for_heartbeat(path: Path, within_s: float) -> bool:
 
 
 def mtime_ns(path: Path) -> int | None:
-    """Return when a file was last touched, None where there is none."""
+    """Return a file's modification time, or None if there is no file."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

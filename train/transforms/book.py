@@ -1,7 +1,7 @@
-"""The book's seven tasks, a batch at a time: resize 255, crop 224, flip, rotate by 20°, blur 3, tensor, normalise.
+"""The book's seven tasks, a batch at a time: resize 255, crop 224, flip, rotate by 20°, blur 3, tensor, normalize.
 
 What it draws is drawn for each picture, as torchvision's transforms do it one by one; a test holds the two against each
-other. The last two tasks are those of every feed.
+other. The last two tasks are those of every source.
 """
 
 from __future__ import annotations

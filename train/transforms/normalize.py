@@ -20,7 +20,7 @@ class Normalize:
 
     @staticmethod
     def of(mean: Tensor, deviation: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalize:
-        """Return the normalisation by (C,) means and deviations of bytes."""
+        """Return the normalization by (C,) means and deviations of bytes."""
         shape = (1, -1, 1, 1)
         scale = 1 / deviation.clamp(min=1.0)
         layout = memory_format(channels_last=channels_last)

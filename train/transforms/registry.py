@@ -45,7 +45,7 @@ TRANSFORMS: Mapping[str, Transform] = {
 
 
 def select_transform(settings: TrainSettings, channels: int) -> Transform:
-    """Return the set asked for; on auto colour pictures are flipped and shifted, since digits would suffer."""
+    """Return the set asked for; on auto color pictures are flipped and shifted, since digits would suffer."""
     if settings.transforms != "auto":
         return TRANSFORMS[settings.transforms]
     return TRANSFORMS["flip-crop" if channels == 3 and settings.dataset != "synthetic" else "none"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.engine.learners import X, Y, learner, weights
+from tests.train.engine.learners import X, Y, trainer, weights
 from train.acceleration.amp import autocast, configure_tf32, gradient_scaler
 from train.data.batches import Batch
 
@@ -17,43 +17,43 @@ CPU = torch.device("cpu")
     ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
 def test_activations_have_the_precision_and_weights_stay_fp32(precision: str, dtype: torch.dtype) -> None:
-    one = learner()
+    one = trainer()
     one.precision, one.scaler = precision, gradient_scaler(precision, CPU)
     seen = []
     one.model.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
-    one.learn(Batch(((X, Y),), 12))
+    one.train_step(Batch(((X, Y),), 12))
     assert seen == [dtype]
     assert {parameter.dtype for parameter in one.model.parameters()} == {torch.float32}
 
 
 def test_fp16_scales_the_loss_and_steps_as_fp32_does() -> None:
-    plain, scaled = learner(max_grad_norm=0.5), learner(max_grad_norm=0.5)
+    plain, scaled = trainer(max_grad_norm=0.5), trainer(max_grad_norm=0.5)
     scaled.precision, scaled.scaler = "fp16", gradient_scaler("fp16", CPU)
     assert scaled.scaler.get_scale() > 1000
     for one in (plain, scaled):
-        one.learn(Batch(((X[:7], Y[:7]), (X[7:], Y[7:])), 12))
+        one.train_step(Batch(((X[:7], Y[:7]), (X[7:], Y[7:])), 12))
     assert torch.allclose(weights(plain), weights(scaled), atol=2e-3)
 
 
 def test_a_step_of_infinite_gradients_is_left_out_and_the_scale_falls() -> None:
-    one = learner()
+    one = trainer()
     one.precision, one.scaler = "fp16", gradient_scaler("fp16", CPU)
     before, scale = weights(one).clone(), one.scaler.get_scale()
     one.model.register_forward_hook(lambda _, __, output: output * 1e30)
-    one.learn(Batch(((X, Y),), 12))
+    one.train_step(Batch(((X, Y),), 12))
     assert torch.equal(weights(one), before)
     assert one.scaler.get_scale() < scale
 
 
 def test_momentum_after_a_first_step_that_was_left_out_is_the_next_gradient() -> None:
-    left_out, plain = learner(fused=False), learner(fused=False)
+    left_out, plain = trainer(fused=False), trainer(fused=False)
     left_out.precision, left_out.scaler = "fp16", gradient_scaler("fp16", CPU)
     first = left_out.model.register_forward_hook(lambda _, __, output: output * 1e30)
-    left_out.learn(Batch(((X, Y),), 12))
+    left_out.train_step(Batch(((X, Y),), 12))
     first.remove()
     for one in (left_out, plain):
         for _ in range(2):
-            one.learn(Batch(((X, Y),), 12))
+            one.train_step(Batch(((X, Y),), 12))
     assert torch.allclose(weights(left_out), weights(plain), atol=2e-3)
 
 

@@ -10,17 +10,17 @@ import torch
 from train.checkpoint.async_writer import AsyncCheckpointWriter, snapshot
 
 
-def test_one_is_written_at_a_time_and_beside_what_goes_on() -> None:
+def test_submit_writes_one_checkpoint_at_a_time() -> None:
     saver, gate, done = AsyncCheckpointWriter(), threading.Event(), list[int]()
 
     def write(number: int) -> None:
         gate.wait(10)
         done.append(number)
 
-    saver.begin(lambda: write(1))
+    saver.submit(lambda: write(1))
     assert not done
     gate.set()
-    saver.begin(lambda: write(2))
+    saver.submit(lambda: write(2))
     assert done[0] == 1
     saver.wait()
     assert done == [1, 2]
@@ -34,9 +34,9 @@ def test_a_failure_is_told_with_the_next_call_and_once(next_call: str) -> None:
     def fail() -> None:
         raise OSError(28, "No space left on device")
 
-    saver.begin(fail)
+    saver.submit(fail)
     with pytest.raises(OSError, match="No space left"):
-        saver.wait() if next_call == "wait" else saver.begin(lambda: after.append(1))
+        saver.wait() if next_call == "wait" else saver.submit(lambda: after.append(1))
     saver.wait()
     assert not after
 

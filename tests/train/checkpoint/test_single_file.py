@@ -104,27 +104,27 @@ def test_a_flipped_bit_that_torch_takes_for_good_is_seen(tmp_path: Path) -> None
         load(path, SETTINGS)
 
 
-def test_of_many_the_newest_whole_one_is_taken_and_the_damaged_are_named(tmp_path: Path) -> None:
+def test_load_first_valid_skips_and_names_corrupt_checkpoints(tmp_path: Path) -> None:
     paths = [save(tmp_path / "checkpoint", checkpoint(step), keep=9) for step in (1, 2, 3)]
     paths[2].write_bytes(paths[2].read_bytes()[:-7])
     paths[1].write_bytes(b"")
     start = load_first_valid(list_newest_first(tmp_path / "checkpoint"), SETTINGS, changed=False)
     assert (start.path, start.saved.step) == (paths[0], 1)
-    assert [line.split(" (")[0] for line in start.passed] == [
-        f"passed over {path}: cannot be read as a checkpoint" for path in (paths[2], paths[1])
+    assert [line.split(" (")[0] for line in start.skipped] == [
+        f"skipped {path}: cannot be read as a checkpoint" for path in (paths[2], paths[1])
     ]
-    with pytest.raises(UserError, match="TRAIN_BATCH_SIZE was 64, is 1;"):
+    with pytest.raises(UserError, match=r"TRAIN_BATCH_SIZE was 64, is 1\. Restore"):
         load_first_valid(paths, SETTINGS | {"batch_size": 1}, changed=False)
-    with pytest.raises(CorruptCheckpoint, match="name another with TRAIN_RESUME"):
+    with pytest.raises(CorruptCheckpoint, match="Set TRAIN_RESUME to another checkpoint"):
         load_first_valid(paths[2:], SETTINGS, changed=False)
-    with pytest.raises(UserError, match="nor can the 1 before it; start a new run with TRAIN_RESUME=off"):
+    with pytest.raises(UserError, match=r"; 1 older checkpoints are corrupt too\. Set TRAIN_RESUME=off to"):
         load_first_valid(paths[:0:-1], SETTINGS, changed=False)
 
 
 def test_a_refusal_travels_to_the_other_ranks(tmp_path: Path) -> None:
     refused = corrupt_error(tmp_path, ValueError("cut"))
     again = pickle.loads(pickle.dumps(refused))
-    assert (str(again), again.seen, again.code) == (str(refused), refused.seen, refused.code)
+    assert (str(again), again.reason, again.code) == (str(refused), refused.reason, refused.code)
 
 
 CORRUPTIONS = int(os.environ.get("CORRUPTIONS", "1000"))

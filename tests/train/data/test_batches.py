@@ -33,17 +33,17 @@ def images(count: int) -> ImageTensors:
     return ImageTensors(pixels, torch.arange(count))
 
 
-def memory_feed(settings: TrainSettings, rank: int, world_size: int, test: int = 10) -> MemorySource:
+def memory_source(settings: TrainSettings, rank: int, world_size: int, test: int = 10) -> MemorySource:
     return MemorySource(images(50), images(test), SHAPE, settings, group(rank, world_size))
 
 
 def global_batches(settings: TrainSettings, world_size: int, epoch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Put the ranks' shares of each step together again."""
-    per_rank = [list(memory_feed(settings, rank, world_size).train_batches(epoch)) for rank in range(world_size)]
+    per_rank = [list(memory_source(settings, rank, world_size).train_batches(epoch)) for rank in range(world_size)]
     steps = []
     for shares in zip(*per_rank, strict=True):
-        parts = [part for of_ranks in zip(*(share.parts for share in shares), strict=True) for part in of_ranks]
-        others = [other for of_ranks in zip(*(share.others for share in shares), strict=True) for other in of_ranks]
+        parts = [part for of_ranks in zip(*(share.micro_batches for share in shares), strict=True) for part in of_ranks]
+        others = [other for of_ranks in zip(*(share.mixed_labels for share in shares), strict=True) for other in of_ranks]
         steps.append((torch.cat([x for x, _ in parts]), torch.cat([*(y for _, y in parts), *others])))
     return steps
 
@@ -76,15 +76,15 @@ def test_any_number_of_ranks_sees_the_same_global_batches(
     [("none", {}), ("flip-crop", {}), ("flip-crop", {"mixup_alpha": 0.4, "grad_accum_steps": 2}), ("book", {})],
 )
 @pytest.mark.parametrize("first", [1, 2])
-def test_batches_cut_ahead_are_those_of_one_step_at_a_time_to_the_bit_wherever_a_run_goes_on(
+def test_memory_source_gathering_ahead_is_bitwise_identical(
     transforms: str, more: dict[str, float], first: int
 ) -> None:
     settings = train_settings({"batch_size": 16, "transforms": transforms, **more})
-    ahead, each = memory_feed(settings, 0, 1), memory_feed(settings, 0, 1)
+    ahead, each = memory_source(settings, 0, 1), memory_source(settings, 0, 1)
     assert (ahead.ahead > 1) is (transforms != "book"), "what is computed may round otherwise among more pictures"
     each.ahead = 1
     for whole, alone in zip(ahead.train_batches(1, first), each.train_batches(1, first), strict=True):
-        for part, other in zip(whole.parts, alone.parts, strict=True):
+        for part, other in zip(whole.micro_batches, alone.micro_batches, strict=True):
             assert torch.equal(part[0], other[0])
             assert part[0].stride() == other[0].stride()
             assert torch.equal(part[1], other[1])
@@ -102,16 +102,16 @@ def test_every_test_image_is_on_exactly_one_rank(world_size: int, count: int) ->
     settings = TrainSettings(eval_batch_size=3)
     seen: list[int] = []
     for rank in range(world_size):
-        for _, labels in memory_feed(settings, rank, world_size, test=count).test_batches():
+        for _, labels in memory_source(settings, rank, world_size, test=count).test_batches():
             seen += labels.tolist()
     assert sorted(seen) == list(range(count))
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_floats_are_normalised_and_lie_as_asked_for(channels_last: bool) -> None:
+def test_floats_are_normalized_and_lie_as_asked_for(channels_last: bool) -> None:
     settings = TrainSettings(batch_size=50, transforms="none", channels_last=channels_last)
-    batch = next(memory_feed(settings, 0, 1).train_batches(0))
-    x, _ = batch.parts[0]
+    batch = next(memory_source(settings, 0, 1).train_batches(0))
+    x, _ = batch.micro_batches[0]
     assert x.shape == (50, 3, 8, 8)
     assert x.is_contiguous(memory_format=memory_format(channels_last=channels_last))
     assert x.is_contiguous() is not channels_last
@@ -120,7 +120,7 @@ def test_floats_are_normalised_and_lie_as_asked_for(channels_last: bool) -> None
 
 
 @pytest.mark.parametrize(("dataset", "channels", "augments"), [("imagefolder", 3, True), ("imagefolder", 1, False)])
-def test_colour_is_augmented_by_default_and_grey_is_not(dataset: str, channels: int, augments: bool) -> None:
+def test_color_is_augmented_by_default_and_grey_is_not(dataset: str, channels: int, augments: bool) -> None:
     settings = train_settings({"dataset": dataset})
     assert (make_sampler(100, (channels, 8, 8), settings, group()).transform.draw is not None) is augments
 
@@ -135,13 +135,13 @@ def test_streamed_and_cached_batches_show_the_same_pictures(pictures: Path, tmp_
     assert isinstance(cached.train, ImageTensors)
     assert isinstance(cached.test, ImageTensors)
     memory = MemorySource(cached.train, cached.test, shape, settings, group(1, 2))
-    crew = WorkerPoolSpec(frozenset({0}), workers)
-    with BatchLoader(ImageDataset(list_splits(pictures), shape), crew, settings, torch.device("cpu")) as loader:
+    worker_pool = WorkerPoolSpec(frozenset({0}), workers)
+    with BatchLoader(ImageDataset(list_splits(pictures), shape), worker_pool, settings, torch.device("cpu")) as loader:
         stream = StreamSource(loader, settings, group(1, 2))
-        stream.normalise = memory.normalise
-        feeds: tuple[BatchSource, BatchSource] = (memory, stream)
-        trained = [[part for batch in feed.train_batches(1) for part in batch.parts] for feed in feeds]
-        tested = [list(feed.test_batches()) for feed in feeds]
+        stream.normalize = memory.normalize
+        sources: tuple[BatchSource, BatchSource] = (memory, stream)
+        trained = [[part for batch in source.train_batches(1) for part in batch.micro_batches] for source in sources]
+        tested = [list(source.test_batches()) for source in sources]
     for (x, y), (xs, ys) in zip(trained[0] + tested[0], trained[1] + tested[1], strict=True):
         assert torch.equal(y, ys)
         assert torch.equal(x, xs)

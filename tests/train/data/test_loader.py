@@ -25,8 +25,8 @@ BATCHES: list[BatchRequest] = [(TRAIN, [3, 1]), (TEST, [0, 2, 4]), (TRAIN, [7])]
 
 
 def loader(pictures: Path, workers: int) -> BatchLoader:
-    crew = WorkerPoolSpec(frozenset(os.sched_getaffinity(0)), workers)
-    return BatchLoader(ImageDataset(list_splits(pictures), SHAPE), crew, TrainSettings(), torch.device("cpu"))
+    worker_pool = WorkerPoolSpec(frozenset(os.sched_getaffinity(0)), workers)
+    return BatchLoader(ImageDataset(list_splits(pictures), SHAPE), worker_pool, TrainSettings(), torch.device("cpu"))
 
 
 @pytest.fixture(params=[0, 1, 2])

@@ -21,7 +21,7 @@ def test_a_picture_of_the_right_size_is_not_resampled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "1"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_every_mode_becomes_grey_or_colour_bytes(tmp_path: Path, mode: str, channels: int) -> None:
+def test_every_mode_becomes_grey_or_color_bytes(tmp_path: Path, mode: str, channels: int) -> None:
     path = tmp_path / "x.tiff"
     Image.new(mode, (30, 20)).save(path)
     read = read_image(path, (channels, 8, 8))

@@ -18,7 +18,7 @@ FORK = """
     from train.preemption import STOP_CONTROLLER
     from train.data.workers import restore_default_signals
 
-    STOP_CONTROLLER.listen()
+    STOP_CONTROLLER.install()
     child = os.fork()
     if child == 0:
         if sys.argv[1] == "undo":

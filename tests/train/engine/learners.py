@@ -20,12 +20,12 @@ X = torch.randn(12, 4, generator=make_generator("x"))
 Y = torch.randint(0, 3, (12,), generator=make_generator("y"))
 
 
-def learner(*, fused: bool = True, **settings: object) -> Trainer:
+def trainer(*, fused: bool = True, **settings: object) -> Trainer:
     torch.manual_seed(0)
     chosen = train_settings({"lr": 0.1, **settings})
     model = nn.Linear(4, 3)
     optimizer, average = build_optimizer(chosen, model, fused=fused), make_ema(model, chosen)
-    return Trainer(model, optimizer, lambda _: 0.1, chosen, ALONE, average=average)
+    return Trainer(model, optimizer, lambda _: 0.1, chosen, ALONE, ema_model=average)
 
 
 def weights(one: Trainer) -> Tensor:

@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 
 from entrypoint.core.errors import ExitCode, UserError
 from tests.conftest import Entrypoint
-from tests.train.engine.learners import X, Y, learner, weights
+from tests.train.engine.learners import X, Y, trainer, weights
 from train.data.batches import Batch
 from train.engine.compile import check_backend, compile_step, estimate_break_even
 from train.models.cnn import CNN
@@ -31,11 +31,11 @@ def _fresh_compiler() -> None:
 
 
 def test_a_compiled_step_is_the_eager_one_in_one_graph() -> None:
-    eager, compiled = learner(), learner(compile="default", compile_backend="aot_eager")
+    eager, compiled = trainer(), trainer(compile="default", compile_backend="aot_eager")
     assert compile_step(compiled, 10, X) == "compiled by aot_eager, mode default"
     for one in (eager, compiled):
         for _ in range(3):
-            one.learn(Batch(((X, Y),), 12))
+            one.train_step(Batch(((X, Y),), 12))
     assert torch.allclose(weights(eager), weights(compiled), atol=1e-6)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
@@ -46,11 +46,11 @@ def test_the_cnn_is_one_graph() -> None:
 
 
 def test_auto_does_not_compile_where_the_rest_of_the_run_cannot_pay_it_back() -> None:
-    one = learner(compile="auto")
+    one = trainer(compile="auto")
     told = compile_step(one, 10, X)
-    figures = r"[\d,]+ s of steps are left, compiling costs about 19 s and saves about 5 %: it pays from 375 s on"
+    figures = r"[\d,]+ s of training remain, compiling takes about 19 s and saves about 5 %: it pays off from 375 s on"
     assert re.fullmatch(rf"not compiled: {figures}", told), told
-    assert one.forward is one.shared
+    assert one.compiled_forward is one.ddp_model
     assert one.compiler is None
 
 
@@ -87,30 +87,32 @@ def broken(graph: Any, _: Any) -> Callable[..., Any]:
             "slow",
             torch.nn.Linear(4, 3),
             False,
-            r"not compiled: it took \d+ s, and forward and backward take [\d.]+ times",
+            r"not compiled: compiling took \d+ s, forward and backward take [\d.]+ times",
         ),
-        ("eager", Waits(4, 3), True, r"compiled: it took \d+ s, and forward and backward take 0\.[0-8]\d times"),
+        ("eager", Waits(4, 3), True, r"compiled: compiling took \d+ s, forward and backward take 0\.[0-8]\d times"),
         ("broken", torch.nn.Linear(4, 3), False, r"not compiled: .*the step cannot be compiled \(.*no such thing"),
     ],
 )
 def test_auto_keeps_what_it_compiled_only_where_that_is_faster(
     backend: str, layer: torch.nn.Module, compiled: bool, told: str
 ) -> None:
-    one = learner(compile="auto")
+    one = trainer(compile="auto")
     one.settings = msgspec.structs.replace(one.settings, compile_backend=backend)
-    one.take(layer, one.optimizer)
+    one.set_model(layer, one.optimizer)
     before = weights(one).clone()
     said = compile_step(one, 10**9, X)
     assert re.match(told, said), said
-    assert said.endswith("saves about 5 %: it pays from 375 s on"), "the break-even is told too"
-    assert (one.forward is not one.shared) is compiled
+    assert said.endswith("saves about 5 %: it pays off from 375 s on"), "the break-even is told too"
+    assert (one.compiled_forward is not one.ddp_model) is compiled
     assert torch.equal(weights(one), before)
     assert all(parameter.grad is None for parameter in one.model.parameters())
 
 
 def test_weighing_leaves_statistics_and_random_numbers_as_they_were() -> None:
-    one = learner(compile="auto")
-    one.take(torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 3)), one.optimizer)
+    one = trainer(compile="auto")
+    one.set_model(
+        torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 3)), one.optimizer
+    )
     kept = {name: value.clone() for name, value in one.model.state_dict().items()}
     random = torch.get_rng_state()
     estimate_break_even(one, 10, X)

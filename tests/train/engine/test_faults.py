@@ -82,7 +82,7 @@ def test_a_disk_that_takes_no_more(
     assert said in err
     kept = list_newest_first(small_disk / "run/checkpoint")
     for path in kept:
-        assert not load_first_valid([path], {}, changed=True).passed
+        assert not load_first_valid([path], {}, changed=True).skipped
     assert bool(kept) is (cause is not remove and "TRAIN_CHECKPOINT_EVERY" not in more)
     # Forbidden amid a save, what is half written cannot be removed either, until the run goes on.
     assert cause is forbid or not list((small_disk / "run/checkpoint").glob(".*"))
@@ -134,7 +134,7 @@ def test_a_quota_that_is_used_up(entrypoint: Entrypoint, quota: Path) -> None:
     kept = list_newest_first(quota / "run/checkpoint")
     assert kept
     for path in kept:
-        assert not load_first_valid([path], {}, changed=True).passed
+        assert not load_first_valid([path], {}, changed=True).skipped
 
 
 @pytest.fixture

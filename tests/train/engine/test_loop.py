@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from entrypoint.core.errors import ExitCode, UserError
-from tests.train.engine.learners import X, Y, learner, weights
+from tests.train.engine.learners import X, Y, trainer, weights
 from train.data.batches import IGNORE_LABEL, Batch
 from train.engine.loop import check_finite, timed_first_step, train_epoch
 from train.engine.train_step import Trainer
@@ -19,43 +19,43 @@ from train.preemption import STOP
 
 
 def test_parts_of_any_size_give_the_step_of_the_whole_batch() -> None:
-    whole, parts = learner(), learner()
-    loss = whole.learn(Batch(((X, Y),), 12))
-    cut = parts.learn(Batch(((X[:1], Y[:1]), (X[1:8], Y[1:8]), (X[8:], Y[8:])), 12))
+    whole, parts = trainer(), trainer()
+    loss = whole.train_step(Batch(((X, Y),), 12))
+    cut = parts.train_step(Batch(((X[:1], Y[:1]), (X[1:8], Y[1:8]), (X[8:], Y[8:])), 12))
     assert cut.item() == pytest.approx(loss.item(), rel=1e-6)
     assert torch.allclose(weights(whole), weights(parts), atol=1e-7)
 
 
 def test_the_loss_is_torchs_mean_with_label_smoothing() -> None:
-    one = learner(label_smoothing=0.1)
+    one = trainer(label_smoothing=0.1)
     expected = nn.functional.cross_entropy(one.model(X), Y, label_smoothing=0.1)
-    assert one.learn(Batch(((X, Y),), 12)).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert one.train_step(Batch(((X, Y),), 12)).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_a_picture_left_out_has_no_gradient() -> None:
-    some, none = learner(), learner()
+    some, none = trainer(), trainer()
     labels = torch.cat((Y[:11], torch.tensor([IGNORE_LABEL])))
-    some.learn(Batch(((X, labels),), 12))
-    none.learn(Batch(((X[:11], Y[:11]),), 12))
+    some.train_step(Batch(((X, labels),), 12))
+    none.train_step(Batch(((X[:11], Y[:11]),), 12))
     assert torch.allclose(weights(some), weights(none), atol=1e-7)
 
 
 def test_gradients_are_clipped_where_asked() -> None:
-    one = learner(max_grad_norm=1e-3, momentum=0, weight_decay=0)
+    one = trainer(max_grad_norm=1e-3, momentum=0, weight_decay=0)
     before = weights(one)
-    one.learn(Batch(((X, Y),), 12))
+    one.train_step(Batch(((X, Y),), 12))
     assert (weights(one) - before).norm() <= 1.01e-4
 
 
 def test_in_bf16_the_model_computes_in_it_and_weights_and_loss_stay_fp32() -> None:
-    one = replace(learner(), precision="bf16")
+    one = replace(trainer(), precision="bf16")
     seen = []
     one.model.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
-    loss = one.learn(Batch(((X, Y),), 12))
+    loss = one.train_step(Batch(((X, Y),), 12))
     assert seen == [torch.bfloat16]
     assert loss.dtype == weights(one).dtype == torch.float32
-    exact = learner()
-    assert exact.learn(Batch(((X, Y),), 12)).item() == pytest.approx(loss.item(), rel=0.02)
+    exact = trainer()
+    assert exact.train_step(Batch(((X, Y),), 12)).item() == pytest.approx(loss.item(), rel=0.02)
     assert torch.allclose(weights(exact), weights(one), atol=0.01)
 
 
@@ -71,7 +71,7 @@ class TwelveAtATime:
 
 
 def test_an_epoch_reports_each_interval_and_its_rest() -> None:
-    one, reports = learner(), []
+    one, reports = trainer(), []
     assert train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
     assert [step for step, _, _ in reports] == [3, 6, 7]
     assert sum(one.losses) == pytest.approx(3 * reports[0][1] + 3 * reports[1][1] + reports[2][1])
@@ -81,14 +81,14 @@ def test_an_epoch_reports_each_interval_and_its_rest() -> None:
 
 
 def test_asked_to_stop_an_epoch_ends_after_the_step_and_goes_on_there() -> None:
-    one, reports = learner(), []
+    one, reports = trainer(), []
     assert not train_epoch(
         one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report), lambda: STOP * (one.step == 4)
     )
     assert (one.step, len(one.losses)) == (5, 5)
     assert train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
     assert [step for step, _, _ in reports] == [3, 5, 7]
-    straight = learner()
+    straight = trainer()
     train_epoch(straight, TwelveAtATime(), 0, 3, lambda *_: None)
     assert one.losses == straight.losses
 
@@ -101,20 +101,20 @@ def test_the_first_loss_that_is_no_number_is_named_by_its_step(bad: float) -> No
 
 
 def test_the_average_of_the_weights_follows_them_and_is_what_is_judged() -> None:
-    one = learner(ema_decay=0.5)
-    assert one.average is not None
+    one = trainer(ema_decay=0.5)
+    assert one.ema_model is not None
     first = weights(one).clone()
-    one.learn(Batch(((X, Y),), 12))
+    one.train_step(Batch(((X, Y),), 12))
     second = weights(one).clone()
-    one.learn(Batch(((X, Y),), 12))
+    one.train_step(Batch(((X, Y),), 12))
     averaged = torch.cat([parameter.detach().flatten() for parameter in one.eval_model.parameters()])
     assert torch.allclose(averaged, 0.5 * second + 0.5 * weights(one), atol=1e-6)
     assert not torch.equal(first, second)
-    assert learner().eval_model is not one.eval_model
+    assert trainer().eval_model is not one.eval_model
 
 
 def test_the_first_step_is_timed_by_itself() -> None:
-    one = learner()
+    one = trainer()
     assert one.first_step_seconds == 0
     timed_first_step(one, Batch(((X, Y),), 12))
     seconds = one.first_step_seconds
@@ -124,26 +124,26 @@ def test_the_first_step_is_timed_by_itself() -> None:
 
 def test_dropout_draws_the_same_after_a_restart_and_not_the_same_at_each_step() -> None:
     def dropping() -> Trainer:
-        one = learner()
-        one.take(nn.Sequential(nn.Dropout(), one.model), one.optimizer)
+        one = trainer()
+        one.set_model(nn.Sequential(nn.Dropout(), one.model), one.optimizer)
         return one
 
     straight, first, second = dropping(), dropping(), dropping()
     for _ in range(4):
-        straight.learn(Batch(((X, Y),), 12))
+        straight.train_step(Batch(((X, Y),), 12))
     for _ in range(2):
-        first.learn(Batch(((X, Y),), 12))
+        first.train_step(Batch(((X, Y),), 12))
     second.model.load_state_dict(first.model.state_dict())
     second.optimizer.load_state_dict(first.optimizer.state_dict())
     second.step = first.step
     torch.manual_seed(99)
     for _ in range(2):
-        second.learn(Batch(((X, Y),), 12))
+        second.train_step(Batch(((X, Y),), 12))
     assert torch.equal(weights(straight), weights(second))
     seen: list[Tensor] = []
     straight.model.register_forward_hook(lambda _, __, output: seen.append(output.detach()))
     for _ in range(2):
         straight.optimizer.zero_grad()
         straight.lr = lambda _: 0.0
-        straight.learn(Batch(((X, Y),), 12))
+        straight.train_step(Batch(((X, Y),), 12))
     assert not torch.equal(seen[0], seen[1]), "another mask at the next step"

@@ -62,12 +62,12 @@ def test_a_run_leaves_its_model_as_onnx(entrypoint: Entrypoint) -> None:
     assert 100 * float(right) == pytest.approx(summary["test_accuracy"], abs=0.01)
 
 
-def test_what_cannot_be_exported_is_told_and_leaves_no_half_file(tmp_path: Path) -> None:
+def test_export_onnx_failure_leaves_no_partial_file(tmp_path: Path) -> None:
     class Stubborn(CNN):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return super().forward(images) if float(images.sum()) > 0 else torch.zeros(len(images), 10)
 
-    with pytest.raises(UserError, match="TRAIN_EXPORT=onnx: cannot be exported") as error:
+    with pytest.raises(UserError, match="TRAIN_EXPORT=onnx: the model cannot be exported") as error:
         export_onnx(Stubborn(SHAPE, 10), HALF, SHAPE, tmp_path / "model.onnx")
     assert error.value.code == ExitCode.MACHINE
     assert list(tmp_path.iterdir()) == []

@@ -16,23 +16,23 @@ BAD_PICTURE = r"train/class1/000\.jpg: not an image; repair or remove it, or set
 
 
 @pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
-@pytest.mark.parametrize("feed", ["memory", "stream"])
+@pytest.mark.parametrize("source", ["memory", "stream"])
 def test_a_bad_picture_ends_every_rank_in_one_line(
-    entrypoint: Entrypoint, pictures: Path, ranks: dict[str, str], feed: str
+    entrypoint: Entrypoint, pictures: Path, ranks: dict[str, str], source: str
 ) -> None:
     (pictures / "train/class1/000.jpg").write_text("no picture")
-    result = entrypoint("train", env=imagefolder(pictures, TRAIN_DATA_SOURCE=feed, LAUNCH_QUIET="1") | ranks)
+    result = entrypoint("train", env=imagefolder(pictures, TRAIN_DATA_SOURCE=source, LAUNCH_QUIET="1") | ranks)
     assert result.code == 2
     assert len(result.error_lines) == 1
     assert re.search(BAD_PICTURE, result.error_lines[0])
     assert "Traceback" not in result.err
 
 
-@pytest.mark.parametrize("feed", ["memory", "stream"])
-def test_bad_pictures_are_left_out_and_told_where_asked(entrypoint: Entrypoint, pictures: Path, feed: str) -> None:
+@pytest.mark.parametrize("source", ["memory", "stream"])
+def test_bad_pictures_are_left_out_and_told_where_asked(entrypoint: Entrypoint, pictures: Path, source: str) -> None:
     (pictures / "train/class1/000.jpg").write_text("no picture")
     (pictures / "test/class1/000.jpg").write_text("no picture")
-    env = imagefolder(pictures, TRAIN_DATA_SOURCE=feed, TRAIN_ON_UNREADABLE_IMAGE="skip", TRAIN_TENSORBOARD="0")
+    env = imagefolder(pictures, TRAIN_DATA_SOURCE=source, TRAIN_ON_UNREADABLE_IMAGE="skip", TRAIN_TENSORBOARD="0")
     result = entrypoint("train", env=env)
     assert result.code == 0, result.err
     assert entrypoint.summary()["test_images"] == 11

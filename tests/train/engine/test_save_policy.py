@@ -30,7 +30,7 @@ def test_sigusr2_saves_amid_an_epoch_and_the_run_goes_on_as_if_nothing_had_been(
     run.process.send_signal(signal.SIGUSR2)
     code, rest, err = run.ended()
     assert code == 0, err
-    assert "is saved in runs/run/checkpoint, as SIGUSR2 asks for" in rest
+    assert "is saved in runs/run/checkpoint, as SIGUSR2 requested" in rest
     (asked,) = (
         path for path in (entrypoint.folder / "runs/run/checkpoint").glob("step-*")
         if not path.stem.endswith(("90", "100"))
@@ -46,7 +46,7 @@ def test_sigusr2_saves_amid_an_epoch_and_the_run_goes_on_as_if_nothing_had_been(
     ("limit", "said", "ranks"),
     [
         ({"TRAIN_MAX_MINUTES": "0.15"}, "stopped by TRAIN_MAX_MINUTES=0.15: step ", TWO_RANKS if CORES > 1 else {}),
-        ({"SLURM_JOB_END_TIME": "1", "LAUNCH_GRACE_PERIOD_S": "5"}, "stopped by the end of Slurm's job: step ", {}),
+        ({"SLURM_JOB_END_TIME": "1", "LAUNCH_GRACE_PERIOD_S": "5"}, "stopped by the end of the Slurm job: step ", {}),
     ],
 )
 def test_a_deadline_ends_it_with_a_checkpoint_to_go_on_from(
@@ -69,9 +69,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_gives_the_same_end(ent
     result = entrypoint("train", env=RUN | {"TRAIN_EPOCHS": "3", "TRAIN_RESUME": "auto"})
     assert result.code == 0, result.err
     for one in checkpoints[1:]:
-        assert (
-            f"warning: passed over {one.relative_to(entrypoint.folder)}: cannot be read as a checkpoint" in result.out
-        )
+        assert f"warning: skipped {one.relative_to(entrypoint.folder)}: cannot be read as a checkpoint" in result.out
     assert "resuming from runs/run/checkpoint/step-000000010.pt" in result.out
     assert entrypoint.summary("run")["weights_sha256"] == whole["weights_sha256"]
 

@@ -102,11 +102,11 @@ def test_a_torchvision_model_trains_on_pictures(entrypoint: Entrypoint, pictures
 
 
 @needs_two_cores
-@pytest.mark.parametrize("feed", ["memory", "stream"])
-def test_an_image_folder_trains_either_way_with_two_ranks(entrypoint: Entrypoint, pictures: Path, feed: str) -> None:
-    env = imagefolder(pictures, TRAIN_DATA_SOURCE=feed, TRAIN_EPOCHS="8") | TWO_RANKS
+@pytest.mark.parametrize("source", ["memory", "stream"])
+def test_an_image_folder_trains_either_way_with_two_ranks(entrypoint: Entrypoint, pictures: Path, source: str) -> None:
+    env = imagefolder(pictures, TRAIN_DATA_SOURCE=source, TRAIN_EPOCHS="8") | TWO_RANKS
     summary = entrypoint.train(env=env)
-    assert (summary["feed"], summary["test_images"]) == (feed, 12)
+    assert (summary["feed"], summary["test_images"]) == (source, 12)
     assert summary["test_accuracy"] == 100
 
 
@@ -160,7 +160,7 @@ def test_a_run_is_never_overwritten_nor_resumed_with_other_settings(entrypoint: 
     assert taken.error_lines[0].startswith("entrypoint: error: TRAIN_RUN_NAME=mine: runs/mine already holds a run")
     other = entrypoint("train", env=env | {"TRAIN_RESUME": "auto", "TRAIN_SEED": "1"})
     assert other.code == 2
-    assert "of other settings: TRAIN_SEED was 0, is 1" in other.error_lines[0]
+    assert "saved with other settings: TRAIN_SEED was 0, is 1" in other.error_lines[0]
     assert (entrypoint.folder / "runs/mine/summary.json").read_text() == summary
 
 
@@ -219,12 +219,12 @@ def test_a_signal_ends_it_in_one_line_after_a_checkpoint(
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize(("feed", "ranks"), [("memory", {}), ("stream", TWO_RANKS_WHERE_THEY_FIT)])
-def test_preempted_amid_an_epoch_it_goes_on_with_the_very_next_step(
-    entrypoint: Entrypoint, pictures: Path, feed: str, ranks: dict[str, str]
+@pytest.mark.parametrize(("source", "ranks"), [("memory", {}), ("stream", TWO_RANKS_WHERE_THEY_FIT)])
+def test_preempted_run_resumes_with_next_step(
+    entrypoint: Entrypoint, pictures: Path, source: str, ranks: dict[str, str]
 ) -> None:
     env = {
-        **SMALL, **ranks, "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(pictures), "TRAIN_DATA_SOURCE": feed,
+        **SMALL, **ranks, "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(pictures), "TRAIN_DATA_SOURCE": source,
         "TRAIN_BATCH_SIZE": "2", "TRAIN_EPOCHS": "3", "TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_LOG_INTERVAL": "1",
     }  # fmt: skip
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "straight"})

@@ -1,4 +1,4 @@
-"""The trainer's part of the plan: feed, workers, and flags that travel."""
+"""The trainer's part of the plan: source, workers, and flags that travel."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def planned(
 
 
 @pytest.mark.parametrize(
-    ("environ", "facts", "feed", "workers"),
+    ("environ", "facts", "source", "workers"),
     [
         ({}, DatasetInfo(1797, (1, 8, 8)), "memory", 0),
         (PETS, SMALL, "memory", 0),
@@ -43,10 +43,10 @@ def planned(
     ],
 )
 def test_small_sets_are_held_in_memory_and_large_ones_streamed(
-    environ: dict[str, str], facts: DatasetInfo, feed: str, workers: int
+    environ: dict[str, str], facts: DatasetInfo, source: str, workers: int
 ) -> None:
     made = planned(environ, facts, ranks=2)
-    assert (made.the_trainer().data_source, made.the_trainer().num_workers) == (feed, workers)
+    assert (made.the_trainer().data_source, made.the_trainer().num_workers) == (source, workers)
     reasons = {decision.key: decision.text for decision in made.decisions}
     assert ("(set by you)" in reasons["data source"]) is ("TRAIN_DATA_SOURCE" in environ)
 

@@ -15,9 +15,9 @@ def write_run(folder: Path, *, tensorboard: bool = False) -> None:
     recorder = MetricsWriter(folder, tensorboard=tensorboard)
     for epoch in (1, 2):
         step = {"epoch": epoch - 0.5, "loss": 1 / epoch, "images_per_second": 100.0}
-        recorder.line("step", 10 * epoch - 5, step)
+        recorder.write("step", 10 * epoch - 5, step)
         done = {"epoch": epoch, "train_loss": 1 / epoch, "test_loss": 1.0, "test_accuracy": 50.0 * epoch}
-        recorder.line("epoch", 10 * epoch, done)
+        recorder.write("epoch", 10 * epoch, done)
     recorder.summary({"test_accuracy": 100.0})
     recorder.close()
 
@@ -28,9 +28,9 @@ def test_every_line_is_json_and_the_curves_are_a_picture(tmp_path: Path) -> None
     assert kinds == ["step", "epoch", "step", "epoch"]
     assert json.loads((tmp_path / "summary.json").read_text()) == {"test_accuracy": 100.0}
     with Image.open(tmp_path / "curves.png") as curves:
-        colours = curves.convert("RGB").getcolors(1 << 24)
-    assert colours is not None
-    assert len(colours) > 50
+        colors = curves.convert("RGB").getcolors(1 << 24)
+    assert colors is not None
+    assert len(colors) > 50
 
 
 def test_a_step_trained_again_after_a_restart_counts_once(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from train.report.profiler import PHASES, PhaseTimes
 
 
 @pytest.mark.parametrize(
-    ("seconds", "feed", "said"),
+    ("seconds", "source", "said"),
     [
         (
             (61, 20, 15, 4),
@@ -20,12 +20,16 @@ from train.report.profiler import PHASES, PhaseTimes
         ),
         ((61, 20, 15, 4), "memory", "data loading takes 61 % of a step: cut TRAIN_TRANSFORMS"),
         ((5, 30, 25, 40), "memory", "the optimizer takes 40 % of a step: raise TRAIN_BATCH_SIZE"),
-        ((2, 30, 60, 8), "memory", "forward and backward take 90 % of a step: the model's arithmetic"),
+        (
+            (2, 30, 60, 8),
+            "memory",
+            "forward and backward take 90 % of a step: the model's computation is the bottleneck",
+        ),
     ],
 )
-def test_the_diagnosis_names_what_takes_the_time(seconds: tuple[int, ...], feed: str, said: str) -> None:
+def test_the_diagnosis_names_what_takes_the_time(seconds: tuple[int, ...], source: str, said: str) -> None:
     shares = PhaseTimes(10, dict(zip(PHASES, map(float, seconds), strict=True)))
-    assert shares.diagnosis(feed).startswith(said)
+    assert shares.diagnosis(source).startswith(said)
     assert shares.line().startswith(f"data {seconds[0]} %, forward and loss {seconds[1]} %")
 
 

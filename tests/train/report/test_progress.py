@@ -42,14 +42,14 @@ def test_a_terminal_of_a_launchers_own_is_none(
 
 
 def test_a_plain_line_says_where_the_run_is(capsys: pytest.CaptureFixture[str]) -> None:
-    LineProgress(10, 500).at(2, 120, 1.23456, 12345.6, 61)
+    LineProgress(10, 500).update(2, 120, 1.23456, 12345.6, 61)
     assert capsys.readouterr().out == "epoch 3/10  step 120/500  loss 1.2346  12,346 images/s  left 1:01\n"
 
 
 def test_a_bar_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     bar = BarProgress(10, 500)
-    bar.at(2, 120, 1.23456, 12345.6, 61)
-    bar.say("epoch 3/10 [done]")
+    bar.update(2, 120, 1.23456, 12345.6, 61)
+    bar.print("epoch 3/10 [done]")
     bar.close()
     out = capsys.readouterr().out
     assert "epoch 3/10 [done]" in out

@@ -53,7 +53,7 @@ def test_what_killed_runs_left_half_written_goes_when_the_run_goes_on_and_nothin
     with RunLock() as lock:
         run_folder.open_folder(settings(tmp_path, run_name="mine", resume="auto"), lock)
         (saved / ".step-000000050.pt.4712").write_text("a live run's")
-        with pytest.raises(UserError, match="trains into it right now"):
+        with pytest.raises(UserError, match="is training in this folder"):
             run_folder.open_folder(settings(tmp_path, run_name="mine", resume="auto"), RunLock())
     left = {path.name for path in saved.iterdir()}
     assert left == {"step-000000020.pt", "best.pt", ".nfs0001", ".step-000000050.pt.4712"}

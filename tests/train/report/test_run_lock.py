@@ -20,17 +20,17 @@ from train.report.run_lock import LOCK_NAME, RunLock, identity
 
 def test_one_at_a_time_and_the_next_when_it_is_given_back(tmp_path: Path) -> None:
     with RunLock() as one:
-        one.take(tmp_path)
-        assert one.mine
+        one.acquire(tmp_path)
+        assert one.is_held
         with (
             RunLock() as other,
-            pytest.raises(UserError, match=rf"process {os.getpid()} on .* trains into it right now"),
+            pytest.raises(UserError, match=rf"process {os.getpid()} on .* is training in this folder"),
         ):
-            other.take(tmp_path)
-        assert one.mine
+            other.acquire(tmp_path)
+        assert one.is_held
     assert not (tmp_path / LOCK_NAME).exists()
     with RunLock() as other:
-        other.take(tmp_path)
+        other.acquire(tmp_path)
 
 
 @pytest.mark.parametrize("change", [{"pid": 2**22 + 1}, {"born": "1"}])
@@ -39,8 +39,8 @@ def test_of_a_process_that_is_gone_or_another_of_its_number_it_is_taken_at_once(
 ) -> None:
     (tmp_path / LOCK_NAME).write_text(json.dumps(identity() | change))
     with RunLock(stale_s=60) as lock:
-        lock.take(tmp_path)
-        assert lock.mine
+        lock.acquire(tmp_path)
+        assert lock.is_held
 
 
 @pytest.mark.parametrize(
@@ -51,17 +51,17 @@ def test_one_that_nobody_touches_is_taken_after_a_while_and_told(
 ) -> None:
     (tmp_path / LOCK_NAME).write_text(content)
     with RunLock(stale_s=0.5) as lock:
-        lock.take(tmp_path)
-        assert lock.mine
+        lock.acquire(tmp_path)
+        assert lock.is_held
     assert f"{tmp_path} is locked by process " in capsys.readouterr().err
 
 
 def test_one_that_is_touched_from_elsewhere_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunLock(beat_s=0.1) as far:
-        far.take(tmp_path)
+        far.acquire(tmp_path)
         monkeypatch.setattr("train.report.run_lock.pid_namespace", lambda: "another")
-        with RunLock(stale_s=5) as near, pytest.raises(UserError, match="trains into it right now"):
-            near.take(tmp_path)
+        with RunLock(stale_s=5) as near, pytest.raises(UserError, match="is training in this folder"):
+            near.acquire(tmp_path)
 
 
 @pytest.mark.launch

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.factories import train_settings
-from tests.train.engine.learners import X, Y, learner, weights
+from tests.train.engine.learners import X, Y, trainer, weights
 from train.data.batches import Batch
 from train.seeding import make_generator
 from train.settings import TrainSettings
@@ -46,12 +46,12 @@ def test_both_take_turns_and_shares_are_drawn_anew() -> None:
 
 
 def test_the_loss_is_that_of_both_labels_by_their_shares() -> None:
-    one, mix = learner(label_smoothing=0.1), MixParams(torch.arange(12).flip(0), 0.7)
+    one, mix = trainer(label_smoothing=0.1), MixParams(torch.arange(12).flip(0), 0.7)
     other = Y[mix.partners]
     images = mix.of(X[:, :, None, None], X[mix.partners][:, :, None, None])[:, :, 0, 0]
     soft = 0.7 * torch.nn.functional.one_hot(Y, 3) + 0.3 * torch.nn.functional.one_hot(other, 3)
     expected = torch.nn.functional.cross_entropy(one.model(images), soft, label_smoothing=0.1)
     before = weights(one).clone()
-    loss = one.learn(Batch(((images[:5], Y[:5]), (images[5:], Y[5:])), 12, (other[:5], other[5:]), 0.7))
+    loss = one.train_step(Batch(((images[:5], Y[:5]), (images[5:], Y[5:])), 12, (other[:5], other[5:]), 0.7))
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
     assert not torch.equal(weights(one), before)
