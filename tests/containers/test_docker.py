@@ -92,9 +92,8 @@ def test_nothing_but_the_output_folder_needs_to_be_writable(docker: Docker, boun
 def test_where_nothing_can_be_written_it_says_what_to_bind(docker: Docker) -> None:
     result = docker.run("cpu-intel", options=(*LEAST, *SHORT))
     assert (result.code, result.out) == (2, "")
-    assert result.err == (
-        "entrypoint: error: TRAIN_OUTPUT_DIR=runs: cannot be written (Read-only file system). Set it to a writable folder.\n"
-    )
+    cause = "TRAIN_OUTPUT_DIR=runs: cannot be written (Read-only file system). Set it to a writable folder."
+    assert result.err == f"entrypoint: error: {cause}\n"
 
 
 def test_inductor_compiles_as_a_user_without_a_name(docker: Docker, bound: Path) -> None:

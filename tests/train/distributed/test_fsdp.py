@@ -124,10 +124,8 @@ def test_a_disk_without_room_keeps_the_checkpoint_before(entrypoint: Entrypoint)
     command = ("bash", "-c", f"trap '' XFSZ; ulimit -f {size // 2048}; exec {PYTHON} -m entrypoint train")
     result = entrypoint(command=command, env=env | {"LAUNCH_QUIET": "1"})
     assert result.code == 3, result.err
-    assert (
-        "checkpoint: cannot be written (File too large). Free disk space or set TRAIN_OUTPUT_DIR; earlier checkpoints are kept"
-        in result.err
-    )
+    assert "checkpoint: cannot be written (File too large). Free disk space" in result.err
+    assert "earlier checkpoints are kept" in result.err
     assert not list((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
 
 

@@ -38,7 +38,9 @@ def test_the_share_is_that_of_the_thread_that_waited_longest(case: str) -> None:
 
 def test_cpu_wait_text_large_share_names_tune() -> None:
     assert cpu_wait_text(0.19) == ""
-    assert cpu_wait_text(0.376) == ("38 % of the time threads waited for a CPU (other processes or a CPU limit); try `entrypoint tune`")
+    assert cpu_wait_text(0.376) == (
+        "38 % of the time threads waited for a CPU (other processes or a CPU limit); try `entrypoint tune`"
+    )
 
 
 def test_a_kernel_that_does_not_count_says_nothing(tmp_path: Path) -> None:
