@@ -1,12 +1,12 @@
 """How soon a model is as good as the book's, and what the book's time buys: `make bench-accuracy`.
 
 Conditions: all of CIFAR-10 as JPEG files in class folders, real ones (CIFAR10_IMAGES), the book's CNN of 2,122,186
-parameters, all cores of this machine. The book's loop is written anew from its description: pictures decoded before
-it begins, then each made a tensor by itself (PIL, torchvision, not normalised), one loading process, batch 64, Adam
+parameters, all cores of this machine. The book's loop is written again from its description: images decoded before
+it begins, then each made a tensor by itself (PIL, torchvision, not normalized), one loading process, batch 64, Adam
 at 1e-5, ten epochs. Ours is `entrypoint train` with defaults and TRAIN_STEPS=125, a sixth of an epoch, and the same
-with TRAIN_PRECISION=auto; a new process and a new seed each time; the pictures are decoded once, before the first
+with TRAIN_PRECISION=auto; a new process and a new seed each time; the images are decoded once, before the first
 run, too. An epoch of the book's loop and a run of each of ours take turns. Time is that of training, without
-evaluation; the whole command's, from a cold start to its last file, stands beside it. The last line is one run of
+evaluation; the whole command's, from a cold start to its last file, stands next to it. The last line is one run of
 TRAIN_RECIPE=speedrun, which must fit into the time of the book's ten epochs.
 Claims: 47.10 %, the book's accuracy after ten epochs, at least 100 times sooner, in at least 9 of 10 seeds; in the
 book's time at least 85 %.
@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms
 
 from benchmarks.book.experiments import Variant
-from benchmarks.book.measure import Measured, pictures, run
+from benchmarks.book.measure import Measured, cifar10_settings, run
 from train.data.image_folder import ImageList, list_splits
 from train.models.cnn import CNN
 
@@ -39,21 +39,21 @@ OURS = (
 )
 
 
-class Pictures(Dataset[tuple[torch.Tensor, int]]):
-    """One split's pictures as PIL has them, made tensors one by one."""
+class Images(Dataset[tuple[torch.Tensor, int]]):
+    """One split's images as PIL has them, made tensors one by one."""
 
     def __init__(self, listing: ImageList) -> None:
-        self.pictures = [Image.open(path).convert("RGB") for path in listing.files]
+        self.images = [Image.open(path).convert("RGB") for path in listing.files]
         self.labels = listing.labels
         self.transform = transforms.ToTensor()
 
     def __len__(self) -> int:
-        """Return the number of pictures."""
-        return len(self.pictures)
+        """Return the number of images."""
+        return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        """Return one picture and its label."""
-        return self.transform(self.pictures[index]), int(self.labels[index])
+        """Return one image and its label."""
+        return self.transform(self.images[index]), int(self.labels[index])
 
 
 def books_loop(folder: Path) -> Iterator[tuple[float, float]]:
@@ -62,7 +62,7 @@ def books_loop(folder: Path) -> Iterator[tuple[float, float]]:
     model = CNN((3, 32, 32), 10)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     criterion = nn.CrossEntropyLoss()
-    train_part, test_part = (Pictures(listing) for listing in list_splits(folder))
+    train_part, test_part = (Images(listing) for listing in list_splits(folder))
     loader, test = DataLoader(train_part, BATCH, shuffle=True), DataLoader(test_part, 1000)
     for _ in range(EPOCHS):
         began = time.perf_counter()
@@ -81,9 +81,9 @@ def books_loop(folder: Path) -> Iterator[tuple[float, float]]:
 
 def main() -> None:
     """Print both tables."""
-    with pictures(None) as data:
+    with cifar10_settings(None) as data:
         if "TRAIN_DATA_DIR" not in data:
-            sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's pictures")
+            sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's images")
         run({**data, "TRAIN_STEPS": "1"}, Measured())  # decodes
         ours = {variant.name: Measured() for variant in OURS}
         book: list[tuple[float, float]] = []
@@ -98,8 +98,8 @@ def main() -> None:
             print()
         budget = sum(seconds for seconds, _ in book)
         sooner = next((number for number, (_, accuracy) in enumerate(book, 1) if accuracy >= BOOKS_ACCURACY), None)
-        told = f"{BOOKS_ACCURACY} % with epoch {sooner}" if sooner else f"never {BOOKS_ACCURACY} %"
-        print(f"book's loop: {budget:.0f} s to {book[-1][1]:.2f} % here, {told}")
+        reported = f"{BOOKS_ACCURACY} % with epoch {sooner}" if sooner else f"never {BOOKS_ACCURACY} %"
+        print(f"book's loop: {budget:.0f} s to {book[-1][1]:.2f} % here, {reported}")
         for name, seen in ours.items():
             tell_sooner(name, seen, budget)
         tell_speedrun(data, budget)

@@ -1,9 +1,9 @@
 """What checkpoints cost: `make bench-checkpoint`.
 
-Conditions: the book's CNN and ResNet-18, 5,000 of CIFAR-10's pictures in memory, a run of 40 epochs that saves a
+Conditions: the book's CNN and ResNet-18, 5,000 of CIFAR-10's images in memory, a run of 40 epochs that saves a
 checkpoint after every other (17 and 90 MB, whole and synced): epochs with a checkpoint being written and without take
 turns in one process, seconds apart. An epoch's seconds are those between two ends of epochs. Medians and quartiles.
-The project's promise is under 2 % of the run by default, a checkpoint an epoch; told for CIFAR-10's 50,000 pictures,
+The project's limit is 2 % of the run by default, a checkpoint an epoch; printed for CIFAR-10's 50,000 images,
 and from which seconds an epoch on it holds.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks.book.measure import ENTRYPOINT, QUIET, pictures
+from benchmarks.book.measure import ENTRYPOINT, QUIET, cifar10_settings
 
 EACH, CLASSES, ALL_PICTURES = 500, 10, 50_000
 # The first epochs warm up.
@@ -37,7 +37,7 @@ def ends_of_epochs(settings: Mapping[str, str]) -> list[float]:
         return [event.wall_time for event in events.Scalars("epoch/test_accuracy")]
 
 
-def told(seconds: Sequence[float]) -> str:
+def text(seconds: Sequence[float]) -> str:
     """Return the median and the quartiles."""
     low, middle, high = statistics.quantiles(seconds, n=4)
     return f"{middle:.3f} s ({low:.3f} to {high:.3f})"
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--models", default="cnn,resnet18", help="with commas")
     asked = parser.parse_args()
-    with pictures(EACH) as data:
+    with cifar10_settings(EACH) as data:
         for model in asked.models.split(","):
             own = {"TRAIN_MODEL": model, "TRAIN_EPOCHS": str(asked.epochs), "TRAIN_CHECKPOINT_EVERY": "2"}
             ends = ends_of_epochs({**data, **own})
@@ -59,7 +59,7 @@ def main() -> None:
             cost = statistics.median(with_one) - statistics.median(without)
             whole = statistics.median(without) * ALL_PICTURES / (EACH * CLASSES)
             print(
-                f"{model:9} an epoch {told(without)}, with a checkpoint {told(with_one)}: {cost * 1000:.0f} ms each,"
+                f"{model:9} an epoch {text(without)}, with a checkpoint {text(with_one)}: {cost * 1000:.0f} ms each,"
                 f" {cost / whole:.2%} of an epoch of {ALL_PICTURES:,}; under {PROMISED:.0%} from"
                 f" {max(0.0, cost) / PROMISED:.1f} s an epoch on",
                 flush=True,

@@ -1,8 +1,8 @@
 """On a GPU: how soon 94 % of CIFAR-10, ResNet-50's images a second, and what the loop costs: `make bench-cuda`.
 
-Conditions: one GPU, real CIFAR-10 pictures (CIFAR10_IMAGES) for the first table: TRAIN_RECIPE=speedrun, RUNS (5) seeds,
+Conditions: one GPU, real CIFAR-10 images (CIFAR10_IMAGES) for the first table: TRAIN_RECIPE=speedrun, RUNS (5) seeds,
 seconds of training without evaluation, and of the whole command; the anchor is airbench94, 94.01 % in 2.59 s on an
-A100 (arXiv:2404.00498). Second table: ResNet-50, bf16, channels_last, batch 256 of 3x224x224 made-up pictures that lie
+A100 (arXiv:2404.00498). Second table: ResNet-50, bf16, channels_last, batch 256 of 3x224x224 made-up images that lie
 on the GPU as bytes, flipped and shifted, by `entrypoint train` and by the same loop written by hand (no transforms,
 nothing logged), each a process of its own, in turns, ROUNDS (5) times; their ratio is the cost of the loop.
 Claims: 94 %; the loop costs under 2 %. Without a GPU it says so and ends.
@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.book.measure import Measured, pictures, run
+from benchmarks.book.measure import Measured, cifar10_settings, run
 from entrypoint.machine.gpus import read_gpus
 
 BATCH, STEPS, WARM, IMAGES = 256, 100, 10, 2560
@@ -56,7 +56,7 @@ def by_hand() -> None:
 def speedrun(runs: int) -> None:
     """Print what the recipe reaches, seed by seed, and the medians."""
     seen = Measured()
-    with pictures(None) as data:
+    with cifar10_settings(None) as data:
         run({**data, "TRAIN_STEPS": "1"}, Measured())  # decodes
         for seed in range(runs):
             run({**data, "TRAIN_RECIPE": "speedrun", "TRAIN_SEED": str(seed)}, seen)

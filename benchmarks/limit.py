@@ -1,6 +1,6 @@
 """How near a training step comes to what the machine can multiply: `make bench-limit`.
 
-Conditions: CPU, fp32, one rank with all cores as the plan has them (allocator and binding too), pictures of 3x32x32
+Conditions: CPU, fp32, one rank with all cores as the plan has them (allocator and binding too), images of 3x32x32
 in memory, flipped and shifted, batch 128. The limit is the best rate of square fp32 matrix products of 1,024 to 4,096
 in the same process, so with the same threads. A step's arithmetic is what PyTorch counts of its forward and backward
 products and convolutions as its definition has them; oneDNN computes some 3x3 convolutions with fewer (Winograd), and

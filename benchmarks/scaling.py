@@ -1,6 +1,6 @@
 """How throughput and the launcher's own cost grow with ranks: `make bench-scaling`.
 
-Conditions, first table: the trainer on synthetic pictures of 3x32x32 in memory, fp32, the same global batch of 128,
+Conditions, first table: the trainer on synthetic images of 3x32x32 in memory, fp32, the same global batch of 128,
 one rank with one core, one rank with all, and a rank a core; in turns, ROUNDS (5) times; medians and range of images
 a second. Efficiency is the ranks' rate against one rank with all cores, and against as many single cores.
 Second table: `entrypoint run` of a script that only says when it begins, with 1 to 64 ranks on this machine, more than

@@ -1,4 +1,4 @@
-"""What the tests share: a clean environment, real launches, small real pictures, built machines."""
+"""What the tests share: a clean environment, real launches, small real images, built machines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_V
 
 
 def clean_environment() -> dict[str, str]:
-    """Return this process's environment without anything that a plan reads; suites that run beside it are ignored."""
+    """Return this process's environment without anything that a plan reads; suites that run next to it are ignored."""
     clean = {
         name: value for name, value in os.environ.items() if not name.startswith(FOREIGN) and name not in FOREIGN_NAMES
     }
@@ -126,7 +126,7 @@ def script(folder: Path, name: str, text: str) -> Path:
 
 
 def pytest_configure() -> None:
-    """Heed signals that a shell's job in the background or under nohup ignores, as would all that it starts.
+    """Handle signals that a shell's job in the background or under nohup ignores, as would all that it starts.
 
     What the tests start has no handler any more, and so the default; the tests themselves outlive their terminal.
     """
@@ -148,7 +148,7 @@ def _no_foreign_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def paint(folder: Path, classes: int = 3, each: int = 8, size: tuple[int, int] = (16, 16), mode: str = "RGB") -> None:
-    """Write real picture files, a colour or grey a class with noise on it, PNG and JPEG by turns."""
+    """Write real image files, a color or gray a class with noise on it, PNG and JPEG by turns."""
     random = np.random.default_rng(0)
     for label in range(classes):
         place = folder / f"class{label}"
@@ -162,9 +162,9 @@ def paint(folder: Path, classes: int = 3, each: int = 8, size: tuple[int, int] =
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """A small image folder: 3 classes, 24 train and 12 test pictures of 16x16."""
-    folder = tmp_path / "pictures"
+def image_folder(tmp_path: Path) -> Path:
+    """A small image folder: 3 classes, 24 train and 12 test images of 16x16."""
+    folder = tmp_path / "images"
     paint(folder / "train", each=8)
     paint(folder / "test", each=4)
     return folder

@@ -7,7 +7,7 @@ import socket
 
 
 def free_port(count: int = 1) -> int:
-    """Return the first of `count` free ports below those that the kernel gives to whoever asks for any (32768 on)."""
+    """Return the first of `count` free ports below the range that the kernel assigns by itself (32768 on)."""
     while True:
         first = random.SystemRandom().randrange(20_000, 32_768 - count)
         try:

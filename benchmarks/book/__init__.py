@@ -1,1 +1,1 @@
-"""The book's experiments, run again here: its figures beside ours."""
+"""The book's experiments, run again here: its figures next to ours."""

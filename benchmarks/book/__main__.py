@@ -1,11 +1,11 @@
 """The book's result tables, measured on this machine: `make book`, or `make book-quick` for a part of the data.
 
-Conditions: the book's CNN on real CIFAR-10 pictures (CIFAR10_IMAGES, or fetched), our own loop and recipe; variants
+Conditions: the book's CNN on real CIFAR-10 images (CIFAR10_IMAGES, or fetched), our own loop and recipe; variants
 of an experiment alternate, each round with a seed of its own; medians and spread. Accuracy and the training's seconds
 are those of one run of all epochs, made once where several experiments have the same settings; images/s, first step
 and spread are those of short runs. The book's own figures are of other machines, and of Fashion-MNIST (chapter 2) or
 DenseNet121 on a GPU (chapter 3): ratios compare, seconds do not. What this machine lacks is a row with the reason. It
-prints a line for each experiment and asserts nothing. What was measured is kept in results.json beside the report:
+prints a line for each experiment and asserts nothing. What was measured is kept in results.json next to the report:
 asked for again, in parts too, only what is missing is measured.
 """
 
@@ -20,12 +20,12 @@ from pathlib import Path
 
 from benchmarks.book.experiments import EXPERIMENTS
 from benchmarks.book.known import Known
-from benchmarks.book.measure import fewer, once_to_the_end, pictures, with_speeds
+from benchmarks.book.measure import cifar10_settings, fewer, once_to_the_end, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
 from entrypoint.machine.detect import detect_machine
 from entrypoint.plan.planner import describe_node
 
-# Pictures of each class, epochs, rounds; no rounds: what ran to the end tells speed too.
+# Images of each class, epochs, rounds; no rounds: what ran to the end gives the speed too.
 QUICK, FULL = (100, 2, 0), (None, 10, 5)
 SHORT_STEPS, FEW_STEPS = 100, 15
 
@@ -33,7 +33,7 @@ SHORT_STEPS, FEW_STEPS = 100, 15
 def main() -> None:
     """Run all experiments, or those that are named, and write the report after each."""
     parser = argparse.ArgumentParser(prog="make book")
-    parser.add_argument("--quick", action="store_true", help="a few pictures, two epochs, one round")
+    parser.add_argument("--quick", action="store_true", help="a few images, two epochs, one round")
     parser.add_argument("--epochs", type=int, help="epochs of the runs that tell accuracy")
     parser.add_argument("--rounds", type=int, help="how many short runs of each variant tell its speed")
     parser.add_argument("--only", default="", help="chapters with commas: 2,9.2")
@@ -46,7 +46,7 @@ def main() -> None:
     results: list[Result] = []
     began = time.monotonic()
     known = Known(asked.out / "results.json", conditions)
-    with pictures(each) as data, fewer(data, None if each else QUICK[0]) as few:
+    with cifar10_settings(each) as data, fewer(data, None if each else QUICK[0]) as few:
         for experiment in EXPERIMENTS:
             wanted = not asked.only or experiment.chapter in asked.only.split(",")
             if known.lacks(experiment) and not wanted:
@@ -60,7 +60,7 @@ def main() -> None:
                 known.keep(experiment, seen)
             results.append(Result(experiment, known.seen(experiment)))
             spent = time.monotonic() - began
-            print(f"{spent:5.0f} s  {experiment.chapter:4} {experiment.title}: {results[-1].verdict}", flush=True)
+            print(f"{spent:5.0f} s  {experiment.chapter:4} {experiment.title}: {results[-1].conclusion}", flush=True)
             (asked.out / "book.md").write_text(as_markdown(results, conditions))
             (asked.out / "book.html").write_text(as_html(results, conditions))
     print(f"report  {asked.out / 'book.html'}, {asked.out / 'book.md'}")
@@ -72,9 +72,9 @@ def made_under(each: int | None, epochs: int, rounds: int) -> tuple[str, ...]:
         describe_node(detect_machine(affinity=frozenset(os.sched_getaffinity(0)))),
         f"Python {platform.python_version()}, PyTorch {version('torch')}",
         f"accuracy and training s: one run of {epochs} epochs of"
-        f" {'all pictures' if each is None else f'{10 * each:,} pictures'}",
+        f" {'all images' if each is None else f'{10 * each:,} images'}",
         f"images/s, spread and first step: {rounds} runs of {SHORT_STEPS} steps, in turns" if rounds else "single runs",
-        f"the book's seven tasks: {10 * QUICK[0]:,} pictures, and {FEW_STEPS} steps",
+        f"the book's seven tasks: {10 * QUICK[0]:,} images, and {FEW_STEPS} steps",
         "x is images/s against the first row",
     )
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from benchmarks.book.measure import NODES, Measured
 
-# Two medians that are nearer to each other than this are not told apart, whatever their spread.
+# Two medians that are nearer to each other than this are not distinguished, whatever their spread.
 NOISE = 0.05
 # Accuracies of one seed on several numbers of ranks may differ by so many points.
 FLAT_POINTS = 0.5
 
-Verdict = Callable[[Mapping[str, Measured]], str]
+Conclusion = Callable[[Mapping[str, Measured]], str]
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Variant:
 class Experiment:
     """Variants that alternate; the first is what the others are compared with.
 
-    `claim` is what the book concludes, `verdict` says whether that holds here. `curve` is what is drawn over the
-    variants: images/s or accuracy, where that says more than a table. `few` takes a part of the pictures, where all
+    `claim` is what the book concludes, `conclusion` says whether that holds here. `curve` is what is drawn over the
+    variants: images/s or accuracy, where that says more than a table. `few` takes a part of the images, where all
     would take hours; its accuracy says little then.
     """
 
@@ -41,15 +41,15 @@ class Experiment:
     title: str
     claim: str
     variants: Sequence[Variant]
-    verdict: Verdict
+    conclusion: Conclusion
     curve: str = ""
     few: bool = False
 
 
-def faster(variant: str, than: str) -> Verdict:
-    """Return the verdict on one variant's being faster than another."""
+def faster(variant: str, than: str) -> Conclusion:
+    """Return the conclusion on one variant's being faster than another."""
 
-    def verdict(seen: Mapping[str, Measured]) -> str:
+    def conclusion(seen: Mapping[str, Measured]) -> str:
         if variant not in seen or than not in seen:
             return "Not to be seen here: a variant is missing."
         ratio = seen[variant].speed / seen[than].speed
@@ -58,7 +58,7 @@ def faster(variant: str, than: str) -> Verdict:
             return f"Holds here: {figures}."
         return f"Does not hold here: {figures}{'' if ratio < 1 - NOISE else ', which is noise'}."
 
-    return verdict
+    return conclusion
 
 
 def worse_with_ranks(seen: Mapping[str, Measured]) -> str:

@@ -1,4 +1,4 @@
-"""What was measured before, kept in a file beside the report, so that `make book` can be stopped and gone on with."""
+"""What was measured before, kept in a file next to the report, so that `make book` can be stopped and gone on with."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Known:
                     for title, seen in content["experiments"].items()
                 }
             else:
-                print(f"{file}: measured under other conditions ({'; '.join(content['conditions'])}), begun anew")
+                print(f"{file}: measured under other conditions ({'; '.join(content['conditions'])}), started again")
 
     def lacks(self, experiment: Experiment) -> bool:
         """Return whether it was not measured yet."""

@@ -18,7 +18,7 @@ from entrypoint.core.console import last_error_line
 from tools.cifar10_images import unpacked_images
 
 ENTRYPOINT = (sys.executable, "-m", "entrypoint", "train")
-# What is set for every run, beside the data: one line of output, no events.
+# What is set for every run, besides the data: one line of output, no events.
 QUIET = {"LAUNCH_QUIET": "1", "TRAIN_PROGRESS": "off", "TRAIN_TENSORBOARD": "0", "TRAIN_CHECKPOINT_EVERY": "0"}
 # How many nodes: each an entrypoint of its own, all on this machine and so over its loopback.
 NODES = "BOOK_NODES"
@@ -147,8 +147,8 @@ def run(settings: Mapping[str, str], into: Measured) -> None:
 
 
 @contextmanager
-def pictures(each: int | None) -> Iterator[dict[str, str]]:
-    """Yield the settings for CIFAR-10: the pictures that CIFAR10_IMAGES names, `each` of a class, else a download."""
+def cifar10_settings(each: int | None) -> Iterator[dict[str, str]]:
+    """Yield the settings for CIFAR-10: the images that CIFAR10_IMAGES names, `each` of a class, else a download."""
     place = os.environ.get("CIFAR10_IMAGES", "")
     if not place:
         yield {"TRAIN_DATASET": "cifar10"}
@@ -162,7 +162,7 @@ def pictures(each: int | None) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def fewer(data: dict[str, str], each: int | None) -> Iterator[dict[str, str]]:
-    """Yield these settings with the first pictures of each class alone, as they are for None or a download."""
+    """Yield these settings with the first images of each class alone, as they are for None or a download."""
     if each is None or "TRAIN_DATA_DIR" not in data:
         yield data
         return
@@ -172,9 +172,9 @@ def fewer(data: dict[str, str], each: int | None) -> Iterator[dict[str, str]]:
 
 
 def choose(folder: Path, into: Path, each: int) -> None:
-    """Link the first pictures of each class, a quarter as many for the test."""
+    """Link the first images of each class, a quarter as many for the test."""
     for part, count in (("train", each), ("test", max(1, each // 4))):
         for label in sorted((folder / part).iterdir()):
             (into / part / label.name).mkdir(parents=True)
-            for picture in sorted(label.iterdir())[:count]:
-                (into / part / label.name / picture.name).symlink_to(picture)
+            for image in sorted(label.iterdir())[:count]:
+                (into / part / label.name / image.name).symlink_to(image)

@@ -1,4 +1,4 @@
-"""The report: one page of HTML with its pictures inside, and the same as Markdown."""
+"""The report: one page of HTML with its images inside, and the same as Markdown."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Result:
         return {name: one for name, one in self.seen.items() if one.summaries}
 
     @property
-    def verdict(self) -> str:
+    def conclusion(self) -> str:
         """Whether the book's conclusion holds here."""
-        return self.experiment.verdict(self.there) if self.there else "Not to be seen here: nothing of it runs."
+        return self.experiment.conclusion(self.there) if self.there else "Not to be seen here: nothing of it runs."
 
 
 def row(variant: Variant, result: Result) -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def as_markdown(results: Sequence[Result], conditions: Sequence[str]) -> str:
         for variant in experiment.variants:
             cells = row(variant, result)
             lines.append(f"| {' | '.join((*cells, *[''] * (len(HEADERS) - len(cells))))} |")
-        lines += ["", f"**{result.verdict}**", ""]
+        lines += ["", f"**{result.conclusion}**", ""]
     return "\n".join(lines)
 
 
@@ -91,10 +91,10 @@ def as_html(results: Sequence[Result], conditions: Sequence[str]) -> str:
             name, *cells = (html.escape(cell) for cell in row(variant, result))
             wide = f"<td class=why colspan={len(HEADERS) - 1}>" if len(cells) == 1 else "<td>"
             parts.append(f"<tr><td>{name}</td>{''.join(f'{wide}{cell}</td>' for cell in cells)}</tr>")
-        parts.append(f"</table><p><b>{html.escape(result.verdict)}</b></p>")
+        parts.append(f"</table><p><b>{html.escape(result.conclusion)}</b></p>")
         if experiment.curve and len(result.there) > 1:
-            picture = base64.b64encode(draw(result)).decode()
-            parts.append(f'<img alt="{html.escape(experiment.title)}" src="data:image/png;base64,{picture}">')
+            image = base64.b64encode(draw(result)).decode()
+            parts.append(f'<img alt="{html.escape(experiment.title)}" src="data:image/png;base64,{image}">')
     return "\n".join(parts)
 
 

@@ -1,6 +1,6 @@
 """The trainer against what people use today: `make bench-peers`.
 
-Conditions: the same model, 10,000 of CIFAR-10's pictures as files, the same batch, optimizer, rates and number of
+Conditions: the same model, 10,000 of CIFAR-10's images as files, the same batch, optimizer, rates and number of
 steps, flips and shifts (but for the loop by hand, which has none), fp32, all cores. Peers load with one worker a core
 and with their defaults else; ours is `entrypoint train` with its own defaults, checkpoints and events included, once
 with nothing decoded before (cold) and once with what an earlier run has left. All are started in turns, ROUNDS (5)
@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.book.measure import LIMIT_S, pictures
+from benchmarks.book.measure import LIMIT_S, cifar10_settings
 from entrypoint.core.console import last_error_line
 
 PYTHON = (sys.executable, "-m")
@@ -32,7 +32,7 @@ ACCELERATE = (*PYTHON, "accelerate.commands.launch", "--cpu")
 TORCHRUN = (*PYTHON, "torch.distributed.run", "--standalone")
 HERE, TENSORS = "benchmarks.peers", str(Path(__file__).with_name("tensors.py"))  # run_cpu's -m is broken
 COLD = "ours, cold"
-EACH = 1000  # pictures of a class
+EACH = 1000  # images of a class
 # model → batch, steps
 MODELS = {"cnn": (64, 200), "resnet18": (128, 50)}
 
@@ -136,9 +136,9 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="with commas")
     parser.add_argument("--ranks", default="1,2", help="with commas")
     asked = parser.parse_args()
-    with pictures(EACH) as data:
+    with cifar10_settings(EACH) as data:
         if "TRAIN_DATA_DIR" not in data:
-            sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's pictures")
+            sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's images")
         for model in asked.models.split(","):
             for ranks in asked.ranks.split(","):
                 compare(model, int(ranks), data, asked.rounds)

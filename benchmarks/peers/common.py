@@ -1,4 +1,4 @@
-"""What every peer's program has in common: the model, the pictures as people load them, and the clock."""
+"""What every peer's program has in common: the model, the images as people load them, and the clock."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Module(pl.LightningModule):
 
 
 class Ticks(pl.Callback):
-    """The clock, told of every step."""
+    """The clock, called at every step."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -1,4 +1,4 @@
-"""The loop of torchvision's reference scripts (references/classification/train.py), written anew.
+"""The loop of torchvision's reference scripts (references/classification/train.py), written again.
 
 What it adds to a plain loop: label smoothing, both accuracies and the loss read after every step for its log, a line
 every ten steps, evaluation under inference mode, a checkpoint with optimizer and schedule.

@@ -1,4 +1,4 @@
-"""A loop written by hand for speed: all pictures one tensor, no augmentation, channels_last, nothing logged."""
+"""A loop written by hand for speed: all images one tensor, no augmentation, channels_last, nothing logged."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What the plan is worth: `make bench-plan`.
 
 Conditions: a person's script (benchmarks/worth/program.py, the book's CNN, batch 64 over all ranks, 60 steps after
-warm-up), on the machine as it is, under a quota of one CPU, behind a mask of one CPU, with a busy neighbour on every
+warm-up), on the machine as it is, under a quota of one CPU, behind a mask of one CPU, with a busy process on every
 CPU, and on one. Ours is `entrypoint run` with nothing set, and with --nproc-per-node=2; peers are torchrun, accelerate
 launch and torch.backends.xeon.run_cpu with one and two ranks where they can. The sweep is every combination of ranks,
 threads, OpenMP runtime, wait policy and allocator that can be had, once each; its best FINALISTS (5) then run in turns
@@ -10,7 +10,7 @@ that the plan itself would have taken is marked: its ratio says how far chance g
 not given, which is no advantage but another's loss. Our trainer, which may choose its number of ranks, runs in the same
 turns on as large a model and batch, for 313 steps; its ratios are to itself with nothing set.
 Claim: ours within 5 % of the sweep's best, and never behind a peer that keeps to what it was given. Where every CPU has
-a busy neighbour the sweep's best is two ranks, which our trainer takes by itself; a script's number of ranks is chosen
+a busy process the sweep's best is two ranks, which our trainer takes by itself; a script's number of ranks is chosen
 by a person or `tune`.
 """
 
@@ -47,7 +47,7 @@ TRAINING = {
 
 @dataclass
 class Runner:
-    """A command, what is set for it, and the rates that it gave; `told` finds them, and how many CPUs it had."""
+    """A command, what is set for it, and the rates that it gave; `reported` finds them, and how many CPUs it had."""
 
     name: str
     command: Sequence[str]
@@ -55,7 +55,7 @@ class Runner:
     rates: list[float] = field(default_factory=list)
     problem: str = ""
     cpus: int = 0
-    told: str = r"rate ([\d.,]+) on (\d+) CPUs"
+    reported: str = r"rate ([\d.,]+) on (\d+) CPUs"
 
     def run(self, words: Sequence[str]) -> None:
         """Run once behind these words; what fails is not tried again."""
@@ -63,7 +63,7 @@ class Runner:
         done = subprocess.run(
             [*words, *self.command], env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
         )
-        found = re.search(self.told, done.stdout)
+        found = re.search(self.reported, done.stdout)
         if found:
             self.rates.append(float(found[1].replace(",", "")))
             self.cpus = max(map(int, found.groups()[1:]), default=0)
@@ -91,10 +91,10 @@ def ours(name: str, settings: Mapping[str, str]) -> Runner:
 
 def trainers(folder: str) -> list[Runner]:
     """Return our trainer with nothing set, and with each number of ranks; what it leaves is in the folder."""
-    command, told = (*MODULE, "entrypoint", "train"), r"([\d.,]+) images/s, the whole"
+    command, reported = (*MODULE, "entrypoint", "train"), r"([\d.,]+) images/s, the whole"
     settings = {**QUIET, **TRAINING, "TRAIN_OUTPUT_DIR": folder}
     return [
-        Runner(f"our trainer{name}", command, {**settings, **ranks}, told=told)
+        Runner(f"our trainer{name}", command, {**settings, **ranks}, reported=reported)
         for name, ranks in (
             ("", {}),
             (", 1 rank", {"LAUNCH_NPROC_PER_NODE": "1"}),
@@ -170,13 +170,13 @@ def compare(mood: str, rounds: int) -> None:
 
 
 def show(runners: Sequence[Runner], given: int) -> None:
-    """Print a row for each, beside the first; `given` is the number of CPUs that the mood gives."""
+    """Print a row for each, next to the first; `given` is the number of CPUs that the mood gives."""
     base = runners[0].median
     for one in runners:
-        told = f"{min(one.rates):,.0f}-{max(one.rates):,.0f}" if one.rates else one.problem
+        reported = f"{min(one.rates):,.0f}-{max(one.rates):,.0f}" if one.rates else one.problem
         ratio = one.median / base if base else 0
         escaped = f"  takes {one.cpus} CPUs where {given} is given" if one.cpus > given else ""
-        print(f"{one.name:<40}{one.median:>9,.0f}{told:>14}{ratio:>9.2f}{escaped}", flush=True)
+        print(f"{one.name:<40}{one.median:>9,.0f}{reported:>14}{ratio:>9.2f}{escaped}", flush=True)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The machine as it may be met: bare, under a quota, behind a mask, with neighbours."""
+"""The machine as it may be met: bare, under a quota, behind a mask, with busy processes."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ MOODS = {
     "quota of 1 CPU": partial(quota, 1.0),
     "mask of 1 CPU": mask_of_one,
     "2x over-subscribed": twice_over,
-    "noisy neighbour": one_neighbour,
+    "busy process": one_neighbour,
 }

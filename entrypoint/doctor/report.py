@@ -60,9 +60,11 @@ def check_plan(draw: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Chec
     cores = next(decision.value for decision in plan.decisions if decision.key == "cores")
     ranks = f"{plan.nodes.nproc_per_node} rank{'s' if plan.nodes.nproc_per_node != 1 else ''}"
     yield Check("plan", "ok", f"{ranks} on {plan.device} by {plan.launcher}, cores {cores}")
-    told = {check.line for check in fast}
+    reported = {check.line for check in fast}
     yield from (
-        Check("plan", "warning", warning, "see `entrypoint plan`") for warning in plan.warnings if warning not in told
+        Check("plan", "warning", warning, "see `entrypoint plan`")
+        for warning in plan.warnings
+        if warning not in reported
     )
 
 
@@ -115,11 +117,11 @@ def check_imports(python: str) -> Iterator[Check]:
     except subprocess.TimeoutExpired as error:
         said, end = (error.stdout or b"").decode(), f"not done after {IMPORT_TIMEOUT_S} s"
     marked = (line.removeprefix(RESULT_PREFIX) for line in said.splitlines() if line.startswith(RESULT_PREFIX))
-    told = {name: (state, seen) for name, state, seen in (json.loads(line) for line in marked)}
+    reported = {name: (state, seen) for name, state, seen in (json.loads(line) for line in marked)}
     for name in IMPORTS:
-        state, seen = told.get(name, ("failure", end))
+        state, seen = reported.get(name, ("failure", end))
         yield Check(f"import {name}", state, seen, "" if state == "ok" else "repair or remove the package")
-        if name not in told:  # what comes after the one that ended it was not tried
+        if name not in reported:  # what comes after the one that ended it was not tried
             return
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from entrypoint.core.errors import UserError
 
-# An image has them beside its other files of ours; a checkout beside the packages.
+# An image has them next to its other files of ours; a checkout next to the packages.
 FOLDERS = (Path("/opt/reference-training/tests"), Path(__file__).resolve().parents[2] / "tests")
 
 

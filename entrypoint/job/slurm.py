@@ -50,7 +50,7 @@ def srun_binding(environ: Mapping[str, str]) -> str:
 def granted_cpus(environ: Mapping[str, str]) -> int | None:
     """Return the CPUs that Slurm grants to what runs on this node, a step or the batch script; None outside a job.
 
-    A cluster without confinement by cgroups or affinity leaves the mask whole: then only this tells.
+    A cluster without confinement by cgroups or affinity leaves the mask whole: then only this shows it.
     """
     cpus = number(environ, "SLURM_CPUS_ON_NODE", 0) if environ.get("SLURM_JOB_ID") else 0
     return cpus if cpus > 0 else None

@@ -118,7 +118,7 @@ def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[di
                 self._remaining_restarts = 0
             else:
                 count = plan.nodes.max_restarts - self._remaining_restarts + 1
-                why = "another node's ranks were told to end" if elsewhere else describe(result.failures)
+                why = "another node's ranks were asked to end" if elsewhere else describe(result.failures)
                 log(f"restart {count} of {plan.nodes.max_restarts}: {why}")
             return result
 

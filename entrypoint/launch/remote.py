@@ -28,7 +28,7 @@ SSH_ALTERNATIVES = (
     "I_MPI_HYDRA_BOOTSTRAP",
 )
 HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?::| +slots *= *)([1-9][0-9]{0,3}))?")
-# What ranks on other nodes are told: our settings and what steers threads, networks and devices. Nothing else of a
+# What ranks on other nodes get: our settings and what steers threads, networks and devices. Nothing else of a
 # person's environment goes over the network, where it may hold secrets.
 FORWARDED_PREFIXES = (
     *("LAUNCH_", "TRAIN_", "OMP_", "KMP_", "GOMP_", "MKL_", "GLOO_", "NCCL_", "CCL_", "FI_", "UCX_", "TORCH_"),
@@ -177,10 +177,10 @@ def uses_slurm_ntasks(inputs: PlanInputs) -> bool:
 
 
 def rendezvous_hints(inputs: PlanInputs, hosts: tuple[tuple[str, int], ...]) -> dict[str, str]:
-    """Return what mpirun's ranks are told beside a person's variables: where rank 0 is, and which run this is."""
+    """Return what mpirun's ranks get besides the user's variables: where rank 0 is, and which run this is."""
     first = hosts[0][0] if len(hosts) > 1 else "127.0.0.1"
-    told = {"MASTER_ADDR": first, JOB_TOKEN_VAR: inputs.job.job_id or inputs.run_token}
-    return {name: value for name, value in told.items() if not inputs.environ.get(name)}
+    reported = {"MASTER_ADDR": first, JOB_TOKEN_VAR: inputs.job.job_id or inputs.run_token}
+    return {name: value for name, value in reported.items() if not inputs.environ.get(name)}
 
 
 def srun(

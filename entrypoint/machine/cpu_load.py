@@ -59,7 +59,11 @@ def sample_busy_cpus(seconds: float = SAMPLE_S) -> float:
 def busy_cpus_note(samples: Sequence[float]) -> str:
     """Return a note about the median number of CPUs that other processes used, empty for background tasks."""
     used = sorted(samples)[(len(samples) - 1) // 2] if samples else 0.0
-    return f", beside others who used {used:.1f} of {len(os.sched_getaffinity(0))} CPUs" if used >= MIN_REPORTED else ""
+    return (
+        f", while other processes used {used:.1f} of {len(os.sched_getaffinity(0))} CPUs"
+        if used >= MIN_REPORTED
+        else ""
+    )
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def read_topology(root: Path, mask: frozenset[int]) -> Topology:
 def read_cores(folder: Path, allowed: list[int]) -> tuple[dict[int, int], tuple[int, ...]]:
     """Return CPU id → core id for the allowed CPUs, and those whose topology is hidden.
 
-    A core's id is its first sibling's: one file tells all siblings of a core, so that 1,024 CPUs stay cheap.
+    A core's id is its first sibling's: one file lists all siblings of a core, so that 1,024 CPUs stay cheap.
     """
     cores: dict[int, int] = {}
     hidden: list[int] = []

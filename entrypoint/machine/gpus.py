@@ -175,7 +175,7 @@ def filter_visible(found: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ..
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, in its order, stopping at the first unknown one.
 
     Those are CUDA's own rules (CUDA C++ programming guide, environment variables), as is that a process sees
-    one MIG device at most, and no other GPU beside it (MIG user guide, CUDA visible devices).
+    one MIG device at most, and no other GPU besides it (MIG user guide, CUDA visible devices).
     """
     places: list[int] = []
     words = [gpu.uuid for gpu in found] if visible is None else [part.strip() for part in visible.split(",")]

@@ -89,7 +89,7 @@ def build_rank_environment(plan: Plan, rank: RankPlan, job: Job, environ: Mappin
         environment |= {"MASTER_ADDR": plan.rendezvous.master_addr, "MASTER_PORT": plan.rendezvous.master_port}
         environment |= {"GROUP_RANK": str(plan.nodes.node_rank), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     if plan.program.kind != "train" and job.launcher != "srun":
-        # This variable tells Lightning that the ranks are already started. Without it Lightning assumes srun in any
+        # This variable shows Lightning that the ranks are already started. Without it Lightning assumes srun in any
         # batch job, and waits for ranks that nothing starts. Under srun that assumption is right.
         environment.setdefault("TORCHELASTIC_RUN_ID", job.job_id or "none")
     if job.world_size > 1 and plan.program.kind == "train":

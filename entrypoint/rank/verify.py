@@ -81,7 +81,7 @@ def mapped_libraries(preload: Iterable[str], maps: str) -> tuple[str, ...]:
 def symbol_provider(function: str) -> str:
     """Return the file that a function resolves to in this process, empty where there is none.
 
-    Where two OpenMP runtimes are mapped, only GOMP_parallel's tells which one runs: torch's parallel_info() and
+    Where two OpenMP runtimes are mapped, only GOMP_parallel's shows which one runs: torch's parallel_info() and
     __config__ read the same either way. Of an allocator's functions ask for posix_memalign, which torch takes its
     memory by: malloc's address is the interpreter's own in an executable that is not position-independent, as
     Debian's is.

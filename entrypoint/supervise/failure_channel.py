@@ -104,7 +104,7 @@ class FailureChannel:
             self.first_failure = failure
             peers = list(self.peers)
         for peer in peers:
-            send_message(peer, {"verdict": asdict(failure)})
+            send_message(peer, {"first_failure": asdict(failure)})
 
     def report_exit(self, code: int, how: str) -> None:
         """Report how this monitor's own rank ended; on rank 0 this closes the channel."""
@@ -139,15 +139,15 @@ class FailureChannel:
                     self.peers[peer] = endpoint
                     failure = self.first_failure
                 if failure:
-                    send_message(peer, {"verdict": asdict(failure)})
+                    send_message(peer, {"first_failure": asdict(failure)})
             return self.handle_message(message)
 
         self.remove_peer(peer, read_messages(peer, self.timeout_s, handle))
 
     def handle_message(self, message: dict[str, object]) -> bool:
         """Record a peer's first failure, and return whether more messages follow."""
-        if "verdict" in message:
-            self.report_failure(FirstFailure(**message["verdict"]))  # type: ignore[arg-type]
+        if "first_failure" in message:
+            self.report_failure(FirstFailure(**message["first_failure"]))  # type: ignore[arg-type]
         return "bye" not in message
 
     def remove_peer(self, peer: socket.socket, lost: str) -> None:
@@ -175,7 +175,7 @@ class FailureChannel:
             self.peers[peer] = replace(self.endpoint, rank=0, node=self.endpoint.host)
             message: dict[str, object] = {"joined": True}
             if self.first_failure:
-                message["verdict"] = asdict(self.first_failure)
+                message["first_failure"] = asdict(self.first_failure)
             if self.closed.is_set():
                 message["bye"] = True
         send_message(peer, message)

@@ -80,7 +80,7 @@ def even_layouts(cores: int, threads: int) -> Iterator[tuple[int, int]]:
 
 
 def reduced_layouts(threads: int) -> Iterator[tuple[int, int]]:
-    """Yield (1, threads) that leave a core to a neighbour, or half: more are no use where memory is what limits."""
+    """Yield (1, threads) that leave a core to another process, or half: more are no use where memory is what limits."""
     for fewer in (threads - 1, threads // 2):
         if fewer:
             yield 1, fewer
@@ -119,7 +119,7 @@ def wait_policies(inputs: PlanInputs, runtime: str) -> tuple[Mapping[str, str], 
 def binding_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
     """Return the other ways to bind, where a person left that open.
 
-    Ranks that float help each other's threads out where others run too: 1.16 times as fast with a busy neighbour on
+    Ranks that float help each other's threads out where others run too: 1.16 times as fast with a busy process on
     every core (two ranks of the book's CNN by Gloo), 1.12 with one. Results stay the same to the bit.
     """
     taken = inputs.is_set_by_user("cpu_binding") or any(inputs.environ.get(name) for name in AFFINITY_VARIABLES)

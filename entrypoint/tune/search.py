@@ -72,7 +72,7 @@ class TuneSettings(Settings, frozen=True, kw_only=True):
 class TuningSession:
     """One search: what it is for, where it is kept, the trials that were done before it, and those since.
 
-    `beside` are the CPUs that others used before each trial.
+    `busy_cpus` are the CPUs that others used before each trial.
     """
 
     way: TrialSpec
@@ -80,7 +80,7 @@ class TuningSession:
     about: Mapping[str, Any]
     until: float
     earlier: dict[Candidate, list[float]]
-    beside: list[float]
+    busy_cpus: list[float]
     rates: dict[Candidate, list[float]] = field(default_factory=dict)
     starts: dict[Candidate, float] = field(default_factory=dict)
     problems: dict[Candidate, str] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class TuningSession:
         if len(done) < len(self.earlier.get(candidate, ())):
             done.append(self.earlier[candidate][len(done)])
             return done[-1]
-        self.beside.append(round(sample_busy_cpus(), 2))
+        self.busy_cpus.append(round(sample_busy_cpus(), 2))
         seen = run_trial(self.way, candidate)
         if seen.rate is None:
             self.problems[candidate] = seen.problem
@@ -115,10 +115,11 @@ class TuningSession:
         """Tell whether there is time for another trial."""
         return time.monotonic() < self.until
 
-    def keep(self, verdict: Mapping[str, Any] | None) -> None:
+    def keep(self, result: Mapping[str, Any] | None) -> None:
         """Write down all that is known, whole, after every trial."""
         trials = [{"variables": dict(one.variables), "rates": seen} for one, seen in self.rates.items() if seen]
-        save(self.path, {**self.about, "trials": trials, "beside": self.beside, "verdict": verdict})
+        found = {"trials": trials, "beside": self.busy_cpus, "verdict": result}  # codespell:ignore
+        save(self.path, {**self.about, **found})
 
 
 COMPILED_TRIALS = 3
@@ -164,7 +165,7 @@ def tune(
     cut_short = not session.in_time() and any(one != found.best for one in found.ties)
     session.keep({"variables": variables, "evidence": evidence})
     print("\n".join(format_report(found, session, compared, plan.nodes.nproc_per_node) + lines))
-    print(evidence + ("; time was up before they could be told apart" if cut_short else ""))
+    print(evidence + ("; time was up before they could be distinguished" if cut_short else ""))
     return ExitCode.DONE
 
 
@@ -178,13 +179,13 @@ def trial_spec(inputs: PlanInputs, settings: TuneSettings, words: Sequence[str])
 
 
 def load_unfinished(path: Path) -> tuple[dict[Candidate, list[float]], list[float]]:
-    """Return the trials of a search that was cut short, and beside what; one that came to a verdict is begun anew."""
+    """Return the trials of a search that was cut short, and the CPU use of others; one that ended starts again."""
     try:
         known = json.loads(path.read_text())
-        if known["verdict"]:
+        if known["verdict"]:  # codespell:ignore
             return {}, []
         trials = {Candidate.of(one["variables"]): list(one["rates"]) for one in known["trials"]}
-        return trials, list(known["beside"])
+        return trials, list(known["beside"])  # codespell:ignore
     except (OSError, ValueError, KeyError, TypeError):
         return {}, []
 
@@ -195,7 +196,7 @@ Best = ComparisonResult[Candidate]
 def search(session: TuningSession, inputs: PlanInputs, plan: Plan) -> tuple[Best | None, Best | None]:
     """Contest by contest: shapes first, then the best shape's runtime, waiting and allocator, binding, loader workers.
 
-    Returns the last verdict, and that on the shapes.
+    Returns the last result, and that on the shapes.
     """
 
     def among(candidates: Sequence[Candidate]) -> Best | None:
@@ -217,7 +218,7 @@ def search(session: TuningSession, inputs: PlanInputs, plan: Plan) -> tuple[Best
 
 
 def more_certain(before: Best, later: Best | None) -> Best:
-    """Return the later verdict, unless it was cut short where only the one before told its best from no tuning."""
+    """Return the later result, unless it was cut short and only the one before is surely better than no tuning."""
     if later is None or (BASELINE in later.ties and BASELINE not in (before.best, *before.ties)):
         return before
     return later
@@ -244,7 +245,7 @@ def try_compile(session: TuningSession, found: Best) -> list[str]:
 
 
 def plan_signature(inputs: PlanInputs, candidate: Candidate) -> object:
-    """Return what a candidate comes to: of two alike one is measured. What is refused is told by its trial."""
+    """Return what a candidate comes to: of two alike one is measured. What is refused is reported by its trial."""
     variables = dict(candidate.variables)
     try:
         plan = make_plan(apply_tuning(inputs, TunedPlan(variables, "", Path()), {}))
@@ -267,7 +268,7 @@ def plan_signature(inputs: PlanInputs, candidate: Candidate) -> object:
 def select_result(found: Best, session: TuningSession) -> tuple[Mapping[str, str], str]:
     """Return the variables to keep and the evidence for them: none where the untuned plan is not behind."""
     tried = sum(1 for seen in session.rates.values() if seen)
-    when = time.strftime("%Y-%m-%d") + busy_cpus_note(session.beside)
+    when = time.strftime("%Y-%m-%d") + busy_cpus_note(session.busy_cpus)
     unit = UNITS[session.way.trains]
     best, untuned = found.median(found.best), found.rates.get(BASELINE)
     if found.best == BASELINE or BASELINE in found.ties:

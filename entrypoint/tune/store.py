@@ -26,7 +26,7 @@ NOT_SPEED_SETTINGS = (
     "grace_period_s",
     "max_restarts",
 )
-# Variables of others that change it; LAUNCH_* and TRAIN_* are told apart by their own rules.
+# Variables of others that change it; LAUNCH_* and TRAIN_* are distinguished by their own rules.
 SPEED_VARIABLES = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "ONEDNN_"),
     *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"),
@@ -97,10 +97,10 @@ def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> Tuned
         return None
     path = folder / f"{machine_program_key(inputs, training())}.json"
     try:
-        verdict = json.loads(path.read_text())["verdict"]
-        if not verdict:
+        result = json.loads(path.read_text())["verdict"]  # codespell:ignore
+        if not result:
             return None
-        return TunedPlan(dict(verdict["variables"]), str(verdict["evidence"]), path)
+        return TunedPlan(dict(result["variables"]), str(result["evidence"]), path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

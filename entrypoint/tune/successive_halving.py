@@ -12,9 +12,9 @@ T = TypeVar("T", bound=Hashable)
 
 # A lead counts where so few series of turns would show it by chance.
 SIGNIFICANCE = 0.05
-# A verdict takes at least so many turns, and gives up on telling candidates apart after the most.
+# A result takes at least so many turns, and gives up on distinguishing candidates after the most.
 MIN_ROUNDS, MAX_ROUNDS = 5, 15
-# Candidates as near as this to the last one that is kept are kept too after the first turn, which tells little.
+# Candidates as near as this to the last one that is kept are kept too after the first turn, which says little.
 FIRST_ROUND_SLACK = 0.05
 # Candidates whose medians differ by less than this are as good as each other, and not measured on to tell them apart.
 EQUIVALENCE = 0.02
@@ -24,7 +24,7 @@ MIN_SURVIVORS = 3
 
 @dataclass(frozen=True)
 class ComparisonResult(Generic[T]):
-    """The candidate with the best median rate, those that it could not be told apart from, and all rates seen."""
+    """The candidate with the best median rate, those that it could not be distinguished from, and all rates seen."""
 
     best: T
     ties: tuple[T, ...]
@@ -41,7 +41,7 @@ def successive_halving(
     always: Sequence[T] = (),
     in_time: Callable[[], bool] = lambda: True,
 ) -> ComparisonResult[T] | None:
-    """Measure candidates in turns and return the verdict; `measure` gives a rate, or None for one that cannot run.
+    """Measure candidates in turns and return the result; `measure` gives a rate, or None for one that cannot run.
 
     Successive halving (Jamieson and Talwalkar, 2016, arXiv:1502.07943), by turns of all that are left, so that what
     else the machine does meets each alike. Those of `always` are measured to the end. None where none can run.

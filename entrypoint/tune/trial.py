@@ -19,7 +19,7 @@ from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import UserError
 from entrypoint.tune.candidates import Candidate
 
-# How long a program may take until its first figure, and to end when it is told to.
+# How long a program may take until its first figure, and to end when it is asked to.
 STARTUP_TIMEOUT_S, STOP_TIMEOUT_S = 300, 20
 # The first figures are of a program that warms up.
 WARM_UP = 2

@@ -86,7 +86,7 @@ def test_every_experiments_settings_are_settings_of_ours() -> None:
     }  # fmt: skip
 
 
-def test_pictures_are_the_first_of_each_class(tmp_path: Path) -> None:
+def test_images_are_the_first_of_each_class(tmp_path: Path) -> None:
     for part in ("train", "test"):
         paint(tmp_path / "all" / part, classes=2, each=8)
     choose(tmp_path / "all", tmp_path / "some", 4)

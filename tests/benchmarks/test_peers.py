@@ -1,4 +1,4 @@
-"""What people use today trains the same for real, and what fails is told."""
+"""What people use today trains the same for real, and what fails is reported."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ def test_a_mask_leaves_one_cpu_and_a_quota_the_time_of_one() -> None:
         assert subprocess.run([*words, "nproc"], capture_output=True, text=True, check=True).stdout == "1\n"
     try:
         with MOODS["quota of 1 CPU"]() as words:
-            told = subprocess.run([*words, "cat", "/proc/self/cgroup"], capture_output=True, text=True, check=True)
+            reported = subprocess.run([*words, "cat", "/proc/self/cgroup"], capture_output=True, text=True, check=True)
     except OSError as error:
         pytest.skip(f"needs a cgroup that it may make: {error}")
-    assert "reference-training-" in told.stdout
+    assert "reference-training-" in reported.stdout
 
 
 def test_a_neighbour_is_gone_with_its_mood() -> None:
@@ -41,7 +41,7 @@ def test_a_neighbour_is_gone_with_its_mood() -> None:
 
 @pytest.mark.launch
 def test_ours_gives_a_rate_and_what_fails_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("LAUNCH_RESERVE_CPUS", "0")  # else plans differ where suites run beside it between two of them
+    monkeypatch.setenv("LAUNCH_RESERVE_CPUS", "0")  # else plans differ where suites run next to it between two of them
     first, two, *_ = contestants()
     by_hand = ours("by hand", {"LAUNCH_NPROC_PER_NODE": str(len(first.plans(())[0]))})
     assert by_hand.plans(()) == first.plans(()) != two.plans(())

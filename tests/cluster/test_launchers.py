@@ -1,4 +1,4 @@
-"""Every launcher over two nodes, on real pictures: losses and accuracy of one process with the same global batch."""
+"""Every launcher over two nodes, on real images: losses and accuracy of one process with the same global batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRAIN = {
     "TRAIN_EPOCHS": "2", "TRAIN_RUN_NAME": "many", "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "cifar10",
     "LAUNCH_THREADS": "1",  # both nodes have the same cores here
 }  # fmt: skip
-# Pictures of each class.
+# Images of each class.
 SUBSET = {"train": 128, "test": 50}
 Start = Callable[[Cluster, int], list[Started]]
 
@@ -77,18 +77,18 @@ class Alone:
 
 @pytest.fixture(scope="module")
 def subset(cifar10_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same few of CIFAR-10's pictures each time."""
+    """The same few of CIFAR-10's images each time."""
     folder = tmp_path_factory.mktemp("subset")
     for part, each in SUBSET.items():
         for label in sorted((cifar10_images / part).iterdir()):
             (folder / part / label.name).mkdir(parents=True)
-            for picture in sorted(label.iterdir())[:each]:
-                (folder / part / label.name / picture.name).symlink_to(picture)
+            for image in sorted(label.iterdir())[:each]:
+                (folder / part / label.name / image.name).symlink_to(image)
     return folder
 
 
 @pytest.fixture(autouse=True)
-def _with_pictures(request: pytest.FixtureRequest, subset: Path) -> None:
+def _with_images(request: pytest.FixtureRequest, subset: Path) -> None:
     if "cluster" in request.fixturenames:
         (request.getfixturevalue("cluster").folder / "cifar10").symlink_to(subset)
 

@@ -1,4 +1,4 @@
-"""Nodes whose names resolve badly or not at all: the ranks meet all the same, or are told before they wait in vain."""
+"""Nodes whose names resolve badly or not at all: the ranks meet, or are refused before they wait."""
 
 from __future__ import annotations
 

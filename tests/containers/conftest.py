@@ -19,7 +19,7 @@ from tests.conftest import Result, clean_environment
 IMAGES = ("cpu-intel", "cuda")
 LIMIT_S = 240
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Suites that run beside these are no neighbours of theirs.
+# Suites that run next to these do not disturb them.
 ALONE = ("--env", "LAUNCH_RESERVE_CPUS=0")
 
 

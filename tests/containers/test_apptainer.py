@@ -142,7 +142,7 @@ def test_nv_without_a_driver_is_one_line_and_on_auto_the_cpu(apptainer: Apptaine
     options = ("--nv", "--pwd", inside(apptainer, place))
     refused = apptainer("run", image, options=options, LAUNCH_DEVICE="cuda")
     assert refused.code == 3
-    told = [line for line in refused.err.splitlines() if not line.startswith(("INFO:", "WARNING:"))]
-    assert len(told) == 1
-    assert told[0].startswith("entrypoint: error: LAUNCH_DEVICE=cuda: ")
+    reported = [line for line in refused.err.splitlines() if not line.startswith(("INFO:", "WARNING:"))]
+    assert len(reported) == 1
+    assert reported[0].startswith("entrypoint: error: LAUNCH_DEVICE=cuda: ")
     assert apptainer("run", image, options=options, **SHORT).code == 0

@@ -106,6 +106,6 @@ def test_one_ccl_without_its_index_is_refused_before_anything_is_fetched() -> No
 
 def test_what_it_says_of_itself_passes_its_own_tests(docker: Docker) -> None:
     options = ("-e", "FUZZ_EXAMPLES=50", "--read-only", "--tmpfs=/tmp")
-    result = docker.run("cpu-intel", "selftest", options=options, limit_s=900)  # 2 minutes, but beside other suites
+    result = docker.run("cpu-intel", "selftest", options=options, limit_s=900)  # 2 minutes, but next to other suites
     assert result.code == 0, result.out[-3000:]
     assert " passed" in result.out.splitlines()[-1]

@@ -14,11 +14,11 @@ SMALL = {"TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_IMAGES": "640", "TRAIN_S
 TWO_RANKS_WHERE_THEY_FIT = TWO_RANKS if CORES > 1 else {}
 
 
-def imagefolder(pictures: Path, **more: str) -> dict[str, str]:
-    """Return what trains on a folder of pictures for two epochs."""
+def imagefolder(image_folder: Path, **more: str) -> dict[str, str]:
+    """Return what trains on a folder of images for two epochs."""
     return {
-        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(pictures), "TRAIN_BATCH_SIZE": "8", "TRAIN_EPOCHS": "2",
-        **more,
+        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(image_folder), "TRAIN_BATCH_SIZE": "8",
+        "TRAIN_EPOCHS": "2", **more,
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The trainer as a program: what a signal ends is told as that, whatever it interrupted."""
+"""The trainer as a program: what a signal ends is reported as that, whatever it interrupted."""
 
 from __future__ import annotations
 

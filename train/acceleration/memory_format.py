@@ -1,4 +1,4 @@
-"""How pictures and filters lie in memory: channels innermost where that is asked for, with an exception that pays."""
+"""How images and filters lie in memory: channels innermost where that is asked for, with an exception that pays."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 def memory_format(*, channels_last: bool) -> torch.memory_format:
-    """Return the memory format of the pictures."""
+    """Return the memory format of the images."""
     return torch.channels_last if channels_last else torch.contiguous_format
 
 
 def set_memory_format(model: nn.Module, *, channels_last: bool, plain_filters: bool, shared: bool = False) -> nn.Module:
-    """Return the model with its filters in the pictures' format.
+    """Return the model with its filters in the images' format.
 
     With `plain_filters` those of dense convolutions stay in plain order: oneDNN packs them for itself at each step and
     gives their gradients in plain order, which in another are copied twice, when they are accumulated and by the

@@ -1,6 +1,6 @@
 """Convolutions of images of a few pixels as matrix products, which CPUs compute several times as fast.
 
-Deep networks see such images in their last layers: of a picture of 32x32 pixels ResNet leaves 2x2 and then one. Each
+Deep networks see such images in their last layers: of an image of 32x32 pixels ResNet leaves 2x2 and then one. Each
 pixel that comes out then hangs on all that went in, so that the convolution is a product with a matrix of its filters'
 taps, while oneDNN multiplies with every tap, those beyond the image's edge too, and repacks them all for each step.
 Measured on two cores, a batch of 128, forward and backward: 3.4 ms for 11 with 256 channels of 2x2 pixels, 1.3 for 7.5
@@ -53,7 +53,7 @@ class SmallConv2d(nn.Conv2d):
 
 
 def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int], *, by_taps: bool = True) -> nn.Module:
-    """Return the model with the convolutions that see small images changed so, for pictures of a (C, H, W) shape.
+    """Return the model with the convolutions that see small images changed so, for images of a (C, H, W) shape.
 
     Filters of more than one tap lie tap by tap, which makes their matrices blocks of memory, a third of the time;
     `by_taps` is to be off for who wants to see them as a matrix themselves.

@@ -109,53 +109,53 @@ class TensorOnlyPlanner(DefaultLoadPlanner):
         raise ValueError(f"{read_item.dest_index.fqn} is not a tensor")
 
 
-def save(folder: Path, told: Checkpoint, state: ShardedState, keep: int, *, best: bool) -> Path:
+def save(folder: Path, reported: Checkpoint, state: ShardedState, keep: int, *, best: bool) -> Path:
     """Write a sharded checkpoint, then remove all but the newest `keep` and the best; returns its path.
 
     Raises `UserError` if a rank cannot write its shard or does not see the folder that rank 0 created.
     """
     group = state.ranks
-    path = folder / f"step-{told.step:09d}{single_file.SHARDED_SUFFIX}"
-    aside = folder / f".{path.name}"
+    path = folder / f"step-{reported.step:09d}{single_file.SHARDED_SUFFIX}"
+    temp_dir = folder / f".{path.name}"
     group.broadcast_buffers(list(state.model.buffers()))
-    group.run_on_main(lambda: make_temp_dir(aside))
-    if not all(group.gather(aside.is_dir())):
+    group.run_on_main(lambda: make_temp_dir(temp_dir))
+    if not all(group.gather(temp_dir.is_dir())):
         raise UserError(
             f"{folder}: not visible on every node, but every rank writes its shard there."
             " Set TRAIN_OUTPUT_DIR to a folder that all nodes share."
         )
-    writer, alone = FileSystemWriter(aside, sync_files=True), group.world_size == 1
+    writer, alone = FileSystemWriter(temp_dir, sync_files=True), group.world_size == 1
     try:
         silence_torch_warnings()
         save_parts(sharded_tensors(state)[0], storage_writer=writer, process_group=group.control, no_dist=alone)
     except CheckpointException as error:
         raise shard_write_error(folder, error) from None
-    group.run_on_main(lambda: commit(aside, path, told, keep, best=best))
+    group.run_on_main(lambda: commit(temp_dir, path, reported, keep, best=best))
     return path
 
 
 def silence_torch_warnings() -> None:
     """Silence two torch warnings: a deprecated call in its own writer, and a group of one rank."""
-    for told in ("TypedStorage is deprecated", "torch.distributed is disabled"):
-        warnings.filterwarnings("ignore", told, UserWarning)
+    for reported in ("TypedStorage is deprecated", "torch.distributed is disabled"):
+        warnings.filterwarnings("ignore", reported, UserWarning)
 
 
-def make_temp_dir(aside: Path) -> None:
+def make_temp_dir(temp_dir: Path) -> None:
     """Create the temporary folder of a checkpoint; removes one that a killed run left behind."""
-    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(temp_dir, ignore_errors=True)
     try:
-        aside.mkdir(parents=True)
+        temp_dir.mkdir(parents=True)
     except OSError as error:
-        raise single_file.write_error(aside.parent, error) from None
+        raise single_file.write_error(temp_dir.parent, error) from None
 
 
-def commit(aside: Path, path: Path, told: Checkpoint, keep: int, *, best: bool) -> None:
+def commit(temp_dir: Path, path: Path, reported: Checkpoint, keep: int, *, best: bool) -> None:
     """Rename a checkpoint to its final name after all ranks have written their shards."""
     try:
-        parts = {file.name: sha256_of(file) for file in sorted(aside.iterdir())}
-        single_file.write(aside / single_file.METADATA_FILE, replace(told, parts=parts))
+        parts = {file.name: sha256_of(file) for file in sorted(temp_dir.iterdir())}
+        single_file.write(temp_dir / single_file.METADATA_FILE, replace(reported, parts=parts))
         shutil.rmtree(path, ignore_errors=True)
-        aside.rename(path)
+        temp_dir.rename(path)
         single_file.prune_old(path, keep, best=best)
     except OSError as error:
         raise single_file.write_error(path.parent, error) from None

@@ -43,7 +43,7 @@ RESUME_MAY_CHANGE = frozenset(
     }
 )
 # A checkpoint is a file, or a folder of shards with a metadata file.
-SUFFIX, SHARDED_SUFFIX, METADATA_FILE = ".pt", ".sharded", "told.pt"
+SUFFIX, SHARDED_SUFFIX, METADATA_FILE = ".pt", ".sharded", "reported.pt"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from train.seeding import shard_slice, epoch_permutation, make_generator
 from train.settings import ImageShape, TrainSettings
 from train.transforms.registry import Transform, select_transform
 
-# A label that the loss and the evaluation leave out: a picture that could not be read.
+# A label that the loss and the evaluation leave out: an image that could not be read.
 IGNORE_LABEL = -1
 # Images of a sample: enough for the covariance of small patches.
 SAMPLE_IMAGES = 1000
@@ -72,7 +72,7 @@ class MicroBatchIndices:
         return of[:own], of[own:]
 
     def apply_mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return (images, labels, labels of what is mixed in) of the part's pictures."""
+        """Return (images, labels, labels of what is mixed in) of the part's images."""
         if self.mix is None:
             return images, labels, None
         return self.mix.of(*self.split_mix(images)), *self.split_mix(labels)
@@ -112,8 +112,8 @@ class BatchSampler:
         for step in range(first, self.steps_per_epoch):
             rows = order[step * size : (step + 1) * size]
             drawn = torch.empty(size, 0)
-            if self.transform.draw:
-                drawn = self.transform.draw(size, self.shape[1], make_generator(seed, "augment", epoch, step))
+            if self.transform.sample_params:
+                drawn = self.transform.sample_params(size, self.shape[1], make_generator(seed, "augment", epoch, step))
             mix: MixParams | None = None
             if self.settings.mixup_alpha or self.settings.cutmix_alpha:
                 seen = self.transform.shape(self.shape)[1:]

@@ -86,22 +86,22 @@ def open_entry(folder: Path, pointer: Path) -> CacheEntry | None:
 
 
 def build_entry(folder: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> None:
-    """Build aside and rename, so that an entry is whole from the moment that it can be seen."""
+    """Build in a temporary folder and rename, so that an entry is whole from the moment that it can be seen."""
     for left in folder.glob(".building-*"):  # of a build that was killed; the lock says that none is running
         shutil.rmtree(left, ignore_errors=True)
-    aside = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
+    temp_dir = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
     try:
-        notes = build(aside)
-        (aside / "notes.json").write_text(json.dumps(notes))
-        for path in aside.iterdir():
+        notes = build(temp_dir)
+        (temp_dir / "notes.json").write_text(json.dumps(notes))
+        for path in temp_dir.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        aside.rename(folder / key)
+        temp_dir.rename(folder / key)
     except OSError as error:
         raise UserError(f"{folder}: the image cache cannot be written ({error.strerror}); set"
                         " TRAIN_CACHE_DIR") from None
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temp_dir, ignore_errors=True)
 
 
 def metadata_key(listings: tuple[ImageList, ImageList], settings: str) -> str:

@@ -50,7 +50,7 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
     for split in (train, test):
         for name in class_names(split):
             images += sum(1 for _ in islice(files_of(split / name), MAX_COUNTED + 1 - images))
-    return DatasetInfo(images, picture_shape(settings, train), images <= MAX_COUNTED)
+    return DatasetInfo(images, read_image_shape(settings, train), images <= MAX_COUNTED)
 
 
 def synthetic_shape(settings: TrainSettings) -> tuple[int, int, int]:
@@ -59,10 +59,10 @@ def synthetic_shape(settings: TrainSettings) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def picture_shape(settings: TrainSettings, folder: Path) -> tuple[int, int, int]:
-    """Return what the folder's pictures become: gray only if all looked at are gray, small ones as they are.
+def read_image_shape(settings: TrainSettings, folder: Path) -> tuple[int, int, int]:
+    """Return what the folder's images become: gray only if all looked at are gray, small ones as they are.
 
-    Looks at the first picture of up to 16 classes; raises `UserError` where none of them can be read.
+    Looks at the first image of up to 16 classes; raises `UserError` where none of them can be read.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -72,9 +72,9 @@ def picture_shape(settings: TrainSettings, folder: Path) -> tuple[int, int, int]
     for name in islice(class_names(folder), SAMPLED_CLASSES):
         for path in islice(files_of(folder / name), 1):
             try:
-                with Image.open(path) as picture:
-                    modes.add(picture.mode)
-                    size = size or (picture.height, picture.width)
+                with Image.open(path) as image:
+                    modes.add(image.mode)
+                    size = size or (image.height, image.width)
             except (OSError, UnidentifiedImageError):
                 unreadable = unreadable or path
     if size is None:

@@ -104,7 +104,7 @@ def load_digits(_: TrainSettings) -> DataSet:
 
 
 def load_synthetic(settings: TrainSettings) -> DataSet:
-    """Return noise around one random picture a class: learnable, any shape, the same for the same seed."""
+    """Return noise around one random image a class: learnable, any shape, the same for the same seed."""
     channels, height, width = synthetic_shape(settings)
     classes = settings.synthetic_classes
     centres = torch.randint(64, 192, (classes, height, width, channels), generator=make_generator(settings.seed, "centres"))

@@ -31,7 +31,7 @@ def decode_splits(
 ) -> dict[str, Any]:
     """Write the four arrays of `train.data.cache` into the folder and return the notes.
 
-    Raises `UserError` naming the first bad picture, or, with the policy `skip`, leaves them out and lists them in
+    Raises `UserError` naming the first bad image, or, with the policy `skip`, leaves them out and lists them in
     the notes.
     """
     skipped: list[str] = []
@@ -53,7 +53,7 @@ def decode_splits(
 
 
 def unreadable_image_error(bad: list[UnreadableImage]) -> UserError:
-    """Return the one line for pictures that cannot be read."""
+    """Return the one line for images that cannot be read."""
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     return UserError(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
 
@@ -81,17 +81,17 @@ def decode_chunk(piece: tuple[int, tuple[Path, ...]], shape: ImageShape, target:
     rows = np.load(target, mmap_mode="r+")
     bad: list[tuple[int, UnreadableImage]] = []
     for row, path in enumerate(files, start):
-        picture = read_image(path, shape)
-        if isinstance(picture, UnreadableImage):
-            bad.append((row, picture))
+        image = read_image(path, shape)
+        if isinstance(image, UnreadableImage):
+            bad.append((row, image))
         else:
-            rows[row] = picture
+            rows[row] = image
     return bad
 
 
 # A photo is decoded at a half, a quarter or an eighth where that leaves so many times what is wanted: libjpeg skips the
 # finest detail, which scaling down averages away (Pillow does so for its thumbnails). Measured: 3 times as fast for 12
-# megapixels to 224x224, 1.8 for 3 megapixels, and 0.3 of 255 away from the whole picture's pixels.
+# megapixels to 224x224, 1.8 for 3 megapixels, and 0.3 of 255 away from the whole image's pixels.
 DRAFT_FACTOR = 2
 
 
@@ -102,7 +102,7 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class UnreadableImage:
-    """A file that is no picture, or a broken one, and why."""
+    """A file that is no image, or a broken one, and why."""
 
     path: Path
     why: str
@@ -113,24 +113,24 @@ class UnreadableImage:
 
 
 def read_image(path: Path, shape: ImageShape) -> Pixels | UnreadableImage:
-    """Return a picture as (height, width, channels) bytes, cut to the aspect and scaled to the size of `shape`.
+    """Return an image as (height, width, channels) bytes, cut to the aspect and scaled to the size of `shape`.
 
-    `shape` is (channels, height, width). A picture that has that size is not resampled.
+    `shape` is (channels, height, width). An image that has that size is not resampled.
     """
     channels, height, width = shape
     try:
         with Image.open(path) as opened:
             opened.draft(None, (DRAFT_FACTOR * width, DRAFT_FACTOR * height))  # of other formats it does nothing
-            picture = opened.convert("L" if channels == 1 else "RGB")
+            image = opened.convert("L" if channels == 1 else "RGB")
     except Exception as error:  # Pillow's plug-ins raise what their parsers meet: OSError, SyntaxError, struct.error
         return UnreadableImage(path, failure_reason(path, error))
-    if picture.size != (width, height):
-        picture = ImageOps.fit(picture, (width, height), method=Image.Resampling.BILINEAR)
-    return np.array(picture, dtype=np.uint8).reshape(height, width, channels)
+    if image.size != (width, height):
+        image = ImageOps.fit(image, (width, height), method=Image.Resampling.BILINEAR)
+    return np.array(image, dtype=np.uint8).reshape(height, width, channels)
 
 
 def failure_reason(path: Path, error: Exception) -> str:
-    """Say in a few words why a file could not be read as a picture."""
+    """Say in a few words why a file could not be read as an image."""
     if isinstance(error, FileNotFoundError | PermissionError):
         return error.strerror or "cannot be opened"
     if path.stat().st_size == 0:

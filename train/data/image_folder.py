@@ -23,7 +23,7 @@ class ImageList:
     labels: tuple[int, ...]
 
     def __len__(self) -> int:
-        """Return the number of pictures."""
+        """Return the number of images."""
         return len(self.files)
 
 

@@ -24,13 +24,13 @@ LoadedBatch = tuple[Tensor, Tensor, list[UnreadableImage]]
 
 
 class ImageDataset(Dataset[LoadedBatch]):
-    """Both splits' pictures, read a list at a time; bad ones come back as values, since workers cannot refuse."""
+    """Both splits' images, read a list at a time; bad ones come back as values, since workers cannot refuse."""
 
     def __init__(self, splits: tuple[ImageList, ImageList], shape: ImageShape) -> None:
         self.splits, self.shape = splits, shape
 
     def __getitem__(self, wanted: BatchRequest) -> LoadedBatch:
-        """Return (N, H, W, C) bytes, labels, and the pictures that could not be read (labelled LEFT_OUT)."""
+        """Return (N, H, W, C) bytes, labels, and the images that could not be read (labelled LEFT_OUT)."""
         split, rows = wanted
         listing = self.splits[split]
         channels, height, width = self.shape
@@ -38,11 +38,11 @@ class ImageDataset(Dataset[LoadedBatch]):
         labels = torch.full((len(rows),), IGNORE_LABEL)
         bad: list[UnreadableImage] = []
         for place, row in enumerate(rows):
-            picture = read_image(listing.files[row], self.shape)
-            if isinstance(picture, UnreadableImage):
-                bad.append(picture)
+            image = read_image(listing.files[row], self.shape)
+            if isinstance(image, UnreadableImage):
+                bad.append(image)
             else:
-                images[place] = torch.from_numpy(picture)
+                images[place] = torch.from_numpy(image)
                 labels[place] = listing.labels[row]
         return images, labels, bad
 
@@ -51,19 +51,19 @@ class BatchLoader:
     """Decodes what is wanted, in order and ahead of who takes it, by the plan's loader workers, if any.
 
     They are forked on entry, once, and that is to be before the process group, whose threads Python gets to know now
-    and then: whoever is forked at that moment waits for ever for a lock of Python's (gh-112275, before Python 3.11.10).
+    and then: anyone who is forked at that moment waits for ever for a lock of Python's (gh-112275, before Python 3.11.10).
     Two ranks that forked for every epoch, on busy cores, met it once in 11,000 forks.
     """
 
-    def __init__(self, pictures: ImageDataset, worker_pool: WorkerPoolSpec, settings: TrainSettings, device: torch.device) -> None:
-        self.pictures = pictures
+    def __init__(self, dataset: ImageDataset, worker_pool: WorkerPoolSpec, settings: TrainSettings, device: torch.device) -> None:
+        self.dataset = dataset
         self.requests: list[BatchRequest] = []
         options: dict[str, Any] = {}
         if worker_pool.processes:
             options = {"prefetch_factor": settings.prefetch_factor, "persistent_workers": True}
         self.batches: Iterator[LoadedBatch] = iter(())
         self.loader: DataLoader[LoadedBatch] | None = DataLoader(
-            pictures,
+            dataset,
             batch_size=None,
             sampler=self.requests,
             num_workers=worker_pool.processes,

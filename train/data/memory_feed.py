@@ -16,7 +16,7 @@ from train.settings import ImageShape, TrainSettings
 
 # Means and deviations of so many images are those of all to well under a gray level.
 STATS_SAMPLE = 5000
-# Bytes of pictures cut at once, those of some steps: what is done once a step finds the caches full of weights.
+# Bytes of images cut at once, those of some steps: what is done once a step finds the caches full of weights.
 GATHER_AHEAD_BYTES = 4 << 20
 EVAL_BATCH_SIZE = 1024
 
@@ -34,7 +34,7 @@ class MemorySource:
         self.train = to_device(train, group.device)
         self.test = test
         share = max(1, settings.batch_size // group.world_size) * train.images[:1].nbytes
-        self.ahead = max(1, GATHER_AHEAD_BYTES // share) if self.sequence.transform.moves else 1
+        self.ahead = max(1, GATHER_AHEAD_BYTES // share) if self.sequence.transform.is_permutation else 1
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this rank's share of every full batch of the epoch, from one on."""
@@ -56,13 +56,13 @@ class MemorySource:
 
     def sample(self) -> Tensor:
         """Return some of the training images as evaluation would show them, on the CPU."""
-        images = self.sequence.transform.eval_model(self.train.images[sample_slice(len(self.train))])
+        images = self.sequence.transform.eval_transform(self.train.images[sample_slice(len(self.train))])
         return self.normalize(images.to(self.group.device)).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous share of the test images."""
         for rows in eval_batches(len(self.test), EVAL_BATCH_SIZE, self.settings, self.group):
-            images = self.sequence.transform.eval_model(self.test.images[rows])
+            images = self.sequence.transform.eval_transform(self.test.images[rows])
             yield self.normalize(images), self.test.labels[rows].to(self.group.device)
 
 

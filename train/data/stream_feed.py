@@ -26,8 +26,8 @@ class StreamSource:
 
     def __init__(self, loader: BatchLoader, settings: TrainSettings, group: ProcessGroup) -> None:
         self.loader, self.settings, self.group = loader, settings, group
-        self.pictures = loader.pictures
-        shape, (train, test) = self.pictures.shape, self.pictures.splits
+        self.dataset = loader.dataset
+        shape, (train, test) = self.dataset.shape, self.dataset.splits
         self.trained, self.tested = len(train), len(test)
         self.sequence = make_sampler(self.trained, shape, settings, group)
         self.steps_per_epoch = self.sequence.steps_per_epoch
@@ -35,7 +35,7 @@ class StreamSource:
         self.normalize = Normalize.of(
             torch.tensor(mean), torch.tensor(deviation), group.device, channels_last=settings.channels_last
         )
-        self.told: set[str] = set()
+        self.reported: set[str] = set()
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this rank's share of every full batch of the epoch, from one on."""
@@ -45,26 +45,26 @@ class StreamSource:
             yield make_batch((self.ready(part, *next(loaded)) for part in parts), self.settings.batch_size, parts[0].mix)
 
     def ready(self, part: MicroBatchIndices, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return a part's pictures as the model sees them, on the device, with their labels."""
+        """Return a part's images as the model sees them, on the device, with their labels."""
         images = images.to(self.group.device, non_blocking=True)
-        if self.sequence.transform.draw:  # without, the copy that `apply` makes would be for nothing
+        if self.sequence.transform.sample_params:  # without, the copy that `apply` makes would be for nothing
             images = self.sequence.transform.apply(images, torch.arange(len(images), device=images.device), part.transform_params)
         return part.apply_mix(self.normalize(images), labels.to(self.group.device, non_blocking=True))
 
     def sample(self) -> Tensor:
         """Return some of the training images as evaluation would show them, on the CPU."""
-        images, _, _ = self.pictures[TRAIN, list(range(self.trained)[sample_slice(self.trained)])]
-        return self.normalize(self.sequence.transform.eval_model(images.to(self.group.device))).cpu()
+        images, _, _ = self.dataset[TRAIN, list(range(self.trained)[sample_slice(self.trained)])]
+        return self.normalize(self.sequence.transform.eval_transform(images.to(self.group.device))).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous share of the test images."""
         slices = eval_batches(self.tested, EVAL_BATCH_SIZE, self.settings, self.group)
         for images, labels in self.load([(TEST, list(range(rows.start, rows.stop))) for rows in slices]):
-            images = self.sequence.transform.eval_model(images.to(self.group.device, non_blocking=True))
+            images = self.sequence.transform.eval_transform(images.to(self.group.device, non_blocking=True))
             yield self.normalize(images), labels.to(self.group.device, non_blocking=True)
 
     def load(self, wanted: list[BatchRequest]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield bytes and labels of each batch, in order; refuses or tells of bad pictures."""
+        """Yield bytes and labels of each batch, in order; refuses or reports bad images."""
         for images, labels, bad in self.loader.load(wanted):
             if bad and self.settings.on_unreadable_image == "error":
                 raise unreadable_image_error(bad)
@@ -73,7 +73,7 @@ class StreamSource:
             yield images, labels
 
     def tell(self, message: str) -> None:
-        """Say once of each bad picture that it is left out."""
-        if message not in self.told:
-            self.told.add(message)
+        """Say once of each bad image that it is left out."""
+        if message not in self.reported:
+            self.reported.add(message)
             write_stderr(f"train: left out {message}")

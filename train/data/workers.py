@@ -104,7 +104,7 @@ def translate_worker_errors() -> Iterator[None]:
 def worker_lost_error(error: BaseException) -> UserError:
     """Return the refusal of a rank that has lost a loader worker, or cannot have one.
 
-    From here on DataLoader's handler is silent: it would tell of the loss a second time, amid the rank's own end.
+    From here on DataLoader's handler is silent: it would tell of the loss a second time, during the rank's own end.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     handing = isinstance(error, ConnectionError | EOFError)

@@ -28,7 +28,7 @@ GLOO_DRAIN_S = 0.1
 class ProcessGroup:
     """All ranks of the job. With one rank no process group exists and every collective is free.
 
-    `peers` are all of its ranks; `control` is what numbers on the CPU are exchanged over: Gloo beside another
+    `peers` are all of its ranks; `control` is what numbers on the CPU are exchanged over: Gloo besides another
     backend, None for the backend itself. `memory` is what the ranks of one node share, None where they cannot.
     """
 
@@ -127,7 +127,7 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
     if world_size > 1:
         try:
             store = wait_for_all_ranks(rank, world_size, plan.rendezvous.timeout_s)
-            # Gloo in torch 2.8 tells of each connection on standard output, out of step.
+            # Gloo in torch 2.8 prints each connection on standard output, out of step.
             with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
                 dist.init_process_group(plan.backend, timeout=limit, store=store, rank=rank, world_size=world_size)
         except (RuntimeError, ValueError) as error:
@@ -137,8 +137,8 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
                 f"rank {rank} of {world_size}: could not meet the others at {where} by {plan.backend}: {cause}",
                 ExitCode.RENDEZVOUS,
             ) from None
-    beside = world_size > 1 and plan.backend != "gloo"
-    control = dist.new_group(backend="gloo", timeout=limit) if beside else None
+    needs_gloo = world_size > 1 and plan.backend != "gloo"
+    control = dist.new_group(backend="gloo", timeout=limit) if needs_gloo else None
     group = replace(group, control=control)
     if world_size > 1:
         group = replace(group, peers=tuple(group.gather(local_peer(rank))))

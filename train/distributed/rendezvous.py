@@ -33,7 +33,7 @@ class Peer:
 
 def local_peer(rank: int) -> Peer:
     """Return this process as its peers may know it."""
-    # On the master, its name may be its loopback: then the network's interface tells its address in the job.
+    # On the master, its name may be its loopback: then the network's interface gives its address in the job.
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     address = interface_address(interface) if interface else ""
     return Peer(rank, socket.gethostname(), address or own_address(os.environ.get("MASTER_ADDR", "127.0.0.1")))
@@ -57,7 +57,7 @@ def wait_for_all_ranks(rank: int, world_size: int, timeout_s: float) -> Store:
     """
     store = connect_store(rank, timedelta(seconds=timeout_s))
     store.set(f"here/{rank}", "")
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     missing = list(range(world_size))
     while missing := [one for one in missing if not store.check([f"here/{one}"])]:
         now, who = time.monotonic(), format_ranks(missing)
@@ -67,8 +67,8 @@ def wait_for_all_ranks(rank: int, world_size: int, timeout_s: float) -> Store:
                 " LAUNCH_RENDEZVOUS_TIMEOUT_S",
                 ExitCode.RENDEZVOUS,
             )
-        if rank == 0 and now - told > LOG_INTERVAL_S:
-            told, waited = now, f"{now - began:.0f} of {timeout_s:.0f} s"
+        if rank == 0 and now - reported > LOG_INTERVAL_S:
+            reported, waited = now, f"{now - began:.0f} of {timeout_s:.0f} s"
             log(f"waiting for {who} ({waited})")
         time.sleep(PAUSE_S)
     store.set(f"seen all/{rank}", "")

@@ -164,6 +164,6 @@ def open_shared_memory(rank: int, world_size: int, timeout_s: float) -> SharedMe
 
 
 def file_identity(handle: int) -> str:
-    """Return what tells one file from all others of this boot, as another process sees it too."""
+    """Return what distinguishes one file from all others of this boot, as another process sees it too."""
     seen = os.fstat(handle)
     return f"{seen.st_dev} {seen.st_ino} {seen.st_size}"

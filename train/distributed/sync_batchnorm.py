@@ -17,7 +17,7 @@ from train.distributed.shared_memory import SharedMemoryGroup
 class SyncBatchNormFunction(torch.autograd.Function):
     """The normalization with mean and variance over all ranks: one exchange forwards, one backwards.
 
-    Both ways the passes over the pictures are those of torch's own BatchNorm, which are vectorised: `var_mean` takes 20
+    Both ways the passes over the images are those of torch's own BatchNorm, which are vectorised: `var_mean` takes 20
     times as long for its statistics. The gradient of these is a line through the values (Ioffe and Szegedy, 2015,
     arXiv:1502.03167, section 3).
     """

@@ -33,7 +33,7 @@ def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
     """
     mode, backend = trainer.settings.compile, trainer.settings.compile_backend
     auto = mode == "auto"
-    told = f"compiled by {backend}, mode {mode}"
+    reported = f"compiled by {backend}, mode {mode}"
     if auto:
         weighed = estimate_break_even(
             trainer, steps_left, images
@@ -46,13 +46,13 @@ def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
     options: dict[str, Any] = {"mode": mode} if backend == "inductor" and mode != "default" else {}
     compiler = partial(torch.compile, backend=backend, **options)
     if auto:
-        faster, told = benchmark_compiled(trainer, compiler(trainer.model), images)
-        told += f"; {figures}"
+        faster, reported = benchmark_compiled(trainer, compiler(trainer.model), images)
+        reported += f"; {figures}"
         if not faster:
-            return told
+            return reported
     trainer.compiler = compiler
     trainer.compiled_forward = compiler(trainer.ddp_model)
-    return told
+    return reported
 
 
 def check_backend(backend: str) -> None:

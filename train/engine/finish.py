@@ -32,10 +32,10 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
     waited = max(run.group.gather(run.cpu_wait.share()))
     if not run.metrics:
         return
-    model, judged, device = trainer.model, trainer.eval_model, run.group.device
+    model, evaluated, device = trainer.model, trainer.eval_model, run.group.device
     if is_sharded(model):
-        model = judged = run.model_builder.create_model()
-        judged.load_state_dict(restore_state_metadata(judged, of_judged))
+        model = evaluated = run.model_builder.create_model()
+        evaluated.load_state_dict(restore_state_metadata(evaluated, of_judged))
         device = torch.device("cpu")
     with original_convolutions(model):
         multiply_adds = count_multiply_adds(model, run.model_builder.shape, device)
@@ -74,7 +74,7 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
     if run.settings.progress != "off":
         print_summary(summary, total, run.folder)
     if run.settings.export == "onnx":
-        export_onnx(judged, run.source.normalize, run.model_builder.shape, run.folder / "model.onnx")
+        export_onnx(evaluated, run.source.normalize, run.model_builder.shape, run.folder / "model.onnx")
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
@@ -88,8 +88,8 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 
 def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -> None:
     """Print the summary in a few lines."""
-    told = cpu_wait_text(summary["cpu_wait_share"])
-    waited = f"waiting        {told}\n" if told else ""
+    reported = cpu_wait_text(summary["cpu_wait_share"])
+    waited = f"waiting        {reported}\n" if reported else ""
     with guarded_stdout():
         print(
             f"test accuracy  {summary['test_accuracy']:.2f} % of {summary['test_images']:,} images"

@@ -98,7 +98,7 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     count, tested = len(data.train), len(data.test)
     if settings.parallelism == "fsdp" and tested < plan.nodes.world_size:
         raise UserError(
-            f"TRAIN_PARALLELISM=fsdp: {tested} test images for {plan.nodes.world_size} ranks, which judge a model"
+            f"TRAIN_PARALLELISM=fsdp: {tested} test images for {plan.nodes.world_size} ranks, which evaluate a model"
             " together;"
             " each"
             " needs one at least"

@@ -40,7 +40,7 @@ def conv_block(inputs: int, outputs: int, bias: bool) -> nn.Sequential:
 
 
 class GrayscaleToRGB(nn.Module):
-    """Feeds gray pictures to a model that expects color, by repeating the one channel."""
+    """Feeds gray images to a model that expects color, by repeating the one channel."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

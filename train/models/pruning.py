@@ -1,7 +1,7 @@
 """Structured pruning by L1 norm: filters and neurons of the smallest weights are cut out, and the model is smaller.
 
-Only a state dict passes from here to the run: whoever has the slim one cuts a model of the same definition down to it,
-on another rank or when a run goes on. Nothing else of a pruning library's outlives the cut.
+Only a state dict passes from here to the run. `slim` cuts a model of the same definition down to it, on another rank or
+after a resume. Nothing else of the pruning library stays.
 """
 
 from __future__ import annotations

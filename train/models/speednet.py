@@ -19,7 +19,7 @@ BIAS_RATE = 64.0
 class SpeedNet(nn.Module):
     """Patches of 2x2 whitened, three blocks of two 3x3 convolutions, the largest of each map, one linear layer.
 
-    Input (N, C, H, W), float, at least 9x9; output (N, classes) logits. `look` sets the first layer from pictures;
+    Input (N, C, H, W), float, at least 9x9; output (N, classes) logits. `look` sets the first layer from images;
     `rates` names the parameters that learn faster than the others.
     """
 
@@ -42,7 +42,7 @@ class SpeedNet(nn.Module):
 
     @torch.no_grad()
     def look(self, images: Tensor) -> None:
-        """Let the first layer return a picture's 2x2 patches uncorrelated and of one variance, and their negatives.
+        """Let the first layer return an image's 2x2 patches uncorrelated and of one variance, and their negatives.
 
         `images` are some of the training set's, as the model sees them.
         """

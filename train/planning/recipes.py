@@ -25,7 +25,7 @@ AIRBENCH = {
 # On two cores of an AMD EPYC eight epochs gave 86.4 % in 275 s; nine gave 87.3 % in 330 s, as long as the book's loop
 # takes there.
 # By device: a CPU has minutes where a GPU has seconds. Airbench's ten epochs rest on more: an average of the weights to
-# look ahead to, alternating flips, shifted test pictures.
+# look ahead to, alternating flips, shifted test images.
 RECIPES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "default": {"cpu": {}, "cuda": {}},
     "speedrun": {
@@ -38,7 +38,7 @@ RECIPES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 def with_recipe(given: ParsedSettings[TrainSettings], plan: Plan) -> tuple[ParsedSettings[TrainSettings], Plan]:
     """Return settings and plan with the recipe's values for the plan's device, where a person gave none of their own.
 
-    They travel to the ranks as variables, so that a run's folder tells and repeats them one by one.
+    They travel to the ranks as variables, so that a run's folder lists and repeats them one by one.
     """
     name = given.values.recipe
     chosen = {field: text for field, text in RECIPES[name][plan.device].items() if field not in given.sources}

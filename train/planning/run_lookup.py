@@ -23,7 +23,7 @@ def resumed_run_dir(settings: TrainSettings) -> Path | None:
 def previous_run(settings: TrainSettings) -> PreviousRun | None:
     """Return what the plan of the run being resumed had, None without a readable plan.
 
-    Plans of version 0.1 hold the ranks under the same key, and the reserved CPUs as `neighbours`.
+    Plans of version 0.1 hold the ranks under the same key, and the reserved CPUs under another.
     """
     folder = resumed_run_dir(settings)
     try:
@@ -32,7 +32,8 @@ def previous_run(settings: TrainSettings) -> PreviousRun | None:
             return None
         ranks = tuple(RankPlan(rank["local_rank"], tuple(rank["cpus"]), rank["threads"]) for rank in plan["ranks"])
         return PreviousRun(
-            ranks=ranks, reserved_cpus=plan.get("binding", {}).get("reserved_cpus", plan.get("neighbours", 0))
+            ranks=ranks,
+            reserved_cpus=plan.get("binding", {}).get("reserved_cpus", plan.get("neighbours", 0)),  # codespell:ignore
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -1,7 +1,7 @@
 """Handle closed terminals, broken pipes and full disks while printing.
 
-A run that printed to nobody would end amid a step, with a traceback for its last word. It saves instead, and ends as if
-it had been told to.
+A run whose output is closed would end during a step with a traceback. It saves a checkpoint instead, and ends as if a
+signal had stopped it.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ PAUSE_S = 0.2
 
 
 class RunLock:
-    """Held from `take` to the end of the block; `mine` tells whether nobody else has taken it since."""
+    """Held from `take` to the end of the block; `mine` says whether nobody else has taken it since."""
 
     def __init__(self, *, beat_s: float = HEARTBEAT_S, stale_s: float = STALE_S) -> None:
         self.beat_s, self.stale_s = beat_s, stale_s
@@ -48,14 +48,14 @@ class RunLock:
     def acquire(self, folder: Path) -> None:
         """Take the lock of a folder, from a holder that is gone too; raises `UserError` where one is alive, OSError."""
         path = folder / LOCK_NAME
-        told = json.dumps(identity())
+        reported = json.dumps(identity())
         while True:
             try:
                 file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
             except FileExistsError:
                 break_stale_lock(path, self.stale_s, log)
                 continue
-            os.write(file, told.encode())
+            os.write(file, reported.encode())
             os.close(file)
             break
         self.path = path
@@ -119,10 +119,10 @@ def break_stale_lock(path: Path, stale_s: float, tell: Callable[[str], None]) ->
         raise UserError(
             f"{path.parent}: {who} is training in this folder. Set another TRAIN_RUN_NAME or stop that process."
         )
-    aside = path.with_name(f"{LOCK_NAME}.{os.getpid()}")
+    temp_dir = path.with_name(f"{LOCK_NAME}.{os.getpid()}")
     with suppress(OSError):  # if two processes find it stale, one of them moves it
-        path.rename(aside)
-        aside.unlink()
+        path.rename(temp_dir)
+        temp_dir.unlink()
 
 
 def wait_for_heartbeat(path: Path, within_s: float) -> bool:

@@ -1,6 +1,6 @@
 """The book's seven tasks, a batch at a time: resize 255, crop 224, flip, rotate by 20°, blur 3, tensor, normalize.
 
-What it draws is drawn for each picture, as torchvision's transforms do it one by one; a test holds the two against each
+What it draws is drawn for each image, as torchvision's transforms do it one by one; a test holds the two against each
 other. The last two tasks are those of every source.
 """
 
@@ -18,7 +18,7 @@ SIGMA = (0.1, 2.0)
 
 
 def sample_params(count: int, _: int, random: torch.Generator) -> Tensor:
-    """Return (count, 3) floats on the CPU: 1 where the picture is flipped, degrees to turn it, the blur's deviation."""
+    """Return (count, 3) floats on the CPU: 1 where the image is flipped, degrees to turn it, the blur's deviation."""
     flips = torch.randint(0, 2, (count, 1), generator=random).float()
     uniform = torch.rand(count, 2, generator=random)
     least, most = torch.tensor([-DEGREES, SIGMA[0]]), torch.tensor([DEGREES, SIGMA[1]])
@@ -26,11 +26,11 @@ def sample_params(count: int, _: int, random: torch.Generator) -> Tensor:
 
 
 def apply(images: Tensor, rows: Tensor, drawn: Tensor) -> Tensor:
-    """Return the pictures `rows` of (N, H, W, C) images as (n, 224, 224, C) floats, 0 to 255, as was drawn."""
+    """Return the images `rows` of (N, H, W, C) images as (n, 224, 224, C) floats, 0 to 255, as was drawn."""
     drawn = drawn.to(images.device)
-    pictures = resize_crop(images.index_select(0, rows))
-    pictures = torch.where(drawn[:, :1, None, None] == 1, pictures.flip(3), pictures)
-    return blur(rotate(pictures, drawn[:, 1]), drawn[:, 2]).permute(0, 2, 3, 1)
+    images = resize_crop(images.index_select(0, rows))
+    images = torch.where(drawn[:, :1, None, None] == 1, images.flip(3), images)
+    return blur(rotate(images, drawn[:, 1]), drawn[:, 2]).permute(0, 2, 3, 1)
 
 
 def eval_transform(images: Tensor) -> Tensor:
@@ -43,30 +43,30 @@ def resize_crop(images: Tensor) -> Tensor:
     height, width = images.shape[1:3]
     scale = BOOK_PIXELS / min(height, width)
     size = (BOOK_PIXELS, int(scale * width)) if height <= width else (int(scale * height), BOOK_PIXELS)
-    pictures = images.permute(0, 3, 1, 2).float()
+    images = images.permute(0, 3, 1, 2).float()
     if size != (height, width):
-        pictures = interpolate(pictures, size=size, mode="bilinear", antialias=True)
+        images = interpolate(images, size=size, mode="bilinear", antialias=True)
     top, left = round((size[0] - CROP) / 2), round((size[1] - CROP) / 2)
-    return pictures[:, :, top : top + CROP, left : left + CROP]
+    return images[:, :, top : top + CROP, left : left + CROP]
 
 
-def rotate(pictures: Tensor, degrees: Tensor) -> Tensor:
-    """Return (N, C, H, W) pictures, each turned anticlockwise about its middle by its own degrees."""
-    count, _, height, width = pictures.shape
-    across = torch.arange(width, device=pictures.device) - (width - 1) / 2
-    down = torch.arange(height, device=pictures.device) - (height - 1) / 2
+def rotate(images: Tensor, degrees: Tensor) -> Tensor:
+    """Return (N, C, H, W) images, each turned anticlockwise about its middle by its own degrees."""
+    count, _, height, width = images.shape
+    across = torch.arange(width, device=images.device) - (width - 1) / 2
+    down = torch.arange(height, device=images.device) - (height - 1) / 2
     angle = degrees.deg2rad().view(count, 1, 1)
     cosine, sine = angle.cos(), angle.sin()
     x = (cosine * across - sine * down[:, None]) * (2 / width)
     y = (sine * across + cosine * down[:, None]) * (2 / height)
     grid = torch.stack((x, y), dim=3)
-    return grid_sample(pictures, grid, mode="nearest", padding_mode="zeros", align_corners=False)
+    return grid_sample(images, grid, mode="nearest", padding_mode="zeros", align_corners=False)
 
 
-def blur(pictures: Tensor, sigma: Tensor) -> Tensor:
-    """Return (N, C, H, W) pictures, each under a Gaussian of three pixels with its own deviation, edges mirrored."""
-    beside = torch.exp(-0.5 / sigma.square()).view(-1, 1, 1, 1)
-    total = 1 + 2 * beside
-    wide = pad(pictures, (1, 1, 1, 1), mode="reflect")
-    wide = (wide[..., 1:-1] + beside * (wide[..., :-2] + wide[..., 2:])) / total
-    return (wide[:, :, 1:-1] + beside * (wide[:, :, :-2] + wide[:, :, 2:])) / total
+def blur(images: Tensor, sigma: Tensor) -> Tensor:
+    """Return (N, C, H, W) images, each under a Gaussian of three pixels with its own deviation, edges mirrored."""
+    neighbor_weight = torch.exp(-0.5 / sigma.square()).view(-1, 1, 1, 1)
+    total = 1 + 2 * neighbor_weight
+    wide = pad(images, (1, 1, 1, 1), mode="reflect")
+    wide = (wide[..., 1:-1] + neighbor_weight * (wide[..., :-2] + wide[..., 2:])) / total
+    return (wide[:, :, 1:-1] + neighbor_weight * (wide[:, :, :-2] + wide[:, :, 2:])) / total

@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Pixels that a picture of 32 is shifted by at most; other sizes in proportion.
+# Pixels that an image of 32 is shifted by at most; other sizes in proportion.
 MAX_SHIFT_AT_32PX = 2
 
 
 def max_shift(height: int) -> int:
-    """Return the pixels that pictures of a height are shifted by at most."""
+    """Return the pixels that images of a height are shifted by at most."""
     return max(1, MAX_SHIFT_AT_32PX * height // 32)
 
 
-def draw(count: int, height: int, random: torch.Generator) -> Tensor:
-    """Return (count, 3) int64 on the CPU: rows and columns to shift by, and 1 where the picture is flipped."""
+def sample_params(count: int, height: int, random: torch.Generator) -> Tensor:
+    """Return (count, 3) int64 on the CPU: rows and columns to shift by, and 1 where the image is flipped."""
     most = max_shift(height)
     shifts = torch.randint(-most, most + 1, (count, 2), generator=random)
     flips = torch.randint(0, 2, (count, 1), generator=random)
@@ -23,7 +23,7 @@ def draw(count: int, height: int, random: torch.Generator) -> Tensor:
 
 
 def apply(images: Tensor, rows: Tensor, drawn: Tensor) -> Tensor:
-    """Return the pictures `rows` of (N, H, W, C) images, shifted and flipped; edges are mirrored.
+    """Return the images `rows` of (N, H, W, C) images, shifted and flipped; edges are mirrored.
 
     A crop from a mirrored border and a flip are both only another order of pixels, so that one gather does both.
     """

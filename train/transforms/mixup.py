@@ -13,7 +13,7 @@ from train.settings import TrainSettings
 
 @dataclass(frozen=True)
 class MixParams:
-    """How the pictures of one global batch are mixed: the number of each one's partner, and the share that stays own.
+    """How the images of one global batch are mixed: the number of each one's partner, and the share that stays own.
 
     With a `box` (top, bottom, left, right) the partner's pixels stand in it (CutMix, arXiv:1905.04899); without, the
     two lie over each other (mixup, arXiv:1710.09412).
@@ -34,7 +34,7 @@ class MixParams:
 
 
 def sample_mix(count: int, height: int, width: int, settings: TrainSettings, random: torch.Generator) -> MixParams:
-    """Return how a batch of so many pictures is mixed; where both ways are on, each has every second batch's chance.
+    """Return how a batch of so many images is mixed; where both ways are on, each has every second batch's chance.
 
     The share is drawn from Beta(alpha, alpha), once a batch, as both papers do.
     """

@@ -14,18 +14,19 @@ from train.transforms import book, flip_crop
 
 @dataclass(frozen=True)
 class Transform:
-    """One set, for pictures as (N, H, W, C) bytes or floats.
+    """One set, for images as (N, H, W, C) bytes or floats.
 
-    `draw(count, height, random)` returns a row of figures for each picture, `apply(images, rows, drawn)` the pictures
-    of these rows, `judged(images)` what evaluation sees. `side` is the height and width that come out, None the same.
-    `moves` says that pixels are only moved, so that any number of pictures at once come out the same to the bit.
+    `sample_params(count, height, random)` returns a row of parameters for each image, `apply(images, rows, drawn)`
+    the transformed images of these rows, `eval_transform(images)` the images for evaluation. `side` is the height and
+    width of the result, None if unchanged. `is_permutation` says that pixels are only moved, so that results do not
+    depend on how many images are transformed at once.
     """
 
-    draw: Callable[[int, int, torch.Generator], Tensor] | None
+    sample_params: Callable[[int, int, torch.Generator], Tensor] | None
     apply: Callable[[Tensor, Tensor, Tensor], Tensor]
-    eval_model: Callable[[Tensor], Tensor]
+    eval_transform: Callable[[Tensor], Tensor]
     side: int | None = None
-    moves: bool = True
+    is_permutation: bool = True
 
     def shape(self, shape: ImageShape) -> ImageShape:
         """Return (channels, height, width) of what comes out."""
@@ -33,19 +34,19 @@ class Transform:
 
 
 def identity(images: Tensor) -> Tensor:
-    """Return the pictures unchanged."""
+    """Return the images unchanged."""
     return images
 
 
 TRANSFORMS: Mapping[str, Transform] = {
     "none": Transform(None, lambda images, rows, _: images.index_select(0, rows), identity),
-    "flip-crop": Transform(flip_crop.draw, flip_crop.apply, identity),
-    "book": Transform(book.sample_params, book.apply, book.eval_transform, book.CROP, moves=False),
+    "flip-crop": Transform(flip_crop.sample_params, flip_crop.apply, identity),
+    "book": Transform(book.sample_params, book.apply, book.eval_transform, book.CROP, is_permutation=False),
 }
 
 
 def select_transform(settings: TrainSettings, channels: int) -> Transform:
-    """Return the set asked for; on auto color pictures are flipped and shifted, since digits would suffer."""
+    """Return the set asked for; on auto color images are flipped and shifted, since digits would suffer."""
     if settings.transforms != "auto":
         return TRANSFORMS[settings.transforms]
     return TRANSFORMS["flip-crop" if channels == 3 and settings.dataset != "synthetic" else "none"]

@@ -35,10 +35,10 @@ BOOK_SCRIPT = """
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
-    told = dict(rank=rank, size=dist.get_world_size(), steps=len(loader), argv=sys.argv[1:],
+    reported = dict(rank=rank, size=dist.get_world_size(), steps=len(loader), argv=sys.argv[1:],
                 cpus=sorted(os.sched_getaffinity(0)), threads=torch.get_num_threads(),
                 weights=[p.detach().flatten().tolist() for p in model.parameters()])
-    open(f"rank{rank}.json", "w").write(json.dumps(told))
+    open(f"rank{rank}.json", "w").write(json.dumps(reported))
     dist.destroy_process_group()
 """
 
@@ -65,8 +65,8 @@ def test_the_same_script_runs_with_one_rank(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "book.py", BOOK_SCRIPT)
     result = entrypoint("run", "book.py")
     assert result.code == 0, result.err
-    told = json.loads((entrypoint.folder / "rank0.json").read_text())
-    assert (told["size"], told["cpus"]) == (1, entrypoint.plan()["ranks"][0]["cpus"])
+    reported = json.loads((entrypoint.folder / "rank0.json").read_text())
+    assert (reported["size"], reported["cpus"]) == (1, entrypoint.plan()["ranks"][0]["cpus"])
 
 
 def test_a_module_runs_from_the_current_folder(entrypoint: Entrypoint) -> None:

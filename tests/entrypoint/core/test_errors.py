@@ -1,4 +1,4 @@
-"""How a refusal is told: on standard error, or to torchrun's agent."""
+"""How a refusal is reported: on standard error, or to torchrun's agent."""
 
 from __future__ import annotations
 

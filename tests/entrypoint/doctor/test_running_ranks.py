@@ -15,7 +15,7 @@ from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment
 
 pytestmark = pytest.mark.launch
 
-# Each rank tells that it stands, forks a helper as a loader would, and waits for the test to end it.
+# Each rank reports that it is ready, forks a helper as a loader would, and waits for the test to end it.
 WAIT = """
     import os, subprocess, sys, time
     import torch

@@ -13,13 +13,13 @@ pytestmark = [pytest.mark.launch, needs_two_cores]
 
 TELL = """
     import json, os
-    told = dict(cpus=sorted(os.sched_getaffinity(0)), threads=os.environ["OMP_NUM_THREADS"])
-    open(f"rank{os.environ['RANK']}.json", "w").write(json.dumps(told))
+    reported = dict(cpus=sorted(os.sched_getaffinity(0)), threads=os.environ["OMP_NUM_THREADS"])
+    open(f"rank{os.environ['RANK']}.json", "w").write(json.dumps(reported))
 """
 ALL = sorted(os.sched_getaffinity(0))
 
 
-def told(entrypoint: Entrypoint, ranks: int) -> list[dict[str, object]]:
+def reported(entrypoint: Entrypoint, ranks: int) -> list[dict[str, object]]:
     return [json.loads((entrypoint.folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
@@ -30,7 +30,7 @@ def test_one_rank_that_open_mpi_squeezed_to_a_core_unasked_gets_them_all(entrypo
     command = (mpirun, "--allow-run-as-root", "-np", "1", PYTHON, "-m", "entrypoint")
     result = entrypoint("run", "x.py", command=command)
     assert result.code == 0, result.err
-    assert told(entrypoint, 1) == [{"cpus": ALL, "threads": str(len(ALL))}]
+    assert reported(entrypoint, 1) == [{"cpus": ALL, "threads": str(len(ALL))}]
     assert "Open MPI had put this rank on " in result.err
 
 
@@ -41,7 +41,7 @@ def test_what_a_person_bound_with_open_mpi_stands(entrypoint: Entrypoint) -> Non
     command = (mpirun, "--allow-run-as-root", "--bind-to", "core", "-np", "1", PYTHON, "-m", "entrypoint")
     result = entrypoint("run", "x.py", command=command)
     assert result.code == 0, result.err
-    (rank,) = told(entrypoint, 1)
+    (rank,) = reported(entrypoint, 1)
     assert len(rank["cpus"]) == 1  # type: ignore[arg-type]
     assert "Open MPI has bound this rank to them" in result.err
 
@@ -56,7 +56,7 @@ def test_ranks_that_open_mpi_put_on_one_cpu_know_that_they_share_it(entrypoint: 
     assert "entrypoint: error: 2 ranks: more ranks than cores" in refused.err
     result = entrypoint("run", "--oversubscribe", "--openmp=gnu", "x.py", command=command)
     assert result.code == 0, result.err
-    assert told(entrypoint, 2) == [{"cpus": [ALL[0]], "threads": "1"}] * 2
+    assert reported(entrypoint, 2) == [{"cpus": [ALL[0]], "threads": "1"}] * 2
     assert "OMP_WAIT_POLICY" in result.err
 
 
@@ -69,7 +69,7 @@ def test_torchruns_single_thread_is_not_taken_for_a_persons(
     torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "entrypoint")
     result = entrypoint("run", "x.py", command=torchrun, env=own)
     assert result.code == 0, result.err
-    assert [rank["threads"] for rank in told(entrypoint, 2)] == [str(threads)] * 2
+    assert [rank["threads"] for rank in reported(entrypoint, 2)] == [str(threads)] * 2
     assert ("(set by you) OMP_NUM_THREADS=1" in result.err) is bool(own)
 
 

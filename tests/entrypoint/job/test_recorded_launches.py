@@ -1,6 +1,6 @@
-"""Recorded environments of real launchers, read as jobs: every rank finds its place, whoever started it.
+"""Recorded environments of real launchers, read as jobs: every rank finds its place, anyone who started it.
 
-`python -m tests.cluster.record` records them anew.
+`python -m tests.cluster.record` records them again.
 """
 
 from __future__ import annotations

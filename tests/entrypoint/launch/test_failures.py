@@ -1,4 +1,4 @@
-"""Which of several failures is told as the first, and the code that the job ends with."""
+"""Which of several failures is reported as the first, and the code that the job ends with."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ def test_local_master_port_is_used_or_raises(entrypoint: Entrypoint) -> None:
     mine = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": port, "MASTER_ADDR": "no.such.node"})
     assert (mine.code, mine.out) == (0, f"127.0.0.1 {port}\n" * 2), mine.err
     made = entrypoint.plan(env=QUIET | {"MASTER_ADDR": "no.such.node"})
-    told = [one["reason"] for one in made["decisions"] if one["key"] == "MASTER_ADDR"]
-    assert told == ["all ranks are on this node, not at no.such.node"]
+    reported = [one["reason"] for one in made["decisions"] if one["key"] == "MASTER_ADDR"]
+    assert reported == ["all ranks are on this node, not at no.such.node"]
     for value in ("abc", "0", "65536", "-1"):
         wrong = entrypoint("run", "x.py", env=QUIET | {"MASTER_PORT": value})
         assert (wrong.code, wrong.err) == (
@@ -162,7 +162,7 @@ def test_local_first_exit_decides_when_others_are_stopped(
         "x.py",
         """
         import os, signal, sys, time
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(print("told to end", flush=True) or 0))
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(print("asked to end", flush=True) or 0))
         if os.environ["RANK"] == "0":
             while not os.path.exists("ready"):
                 time.sleep(0.01)
@@ -173,7 +173,7 @@ def test_local_first_exit_decides_when_others_are_stopped(
         sys.exit(int(sys.argv[1]))
         """,
     )
-    for code, printed in ((75, "saved too\n"), (7, "told to end\n")):
+    for code, printed in ((75, "saved too\n"), (7, "asked to end\n")):
         result = entrypoint("run", "x.py", str(code), env=QUIET)
         assert (result.code, result.out) == (code, printed)
         (entrypoint.folder / "ready").unlink()

@@ -122,8 +122,8 @@ def test_mpirun_stop_warns_first_then_terminates(
 
 def test_stop_translator_duplicate_signal_counts_once() -> None:
     asking = StopTranslator()
-    told = [asking(number) for number in (signal.SIGUSR2, signal.SIGHUP, TERM, signal.SIGUSR2, TERM)]
-    assert told == [signal.SIGUSR2, USR1, USR1, signal.SIGUSR2, USR1]
+    reported = [asking(number) for number in (signal.SIGUSR2, signal.SIGHUP, TERM, signal.SIGUSR2, TERM)]
+    assert reported == [signal.SIGUSR2, USR1, USR1, signal.SIGUSR2, USR1]
     asking.since -= 2
     assert asking(TERM) == TERM
 

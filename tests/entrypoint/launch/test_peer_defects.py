@@ -24,12 +24,12 @@ from tests.machines import smp
 
 TELL = """
     import json, os, sys
-    told = {name: os.environ.get(name) for name in sys.argv[1:]}
-    open(f"rank{os.environ['RANK']}.json", "w").write(json.dumps(told))
+    reported = {name: os.environ.get(name) for name in sys.argv[1:]}
+    open(f"rank{os.environ['RANK']}.json", "w").write(json.dumps(reported))
 """
 
 
-def told(entrypoint: Entrypoint, rank: int = 0) -> dict[str, str]:
+def reported(entrypoint: Entrypoint, rank: int = 0) -> dict[str, str]:
     found: dict[str, str] = json.loads((entrypoint.folder / f"rank{rank}.json").read_text())
     return found
 
@@ -114,11 +114,11 @@ def test_accelerate_overwrites_the_kmp_affinity_of_the_user(entrypoint: Entrypoi
         pytest.skip("needs intel-openmp in this environment")
     script(entrypoint.folder, "x.py", TELL)
     result = entrypoint("run", "--openmp", openmp, "x.py", "KMP_AFFINITY", env={"KMP_AFFINITY": "scatter"})
-    assert told(entrypoint) == {"KMP_AFFINITY": "scatter"}
+    assert reported(entrypoint) == {"KMP_AFFINITY": "scatter"}
     assert "(set by you) KMP_AFFINITY=scatter" in result.err
     assert ("only Intel's OpenMP runtime reads it" in " ".join(result.err.split())) is (openmp == "gnu")
     entrypoint("run", "--openmp", openmp, "--cpu-binding=threads", "x.py", "KMP_AFFINITY", "OMP_PLACES")
-    ours = told(entrypoint)
+    ours = reported(entrypoint)
     assert (ours["KMP_AFFINITY"] is not None, ours["OMP_PLACES"] is not None) == (openmp == "intel", openmp == "gnu")
 
 
@@ -169,9 +169,9 @@ def test_the_book_leaves_its_loading_processes_unpinned(entrypoint: Entrypoint, 
     """Two ranks on two cores, read from /proc while they train: every process of a rank is on the rank's own core."""
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     for split in ("train", "test"):
-        paint(tmp_path / "pictures" / split, each=100)
+        paint(tmp_path / "images" / split, each=100)
     env = {
-        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path / "pictures"), "TRAIN_DATA_SOURCE": "stream",
+        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path / "images"), "TRAIN_DATA_SOURCE": "stream",
         "TRAIN_NUM_WORKERS": "1", "TRAIN_BATCH_SIZE": "4", "TRAIN_EPOCHS": "10000", "TRAIN_TENSORBOARD": "0",
         "LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_QUIET": "1", "LAUNCH_CPU_BINDING": bind,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What starts ranks on several nodes, and what it is told."""
+"""What starts ranks on several nodes, and what it gets."""
 
 from __future__ import annotations
 

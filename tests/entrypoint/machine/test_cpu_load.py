@@ -1,4 +1,4 @@
-"""How much of this process's CPUs others use: by the kernel's count, and beside real ones."""
+"""How much of this process's CPUs others use: by the kernel's count, and next to real ones."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def test_cpus_are_added_up(case: str) -> None:
 
 def test_a_busy_neighbour_is_seen_while_this_process_waits() -> None:
     with busy_processes([min(os.sched_getaffinity(0))]):
-        sample_busy_cpus(0.5)  # the neighbour starts
+        sample_busy_cpus(0.5)  # the busy process starts
         assert sample_busy_cpus(1.0) >= 0.9
 
 
 def test_it_is_told_where_most_looks_saw_it() -> None:
     cpus = len(os.sched_getaffinity(0))
-    assert busy_cpus_note([0.0, 1.0, 1.0]) == f", beside others who used 1.0 of {cpus} CPUs"
+    assert busy_cpus_note([0.0, 1.0, 1.0]) == f", while other processes used 1.0 of {cpus} CPUs"
     assert busy_cpus_note([0.0, 0.0, 1.0]) == busy_cpus_note([]) == ""
 
 
@@ -127,7 +127,7 @@ def test_a_run_beside_a_neighbour_has_fewer_threads_and_says_why(entrypoint: Ent
     command = (*with_high_load(tmp_path), PYTHON, "-m", "entrypoint")
     calm = 0
     with busy_processes([min(os.sched_getaffinity(0))]):
-        for _ in range(9):  # other suites may be neighbours too, for a moment
+        for _ in range(9):  # other suites may use CPUs too, for a moment
             before = sample_busy_cpus(0.5)
             done = entrypoint("run", program, env={"LAUNCH_RESERVE_CPUS": "auto"}, command=command)
             if done.out == f"threads {CORES - 1}\n":

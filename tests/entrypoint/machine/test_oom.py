@@ -1,4 +1,4 @@
-"""Ranks that the kernel kills for want of memory: told as such, with the limit and what to lower."""
+"""Ranks that the kernel kills for want of memory: reported as such, with the limit and what to lower."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def test_the_group_that_is_limited_counts(tmp_path: Path, files: dict[str, str],
     ],
 )  # fmt: skip
 def test_what_is_said_of_it(before: MemoryEvents, after: MemoryEvents, said: str) -> None:
-    told = oom_message(before, after)
-    assert told.startswith(said)
-    assert bool(told) is bool(said)
+    reported = oom_message(before, after)
+    assert reported.startswith(said)
+    assert bool(reported) is bool(said)
 
 
 HOG = """

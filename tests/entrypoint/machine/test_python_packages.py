@@ -1,4 +1,4 @@
-"""Versions told by files."""
+"""Versions reported by files."""
 
 from __future__ import annotations
 

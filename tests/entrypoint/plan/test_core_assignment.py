@@ -35,8 +35,8 @@ def test_shares_are_disjoint_equal_and_inside_the_budget(machine: Machine, kind:
     assert len(shares) == nproc
     assert all(set(share) <= set(cores) for share in shares)
     if nproc <= len(cores):
-        dealt = [cpu for share in shares for cpu in cpus_of(share)]
-        assert len(set(dealt)) == len(dealt)
+        assigned = [cpu for share in shares for cpu in cpus_of(share)]
+        assert len(set(assigned)) == len(assigned)
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
     else:
         assert all(set(share) == set(cores) for share in shares)
@@ -85,8 +85,8 @@ def test_ranks_are_near_their_gpus_or_nowhere_in_particular(machine: Machine, wa
     assert (shares is not None) is possible
     if shares is not None:
         assert all(core.numa_node[1] == node for share, node in zip(shares, wanted, strict=True) for core in share)
-        dealt = [core for share in shares for core in share]
-        assert len(set(dealt)) == len(dealt)
+        assigned = [core for share in shares for core in share]
+        assert len(set(assigned)) == len(assigned)
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 

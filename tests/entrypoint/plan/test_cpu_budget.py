@@ -29,16 +29,16 @@ def test_the_budget_is_whole_cores_of_the_mask_physical_first(
 ) -> None:
     budget = compute_cpu_budget(machine, job, kind, nproc)
     allowed = {cpu.id: cpu for cpu in machine.cpus}
-    dealt = [cpu for core in budget.cores for cpu in core.cpus]
-    assert len(set(dealt)) == len(dealt)
-    assert set(dealt) <= set(allowed)
-    places = Counter((allowed[cpu].socket, allowed[cpu].core) for cpu in dealt)
+    assigned = [cpu for core in budget.cores for cpu in core.cpus]
+    assert len(set(assigned)) == len(assigned)
+    assert set(assigned) <= set(allowed)
+    places = Counter((allowed[cpu].socket, allowed[cpu].core) for cpu in assigned)
     assert kind == "logical" or set(places.values()) == {1}, "siblings only when asked"
     assert kind not in ("physical", "logical") or set(places) == {(cpu.socket, cpu.core) for cpu in machine.cpus}
     if kind == "logical":
-        assert set(dealt) == set(allowed)
+        assert set(assigned) == set(allowed)
     limits = [limit for limit in (machine.quota_cpus, job.granted_cpus) if limit is not None]
-    assert 1 <= budget.threads <= max(1, min([len(dealt), *limits]))
+    assert 1 <= budget.threads <= max(1, min([len(assigned), *limits]))
 
 
 @pytest.mark.generated

@@ -36,10 +36,10 @@ def test_apptainers_home_of_the_host_is_kept_out(container: str, environ: dict[s
     assert plan_in(container, environ).environment.variables.get("PYTHONNOUSERSITE") == value
 
 
-@pytest.mark.parametrize(("container", "told"), [("Apptainer", True), ("Docker", False), ("", False)])
-def test_a_pythonpath_that_came_in_from_the_host_is_told(container: str, told: bool) -> None:
+@pytest.mark.parametrize(("container", "reported"), [("Apptainer", True), ("Docker", False), ("", False)])
+def test_a_pythonpath_that_came_in_from_the_host_is_told(container: str, reported: bool) -> None:
     warnings = plan_in(container, {"PYTHONPATH": "/home/me/lib"}).warnings
-    assert any(line.startswith("PYTHONPATH=/home/me/lib comes from the host") for line in warnings) is told
+    assert any(line.startswith("PYTHONPATH=/home/me/lib comes from the host") for line in warnings) is reported
 
 
 BROKEN = {"/host/liby.so": "cannot be read (No such file or directory)"}

@@ -1,4 +1,4 @@
-"""What torchrun's agents are told: to be alone, or to meet the other nodes' and start ranks again."""
+"""What torchrun's agents are asked to do: be alone, or to meet the other nodes' and start ranks again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ELASTIC_POD = {
 }  # fmt: skip
 
 
-def told(made: Plan) -> dict[str, str]:
+def reported(made: Plan) -> dict[str, str]:
     """Return the agent's own options."""
     own = made.command[: made.command.index("--no-python")]
     return dict(word.split("=", 1) for word in own if word.startswith("--") and "=" in word)
@@ -58,7 +58,7 @@ def test_agents_meet_only_where_ranks_may_have_to_start_again(
     environ: dict[str, str], options: dict[str, str], restarts: int
 ) -> None:
     made = planned(environ)
-    found = told(made)
+    found = reported(made)
     assert {name: found.get(name) for name in options} == options
     assert found["--max-restarts"] == str(made.nodes.max_restarts) == str(restarts)
     assert made.uses_elastic_rendezvous is ("--rdzv-endpoint" in found)
@@ -74,7 +74,7 @@ def test_agents_meet_only_where_ranks_may_have_to_start_again(
     ],
 )
 def test_only_node_0_hosts_the_meeting(environ: dict[str, str], host: bool) -> None:
-    assert f"is_host={int(host)}," in told(planned(environ))["--rdzv-conf"]
+    assert f"is_host={int(host)}," in reported(planned(environ))["--rdzv-conf"]
 
 
 def test_a_single_rank_that_may_be_started_again_has_an_agent_and_the_plan_says_so() -> None:

@@ -141,8 +141,8 @@ def test_a_step_meets_the_pages_of_the_one_before_unless_a_person_says_how(
     result = entrypoint("run", steps, env={"LAUNCH_ALLOCATOR": "system", "GLIBC_TUNABLES": own})
     assert result.code == 0, result.err
     assert least <= int(result.out.split()[1]) <= most
-    told = f"(set by you) GLIBC_TUNABLES={own}" if own else "keep freed memory"
-    assert told in result.err
+    reported = f"(set by you) GLIBC_TUNABLES={own}" if own else "keep freed memory"
+    assert reported in result.err
 
 
 def test_threads_that_both_sides_pin_are_refused_naming_both() -> None:
@@ -151,8 +151,8 @@ def test_threads_that_both_sides_pin_are_refused_naming_both() -> None:
 
 
 def test_a_variable_that_the_runtime_in_charge_does_not_read_is_told() -> None:
-    told = "KMP_AFFINITY=compact has no effect: only Intel's OpenMP runtime reads it."
-    assert decide({"LAUNCH_OPENMP": "gnu", "KMP_AFFINITY": "compact"}).warnings[0].startswith(told)
+    reported = "KMP_AFFINITY=compact has no effect: only Intel's OpenMP runtime reads it."
+    assert decide({"LAUNCH_OPENMP": "gnu", "KMP_AFFINITY": "compact"}).warnings[0].startswith(reported)
     assert decide({"LAUNCH_OPENMP": "intel", "KMP_AFFINITY": "compact"}).warnings == ()
 
 

@@ -27,8 +27,8 @@ LEFT = {
     "as many from each rank": (make_machine(8), 1.0, {"LAUNCH_NPROC_PER_NODE": "2"}, [3, 3]),
     "three of two ranks": (make_machine(8), 3.0, {"LAUNCH_NPROC_PER_NODE": "2"}, [2, 2]),
     "ranks of one CPU": (make_machine(2), 1.0, {"LAUNCH_NPROC_PER_NODE": "2"}, [1, 1]),
-    "a quota that fits beside them": (make_machine(8, quota=2), 3.0, {}, [2]),
-    "a quota that fits beside many": (make_machine(8, quota=2), 6.0, {}, [2]),
+    "a quota that fits next to them": (make_machine(8, quota=2), 3.0, {}, [2]),
+    "a quota that fits next to many": (make_machine(8, quota=2), 6.0, {}, [2]),
     "a quota that does not": (make_machine(8, quota=6), 3.0, {}, [5]),
     "a person's own threads": (make_machine(4), 1.0, {"LAUNCH_THREADS": "4"}, [4]),
     "nothing by a person": (make_machine(4), 1.0, {"LAUNCH_RESERVE_CPUS": "0"}, [4]),
@@ -66,7 +66,7 @@ def test_resumed_run_keeps_threads_on_same_cores(busy: float) -> None:
         return [rank.threads for rank in made.ranks]
 
     assert resumed(4) == [3]
-    assert resumed(8) == [8 - int(busy)], "other cores are planned anew"
+    assert resumed(8) == [8 - int(busy)], "other cores are planned again"
     assert resumed(4, {"LAUNCH_RESERVE_CPUS": "0"}) == [4]
     assert resumed(4, {"LAUNCH_THREADS": "2"}) == [2]
 

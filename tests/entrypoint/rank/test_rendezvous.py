@@ -22,7 +22,7 @@ def own_address() -> str:
         try:
             probe.connect(("192.0.2.1", 9))
         except OSError:
-            pytest.skip("needs a network interface with a route beside loopback")
+            pytest.skip("needs a network interface with a route besides loopback")
         return str(probe.getsockname()[0])
 
 
@@ -63,8 +63,8 @@ def test_rendezvous_variables_loopback_on_master_is_allowed() -> None:
             rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)
     else:
         assert rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)["GLOO_SOCKET_IFNAME"] == own
-    beside = replace(HERE, hostnames=("192.0.2.9",))
-    assert rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, beside)["GLOO_SOCKET_IFNAME"] == own, (
+    other = replace(HERE, hostnames=("192.0.2.9",))
+    assert rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, other)["GLOO_SOCKET_IFNAME"] == own, (
         "the way to the rest"
     )
 

@@ -74,7 +74,7 @@ def test_a_search_that_is_stopped_goes_on_where_it_was(entrypoint: Entrypoint) -
     assert process.returncode == 130
     assert err.endswith("entrypoint: stopped; the same command goes on from here\n")
     assert "Traceback" not in err
-    assert findings(entrypoint)["verdict"] is None
+    assert findings(entrypoint)["verdict"] is None  # codespell:ignore
     assert entrypoint.plan("run", file, env=FIXED)["nodes"]["nproc_per_node"] == 1
     result = entrypoint("tune", "run", file, env=env)
     assert result.code == 0, result.err
@@ -93,10 +93,10 @@ def test_a_script_without_a_metric_is_timed_beside_whom_is_told_and_the_trainer_
     (why,) = [
         one["reason"] for one in entrypoint.plan("run", file, env=FIXED | ONE)["decisions"] if one["key"] == "tuned"
     ]
-    beside = re.search(r", beside others who used ([0-9.]+) of (\d+) CPUs; LAUNCH_TUNING_STORE=off ignores it$", why)
-    assert beside, why
-    assert float(beside[1]) > 0.8 * len(cpus)
-    assert int(beside[2]) == len(cpus)
+    found = re.search(r", while other processes used ([0-9.]+) of (\d+) CPUs; LAUNCH_TUNING_STORE=off ignores it$", why)
+    assert found, why
+    assert float(found[1]) > 0.8 * len(cpus)
+    assert int(found[2]) == len(cpus)
     result = entrypoint("tune", "train", env=FIXED | ONE | {"TRAIN_COMPILE": "off", "TRAIN_EPOCHS": "1"})
     assert result.code == 0, result.err
     assert "images/s" in result.err

@@ -82,7 +82,8 @@ def kept(folder: Path, text: str) -> PlanInputs:
 
 
 def test_the_plan_is_made_by_it_and_says_so(tmp_path: Path) -> None:
-    asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": "twice as fast"}}))
+    result = {"verdict": {"variables": FOUND, "evidence": "twice as fast"}}  # codespell:ignore
+    asked = kept(tmp_path, json.dumps(result))
     tuned = load(asked, dict)
     assert tuned
     applied = apply_tuning(replace(asked, machine=replace(asked.machine, busy_cpus=1.0)), tuned, {})
@@ -90,24 +91,24 @@ def test_the_plan_is_made_by_it_and_says_so(tmp_path: Path) -> None:
     made = annotate(make_plan(applied), tuned)
     assert (made.nodes.nproc_per_node, made.ranks[0].threads) == (2, 1)
     assert applied.environ["OMP_WAIT_POLICY"] == "passive"
-    told = {one.key: one.text for one in made.decisions}
-    assert told["ranks"] == "(tuned) LAUNCH_NPROC_PER_NODE=2"
-    assert told["threads"].startswith("(tuned) LAUNCH_THREADS=1")
-    assert told["tuned"].endswith("OMP_WAIT_POLICY=passive twice as fast; LAUNCH_TUNING_STORE=off ignores it")
+    reported = {one.key: one.text for one in made.decisions}
+    assert reported["ranks"] == "(tuned) LAUNCH_NPROC_PER_NODE=2"
+    assert reported["threads"].startswith("(tuned) LAUNCH_THREADS=1")
+    assert reported["tuned"].endswith("OMP_WAIT_POLICY=passive twice as fast; LAUNCH_TUNING_STORE=off ignores it")
     assert "OMP_WAIT_POLICY" not in made.environment.user_set
 
 
-@pytest.mark.parametrize("text", ['{"verdict": null}'])
+@pytest.mark.parametrize("text", ['{"verdict": null}'])  # codespell:ignore
 def test_a_search_that_was_cut_short_decides_nothing(tmp_path: Path, text: str) -> None:
     assert load(kept(tmp_path, text), dict) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"verdict": {"variables": 5}}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"verdict": {"variables": 5}}'])  # codespell:ignore
 def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match=r"\.json: cannot be read .*; remove it, or set LAUNCH_TUNING_STORE=off"):
         load(kept(tmp_path, text), dict)
 
 
 def test_under_a_launcher_nothing_is_taken_up(tmp_path: Path) -> None:
-    asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": ""}}))
+    asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": ""}}))  # codespell:ignore
     assert load(replace(asked, job=Job(launcher="srun", world_size=2)), dict) is None

@@ -1,4 +1,4 @@
-"""How pictures and filters lie in memory."""
+"""How images and filters lie in memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_dense_filters_alone_may_stay_in_plain_order(
     assert depthwise.is_contiguous(memory_format=memory_format(channels_last=orders[2] == LAST))
 
 
-def test_values_stay_and_pictures_keep_their_layout_on_the_way() -> None:
+def test_values_stay_and_images_keep_their_layout_on_the_way() -> None:
     laid = set_memory_format(model(), channels_last=True, plain_filters=True)
     for mine, theirs in zip(laid.parameters(), model().parameters(), strict=True):
         assert torch.equal(mine, theirs)

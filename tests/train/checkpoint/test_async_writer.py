@@ -1,4 +1,4 @@
-"""Checkpoints written beside the training."""
+"""Checkpoints written during the training."""
 
 from __future__ import annotations
 

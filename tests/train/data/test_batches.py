@@ -68,7 +68,7 @@ def test_any_number_of_ranks_sees_the_same_global_batches(
         global_batches(alone, 1, epoch=2), global_batches(shared, world_size, epoch=2), strict=True
     ):
         assert torch.equal(y, ys)
-        assert torch.allclose(x, xs, atol=1e-5), "to rounding, where pictures are computed and not just moved"
+        assert torch.allclose(x, xs, atol=1e-5), "to rounding, where images are computed and not just moved"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_memory_source_gathering_ahead_is_bitwise_identical(
 ) -> None:
     settings = train_settings({"batch_size": 16, "transforms": transforms, **more})
     ahead, each = memory_source(settings, 0, 1), memory_source(settings, 0, 1)
-    assert (ahead.ahead > 1) is (transforms != "book"), "what is computed may round otherwise among more pictures"
+    assert (ahead.ahead > 1) is (transforms != "book"), "what is computed may round otherwise among more images"
     each.ahead = 1
     for whole, alone in zip(ahead.train_batches(1, first), each.train_batches(1, first), strict=True):
         for part, other in zip(whole.micro_batches, alone.micro_batches, strict=True):
@@ -122,13 +122,13 @@ def test_floats_are_normalized_and_lie_as_asked_for(channels_last: bool) -> None
 @pytest.mark.parametrize(("dataset", "channels", "augments"), [("imagefolder", 3, True), ("imagefolder", 1, False)])
 def test_color_is_augmented_by_default_and_grey_is_not(dataset: str, channels: int, augments: bool) -> None:
     settings = train_settings({"dataset": dataset})
-    assert (make_sampler(100, (channels, 8, 8), settings, group()).transform.draw is not None) is augments
+    assert (make_sampler(100, (channels, 8, 8), settings, group()).transform.sample_params is not None) is augments
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_streamed_and_cached_batches_show_the_same_pictures(pictures: Path, tmp_path: Path, workers: int) -> None:
+def test_streamed_and_cached_batches_show_the_same_images(image_folder: Path, tmp_path: Path, workers: int) -> None:
     settings = TrainSettings(
-        dataset="imagefolder", data_dir=pictures, batch_size=5, cache_dir=tmp_path / "cache", eval_batch_size=4
+        dataset="imagefolder", data_dir=image_folder, batch_size=5, cache_dir=tmp_path / "cache", eval_batch_size=4
     )
     shape = (3, 16, 16)
     cached = load(settings, shape, "memory", WorkerPoolSpec(frozenset({0}), 1))
@@ -136,7 +136,7 @@ def test_streamed_and_cached_batches_show_the_same_pictures(pictures: Path, tmp_
     assert isinstance(cached.test, ImageTensors)
     memory = MemorySource(cached.train, cached.test, shape, settings, group(1, 2))
     worker_pool = WorkerPoolSpec(frozenset({0}), workers)
-    with BatchLoader(ImageDataset(list_splits(pictures), shape), worker_pool, settings, torch.device("cpu")) as loader:
+    with BatchLoader(ImageDataset(list_splits(image_folder), shape), worker_pool, settings, torch.device("cpu")) as loader:
         stream = StreamSource(loader, settings, group(1, 2))
         stream.normalize = memory.normalize
         sources: tuple[BatchSource, BatchSource] = (memory, stream)

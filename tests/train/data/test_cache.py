@@ -21,8 +21,8 @@ SHAPE = (3, 16, 16)
 CREW = WorkerPoolSpec(frozenset(os.sched_getaffinity(0)), 2)
 
 
-def load(pictures: Path, folder: Path, policy: str = "error", count: Path | None = None) -> CacheEntry:
-    listings = list_splits(pictures)
+def load(image_folder: Path, folder: Path, policy: str = "error", count: Path | None = None) -> CacheEntry:
+    listings = list_splits(image_folder)
 
     def build(target: Path) -> dict[str, object]:
         if count:
@@ -38,8 +38,8 @@ def builds(count: Path) -> int:
     return len(count.read_text().splitlines()) if count.exists() else 0
 
 
-def test_arrays_hold_the_pictures_in_the_order_of_the_listing(pictures: Path, tmp_path: Path) -> None:
-    entry = load(pictures, tmp_path / "cache")
+def test_arrays_hold_the_images_in_the_order_of_the_listing(image_folder: Path, tmp_path: Path) -> None:
+    entry = load(image_folder, tmp_path / "cache")
     assert entry.train_images.shape == (24, 16, 16, 3)
     assert entry.train_labels.tolist() == [0] * 8 + [1] * 8 + [2] * 8
     means = [entry.train_images[entry.train_labels == label].mean() for label in range(3)]
@@ -47,60 +47,60 @@ def test_arrays_hold_the_pictures_in_the_order_of_the_listing(pictures: Path, tm
     assert means[0] < 60 < 190 < means[2]
 
 
-def test_a_second_run_decodes_nothing(pictures: Path, tmp_path: Path) -> None:
+def test_a_second_run_decodes_nothing(image_folder: Path, tmp_path: Path) -> None:
     count = tmp_path / "count"
-    first = load(pictures, tmp_path / "cache", count=count)
-    again = load(pictures, tmp_path / "cache", count=count)
+    first = load(image_folder, tmp_path / "cache", count=count)
+    again = load(image_folder, tmp_path / "cache", count=count)
     assert builds(count) == 1
     assert np.array_equal(first.train_images, again.train_images)
 
 
-def test_the_same_content_elsewhere_is_found(pictures: Path, tmp_path: Path) -> None:
+def test_the_same_content_elsewhere_is_found(image_folder: Path, tmp_path: Path) -> None:
     count = tmp_path / "count"
-    load(pictures, tmp_path / "cache", count=count)
-    shutil.copytree(pictures, tmp_path / "copy")
+    load(image_folder, tmp_path / "cache", count=count)
+    shutil.copytree(image_folder, tmp_path / "copy")
     load(tmp_path / "copy", tmp_path / "cache", count=count)
     assert builds(count) == 1
 
 
-def test_a_changed_picture_is_seen_even_with_its_old_size_and_time(pictures: Path, tmp_path: Path) -> None:
-    before = load(pictures, tmp_path / "cache")
-    path, other = pictures / "train/class0/001.png", pictures / "train/class2/001.png"
+def test_a_changed_image_is_seen_even_with_its_old_size_and_time(image_folder: Path, tmp_path: Path) -> None:
+    before = load(image_folder, tmp_path / "cache")
+    path, other = image_folder / "train/class0/001.png", image_folder / "train/class2/001.png"
     stat, content = path.stat(), other.read_bytes()
     path.write_bytes(content + b"\0" * (stat.st_size - len(content)))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    after = load(pictures, tmp_path / "cache")
+    after = load(image_folder, tmp_path / "cache")
     assert not np.array_equal(before.train_images[1], after.train_images[1])
 
 
-def test_a_moved_class_is_another_content(pictures: Path, tmp_path: Path) -> None:
+def test_a_moved_class_is_another_content(image_folder: Path, tmp_path: Path) -> None:
     count = tmp_path / "count"
-    load(pictures, tmp_path / "cache", count=count)
+    load(image_folder, tmp_path / "cache", count=count)
     for split in ("train", "test"):
-        (pictures / split / "class0").rename(pictures / split / "zebra")
-    entry = load(pictures, tmp_path / "cache", count=count)
+        (image_folder / split / "class0").rename(image_folder / split / "zebra")
+    entry = load(image_folder, tmp_path / "cache", count=count)
     assert builds(count) == 2
     assert entry.train_images[entry.train_labels == 2].mean() < 60
 
 
 def load_alone(arguments: tuple[Path, Path, Path]) -> float:
-    pictures, folder, count = arguments
-    return float(load(pictures, folder, count=count).train_images.mean())
+    image_folder, folder, count = arguments
+    return float(load(image_folder, folder, count=count).train_images.mean())
 
 
 def test_many_at_once_build_once_and_read_the_same(tmp_path: Path) -> None:
-    pictures, count = tmp_path / "pictures", tmp_path / "count"
-    paint(pictures / "train", each=60)
-    paint(pictures / "test", each=4)
+    image_folder, count = tmp_path / "images", tmp_path / "count"
+    paint(image_folder / "train", each=60)
+    paint(image_folder / "test", each=4)
     (tmp_path / "cache").mkdir()
     with ProcessPoolExecutor(4) as pool:
-        means = list(pool.map(load_alone, [(pictures, tmp_path / "cache", count)] * 8))
+        means = list(pool.map(load_alone, [(image_folder, tmp_path / "cache", count)] * 8))
     assert len(set(means)) == 1
     assert builds(count) == 1
 
 
-def test_a_build_that_dies_leaves_nothing_that_could_be_read(pictures: Path, tmp_path: Path) -> None:
-    listings, folder = list_splits(pictures), tmp_path / "cache"
+def test_a_build_that_dies_leaves_nothing_that_could_be_read(image_folder: Path, tmp_path: Path) -> None:
+    listings, folder = list_splits(image_folder), tmp_path / "cache"
     folder.mkdir()
 
     def die(target: Path) -> dict[str, object]:
@@ -109,40 +109,40 @@ def test_a_build_that_dies_leaves_nothing_that_could_be_read(pictures: Path, tmp
 
     with pytest.raises(KeyboardInterrupt):
         load_or_build(listings, SHAPE, "error", folder, die)
-    assert load(pictures, folder).train_images.shape == (24, 16, 16, 3)
+    assert load(image_folder, folder).train_images.shape == (24, 16, 16, 3)
 
 
-def test_what_a_killed_build_left_is_cleared_away(pictures: Path, tmp_path: Path) -> None:
+def test_what_a_killed_build_left_is_cleared_away(image_folder: Path, tmp_path: Path) -> None:
     left = tmp_path / "cache/.building-old"
     left.mkdir(parents=True)
     (left / "train_images.npy").write_bytes(b"half")
-    load(pictures, tmp_path / "cache")
+    load(image_folder, tmp_path / "cache")
     assert not left.exists()
 
 
-def test_a_bad_picture_stops_the_build_by_name(pictures: Path, tmp_path: Path) -> None:
-    (pictures / "train/class1/000.jpg").write_text("no picture")
+def test_a_bad_image_stops_the_build_by_name(image_folder: Path, tmp_path: Path) -> None:
+    (image_folder / "train/class1/000.jpg").write_text("no image")
     with pytest.raises(
         UserError, match=r"class1/000\.jpg: not an image; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE"
     ):
-        load(pictures, tmp_path / "cache")
+        load(image_folder, tmp_path / "cache")
 
 
-def test_bad_pictures_can_be_left_out_and_are_listed(pictures: Path, tmp_path: Path) -> None:
-    (pictures / "train/class1/000.jpg").write_text("no picture")
-    (pictures / "test/class0/001.png").write_bytes(b"")
-    entry = load(pictures, tmp_path / "cache", policy="skip")
+def test_bad_images_can_be_left_out_and_are_listed(image_folder: Path, tmp_path: Path) -> None:
+    (image_folder / "train/class1/000.jpg").write_text("no image")
+    (image_folder / "test/class0/001.png").write_bytes(b"")
+    entry = load(image_folder, tmp_path / "cache", policy="skip")
     assert (len(entry.train_images), len(entry.test_images)) == (23, 11)
     assert entry.train_labels.tolist() == [0] * 8 + [1] * 7 + [2] * 8
     assert len(entry.notes["skipped"]) == 2
     assert "class1/000.jpg: not an image" in entry.notes["skipped"][0]
 
 
-def test_leaving_pictures_out_is_another_entry_than_refusing_them(pictures: Path, tmp_path: Path) -> None:
-    (pictures / "train/class1/000.jpg").write_text("no picture")
-    load(pictures, tmp_path / "cache", policy="skip")
+def test_leaving_images_out_is_another_entry_than_refusing_them(image_folder: Path, tmp_path: Path) -> None:
+    (image_folder / "train/class1/000.jpg").write_text("no image")
+    load(image_folder, tmp_path / "cache", policy="skip")
     with pytest.raises(UserError):
-        load(pictures, tmp_path / "cache", policy="error")
+        load(image_folder, tmp_path / "cache", policy="error")
 
 
 def test_the_users_cache_folder_is_taken_and_another_where_that_fails(

@@ -15,48 +15,48 @@ from train.data.image_folder import list_splits
 from train.settings import TrainSettings
 
 
-def test_both_splits_are_listed_with_their_classes(pictures: Path) -> None:
-    train, test = list_splits(pictures)
+def test_both_splits_are_listed_with_their_classes(image_folder: Path) -> None:
+    train, test = list_splits(image_folder)
     assert train.classes == test.classes == ("class0", "class1", "class2")
     assert (len(train.files), len(test.files)) == (24, 12)
     assert train.labels == (0,) * 8 + (1,) * 8 + (2,) * 8
 
 
-def test_val_stands_in_for_test_and_litter_is_passed_over(pictures: Path) -> None:
-    (pictures / "test").rename(pictures / "val")
-    (pictures / "train/class0/.DS_Store").write_text("x")
-    (pictures / "train/class0/Thumbs.db").write_text("x")
-    (pictures / "train/.cache").mkdir()
-    train, test = list_splits(pictures)
+def test_val_stands_in_for_test_and_litter_is_passed_over(image_folder: Path) -> None:
+    (image_folder / "test").rename(image_folder / "val")
+    (image_folder / "train/class0/.DS_Store").write_text("x")
+    (image_folder / "train/class0/Thumbs.db").write_text("x")
+    (image_folder / "train/.cache").mkdir()
+    train, test = list_splits(image_folder)
     assert (len(train.files), len(test.files)) == (24, 12)
 
 
-def test_pictures_in_subfolders_count(pictures: Path) -> None:
-    (pictures / "train/class0/more").mkdir()
-    (pictures / "train/class0/000.jpg").rename(pictures / "train/class0/more/000.jpg")
-    assert len(list_splits(pictures)[0].files) == 24
+def test_images_in_subfolders_count(image_folder: Path) -> None:
+    (image_folder / "train/class0/more").mkdir()
+    (image_folder / "train/class0/000.jpg").rename(image_folder / "train/class0/more/000.jpg")
+    assert len(list_splits(image_folder)[0].files) == 24
 
 
-def break_folder(pictures: Path, how: str) -> Path:
+def break_folder(image_folder: Path, how: str) -> Path:
     match how:
         case "missing":
-            return pictures / "nowhere"
+            return image_folder / "nowhere"
         case "a file":
-            return pictures / "train/class0/000.jpg"
+            return image_folder / "train/class0/000.jpg"
         case "empty":
-            (pictures / "void").mkdir()
-            return pictures / "void"
+            (image_folder / "void").mkdir()
+            return image_folder / "void"
         case "no test":
-            shutil.rmtree(pictures / "test")
+            shutil.rmtree(image_folder / "test")
         case "no classes":
-            shutil.rmtree(pictures / "train")
-            (pictures / "train").mkdir()
+            shutil.rmtree(image_folder / "train")
+            (image_folder / "train").mkdir()
         case "an empty class":
-            (pictures / "train/class3").mkdir()
-            (pictures / "test/class3").mkdir()
+            (image_folder / "train/class3").mkdir()
+            (image_folder / "test/class3").mkdir()
         case "other classes":
-            (pictures / "test/class2").rename(pictures / "test/zebra")
-    return pictures
+            (image_folder / "test/class2").rename(image_folder / "test/zebra")
+    return image_folder
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def break_folder(pictures: Path, how: str) -> Path:
         ("other classes", r"classes differ, only in train/: class2; only in test/: zebra"),
     ],
 )
-def test_a_folder_that_cannot_be_trained_on_is_told_why(pictures: Path, how: str, said: str) -> None:
+def test_a_folder_that_cannot_be_trained_on_is_told_why(image_folder: Path, how: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as error:
-        list_splits(break_folder(pictures, how))
+        list_splits(break_folder(image_folder, how))
     assert error.value.code == 2
     assert len(str(error.value).splitlines()) == 1
 
@@ -87,8 +87,8 @@ def imagefolder(folder: Path, **settings: object) -> TrainSettings:
     return train_settings({"dataset": "imagefolder", "data_dir": folder, **settings})
 
 
-def test_a_survey_counts_and_sizes_a_folder(pictures: Path) -> None:
-    assert inspect_dataset(imagefolder(pictures)) == DatasetInfo(36, (3, 16, 16))
+def test_a_survey_counts_and_sizes_a_folder(image_folder: Path) -> None:
+    assert inspect_dataset(imagefolder(image_folder)) == DatasetInfo(36, (3, 16, 16))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_survey_counts_and_sizes_a_folder(pictures: Path) -> None:
         ((200, 150), "RGB", 64, (3, 64, 64)),
     ],
 )
-def test_small_pictures_keep_their_size_and_large_ones_are_cut(
+def test_small_images_keep_their_size_and_large_ones_are_cut(
     tmp_path: Path, size: tuple[int, int], mode: str, asked: object, shape: tuple[int, int, int]
 ) -> None:
     for split in ("train", "test"):

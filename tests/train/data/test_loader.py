@@ -24,21 +24,21 @@ SHAPE = (3, 16, 16)
 BATCHES: list[BatchRequest] = [(TRAIN, [3, 1]), (TEST, [0, 2, 4]), (TRAIN, [7])]
 
 
-def loader(pictures: Path, workers: int) -> BatchLoader:
+def loader(image_folder: Path, workers: int) -> BatchLoader:
     worker_pool = WorkerPoolSpec(frozenset(os.sched_getaffinity(0)), workers)
-    return BatchLoader(ImageDataset(list_splits(pictures), SHAPE), worker_pool, TrainSettings(), torch.device("cpu"))
+    return BatchLoader(ImageDataset(list_splits(image_folder), SHAPE), worker_pool, TrainSettings(), torch.device("cpu"))
 
 
 @pytest.fixture(params=[0, 1, 2])
-def workers(request: pytest.FixtureRequest, pictures: Path) -> Iterator[BatchLoader]:
-    with loader(pictures, request.param) as made:
+def workers(request: pytest.FixtureRequest, image_folder: Path) -> Iterator[BatchLoader]:
+    with loader(image_folder, request.param) as made:
         yield made
 
 
 def test_batches_of_both_splits_come_in_order(workers: BatchLoader) -> None:
     for _ in range(2):
         for wanted, (images, labels, bad) in zip(BATCHES, workers.load(BATCHES), strict=True):
-            expected, right, _ = workers.pictures[wanted]
+            expected, right, _ = workers.dataset[wanted]
             assert torch.equal(images, expected)
             assert torch.equal(labels, right)
             assert not bad
@@ -48,12 +48,12 @@ def test_what_was_not_taken_is_dropped(workers: BatchLoader) -> None:
     next(workers.load([(TRAIN, [row]) for row in range(20)]))
     found = [images for images, _, _ in workers.load([(TEST, [5])])]
     assert len(found) == 1
-    assert torch.equal(found[0], workers.pictures[TEST, [5]][0])
+    assert torch.equal(found[0], workers.dataset[TEST, [5]][0])
 
 
-def test_they_are_the_same_from_entry_to_exit(pictures: Path) -> None:
+def test_they_are_the_same_from_entry_to_exit(image_folder: Path) -> None:
     before = set(active_children())
-    with loader(pictures, 2) as made:
+    with loader(image_folder, 2) as made:
         began = set(active_children()) - before
         assert len(began) == 2
         for wanted in ([], BATCHES, BATCHES[:1]):
@@ -62,9 +62,9 @@ def test_they_are_the_same_from_entry_to_exit(pictures: Path) -> None:
     assert set(active_children()) == before
 
 
-def test_they_draw_nothing_from_what_the_model_is_drawn_from(pictures: Path) -> None:
+def test_they_draw_nothing_from_what_the_model_is_drawn_from(image_folder: Path) -> None:
     torch.manual_seed(0)
-    with loader(pictures, 1) as made:
+    with loader(image_folder, 1) as made:
         list(made.load(BATCHES))
     found = torch.rand(3)
     torch.manual_seed(0)
@@ -73,9 +73,9 @@ def test_they_draw_nothing_from_what_the_model_is_drawn_from(pictures: Path) -> 
 
 @pytest.mark.versions
 @pytest.mark.launch
-def test_no_rank_forks_once_it_has_met_the_others(entrypoint: Entrypoint, pictures: Path) -> None:
+def test_no_rank_forks_once_it_has_met_the_others(entrypoint: Entrypoint, image_folder: Path) -> None:
     env = imagefolder(
-        pictures, TRAIN_DATA_SOURCE="stream", TRAIN_NUM_WORKERS="2", TRAIN_EPOCHS="100000", TRAIN_TENSORBOARD="0"
+        image_folder, TRAIN_DATA_SOURCE="stream", TRAIN_NUM_WORKERS="2", TRAIN_EPOCHS="100000", TRAIN_TENSORBOARD="0"
     )
     run = Started(entrypoint, env | TWO_RANKS_WHERE_THEY_FIT)
 

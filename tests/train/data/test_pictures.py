@@ -1,4 +1,4 @@
-"""Single picture files, good and bad."""
+"""Single image files, good and bad."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 from train.data.decoding import UnreadableImage, read_image
 
 
-def test_a_picture_of_the_right_size_is_not_resampled(tmp_path: Path) -> None:
+def test_a_image_of_the_right_size_is_not_resampled(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "x.png")
     read = read_image(tmp_path / "x.png", (3, 5, 7))
@@ -29,7 +29,7 @@ def test_every_mode_becomes_grey_or_color_bytes(tmp_path: Path, mode: str, chann
     assert (read.shape, read.dtype) == ((8, 8, channels), np.uint8)
 
 
-def test_a_wide_picture_is_cut_not_squeezed(tmp_path: Path) -> None:
+def test_a_wide_image_is_cut_not_squeezed(tmp_path: Path) -> None:
     pixels = np.zeros((10, 30, 3), dtype=np.uint8)
     pixels[:, 10:20] = 255
     Image.fromarray(pixels).save(tmp_path / "x.png")
@@ -70,7 +70,7 @@ def spoil(path: Path, how: str) -> None:
         case "truncated":
             path.write_bytes(whole[: len(whole) // 2])
         case "text":
-            path.write_text("no picture")
+            path.write_text("no image")
         case "empty":
             path.write_bytes(b"")
         case "missing":

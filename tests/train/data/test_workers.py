@@ -71,10 +71,10 @@ def test_a_worker_whose_rank_is_gone_says_nothing_of_what_it_did_not_fetch(what:
 
 
 def test_a_lost_worker_is_told_once_and_not_again_by_dataloaders_handler() -> None:
-    before = signal.signal(signal.SIGCHLD, lambda *_: pytest.fail("told again"))
+    before = signal.signal(signal.SIGCHLD, lambda *_: pytest.fail("reported again"))
     try:
-        told = worker_lost_error(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "))
+        reported = worker_lost_error(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "))
         os.kill(os.getpid(), signal.SIGCHLD)
     finally:
         signal.signal(signal.SIGCHLD, before)
-    assert str(told).startswith("loader workers: DataLoader worker (pid 7) is killed by signal: Killed; see")
+    assert str(reported).startswith("loader workers: DataLoader worker (pid 7) is killed by signal: Killed; see")

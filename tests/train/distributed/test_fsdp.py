@@ -55,7 +55,7 @@ def test_two_ranks_learn_what_one_does_and_each_saves_its_part(entrypoint: Entry
 
 
 def stopped(entrypoint: Entrypoint, env: dict[str, str]) -> Path:
-    """Stop a run amid its second epoch; return the checkpoint that it leaves."""
+    """Stop a run during its second epoch; return the checkpoint that it leaves."""
     run = Started(entrypoint, env | {"TRAIN_RUN_NAME": "stopped"})
     run.wait_for("epoch 2/")
     run.process.send_signal(signal.SIGTERM)
@@ -95,7 +95,7 @@ def test_what_is_damaged_or_hostile_is_refused_in_one_line_and_not_run(entrypoin
     saved = newest(entrypoint.folder / "runs/run/checkpoint")
     assert saved is not None
     part = sorted(saved.glob("*.distcp"))[1]
-    contents = {name: (saved / name).read_bytes() for name in (".metadata", "told.pt", part.name)}
+    contents = {name: (saved / name).read_bytes() for name in (".metadata", "reported.pt", part.name)}
     spoilt = [(name, content[: len(content) // 2]) for name, content in contents.items()]
     spoilt += [(".metadata", pickle.dumps(HostilePickle()))]
     for name, content in spoilt:

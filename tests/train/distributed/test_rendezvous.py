@@ -35,8 +35,8 @@ SILENT = "[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 10000ms
     ],
 )
 def test_the_lost_are_named_by_the_message_or_by_their_silence(text: str, silent: set[str], said: str) -> None:
-    told = describe_lost_peer(text, 0, HERE + THERE + FURTHER, lambda address: address not in silent)
-    assert told.startswith(f"rank 0: {said}")
+    reported = describe_lost_peer(text, 0, HERE + THERE + FURTHER, lambda address: address not in silent)
+    assert reported.startswith(f"rank 0: {said}")
 
 
 @pytest.fixture

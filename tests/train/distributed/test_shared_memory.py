@@ -56,7 +56,7 @@ LOST = """
         memory.sum(one)
     except RuntimeError as error:
         assert time.monotonic() - began < 5
-        print("told", error, flush=True)
+        print("reported", error, flush=True)
     os._exit(0)
 """
 
@@ -82,8 +82,8 @@ def ranks(folder: Path, body: str, count: int, *words: str, last: tuple[str, ...
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
 def test_every_sum_and_mean_is_right_however_ranks_overtake(tmp_path: Path, count: int) -> None:
-    told = ranks(tmp_path, SUMS, count)
-    assert all("shares True" in one and "right" in one for one in told), told
+    reported = ranks(tmp_path, SUMS, count)
+    assert all("shares True" in one and "right" in one for one in reported), reported
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def test_every_sum_and_mean_is_right_however_ranks_overtake(tmp_path: Path, coun
     [("ends", "30", "connection closed by rank 2"), ("hangs", "1", "timed out waiting 1 s for rank 2")],
 )
 def test_a_lost_rank_is_told_by_all_others(tmp_path: Path, how: str, limit_s: str, said: str) -> None:
-    told = ranks(tmp_path, LOST, 3, how, LIMIT_S=limit_s)
-    assert all(f"told shared memory: {said}" in one for one in told[:2]), told
+    reported = ranks(tmp_path, LOST, 3, how, LIMIT_S=limit_s)
+    assert all(f"reported shared memory: {said}" in one for one in reported[:2]), reported
     assert COLLECTIVE_ERROR.search(said)
 
 

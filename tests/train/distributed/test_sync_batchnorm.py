@@ -80,7 +80,7 @@ COMPILED = """
         computed.append({"output": output.detach(), "images": part.grad, **model.state_dict(),
                          **{name: parameter.grad for name, parameter in model.named_parameters()}})
     for name, value in computed[0].items():
-        torch.testing.assert_close(computed[1][name], value, atol=1e-4, rtol=1e-4, msg=lambda told: f"{name}: {told}")
+        torch.testing.assert_close(computed[1][name], value, atol=1e-4, rtol=1e-4, msg=lambda text: f"{name}: {text}")
     dist.destroy_process_group()
     print("alike")
 """

@@ -1,7 +1,7 @@
 """Trains a few steps with each combination of settings that it is given, in this process, and says how each ended.
 
 `python pairs.py FOLDER` reads the combinations from standard input, a JSON list of environments; each of several ranks
-does the same. It is a program of its own, so that ranks meet only once and nothing is imported anew for each.
+does the same. It is a program of its own, so that ranks meet only once and nothing is imported again for each.
 """
 
 from __future__ import annotations

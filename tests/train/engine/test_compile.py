@@ -47,9 +47,9 @@ def test_the_cnn_is_one_graph() -> None:
 
 def test_auto_does_not_compile_where_the_rest_of_the_run_cannot_pay_it_back() -> None:
     one = trainer(compile="auto")
-    told = compile_step(one, 10, X)
+    reported = compile_step(one, 10, X)
     figures = r"[\d,]+ s of training remain, compiling takes about 19 s and saves about 5 %: it pays off from 375 s on"
-    assert re.fullmatch(rf"not compiled: {figures}", told), told
+    assert re.fullmatch(rf"not compiled: {figures}", reported), reported
     assert one.compiled_forward is one.ddp_model
     assert one.compiler is None
 
@@ -81,7 +81,7 @@ def broken(graph: Any, _: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "layer", "compiled", "told"),
+    ("backend", "layer", "compiled", "reported"),
     [
         (
             "slow",
@@ -94,15 +94,15 @@ def broken(graph: Any, _: Any) -> Callable[..., Any]:
     ],
 )
 def test_auto_keeps_what_it_compiled_only_where_that_is_faster(
-    backend: str, layer: torch.nn.Module, compiled: bool, told: str
+    backend: str, layer: torch.nn.Module, compiled: bool, reported: str
 ) -> None:
     one = trainer(compile="auto")
     one.settings = msgspec.structs.replace(one.settings, compile_backend=backend)
     one.set_model(layer, one.optimizer)
     before = weights(one).clone()
     said = compile_step(one, 10**9, X)
-    assert re.match(told, said), said
-    assert said.endswith("saves about 5 %: it pays off from 375 s on"), "the break-even is told too"
+    assert re.match(reported, said), said
+    assert said.endswith("saves about 5 %: it pays off from 375 s on"), "the break-even is reported too"
     assert (one.compiled_forward is not one.ddp_model) is compiled
     assert torch.equal(weights(one), before)
     assert all(parameter.grad is None for parameter in one.model.parameters())

@@ -50,7 +50,7 @@ def forbid(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove the run in one step: the checkpoint of an epoch that ends meanwhile would make its folder anew."""
+    """Remove the run in one step: the checkpoint of an epoch that ends meanwhile would make its folder again."""
     (folder / "run").rename(folder / "gone")
     shutil.rmtree(folder / "gone")
 
@@ -84,7 +84,7 @@ def test_a_disk_that_takes_no_more(
     for path in kept:
         assert not load_first_valid([path], {}, changed=True).skipped
     assert bool(kept) is (cause is not remove and "TRAIN_CHECKPOINT_EVERY" not in more)
-    # Forbidden amid a save, what is half written cannot be removed either, until the run goes on.
+    # Forbidden during a save, what is half written cannot be removed either, until the run goes on.
     assert cause is forbid or not list((small_disk / "run/checkpoint").glob(".*"))
 
 
@@ -140,10 +140,10 @@ def test_a_quota_that_is_used_up(entrypoint: Entrypoint, quota: Path) -> None:
 @pytest.fixture
 def streamed(tmp_path: Path) -> dict[str, str]:
     """A set whose epochs take long enough to fall into."""
-    paint(tmp_path / "pictures/train", each=400)
-    paint(tmp_path / "pictures/test", each=4)
+    paint(tmp_path / "images/train", each=400)
+    paint(tmp_path / "images/test", each=4)
     return {
-        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path / "pictures"), "TRAIN_DATA_SOURCE": "stream",
+        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path / "images"), "TRAIN_DATA_SOURCE": "stream",
         "TRAIN_BATCH_SIZE": "4", "TRAIN_NUM_WORKERS": "2",
     }  # fmt: skip
 
@@ -156,12 +156,12 @@ def test_a_loader_worker_that_is_killed(entrypoint: Entrypoint, streamed: dict[s
     code, _, err = run.ended()
     assert code == ExitCode.RANK_FAILED
     assert len(err.splitlines()) == 1, err
-    # Python's queue may meet the end first, amid a batch, or DataLoader, which looks after its workers.
+    # Python's queue may meet the end first, during a batch, or DataLoader, which looks after its workers.
     assert re.search(r"error: loader workers: (DataLoader worker \(pid|one ended while it handed)", err), err
     assert "see `df /dev/shm` and the memory limit, or lower TRAIN_NUM_WORKERS" in err
 
 
-def test_pictures_that_vanish(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
+def test_images_that_vanish(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
     run = Started(entrypoint, ENDLESS | streamed)
     run.wait_for("epoch 2/")
     for one in Path(streamed["TRAIN_DATA_DIR"]).glob("train/*/*"):

@@ -63,7 +63,7 @@ def disturb(entrypoint: Entrypoint, env: dict[str, str], draw: random.Random) ->
         text=True,
     )
     assert process.stdout is not None
-    if draw.random() < 0.8:  # else amid its start
+    if draw.random() < 0.8:  # else during its start
         process.stdout.readline()
     time.sleep(draw.uniform(0, 1.2))
     ended = process.poll() is not None

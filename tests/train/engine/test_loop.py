@@ -32,7 +32,7 @@ def test_the_loss_is_torchs_mean_with_label_smoothing() -> None:
     assert one.train_step(Batch(((X, Y),), 12)).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-def test_a_picture_left_out_has_no_gradient() -> None:
+def test_a_image_left_out_has_no_gradient() -> None:
     some, none = trainer(), trainer()
     labels = torch.cat((Y[:11], torch.tensor([IGNORE_LABEL])))
     some.train_step(Batch(((X, labels),), 12))

@@ -17,11 +17,11 @@ BAD_PICTURE = r"train/class1/000\.jpg: not an image; repair or remove it, or set
 
 @pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
 @pytest.mark.parametrize("source", ["memory", "stream"])
-def test_a_bad_picture_ends_every_rank_in_one_line(
-    entrypoint: Entrypoint, pictures: Path, ranks: dict[str, str], source: str
+def test_a_bad_image_ends_every_rank_in_one_line(
+    entrypoint: Entrypoint, image_folder: Path, ranks: dict[str, str], source: str
 ) -> None:
-    (pictures / "train/class1/000.jpg").write_text("no picture")
-    result = entrypoint("train", env=imagefolder(pictures, TRAIN_DATA_SOURCE=source, LAUNCH_QUIET="1") | ranks)
+    (image_folder / "train/class1/000.jpg").write_text("no image")
+    result = entrypoint("train", env=imagefolder(image_folder, TRAIN_DATA_SOURCE=source, LAUNCH_QUIET="1") | ranks)
     assert result.code == 2
     assert len(result.error_lines) == 1
     assert re.search(BAD_PICTURE, result.error_lines[0])
@@ -29,10 +29,10 @@ def test_a_bad_picture_ends_every_rank_in_one_line(
 
 
 @pytest.mark.parametrize("source", ["memory", "stream"])
-def test_bad_pictures_are_left_out_and_told_where_asked(entrypoint: Entrypoint, pictures: Path, source: str) -> None:
-    (pictures / "train/class1/000.jpg").write_text("no picture")
-    (pictures / "test/class1/000.jpg").write_text("no picture")
-    env = imagefolder(pictures, TRAIN_DATA_SOURCE=source, TRAIN_ON_UNREADABLE_IMAGE="skip", TRAIN_TENSORBOARD="0")
+def test_bad_images_are_left_out_and_told_where_asked(entrypoint: Entrypoint, image_folder: Path, source: str) -> None:
+    (image_folder / "train/class1/000.jpg").write_text("no image")
+    (image_folder / "test/class1/000.jpg").write_text("no image")
+    env = imagefolder(image_folder, TRAIN_DATA_SOURCE=source, TRAIN_ON_UNREADABLE_IMAGE="skip", TRAIN_TENSORBOARD="0")
     result = entrypoint("train", env=env)
     assert result.code == 0, result.err
     assert entrypoint.summary()["test_images"] == 11

@@ -1,4 +1,4 @@
-"""When a run saves amid its epochs, and ends early to go on later."""
+"""When a run saves during its epochs, and ends early to go on later."""
 
 from __future__ import annotations
 

@@ -94,17 +94,19 @@ def test_each_recipe_learns(entrypoint: Entrypoint, settings: dict[str, str]) ->
     assert entrypoint.train(env=SMALL | settings | {"TRAIN_EPOCHS": "5"})["test_accuracy"] > 90
 
 
-def test_a_torchvision_model_trains_on_pictures(entrypoint: Entrypoint, pictures: Path) -> None:
+def test_a_torchvision_model_trains_on_images(entrypoint: Entrypoint, image_folder: Path) -> None:
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
-    env = imagefolder(pictures, TRAIN_MODEL="resnet18", TRAIN_EPOCHS="1")
+    env = imagefolder(image_folder, TRAIN_MODEL="resnet18", TRAIN_EPOCHS="1")
     summary = entrypoint.train(env=env)
     assert (summary["model"], summary["parameters"]) == ("resnet18", 11_178_051)
 
 
 @needs_two_cores
 @pytest.mark.parametrize("source", ["memory", "stream"])
-def test_an_image_folder_trains_either_way_with_two_ranks(entrypoint: Entrypoint, pictures: Path, source: str) -> None:
-    env = imagefolder(pictures, TRAIN_DATA_SOURCE=source, TRAIN_EPOCHS="8") | TWO_RANKS
+def test_an_image_folder_trains_either_way_with_two_ranks(
+    entrypoint: Entrypoint, image_folder: Path, source: str
+) -> None:
+    env = imagefolder(image_folder, TRAIN_DATA_SOURCE=source, TRAIN_EPOCHS="8") | TWO_RANKS
     summary = entrypoint.train(env=env)
     assert (summary["feed"], summary["test_images"]) == (source, 12)
     assert summary["test_accuracy"] == 100
@@ -221,11 +223,12 @@ def test_a_signal_ends_it_in_one_line_after_a_checkpoint(
 @pytest.mark.versions
 @pytest.mark.parametrize(("source", "ranks"), [("memory", {}), ("stream", TWO_RANKS_WHERE_THEY_FIT)])
 def test_preempted_run_resumes_with_next_step(
-    entrypoint: Entrypoint, pictures: Path, source: str, ranks: dict[str, str]
+    entrypoint: Entrypoint, image_folder: Path, source: str, ranks: dict[str, str]
 ) -> None:
     env = {
-        **SMALL, **ranks, "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(pictures), "TRAIN_DATA_SOURCE": source,
-        "TRAIN_BATCH_SIZE": "2", "TRAIN_EPOCHS": "3", "TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_LOG_INTERVAL": "1",
+        **SMALL, **ranks, "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(image_folder),
+        "TRAIN_DATA_SOURCE": source, "TRAIN_BATCH_SIZE": "2", "TRAIN_EPOCHS": "3",
+        "TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_LOG_INTERVAL": "1",
     }  # fmt: skip
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "straight"})
     run = Started(entrypoint, env | {"TRAIN_RUN_NAME": "stopped"})

@@ -1,4 +1,4 @@
-"""The network of the speedrun recipe: its shape, and what its first layer makes of pictures."""
+"""The network of the speedrun recipe: its shape, and what its first layer makes of images."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from train.models.speednet import WIDTHS
 
 @pytest.mark.parametrize("name", WIDTHS)
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 9, 9), (3, 64, 48)])
-def test_it_takes_any_picture_from_9x9_on(name: str, shape: tuple[int, int, int]) -> None:
+def test_it_takes_any_image_from_9x9_on(name: str, shape: tuple[int, int, int]) -> None:
     model = build_model(name, shape, 7, bias=True)
     assert model(torch.randn(4, *shape)).shape == (4, 7)
 
 
-def test_smaller_pictures_and_no_biases_are_refused() -> None:
+def test_smaller_images_and_no_biases_are_refused() -> None:
     with pytest.raises(UserError, match="TRAIN_MODEL=speednet: cannot take 3x8x8 images"):
         build_model("speednet", (3, 8, 8), 10, bias=True)
     with pytest.raises(UserError, match="TRAIN_BIAS=0: only the cnn can do without biases, not speednet"):
@@ -34,7 +34,7 @@ def test_half_the_width_is_about_a_quarter_of_the_weights() -> None:
 
 def test_what_it_has_looked_at_comes_out_uncorrelated_and_of_one_variance() -> None:
     torch.manual_seed(0)
-    smooth = torch.nn.functional.avg_pool2d(torch.randn(400, 3, 34, 34), 3, stride=1)  # neighbours are alike
+    smooth = torch.nn.functional.avg_pool2d(torch.randn(400, 3, 34, 34), 3, stride=1)  # adjacent pixels are alike
     model = build_model("speednet", (3, 32, 32), 10, bias=True)
     model.look(smooth)  # type: ignore[operator]
     with torch.no_grad():

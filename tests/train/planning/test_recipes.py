@@ -30,10 +30,10 @@ def test_a_recipe_sets_what_a_person_left_open_and_says_so() -> None:
     assert (values.model, values.epochs) == ("speednet-half", 3)
     assert made.environment.variables["TRAIN_MODEL"] == "speednet-half"
     assert "TRAIN_EPOCHS" not in made.environment.variables
-    (told,) = [one for one in made.decisions if one.key == "recipe"]
-    assert told.value == "speedrun"
-    assert told.text.startswith("(set by you) TRAIN_RECIPE=speedrun; batch_size=")
-    assert "epochs" not in told.text
+    (reported,) = [one for one in made.decisions if one.key == "recipe"]
+    assert reported.value == "speedrun"
+    assert reported.text.startswith("(set by you) TRAIN_RECIPE=speedrun; batch_size=")
+    assert "epochs" not in reported.text
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -1,4 +1,4 @@
-"""How long threads waited for a CPU: counted by the kernel, told where it is worth it."""
+"""How long threads waited for a CPU: counted by the kernel, reported where it is worth it."""
 
 from __future__ import annotations
 

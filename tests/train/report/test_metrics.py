@@ -22,7 +22,7 @@ def write_run(folder: Path, *, tensorboard: bool = False) -> None:
     recorder.close()
 
 
-def test_every_line_is_json_and_the_curves_are_a_picture(tmp_path: Path) -> None:
+def test_every_line_is_json_and_the_curves_are_a_image(tmp_path: Path) -> None:
     write_run(tmp_path)
     kinds = [line["kind"] for line in read_metrics(tmp_path)]
     assert kinds == ["step", "epoch", "step", "epoch"]

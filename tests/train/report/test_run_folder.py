@@ -1,4 +1,4 @@
-"""Where a run goes and what tells how it came about."""
+"""Where a run goes and what says how it came about."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Ctrl-C reaches all that runs at a terminal, SIGTERM the entrypoint: a run saves, whoever started its ranks.
+"""Ctrl-C reaches all that runs at a terminal, SIGTERM the entrypoint: a run saves, anyone who started its ranks.
 
-So it does where the terminal, or whoever reads what it prints, goes away.
+So it does where the terminal, or anyone who reads what it prints, goes away.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOSTS = ("--hosts", "localhost:2")
 
 
 def environment(entrypoint: Entrypoint, names: tuple[str, ...], said: str) -> dict[str, str]:
-    """Return what a run without an end is told, the mpirun of these names first on its PATH."""
+    """Return what a run without an end prints, the mpirun of these names first on its PATH."""
     bin_folder = entrypoint.folder / "bin"
     bin_folder.mkdir()
     if names:

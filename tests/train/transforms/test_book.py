@@ -1,4 +1,4 @@
-"""The book's pipeline in batches, against torchvision's transforms one picture at a time."""
+"""The book's pipeline in batches, against torchvision's transforms one image at a time."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from train.transforms.book import DEGREES, SIGMA, apply, eval_transform, sample_
 COUNT = 6
 
 
-def pictures(height: int, width: int, channels: int = 3) -> torch.Tensor:
+def random_images(height: int, width: int, channels: int = 3) -> torch.Tensor:
     return torch.randint(
-        0, 256, (COUNT, height, width, channels), dtype=torch.uint8, generator=make_generator("pictures")
+        0, 256, (COUNT, height, width, channels), dtype=torch.uint8, generator=make_generator("images")
     )
 
 
 @pytest.mark.parametrize(("height", "width", "channels"), [(32, 32, 3), (255, 255, 3), (300, 260, 3), (28, 40, 1)])
-def test_a_batch_is_what_torchvision_makes_of_each_picture(height: int, width: int, channels: int) -> None:
+def test_a_batch_is_what_torchvision_makes_of_each_image(height: int, width: int, channels: int) -> None:
     v2 = pytest.importorskip("torchvision.transforms.v2.functional")
-    images = pictures(height, width, channels)
+    images = random_images(height, width, channels)
     rows = torch.tensor([4, 0, 5])
     drawn = sample_params(3, height, make_generator("drawn"))
     drawn[0, 0], drawn[1, 0] = 1, 0
     expected = []
     for row, (flip, degrees, sigma) in zip(rows.tolist(), drawn.tolist(), strict=True):
-        picture = images[row].permute(2, 0, 1).float()
-        picture = v2.center_crop(v2.resize(picture, [255], antialias=True), [224, 224])
-        picture = v2.horizontal_flip(picture) if flip else picture
-        expected.append(v2.gaussian_blur(v2.rotate(picture, degrees), [3, 3], [sigma, sigma]))
+        image = images[row].permute(2, 0, 1).float()
+        image = v2.center_crop(v2.resize(image, [255], antialias=True), [224, 224])
+        image = v2.horizontal_flip(image) if flip else image
+        expected.append(v2.gaussian_blur(v2.rotate(image, degrees), [3, 3], [sigma, sigma]))
     found = apply(images, rows, drawn).permute(0, 3, 1, 2)
     assert found.shape == (3, channels, 224, 224)
     # A pixel on the edge between two may fall to either of them.

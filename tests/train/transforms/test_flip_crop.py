@@ -1,4 +1,4 @@
-"""Flips and shifts of a batch against the plain way, one picture at a time."""
+"""Flips and shifts of a batch against the plain way, one image at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def one_at_a_time(image: torch.Tensor, down: int, right: int, flip: int, most: i
 def test_a_batch_gives_what_pad_crop_and_flip_give() -> None:
     images = torch.randint(0, 256, (50, 32, 24, 3), dtype=torch.uint8, generator=make_generator("images"))
     rows = torch.randperm(50, generator=make_generator("rows"))[:20]
-    drawn = flip_crop.draw(20, 32, make_generator("drawn"))
+    drawn = flip_crop.sample_params(20, 32, make_generator("drawn"))
     batch = flip_crop.apply(images, rows, drawn)
     for place, row in enumerate(rows.tolist()):
         down, right, flip = drawn[place].tolist()
@@ -28,7 +28,7 @@ def test_a_batch_gives_what_pad_crop_and_flip_give() -> None:
 
 
 def test_shifts_are_symmetric_and_half_are_flipped() -> None:
-    drawn = flip_crop.draw(20_000, 32, make_generator("many")).float()
+    drawn = flip_crop.sample_params(20_000, 32, make_generator("many")).float()
     assert drawn[:, :2].abs().max() == 2
     assert drawn[:, :2].mean().abs() < 0.05
     assert abs(drawn[:, 2].mean() - 0.5) < 0.02
