@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ def test_a_mask_leaves_one_cpu_and_a_quota_the_time_of_one() -> None:
 
 
 def test_a_neighbour_is_gone_with_its_mood() -> None:
-    busy = ("pgrep", "-f", "while True: pass")
+    busy = ("pgrep", "-P", str(os.getpid()), "-f", "while os.getppid")
     with one_neighbour():
         assert subprocess.run(busy, check=False, capture_output=True).returncode == 0
     assert subprocess.run(busy, check=False, capture_output=True).returncode == 1
