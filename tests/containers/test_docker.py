@@ -144,7 +144,7 @@ def test_pid_1_reaps_what_a_script_leaves_behind(docker: Docker, bound: Path) ->
         """,
     )
     result = docker.run("cpu-intel", "run", "x.py", options=("-v", f"{bound}:/workspace"))
-    assert result.out == "python rank-witness tini\n0\n"
+    assert result.out == "ep-agent python tini\n0\n"
 
 
 def test_the_plain_run_that_the_kernel_killed_is_told(docker: Docker, bound: Path) -> None:
