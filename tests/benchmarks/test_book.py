@@ -60,7 +60,7 @@ def test_medians_and_spread_are_those_of_the_runs() -> None:
     assert fewer_parameters(seen) == "Of 1,000: 500 parameters, 1.50 times as fast, -1.00 points."
 
 
-def test_a_row_has_the_books_figures_ours_and_both_ratios_and_what_is_missing_has_its_reason() -> None:
+def test_table_row_has_figures_ratios_and_missing_reasons() -> None:
     variants = (Variant("a", {}, 183, 82.98), Variant("b", {}, 76, 80.01), Variant("c"))
     experiment = Experiment("2", "Batch size", "256 is faster than 64.", variants, faster("b", "a"), "images/s")
     result = Result(experiment, {"a": measured(100, 110), "b": measured(300), "c": Measured(refusal="no GPU <here>")})
@@ -94,7 +94,7 @@ def test_images_are_the_first_of_each_class(tmp_path: Path) -> None:
     assert len(list((tmp_path / "some/test/class0").iterdir())) == 1
 
 
-def test_speed_is_that_of_the_short_runs_and_accuracy_that_of_the_whole_ones() -> None:
+def test_speed_from_short_runs_and_accuracy_from_full_runs() -> None:
     one = measured(100, accuracy=60.0)
     one.short = measured(200, 220, 240, accuracy=10.0).summaries
     assert (one.speed, one.accuracy, one.spread) == (pytest.approx(220), 60.0, pytest.approx(40 / 220))
@@ -104,9 +104,7 @@ def test_speed_is_that_of_the_short_runs_and_accuracy_that_of_the_whole_ones() -
     )
 
 
-def test_what_was_measured_is_kept_and_taken_only_under_the_same_conditions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_known_results_are_reused_under_the_same_conditions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = EXPERIMENTS[:2]
     known = Known(tmp_path / "results.json", ("2 cores",))
     known.keep(first, {variant.name: measured(100, 110) for variant in first.variants})
@@ -120,7 +118,7 @@ def test_what_was_measured_is_kept_and_taken_only_under_the_same_conditions(
 
 @pytest.mark.slow
 @pytest.mark.launch
-def test_runs_to_the_end_are_made_once_for_the_same_settings_and_short_ones_tell_speed() -> None:
+def test_full_runs_are_made_once_and_short_runs_give_speed() -> None:
     plain, pruned, refused = (
         Variant("plain"),
         Variant("half", {"TRAIN_PRUNE_RATIO": "0.5"}),
@@ -139,7 +137,7 @@ def test_runs_to_the_end_are_made_once_for_the_same_settings_and_short_ones_tell
 
 
 @pytest.mark.launch
-def test_variants_alternate_for_real_and_a_refused_one_is_kept_with_its_line() -> None:
+def test_variants_alternate_and_a_refused_one_keeps_its_error() -> None:
     variants = [Variant("plain"), Variant("too large", {"TRAIN_BATCH_SIZE": "100000"})]
     seen = alternate(variants, {"TRAIN_EPOCHS": "1"}, 2)
     assert [summary["seed"] for summary in seen["plain"].summaries] == [0, 1]

@@ -14,7 +14,7 @@ from benchmarks.worth.moods import MOODS, mask_of_one, one_neighbour
 from entrypoint.settings import read_launch_settings
 
 
-def test_the_sweep_has_every_combination_once_in_settings_of_ours() -> None:
+def test_sweep_has_every_combination_once() -> None:
     every = sweep()
     assert len({one.name for one in every}) == len(every) >= 6
     for one in every:

@@ -143,7 +143,7 @@ RAISES = """
 
 
 @pytest.mark.parametrize("way", [pytest.param("agents", marks=in_all), "Open MPI"])
-def test_a_script_that_raises_on_one_node_ends_on_all_and_its_own_words_come_first(cluster: Cluster, way: str) -> None:
+def test_script_exception_on_one_node_ends_all_nodes(cluster: Cluster, way: str) -> None:
     file = script(cluster.folder, "x.py", RAISES)
     if way == "agents":
         started = cluster.agents("run", file)

@@ -70,9 +70,7 @@ def test_a_list_of_machines_trains_in_the_image(cluster: Cluster, contained: dic
 
 @in_all
 @pytest.mark.apptainer
-def test_from_inside_the_image_ranks_on_other_nodes_start_in_the_same_image(
-    cluster: Cluster, contained: dict[str, str]
-) -> None:
+def test_image_starts_remote_ranks_in_the_same_image(cluster: Cluster, contained: dict[str, str]) -> None:
     runs, inside = Path(contained["RUNS"]), contained["TRAIN_OUTPUT_DIR"]
     keys = Path(cluster.ssh).parent
     config = Path(cluster.ssh).read_text().replace(f"{keys}/id", f"{inside}/id")
@@ -122,7 +120,7 @@ def test_a_warning_saves_requeues_and_the_run_goes_on(
 
 
 @pytest.mark.slurm
-def test_scancel_saves_and_the_job_goes_on_when_it_is_submitted_again(slurm: Slurm, installed: dict[str, str]) -> None:
+def test_scancel_saves_and_resubmitted_job_resumes(slurm: Slurm, installed: dict[str, str]) -> None:
     job = slurm.submit(FILES / "slurm/train.sbatch", env=LONG | installed)
     wait_for(slurm.cluster, job, "epoch 3/")
     slurm.run("scancel", job)

@@ -156,7 +156,7 @@ def test_a_batch_script_that_starts_nothing_itself(alone: Alone, slurm: Slurm, w
     check(alone, cluster, [], 4)
 
 
-def test_the_books_own_script_for_several_machines_runs_unchanged(cluster: Cluster) -> None:
+def test_books_script_for_several_machines_runs_unchanged(cluster: Cluster) -> None:
     script(
         cluster.folder,
         "book.py",

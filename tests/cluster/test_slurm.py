@@ -50,7 +50,7 @@ def goes_on(slurm: Slurm, job: str, saved: str) -> None:
 
 @in_all
 @pytest.mark.parametrize(("file", "warning"), [("train.sbatch", "USR1@45"), ("train-mpi.sbatch", "B:USR1@45")])
-def test_ahead_of_its_time_limit_a_job_saves_and_goes_on_in_the_next(
+def test_time_limit_saves_before_it_and_next_job_resumes(
     slurm: Slurm, installed: dict[str, str], file: str, warning: str
 ) -> None:
     limits = ("--time=1", f"--signal={warning}")
@@ -58,9 +58,7 @@ def test_ahead_of_its_time_limit_a_job_saves_and_goes_on_in_the_next(
     goes_on(slurm, job, "preempted: stopped by SIGUSR1: step ")
 
 
-def test_a_job_that_a_more_urgent_one_displaces_saves_and_goes_on_after_it(
-    more: Slurm, installed: dict[str, str]
-) -> None:
+def test_preempted_job_saves_and_resumes_afterwards(more: Slurm, installed: dict[str, str]) -> None:
     job = more.submit(FILES / "slurm/train.sbatch", env=LONG | installed)
     wait_for(more.cluster, job, "epoch 3/")
     urgent = script(more.cluster.folder, "urgent.sh", "#!/bin/sh\nsleep 3\n")
@@ -107,7 +105,7 @@ def test_ranks_of_a_job_of_several_parts_are_one_job(more: Slurm) -> None:
     assert '"rank": 2' in (more.cluster.folder / "runs/job/ranks.json").read_text()
 
 
-def test_a_batch_script_of_several_parts_is_told_how_to_start_on_all(more: Slurm) -> None:
+def test_batch_script_with_several_tasks_names_the_srun_command(more: Slurm) -> None:
     text = of_parts(more, f"{' '.join(ENTRYPOINT)} train")
     assert "this batch job has 2 parts" in text
     assert "srun --het-group=0-1 " in text

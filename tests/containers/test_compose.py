@@ -116,7 +116,7 @@ FAULTS = {
 
 @pytest.mark.docker
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_node_that_goes_ends_the_other_by_name_and_the_job_goes_on_when_restarted(nodes: Nodes, fault: str) -> None:
+def test_lost_node_is_named_and_the_restarted_job_resumes(nodes: Nodes, fault: str) -> None:
     (how, number), codes, said, limit_s = FAULTS[fault]
     env = {"TRAIN_EPOCHS": "150", "LAUNCH_COLLECTIVE_TIMEOUT_S": "10" if how == "cut" else "90"}
     nodes.start("epoch 3/", **env)

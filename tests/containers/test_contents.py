@@ -98,7 +98,7 @@ def test_its_bill_of_materials_lists_every_part(docker: Docker, image: str) -> N
     assert locked <= wheels
 
 
-def test_one_ccl_without_its_index_is_refused_before_anything_is_fetched() -> None:
+def test_oneccl_without_index_is_refused_before_any_download() -> None:
     result = run("bash", "containers/steps/wheels.sh", "cpu-intel", env={"WITH_ONECCL": "1", "ONECCL_INDEX": ""})
     assert result.code == 2
     assert result.err.startswith("wheels.sh: WITH_ONECCL=1 needs ONECCL_INDEX")

@@ -69,7 +69,7 @@ USERS = {
 
 
 @pytest.mark.parametrize(("user", "ranks"), [*((user, "1") for user in USERS), ("one without a name", "2")])
-def test_any_user_trains_with_the_least_rights_and_owns_what_it_wrote(
+def test_any_uid_with_least_privileges_trains_and_owns_its_files(
     docker: Docker, bound: Path, user: str, ranks: str
 ) -> None:
     if ranks == "2" and len(os.sched_getaffinity(0)) < 2:
@@ -180,7 +180,7 @@ def test_the_plan_sees_the_containers_limits(docker: Docker, limit: str) -> None
         assert value in seen[what] if what == "node" else value == seen[what]
 
 
-def test_shared_memory_too_small_for_the_workers_asked_is_told_before_training(docker: Docker, bound: Path) -> None:
+def test_shm_too_small_for_workers_is_reported_before_training(docker: Docker, bound: Path) -> None:
     from tests.conftest import paint
 
     paint(bound / "train", each=8)

@@ -22,7 +22,7 @@ def test_where_no_checkpoints_are_wanted_it_does_too() -> None:
         one.handle(signal.SIGTERM, None)
 
 
-def test_a_run_that_saves_is_asked_first_and_ended_by_the_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_run_ends_only_by_the_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     one = StopController()
     clock = [100.0]
     monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
@@ -62,7 +62,7 @@ def test_what_it_was_started_to_ignore_stays_ignored(monkeypatch: pytest.MonkeyP
     assert taken == [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
 
 
-def test_a_wish_to_save_that_comes_again_just_after_all_ranks_have_saved_is_the_same_one(
+def test_repeated_save_request_just_after_a_save_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one = StopController()
@@ -77,7 +77,7 @@ def test_a_wish_to_save_that_comes_again_just_after_all_ranks_have_saved_is_the_
     assert one.request == SAVE
 
 
-def test_a_schedulers_warning_asks_at_any_time_and_is_not_the_first_of_two() -> None:
+def test_scheduler_warning_is_no_first_signal() -> None:
     one = StopController()
     one.handle(signal.SIGUSR1, None)  # while the data are read: the run will save after its first step
     with one.defer(can_save=True):
@@ -95,7 +95,7 @@ def test_a_warning_to_a_run_that_saves_nothing_is_nothing() -> None:
         assert not one.stop_requested
 
 
-def test_the_wish_to_save_waits_for_a_step_and_the_end_comes_before_it() -> None:
+def test_save_request_waits_for_a_step_and_stop_comes_first() -> None:
     one = StopController()
     one.handle(signal.SIGUSR2, None)
     assert one.request == SAVE
@@ -128,7 +128,7 @@ def test_the_sooner_of_the_deadlines_counts(
     assert found == (None if left_s is None else Deadline(5.0 + left_s, name))
 
 
-def test_a_deadline_ends_a_run_that_saves_and_a_clock_set_back_does_not_move_it(
+def test_deadline_stops_a_run_whatever_the_clock_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, clock = StopController(), [100.0]

@@ -21,7 +21,7 @@ def test_cuts_cover_everything_once_in_order(total: int, parts: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_an_epochs_order_is_a_permutation_that_seed_and_epoch_decide() -> None:
+def test_epoch_order_is_a_permutation_of_seed_and_epoch() -> None:
     order = epoch_permutation(1000, 7, 3)
     assert sorted(order.tolist()) == list(range(1000))
     assert torch.equal(order, epoch_permutation(1000, 7, 3))
@@ -29,7 +29,7 @@ def test_an_epochs_order_is_a_permutation_that_seed_and_epoch_decide() -> None:
     assert not torch.equal(order, epoch_permutation(1000, 8, 3))
 
 
-def test_generators_of_different_purpose_do_not_follow_each_other() -> None:
+def test_generators_of_different_purpose_are_independent() -> None:
     draws = {
         tuple(torch.rand(4, generator=make_generator(*key)).tolist()) for key in [(0, "a"), (0, "b"), (1, "a"), (0,)]
     }

@@ -44,7 +44,7 @@ BOOK_SCRIPT = """
 
 
 @needs_two_cores
-def test_the_books_kind_of_script_runs_unchanged_with_two_ranks_each_on_its_own_core(entrypoint: Entrypoint) -> None:
+def test_books_script_runs_unchanged_on_two_bound_ranks(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "book.py", BOOK_SCRIPT)
     # Arguments that torchrun's own parser would take for its own.
     arguments = ["--nnodes", "--rdzv", "x", "--lr=3", "-m"]
@@ -78,7 +78,7 @@ def test_a_module_runs_from_the_current_folder(entrypoint: Entrypoint) -> None:
 
 @pytest.mark.parametrize("command", [(PYTHON, "-m", "entrypoint"), (str(CONSOLE_COMMAND),)])
 @pytest.mark.parametrize("pythonpath", ["", "."])
-def test_a_train_py_of_the_users_is_never_taken_for_ours_nor_ours_for_theirs(
+def test_users_train_py_and_ours_are_never_confused(
     entrypoint: Entrypoint, command: tuple[str, ...], pythonpath: str
 ) -> None:
     script(entrypoint.folder, "train.py", "print('the user\\'s own train.py')")
@@ -107,7 +107,7 @@ def test_a_script_keeps_its_own_exit_code(entrypoint: Entrypoint, ending: str, c
         ("raise ValueError('mine')", 1, "rank 1 of this job (local rank 1, pid {pid}) failed first, with exit code 1"),
     ],
 )
-def test_one_rank_dies_and_the_job_ends_with_its_code_and_no_orphan(
+def test_dead_rank_ends_the_job_with_its_code_and_no_orphan(
     entrypoint: Entrypoint, ending: str, code: int, said: str
 ) -> None:
     script(

@@ -29,7 +29,7 @@ def test_every_check_is_told(entrypoint: Entrypoint) -> None:
     assert torch["seen"][0].isdigit()
 
 
-def test_each_failure_is_a_line_with_what_to_do_and_the_end_is_exit_3(entrypoint: Entrypoint) -> None:
+def test_doctor_failures_have_a_remedy_and_exit_code_3(entrypoint: Entrypoint) -> None:
     (entrypoint.folder / "file").write_text("")
     result = entrypoint("doctor", env={"TRAIN_OUTPUT_DIR": "file/runs", "LAUNCH_NPROC_PER_NODE": "4000"})
     assert result.code == 3

@@ -24,7 +24,7 @@ def reported(entrypoint: Entrypoint, ranks: int) -> list[dict[str, object]]:
 
 
 @pytest.mark.openmpi
-def test_one_rank_that_open_mpi_squeezed_to_a_core_unasked_gets_them_all(entrypoint: Entrypoint) -> None:
+def test_single_rank_bound_by_open_mpi_default_gets_all_cores(entrypoint: Entrypoint) -> None:
     mpirun = launcher("mpirun.openmpi", "mpirun", said="Open MPI")
     script(entrypoint.folder, "x.py", TELL)
     command = (mpirun, "--allow-run-as-root", "-np", "1", PYTHON, "-m", "entrypoint")
@@ -47,7 +47,7 @@ def test_what_a_person_bound_with_open_mpi_stands(entrypoint: Entrypoint) -> Non
 
 
 @pytest.mark.openmpi
-def test_ranks_that_open_mpi_put_on_one_cpu_know_that_they_share_it(entrypoint: Entrypoint) -> None:
+def test_open_mpi_ranks_on_one_cpu_share_it(entrypoint: Entrypoint) -> None:
     mpirun = launcher("mpirun.openmpi", "mpirun", said="Open MPI")
     script(entrypoint.folder, "x.py", TELL)
     masked = ("taskset", "-c", str(ALL[0]), mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "2")

@@ -89,7 +89,7 @@ def test_what_cannot_be_or_contradicts_is_refused_by_name(environ: dict[str, str
     assert error.value.code == ExitCode.USAGE
 
 
-def test_a_step_of_several_tasks_a_node_starts_no_ranks_of_its_own() -> None:
+def test_step_with_several_tasks_per_node_starts_no_ranks() -> None:
     job = replace(detect_job(STEP), local_world_size=2)
     assert not job.starts_ranks_itself(read_launch_settings({"LAUNCH_NPROC_PER_NODE": "2"}, {}).values)
     assert not Job().starts_ranks_itself(read_launch_settings({"LAUNCH_LAUNCHER": "torchrun"}, {}).values)

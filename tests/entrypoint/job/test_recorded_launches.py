@@ -35,7 +35,7 @@ def test_every_rank_finds_its_place(launch: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("launch", [one for one in LAUNCHES if one["nodes"] > 1 and one["launch"] != "hydra"])
-def test_where_rank_0_is_follows_from_the_launchers_own_variables(launch: dict[str, Any]) -> None:
+def test_master_addr_follows_from_the_launchers_variables(launch: dict[str, Any]) -> None:
     masters = {job.master_addr for job in jobs_of(launch)}
     assert len(masters) == 1
     assert masters <= {"node1", "10.78.0.1"}

@@ -89,7 +89,7 @@ def test_lightning_trains_over_all_ranks(entrypoint: Entrypoint) -> None:
 
 @needs("pytorch_lightning")
 @pytest.mark.openmpi
-def test_lightning_trains_over_the_ranks_of_mpirun_in_a_batch_job(entrypoint: Entrypoint) -> None:
+def test_lightning_trains_over_mpirun_ranks_in_a_batch_job(entrypoint: Entrypoint) -> None:
     mpirun = launcher("mpirun.openmpi", "mpirun", said="Open MPI")
     file = script(entrypoint.folder, "x.py", LIGHTNING)
     command = (mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "2", PYTHON, "-m", "entrypoint")

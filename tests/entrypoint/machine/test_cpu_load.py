@@ -109,7 +109,7 @@ def test_what_it_waited_for_makes_no_more_cpus_than_there_are(tmp_path: Path) ->
     assert other_busy_cpus(replace(since, own_s=since.own_s + 1000), file) == len(os.sched_getaffinity(0))
 
 
-def test_neighbours_who_wait_for_each_other_while_this_process_has_a_cpu_all_count(tmp_path: Path) -> None:
+def test_processes_that_wait_for_each_other_all_count(tmp_path: Path) -> None:
     file = tmp_path / "loadavg"
     file.write_text(f"9.00 9.00 9.00 {CORES + 1}/80 27361")
     with busy_processes(sorted(os.sched_getaffinity(0))):

@@ -110,7 +110,7 @@ def test_each_machine_is_read_as_it_is(
     assert found.assumptions == ()
 
 
-def test_nodes_without_memory_and_memory_without_cpus_are_told_apart(tmp_path: Path) -> None:
+def test_nodes_without_memory_or_without_cpus_are_distinguished(tmp_path: Path) -> None:
     tree = MACHINES["nodes with gaps"]()
     found = read_topology(tree.build(tmp_path), tree.cpus)
     assert {cpu.node for cpu in found.cpus} == {0, 8}

@@ -28,7 +28,7 @@ def test_two_of_table_10_1_are_a_pair_with_two_links() -> None:
     assert (a, b) == (0, 3)
 
 
-def test_four_of_table_10_1_have_the_best_worst_link_and_then_the_best_sum() -> None:
+def test_gpu_subset_has_best_worst_link_then_best_sum() -> None:
     chosen = best_connected(LINKS_10_1, 4)
     assert describe_links(LINKS_10_1, chosen) == "NV1 to NV2"
 

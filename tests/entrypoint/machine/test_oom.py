@@ -77,9 +77,7 @@ HOG = """
 
 @pytest.mark.launch
 @needs_two_cores
-def test_a_rank_that_the_kernel_kills_for_its_memory_is_told_as_such(
-    entrypoint: Entrypoint, limited: tuple[str, ...]
-) -> None:
+def test_oom_killed_rank_is_reported_with_its_limit(entrypoint: Entrypoint, limited: tuple[str, ...]) -> None:
     hog = script(entrypoint.folder, "hog.py", HOG)
     command = (*limited, PYTHON, "-m", "entrypoint", "run", "--nproc-per-node=2", str(hog))
     result = entrypoint(command=command, env={"LAUNCH_QUIET": "1"})

@@ -38,7 +38,7 @@ def look(root: Path, files: dict[str, bytes], architecture: str = "x86_64") -> d
         ),
     ],
 )
-def test_run_cpu_wants_exactly_libtcmalloc_so_and_we_find_what_is_there(
+def test_tcmalloc_is_found_under_any_library_name(
     tmp_path: Path, files: dict[str, bytes], name: str, found: str
 ) -> None:
     assert look(tmp_path, files)[name].path == str(tmp_path / found)
@@ -54,14 +54,14 @@ def test_a_file_that_does_not_fit_is_told(tmp_path: Path, content: bytes, said: 
     assert said in library.why
 
 
-def test_what_is_absent_is_told_with_where_it_was_looked_for_and_who_has_it(tmp_path: Path) -> None:
+def test_absent_library_reports_searched_paths_and_package(tmp_path: Path) -> None:
     library = look(tmp_path, {f"{MULTIARCH}/libtcmalloc_minimal_debug.so.4": X86})["tcmalloc"]
     assert library.path is None
     assert str(tmp_path / MULTIARCH) in library.why
     assert "libtcmalloc-minimal4" in library.why
 
 
-def test_intels_runtime_is_found_beside_this_python_without_an_activated_environment() -> None:
+def test_intel_openmp_is_found_without_activated_environment() -> None:
     if not Path(sys.prefix, "lib/libiomp5.so").exists():
         pytest.skip("needs intel-openmp in this environment")
     found = {library.name: library for library in read_libraries(Path("/"), Path(sys.prefix))}

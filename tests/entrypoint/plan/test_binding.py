@@ -45,7 +45,7 @@ def shares(made: Plan) -> list[str]:
         ("offline siblings", {"LAUNCH_CORE_TYPE": "logical"}, ["0-7"], 8),
     ],
 )  # fmt: skip
-def test_each_machine_gets_one_rank_a_numa_node_on_its_physical_cores(
+def test_default_plan_has_one_rank_per_numa_node(
     tmp_path: Path, name: str, environ: Mapping[str, str], cpus: list[str], threads: int
 ) -> None:
     made = make_test_plan(simulated_machine(tmp_path, name), environ)
@@ -65,7 +65,7 @@ def test_a_pod_with_quota_3_5_gets_three_threads_on_one_rank(tmp_path: Path) -> 
         )
 
 
-def test_memory_is_bound_where_a_rank_lies_in_one_node_that_has_some(tmp_path: Path) -> None:
+def test_memory_is_bound_if_a_rank_is_in_one_node_with_memory(tmp_path: Path) -> None:
     made = make_test_plan(simulated_machine(tmp_path, "2-socket Xeon, siblings interleaved"))
     assert [rank.memory_nodes for rank in made.ranks] == [(0,), (1,)]
     assert made.binding.memory_policy == "bind"
@@ -143,7 +143,7 @@ def test_gpus_that_cannot_be_are_refused(tmp_path: Path, environ: dict[str, str]
     assert error.value.code == code
 
 
-def test_a_driver_too_old_for_torch_falls_back_to_the_cpu_only_on_auto(tmp_path: Path) -> None:
+def test_old_driver_falls_back_to_cpu_only_on_auto(tmp_path: Path) -> None:
     old = simulated_machine(tmp_path, "8-GPU NVLink node")
     old = replace(old, driver=replace(old.driver, version="550.90", cuda="12.4"))
     old = replace(old, packages=replace(old.packages, torch_cuda="13.0"))
@@ -185,7 +185,7 @@ def test_a_rank_that_srun_left_one_cpu_is_told_what_to_write() -> None:
     assert make_test_plan(make_machine(1, online=16), job=full).warnings == ()
 
 
-def test_a_socket_that_several_ranks_were_bound_to_is_shared_among_them() -> None:
+def test_socket_bound_to_several_ranks_is_split_among_them() -> None:
     made = make_test_plan(make_machine(28, online=56), job=Job("Open MPI", 5, 8, 5, 8, binding="asked"))
     assert made.ranks[5].threads == 7
     assert "about 4 ranks share them" in reason_for(made, "cores")

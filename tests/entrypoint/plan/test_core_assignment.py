@@ -61,9 +61,7 @@ def test_no_rank_crosses_a_node_where_its_share_fits_into_one(machine: Machine, 
 @pytest.mark.generated
 @settings(max_examples=EXAMPLES)
 @given(machines(), grants, KINDS, st.integers(1, 64))
-def test_threads_never_exceed_quota_grant_and_cores_unless_ranks_do(
-    machine: Machine, job: Job, kind: str, nproc: int
-) -> None:
+def test_threads_are_within_quota_and_cores(machine: Machine, job: Job, kind: str, nproc: int) -> None:
     budget = compute_cpu_budget(machine, job, kind, nproc)
     cpus = tuple(cpus_of(share) for share in assign_cores(budget.cores, nproc))
     threads = assign_threads(budget.threads, cpus)
@@ -107,7 +105,7 @@ def test_nodes_are_filled_as_an_expert_would(nodes: list[int], nproc: int, sizes
     assert [len(share) for share in assign_cores(cores, nproc)] == sizes
 
 
-def test_a_node_fewer_cores_than_its_gpus_have_ranks_gives_up_nearness() -> None:
+def test_gpu_locality_is_dropped_if_a_node_has_too_few_cores() -> None:
     cores = [Core((0, 0), (0,)), Core((1, 1), (1,)), Core((1, 1), (2,))]
     assert assign_near_gpus(cores, [0, 0]) is None
     assert assign_near_gpus(cores, [1, 1]) == ((cores[1],), (cores[2],))

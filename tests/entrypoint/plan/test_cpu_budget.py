@@ -44,7 +44,7 @@ def test_the_budget_is_whole_cores_of_the_mask_physical_first(
 @pytest.mark.generated
 @settings(max_examples=EXAMPLES)
 @given(machines())
-def test_efficiency_cores_stay_out_unless_ranks_outnumber_the_others(machine: Machine) -> None:
+def test_efficiency_cores_are_used_only_if_ranks_need_them(machine: Machine) -> None:
     slow = {cpu.id for cpu in machine.cpus if cpu.efficiency}
     fast = {(cpu.socket, cpu.node, cpu.core) for cpu in machine.cpus if not cpu.efficiency}
     few = compute_cpu_budget(machine, Job(), "auto", max(1, len(fast)))

@@ -54,7 +54,7 @@ def test_a_preload_that_is_not_there_is_refused() -> None:
     assert error.value.code == ExitCode.MACHINE
 
 
-def test_the_hosts_preload_that_is_not_in_an_apptainer_image_is_left_out_and_told() -> None:
+def test_host_preload_missing_in_apptainer_is_dropped_and_named() -> None:
     made = plan_in("Apptainer", PRELOAD, BROKEN)
     assert made.environment.variables["LD_PRELOAD"] == "/opt/libx.so"
     assert reason_for(made, "LD_PRELOAD").startswith("the host's, without what the image lacks: /host/liby.so")
@@ -72,7 +72,7 @@ TOGETHER = [
 @pytest.mark.parametrize(
     ("settings", "environ", "job", "value"), [case[1:] for case in TOGETHER], ids=[case[0] for case in TOGETHER]
 )
-def test_accelerate_is_told_that_its_ranks_on_cpus_train_together(
+def test_accelerate_variables_let_cpu_ranks_train_together(
     settings: dict[str, str], environ: dict[str, str], job: Job, value: str | None
 ) -> None:
     inputs = PlanInputs(read_launch_settings(settings, {}), make_machine(4), job, SCRIPT, environ, "python")
@@ -87,7 +87,7 @@ def test_accelerate_is_left_to_its_gpus() -> None:
     assert "ACCELERATE_USE_CPU" not in made.environment.variables
 
 
-def test_a_variable_of_openmps_that_a_person_has_set_is_shown_as_theirs() -> None:
+def test_openmp_variable_set_by_user_is_shown_as_user_set() -> None:
     made = plan_in("", {"OMP_PROC_BIND": "spread", "OMP_SCHEDULE": "dynamic"})
     assert reason_for(made, "OMP_PROC_BIND") == "(set by you) OMP_PROC_BIND=spread"
     assert reason_for(made, "OMP_SCHEDULE") == "(set by you) OMP_SCHEDULE=dynamic"

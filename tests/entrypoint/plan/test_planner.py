@@ -29,7 +29,7 @@ def test_one_rank_takes_all_cores_and_no_launcher() -> None:
     assert made.command == SCRIPT.argv
 
 
-def test_two_ranks_share_the_cores_and_are_started_without_torchrun() -> None:
+def test_two_ranks_share_cores_and_need_no_torchrun() -> None:
     made = make_test_plan(make_machine(5), {"LAUNCH_NPROC_PER_NODE": "2"})
     assert made.launcher == "local"
     assert made.command == SCRIPT.argv
@@ -39,7 +39,7 @@ def test_two_ranks_share_the_cores_and_are_started_without_torchrun() -> None:
 
 
 @pytest.mark.parametrize("name", ["LAUNCH_LAUNCHER", "LAUNCH_MAX_RESTARTS"])
-def test_torchruns_agent_starts_them_where_it_is_asked_for_or_may_have_to_start_them_again(name: str) -> None:
+def test_torchrun_starts_ranks_if_requested_or_for_restarts(name: str) -> None:
     value = {"LAUNCH_LAUNCHER": "torchrun", "LAUNCH_MAX_RESTARTS": "1"}[name]
     made = make_test_plan(make_machine(5), {"LAUNCH_NPROC_PER_NODE": "2", name: value})
     assert made.launcher == "torchrun"
@@ -123,7 +123,7 @@ def test_more_threads_than_cores_is_warned_of() -> None:
 MASTER = {"MASTER_ADDR": "r1"}
 
 
-def test_each_of_several_nodes_starts_its_own_ranks_and_knows_its_number() -> None:
+def test_several_nodes_each_start_their_ranks() -> None:
     environ = {"LAUNCH_NNODES": "3", "LAUNCH_NODE_RANK": "1", "LAUNCH_NPROC_PER_NODE": "2", **MASTER}
     made = make_test_plan(make_machine(4), environ)
     assert (made.nodes.nnodes, made.nodes.node_rank, made.nodes.nproc_per_node, made.launcher) == (3, 1, 2, "local")

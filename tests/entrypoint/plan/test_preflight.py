@@ -81,6 +81,6 @@ def test_what_does_no_harm_is_no_warning(node: Machine) -> None:
     assert lines(node) == []
 
 
-def test_the_trainers_own_workers_are_planned_by_the_size_of_shm_instead() -> None:
+def test_trainer_workers_are_planned_by_shm_size() -> None:
     node = replace(WELL, container=ContainerInfo(shm_bytes=64 << 20))
     assert lines(node, Program("train", ("python", "-m", "train"))) == []

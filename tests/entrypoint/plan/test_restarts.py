@@ -77,7 +77,7 @@ def test_only_node_0_hosts_the_meeting(environ: dict[str, str], host: bool) -> N
     assert f"is_host={int(host)}," in reported(planned(environ))["--rdzv-conf"]
 
 
-def test_a_single_rank_that_may_be_started_again_has_an_agent_and_the_plan_says_so() -> None:
+def test_single_rank_with_restarts_has_an_elastic_agent() -> None:
     made = make_test_plan(make_machine(4), {"LAUNCH_MAX_RESTARTS": "2"})
     assert (made.launcher, made.nodes.nproc_per_node) == ("torchrun", 1)
     assert reason_for(made, "restarts") == "(set by you) LAUNCH_MAX_RESTARTS=2; all ranks restart"

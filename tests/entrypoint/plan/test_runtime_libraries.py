@@ -58,7 +58,7 @@ def test_what_is_preloaded(
 
 
 @pytest.mark.parametrize("setting", ["LAUNCH_ALLOCATOR=tcmalloc", "LAUNCH_ALLOCATOR=jemalloc", "LAUNCH_OPENMP=intel"])
-def test_asked_for_and_absent_is_an_error_that_says_what_to_install(setting: str) -> None:
+def test_requested_absent_library_raises_with_what_to_install(setting: str) -> None:
     name, value = setting.split("=")
     with pytest.raises(UserError, match=f"{setting}: not in /lib; a package has it, or set {name}=auto") as error:
         decide({name: value}, NONE)
@@ -90,7 +90,7 @@ def test_asked_for_and_absent_is_an_error_that_says_what_to_install(setting: str
         ),
     ],
 )
-def test_each_runtime_gets_its_own_variables_and_never_the_others(
+def test_each_openmp_runtime_gets_only_its_own_variables(
     environ: dict[str, str], waits: bool, expected: dict[str, str]
 ) -> None:
     made = decide(environ | {"LAUNCH_ALLOCATOR": "tcmalloc"}, waits=waits)
@@ -134,7 +134,7 @@ print("pages", (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 
 @pytest.mark.versions
 @pytest.mark.launch
 @pytest.mark.parametrize(("own", "least", "most"), [("", 0, 99), ("glibc.malloc.check=0", 9999, 99999)])
-def test_a_step_meets_the_pages_of_the_one_before_unless_a_person_says_how(
+def test_memory_is_kept_between_steps_unless_set_by_user(
     entrypoint: Entrypoint, own: str, least: int, most: int
 ) -> None:
     steps = script(entrypoint.folder, "steps.py", FAULTS)
@@ -150,7 +150,7 @@ def test_threads_that_both_sides_pin_are_refused_naming_both() -> None:
         decide({"LAUNCH_CPU_BINDING": "threads", "KMP_AFFINITY": "disabled"})
 
 
-def test_a_variable_that_the_runtime_in_charge_does_not_read_is_told() -> None:
+def test_variable_not_read_by_the_active_runtime_is_named() -> None:
     reported = "KMP_AFFINITY=compact has no effect: only Intel's OpenMP runtime reads it."
     assert decide({"LAUNCH_OPENMP": "gnu", "KMP_AFFINITY": "compact"}).warnings[0].startswith(reported)
     assert decide({"LAUNCH_OPENMP": "intel", "KMP_AFFINITY": "compact"}).warnings == ()
@@ -175,7 +175,7 @@ def test_what_a_person_preloads_is_kept_and_not_preloaded_twice(own: str, what: 
         ({"LAUNCH_OPENMP": "gnu"}, "/opt/libiomp5.so"),
     ],
 )
-def test_settings_that_contradict_a_preload_are_refused_naming_both(environ: dict[str, str], own: str) -> None:
+def test_settings_that_contradict_a_preload_are_refused(environ: dict[str, str], own: str) -> None:
     name, value = next(iter(environ.items()))
     with pytest.raises(UserError, match=f"{name}={value} and LD_PRELOAD={own}"):
         decide(environ, own_preload=own)
@@ -183,7 +183,7 @@ def test_settings_that_contradict_a_preload_are_refused_naming_both(environ: dic
 
 @pytest.mark.versions
 @pytest.mark.launch
-def test_intels_runtime_takes_what_the_plan_sets_without_a_warning(entrypoint: Entrypoint) -> None:
+def test_intel_openmp_accepts_planned_variables_without_warning(entrypoint: Entrypoint) -> None:
     asks = script(entrypoint.folder, "asks.py", "import torch\ntorch.ones(300, 300) @ torch.ones(300, 300)\n")
     result = entrypoint("run", asks, env={"LAUNCH_OPENMP": "intel", "LAUNCH_QUIET": "1", "KMP_SETTINGS": "1"})
     if result.code == ExitCode.MACHINE:

@@ -81,9 +81,7 @@ def test_ranks_that_a_person_has_set_stay(given: dict[str, str]) -> None:
         ({}, "cuda", []),
     ],
 )
-def test_ranks_may_float_or_pin_their_threads_unless_a_person_says_how(
-    given: dict[str, str], device: str, found: list[str]
-) -> None:
+def test_thread_binding_is_a_candidate_unless_set_by_user(given: dict[str, str], device: str, found: list[str]) -> None:
     assert [one["LAUNCH_CPU_BINDING"] for one in binding_candidates(inputs(make_machine(4), given), device)] == found
 
 
@@ -101,15 +99,13 @@ LIBRARIES = (Library("tcmalloc", "/lib/t.so", ""), Library("intel", "/lib/i.so",
         ({}, "cuda", 2),
     ],
 )
-def test_runtime_waiting_and_allocator_are_what_can_be_had_and_is_left_open(
-    given: dict[str, str], device: str, count: int
-) -> None:
+def test_runtime_candidates_are_available_and_not_set_by_user(given: dict[str, str], device: str, count: int) -> None:
     found = runtime_candidates(inputs(replace(make_machine(4), libraries=LIBRARIES), given), device)
     assert len(found) == len({tuple(sorted(one.items())) for one in found}) == count
     assert not any(name in one for one in found for name in given)
 
 
-def test_loader_workers_around_the_plans_are_tried_where_it_streams() -> None:
+def test_loader_worker_candidates_are_tried_if_data_streams() -> None:
     streaming = replace(
         make_test_plan(make_machine(4)),
         trainer=TrainerPlan(

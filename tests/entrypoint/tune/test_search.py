@@ -83,7 +83,7 @@ def test_a_search_that_is_stopped_goes_on_where_it_was(entrypoint: Entrypoint) -
 
 
 @pytest.mark.slow
-def test_a_script_without_a_metric_is_timed_beside_whom_is_told_and_the_trainer_gives_its_own_rate(
+def test_script_without_metric_is_timed_and_trainer_has_a_rate(
     entrypoint: Entrypoint,
 ) -> None:
     file = script(entrypoint.folder, "short.py", "pass")
@@ -172,7 +172,5 @@ NO_GAIN = ComparisonResult(BASELINE, (ONE_THREAD,), {ONE_THREAD: [1.0] * 5, BASE
         (NO_GAIN, NOT_YET, NOT_YET),
     ],
 )
-def test_a_contest_that_was_cut_short_does_not_undo_what_the_one_before_found(
-    before: Best, later: Best | None, kept: Best
-) -> None:
+def test_interrupted_stage_does_not_undo_the_stage_before(before: Best, later: Best | None, kept: Best) -> None:
     assert more_certain(before, later) is kept

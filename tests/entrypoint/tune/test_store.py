@@ -51,7 +51,7 @@ def test_machines_and_programs_alike_share_what_was_found(one: PlanInputs, same:
     assert (machine_program_key(one, {}) == machine_program_key(inputs(), {})) is same
 
 
-def test_a_script_that_changes_and_other_training_are_other_programs(tmp_path: Path) -> None:
+def test_changed_script_or_training_has_another_key(tmp_path: Path) -> None:
     file = tmp_path / "x.py"
     file.write_text("1")
     asked = inputs(program=Program("script", ("python", str(file))))

@@ -27,7 +27,7 @@ def noisy(speeds: dict[str, float], noise: float, seed: int, counted: Counter[st
 FIELD = {"as planned": 100.0, "a": 120.0, "b": 90.0, "c": 60.0, "d": 40.0, "e": 80.0, "f": 70.0, "g": 30.0}
 
 
-def test_the_fastest_is_found_through_noise_in_at_least_95_of_100_contests() -> None:
+def test_halving_finds_the_fastest_of_noisy_rates() -> None:
     won = 0
     for seed in range(100):
         found = successive_halving(list(FIELD), noisy(FIELD, 0.03, seed, Counter()), ["as planned"])
@@ -48,7 +48,7 @@ def test_equals_are_said_to_tie_and_not_measured_for_ever() -> None:
     assert told_apart <= 30  # looked at after every turn from the fifth on, chance has more than one chance
 
 
-def test_the_slow_half_is_dropped_early_and_whoever_is_always_wanted_stays() -> None:
+def test_halving_drops_the_slow_half_but_keeps_wanted_ones() -> None:
     counted: Counter[str] = Counter()
     speeds = FIELD | {"as planned": 20.0}
     found = successive_halving(list(speeds), noisy(speeds, 0.01, 0, counted), ["as planned"])

@@ -35,7 +35,7 @@ def test_fp16_scales_the_loss_and_steps_as_fp32_does() -> None:
     assert torch.allclose(weights(plain), weights(scaled), atol=2e-3)
 
 
-def test_a_step_of_infinite_gradients_is_left_out_and_the_scale_falls() -> None:
+def test_infinite_gradients_skip_the_step_and_lower_the_scale() -> None:
     one = trainer()
     one.precision, one.scaler = "fp16", gradient_scaler("fp16", CPU)
     before, scale = weights(one).clone(), one.scaler.get_scale()
@@ -45,7 +45,7 @@ def test_a_step_of_infinite_gradients_is_left_out_and_the_scale_falls() -> None:
     assert one.scaler.get_scale() < scale
 
 
-def test_momentum_after_a_first_step_that_was_left_out_is_the_next_gradient() -> None:
+def test_momentum_after_skipped_first_step_is_next_gradient() -> None:
     left_out, plain = trainer(fused=False), trainer(fused=False)
     left_out.precision, left_out.scaler = "fp16", gradient_scaler("fp16", CPU)
     first = left_out.model.register_forward_hook(lambda _, __, output: output * 1e30)
@@ -57,7 +57,7 @@ def test_momentum_after_a_first_step_that_was_left_out_is_the_next_gradient() ->
     assert torch.allclose(weights(left_out), weights(plain), atol=2e-3)
 
 
-def test_tf32_is_what_products_may_use_and_nothing_stays_set_behind() -> None:
+def test_tf32_is_set_for_products_and_restored_afterwards() -> None:
     configure_tf32("tf32", CPU)
     assert torch.get_float32_matmul_precision() == "high"
     configure_tf32("fp32", CPU)

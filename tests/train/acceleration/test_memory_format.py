@@ -56,7 +56,7 @@ def test_values_stay_and_images_keep_their_layout_on_the_way() -> None:
     assert out.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_gradients_of_dense_filters_come_in_the_filters_own_order() -> None:
+def test_dense_filter_gradients_have_the_filters_layout() -> None:
     laid = set_memory_format(model(), channels_last=True, plain_filters=True)
     laid(torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)).sum().backward()
     for module in laid.modules():

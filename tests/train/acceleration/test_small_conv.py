@@ -107,7 +107,7 @@ def test_gradients_lie_as_the_filters_do(kernel: int, by_taps: bool) -> None:
     assert module.weight.grad.stride() == module.weight.stride()
 
 
-def test_a_resnet_is_the_same_model_with_half_of_its_convolutions_changed() -> None:
+def test_resnet_with_half_its_convolutions_replaced_is_equal() -> None:
     pytest.importorskip("torchvision")
     torch.manual_seed(0)
     plain = build_model("resnet18", (3, 32, 32), 10, bias=True)

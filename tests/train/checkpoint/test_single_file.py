@@ -47,7 +47,7 @@ def test_the_newest_are_kept_and_nothing_half_written(tmp_path: Path) -> None:
     assert newest(tmp_path / "checkpoint") == tmp_path / "checkpoint/step-000000300.pt"
 
 
-def test_a_disk_that_is_full_is_an_os_error_and_keeps_what_was_there(tmp_path: Path) -> None:
+def test_full_disk_raises_os_error_and_keeps_old_checkpoint(tmp_path: Path) -> None:
     before = save(tmp_path / "checkpoint", checkpoint(1), keep=2)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))

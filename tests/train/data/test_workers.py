@@ -63,14 +63,14 @@ OFFER = """
 
 
 @pytest.mark.parametrize(("what", "quiet"), [("undo", True), ("keep", False)])
-def test_a_worker_whose_rank_is_gone_says_nothing_of_what_it_did_not_fetch(what: str, quiet: bool) -> None:
+def test_worker_without_its_rank_prints_no_error(what: str, quiet: bool) -> None:
     command = [PYTHON, "-c", textwrap.dedent(OFFER), what]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LAUNCH_LIMIT_S, check=True)
     assert ("in _serve" not in done.stderr) is quiet
     assert (done.stderr == "") is quiet
 
 
-def test_a_lost_worker_is_told_once_and_not_again_by_dataloaders_handler() -> None:
+def test_lost_worker_is_reported_only_once() -> None:
     before = signal.signal(signal.SIGCHLD, lambda *_: pytest.fail("reported again"))
     try:
         reported = worker_lost_error(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "))

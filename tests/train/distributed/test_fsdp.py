@@ -24,7 +24,7 @@ SPREAD = SMALL | TWO_RANKS | {"TRAIN_PARALLELISM": "fsdp", "TRAIN_TENSORBOARD": 
 
 
 @pytest.mark.versions
-def test_units_are_the_large_elements_of_sequences_inner_ones_first() -> None:
+def test_fsdp_units_are_large_sequence_elements_inner_first() -> None:
     side = int(MIN_UNIT_PARAMETERS**0.5) + 1
     block = nn.Sequential(nn.Linear(side, side), nn.ReLU())
     attention = nn.MultiheadAttention(side, 1)  # its output projection's weights are used without a call
@@ -89,7 +89,7 @@ def test_a_stopped_run_goes_on_to_the_bit_and_on_one_rank_too(entrypoint: Entryp
 
 @pytest.mark.slow
 @pytest.mark.versions
-def test_what_is_damaged_or_hostile_is_refused_in_one_line_and_not_run(entrypoint: Entrypoint) -> None:
+def test_damaged_or_hostile_checkpoint_is_refused_and_not_run(entrypoint: Entrypoint) -> None:
     env = SPREAD | {"TRAIN_EPOCHS": "1"}
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "run"})
     saved = newest(entrypoint.folder / "runs/run/checkpoint")

@@ -39,7 +39,7 @@ RANKS = """
 @pytest.mark.versions
 @pytest.mark.launch
 @needs_two_cores
-def test_two_ranks_compute_outputs_gradients_and_statistics_of_the_whole_batch(entrypoint: Entrypoint) -> None:
+def test_sync_batchnorm_equals_the_whole_batch(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "ranks.py", RANKS)
     result = entrypoint("run", "--nproc-per-node=2", file)
     assert result.code == 0, result.err
@@ -96,7 +96,7 @@ def test_layers_of_as_many_values_are_the_same_compiled(entrypoint: Entrypoint) 
     assert result.out.count("alike") == 2
 
 
-def test_every_batchnorm_is_replaced_and_keeps_its_name_and_values() -> None:
+def test_sync_batchnorm_replaces_all_and_keeps_names_and_values() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU()), nn.BatchNorm2d(4, affine=False)
@@ -123,7 +123,7 @@ def losses(folder: Path, name: str) -> list[float]:
 
 @pytest.mark.launch
 @needs_two_cores
-def test_a_model_with_batchnorm_learns_on_two_ranks_as_on_one_unless_told_not_to(entrypoint: Entrypoint) -> None:
+def test_batchnorm_model_on_two_ranks_learns_as_on_one(entrypoint: Entrypoint) -> None:
     pytest.importorskip("torchvision")
     common = {
         "TRAIN_MODEL": "resnet18", "TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_SHAPE": "3x16x16",

@@ -45,7 +45,7 @@ def test_the_cnn_is_one_graph() -> None:
     assert torch._dynamo.explain(CNN((3, 32, 32), 10))(torch.zeros(2, 3, 32, 32)).graph_break_count == 0
 
 
-def test_auto_does_not_compile_where_the_rest_of_the_run_cannot_pay_it_back() -> None:
+def test_auto_compiles_only_if_the_rest_of_the_run_repays_it() -> None:
     one = trainer(compile="auto")
     reported = compile_step(one, 10, X)
     figures = r"[\d,]+ s of training remain, compiling takes about 19 s and saves about 5 %: it pays off from 375 s on"
@@ -108,7 +108,7 @@ def test_auto_keeps_what_it_compiled_only_where_that_is_faster(
     assert all(parameter.grad is None for parameter in one.model.parameters())
 
 
-def test_weighing_leaves_statistics_and_random_numbers_as_they_were() -> None:
+def test_compile_trial_leaves_statistics_and_rng_unchanged() -> None:
     one = trainer(compile="auto")
     one.set_model(
         torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 3)), one.optimizer
@@ -130,7 +130,7 @@ def test_a_backend_that_this_torch_lacks_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.launch
-def test_inductor_trains_to_the_same_accuracy_and_tells_its_first_step(entrypoint: Entrypoint) -> None:
+def test_inductor_trains_to_equal_accuracy_and_logs_first_step(entrypoint: Entrypoint) -> None:
     common = {"TRAIN_EPOCHS": "3"}
     eager = entrypoint.train(env=common)
     result = entrypoint("train", env=common | {"TRAIN_COMPILE": "default", "TRAIN_TENSORBOARD": "0"})

@@ -37,7 +37,7 @@ def test_images_that_were_left_out_do_not_count() -> None:
     assert score.accuracy == pytest.approx(200 / 3)
 
 
-def test_an_empty_share_is_no_error_and_the_model_trains_on_after() -> None:
+def test_evaluate_empty_share_is_no_error() -> None:
     model = nn.Sequential(nn.Dropout())
     score = evaluate(model, [], ALONE)
     assert (score.images, score.accuracy) == (0, 0.0)

@@ -88,7 +88,7 @@ def test_a_disk_that_takes_no_more(
     assert cause is forbid or not list((small_disk / "run/checkpoint").glob(".*"))
 
 
-def test_what_was_forbidden_amid_a_save_goes_when_the_run_goes_on(entrypoint: Entrypoint, small_disk: Path) -> None:
+def test_signals_held_during_a_save_are_restored_on_resume(entrypoint: Entrypoint, small_disk: Path) -> None:
     saved = small_disk / "run/checkpoint"
     env = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_EPOCHS": "1"}
     first = entrypoint.train(env=env)

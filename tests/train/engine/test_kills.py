@@ -78,7 +78,7 @@ def disturb(entrypoint: Entrypoint, env: dict[str, str], draw: random.Random) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2] if CORES > 1 else [1])
-def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(entrypoint: Entrypoint, ranks: int) -> None:
+def test_run_killed_repeatedly_ends_as_if_uninterrupted(entrypoint: Entrypoint, ranks: int) -> None:
     env = LONG | {"LAUNCH_NPROC_PER_NODE": str(ranks)}
     whole = entrypoint.train(env=env | {"TRAIN_RUN_NAME": "whole", "TRAIN_CHECKPOINT_EVERY": "0"})
     draw, killed, amid_saving = random.Random(ranks), Counter[str](), 0

@@ -47,7 +47,7 @@ def test_gradients_are_clipped_where_asked() -> None:
     assert (weights(one) - before).norm() <= 1.01e-4
 
 
-def test_in_bf16_the_model_computes_in_it_and_weights_and_loss_stay_fp32() -> None:
+def test_bf16_computes_in_bf16_and_keeps_fp32_weights() -> None:
     one = replace(trainer(), precision="bf16")
     seen = []
     one.model.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
@@ -80,7 +80,7 @@ def test_an_epoch_reports_each_interval_and_its_rest() -> None:
     assert one.seconds > 0
 
 
-def test_asked_to_stop_an_epoch_ends_after_the_step_and_goes_on_there() -> None:
+def test_requested_stop_ends_after_the_step_and_resumes_there() -> None:
     one, reports = trainer(), []
     assert not train_epoch(
         one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report), lambda: STOP * (one.step == 4)
@@ -100,7 +100,7 @@ def test_the_first_loss_that_is_no_number_is_named_by_its_step(bad: float) -> No
     assert error.value.code == ExitCode.RANK_FAILED
 
 
-def test_the_average_of_the_weights_follows_them_and_is_what_is_judged() -> None:
+def test_ema_follows_the_weights_and_is_evaluated() -> None:
     one = trainer(ema_decay=0.5)
     assert one.ema_model is not None
     first = weights(one).clone()
@@ -122,7 +122,7 @@ def test_the_first_step_is_timed_by_itself() -> None:
     assert one.first_step_seconds == seconds > 0
 
 
-def test_dropout_draws_the_same_after_a_restart_and_not_the_same_at_each_step() -> None:
+def test_dropout_is_the_same_after_resume_but_not_each_step() -> None:
     def dropping() -> Trainer:
         one = trainer()
         one.set_model(nn.Sequential(nn.Dropout(), one.model), one.optimizer)

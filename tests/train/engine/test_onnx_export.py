@@ -22,7 +22,7 @@ HALF = Normalize.of(torch.tensor([120.0, 121, 122]), torch.tensor([60.0, 61, 62]
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet18"])
-def test_onnxruntime_computes_the_same_logits_for_any_number_of_images(tmp_path: Path, name: str) -> None:
+def test_onnxruntime_gives_equal_logits_for_any_batch_size(tmp_path: Path, name: str) -> None:
     runtime = pytest.importorskip("onnxruntime")
     if name != "cnn":
         pytest.importorskip("torchvision")
@@ -40,7 +40,7 @@ def test_onnxruntime_computes_the_same_logits_for_any_number_of_images(tmp_path:
         model.train()
 
 
-def test_convolutions_that_are_computed_as_products_are_written_as_convolutions(tmp_path: Path) -> None:
+def test_small_conv_is_exported_as_convolution(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     onnx = pytest.importorskip("onnx")
     model = use_matmul_for_small_inputs(build_model("resnet18", SHAPE, 10, bias=True), SHAPE)

@@ -78,7 +78,7 @@ NOT_COMPILED = """
 
 @pytest.mark.versions
 @pytest.mark.launch
-def test_what_is_not_compiled_does_not_wait_for_the_compiler_to_be_imported(tmp_path: Path) -> None:
+def test_eager_run_does_not_import_the_compiler(tmp_path: Path) -> None:
     file = script(tmp_path, "optim.py", NOT_COMPILED)
     done = subprocess.run([PYTHON, file], check=True, capture_output=True, text=True, env=clean_environment())
     assert done.stdout == "False\n"

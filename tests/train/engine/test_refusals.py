@@ -40,9 +40,7 @@ def test_bad_images_are_left_out_and_told_where_asked(entrypoint: Entrypoint, im
 
 
 @pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
-def test_a_loss_that_is_no_number_stops_with_the_step_and_keeps_the_last_good_checkpoint(
-    entrypoint: Entrypoint, ranks: dict[str, str]
-) -> None:
+def test_loss_not_finite_stops_and_keeps_last_good_checkpoint(entrypoint: Entrypoint, ranks: dict[str, str]) -> None:
     env = SMALL | ranks | {"TRAIN_SCHEDULE": "constant", "TRAIN_RUN_NAME": "mine", "TRAIN_EPOCHS": "2"}
     entrypoint.train(env=env | {"TRAIN_LR": "0.01"})
     kept = sorted((entrypoint.folder / "runs/mine/checkpoint").iterdir())

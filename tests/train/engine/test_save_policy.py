@@ -22,9 +22,7 @@ RUN = SMALL | {
 
 
 @pytest.mark.parametrize("ranks", [{}, TWO_RANKS] if CORES > 1 else [{}])
-def test_sigusr2_saves_amid_an_epoch_and_the_run_goes_on_as_if_nothing_had_been(
-    entrypoint: Entrypoint, ranks: dict[str, str]
-) -> None:
+def test_sigusr2_saves_and_the_run_continues_unchanged(entrypoint: Entrypoint, ranks: dict[str, str]) -> None:
     run = Started(entrypoint, RUN | ranks | {"TRAIN_CHECKPOINT_EVERY": "9"})
     run.wait_for("epoch 3/10  step 22/")
     run.process.send_signal(signal.SIGUSR2)
@@ -61,7 +59,7 @@ def test_a_deadline_ends_it_with_a_checkpoint_to_go_on_from(
 
 
 @pytest.mark.versions
-def test_a_damaged_checkpoint_is_named_and_the_one_before_gives_the_same_end(entrypoint: Entrypoint) -> None:
+def test_damaged_checkpoint_is_named_and_the_one_before_resumes(entrypoint: Entrypoint) -> None:
     whole = entrypoint.train(env=RUN | {"TRAIN_EPOCHS": "3"})
     checkpoints = sorted((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
     damage(checkpoints[2])

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.launch
 
 
 @pytest.mark.versions
-def test_the_first_command_reaches_97_percent_and_leaves_everything(entrypoint: Entrypoint) -> None:
+def test_first_command_reaches_97_percent_and_writes_all_files(entrypoint: Entrypoint) -> None:
     result = entrypoint("train")
     assert result.code == 0, result.err
     summary = entrypoint.summary()
@@ -112,7 +112,7 @@ def test_an_image_folder_trains_either_way_with_two_ranks(
     assert summary["test_accuracy"] == 100
 
 
-def test_a_run_of_so_many_steps_ends_amid_an_epoch_and_goes_on_like_any_other(entrypoint: Entrypoint) -> None:
+def test_run_limited_by_steps_ends_within_an_epoch_and_resumes(entrypoint: Entrypoint) -> None:
     common = SMALL | {"TRAIN_STEPS": "25", "TRAIN_DETERMINISTIC": "1"}
     whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})
     assert (whole["steps"], whole["epochs"]) == (25, 3)
@@ -153,7 +153,7 @@ def test_a_finished_run_that_is_resumed_changes_nothing(entrypoint: Entrypoint) 
     assert len(list((entrypoint.folder / "runs").iterdir())) == 2  # the run and `latest`
 
 
-def test_a_run_is_never_overwritten_nor_resumed_with_other_settings(entrypoint: Entrypoint) -> None:
+def test_run_is_never_overwritten_nor_resumed_differently(entrypoint: Entrypoint) -> None:
     env = SMALL | {"TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "mine"}
     entrypoint.train(env=env)
     summary = (entrypoint.folder / "runs/mine/summary.json").read_text()
@@ -284,9 +284,7 @@ def test_on_a_gpu_each_setting_trains_and_resumes(entrypoint: Entrypoint, more: 
 
 @pytest.mark.images
 @needs_two_cores
-def test_one_epoch_of_real_cifar10_passes_the_books_ten_with_one_rank_and_with_two(
-    entrypoint: Entrypoint, cifar10_images: Path
-) -> None:
+def test_one_cifar10_epoch_beats_the_books_ten(entrypoint: Entrypoint, cifar10_images: Path) -> None:
     env = {
         "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(cifar10_images), "TRAIN_EPOCHS": "1",
     }  # fmt: skip

@@ -84,9 +84,7 @@ def test_a_residual_network_is_cut_and_runs_and_learns(library: str) -> None:
         ({"prune_layer_types": "linear,conv2d", "prune_exclude": "layer1.0,fc1"}, ["layer2.0"]),
     ],
 )
-def test_what_is_pruned_is_what_was_asked_for_and_never_the_last_layer(
-    more: dict[str, object], names: list[str]
-) -> None:
+def test_pruning_removes_the_requested_share_but_no_last_layer(more: dict[str, object], names: list[str]) -> None:
     assert layers_to_prune(CNN(SHAPE, 10), settings(**more)) == names
 
 
@@ -136,7 +134,7 @@ def test_all_ranks_have_the_same_slim_model_and_learn_as_one(entrypoint: Entrypo
 @pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.launch
-def test_a_pruned_run_that_is_stopped_goes_on_slim_and_ends_the_same(entrypoint: Entrypoint) -> None:
+def test_stopped_pruned_run_resumes_pruned_and_ends_equal(entrypoint: Entrypoint) -> None:
     pytest.importorskip("torch_pruning")
     common = PRUNED | {"TRAIN_EPOCHS": "12", "TRAIN_PRUNE_WARMUP": "2", "LAUNCH_QUIET": "1"}
     whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})

@@ -39,7 +39,7 @@ class BooksOrder(CNN):
         return logits
 
 
-def test_the_cnn_learns_to_the_bit_what_the_books_order_of_layers_does() -> None:
+def test_cnn_learns_bitwise_what_the_books_layer_order_learns() -> None:
     torch.manual_seed(0)
     ours, books = CNN((3, 32, 32), 10), BooksOrder((3, 32, 32), 10)
     books.load_state_dict(ours.state_dict())
@@ -79,7 +79,7 @@ def test_torchvisions_models_come_by_name(name: str, shape: tuple[int, int, int]
 
 @needs_torchvision
 @pytest.mark.parametrize("name", ["mnasnet0_5", "resnet18"])
-def test_a_state_of_tensors_alone_is_loaded_whatever_version_a_model_insists_on(name: str) -> None:
+def test_state_dict_of_tensors_is_loaded_for_any_model_version(name: str) -> None:
     saved, model = (build_model(name, (3, 32, 32), 5, bias=True) for _ in range(2))
     state = {name: value.clone() for name, value in saved.state_dict().items()}
     model.load_state_dict(restore_state_metadata(model, state))

@@ -32,7 +32,7 @@ def test_half_the_width_is_about_a_quarter_of_the_weights() -> None:
     assert 3.5 < full / half < 4.5
 
 
-def test_what_it_has_looked_at_comes_out_uncorrelated_and_of_one_variance() -> None:
+def test_first_layer_outputs_are_uncorrelated_with_unit_variance() -> None:
     torch.manual_seed(0)
     smooth = torch.nn.functional.avg_pool2d(torch.randn(400, 3, 34, 34), 3, stride=1)  # adjacent pixels are alike
     model = build_model("speednet", (3, 32, 32), 10, bias=True)

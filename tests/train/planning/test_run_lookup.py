@@ -30,7 +30,7 @@ def test_which_run_is_gone_on_with(given: dict[str, str], folder: str | None) ->
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"ranks": 5}'])
-def test_without_a_plan_that_can_be_read_it_is_as_one_that_begins(tmp_path: Path, text: str | None) -> None:
+def test_without_a_readable_plan_a_run_starts_as_new(tmp_path: Path, text: str | None) -> None:
     settings = TrainSettings(output_dir=tmp_path, run_name="mine", resume="auto")
     (tmp_path / "mine").mkdir()
     if text is not None:

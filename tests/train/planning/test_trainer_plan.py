@@ -91,7 +91,7 @@ def test_a_run_that_could_not_go_on_is_refused(environ: dict[str, str], said: st
 
 
 @pytest.mark.parametrize(("ranks", "said"), [(2, "optimizer over 2 ranks"), (1, "one rank holds all")])
-def test_a_model_is_spread_over_all_ranks_and_intels_extension_stays_away(ranks: int, said: str) -> None:
+def test_fsdp_uses_all_ranks_and_disables_ipex(ranks: int, said: str) -> None:
     decisions = {one.key: one for one in planned(FSDP, SMALL, ranks).decisions}
     assert said in decisions["parallelism"].text
     assert decisions["ipex"].value == "off"

@@ -57,7 +57,7 @@ def crowded() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("crowded")
-def test_a_thread_beside_busy_ones_waits_and_one_that_sleeps_does_not() -> None:
+def test_busy_thread_waits_for_a_cpu_and_a_sleeping_one_does_not() -> None:
     waiting, until = CpuWaitMeter(), time.monotonic() + 2
     sleeping = threading.Event()
     sleeper = threading.Thread(target=sleeping.wait)

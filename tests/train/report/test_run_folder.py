@@ -18,7 +18,7 @@ def settings(output: Path, **more: object) -> TrainSettings:
     return train_settings({"output_dir": output, **more})
 
 
-def test_runs_of_the_same_second_get_folders_of_their_own_and_latest_is_the_newest(tmp_path: Path) -> None:
+def test_runs_of_the_same_second_get_separate_folders(tmp_path: Path) -> None:
     folders = [run_folder.open_folder(settings(tmp_path / "runs"), RunLock())[0] for _ in range(5)]
     assert len(set(folders)) == 5
     assert (tmp_path / "runs/latest").resolve() == folders[-1].resolve()
@@ -32,7 +32,7 @@ def test_a_named_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
         run_folder.open_folder(settings(tmp_path, run_name="mine"), RunLock())
 
 
-def test_resuming_tries_the_checkpoints_of_the_newest_run_newest_first(tmp_path: Path) -> None:
+def test_resume_tries_newest_checkpoints_of_newest_run_first(tmp_path: Path) -> None:
     with RunLock() as lock:
         folder, _ = run_folder.open_folder(settings(tmp_path), lock)
     (folder / "checkpoint").mkdir()
@@ -43,7 +43,7 @@ def test_resuming_tries_the_checkpoints_of_the_newest_run_newest_first(tmp_path:
     assert [start.name for start in starts] == ["step-000000020.pt", "step-000000001.pt"]
 
 
-def test_what_killed_runs_left_half_written_goes_when_the_run_goes_on_and_nothing_else(tmp_path: Path) -> None:
+def test_resume_removes_only_half_written_files_of_killed_runs(tmp_path: Path) -> None:
     saved = tmp_path / "mine/checkpoint"
     (saved / ".step-000000040.sharded/part").mkdir(parents=True)
     for name in (".step-000000030.pt.4711", "step-000000020.pt", ".nfs0001"):

@@ -34,9 +34,7 @@ def test_one_at_a_time_and_the_next_when_it_is_given_back(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("change", [{"pid": 2**22 + 1}, {"born": "1"}])
-def test_of_a_process_that_is_gone_or_another_of_its_number_it_is_taken_at_once(
-    tmp_path: Path, change: dict[str, object]
-) -> None:
+def test_lock_of_a_dead_or_replaced_process_is_taken_at_once(tmp_path: Path, change: dict[str, object]) -> None:
     (tmp_path / LOCK_NAME).write_text(json.dumps(identity() | change))
     with RunLock(stale_s=60) as lock:
         lock.acquire(tmp_path)
@@ -65,7 +63,7 @@ def test_one_that_is_touched_from_elsewhere_is_alive(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.launch
-def test_two_jobs_on_one_folder_do_not_meet_and_a_crash_leaves_nothing_in_the_way(entrypoint: Entrypoint) -> None:
+def test_lock_excludes_two_jobs_and_a_crash_leaves_none(entrypoint: Entrypoint) -> None:
     env = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_TENSORBOARD": "0", "TRAIN_RESUME": "auto", "LAUNCH_QUIET": "1"}
     first = Started(entrypoint, env | {"TRAIN_EPOCHS": "100000"})
     first.wait_for("epoch 2/")

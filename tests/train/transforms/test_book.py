@@ -40,7 +40,7 @@ def test_a_batch_is_what_torchvision_makes_of_each_image(height: int, width: int
     assert torch.allclose(eval_transform(images).permute(0, 3, 1, 2), plain, atol=1e-3)
 
 
-def test_what_is_drawn_is_within_the_books_bounds_and_decided_by_the_key() -> None:
+def test_book_parameters_are_in_range_and_fixed_by_the_key() -> None:
     flips, degrees, sigma = sample_params(1000, 32, make_generator("a")).T
     assert set(flips.tolist()) == {0.0, 1.0}
     assert 0.4 < float(flips.mean()) < 0.6
