@@ -144,6 +144,6 @@ def best_of(work: Callable[[], object]) -> float:
 if __name__ == "__main__":
     if "ENTRYPOINT_PLAN" in os.environ:
         main()
-    else:  # as a person's script, so that the plan binds it and preloads for it
+    else:  # as a user's script, so that the plan binds it and preloads for it
         words = ("-m", "entrypoint", "run", "--quiet", "--nproc-per-node=1", "-m", "benchmarks.limit")
         os.execv(sys.executable, (sys.executable, *words, *sys.argv[1:]))

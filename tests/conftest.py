@@ -36,7 +36,7 @@ FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 CORES = len(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(CORES < 2, reason=f"needs 2 cores, this process may use {CORES}")
 
-# Whatever a launcher, a batch system or a person has set in the shell that runs the tests stays out of them.
+# Whatever a launcher, a batch system or a user has set in the shell that runs the tests stays out of them.
 FOREIGN = (
     "LAUNCH_", "TRAIN_", "OMPI_", "PMI_", "PMIX_", "MPI_", "MV2_", "SLURM_", "TORCHELASTIC_",
     "OMP_", "KMP_", "GLOO_", "MASTER_", "PYTHON", "ENTRYPOINT_", "ACCELERATE_",
@@ -67,7 +67,7 @@ class Result:
 
 
 class Entrypoint:
-    """Runs the real entrypoint in a folder of its own, as a person would."""
+    """Runs the real entrypoint in a folder of its own, as a user would."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -119,7 +119,7 @@ def launcher(*names: str, said: str) -> str:
 
 
 def script(folder: Path, name: str, text: str) -> Path:
-    """Write a person's script."""
+    """Write a user's script."""
     path = folder / name
     path.write_text(textwrap.dedent(text))
     return path

@@ -1,4 +1,4 @@
-"""Runs the trainer as a person would, variants alternating, and keeps what each run's summary says."""
+"""Runs the trainer as a user would, variants alternating, and keeps what each run's summary says."""
 
 from __future__ import annotations
 

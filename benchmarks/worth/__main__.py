@@ -1,6 +1,6 @@
 """What the plan is worth: `make bench-plan`.
 
-Conditions: a person's script (benchmarks/worth/program.py, the book's CNN, batch 64 over all ranks, 60 steps after
+Conditions: a user's script (benchmarks/worth/program.py, the book's CNN, batch 64 over all ranks, 60 steps after
 warm-up), on the machine as it is, under a quota of one CPU, behind a mask of one CPU, with a busy process on every
 CPU, and on one. Ours is `entrypoint run` with nothing set, and with --nproc-per-node=2; peers are torchrun, accelerate
 launch and torch.backends.xeon.run_cpu with one and two ranks where they can. The sweep is every combination of ranks,
@@ -11,7 +11,7 @@ not given, which is no advantage but another's loss. Our trainer, which may choo
 turns on as large a model and batch, for 313 steps; its ratios are to itself with nothing set.
 Claim: ours within 5 % of the sweep's best, and never behind a peer that keeps to what it was given. Where every CPU has
 a busy process the sweep's best is two ranks, which our trainer takes by itself; a script's number of ranks is chosen
-by a person or `tune`.
+by a user or `tune`.
 """
 
 from __future__ import annotations

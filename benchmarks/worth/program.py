@@ -1,4 +1,4 @@
-"""A person's own script: some steps of the book's CNN on images in memory, alone or with its peers; prints its rate.
+"""A user's own script: some steps of the book's CNN on images in memory, alone or with its peers; prints its rate.
 
 `rate N on C CPUs` is images a second over all ranks, after warm-up, and how many CPUs the first may use. The batch of
 64 is shared among the ranks.

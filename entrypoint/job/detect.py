@@ -89,7 +89,7 @@ def hydra_binding(environ: Mapping[str, str]) -> str:
 
 
 def open_mpi_master(environ: Mapping[str, str]) -> str:
-    """Return the address of mpirun's own node, which has rank 0 unless a person's list of hosts says otherwise.
+    """Return the address of mpirun's own node, which has rank 0 unless a user's list of hosts says otherwise.
 
     Open MPI 4 gives it to every rank, as `1263468544.0;tcp://10.78.0.1:34657` (orte's `hnp_uri`).
     """

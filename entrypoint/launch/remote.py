@@ -19,7 +19,7 @@ from entrypoint.plan.model import Plan
 from entrypoint.settings import LaunchSettings
 
 VERSION_LIMIT_S = 20
-# What has mpirun reach other nodes by something else than ssh: a scheduler, or a person's word.
+# What has mpirun reach other nodes by something else than ssh: a scheduler, or a user's word.
 SSH_ALTERNATIVES = (
     "SLURM_JOB_ID",
     "OMPI_MCA_plm_rsh_agent",
@@ -29,7 +29,7 @@ SSH_ALTERNATIVES = (
 )
 HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?::| +slots *= *)([1-9][0-9]{0,3}))?")
 # What ranks on other nodes get: our settings and what steers threads, networks and devices. Nothing else of a
-# person's environment goes over the network, where it may hold secrets.
+# user's environment goes over the network, where it may hold secrets.
 FORWARDED_PREFIXES = (
     *("LAUNCH_", "TRAIN_", "OMP_", "KMP_", "GOMP_", "MKL_", "GLOO_", "NCCL_", "CCL_", "FI_", "UCX_", "TORCH_"),
     "ACCELERATE_",
@@ -158,7 +158,7 @@ def with_remote_command(plan: Plan, inputs: PlanInputs) -> Plan:
 
 
 def ranks_per_host(inputs: PlanInputs, starter: RemoteLauncher, nproc: int) -> tuple[tuple[str, int], ...]:
-    """Return the nodes with ranks on each: the person's list, else the scheduler's, else this one."""
+    """Return the nodes with ranks on each: the user's list, else the scheduler's, else this one."""
     if starter.hosts:
         return tuple((name, count or nproc) for name, count in starter.hosts)
     nodes, tasks = inputs.job.hostnames, inputs.environ.get("SLURM_TASKS_PER_NODE", "")

@@ -49,7 +49,7 @@ BASELINE = Candidate()
 def rank_thread_layouts(inputs: PlanInputs, device: str) -> tuple[Candidate, ...]:
     """Return the ways to share the cores among ranks, the untuned plan first; a GPU each is the only one there.
 
-    What a person has set stays as it is.
+    What a user has set stays as it is.
     """
     if device == "cuda" or any(inputs.is_set_by_user(field) for field in ("nproc_per_node", "threads", "cpu_binding")):
         return (BASELINE,)
@@ -87,7 +87,7 @@ def reduced_layouts(threads: int) -> Iterator[tuple[int, int]]:
 
 
 def runtime_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
-    """Return every combination of runtime, wait policy and allocator that can be had and that a person left open."""
+    """Return every combination of runtime, wait policy and allocator that can be had and that a user left open."""
     allocators = available_choices(inputs, "allocator", ALLOCATOR, ("tcmalloc", "jemalloc", "system"), ALLOCATOR_WORD)
     if device == "cuda":
         return allocators
@@ -100,7 +100,7 @@ def runtime_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, st
 def available_choices(
     inputs: PlanInputs, field: str, variable: str, names: Iterable[str], word: str
 ) -> tuple[Mapping[str, str], ...]:
-    """Return the values of a setting that can be had here; one empty choice where a person has chosen already."""
+    """Return the values of a setting that can be had here; one empty choice where a user has chosen already."""
     if inputs.is_set_by_user(field) or user_preload(inputs.environ.get("LD_PRELOAD", ""), word):
         return ({},)
     brought = ("gnu", "system")  # by torch and by libc
@@ -117,7 +117,7 @@ def wait_policies(inputs: PlanInputs, runtime: str) -> tuple[Mapping[str, str], 
 
 
 def binding_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
-    """Return the other ways to bind, where a person left that open.
+    """Return the other ways to bind, where a user left that open.
 
     Ranks that float help each other's threads out where others run too: 1.16 times as fast with a busy process on
     every core (two ranks of the book's CNN by Gloo), 1.12 with one. Results stay the same to the bit.
@@ -127,7 +127,7 @@ def binding_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, st
 
 
 def worker_candidates(inputs: PlanInputs, plan: Plan) -> tuple[Mapping[str, str], ...]:
-    """Return numbers of loader workers around the plan's, where it streams and a person left it open."""
+    """Return numbers of loader workers around the plan's, where it streams and a user left it open."""
     planned = plan.trainer.num_workers if plan.trainer else 0
     if not planned or inputs.environ.get(WORKERS):
         return ()

@@ -45,7 +45,7 @@ class TunedPlan:
 def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
     """Return what names this program on this machine: two alike have the same, whatever their host is called.
 
-    `training` are the trainer's settings that bear on speed; of a person's script its words and content count.
+    `training` are the trainer's settings that bear on speed; of a user's script its words and content count.
     """
     machine = inputs.machine
     seats = [(cpu.socket, cpu.node, cpu.core) for cpu in machine.cpus]
@@ -115,7 +115,7 @@ def is_tunable(inputs: PlanInputs) -> bool:
 
 
 def apply_tuning(inputs: PlanInputs, tuned: TunedPlan, flags: Mapping[str, str]) -> PlanInputs:
-    """Return the inputs as if a person had set what was found; `flags` are the launcher's own.
+    """Return the inputs as if a user had set what was found; `flags` are the launcher's own.
 
     What was measured stands, whatever others keep busy now.
     """

@@ -25,7 +25,7 @@ STARTUP_TIMEOUT_S, STOP_TIMEOUT_S = 300, 20
 WARM_UP = 2
 # Steps between two figures of our trainer: few enough for slow steps, many enough for fast ones.
 LOG_EVERY = 5
-# Our trainer as it is tried: as a person set it, but endless, and without what it would leave behind.
+# Our trainer as it is tried: as a user set it, but endless, and without what it would leave behind.
 TRIAL_TRAIN_SETTINGS = {
     "TRAIN_EPOCHS": str(10**6),
     "TRAIN_STEPS": "",

@@ -127,7 +127,7 @@ class Cluster:
     def agents(
         self, *words: str | Path, env: Mapping[str, str] | None = None, numbers: Sequence[int] = (0, 1)
     ) -> list[Started]:
-        """Start the entrypoint on each node (all of two), as a person would: its number in LAUNCH_NODE_RANK."""
+        """Start the entrypoint on each node (all of two), as a user would: its number in LAUNCH_NODE_RANK."""
         hand = {"LAUNCH_NNODES": "2", "MASTER_ADDR": "node1", **(env or {})}
         return [
             self.start(f"node{number + 1}", *ENTRYPOINT, *words, env=hand | {"LAUNCH_NODE_RANK": str(number)})

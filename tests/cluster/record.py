@@ -17,7 +17,7 @@ from typing import Any
 from tests.cluster.conftest import Cluster
 from tests.conftest import script
 
-# What a plan or a person who debugs one reads; the rest are paths, sockets and this machine's own.
+# What a plan or a user who debugs one reads; the rest are paths, sockets and this machine's own.
 KEPT = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"),
     *("TORCHELASTIC_RESTART_COUNT", "OMP_NUM_THREADS", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_ess_base_jobid"),

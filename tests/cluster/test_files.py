@@ -1,4 +1,4 @@
-"""What a person submits, as it stands in cluster/: trains, saves before the end, is requeued and goes on."""
+"""What a user submits, as it stands in cluster/: trains, saves before the end, is requeued and goes on."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_image_starts_remote_ranks_in_the_same_image(cluster: Cluster, contained
     keys = Path(cluster.ssh).parent
     config = Path(cluster.ssh).read_text().replace(f"{keys}/id", f"{inside}/id")
     script(runs, "config", config)
-    # What a login on the other node gives a person: Apptainer on PATH, and the same settings.
+    # What a login on the other node gives a user: Apptainer on PATH, and the same settings.
     there = f"PATH={contained['PATH'].split(':')[0]}:\\$PATH APPTAINER_BIND={contained['APPTAINER_BIND']}"
     reach = f'#!/bin/sh\nhost=$1\nshift\nexec ssh -F {inside}/config "$host" "export {there}; $*"\n'
     script(runs, "reach", reach).chmod(0o755)

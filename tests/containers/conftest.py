@@ -51,7 +51,7 @@ class Docker:
         return tag
 
     def run(self, image: str, *program: str | Path, options: tuple[str, ...] = (), limit_s: int = LIMIT_S) -> Result:
-        """Run a container of an image to its end, as a person would."""
+        """Run a container of an image to its end, as a user would."""
         return run("docker", "run", "--rm", *ALONE, *options, self.tag(image), *program, limit_s=limit_s)
 
     def start(self, image: str, *program: str, options: tuple[str, ...] = ()) -> str:

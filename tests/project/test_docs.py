@@ -74,3 +74,18 @@ def test_prose_of_this_tree_is_clean() -> None:
         [sys.executable, "tools/check_prose.py"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_names_of_tests_are_short() -> None:
+    tests = [name for path in ROOT.glob("tests/**/*.py") for name in re.findall(r"def (test_\w+)", path.read_text())]
+    assert [name for name in tests if len(name) > 60] == []
+
+
+def test_benchmarks_import_nothing_from_tests() -> None:
+    sources = [*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("tools/*.py")]
+    assert [path for path in sources if re.search(r"^(from|import) tests\b", path.read_text(), re.MULTILINE)] == []
+
+
+def test_no_test_module_is_imported() -> None:
+    imports = re.compile(r"^(from|import) tests\.(\w+\.)*test_", re.MULTILINE)
+    assert [path for path in ROOT.glob("tests/**/*.py") if imports.search(path.read_text())] == []

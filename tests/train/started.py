@@ -8,7 +8,7 @@ from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment
 
 
 class Started:
-    """The trainer as a person starts it, its output read line by line; `before` are words in front of the command."""
+    """The trainer as a user starts it, its output read line by line; `before` are words in front of the command."""
 
     def __init__(self, entrypoint: Entrypoint, env: dict[str, str], *before: str) -> None:
         self.process = subprocess.Popen(

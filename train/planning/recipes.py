@@ -1,4 +1,4 @@
-"""Recipes: sets of settings under a name, which a person's own settings win over."""
+"""Recipes: sets of settings under a name, which a user's own settings win over."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RECIPES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 
 
 def with_recipe(given: ParsedSettings[TrainSettings], plan: Plan) -> tuple[ParsedSettings[TrainSettings], Plan]:
-    """Return settings and plan with the recipe's values for the plan's device, where a person gave none of their own.
+    """Return settings and plan with the recipe's values for the plan's device, where a user gave none of their own.
 
     They travel to the ranks as variables, so that a run's folder lists and repeats them one by one.
     """

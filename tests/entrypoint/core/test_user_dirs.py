@@ -28,7 +28,7 @@ CASES = {
             "TRITON_CACHE_DIR": f"{PRIVATE}/triton",
         },
     ),
-    "a person's own stay": (
+    "a user's own stay": (
         UserDirs("read-only", uid=7),
         {"HOME": "/home/me", "XDG_CACHE_HOME": "/scratch", "MPLCONFIGDIR": "/scratch"},
         {"TRITON_CACHE_DIR": f"{PRIVATE}/triton"},

@@ -1,4 +1,4 @@
-"""The doctor on this machine, as a person runs it."""
+"""The doctor on this machine, as a user runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A person's own scripts by Lightning and by Hugging Face's accelerate, which read the ranks' variables themselves."""
+"""A user's own scripts by Lightning and by Hugging Face's accelerate, which read the ranks' variables themselves."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def test_mpirun_in_apptainer_starts_daemons_in_same_image() -> None:
         command = plan(environ | more, starter).command
         assert command[command.index("orte_launch_agent") + 1] == f"{words} /images/cuda.sif orted"
     own = plan(environ | {"OMPI_MCA_orte_launch_agent": "orted"}, starter).command
-    assert "orte_launch_agent" not in own, "a person's own stands"
+    assert "orte_launch_agent" not in own, "a user's own stands"
 
 
 def test_mpirun_in_a_batch_job_takes_the_jobs_nodes_and_tasks() -> None:

@@ -1,4 +1,4 @@
-"""The plan as a person reads it."""
+"""The plan as a user reads it."""
 
 from __future__ import annotations
 

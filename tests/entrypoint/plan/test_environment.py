@@ -65,7 +65,7 @@ TOGETHER = [
     ("several ranks on CPUs", TWO, {}, Job(), "true"),
     ("a rank among a launcher's", {}, {}, Job("Open MPI", 1, 2, 1, 2), "true"),
     ("one rank, which trains alone", {}, {}, Job(), None),
-    ("what a person says", TWO, {"ACCELERATE_USE_CPU": "no"}, Job(), "no"),
+    ("what a user says", TWO, {"ACCELERATE_USE_CPU": "no"}, Job(), "no"),
 ]
 
 

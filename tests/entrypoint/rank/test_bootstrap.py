@@ -86,7 +86,7 @@ def test_global_rank_of_agent_rank_counts_all_nodes() -> None:
         made, made.ranks[1], job, environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
     )
     assert (found["RANK"], found["WORLD_SIZE"], found["GROUP_RANK"]) == ("5", "6", "2")
-    assert found["MASTER_ADDR"] == "r1", "the person's, not the agent's"
+    assert found["MASTER_ADDR"] == "r1", "the user's, not the agent's"
     assert found["MASTER_PORT"] == str(master_port(global_rank_of(made, Job("torchrun", 0, 2, 0, 2)))), (
         "as all work it out"
     )

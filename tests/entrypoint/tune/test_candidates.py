@@ -1,4 +1,4 @@
-"""What the tuner tries on machines of several kinds, and what it leaves as a person has set it."""
+"""What the tuner tries on machines of several kinds, and what it leaves as a user has set it."""
 
 from __future__ import annotations
 

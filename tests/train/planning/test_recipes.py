@@ -1,4 +1,4 @@
-"""Recipes: what they set by device, and that a person's own settings win."""
+"""Recipes: what they set by device, and that a user's own settings win."""
 
 from __future__ import annotations
 
