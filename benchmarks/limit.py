@@ -81,6 +81,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     from torch.nn.functional import cross_entropy
     from torch.utils.flop_counter import FlopCounterMode
 
+    from train.acceleration.amp import gradient_scaler
     from train.acceleration.memory_format import set_memory_format
     from train.acceleration.small_conv import use_matmul_for_small_inputs
     from train.data.datasets import ImageTensors
@@ -88,6 +89,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     from train.distributed.process_group import ProcessGroup
     from train.engine.loop import train_epoch
     from train.engine.optimizer import build_optimizer, lr_schedule
+    from train.engine.train_state import TrainState
     from train.engine.train_step import Trainer
     from train.models.registry import build_model
     from train.report.profiler import DATA
@@ -99,12 +101,13 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     images = ImageTensors(torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (count,)))
     feed = MemorySource(images, images, shape, settings, group)
     model = set_memory_format(build_model(name, shape, 10, bias=True), channels_last=True, plain_filters=True)
-    ((pixels, labels),) = next(feed.train_batches(0)).parts
+    ((pixels, labels),) = next(feed.train_batches(0)).micro_batches
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(pixels), labels).backward()  # type: ignore[no-untyped-call]
     use_matmul_for_small_inputs(model, shape)
     optimizer = build_optimizer(settings, model)
-    learner = Trainer(model, optimizer, lr_schedule(settings, 10**6), settings, group, "fp32")
+    state = TrainState(model, optimizer, gradient_scaler("fp32", group.device))
+    learner = Trainer(state, lr_schedule(settings, 10**6), settings, group, "fp32")
     clock = Clock(DATA)
     learner.mark_phase = clock.phase
 
@@ -118,7 +121,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
             step()
 
     def epoch() -> None:
-        train_epoch(learner, feed, learner.step // steps, steps, lambda *_: None)
+        train_epoch(learner, feed, learner.state.step // steps, steps, lambda *_: None)
 
     bare()
     epoch()

@@ -23,7 +23,7 @@ from benchmarks.book.known import Known
 from benchmarks.book.measure import cifar10_settings, fewer, once_to_the_end, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
 from entrypoint.machine.detect import detect_machine
-from entrypoint.plan.planner import describe_node
+from entrypoint.plan.planner import describe_machine
 
 # Images of each class, epochs, rounds; no rounds: what ran to the end gives the speed too.
 QUICK, FULL = (100, 2, 0), (None, 10, 5)
@@ -69,7 +69,7 @@ def main() -> None:
 def made_under(each: int | None, epochs: int, rounds: int) -> tuple[str, ...]:
     """Return what the figures hang on, a line each."""
     return (
-        describe_node(detect_machine(affinity=frozenset(os.sched_getaffinity(0)))),
+        describe_machine(detect_machine(affinity=frozenset(os.sched_getaffinity(0)))),
         f"Python {platform.python_version()}, PyTorch {version('torch')}",
         f"accuracy and training s: one run of {epochs} epochs of"
         f" {'all images' if each is None else f'{10 * each:,} images'}",

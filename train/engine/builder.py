@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from entrypoint.plan.model import Plan
-from train.acceleration.amp import configure_tf32
+from train.acceleration.amp import configure_tf32, gradient_scaler
 from train.acceleration.ipex import optimize_with_ipex
 from train.acceleration.memory_format import match_optimizer_state_format, set_memory_format
 from train.acceleration.small_conv import use_matmul_for_small_inputs
@@ -24,6 +24,7 @@ from train.data.workers import WorkerPoolSpec
 from train.distributed.process_group import ProcessGroup
 from train.distributed.sync_batchnorm import convert_sync_batchnorm, has_batchnorm
 from train.engine.optimizer import build_optimizer, lr_schedule, make_ema
+from train.engine.train_state import TrainState
 from train.engine.train_step import Trainer
 from train.models.inspection import count_parameters
 from train.models.pruning import prune_state, resize_to_state, same_shapes
@@ -100,23 +101,24 @@ class ModelBuilder:
             slim = start.saved.model
         model, optimizer, average = self.build(slim)
         schedule = lr_schedule(self.settings, total_steps)
-        trainer = Trainer(model, optimizer, schedule, self.settings, self.group, precision, ema_model=average)
-        trainer.pruned = slim is not None
+        scaler = gradient_scaler(precision, self.group.device)
+        state = TrainState(model, optimizer, scaler, ema_model=average, pruned=slim is not None)
+        trainer = Trainer(state, schedule, self.settings, self.group, precision)
         if start:
             restore(trainer, start)
         return trainer
 
     def prune(self, trainer: Trainer) -> str:
         """Prune the trainer's model on all ranks, with a new optimizer; return the log line."""
-        state = {name: value.detach().cpu() for name, value in trainer.model.state_dict().items()}
-        before = count_parameters(trainer.model)
+        state = {name: value.detach().cpu() for name, value in trainer.state.model.state_dict().items()}
+        before = count_parameters(trainer.state.model)
         with torch.random.fork_rng(devices=[]):  # initial weights are overwritten, and only rank 0 builds twice
             slim = self.group.run_on_main(lambda: prune_state(self.create_model(), state, self.shape, self.settings))
             trainer.set_model(*self.build(slim))
-        trainer.pruned = True
+        trainer.state.pruned = True
         return (
             f"pruned by {self.settings.prune_backend}: {before:,} parameters before,"
-            f" {count_parameters(trainer.model):,} left"
+            f" {count_parameters(trainer.state.model):,} left"
         )
 
 
@@ -126,16 +128,16 @@ def restore(trainer: Trainer, start: ResumePoint) -> None:
     if trainer.settings.parallelism == "fsdp":
         from train.checkpoint import sharded
 
-        sharded.load(start.path, trainer.sharded_state(), restore_state_metadata)
+        sharded.load(start.path, trainer.state.sharded(trainer.group), restore_state_metadata)
     else:
-        trainer.model.load_state_dict(restore_state_metadata(trainer.model, saved.model))
-        trainer.optimizer.load_state_dict(dict(saved.optimizer))
-        match_optimizer_state_format(trainer.optimizer)
-        if trainer.ema_model:
-            trainer.ema_model.load_state_dict(restore_state_metadata(trainer.ema_model, saved.average))
-    trainer.scaler.load_state_dict(dict(saved.scaler))
-    trainer.step, trainer.seconds, trainer.losses = saved.step, saved.seconds, list(saved.losses)
-    trainer.best = saved.best
+        trainer.state.model.load_state_dict(restore_state_metadata(trainer.state.model, saved.model))
+        trainer.state.optimizer.load_state_dict(dict(saved.optimizer))
+        match_optimizer_state_format(trainer.state.optimizer)
+        if trainer.state.ema_model:
+            trainer.state.ema_model.load_state_dict(restore_state_metadata(trainer.state.ema_model, saved.average))
+    trainer.state.scaler.load_state_dict(dict(saved.scaler))
+    trainer.state.step, trainer.state.seconds, trainer.state.losses = saved.step, saved.seconds, list(saved.losses)
+    trainer.state.best = saved.best
 
 
 def build_loader(data: DataSet, settings: TrainSettings, group: ProcessGroup, plan: Plan) -> BatchLoader | None:

@@ -46,7 +46,7 @@ def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
     options: dict[str, Any] = {"mode": mode} if backend == "inductor" and mode != "default" else {}
     compiler = partial(torch.compile, backend=backend, **options)
     if auto:
-        faster, reported = benchmark_compiled(trainer, compiler(trainer.model), images)
+        faster, reported = benchmark_compiled(trainer, compiler(trainer.state.model), images)
         reported += f"; {figures}"
         if not faster:
             return reported
@@ -69,9 +69,9 @@ def check_backend(backend: str) -> None:
 
 def estimate_break_even(trainer: Trainer, steps_left: int, images: Tensor) -> tuple[bool, str]:
     """Return whether compiling pays off for the remaining steps, and a text with the estimate."""
-    step_s = min(time_passes(trainer, [trainer.model], images)[0])
+    step_s = min(time_passes(trainer, [trainer.state.model], images)[0])
     cost_s = COMPILE_BASE_S + COMPILE_PER_MODULE_S * sum(
-        1 for module in trainer.model.modules() if not list(module.children())
+        1 for module in trainer.state.model.modules() if not list(module.children())
     )
     saved = EXPECTED_SAVING[trainer.group.device.type]
     left_s, pays_from_s = step_s * steps_left, cost_s / saved
@@ -85,7 +85,7 @@ def benchmark_compiled(trainer: Trainer, forward: Forward, images: Tensor) -> tu
     """Return whether the compiled model is faster over all ranks, and a text with the times."""
     problem, compiled_s, eager_s = "", [math.inf], [math.inf]
     try:
-        compiled_s, eager_s = time_passes(trainer, [forward, trainer.model], images)
+        compiled_s, eager_s = time_passes(trainer, [forward, trainer.state.model], images)
     except RuntimeError as error:
         refused = compile_error(trainer.settings, error)
         if refused is None:
@@ -109,7 +109,7 @@ def time_passes(trainer: Trainer, forwards: Sequence[Forward], images: Tensor) -
     are unchanged afterwards.
     """
     labels = torch.zeros(len(images), dtype=torch.int64, device=images.device)
-    kept = {name: buffer.clone() for name, buffer in trainer.model.named_buffers()}
+    kept = {name: buffer.clone() for name, buffer in trainer.state.model.named_buffers()}
     times: list[list[float]] = [[] for _ in forwards]
     with torch.random.fork_rng(devices=[images.device] if images.is_cuda else []):
         for _ in range(BENCHMARK_PASSES):
@@ -117,7 +117,7 @@ def time_passes(trainer: Trainer, forwards: Sequence[Forward], images: Tensor) -
                 began = time.perf_counter()
                 forward_backward(trainer, forward, images, labels)
                 taken.append(time.perf_counter() - began)
-    for name, buffer in trainer.model.named_buffers():
+    for name, buffer in trainer.state.model.named_buffers():
         buffer.copy_(kept[name])
     return times
 
@@ -129,7 +129,7 @@ def forward_backward(trainer: Trainer, forward: Forward, images: Tensor, labels:
     loss = trainer.loss(logits, labels)
     loss.backward()  # type: ignore[no-untyped-call]
     loss.item()
-    trainer.model.zero_grad(set_to_none=True)
+    trainer.state.model.zero_grad(set_to_none=True)
 
 
 def compile_error(settings: TrainSettings, error: RuntimeError) -> UserError | None:

@@ -27,29 +27,30 @@ from train.report.output import guarded_stdout
 def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: float) -> None:
     """Write the summary, the curves and the export, and print the summary."""
     trainer = run.trainer
-    state = full_state_dict(trainer.model)
-    of_judged = full_state_dict(trainer.eval_model) if trainer.ema_model and run.settings.export == "onnx" else state
+    state = full_state_dict(trainer.state.model)
+    exports_ema = trainer.state.ema_model and run.settings.export == "onnx"
+    eval_state = full_state_dict(trainer.state.eval_model) if exports_ema else state
     waited = max(run.group.gather(run.cpu_wait.share()))
     if not run.metrics:
         return
-    model, evaluated, device = trainer.model, trainer.eval_model, run.group.device
+    model, evaluated, device = trainer.state.model, trainer.state.eval_model, run.group.device
     if is_sharded(model):
         model = evaluated = run.model_builder.create_model()
-        evaluated.load_state_dict(restore_state_metadata(evaluated, of_judged))
+        evaluated.load_state_dict(restore_state_metadata(evaluated, eval_state))
         device = torch.device("cpu")
     with original_convolutions(model):
         multiply_adds = count_multiply_adds(model, run.model_builder.shape, device)
-    images = trainer.step * run.settings.batch_size
-    later = trainer.seconds - trainer.first_step_seconds
+    images = trainer.state.step * run.settings.batch_size
+    later = trainer.state.seconds - trainer.first_step_seconds
     summary = {
         "test_accuracy": round(score.accuracy, 4),
         "test_loss": score.loss,
         "test_images": score.images,
         "epochs": run.epochs,
-        "steps": trainer.step,
-        "train_seconds": round(trainer.seconds, 3),
-        "step_seconds": round(later / max(1, trainer.step - 1), 6),
-        "images_per_second": round(images / trainer.seconds, 1) if trainer.seconds else 0.0,
+        "steps": trainer.state.step,
+        "train_seconds": round(trainer.state.seconds, 3),
+        "step_seconds": round(later / max(1, trainer.state.step - 1), 6),
+        "images_per_second": round(images / trainer.state.seconds, 1) if trainer.state.seconds else 0.0,
         "first_step_seconds": round(trainer.first_step_seconds, 4),
         "parameters": count_parameters(model),
         "weights_sha256": weights_sha256(state),

@@ -39,7 +39,7 @@ def train_epoch(
     """
     pending: list[Tensor] = []
     began = epoch * source.steps_per_epoch
-    first, due = trainer.step - began, source.steps_per_epoch
+    first, due = trainer.state.step - began, source.steps_per_epoch
     if last_step is not None:
         due = min(due, last_step - began)
     before = time.perf_counter()
@@ -53,15 +53,15 @@ def train_epoch(
         pending.append(timed_first_step(trainer, batch))
         wanted = agreed()
         after_step()
-        done = len(trainer.losses) + len(pending)
+        done = len(trainer.state.losses) + len(pending)
         if len(pending) < log_interval and done < due and wanted == CONTINUE:
             continue
         losses = trainer.group.sum(torch.stack(pending)).tolist()
-        check_finite(losses, trainer.step - len(losses))
+        check_finite(losses, trainer.state.step - len(losses))
         now = time.perf_counter()
-        report(trainer.step, sum(losses) / len(losses), batch.size * len(losses) / (now - before))
-        trainer.seconds += now - before
-        trainer.losses += losses
+        report(trainer.state.step, sum(losses) / len(losses), batch.size * len(losses) / (now - before))
+        trainer.state.seconds += now - before
+        trainer.state.losses += losses
         pending, before = [], now
         if wanted == SAVE:
             save()

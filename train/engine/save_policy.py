@@ -33,7 +33,7 @@ def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
         run.metrics.close()
     run.group.drain()
     raise Preempted(
-        f"stopped by {STOP_CONTROLLER.reason}: step {run.trainer.step} is saved in {run.folder / 'checkpoint'}."
+        f"stopped by {STOP_CONTROLLER.reason}: step {run.trainer.state.step} is saved in {run.folder / 'checkpoint'}."
         " Run it again with TRAIN_RESUME=auto."
     )
 
@@ -44,16 +44,16 @@ def save_on_signal(run: TrainingRun, epochs: int) -> None:
     check_weights_finite(run.trainer)
     save(run, epochs)
     run.checkpoint_writer.wait()
-    run.progress.print(f"step {run.trainer.step} is saved in {run.folder / 'checkpoint'}, as SIGUSR2 requested")
+    run.progress.print(f"step {run.trainer.state.step} is saved in {run.folder / 'checkpoint'}, as SIGUSR2 requested")
 
 
 def check_weights_finite(trainer: Trainer) -> None:
     """Raise `UserError` on every rank if any weight is NaN or infinite."""
-    wrong = [name for name, part in iter_local_parameters(trainer.model) if not bool(part.isfinite().all())]
+    wrong = [name for name, part in iter_local_parameters(trainer.state.model) if not bool(part.isfinite().all())]
     said = next((names[0] for names in trainer.group.gather(wrong[:1]) if names), None)
     if said:
         raise UserError(
-            f"step {trainer.step}: {said} is not finite. Lower TRAIN_LR or set TRAIN_MAX_GRAD_NORM=1.",
+            f"step {trainer.state.step}: {said} is not finite. Lower TRAIN_LR or set TRAIN_MAX_GRAD_NORM=1.",
             ExitCode.RANK_FAILED,
         )
 
@@ -72,17 +72,17 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
     trainer = run.trainer
     whole: dict[str, Any] = {"model": {}, "optimizer": {}}
     if run.settings.parallelism == "ddp":
-        whole = {"model": trainer.model.state_dict(), "optimizer": trainer.optimizer.state_dict()}
-        whole["average"] = trainer.ema_model.state_dict() if trainer.ema_model else {}
+        whole = {"model": trainer.state.model.state_dict(), "optimizer": trainer.state.optimizer.state_dict()}
+        whole["average"] = trainer.state.ema_model.state_dict() if trainer.state.ema_model else {}
         whole = snapshot(whole) if run.group.is_main else whole
     made = Checkpoint(
         epoch=epoch,
-        step=trainer.step,
-        seconds=trainer.seconds,
-        losses=tuple(trainer.losses),
-        scaler=trainer.scaler.state_dict(),
+        step=trainer.state.step,
+        seconds=trainer.state.seconds,
+        losses=tuple(trainer.state.losses),
+        scaler=trainer.state.scaler.state_dict(),
         settings=run.settings.to_json(),
-        best=trainer.best,
+        best=trainer.state.best,
         plan=run.model_builder.plan.to_json(),
         **whole,
     )
@@ -91,7 +91,7 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
         from train.checkpoint import sharded
 
         run.group.run_on_main(lambda: check_run_lock(run))
-        sharded.save(folder, made, trainer.sharded_state(), run.settings.keep_checkpoints, best=best)
+        sharded.save(folder, made, trainer.state.sharded(trainer.group), run.settings.keep_checkpoints, best=best)
         return
     if not run.group.is_main:
         return

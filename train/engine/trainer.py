@@ -151,7 +151,7 @@ def setup_run(
     if data.skipped:
         progress.print(f"{len(data.skipped)} unreadable images are left out, first {data.skipped[0]}")
     if start:
-        progress.print(f"resuming from {start.path}, epoch {first_epoch + 1}, step {trainer.step}")
+        progress.print(f"resuming from {start.path}, epoch {first_epoch + 1}, step {trainer.state.step}")
     run = TrainingRun(
         settings,
         group,
@@ -171,9 +171,9 @@ def setup_run(
 
 def compile_and_profile(run: TrainingRun, total_steps: int, plan: Plan) -> None:
     """Compile the step and start the profiler, if enabled."""
-    if run.settings.compile != "off" and run.trainer.step < total_steps:
+    if run.settings.compile != "off" and run.trainer.state.step < total_steps:
         (images, _), *_ = next(run.source.train_batches(0)).micro_batches
-        compile_result = compile_step(run.trainer, total_steps - run.trainer.step, images)
+        compile_result = compile_step(run.trainer, total_steps - run.trainer.state.step, images)
         run.progress.print(compile_result)
     if run.settings.profile and run.group.is_main:
         run.profiler = Profiler(
@@ -190,7 +190,7 @@ def train_epochs(run: TrainingRun) -> EvalResult:
     score: EvalResult | None = None
     total = run.total_steps
     for epoch in range(run.first_epoch, run.epochs):
-        if run.settings.prune_ratio and epoch == run.settings.prune_warmup and not run.trainer.pruned:
+        if run.settings.prune_ratio and epoch == run.settings.prune_warmup and not run.trainer.state.pruned:
             run.progress.print(run.model_builder.prune(run.trainer))
 
         def report(step: int, loss: float, speed: float, epoch: int = epoch) -> None:
@@ -221,7 +221,7 @@ def train_epochs(run: TrainingRun) -> EvalResult:
 def evaluate_run(run: TrainingRun, epochs: int) -> EvalResult:
     """Evaluate the model after `epochs` finished epochs; raises `Preempted` as `train_epochs` does."""
     score = evaluate(
-        run.trainer.eval_model,
+        run.trainer.state.eval_model,
         run.source.test_batches(),
         run.group,
         run.trainer.precision,
@@ -234,11 +234,11 @@ def evaluate_run(run: TrainingRun, epochs: int) -> EvalResult:
 
 def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult) -> None:
     """Log a finished epoch and save a checkpoint; raises `UserError` if a weight is not finite."""
-    loss = sum(run.trainer.losses) / max(1, len(run.trainer.losses))
+    loss = sum(run.trainer.state.losses) / max(1, len(run.trainer.state.losses))
     cut = (
-        run.trainer.step < epoch * run.source.steps_per_epoch
+        run.trainer.state.step < epoch * run.source.steps_per_epoch
     )  # by TRAIN_STEPS; a run with more steps resumes inside this epoch
-    run.trainer.losses = run.trainer.losses if cut else []
+    run.trainer.state.losses = run.trainer.state.losses if cut else []
     run.progress.print(
         f"epoch {epoch}/{run.epochs}  train loss {loss:.4f}  test loss {score.loss:.4f}"
         f"  test accuracy {score.accuracy:.2f} %"
@@ -250,10 +250,10 @@ def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult) -> None:
             "test_loss": score.loss,
             "test_accuracy": score.accuracy,
         }
-        run.metrics.write("epoch", run.trainer.step, values)
+        run.metrics.write("epoch", run.trainer.state.step, values)
     every = run.settings.checkpoint_every
     if every and (epoch % every == 0 or epoch == run.epochs):
         check_weights_finite(run.trainer)
-        best = score.accuracy > run.trainer.best
-        run.trainer.best = max(run.trainer.best, score.accuracy)
+        best = score.accuracy > run.trainer.state.best
+        run.trainer.state.best = max(run.trainer.state.best, score.accuracy)
         save(run, epoch - cut, best=best)

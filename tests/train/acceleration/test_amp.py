@@ -18,18 +18,18 @@ CPU = torch.device("cpu")
 )
 def test_activations_have_the_precision_and_weights_stay_fp32(precision: str, dtype: torch.dtype) -> None:
     one = trainer()
-    one.precision, one.scaler = precision, gradient_scaler(precision, CPU)
+    one.precision, one.state.scaler = precision, gradient_scaler(precision, CPU)
     seen = []
-    one.model.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
+    one.state.model.register_forward_hook(lambda _, __, output: seen.append(output.dtype))
     one.train_step(Batch(((X, Y),), 12))
     assert seen == [dtype]
-    assert {parameter.dtype for parameter in one.model.parameters()} == {torch.float32}
+    assert {parameter.dtype for parameter in one.state.model.parameters()} == {torch.float32}
 
 
 def test_fp16_scales_the_loss_and_steps_as_fp32_does() -> None:
     plain, scaled = trainer(max_grad_norm=0.5), trainer(max_grad_norm=0.5)
-    scaled.precision, scaled.scaler = "fp16", gradient_scaler("fp16", CPU)
-    assert scaled.scaler.get_scale() > 1000
+    scaled.precision, scaled.state.scaler = "fp16", gradient_scaler("fp16", CPU)
+    assert scaled.state.scaler.get_scale() > 1000
     for one in (plain, scaled):
         one.train_step(Batch(((X[:7], Y[:7]), (X[7:], Y[7:])), 12))
     assert torch.allclose(weights(plain), weights(scaled), atol=2e-3)
@@ -37,18 +37,18 @@ def test_fp16_scales_the_loss_and_steps_as_fp32_does() -> None:
 
 def test_infinite_gradients_skip_the_step_and_lower_the_scale() -> None:
     one = trainer()
-    one.precision, one.scaler = "fp16", gradient_scaler("fp16", CPU)
-    before, scale = weights(one).clone(), one.scaler.get_scale()
-    one.model.register_forward_hook(lambda _, __, output: output * 1e30)
+    one.precision, one.state.scaler = "fp16", gradient_scaler("fp16", CPU)
+    before, scale = weights(one).clone(), one.state.scaler.get_scale()
+    one.state.model.register_forward_hook(lambda _, __, output: output * 1e30)
     one.train_step(Batch(((X, Y),), 12))
     assert torch.equal(weights(one), before)
-    assert one.scaler.get_scale() < scale
+    assert one.state.scaler.get_scale() < scale
 
 
 def test_momentum_after_skipped_first_step_is_next_gradient() -> None:
     left_out, plain = trainer(fused=False), trainer(fused=False)
-    left_out.precision, left_out.scaler = "fp16", gradient_scaler("fp16", CPU)
-    first = left_out.model.register_forward_hook(lambda _, __, output: output * 1e30)
+    left_out.precision, left_out.state.scaler = "fp16", gradient_scaler("fp16", CPU)
+    first = left_out.state.model.register_forward_hook(lambda _, __, output: output * 1e30)
     left_out.train_step(Batch(((X, Y),), 12))
     first.remove()
     for one in (left_out, plain):

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.factories import train_settings
+from train.acceleration.amp import gradient_scaler
 from train.distributed.process_group import ProcessGroup
 from train.engine.optimizer import build_optimizer, make_ema
+from train.engine.train_state import TrainState
 from train.engine.train_step import Trainer
 from train.seeding import make_generator
 
@@ -25,8 +27,9 @@ def trainer(*, fused: bool = True, **settings: object) -> Trainer:
     chosen = train_settings({"lr": 0.1, **settings})
     model = nn.Linear(4, 3)
     optimizer, average = build_optimizer(chosen, model, fused=fused), make_ema(model, chosen)
-    return Trainer(model, optimizer, lambda _: 0.1, chosen, ALONE, ema_model=average)
+    state = TrainState(model, optimizer, gradient_scaler("fp32", ALONE.device), ema_model=average)
+    return Trainer(state, lambda _: 0.1, chosen, ALONE)
 
 
 def weights(one: Trainer) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in one.model.parameters()])
+    return torch.cat([parameter.detach().flatten() for parameter in one.state.model.parameters()])

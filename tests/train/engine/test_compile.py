@@ -98,27 +98,27 @@ def test_auto_keeps_what_it_compiled_only_where_that_is_faster(
 ) -> None:
     one = trainer(compile="auto")
     one.settings = msgspec.structs.replace(one.settings, compile_backend=backend)
-    one.set_model(layer, one.optimizer)
+    one.set_model(layer, one.state.optimizer)
     before = weights(one).clone()
     said = compile_step(one, 10**9, X)
     assert re.match(reported, said), said
     assert said.endswith("saves about 5 %: it pays off from 375 s on"), "the break-even is reported too"
     assert (one.compiled_forward is not one.ddp_model) is compiled
     assert torch.equal(weights(one), before)
-    assert all(parameter.grad is None for parameter in one.model.parameters())
+    assert all(parameter.grad is None for parameter in one.state.model.parameters())
 
 
 def test_compile_trial_leaves_statistics_and_rng_unchanged() -> None:
     one = trainer(compile="auto")
     one.set_model(
-        torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 3)), one.optimizer
+        torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 3)), one.state.optimizer
     )
-    kept = {name: value.clone() for name, value in one.model.state_dict().items()}
+    kept = {name: value.clone() for name, value in one.state.model.state_dict().items()}
     random = torch.get_rng_state()
     estimate_break_even(one, 10, X)
-    assert all(torch.equal(value, kept[name]) for name, value in one.model.state_dict().items())
+    assert all(torch.equal(value, kept[name]) for name, value in one.state.model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
-    assert all(parameter.grad is None for parameter in one.model.parameters())
+    assert all(parameter.grad is None for parameter in one.state.model.parameters())
 
 
 def test_a_backend_that_this_torch_lacks_is_refused() -> None:

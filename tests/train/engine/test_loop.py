@@ -28,7 +28,7 @@ def test_parts_of_any_size_give_the_step_of_the_whole_batch() -> None:
 
 def test_the_loss_is_torchs_mean_with_label_smoothing() -> None:
     one = trainer(label_smoothing=0.1)
-    expected = nn.functional.cross_entropy(one.model(X), Y, label_smoothing=0.1)
+    expected = nn.functional.cross_entropy(one.state.model(X), Y, label_smoothing=0.1)
     assert one.train_step(Batch(((X, Y),), 12)).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
@@ -50,7 +50,7 @@ def test_gradients_are_clipped_where_asked() -> None:
 def test_bf16_computes_in_bf16_and_keeps_fp32_weights() -> None:
     one = replace(trainer(), precision="bf16")
     seen = []
-    one.model.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    one.state.model.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
     loss = one.train_step(Batch(((X, Y),), 12))
     assert seen == [torch.bfloat16]
     assert loss.dtype == weights(one).dtype == torch.float32
@@ -74,23 +74,23 @@ def test_an_epoch_reports_each_interval_and_its_rest() -> None:
     one, reports = trainer(), []
     assert train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
     assert [step for step, _, _ in reports] == [3, 6, 7]
-    assert sum(one.losses) == pytest.approx(3 * reports[0][1] + 3 * reports[1][1] + reports[2][1])
+    assert sum(one.state.losses) == pytest.approx(3 * reports[0][1] + 3 * reports[1][1] + reports[2][1])
     assert reports[2][1] < reports[0][1]
-    assert one.step == 7
-    assert one.seconds > 0
+    assert one.state.step == 7
+    assert one.state.seconds > 0
 
 
 def test_requested_stop_ends_after_the_step_and_resumes_there() -> None:
     one, reports = trainer(), []
     assert not train_epoch(
-        one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report), lambda: STOP * (one.step == 4)
+        one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report), lambda: STOP * (one.state.step == 4)
     )
-    assert (one.step, len(one.losses)) == (5, 5)
+    assert (one.state.step, len(one.state.losses)) == (5, 5)
     assert train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
     assert [step for step, _, _ in reports] == [3, 5, 7]
     straight = trainer()
     train_epoch(straight, TwelveAtATime(), 0, 3, lambda *_: None)
-    assert one.losses == straight.losses
+    assert one.state.losses == straight.state.losses
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -102,15 +102,15 @@ def test_the_first_loss_that_is_no_number_is_named_by_its_step(bad: float) -> No
 
 def test_ema_follows_the_weights_and_is_evaluated() -> None:
     one = trainer(ema_decay=0.5)
-    assert one.ema_model is not None
+    assert one.state.ema_model is not None
     first = weights(one).clone()
     one.train_step(Batch(((X, Y),), 12))
     second = weights(one).clone()
     one.train_step(Batch(((X, Y),), 12))
-    averaged = torch.cat([parameter.detach().flatten() for parameter in one.eval_model.parameters()])
+    averaged = torch.cat([parameter.detach().flatten() for parameter in one.state.eval_model.parameters()])
     assert torch.allclose(averaged, 0.5 * second + 0.5 * weights(one), atol=1e-6)
     assert not torch.equal(first, second)
-    assert trainer().eval_model is not one.eval_model
+    assert trainer().state.eval_model is not one.state.eval_model
 
 
 def test_the_first_step_is_timed_by_itself() -> None:
@@ -125,7 +125,7 @@ def test_the_first_step_is_timed_by_itself() -> None:
 def test_dropout_is_the_same_after_resume_but_not_each_step() -> None:
     def dropping() -> Trainer:
         one = trainer()
-        one.set_model(nn.Sequential(nn.Dropout(), one.model), one.optimizer)
+        one.set_model(nn.Sequential(nn.Dropout(), one.state.model), one.state.optimizer)
         return one
 
     straight, first, second = dropping(), dropping(), dropping()
@@ -133,17 +133,17 @@ def test_dropout_is_the_same_after_resume_but_not_each_step() -> None:
         straight.train_step(Batch(((X, Y),), 12))
     for _ in range(2):
         first.train_step(Batch(((X, Y),), 12))
-    second.model.load_state_dict(first.model.state_dict())
-    second.optimizer.load_state_dict(first.optimizer.state_dict())
-    second.step = first.step
+    second.state.model.load_state_dict(first.state.model.state_dict())
+    second.state.optimizer.load_state_dict(first.state.optimizer.state_dict())
+    second.state.step = first.state.step
     torch.manual_seed(99)
     for _ in range(2):
         second.train_step(Batch(((X, Y),), 12))
     assert torch.equal(weights(straight), weights(second))
     seen: list[Tensor] = []
-    straight.model.register_forward_hook(lambda _, __, output: seen.append(output.detach()))
+    straight.state.model.register_forward_hook(lambda _, __, output: seen.append(output.detach()))
     for _ in range(2):
-        straight.optimizer.zero_grad()
+        straight.state.optimizer.zero_grad()
         straight.lr = lambda _: 0.0
         straight.train_step(Batch(((X, Y),), 12))
     assert not torch.equal(seen[0], seen[1]), "another mask at the next step"

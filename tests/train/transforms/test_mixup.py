@@ -50,7 +50,7 @@ def test_the_loss_is_that_of_both_labels_by_their_shares() -> None:
     other = Y[mix.partners]
     images = mix.of(X[:, :, None, None], X[mix.partners][:, :, None, None])[:, :, 0, 0]
     soft = 0.7 * torch.nn.functional.one_hot(Y, 3) + 0.3 * torch.nn.functional.one_hot(other, 3)
-    expected = torch.nn.functional.cross_entropy(one.model(images), soft, label_smoothing=0.1)
+    expected = torch.nn.functional.cross_entropy(one.state.model(images), soft, label_smoothing=0.1)
     before = weights(one).clone()
     loss = one.train_step(Batch(((images[:5], Y[:5]), (images[5:], Y[5:])), 12, (other[:5], other[5:]), 0.7))
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
