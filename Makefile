@@ -44,7 +44,7 @@ bench-peers: $(VENV)/installed ## images per second and seconds of the whole com
 	@$(BIN)/python -m benchmarks.peers
 
 bench-plan: $(VENV)/installed ## the plan on a bare, limited and busy machine, compared with peers and a sweep
-	@$(BIN)/python -m benchmarks.worth
+	@$(BIN)/python -m benchmarks.plan_value
 
 bench-scaling: $(VENV)/installed ## how throughput and the launcher's own cost grow with ranks
 	@$(BIN)/python -m benchmarks.scaling

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,8 +27,8 @@ class Machine:
     """One node as this process may use it: `cpus` are those of the affinity mask, in order of their ids.
 
     `cpu_flags` are the supported ones of `FLAGS`. `memory_nodes` are the NUMA nodes with memory. `launcher_affinity`
-    are the CPUs of the launcher's default binding. `kernel` is Linux's version, two numbers or empty. `busy_cpus` is
-    the number of CPUs that other processes keep busy.
+    are the CPUs of the launcher's default binding. `busy_cpus` is the number of CPUs that other processes
+    keep busy.
     """
 
     hostname: str
@@ -48,7 +47,6 @@ class Machine:
     packages: Packages = field(default_factory=Packages)
     container: ContainerInfo = field(default_factory=ContainerInfo)
     launcher_affinity: tuple[int, ...] = ()
-    kernel: tuple[int, ...] = ()
     busy_cpus: float = 0.0
 
     def library(self, name: str) -> Library:
@@ -86,7 +84,6 @@ def detect_machine(root: Path = Path("/"), affinity: frozenset[int] | None = Non
         driver=driver,
         packages=read_packages(prefix),
         container=detect_container(root),
-        kernel=kernel_version(root),
     )
 
 
@@ -100,13 +97,6 @@ def read_cpuinfo(root: Path) -> dict[str, str]:
             key, _, value = line.partition(":")
             words[key.strip()] = value.strip()
     return words
-
-
-def kernel_version(root: Path) -> tuple[int, ...]:
-    """Return the first two numbers of Linux's version, none where /proc hides it."""
-    release = "".join(read_lines(root / "proc/sys/kernel/osrelease")[:1])
-    found = re.match(r"(\d+)\.(\d+)", release)
-    return (int(found[1]), int(found[2])) if found else ()
 
 
 def meminfo_bytes(root: Path) -> int:

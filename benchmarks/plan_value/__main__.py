@@ -1,6 +1,6 @@
 """What the plan is worth: `make bench-plan`.
 
-Conditions: a user's script (benchmarks/worth/program.py, the book's CNN, batch 64 over all ranks, 60 steps after
+Conditions: a user's script (benchmarks/plan_value/program.py, the book's CNN, batch 64 over all ranks, 60 steps after
 warm-up), on the machine as it is, under a quota of one CPU, behind a mask of one CPU, with a busy process on every
 CPU, and on one. Ours is `entrypoint run` with nothing set, and with --nproc-per-node=2; peers are torchrun, accelerate
 launch and torch.backends.xeon.run_cpu with one and two ranks where they can. The sweep is every combination of ranks,
@@ -30,7 +30,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.worth.moods import MOODS
+from benchmarks.plan_value.scenarios import SCENARIOS
 from entrypoint.core.console import last_error_line
 from entrypoint.machine.detect import detect_machine
 
@@ -144,10 +144,10 @@ def sweep() -> list[Runner]:
     ]  # fmt: skip
 
 
-def compare(mood: str, rounds: int) -> None:
-    """Sweep once, let the best run in turns with the others, and print the mood's table."""
+def compare(scenario: str, rounds: int) -> None:
+    """Sweep once, let the best run in turns with the others, and print the scenario's table."""
     plain, *others = contestants()
-    with MOODS[mood]() as words, TemporaryDirectory() as folder:
+    with SCENARIOS[scenario]() as words, TemporaryDirectory() as folder:
         every, training = sweep(), trainers(folder)
         for one in every:
             one.run(words)
@@ -163,14 +163,14 @@ def compare(mood: str, rounds: int) -> None:
                     one.run(words)
         given = int(subprocess.run([*words, "nproc"], capture_output=True, text=True, check=True).stdout)
     left_out = sum(bool(one.problem) for one in every)
-    print(f"\n{mood}: {len(every)} swept, {left_out} of them refused")
+    print(f"\n{scenario}: {len(every)} swept, {left_out} of them refused")
     print(f"{'':<40}{'images/s':>9}{'range':>14}{'to ours':>9}")
     show(runners, given)
     show(training, given)
 
 
 def show(runners: Sequence[Runner], given: int) -> None:
-    """Print a row for each, next to the first; `given` is the number of CPUs that the mood gives."""
+    """Print a row for each, next to the first; `given` is the number of CPUs that the scenario gives."""
     base = runners[0].median
     for one in runners:
         reported = f"{min(one.rates):,.0f}-{max(one.rates):,.0f}" if one.rates else one.problem
@@ -180,16 +180,16 @@ def show(runners: Sequence[Runner], given: int) -> None:
 
 
 def main() -> None:
-    """Print a table for each mood of the machine."""
+    """Print a table for each scenario of the machine."""
     parser = argparse.ArgumentParser(prog="make bench-plan")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--moods", default=",".join(MOODS), help="with commas")
+    parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="with commas")
     asked = parser.parse_args()
-    for mood in asked.moods.split(","):
+    for scenario in asked.scenarios.split(","):
         try:
-            compare(mood, asked.rounds)
+            compare(scenario, asked.rounds)
         except OSError as error:
-            print(f"\n{mood}: cannot be made here: {error}")
+            print(f"\n{scenario}: cannot be made here: {error}")
 
 
 if __name__ == "__main__":

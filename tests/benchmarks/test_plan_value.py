@@ -1,4 +1,4 @@
-"""What the plan is compared with: the machine's moods, the sweep's settings, and one row for real."""
+"""What the plan is compared with: the machine's scenarios, the sweep's settings, and one row for real."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.worth.__main__ import Runner, contestants, ours, sweep, trainers
-from benchmarks.worth.moods import MOODS, mask_of_one, one_neighbour
+from benchmarks.plan_value.__main__ import Runner, contestants, ours, sweep, trainers
+from benchmarks.plan_value.scenarios import SCENARIOS, mask_of_one, one_neighbour
 from entrypoint.settings import read_launch_settings
 
 
@@ -25,19 +25,19 @@ def test_a_mask_leaves_one_cpu_and_a_quota_the_time_of_one() -> None:
     with mask_of_one() as words:
         assert subprocess.run([*words, "nproc"], capture_output=True, text=True, check=True).stdout == "1\n"
     try:
-        with MOODS["quota of 1 CPU"]() as words:
+        with SCENARIOS["quota of 1 CPU"]() as words:
             reported = subprocess.run([*words, "cat", "/proc/self/cgroup"], capture_output=True, text=True, check=True)
     except OSError as error:
         pytest.skip(f"needs a cgroup that it may make: {error}")
     assert "reference-training-" in reported.stdout
 
 
-def test_a_neighbour_is_gone_with_its_mood() -> None:
+def test_a_neighbour_is_gone_with_its_scenario() -> None:
     busy = ("pgrep", "-P", str(os.getpid()), "-f", "while os.getppid")
     with one_neighbour():
         assert subprocess.run(busy, check=False, capture_output=True).returncode == 0
     assert subprocess.run(busy, check=False, capture_output=True).returncode == 1
-    assert len(MOODS) == 5
+    assert len(SCENARIOS) == 5
 
 
 @pytest.mark.launch

@@ -37,7 +37,7 @@ def twice_over() -> Iterator[Sequence[str]]:
         yield ()
 
 
-MOODS = {
+SCENARIOS = {
     "bare": bare,
     "quota of 1 CPU": partial(quota, 1.0),
     "mask of 1 CPU": mask_of_one,
