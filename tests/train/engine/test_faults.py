@@ -61,12 +61,12 @@ def remove(folder: Path) -> None:
         (
             None,
             {"TRAIN_KEEP_CHECKPOINTS": "100"},
-            "run/checkpoint: cannot be written (No space left on device); the checkpoints ",
+            "run/checkpoint: cannot be written (No space left on device). Free disk space",
         ),
-        (fill, {}, "cannot be written (No space left on device); the checkpoints "),
+        (fill, {}, "cannot be written (No space left on device). Free disk space"),
         (fill, {"TRAIN_CHECKPOINT_EVERY": "0", "TRAIN_LOG_INTERVAL": "1"}, "run: cannot be written (No space left on"),
-        (remove, {}, "run/checkpoint: cannot be written (No such file or directory); the checkpoints "),
-        (forbid, {}, "run/checkpoint: cannot be written (Operation not permitted); the checkpoints "),
+        (remove, {}, "run/checkpoint: cannot be written (No such file or directory). Free disk space"),
+        (forbid, {}, "run/checkpoint: cannot be written (Operation not permitted). Free disk space"),
     ],
 )
 def test_a_disk_that_takes_no_more(
@@ -88,7 +88,7 @@ def test_a_disk_that_takes_no_more(
     assert cause is forbid or not list((small_disk / "run/checkpoint").glob(".*"))
 
 
-def test_signals_held_during_a_save_are_restored_on_resume(entrypoint: Entrypoint, small_disk: Path) -> None:
+def test_half_written_file_of_a_save_is_removed_on_resume(entrypoint: Entrypoint, small_disk: Path) -> None:
     saved = small_disk / "run/checkpoint"
     env = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_EPOCHS": "1"}
     first = entrypoint.train(env=env)

@@ -47,7 +47,7 @@ def test_loss_not_finite_stops_and_keeps_last_good_checkpoint(entrypoint: Entryp
     result = entrypoint("train", env=env | {"TRAIN_LR": "1e30", "TRAIN_RUN_NAME": "wild", "LAUNCH_QUIET": "1"})
     assert result.code == 5
     assert re.fullmatch(
-        r"entrypoint: error: step \d+: the loss is (nan|inf|-inf); lower TRAIN_LR.*", result.err.strip()
+        r"entrypoint: error: step \d+: the loss is (nan|inf|-inf)\. Lower TRAIN_LR.*", result.err.strip()
     )
     assert not list((entrypoint.folder / "runs/wild").glob("checkpoint/*"))
     assert sorted((entrypoint.folder / "runs/mine/checkpoint").iterdir()) == kept
