@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.net import free_port
 
-pytestmark = pytest.mark.launch
+pytestmark = [pytest.mark.launch, pytest.mark.slow]
 
 PROGRAM = Path(__file__).with_name("setting_pairs.py")
 BASE = {
