@@ -51,7 +51,7 @@ def test_each_word_does_what_it_says(docker: Docker, image: str, bound: Path) ->
     assert docker.run(image, "python", "-c", "import torch; print(torch.__version__)").code == 0
     assert docker.run(image, "pln").err == (
         "entrypoint: error: pln: no such command. Did you mean plan?"
-        " One of: train, run, plan, tune, doctor, selftest, verify.\n"
+        " Use one of: train, run, plan, tune, doctor, verify, selftest.\n"
     )
 
 
