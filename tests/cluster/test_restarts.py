@@ -55,7 +55,7 @@ def test_a_rank_that_is_killed_is_started_again_with_all_others(cluster: Cluster
     assert cluster.signal("node2", "-I -m train", signal.SIGKILL) == 1
     two.wait_for("entrypoint: restart 1 of 3: rank 1 on node2 failed first: killed by SIGKILL")
     assert two.code() == 0, two.text()[-3000:]
-    ended_well(cluster, accuracy, 2, one if "going on" in one.text() else two)
+    ended_well(cluster, accuracy, 2, one if "resuming from" in one.text() else two)
 
 
 def test_a_node_that_is_lost_is_done_without(cluster: Cluster, accuracy: float) -> None:
