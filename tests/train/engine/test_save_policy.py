@@ -54,7 +54,7 @@ def test_a_deadline_ends_it_with_a_checkpoint_to_go_on_from(
     result = entrypoint("train", env=endless | limit)
     assert result.code == ExitCode.PREEMPTED, result.err
     assert result.err.startswith(f"entrypoint: preempted: {said}"), result.err
-    assert result.err.endswith("run it again with TRAIN_RESUME=auto\n")
+    assert result.err.endswith("Run it again with TRAIN_RESUME=auto.\n")
     assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
 
 
