@@ -78,4 +78,6 @@ def test_a_run_beside_busy_processes_says_how_long_it_waited(entrypoint: Entrypo
     assert result.code == 0, result.err
     share = entrypoint.summary()["cpu_wait_share"]
     assert share > 0.2
-    assert re.search(rf"^waiting +{100 * share:.0f} % of the time threads waited for a CPU", result.out, re.MULTILINE), result.out
+    assert re.search(
+        rf"^waiting +{100 * share:.0f} % of the time threads waited for a CPU", result.out, re.MULTILINE
+    ), result.out
