@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -184,15 +184,11 @@ def check_unknown_variables(model: type[Settings], environ: Mapping[str, str]) -
         )
 
 
-_ANNOTATIONS: dict[type[Settings], dict[str, Any]] = {}
-
-
+@cache
 def annotations_of(model: type[Settings]) -> dict[str, Any]:
     """Return the resolved annotation of each field."""
-    if model not in _ANNOTATIONS:
-        hints = get_type_hints(model, include_extras=True)
-        _ANNOTATIONS[model] = {name: hints[name] for name in model.__struct_fields__}
-    return _ANNOTATIONS[model]
+    hints = get_type_hints(model, include_extras=True)
+    return {name: hints[name] for name in model.__struct_fields__}
 
 
 def parse_value(text: str, annotation: Any) -> Any:
@@ -257,16 +253,13 @@ def describe_field(model: type[Settings], name: str) -> SettingField:
     choices = tuple(value for one in members if get_origin(one) is Literal for value in get_args(one))
     others = [one for one in members if get_origin(one) is not Literal and one is not type(None)]
     default = model.__struct_defaults__[model.__struct_fields__.index(name)]
-    shown_default = {True: "1", False: "0", None: "unset"}.get(default) if default in (None, True, False) else None
-    if isinstance(default, int | float) and not isinstance(default, bool):
-        shown_default = str(default)
     description = next((meta.description for meta in metas_of(annotation) if meta.description), "")
     expected = " or ".join([*choices, *map(expected_text, others)])
     return SettingField(
         name,
         flag_name(name),
         variable_name(model.PREFIX, name),
-        str(default) if shown_default is None else shown_default,
+        default_text(default),
         description,
         choices,
         bool(others),
@@ -275,9 +268,17 @@ def describe_field(model: type[Settings], name: str) -> SettingField:
     )
 
 
-def describe_settings(model: type[Settings]) -> Iterator[SettingField]:
-    """Yield every field in the order of its declaration."""
-    return (describe_field(model, name) for name in model.__struct_fields__)
+def default_text(default: object) -> str:
+    """Return a default as the user would write it; None is `unset`."""
+    if default is None:
+        return "unset"
+    return str(int(default)) if isinstance(default, bool) else str(default)
+
+
+@cache
+def describe_settings(model: type[Settings]) -> tuple[SettingField, ...]:
+    """Return every field in the order of its declaration."""
+    return tuple(describe_field(model, name) for name in model.__struct_fields__)
 
 
 def expected_text(annotation: Any) -> str:
