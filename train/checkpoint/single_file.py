@@ -219,7 +219,7 @@ def corrupt_error(path: Path, error: BaseException) -> CorruptCheckpoint:
 
 
 def write_error(folder: Path, error: OSError) -> UserError:
-    """Return the error for a checkpoint that cannot be written (no space or no permission)."""
+    """Return the error for a run's folder or checkpoints that cannot be written (no space or no permission)."""
     return UserError(
         f"{folder}: cannot be written ({error.strerror}). Free disk space or set TRAIN_OUTPUT_DIR;"
         " earlier checkpoints are kept.",

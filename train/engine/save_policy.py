@@ -12,6 +12,7 @@ from train.distributed.ddp import iter_local_parameters
 from train.engine.run import TrainingRun
 from train.engine.train_step import Trainer
 from train.preemption import STOP_CONTROLLER, Preempted
+from train.report.metrics import disk_errors_as_user_errors
 
 
 def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
@@ -98,9 +99,7 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
     check_run_lock(run)
 
     def write() -> None:
-        try:
+        with disk_errors_as_user_errors(folder):
             single_file.save(folder, made, run.settings.keep_checkpoints, best=best)
-        except OSError as error:
-            raise single_file.write_error(folder, error) from None
 
     run.checkpoint_writer.submit(write)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.atomic_files import atomic_open, atomic_write_text
-from entrypoint.core.errors import ExitCode, UserError
+from train.checkpoint.single_file import write_error
 from train.report.run_folder import as_json
 
 
@@ -20,11 +20,7 @@ def disk_errors_as_user_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"{folder}: cannot be written ({error.strerror}). Free disk space or set TRAIN_OUTPUT_DIR;"
-            " earlier checkpoints are kept.",
-            ExitCode.MACHINE,
-        ) from None
+        raise write_error(folder, error) from None
 
 
 class MetricsWriter:
