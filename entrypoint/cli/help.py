@@ -1,0 +1,82 @@
+"""Text of the command line's help: commands, settings and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Mapping
+
+from entrypoint.core.settings_base import SettingField, Settings, describe_settings
+from entrypoint.settings import LaunchSettings
+
+COMMANDS = {
+    "train": "train with the built-in trainer",
+    "run": "run your own training script or module",
+    "plan": "show what `train` or `run SCRIPT` would do, and why; start nothing",
+    "tune": "find the fastest plan for `train` or `run SCRIPT` and keep it for later runs",
+    "doctor": "check machine, container, packages and plan; exit code 3 if a check fails",
+    "verify": "compare the ranks that run on this node with their plans",
+    "selftest": "test this installation: planning, data, a few real runs (a minute)",
+}
+EXIT_CODES = (
+    "exit codes: 0 success, 2 usage error, 3 unsupported machine, 4 rendezvous failed,\n"
+    "            5 a rank failed, 75 preempted (run again to resume)"
+)
+# More choices than these are listed in the text of a flag, not next to it.
+MAX_METAVAR_CHOICES = 3
+GROUPS = {"LAUNCH_": "launcher settings", "TRAIN_": "trainer settings", "TUNE_": "tuner settings"}
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Help in two columns, the first wide enough for the longest flag."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=min(100, shutil.get_terminal_size().columns))
+
+
+def metavar(about: SettingField) -> str:
+    """Return the placeholder of a flag's value in help."""
+    if about.is_boolean and not about.choices:
+        return "0|1"
+    return "VALUE" if about.accepts_other or len(about.choices) > MAX_METAVAR_CHOICES else "|".join(about.choices)
+
+
+def help_text(about: SettingField) -> str:
+    """Return the help of a setting: description, choices and default."""
+    listed = about.choices and not about.accepts_other and len(about.choices) > MAX_METAVAR_CHOICES
+    choices = f" One of: {', '.join(about.choices)}." if listed else ""
+    return f"{about.description}{choices} [{about.default or 'unset'}]".replace("%", "%%")
+
+
+def version_text() -> str:
+    """Return name and version of the project."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return f"entrypoint {version('reference-training')}"
+    except PackageNotFoundError:
+        return "entrypoint (not installed)"
+
+
+def overview() -> str:
+    """Return the help of the entrypoint itself: its commands."""
+    lines = ["usage: entrypoint COMMAND [flags] [script and its arguments]", "", "commands:"]
+    lines += [f"  {name:<9} {text}" for name, text in COMMANDS.items()]
+    lines += ["", "  entrypoint COMMAND --help   the most used flags of a command"]
+    lines += ["  entrypoint --help-all       all settings, as flags and variables"]
+    lines += ["  entrypoint --version        the version", "", EXIT_CODES]
+    return "\n".join(lines)
+
+
+def help_all(setting_groups: Mapping[str, type[Settings]]) -> str:
+    """Return every setting as a flag and a variable with its default."""
+    import textwrap
+
+    lines = [overview()]
+    models: list[type[Settings]] = [LaunchSettings, *setting_groups.values()]
+    for model in models:
+        lines += ["", f"{GROUPS[model.PREFIX]}, as a flag or a variable [default]:"]
+        for about in describe_settings(model):
+            lines.append(f"  {about.flag}, {about.variable}")
+            lines += [f"      {line}" for line in textwrap.wrap(help_text(about).replace("%%", "%"), 90)]
+    return "\n".join(lines)
