@@ -31,7 +31,16 @@ from entrypoint.tune.candidates import (
     runtime_candidates,
     worker_candidates,
 )
-from entrypoint.tune.store import TunedPlan, apply_tuning, is_tunable, machine_program_key, save, store_dir
+from entrypoint.tune.store import (
+    BUSY_CPUS_KEY,
+    RESULT_KEY,
+    TunedPlan,
+    apply_tuning,
+    is_tunable,
+    machine_program_key,
+    save,
+    store_dir,
+)
 from entrypoint.tune.successive_halving import ComparisonResult, successive_halving
 from entrypoint.tune.trial import (
     TrialResult,
@@ -118,7 +127,7 @@ class TuningSession:
     def keep(self, result: Mapping[str, Any] | None) -> None:
         """Write down all that is known, whole, after every trial."""
         trials = [{"variables": dict(one.variables), "rates": seen} for one, seen in self.rates.items() if seen]
-        found = {"trials": trials, "beside": self.busy_cpus, "verdict": result}  # codespell:ignore
+        found = {"trials": trials, BUSY_CPUS_KEY: self.busy_cpus, RESULT_KEY: result}
         save(self.path, {**self.about, **found})
 
 
@@ -182,10 +191,10 @@ def load_unfinished(path: Path) -> tuple[dict[Candidate, list[float]], list[floa
     """Return the trials of a search that was cut short, and the CPU use of others; one that ended starts again."""
     try:
         known = json.loads(path.read_text())
-        if known["verdict"]:  # codespell:ignore
+        if known[RESULT_KEY]:
             return {}, []
         trials = {Candidate.of(one["variables"]): list(one["rates"]) for one in known["trials"]}
-        return trials, list(known["beside"])  # codespell:ignore
+        return trials, list(known[BUSY_CPUS_KEY])
     except (OSError, ValueError, KeyError, TypeError):
         return {}, []
 

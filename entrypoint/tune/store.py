@@ -17,6 +17,9 @@ from entrypoint.plan.model import Decision, Plan, Source
 from entrypoint.settings import read_launch_settings
 
 VERSION = 1
+# Keys of the stored file, which have the names of 0.1 so that its results are read.
+RESULT_KEY = "verdict"  # codespell:ignore
+BUSY_CPUS_KEY = "beside"  # codespell:ignore
 # Settings of the launcher that change no speed.
 NOT_SPEED_SETTINGS = (
     "quiet",
@@ -97,7 +100,7 @@ def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> Tuned
         return None
     path = folder / f"{machine_program_key(inputs, training())}.json"
     try:
-        result = json.loads(path.read_text())["verdict"]  # codespell:ignore
+        result = json.loads(path.read_text())[RESULT_KEY]
         if not result:
             return None
         return TunedPlan(dict(result["variables"]), str(result["evidence"]), path)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.errors import ExitCode
 from tools import benchmarks_docs, check_prose, settings_docs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,12 +30,6 @@ def test_generated_pages_are_current() -> None:
 def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         assert target.startswith("https://") or (page.parent / target).exists(), target
-
-
-def test_readme_has_every_exit_code() -> None:
-    table = (ROOT / "README.md").read_text()
-    for code in ExitCode:
-        assert re.search(rf"^\| (\d+, )?{int(code)}(, \d+)? \|", table, re.MULTILINE), code
 
 
 def test_commands_of_readme_exist() -> None:
