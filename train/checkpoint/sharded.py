@@ -109,13 +109,13 @@ class TensorOnlyPlanner(DefaultLoadPlanner):
         raise ValueError(f"{read_item.dest_index.fqn} is not a tensor")
 
 
-def save(folder: Path, reported: Checkpoint, state: ShardedState, keep: int, *, best: bool) -> Path:
+def save(folder: Path, checkpoint: Checkpoint, state: ShardedState, keep: int, *, best: bool) -> Path:
     """Write a sharded checkpoint, then remove all but the newest `keep` and the best; returns its path.
 
     Raises `UserError` if a rank cannot write its shard or does not see the folder that rank 0 created.
     """
     group = state.ranks
-    path = folder / f"step-{reported.step:09d}{single_file.SHARDED_SUFFIX}"
+    path = folder / f"step-{checkpoint.step:09d}{single_file.SHARDED_SUFFIX}"
     temp_dir = folder / f".{path.name}"
     group.broadcast_buffers(list(state.model.buffers()))
     group.run_on_main(lambda: make_temp_dir(temp_dir))
@@ -130,14 +130,14 @@ def save(folder: Path, reported: Checkpoint, state: ShardedState, keep: int, *, 
         save_parts(sharded_tensors(state)[0], storage_writer=writer, process_group=group.control, no_dist=alone)
     except CheckpointException as error:
         raise shard_write_error(folder, error) from None
-    group.run_on_main(lambda: commit(temp_dir, path, reported, keep, best=best))
+    group.run_on_main(lambda: commit(temp_dir, path, checkpoint, keep, best=best))
     return path
 
 
 def silence_torch_warnings() -> None:
     """Silence two torch warnings: a deprecated call in its own writer, and a group of one rank."""
-    for reported in ("TypedStorage is deprecated", "torch.distributed is disabled"):
-        warnings.filterwarnings("ignore", reported, UserWarning)
+    for text in ("TypedStorage is deprecated", "torch.distributed is disabled"):
+        warnings.filterwarnings("ignore", text, UserWarning)
 
 
 def make_temp_dir(temp_dir: Path) -> None:
@@ -149,11 +149,11 @@ def make_temp_dir(temp_dir: Path) -> None:
         raise single_file.write_error(temp_dir.parent, error) from None
 
 
-def commit(temp_dir: Path, path: Path, reported: Checkpoint, keep: int, *, best: bool) -> None:
+def commit(temp_dir: Path, path: Path, checkpoint: Checkpoint, keep: int, *, best: bool) -> None:
     """Rename a checkpoint to its final name after all ranks have written their shards."""
     try:
         parts = {file.name: sha256_of(file) for file in sorted(temp_dir.iterdir())}
-        single_file.write(temp_dir / single_file.METADATA_FILE, replace(reported, parts=parts))
+        single_file.write(temp_dir / single_file.METADATA_FILE, replace(checkpoint, parts=parts))
         shutil.rmtree(path, ignore_errors=True)
         temp_dir.rename(path)
         single_file.prune_old(path, keep, best=best)

@@ -43,7 +43,8 @@ RESUME_MAY_CHANGE = frozenset(
     }
 )
 # A checkpoint is a file, or a folder of shards with a metadata file.
-SUFFIX, SHARDED_SUFFIX, METADATA_FILE = ".pt", ".sharded", "reported.pt"
+# Names in the format: a checkpoint of another version is not found under other ones.
+SUFFIX, SHARDED_SUFFIX, METADATA_FILE = ".pt", ".sharded", "told.pt"  # codespell:ignore
 
 
 @dataclass(frozen=True)

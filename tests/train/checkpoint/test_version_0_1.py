@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from entrypoint.core.errors import UserError
+from train.checkpoint import single_file
 from train.checkpoint.single_file import Checkpoint, load, save, with_current_names
 from train.planning.run_lookup import previous_run
 from train.settings import TrainSettings
@@ -20,6 +21,11 @@ NOW = {"data_source": "memory", "grad_accum_steps": 2, "parallelism": "ddp", "ep
 def old_checkpoint(folder: Path) -> Path:
     saved = Checkpoint(1, 7, 2.5, {"w": torch.ones(3)}, {"state": {}}, OLD)
     return save(folder, saved, keep=1)
+
+
+def test_names_of_files_are_those_of_0_1() -> None:
+    names = (single_file.SUFFIX, single_file.SHARDED_SUFFIX, single_file.METADATA_FILE)
+    assert names == (".pt", ".sharded", "told.pt")  # codespell:ignore
 
 
 def test_old_names_are_read_as_current_ones() -> None:

@@ -16,7 +16,7 @@ from tests.factories import HostilePickle
 from tests.train.given import SMALL, TWO_RANKS, losses
 from tests.train.started import Started
 from train.checkpoint.sharded import MetadataUnpickler
-from train.checkpoint.single_file import newest
+from train.checkpoint.single_file import METADATA_FILE, newest
 from train.distributed.fsdp import MIN_UNIT_PARAMETERS, iter_fsdp_units
 
 pytestmark = [pytest.mark.launch, needs_two_cores]
@@ -95,7 +95,7 @@ def test_damaged_or_hostile_checkpoint_is_refused_and_not_run(entrypoint: Entryp
     saved = newest(entrypoint.folder / "runs/run/checkpoint")
     assert saved is not None
     part = sorted(saved.glob("*.distcp"))[1]
-    contents = {name: (saved / name).read_bytes() for name in (".metadata", "reported.pt", part.name)}
+    contents = {name: (saved / name).read_bytes() for name in (".metadata", METADATA_FILE, part.name)}
     spoilt = [(name, content[: len(content) // 2]) for name, content in contents.items()]
     spoilt += [(".metadata", pickle.dumps(HostilePickle()))]
     for name, content in spoilt:
