@@ -18,8 +18,8 @@ MAX_WORDS = 25
 MAX_REASON = 60
 ROOT = Path(__file__).resolve().parents[1]
 # Calls whose texts a user reads. The argument of a decision that holds its reason, from 0.
-ERRORS = ("UserError", "PeerLostError", "PreemptedError")
-REASONS = {"Decision": (2,), "decide": (3, 4), "decision_for": (4, 5)}
+ERRORS = ("UserError", "PeerLostError", "Preempted", "CorruptCheckpoint")
+REASONS = {"Decision": (2,), "decide": (3, 4), "make_decision": (2, 3)}
 FENCE = re.compile(r"^\s*(```|~~~)")
 SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`\"(*\[])|(?<=[.!?])$|;\s")
 # Names, commands and values in backticks count as one word.

@@ -12,7 +12,7 @@ from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.job.detect import Job
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.machine.detect import Machine
-from entrypoint.plan.model import Decision, Program, RankPlan, Source
+from entrypoint.plan.model import Decision, Program, RankPlan, Source, make_decision
 from entrypoint.settings import LaunchSettings
 
 # A CPU counts as busy from 0.8 of its time on; below that a thread on it still gets enough time.
@@ -71,9 +71,8 @@ class PlanInputs:
 
         `detail` is said in either case.
         """
-        if self.is_set_by_user(field):
-            return Decision(key, value, detail, Source.USER, self.settings.sources[field])
-        return Decision(key, value, "; ".join(part for part in (reason, detail) if part))
+        setting = self.settings.sources[field] if self.is_set_by_user(field) else ""
+        return make_decision(key, value, reason, detail, setting)
 
     def user_decision(self, name: str) -> Decision:
         """Return that a variable of the user's is kept as it is."""

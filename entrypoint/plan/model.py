@@ -57,6 +57,16 @@ class Decision:
         return f"{SOURCE_LABELS[self.source]}{parts}"
 
 
+def make_decision(key: str, value: str, reason: str, detail: str, setting: str) -> Decision:
+    """Return a decision that the user's `setting` makes, or if that is empty the planner for `reason`.
+
+    `detail` is said in either case.
+    """
+    if setting:
+        return Decision(key, value, detail, Source.USER, setting)
+    return Decision(key, value, "; ".join(part for part in (reason, detail) if part))
+
+
 @dataclass(frozen=True)
 class RankPlan:
     """One rank on this node: the CPUs that it is bound to, its OpenMP threads, its GPU, its memory's NUMA nodes."""

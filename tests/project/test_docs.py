@@ -82,3 +82,10 @@ def test_benchmarks_import_nothing_from_tests() -> None:
 def test_no_test_module_is_imported() -> None:
     imports = re.compile(r"^(from|import) tests\.(\w+\.)*test_", re.MULTILINE)
     assert [path for path in ROOT.glob("tests/**/*.py") if imports.search(path.read_text())] == []
+
+
+def test_error_classes_of_the_prose_check_exist() -> None:
+    classes = {
+        name for path in check_prose.sources() for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE)
+    }
+    assert set(check_prose.ERRORS) <= classes

@@ -1,4 +1,4 @@
-"""The run that is gone on with, as far as planning needs it: without torch."""
+"""Find the run to resume, as far as planning needs it: without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from train.settings import TrainSettings
 
 
 def resumed_run_dir(settings: TrainSettings) -> Path | None:
-    """Return the folder of the run that is gone on with if it is there, None where one begins."""
+    """Return the folder of the run to resume, None for a new run."""
     if settings.resume == "off":
         return None
     if settings.resume == "auto":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
-from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan
+from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.planning.compute import decide_compiling, decide_ipex, decide_precision
 from train.settings import TrainSettings
@@ -154,16 +154,7 @@ def decide_batch(given: ParsedSettings[TrainSettings], ranks: int) -> Decision:
     """Return the global batch size, and each rank's share of it."""
     size = given.values.batch_size
     share = f"images per step, about {size // ranks} per rank" if ranks > 1 else "images per step"
-    return decision_for(given, "batch_size", "batch", str(size), "", share)
-
-
-def decision_for(
-    given: ParsedSettings[TrainSettings], field: str, key: str, value: str, reason: str, detail: str = ""
-) -> Decision:
-    """Return a decision that the user's setting makes, or the planner for `reason`; `detail` is said in either case."""
-    if field in given.sources:
-        return Decision(key, value, detail, Source.USER, given.sources[field])
-    return Decision(key, value, "; ".join(part for part in (reason, detail) if part))
+    return make_decision("batch", str(size), "", share, given.sources.get("batch_size", ""))
 
 
 def decide_data_source(
@@ -179,7 +170,7 @@ def decide_data_source(
             f" {given.values.dataset}. Unset it."
         )
     if requested != "auto":
-        return requested, decision_for(given, "data_source", "data source", requested, "", size)
+        return requested, make_decision("data source", requested, "", size, given.sources.get("data_source", ""))
     fits = dataset.counted_all and dataset.bytes <= memory_bytes * MEMORY_SHARE
     if not can_stream or fits:
         return "memory", Decision("data source", "memory", f"{size}, once")
@@ -207,7 +198,7 @@ def decide_workers(
                 f"{given.sources['num_workers']}: {room}. Lower it to {fitting}, or start with a larger --shm-size.",
                 ExitCode.MACHINE,
             )
-        return requested, decision_for(given, "num_workers", "loader workers", str(requested), "")
+        return requested, make_decision("loader workers", str(requested), "", "", given.sources.get("num_workers", ""))
     workers = min(rank.threads for rank in plan.ranks)
     if workers > fitting:
         return fitting, Decision("loader workers", str(fitting), f"{room}; a larger --shm-size allows {workers}")
