@@ -181,9 +181,7 @@ class LocalRanks:
                 self.stop_signal = self.stop_signal or number
             self.next_escalation = self.next_escalation or (time.monotonic() + self.plan.grace_period_s, signal.SIGKILL)
         if self.own_sessions or not from_terminal(received):  # the terminal signals its whole process group
-            self.signal_all(
-                number, process_group=self.own_sessions and (from_terminal(received) or number == signal.SIGCONT)
-            )
+            self.signal_all(number, process_group=from_terminal(received) or number == signal.SIGCONT)
 
     def suspend(self) -> None:
         """Suspend this process and all ranks until SIGCONT, if there is job control; extend the next escalation."""
@@ -262,10 +260,8 @@ def has_job_control() -> bool:
 
 def torchelastic_variables(plan: Plan, job: Job, local_rank: int) -> dict[str, str]:
     """Return the variables that torchrun sets in addition to RANK and its like (its manual, environment variables)."""
-    rank, size = (
-        plan.nodes.node_rank * plan.nodes.nproc_per_node + local_rank,
-        plan.nodes.nnodes * plan.nodes.nproc_per_node,
-    )
+    rank = plan.nodes.node_rank * plan.nodes.nproc_per_node + local_rank
+    size = plan.nodes.nnodes * plan.nodes.nproc_per_node
     return {
         **{"GROUP_RANK": str(plan.nodes.node_rank), "GROUP_WORLD_SIZE": str(plan.nodes.nnodes)},
         **{"ROLE_NAME": "default", "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(size)},

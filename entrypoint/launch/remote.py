@@ -179,8 +179,8 @@ def uses_slurm_ntasks(inputs: PlanInputs) -> bool:
 def rendezvous_hints(inputs: PlanInputs, hosts: tuple[tuple[str, int], ...]) -> dict[str, str]:
     """Return what mpirun's ranks get besides the user's variables: where rank 0 is, and which run this is."""
     first = hosts[0][0] if len(hosts) > 1 else "127.0.0.1"
-    reported = {"MASTER_ADDR": first, JOB_TOKEN_VAR: inputs.job.job_id or inputs.run_token}
-    return {name: value for name, value in reported.items() if not inputs.environ.get(name)}
+    variables = {"MASTER_ADDR": first, JOB_TOKEN_VAR: inputs.job.job_id or inputs.run_token}
+    return {name: value for name, value in variables.items() if not inputs.environ.get(name)}
 
 
 def srun(

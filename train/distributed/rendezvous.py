@@ -57,7 +57,7 @@ def wait_for_all_ranks(rank: int, world_size: int, timeout_s: float) -> Store:
     """
     store = connect_store(rank, timedelta(seconds=timeout_s))
     store.set(f"here/{rank}", "")
-    began = reported = time.monotonic()
+    began = logged = time.monotonic()
     missing = list(range(world_size))
     while missing := [one for one in missing if not store.check([f"here/{one}"])]:
         now, who = time.monotonic(), format_ranks(missing)
@@ -67,8 +67,8 @@ def wait_for_all_ranks(rank: int, world_size: int, timeout_s: float) -> Store:
                 " LAUNCH_RENDEZVOUS_TIMEOUT_S",
                 ExitCode.RENDEZVOUS,
             )
-        if rank == 0 and now - reported > LOG_INTERVAL_S:
-            reported, waited = now, f"{now - began:.0f} of {timeout_s:.0f} s"
+        if rank == 0 and now - logged > LOG_INTERVAL_S:
+            logged, waited = now, f"{now - began:.0f} of {timeout_s:.0f} s"
             log(f"waiting for {who} ({waited})")
         time.sleep(PAUSE_S)
     store.set(f"seen all/{rank}", "")

@@ -33,7 +33,7 @@ def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
     """
     mode, backend = trainer.settings.compile, trainer.settings.compile_backend
     auto = mode == "auto"
-    reported = f"compiled by {backend}, mode {mode}"
+    message = f"compiled by {backend}, mode {mode}"
     if auto:
         weighed = estimate_break_even(
             trainer, steps_left, images
@@ -46,13 +46,13 @@ def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
     options: dict[str, Any] = {"mode": mode} if backend == "inductor" and mode != "default" else {}
     compiler = partial(torch.compile, backend=backend, **options)
     if auto:
-        faster, reported = benchmark_compiled(trainer, compiler(trainer.state.model), images)
-        reported += f"; {figures}"
+        faster, message = benchmark_compiled(trainer, compiler(trainer.state.model), images)
+        message += f"; {figures}"
         if not faster:
-            return reported
+            return message
     trainer.compiler = compiler
     trainer.compiled_forward = compiler(trainer.ddp_model)
-    return reported
+    return message
 
 
 def check_backend(backend: str) -> None:

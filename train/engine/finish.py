@@ -89,8 +89,8 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 
 def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -> None:
     """Print the summary in a few lines."""
-    reported = cpu_wait_text(summary["cpu_wait_share"])
-    waited = f"waiting        {reported}\n" if reported else ""
+    cpu_wait = cpu_wait_text(summary["cpu_wait_share"])
+    waited = f"waiting        {cpu_wait}\n" if cpu_wait else ""
     with guarded_stdout():
         print(
             f"test accuracy  {summary['test_accuracy']:.2f} % of {summary['test_images']:,} images"

@@ -48,14 +48,14 @@ class RunLock:
     def acquire(self, folder: Path) -> None:
         """Take the lock of a folder, from a holder that is gone too; raises `UserError` where one is alive, OSError."""
         path = folder / LOCK_NAME
-        reported = json.dumps(identity())
+        text = json.dumps(identity())
         while True:
             try:
                 file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
             except FileExistsError:
                 break_stale_lock(path, self.stale_s, log)
                 continue
-            os.write(file, reported.encode())
+            os.write(file, text.encode())
             os.close(file)
             break
         self.path = path
