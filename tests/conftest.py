@@ -118,6 +118,14 @@ def launcher(*names: str, said: str) -> str:
     pytest.skip(f"needs {said}: none of {', '.join(names)} is here")
 
 
+def intel_openmp() -> Path:
+    """Return Intel's OpenMP runtime of this environment; skips the test where it cannot be preloaded."""
+    library = Path(sys.prefix, "lib/libiomp5.so")
+    if not library.exists() or set(" :") & set(str(library)):
+        pytest.skip("needs intel-openmp in this environment, whose path has no blank and no colon")
+    return library
+
+
 def script(folder: Path, name: str, text: str) -> Path:
     """Write a user's script."""
     path = folder / name

@@ -66,7 +66,7 @@ def find(name: str, names: Mapping[Path, list[str]], architecture: str) -> Libra
             for file in files:
                 if not fnmatch(file, pattern) or "debug" in file:
                     continue
-                problem = find_elf_problem(folder / file, architecture)
+                problem = find_preload_problem(folder / file, architecture)
                 if not problem:
                     return Library(name, str(folder / file), f"found in {folder}")
                 wrong.append(f"{folder / file} {problem}")
@@ -74,8 +74,10 @@ def find(name: str, names: Mapping[Path, list[str]], architecture: str) -> Libra
     return Library(name, None, "; ".join(wrong) if wrong else missing)
 
 
-def find_elf_problem(path: Path, architecture: str) -> str:
-    """Return why a file cannot be loaded on this architecture, or an empty string."""
+def find_preload_problem(path: Path, architecture: str) -> str:
+    """Return why a file cannot be preloaded on this architecture, or an empty string."""
+    if split_ld_preload(str(path)) != [str(path)]:
+        return "has a blank or colon in its path, which LD_PRELOAD cannot hold"
     try:
         with path.open("rb") as file:
             head = file.read(20)
@@ -99,5 +101,5 @@ def find_broken_preloads(own_preload: str) -> dict[str, str]:
     A name without a slash, or with one of the loader's own tokens, is searched by the loader itself (ld.so(8)).
     """
     paths = [file for file in split_ld_preload(own_preload) if "/" in file and "$" not in file]
-    problems = {file: find_elf_problem(Path(file), platform.machine()) for file in paths}
+    problems = {file: find_preload_problem(Path(file), platform.machine()) for file in paths}
     return {file: problem for file, problem in problems.items() if problem}

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,7 +16,16 @@ import pytest
 from entrypoint.job.detect import Job
 from entrypoint.machine.detect import detect_machine
 from entrypoint.machine.shared_libraries import read_libraries
-from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, paint, script
+from tests.conftest import (
+    LAUNCH_LIMIT_S,
+    PYTHON,
+    Entrypoint,
+    clean_environment,
+    intel_openmp,
+    needs_two_cores,
+    paint,
+    script,
+)
 from tests.entrypoint.launch.running_ranks import started
 from tests.factories import elf_header, make_machine, make_test_plan
 from tests.machines import smp
@@ -68,9 +76,7 @@ def test_run_cpu_drops_the_exit_code_of_its_children(entrypoint: Entrypoint, ran
 
 @pytest.mark.launch
 def test_run_cpu_without_activated_env_misses_intel_openmp(entrypoint: Entrypoint) -> None:
-    library = Path(sys.prefix, "lib/libiomp5.so")
-    if not library.exists():
-        pytest.skip("needs intel-openmp in this environment")
+    library = intel_openmp()
     bare = ("env", "-i", f"HOME={entrypoint.home}", PYTHON, "-m", "entrypoint")
     made = json.loads(entrypoint("plan", "--json", "--openmp=intel", command=bare).out)
     assert made["environment"]["preload"][0] == str(library)
@@ -110,8 +116,8 @@ def test_torchrun_binds_by_numa_node_only_for_gpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize("openmp", ["intel", "gnu"])
 def test_accelerate_overwrites_the_kmp_affinity_of_the_user(entrypoint: Entrypoint, openmp: str) -> None:
     """And sets it without the runtime that would read it."""
-    if openmp == "intel" and not Path(sys.prefix, "lib/libiomp5.so").exists():
-        pytest.skip("needs intel-openmp in this environment")
+    if openmp == "intel":
+        intel_openmp()
     script(entrypoint.folder, "x.py", TELL)
     result = entrypoint("run", "--openmp", openmp, "x.py", "KMP_AFFINITY", env={"KMP_AFFINITY": "scatter"})
     assert reported(entrypoint) == {"KMP_AFFINITY": "scatter"}

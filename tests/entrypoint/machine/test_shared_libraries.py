@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.machine.shared_libraries import ELF_MACHINES, Library, find_broken_preloads, read_libraries
+from tests.conftest import intel_openmp
 from tests.factories import elf_header
 
 X86, ARM = elf_header(62), elf_header(183)
@@ -54,6 +55,15 @@ def test_a_file_that_does_not_fit_is_told(tmp_path: Path, content: bytes, said: 
     assert said in library.why
 
 
+@pytest.mark.parametrize("name", ["a blank", "a:colon"])
+def test_path_that_ld_preload_would_split_is_reported(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    library = look(folder, {f"{MULTIARCH}/libtcmalloc.so.4": X86})["tcmalloc"]
+    assert library.path is None
+    assert f"{folder / MULTIARCH}/libtcmalloc.so.4 has a blank or colon in its path" in library.why
+
+
 def test_absent_library_reports_searched_paths_and_package(tmp_path: Path) -> None:
     library = look(tmp_path, {f"{MULTIARCH}/libtcmalloc_minimal_debug.so.4": X86})["tcmalloc"]
     assert library.path is None
@@ -62,10 +72,9 @@ def test_absent_library_reports_searched_paths_and_package(tmp_path: Path) -> No
 
 
 def test_intel_openmp_is_found_without_activated_environment() -> None:
-    if not Path(sys.prefix, "lib/libiomp5.so").exists():
-        pytest.skip("needs intel-openmp in this environment")
+    library = intel_openmp()
     found = {library.name: library for library in read_libraries(Path("/"), Path(sys.prefix))}
-    assert found["intel"].path == str(Path(sys.prefix, "lib/libiomp5.so"))
+    assert found["intel"].path == str(library)
 
 
 def test_preloads_that_the_loader_would_only_warn_of_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
