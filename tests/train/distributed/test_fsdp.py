@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import pickle
+import shlex
 import signal
 from pathlib import Path
 
@@ -121,7 +122,7 @@ def test_a_disk_without_room_keeps_the_checkpoint_before(entrypoint: Entrypoint)
     env = SPREAD | {"TRAIN_EPOCHS": "3", "TRAIN_RUN_NAME": "run", "TRAIN_PROGRESS": "off"}
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "other", "TRAIN_EPOCHS": "1"})
     size = max(path.stat().st_size for path in (entrypoint.folder / "runs/other/checkpoint").glob("*/*"))
-    command = ("bash", "-c", f"trap '' XFSZ; ulimit -f {size // 2048}; exec {PYTHON} -m entrypoint train")
+    command = ("bash", "-c", f"trap '' XFSZ; ulimit -f {size // 2048}; exec {shlex.quote(PYTHON)} -m entrypoint train")
     result = entrypoint(command=command, env=env | {"LAUNCH_QUIET": "1"})
     assert result.code == 3, result.err
     assert "checkpoint: cannot be written (File too large). Free disk space" in result.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -243,7 +244,7 @@ def test_preempted_run_resumes_with_next_step(
 
 
 def test_a_terminal_gets_a_bar(entrypoint: Entrypoint) -> None:
-    command = ("script", "-qec", f"{PYTHON} -m entrypoint train", "/dev/null")
+    command = ("script", "-qec", f"{shlex.quote(PYTHON)} -m entrypoint train", "/dev/null")
     result = entrypoint(command=command, env=SMALL | {"TRAIN_EPOCHS": "2", "TERM": "xterm-256color"})
     assert result.code == 0
     assert "\x1b[" in result.out

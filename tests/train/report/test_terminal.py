@@ -6,6 +6,7 @@ So it does where the terminal, or anyone who reads what it prints, goes away.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 
@@ -93,7 +94,7 @@ def test_a_reader_that_goes_away_does_too(entrypoint: Entrypoint, ranks: str) ->
 
 def test_so_does_a_log_on_a_disk_that_is_full(entrypoint: Entrypoint) -> None:
     env = {**clean_environment(), **ENDLESS, "LAUNCH_QUIET": "1", "HOME": str(entrypoint.home)}
-    words = f"exec {PYTHON} -m entrypoint train > /dev/full"
+    words = f"exec {shlex.quote(PYTHON)} -m entrypoint train > /dev/full"
     done = subprocess.run(
         ["sh", "-c", words], cwd=entrypoint.folder, env=env, stderr=subprocess.PIPE, text=True, timeout=LAUNCH_LIMIT_S
     )
