@@ -34,6 +34,22 @@ def test_wheel_contains_every_package(tmp_path: Path) -> None:
     assert {"entrypoint/py.typed", "train/py.typed"} <= names
 
 
+def test_no_package_is_hidden_by_gitignore() -> None:
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("needs git and a clone")
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files = set(listed.stdout.splitlines())
+    folders = [ROOT / name for name in ("entrypoint", "train", "tests", "benchmarks", "tools")]
+    there = {str(path.relative_to(ROOT)) for folder in folders for path in folder.rglob("*.py")}
+    assert there == {file for file in files if file.split("/")[0] in {folder.name for folder in folders}}
+
+
 def test_every_import_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {name.split(">")[0].split("=")[0] for name in project["dependencies"]}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from train.transforms.normalize import Normalize
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,12 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from train.transforms import mixup
 from train.distributed.process_group import ProcessGroup
-from train.acceleration.memory_format import memory_format
-from train.transforms.mixup import MixParams
-from train.seeding import shard_slice, epoch_permutation, make_generator
+from train.seeding import epoch_permutation, make_generator, shard_slice
 from train.settings import ImageShape, TrainSettings
+from train.transforms import mixup
+from train.transforms.mixup import MixParams
+from train.transforms.normalize import Normalize
 from train.transforms.registry import Transform, select_transform
 
 # A label that the loss and the evaluation leave out: an image that could not be read.
@@ -151,5 +149,3 @@ def eval_batches(count: int, default_size: int, settings: TrainSettings, group: 
 def sample_slice(count: int) -> slice:
     """Return the places of a sample's images among so many."""
     return slice(0, count, max(1, count // SAMPLE_IMAGES))
-
-

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from train.settings import ImageShape
-
 import hashlib
 import json
 import os
@@ -18,10 +16,11 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import UserError
 from entrypoint.core.user_dirs import PRIVATE, user_cache_dir
 from train.data.image_folder import ImageList
-from entrypoint.core.atomic_files import atomic_write_text
+from train.settings import ImageShape
 
 # Part of every key: raise it when decoding or the layout changes, and old entries are never read again.
 VERSION = 2
@@ -98,8 +97,9 @@ def build_entry(folder: Path, key: str, build: Callable[[Path], dict[str, Any]])
                 os.fsync(file.fileno())
         temp_dir.rename(folder / key)
     except OSError as error:
-        raise UserError(f"{folder}: the image cache cannot be written ({error.strerror}); set"
-                        " TRAIN_CACHE_DIR") from None
+        raise UserError(
+            f"{folder}: the image cache cannot be written ({error.strerror}); set TRAIN_CACHE_DIR"
+        ) from None
     finally:
         shutil.rmtree(temp_dir, ignore_errors=True)
 

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from entrypoint.core.errors import UserError, first_line
 from train.data.cache import cache_folder, load_or_build
+from train.data.dataset_info import synthetic_shape
 from train.data.decoding import decode_splits
 from train.data.image_folder import ImageList, list_splits
+from train.data.workers import WorkerPoolSpec
 from train.seeding import make_generator
 from train.settings import ImageShape, TrainSettings
-from train.data.dataset_info import synthetic_shape
-from train.data.workers import WorkerPoolSpec
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,9 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, worker_pool: W
     return LOADERS[settings.dataset](settings)
 
 
-def load_image_folder(settings: TrainSettings, listings: tuple[ImageList, ImageList], shape: ImageShape, worker_pool: WorkerPoolSpec) -> DataSet:
+def load_image_folder(
+    settings: TrainSettings, listings: tuple[ImageList, ImageList], shape: ImageShape, worker_pool: WorkerPoolSpec
+) -> DataSet:
     """Return an image folder from the cache, decoding it first where it is not there."""
     policy = settings.on_unreadable_image
     build = partial(decode_splits, listings, shape, policy, worker_pool)
@@ -107,7 +109,9 @@ def load_synthetic(settings: TrainSettings) -> DataSet:
     """Return noise around one random image a class: learnable, any shape, the same for the same seed."""
     channels, height, width = synthetic_shape(settings)
     classes = settings.synthetic_classes
-    centres = torch.randint(64, 192, (classes, height, width, channels), generator=make_generator(settings.seed, "centres"))
+    centres = torch.randint(
+        64, 192, (classes, height, width, channels), generator=make_generator(settings.seed, "centres")
+    )
 
     def draw(count: int, split: str) -> ImageTensors:
         random = make_generator(settings.seed, split)
@@ -143,7 +147,10 @@ def load_torchvision(settings: TrainSettings, name: str) -> DataSet:
             f"TRAIN_DATASET={settings.dataset}: not in {folder.resolve()} and cannot be fetched ({cause}); put the"
             " files there, or name their folder with TRAIN_DATA_DIR"
         ) from None
-    train, test = (ImageTensors(with_channel_axis(split.data), torch.as_tensor(split.targets, dtype=torch.int64)) for split in splits)
+    train, test = (
+        ImageTensors(with_channel_axis(split.data), torch.as_tensor(split.targets, dtype=torch.int64))
+        for split in splits
+    )
     _, height, width, channels = train.images.shape
     return DataSet(train, test, tuple(splits[0].classes), (channels, height, width))
 

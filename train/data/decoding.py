@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from train.settings import ImageShape
-from dataclasses import dataclass
-from pathlib import Path
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
-
 import multiprocessing
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from entrypoint.core.errors import UserError
 from train.data.image_folder import ImageList
 from train.data.workers import WorkerPoolSpec, init_worker
+from train.settings import ImageShape
 
 CHUNK = 512
 
@@ -58,13 +55,17 @@ def unreadable_image_error(bad: list[UnreadableImage]) -> UserError:
     return UserError(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
 
 
-def decode_split(listing: ImageList, shape: ImageShape, worker_pool: WorkerPoolSpec, target: Path) -> dict[int, UnreadableImage]:
+def decode_split(
+    listing: ImageList, shape: ImageShape, worker_pool: WorkerPoolSpec, target: Path
+) -> dict[int, UnreadableImage]:
     """Decode one split into `target`, (N, H, W, C) bytes; return the rows that could not be read."""
     channels, height, width = shape
     open_memmap(target, mode="w+", dtype=np.uint8, shape=(len(listing), height, width, channels)).flush()
     # Forked, not spawned: torch has started no threads yet, and a fresh interpreter costs more than the work.
     context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(worker_pool.processes, context, initializer=init_worker, initargs=(worker_pool.cpus,)) as pool:
+    with ProcessPoolExecutor(
+        worker_pool.processes, context, initializer=init_worker, initargs=(worker_pool.cpus,)
+    ) as pool:
         decoded = pool.map(decode_chunk, chunks(listing), repeat(shape), repeat(target))
         return dict(sorted(item for chunk in decoded for item in chunk))
 
@@ -75,7 +76,9 @@ def chunks(listing: ImageList) -> Iterator[tuple[int, tuple[Path, ...]]]:
         yield start, listing.files[start : start + CHUNK]
 
 
-def decode_chunk(piece: tuple[int, tuple[Path, ...]], shape: ImageShape, target: Path) -> list[tuple[int, UnreadableImage]]:
+def decode_chunk(
+    piece: tuple[int, tuple[Path, ...]], shape: ImageShape, target: Path
+) -> list[tuple[int, UnreadableImage]]:
     """Decode one piece into its rows of the array; return those that could not be read."""
     start, files = piece
     rows = np.load(target, mmap_mode="r+")
@@ -96,8 +99,6 @@ DRAFT_FACTOR = 2
 
 
 Pixels = NDArray[np.uint8]
-
-
 
 
 @dataclass(frozen=True)

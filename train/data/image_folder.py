@@ -87,6 +87,7 @@ def list_splits(data_dir: Path | None) -> tuple[ImageList, ImageList]:
         only_test = sorted(set(test_classes) - set(classes))
         differ = [f"only in {train.name}/: {', '.join(only_train[:5])}"] if only_train else []
         differ += [f"only in {test.name}/: {', '.join(only_test[:5])}"] if only_test else []
-        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the"
-                        " same ones")
+        raise UserError(
+            f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the same ones"
+        )
     return list_split(train, classes), list_split(test, classes)

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from train.data.batches import IGNORE_LABEL, use_pinned_memory
-from train.data.image_folder import ImageList
 from train.data.decoding import UnreadableImage, read_image
-from train.settings import ImageShape, TrainSettings
+from train.data.image_folder import ImageList
 from train.data.workers import WorkerPoolSpec, init_loader_worker, translate_worker_errors
+from train.settings import ImageShape, TrainSettings
 
 TRAIN, TEST = 0, 1
 # A split and the rows of it that make up a batch.
@@ -50,12 +50,13 @@ class ImageDataset(Dataset[LoadedBatch]):
 class BatchLoader:
     """Decodes what is wanted, in order and ahead of who takes it, by the plan's loader workers, if any.
 
-    They are forked on entry, once, and that is to be before the process group, whose threads Python gets to know now
-    and then: anyone who is forked at that moment waits for ever for a lock of Python's (gh-112275, before Python 3.11.10).
-    Two ranks that forked for every epoch, on busy cores, met it once in 11,000 forks.
+    The workers are forked once, on entry, before the process group exists: Python counts the group's threads.
+    A fork at that moment can wait for ever for a lock of Python (gh-112275, fixed in Python 3.11.10).
     """
 
-    def __init__(self, dataset: ImageDataset, worker_pool: WorkerPoolSpec, settings: TrainSettings, device: torch.device) -> None:
+    def __init__(
+        self, dataset: ImageDataset, worker_pool: WorkerPoolSpec, settings: TrainSettings, device: torch.device
+    ) -> None:
         self.dataset = dataset
         self.requests: list[BatchRequest] = []
         options: dict[str, Any] = {}
@@ -83,7 +84,10 @@ class BatchLoader:
         self.batches, self.loader = iter(()), None
 
     def load(self, wanted: list[BatchRequest]) -> Iterator[LoadedBatch]:
-        """Yield each batch wanted; those wanted before and not taken are dropped. Raises `UserError` without workers."""
+        """Yield each wanted batch, and drop those wanted before and not taken.
+
+        Raises `UserError` without workers.
+        """
         self.start(wanted)
         while True:
             with translate_worker_errors():

@@ -8,11 +8,19 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from train.data.batches import Batch, MicroBatchIndices, make_batch, eval_batches, use_pinned_memory, sample_slice, make_sampler
-from train.transforms.normalize import Normalize
+from train.data.batches import (
+    Batch,
+    MicroBatchIndices,
+    eval_batches,
+    make_batch,
+    make_sampler,
+    sample_slice,
+    use_pinned_memory,
+)
 from train.data.datasets import ImageTensors
 from train.distributed.process_group import ProcessGroup
 from train.settings import ImageShape, TrainSettings
+from train.transforms.normalize import Normalize
 
 # Means and deviations of so many images are those of all to well under a gray level.
 STATS_SAMPLE = 5000
@@ -24,7 +32,9 @@ EVAL_BATCH_SIZE = 1024
 class MemorySource:
     """The batches of one rank from images in memory, moved to the device first where they fit there."""
 
-    def __init__(self, train: ImageTensors, test: ImageTensors, shape: ImageShape, settings: TrainSettings, group: ProcessGroup) -> None:
+    def __init__(
+        self, train: ImageTensors, test: ImageTensors, shape: ImageShape, settings: TrainSettings, group: ProcessGroup
+    ) -> None:
         self.settings = settings
         self.group = group
         self.sequence = make_sampler(len(train), shape, settings, group)
@@ -42,12 +52,16 @@ class MemorySource:
         while some := list(islice(steps, self.ahead)):
             ready = self.gather([part for parts in some for part in parts])
             for parts in some:
-                yield make_batch((part.apply_mix(*next(ready)) for part in parts), self.settings.batch_size, parts[0].mix)
+                yield make_batch(
+                    (part.apply_mix(*next(ready)) for part in parts), self.settings.batch_size, parts[0].mix
+                )
 
     def gather(self, parts: list[MicroBatchIndices]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each part's images and labels on the device."""
         rows = torch.cat([part.indices for part in parts]).to(self.train.images.device)
-        images = self.sequence.transform.apply(self.train.images, rows, torch.cat([part.transform_params for part in parts]))
+        images = self.sequence.transform.apply(
+            self.train.images, rows, torch.cat([part.transform_params for part in parts])
+        )
         if self.pins and images.device.type == "cpu":
             images = images.pin_memory()
         labels = self.train.labels.index_select(0, rows).to(self.group.device, non_blocking=True)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from entrypoint.core.console import write_stderr
-from train.data.batches import Batch, MicroBatchIndices, make_batch, eval_batches, sample_slice, make_sampler
-from train.transforms.normalize import Normalize
+from train.data.batches import Batch, MicroBatchIndices, eval_batches, make_batch, make_sampler, sample_slice
 from train.data.decoding import unreadable_image_error
-from train.distributed.process_group import ProcessGroup
 from train.data.loader import TEST, TRAIN, BatchLoader, BatchRequest
+from train.distributed.process_group import ProcessGroup
 from train.settings import TrainSettings
+from train.transforms.normalize import Normalize
 
 EVAL_BATCH_SIZE = 256
 # ImageNet's means and deviations in bytes: a streamed set is not seen whole before training.
@@ -42,13 +42,17 @@ class StreamSource:
         steps = list(self.sequence.epoch(epoch, first))
         loaded = self.load([(TRAIN, part.indices.tolist()) for parts in steps for part in parts])
         for parts in steps:
-            yield make_batch((self.ready(part, *next(loaded)) for part in parts), self.settings.batch_size, parts[0].mix)
+            yield make_batch(
+                (self.ready(part, *next(loaded)) for part in parts), self.settings.batch_size, parts[0].mix
+            )
 
     def ready(self, part: MicroBatchIndices, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return a part's images as the model sees them, on the device, with their labels."""
         images = images.to(self.group.device, non_blocking=True)
         if self.sequence.transform.sample_params:  # without, the copy that `apply` makes would be for nothing
-            images = self.sequence.transform.apply(images, torch.arange(len(images), device=images.device), part.transform_params)
+            images = self.sequence.transform.apply(
+                images, torch.arange(len(images), device=images.device), part.transform_params
+            )
         return part.apply_mix(self.normalize(images), labels.to(self.group.device, non_blocking=True))
 
     def sample(self) -> Tensor:

@@ -110,6 +110,6 @@ def worker_lost_error(error: BaseException) -> UserError:
     handing = isinstance(error, ConnectionError | EOFError)
     cause = "one ended while it handed a batch over" if handing else first_line(error).rstrip(". ")
     return UserError(
-        f"loader workers: {cause}; see `df /dev/shm` and the memory limit, or lower"
-        " TRAIN_NUM_WORKERS", ExitCode.RANK_FAILED
+        f"loader workers: {cause}; see `df /dev/shm` and the memory limit, or lower TRAIN_NUM_WORKERS",
+        ExitCode.RANK_FAILED,
     )

@@ -43,7 +43,9 @@ def global_batches(settings: TrainSettings, world_size: int, epoch: int) -> list
     steps = []
     for shares in zip(*per_rank, strict=True):
         parts = [part for of_ranks in zip(*(share.micro_batches for share in shares), strict=True) for part in of_ranks]
-        others = [other for of_ranks in zip(*(share.mixed_labels for share in shares), strict=True) for other in of_ranks]
+        others = [
+            other for of_ranks in zip(*(share.mixed_labels for share in shares), strict=True) for other in of_ranks
+        ]
         steps.append((torch.cat([x for x, _ in parts]), torch.cat([*(y for _, y in parts), *others])))
     return steps
 
@@ -136,7 +138,9 @@ def test_streamed_and_cached_batches_show_the_same_images(image_folder: Path, tm
     assert isinstance(cached.test, ImageTensors)
     memory = MemorySource(cached.train, cached.test, shape, settings, group(1, 2))
     worker_pool = WorkerPoolSpec(frozenset({0}), workers)
-    with BatchLoader(ImageDataset(list_splits(image_folder), shape), worker_pool, settings, torch.device("cpu")) as loader:
+    with BatchLoader(
+        ImageDataset(list_splits(image_folder), shape), worker_pool, settings, torch.device("cpu")
+    ) as loader:
         stream = StreamSource(loader, settings, group(1, 2))
         stream.normalize = memory.normalize
         sources: tuple[BatchSource, BatchSource] = (memory, stream)

@@ -145,9 +145,7 @@ def test_leaving_images_out_is_another_entry_than_refusing_them(image_folder: Pa
         load(image_folder, tmp_path / "cache", policy="error")
 
 
-def test_cache_folder_of_user_is_used_or_a_fallback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cache_folder_of_user_is_used_or_a_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder(None) == tmp_path / ".cache/reference-training"

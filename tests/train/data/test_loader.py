@@ -16,7 +16,7 @@ from tests.processes import children, has_ended, wait_until
 from tests.train.given import TWO_RANKS_WHERE_THEY_FIT, imagefolder
 from tests.train.started import Started
 from train.data.image_folder import list_splits
-from train.data.loader import TEST, TRAIN, BatchLoader, ImageDataset, BatchRequest
+from train.data.loader import TEST, TRAIN, BatchLoader, BatchRequest, ImageDataset
 from train.data.workers import WorkerPoolSpec
 from train.settings import TrainSettings
 
@@ -26,7 +26,9 @@ BATCHES: list[BatchRequest] = [(TRAIN, [3, 1]), (TEST, [0, 2, 4]), (TRAIN, [7])]
 
 def loader(image_folder: Path, workers: int) -> BatchLoader:
     worker_pool = WorkerPoolSpec(frozenset(os.sched_getaffinity(0)), workers)
-    return BatchLoader(ImageDataset(list_splits(image_folder), SHAPE), worker_pool, TrainSettings(), torch.device("cpu"))
+    return BatchLoader(
+        ImageDataset(list_splits(image_folder), SHAPE), worker_pool, TrainSettings(), torch.device("cpu")
+    )
 
 
 @pytest.fixture(params=[0, 1, 2])
