@@ -25,6 +25,7 @@ with gc_paused():
     from entrypoint.launch.dispatch import REMOTE_LAUNCHERS, launch
     from entrypoint.machine import cpu_load
     from entrypoint.machine.container import read_image
+    from entrypoint.machine.procfs import parent_name
     from entrypoint.plan.display import plan_lines
     from entrypoint.plan.inputs import PlanInputs
     from entrypoint.settings import read_launch_settings
@@ -59,7 +60,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     environ = {**environ, **{name: value for name, (value, _) in fallbacks.items()}}
     if command.command in ("other", "selftest"):
         replace_process(command.program.argv if command.program else selftest_command(), environ)
-    settings, job = read_launch_settings(environ, command.launch_flags), detect_job(environ)
+    settings, job = read_launch_settings(environ, command.launch_flags), detect_job(environ, parent_name())
     inputs = plans.detect_plan_inputs(command, settings, job, drop_torchrun_thread_default(environ, job))
     inputs = replace(inputs, dir_fallbacks=fallbacks)
     if command.command == "tune":  # its trials use the plan as it is, whatever other processes do

@@ -1,18 +1,14 @@
-"""Detect the launcher of this process and its rank in the job, with a table of one row per launcher.
-
-The innermost launcher wins, so the rows have the order torchrun, Open MPI, MVAPICH, hydra, Slurm.
-torchrun inside srun sees both, and `mpirun` inside sbatch leaves SLURM_PROCID=0 in every rank.
-"""
+"""Detect the launcher of this process and its rank in the job, by the table in `launchers`."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from entrypoint.core.errors import UserError
-from entrypoint.job.slurm import granted_cpus, job_cpus, number, slurm_nodes, slurm_tasks_here, srun_binding
+from entrypoint.job.launchers import LAUNCHERS, Launcher
+from entrypoint.job.slurm import granted_cpus, is_interactive_step, job_cpus, number, slurm_nodes, without_step
 
 if TYPE_CHECKING:
     from entrypoint.settings import LaunchSettings
@@ -57,103 +53,17 @@ class Job:
         return self.launcher == "srun" and self.local_world_size == 1 and asked
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """A row: concept → variable. `present` all set prove that this launcher started the process."""
+def detect_job(environ: Mapping[str, str], parent: str = "") -> Job:
+    """Find the innermost launcher whose variables are all set; `parent` is the name of the parent process.
 
-    name: str
-    present: tuple[str, ...]
-    rank: str
-    world_size: str
-    local_rank: str
-    local_world_size: str
-    job_id: tuple[str, ...] = ()
-    local_size_of: Callable[[Mapping[str, str]], int] | None = None
-    binding_of: Callable[[Mapping[str, str]], str] = lambda _: ""
-    master_of: Callable[[Mapping[str, str]], str] = lambda _: ""
-
-
-def open_mpi_binding(environ: Mapping[str, str]) -> str:
-    """Open MPI binds to a core up to two ranks, to a socket above; --bind-to shows in the policy (mpirun(1))."""
-    policy = environ.get("OMPI_MCA_hwloc_base_binding_policy", "")
-    return "default" if not policy else "" if policy.startswith("none") else "asked"
-
-
-def hydra_binding(environ: Mapping[str, str]) -> str:
-    """MPICH binds where it is asked to; Intel MPI by default, unless I_MPI_PIN says no (its developer reference)."""
-    if environ.get("HYDRA_USER_PROVIDED_BINDING"):
-        return "asked"
-    intel = any(name.startswith("I_MPI_") for name in environ)
-    pinned = environ.get("I_MPI_PIN", "1").lower() not in ("0", "no", "off", "disable")
-    return ("asked" if "I_MPI_PIN_DOMAIN" in environ else "default") if intel and pinned else ""
-
-
-def open_mpi_master(environ: Mapping[str, str]) -> str:
-    """Return the address of mpirun's own node, which has rank 0 unless a user's list of hosts says otherwise.
-
-    Open MPI 4 gives it to every rank, as `1263468544.0;tcp://10.78.0.1:34657` (orte's `hnp_uri`).
+    Raises `UserError` where a variable is no number, or where the number of ranks on this node is unknown.
     """
-    match = re.search(r";tcp://([0-9.]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
-    return match[1] if match else ""
-
-
-LAUNCHERS = (
-    Launcher(
-        "torchrun",
-        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        ("TORCHELASTIC_RUN_ID",),
-    ),
-    Launcher(
-        "Open MPI",
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
-        binding_of=open_mpi_binding,
-        master_of=open_mpi_master,
-    ),
-    Launcher(
-        "MVAPICH",
-        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        "MV2_COMM_WORLD_LOCAL_SIZE",
-    ),
-    Launcher(
-        "hydra (MPICH, Intel MPI)",
-        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-        "PMI_RANK",
-        "PMI_SIZE",
-        "MPI_LOCALRANKID",
-        "MPI_LOCALNRANKS",
-        binding_of=hydra_binding,
-    ),
-    Launcher(
-        "srun",
-        # sbatch sets SLURM_PROCID and a size too; only a step has an id that is a number.
-        ("SLURM_PROCID", "SLURM_STEP_ID"),
-        "SLURM_PROCID",
-        "SLURM_NTASKS",
-        "SLURM_LOCALID",
-        "",
-        ("SLURM_JOB_ID",),
-        slurm_tasks_here,
-        srun_binding,
-    ),
-)
-
-
-def detect_job(environ: Mapping[str, str]) -> Job:
-    """Find the innermost launcher whose variables are all set; raises `UserError` where one is no number."""
-    started_by = (row for row in LAUNCHERS if all(environ.get(name, "") != "" for name in row.present))
-    row = next(started_by, None)
+    if is_interactive_step(environ, parent):
+        environ = without_step(environ)
+    elif environ.get("SLURM_STEP_NUM_TASKS"):  # SLURM_NTASKS may be the size of the whole job
+        environ = {**environ, "SLURM_NTASKS": environ["SLURM_STEP_NUM_TASKS"]}
+    rows = [row for row in LAUNCHERS if row.is_present(environ)]
+    row = innermost(rows, environ)
     job = read_rank(row, environ) if row else Job()
     nodes = slurm_nodes(environ)
     master = (row.master_of(environ) if row else "") or (nodes[0] if nodes else "")
@@ -162,17 +72,63 @@ def detect_job(environ: Mapping[str, str]) -> Job:
     return replace(job, **granted, hostnames=nodes, master_addr=master, het_components=parts)  # type: ignore[arg-type]
 
 
+def innermost(rows: list[Launcher], environ: Mapping[str, str]) -> Launcher | None:
+    """Return the first row; of a wrapper's incomplete copy, the row that it was copied from.
+
+    A batch script or a container's hook may export RANK, WORLD_SIZE and LOCAL_RANK with the launcher's own numbers,
+    and without LOCAL_WORLD_SIZE (enroot's hook 50-slurm-pytorch.sh). The launcher's own row knows the rest.
+    """
+    for row in rows:
+        if local_size(row, environ) is not None:
+            return row
+        numbers = row_numbers(row, environ)
+        original = next((other for other in rows if other is not row and row_numbers(other, environ) == numbers), None)
+        return original or row
+    return None
+
+
+def row_numbers(row: Launcher, environ: Mapping[str, str]) -> tuple[int, int, int]:
+    """Return rank, world size and local rank by one launcher's variables."""
+    return number(environ, row.rank, 0), number(environ, row.world_size, 1), number(environ, row.local_rank, 0)
+
+
+def local_size(row: Launcher, environ: Mapping[str, str]) -> int | None:
+    """Return the number of ranks on this node by one launcher's variables, None if they do not tell."""
+    name = next((name for name in row.local_world_size if environ.get(name)), None)
+    return number(environ, name, 1) if name else row.local_size_of(environ)
+
+
 def read_rank(row: Launcher, environ: Mapping[str, str]) -> Job:
     """Read one launcher's variables; raises `UserError` where they are no numbers or contradict each other."""
-    rank = number(environ, row.rank, 0)
-    world_size = number(environ, row.world_size, 1)
-    local_rank = number(environ, row.local_rank, 0)
-    local_size = row.local_size_of(environ) if row.local_size_of else number(environ, row.local_world_size, world_size)
-    for what, value, size in ((row.rank, rank, world_size), (row.local_rank, local_rank, local_size)):
+    rank, world_size, local_rank = row_numbers(row, environ)
+    here = local_size(row, environ)
+    if here is None:
+        here = assumed_local_size(row, environ, world_size)
+    for what, value, size in ((row.rank, rank, world_size), (row.local_rank, local_rank, here)):
         if not 0 <= value < size:
             raise UserError(
                 f"{what}={value}: {row.name} says that there are {size} ranks, so this must lie from 0 to"
                 f" {size - 1}; unset what an outer launcher left behind"
             )
     job_id = next((environ[name] for name in row.job_id if environ.get(name)), "")
-    return Job(row.name, rank, world_size, local_rank, local_size, job_id, row.binding_of(environ))
+    return Job(row.name, rank, world_size, local_rank, here, job_id, row.binding_of(environ))
+
+
+def assumed_local_size(row: Launcher, environ: Mapping[str, str], world_size: int) -> int:
+    """Return the number of ranks on this node where the launcher does not say it.
+
+    Raises `UserError` unless LOCAL_WORLD_SIZE is set, the world has one rank, or rank 0 is at a loopback address.
+    """
+    if environ.get("LOCAL_WORLD_SIZE"):
+        return number(environ, "LOCAL_WORLD_SIZE", 1)
+    if world_size == 1 or is_loopback_name(environ.get("MASTER_ADDR", "")):
+        return world_size
+    raise UserError(
+        f"{row.world_size}={world_size}: {row.name} does not say how many of these ranks are on this node. Set"
+        " LOCAL_WORLD_SIZE to that number."
+    )
+
+
+def is_loopback_name(name: str) -> bool:
+    """Return whether a host name or address always means this machine."""
+    return name in ("localhost", "::1") or name.startswith("127.")

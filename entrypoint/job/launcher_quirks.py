@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import takewhile
+from pathlib import PurePath
 
 from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job
+from entrypoint.job.launchers import mpirun_binding
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines
 
 # The names in /proc/PID/comm of the MPI processes that fork the ranks of a node.
@@ -18,6 +21,7 @@ MPI_PROCESSES = (
     "orted",
     "prterun",
     "prted",
+    "prte",
     "mpiexec",
     "mpiexec.hydra",
     "hydra_pmi_proxy",
@@ -34,13 +38,40 @@ def effective_affinity(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:
     own = frozenset(os.sched_getaffinity(0))
     if job.binding != "default":
         return own, job, ()
-    names = {process: "".join(read_lines(ROOT / f"proc/{process}/comm")) for process in ancestors(ROOT)}
-    launcher = next((process for process, name in names.items() if name in MPI_PROCESSES), None)
-    if launcher is None:
+    launcher, binding = find_mpi_launcher()
+    if launcher is None or binding == "asked":
         return own, replace(job, binding="asked"), ()
     unbound = replace(job, binding="")
     launchers = frozenset(os.sched_getaffinity(int(launcher)))
     return launchers, unbound, tuple(sorted(own)) if own != launchers else ()
+
+
+def find_mpi_launcher() -> tuple[str | None, str | None]:
+    """Return the id of the MPI process that forked this rank, and the binding that its command line asks for.
+
+    On other nodes Open MPI 5 starts `prted`, whose command line does not have mpirun's options: then the binding
+    counts as requested.
+    """
+    child = "self"
+    for process in ancestors(ROOT):
+        name = "".join(read_lines(ROOT / f"proc/{process}/comm"))
+        if name in MPI_PROCESSES:
+            if name == "prted":
+                return process, "asked"
+            return process, mpirun_binding(options_before(command_words(process), command_words(child)))
+        child = process
+    return None, None
+
+
+def options_before(words: list[str], program: list[str]) -> list[str]:
+    """Return the words of a launcher's command line before those of the program that it starts."""
+    names = {PurePath(word).name for word in program[:2]}
+    return list(takewhile(lambda word: PurePath(word).name not in names, words))
+
+
+def command_words(process: str) -> list[str]:
+    """Return the words of a process's command line."""
+    return "\n".join(read_lines(ROOT / f"proc/{process}/cmdline")).split("\0")
 
 
 def check_launcher_variables(job: Job) -> None:

@@ -1,7 +1,7 @@
 """Detect the nodes of a job with one entrypoint per node: their number and the rank of this node.
 
-The entrypoint then starts the ranks on each node. Sources are LAUNCH_NNODES, Kubernetes, SageMaker, and srun with one
-task per node.
+The entrypoint then starts the ranks on each node. Sources are LAUNCH_NNODES, Kubernetes, SageMaker, srun with one
+task per node, and pods that get RANK and WORLD_SIZE without LOCAL_RANK.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.settings_base import ParsedSettings
-from entrypoint.job.detect import Job
+from entrypoint.job.detect import Job, is_loopback_name
 from entrypoint.job.slurm import number
+from entrypoint.job.unclaimed import check_unclaimed_ranks
 from entrypoint.settings import NODE_COUNT, NODE_RANGE, LaunchSettings
 
 
@@ -43,6 +44,10 @@ def detect_node_group(settings: ParsedSettings[LaunchSettings], environ: Mapping
     Settings of the user take precedence over a launcher that started this process as one of several ranks.
     """
     claims = list(node_group_claims(settings, environ, job))
+    free = settings.values.launcher == "auto" and not settings.values.hosts
+    if not claims and job.launcher is None and free:
+        nproc = settings.values.nproc_per_node
+        check_unclaimed_ranks(environ, None if nproc == "auto" else nproc, len(job.hostnames))
     if not claims:
         return NodeGroup()
     first = claims[0]
@@ -72,6 +77,8 @@ def node_group_claims(
             yield from_kubernetes(environ)
         if environ.get("SM_HOSTS") and environ.get("SM_CURRENT_HOST"):
             yield from_sagemaker(environ)
+        if values.launcher not in ("direct", "mpirun", "srun") and not values.hosts:
+            yield from from_pods(environ)
 
 
 def from_settings(settings: ParsedSettings[LaunchSettings], environ: Mapping[str, str], job: Job) -> NodeGroup:
@@ -112,6 +119,34 @@ def from_kubernetes(environ: Mapping[str, str]) -> NodeGroup:
     return NodeGroup(
         count, rank, master, port, int(each) if each.isdecimal() else None, source=source, min_nodes=min_nodes
     )
+
+
+def from_pods(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
+    """Yield the node group of pods with RANK and WORLD_SIZE only: a pod counts as a node (Volcano's pytorch plugin).
+
+    Raises `UserError` if WORLD_SIZE may count pods or ranks.
+    """
+    if not (environ.get("RANK") and environ.get("WORLD_SIZE")):
+        return
+    if any(environ.get(name) for name in ("PET_NNODES", "SM_HOSTS", "SLURM_JOB_ID")):
+        return  # a platform that says more, or a batch script's own exports
+    rank, count = number(environ, "RANK", 0), number(environ, "WORLD_SIZE", 1)
+    source = f"WORLD_SIZE={count}"
+    if count == 1 and rank == 0:
+        return
+    each = environ.get("PET_NPROC_PER_NODE", "")
+    if each.isdecimal() and int(each) > 1 and count > 1:
+        raise UserError(
+            f"{source}: PET_NPROC_PER_NODE={each} is set without PET_NNODES, so this may count pods or ranks. Set"
+            " LAUNCH_NNODES and LAUNCH_NODE_RANK, and unset RANK and WORLD_SIZE."
+        )
+    check_node_rank("RANK", rank, count, source)
+    master = environ.get("MASTER_ADDR", "")
+    require_master(master, count, source)
+    # A loopback address means that all are on this machine. Kubeflow's pytorch-operator gives rank 0 `localhost`.
+    here = is_loopback_name(master) and (rank > 0 or master != "localhost")
+    port = environ.get("MASTER_PORT", "")
+    yield NodeGroup(count, rank, master, port, interface="lo" if here else "", source=source)
 
 
 def from_sagemaker(environ: Mapping[str, str]) -> NodeGroup:

@@ -8,6 +8,9 @@ from entrypoint.core.errors import UserError, printable
 
 # Identifies the job if the launcher does not. An mpirun that the entrypoint starts forwards it.
 JOB_TOKEN_VAR = "ENTRYPOINT_JOB"
+# Start time of the whole command (Unix time, s). The trainer's total_seconds counts from it. A launcher that the
+# entrypoint starts forwards it to the ranks.
+START_TIME_VAR = "ENTRYPOINT_STARTED"
 
 
 PORT_ATTEMPTS = 8

@@ -36,6 +36,35 @@ def value_for_this_node(environ: Mapping[str, str], names: tuple[str, ...]) -> i
     return None if name is None else expand_per_node_count(name, environ[name], number(environ, "SLURM_NODEID", 0))
 
 
+# The step of salloc's shell with LaunchParameters=use_interactive_step (slurm.h: SLURM_INTERACTIVE_STEP).
+INTERACTIVE_STEP = 0xFFFFFFFA
+
+
+def is_interactive_step(environ: Mapping[str, str], parent: str) -> bool:
+    """Return whether this step is a user's shell, as by `salloc` or `srun --pty bash`.
+
+    `srun --pty entrypoint …` starts the program itself: then the parent process is Slurm's step daemon. Raises
+    `UserError` for a task of `srun --pty` other than the first, which alone has a terminal.
+    """
+    step = environ.get("SLURM_STEP_ID", "")
+    if step == str(INTERACTIVE_STEP):
+        return True
+    if not step or not environ.get("SLURM_PTY_PORT") or parent == "slurmstepd":
+        return False
+    if number(environ, "SLURM_PROCID", 0) > 0:
+        raise UserError(
+            f"SLURM_PROCID={environ['SLURM_PROCID']}: srun --pty started this process, and gives a terminal to task 0"
+            " alone. Use srun without --pty."
+        )
+    return True
+
+
+def without_step(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the variables of a step, as a batch script has it."""
+    own = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_CPU_BIND_TYPE")
+    return {name: value for name, value in environ.items() if not name.startswith("SLURM_STEP") and name not in own}
+
+
 def slurm_tasks_here(environ: Mapping[str, str]) -> int:
     """Return the tasks of this step on this node."""
     return value_for_this_node(environ, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")) or 1

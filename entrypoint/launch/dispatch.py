@@ -8,11 +8,10 @@ from typing import NoReturn
 
 from entrypoint.core.process import replace_process
 from entrypoint.job.detect import Job
+from entrypoint.job.ports import START_TIME_VAR
 from entrypoint.plan.model import PLAN_VAR, Plan
 from entrypoint.rank.bootstrap import AGENT_ONLY_VARS, exec_program
 
-# Start time of the whole command (Unix time, s). The trainer's total_seconds counts from it.
-START_TIME_VAR = "ENTRYPOINT_STARTED"
 # Launchers whose ranks make their own plan on each node.
 REMOTE_LAUNCHERS = ("mpirun", "srun")
 

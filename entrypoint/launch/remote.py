@@ -12,7 +12,7 @@ from pathlib import Path
 from entrypoint.core.console import STATUS_VAR
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.job.detect import Job
-from entrypoint.job.ports import JOB_TOKEN_VAR
+from entrypoint.job.ports import JOB_TOKEN_VAR, START_TIME_VAR
 from entrypoint.job.slurm import expand_per_node_count, number
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
 from entrypoint.plan.model import Plan
@@ -34,7 +34,7 @@ FORWARDED_PREFIXES = (
     *("LAUNCH_", "TRAIN_", "OMP_", "KMP_", "GOMP_", "MKL_", "GLOO_", "NCCL_", "CCL_", "FI_", "UCX_", "TORCH_"),
     "ACCELERATE_",
 )
-FORWARDED_NAMES = ("PATH", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "ENTRYPOINT_STARTED")
+FORWARDED_NAMES = ("PATH", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", START_TIME_VAR)
 # A node that does not answer for so long is lost, and mpirun ends the job (Open MPI's oob_tcp parameters; ssh_config).
 TCP_KEEPALIVE = (("time", "10"), ("intvl", "5"), ("probes", "4"))
 
@@ -196,7 +196,9 @@ def srun(
     if inputs.settings.values.max_restarts not in ("auto", 0):  # then a task is a node's agent
         tasks, cpus = nodes, 0
     cpus = cpus or max(1, (inputs.job.node_cpus or 1) // -(-tasks // nodes))
-    limits = (f"--nodes={nodes}", f"--ntasks={tasks}", f"--cpus-per-task={cpus}")
+    limits: tuple[str, ...] = (f"--nodes={nodes}", f"--ntasks={tasks}", f"--cpus-per-task={cpus}")
+    if inputs.environ.get("SLURM_PTY_PORT"):  # the step of `srun --pty` holds the CPUs that the new step needs
+        limits += ("--overlap",)
     return tasks, (starter.path, *limits, "--cpu-bind=none", "--kill-on-bad-exit=1", *again)
 
 
@@ -235,4 +237,4 @@ def hydra(
 def forwarded_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the names of the variables that ranks on other nodes are given."""
     names = {name for name in environ if name.startswith(FORWARDED_PREFIXES) or name in FORWARDED_NAMES}
-    return sorted(names | {"MASTER_ADDR", "ENTRYPOINT_STARTED", JOB_TOKEN_VAR, STATUS_VAR})
+    return sorted(names | {"MASTER_ADDR", START_TIME_VAR, JOB_TOKEN_VAR, STATUS_VAR})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,11 @@ def parent_of(root: Path, process: str) -> str:
     """Return the id of a process's parent, empty if /proc hides it."""
     lines = read_lines(root / f"proc/{process}/status")
     return next((line.split()[1] for line in lines if line.startswith("PPid:")), "")
+
+
+def parent_name() -> str:
+    """Return the name of this process's parent, empty if /proc hides it."""
+    return "".join(read_lines(ROOT / f"proc/{os.getppid()}/comm"))
 
 
 def read_lines(path: Path) -> list[str]:

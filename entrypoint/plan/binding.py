@@ -55,8 +55,11 @@ def decide_binding(inputs: PlanInputs, devices: Devices) -> BindingDecision:
 
 
 def gpu_index(devices: Devices, rank: int) -> int | None:
-    """Return the index of a rank's GPU among the visible ones, None on CPU."""
-    return min(rank, len(devices.gpus) - 1) if devices.gpus else None
+    """Return the index of a rank's GPU among the visible ones, None on CPU.
+
+    If the launcher shows a rank fewer GPUs than there are ranks, those that see the same ones take them in turn.
+    """
+    return rank % len(devices.gpus) if devices.gpus else None
 
 
 def check_core_count(inputs: PlanInputs, budget: CpuBudget, nproc: int) -> None:

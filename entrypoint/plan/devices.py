@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.machine.gpu_links import best_connected, describe_links
@@ -33,6 +34,11 @@ def decide_devices(inputs: PlanInputs) -> Devices:
     nproc, nproc_decision = decide_nproc(inputs, visible)
     wanted = inputs.settings.values.gpus
     count = min(nproc if wanted == "auto" else wanted, len(visible))
+    if 1 < len(visible) < nproc:
+        warnings += (
+            f"{inputs.job.launcher} shows this rank {len(visible)} GPUs of a node with {nproc} ranks."
+            " Use --gpus-per-task=1 if NCCL reports a duplicate GPU.",
+        )
     if not count or count == len(visible):
         return Devices(device, nproc, visible, False, (device_decision, nproc_decision), warnings)
     gpus, gpus_decision = choose_gpus(inputs, visible, count)
@@ -110,19 +116,35 @@ def decide_nproc(inputs: PlanInputs, visible: tuple[Gpu, ...]) -> tuple[int, Dec
                 ExitCode.MACHINE,
             )
         return values.nproc_per_node, inputs.decide("nproc_per_node", "ranks", str(values.nproc_per_node), "")
-    if inputs.node_group.nproc_per_node:
+    if inputs.node_group.nproc_per_node and (visible or not is_kubeflow_default(inputs)):
         nproc = inputs.node_group.nproc_per_node
         return nproc, Decision("ranks", str(nproc), f"from the environment with {inputs.node_group.source}")
     if visible:
         nproc = len(visible) if values.gpus == "auto" else values.gpus
         return nproc, Decision("ranks", str(nproc), "one per GPU")
-    return nproc_on_cpu(inputs)
+    nproc, decision = nproc_on_cpu(inputs)
+    if inputs.node_group.nproc_per_node:
+        reason = f"PET_NPROC_PER_NODE={inputs.node_group.nproc_per_node}, one per CPU, is Kubeflow's default"
+        decision = replace(decision, reason=reason)
+    return nproc, decision
+
+
+def is_kubeflow_default(inputs: PlanInputs) -> bool:
+    """Return whether PET_NPROC_PER_NODE is Kubeflow's own default on a CPU node: one rank per CPU of the pod.
+
+    Kubeflow Trainer sets the pod's CPU limit, rounded up, if numProcPerNode is `auto` and no GPU is requested
+    (pkg/runtime/framework/plugins/torch/torch.go).
+    """
+    count, machine = inputs.node_group.nproc_per_node, inputs.machine
+    limit = ceil(machine.quota_cpus) if machine.quota_cpus else 0
+    return (count or 0) > 1 and count in (limit, len(machine.cpus), machine.online_cpus)
 
 
 def nproc_from_launcher(inputs: PlanInputs, gpus: int) -> int:
     """Return the ranks that a launcher has started here; raises `UserError` for another number, or too few GPUs.
 
-    A single visible GPU is each rank's own: srun --gpus-per-task shows every rank a different one.
+    A single visible GPU is each rank's own: srun --gpus-per-task shows every rank a different one. srun
+    --gpu-bind=closest shows a rank those of its socket, which it shares with the other ranks there.
     """
     requested, job = inputs.settings.values.nproc_per_node, inputs.job
     if requested not in ("auto", job.local_world_size):
@@ -130,13 +152,21 @@ def nproc_from_launcher(inputs: PlanInputs, gpus: int) -> int:
             f"{inputs.settings.sources['nproc_per_node']}: {job.launcher} started {job.local_world_size} ranks on this"
             " node. Drop one of the two."
         )
-    if 1 < gpus < job.local_world_size:
+    if 1 < gpus < job.local_world_size and not shows_each_rank_its_gpus(inputs):
         raise UserError(
             f"{job.launcher} started {job.local_world_size} ranks on this node, which has {gpus} visible GPUs."
             " Start as many, or set LAUNCH_DEVICE=cpu.",
             ExitCode.MACHINE,
         )
     return job.local_world_size
+
+
+def shows_each_rank_its_gpus(inputs: PlanInputs) -> bool:
+    """Return whether the scheduler may show each rank different GPUs, as srun does by --gpu-bind and --gpus-per-task.
+
+    srun then sets CUDA_VISIBLE_DEVICES for each task (srun(1), --gpu-bind).
+    """
+    return inputs.job.launcher == "srun" and bool(inputs.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def nproc_on_cpu(inputs: PlanInputs) -> tuple[int, Decision]:

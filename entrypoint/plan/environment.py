@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.job.detect import is_loopback_name
 from entrypoint.machine.shared_libraries import split_ld_preload
 from entrypoint.plan.devices import Devices
 from entrypoint.plan.inputs import PlanInputs
@@ -71,14 +72,26 @@ def decide_environment(
 def network_variables(inputs: PlanInputs, ranks: tuple[RankPlan, ...]) -> dict[str, tuple[str, str]]:
     """Return the network interface of the ranks, where this node or the platform decides it."""
     wanted: dict[str, tuple[str, str]] = {}
-    if len(ranks) > 1 and inputs.job.on_one_node and inputs.node_group.nnodes == 1:
+    if len(ranks) > 1 and inputs.job.on_one_node and inputs.node_group.nnodes == 1 and is_master_here(inputs):
         wanted["GLOO_SOCKET_IFNAME"] = ("lo", "all ranks are on this node")
         wanted |= local_master_override(inputs)
     if inputs.node_group.interface:
-        reason = f"the interface that {inputs.node_group.source.partition('=')[0]}'s platform names"
+        platform = f"the interface that {inputs.node_group.source.partition('=')[0]}'s platform names"
+        reason = "MASTER_ADDR is a loopback address" if inputs.node_group.interface == "lo" else platform
         names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
         wanted |= dict.fromkeys(names, (inputs.node_group.interface, reason))
     return wanted
+
+
+def is_master_here(inputs: PlanInputs) -> bool:
+    """Return whether the ranks meet on this node for certain: the entrypoint starts them, or MASTER_ADDR names it.
+
+    A launcher's MASTER_ADDR may also be a service name that leads here. Then no interface is chosen.
+    """
+    name = inputs.environ.get("MASTER_ADDR", "")
+    own = inputs.machine.hostname
+    here = not name or is_loopback_name(name) or name.partition(".")[0] == own.partition(".")[0]
+    return here or not inputs.job.launcher
 
 
 def local_master_override(inputs: PlanInputs) -> dict[str, tuple[str, str]]:
@@ -87,7 +100,7 @@ def local_master_override(inputs: PlanInputs) -> dict[str, tuple[str, str]]:
     That name may not even resolve (Kubernetes, before the pod is ready).
     """
     own = inputs.environ.get("MASTER_ADDR", "127.0.0.1")
-    if inputs.job.launcher or inputs.remote_launcher or own in ("", "127.0.0.1", "localhost"):
+    if inputs.job.launcher or inputs.remote_launcher or not own or is_loopback_name(own):
         return {}
     return {"MASTER_ADDR": ("127.0.0.1", f"all ranks are on this node, not at {printable(own)}")}
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.job.ports import parse_port, port_from_job_id
+from entrypoint.job.ports import START_TIME_VAR, parse_port, port_from_job_id
+from entrypoint.job.slurm import number
+from entrypoint.job.unclaimed import unclaimed_rank_variables
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.binding import decide_binding
 from entrypoint.plan.devices import decide_backend, decide_devices
@@ -85,6 +87,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             *devices.warnings,
             *binding.warnings,
             *runtime.warnings,
+            *warn_unused_variables(inputs, devices.nproc),
             *warn_host_leaks(inputs),
         ),
         machine=describe_machine(inputs.machine),
@@ -150,6 +153,7 @@ def decide_launcher(inputs: PlanInputs, nproc: int, restarts: int) -> tuple[Laun
     """
     job = inputs.job
     if job.launcher:
+        check_launcher_setting(inputs)
         reason = f"rank {job.rank} of {job.world_size}, started by {job.launcher}"
         return LauncherKind.RANK, Decision("launcher", "rank", reason)
     if inputs.remote_launcher:
@@ -168,6 +172,28 @@ def decide_launcher(inputs: PlanInputs, nproc: int, restarts: int) -> tuple[Laun
     return kind, inputs.decide("launcher", "launcher", kind, f"{nproc} rank{'s' * (nproc > 1)}; {what}")
 
 
+# The values of LAUNCH_LAUNCHER that agree with a launcher which has already started this rank.
+SAME_LAUNCHER = {"torchrun": "torchrun", "srun": "srun"}
+
+
+def check_launcher_setting(inputs: PlanInputs) -> None:
+    """Raise `UserError` for LAUNCH_LAUNCHER or LAUNCH_HOSTS of the user in a rank that a launcher has started.
+
+    The ranks of a launcher that the entrypoint itself started have them too (START_TIME_VAR).
+    """
+    job, values, sources = inputs.job, inputs.settings.values, inputs.settings.sources
+    if inputs.environ.get(START_TIME_VAR) or job.launcher is None:
+        return
+    agrees = values.launcher in ("auto", SAME_LAUNCHER.get(job.launcher, "mpirun"))
+    alone = values.launcher == "direct" and job.world_size == 1
+    setting = sources.get("hosts", "") if values.hosts else "" if agrees or alone else sources.get("launcher", "")
+    if setting:
+        raise UserError(
+            f"{setting}: {job.launcher} has already started this process as rank {job.rank} of {job.world_size}."
+            " Unset it, or start the entrypoint once."
+        )
+
+
 def decide_remote_launcher(inputs: PlanInputs, launcher: RemoteLauncher) -> tuple[LauncherKind, Decision]:
     """Return the decision for mpirun or srun, which starts ranks on other nodes too."""
     kind = LauncherKind.MPIRUN if launcher.mpi else LauncherKind.SRUN
@@ -178,6 +204,25 @@ def decide_remote_launcher(inputs: PlanInputs, launcher: RemoteLauncher) -> tupl
     return kind, inputs.decide(
         "launcher", "launcher", kind, f"the batch job has {len(inputs.job.hostnames)} nodes", detail
     )
+
+
+def warn_unused_variables(inputs: PlanInputs, nproc: int) -> tuple[str, ...]:
+    """Name what says that there are several ranks, where the user's settings or the batch job say otherwise."""
+    job, environ = inputs.job, inputs.environ
+    if job.launcher or inputs.remote_launcher or inputs.node_group.nnodes > 1:
+        return ()
+    lines = []
+    if inputs.settings.values.launcher != "auto" and not environ.get("SLURM_JOB_ID"):
+        unused = ", ".join(unclaimed_rank_variables(environ))
+        if unused:
+            lines.append(f"{unused}: not used, {inputs.settings.sources['launcher']} starts ranks on this node alone")
+    tasks = number(environ, "SLURM_NTASKS", 1) if environ.get("SLURM_JOB_ID") else 1
+    if tasks not in (1, nproc) and not inputs.is_set_by_user("nproc_per_node"):
+        lines.append(
+            f"SLURM_NTASKS={tasks}: not used, this run starts {nproc} rank{'s' * (nproc > 1)}."
+            f" Set LAUNCH_NPROC_PER_NODE={tasks} for {tasks}, or ask for CPUs by --cpus-per-task."
+        )
+    return tuple(lines)
 
 
 def describe_machine(machine: Machine) -> str:

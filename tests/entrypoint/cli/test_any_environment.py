@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from entrypoint.cli.commands import run_command
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.job.detect import LAUNCHERS
+from entrypoint.job.launchers import LAUNCHERS
 from entrypoint.plan.environment import USER_OVERRIDABLE
 from entrypoint.settings import LaunchSettings
 from tests.conftest import FUZZ_EXAMPLES
@@ -27,7 +27,7 @@ OURS = [
 LAUNCHERS_OWN = [
     name
     for row in LAUNCHERS
-    for name in (*row.present, row.rank, row.world_size, row.local_rank, row.local_world_size, *row.job_id)
+    for name in (*row.present, row.rank, row.world_size, row.local_rank, *row.local_world_size, *row.job_id)
     if name
 ]
 SLURMS = ["SLURM_JOB_ID", "SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE", "SLURM_CPU_BIND_TYPE", "SLURM_NODEID"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from entrypoint.core.errors import UserError
@@ -21,6 +23,31 @@ STEP = {
     "SLURM_NODEID": "2", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
 }  # fmt: skip
 
+PALS = {
+    "PMI_RANK": "1", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2", "PALS_RANKID": "1",
+    "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2", "PALS_NODEID": "0", "PALS_APID": "ab",
+}  # fmt: skip
+FLUX = {
+    "FLUX_TASK_RANK": "1", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "2", "FLUX_JOB_NNODES": "1", "PMI_RANK": "1",
+    "PMI_SIZE": "2",
+}  # fmt: skip
+JSM = {
+    "JSM_NAMESPACE_RANK": "3", "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_LOCAL_RANK": "1",
+    "JSM_NAMESPACE_LOCAL_SIZE": "2", "PMIX_RANK": "3",
+}  # fmt: skip
+WRAPPED = {
+    "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0",
+    "MASTER_ADDR": "node1",
+}  # fmt: skip
+# The shell of `salloc -n2`, as a Slurm 22.05 with LaunchParameters=use_interactive_step sets it.
+SALLOC = {
+    "SLURM_JOB_ID": "4", "SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_TASKS_PER_NODE": "2",
+    "SLURM_STEP_NODELIST": "n1", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "0",
+}  # fmt: skip
+PTY = STEP | {"SLURM_PTY_PORT": "41234", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+
 CASES = {
     "nobody": ({}, Job()),
     "torchrun": (TORCHRUN, Job("torchrun", 3, 4, 1, 2, "x")),
@@ -32,13 +59,70 @@ CASES = {
     "mpirun inside sbatch": (BATCH | OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77", "default")),
     "hydra inside sbatch": (BATCH | HYDRA, Job("hydra (MPICH, Intel MPI)", 2, 4, 0, 2)),
     "a size alone proves nothing": ({"WORLD_SIZE": "4"}, Job()),
+    "PALS": (PALS, Job("PALS", 1, 4, 1, 2, "ab", "asked")),
+    "Flux on one node": (FLUX, Job("Flux", 1, 2, 1, 2)),
+    "Flux, a task per node": (
+        FLUX | {"FLUX_JOB_NNODES": "2", "FLUX_TASK_LOCAL_ID": "0"},
+        Job("Flux", 1, 2, 0, 1),
+    ),
+    "Flux with the answer": (
+        FLUX | {"FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2", "LOCAL_WORLD_SIZE": "2"},
+        Job("Flux", 1, 4, 1, 2),
+    ),
+    "jsrun": (JSM, Job("jsrun", 3, 4, 1, 2, "", "asked")),
+    "jsrun with Open MPI's variables": (JSM | OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77", "default")),
+    "Cray MPICH": (
+        {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"},
+        Job("PMI", 3, 4, 1, 2, "", "asked"),
+    ),
+    "Cray MPICH under srun": (
+        STEP | {"PMI_RANK": "5", "PMI_SIZE": "7", "PMI_LOCAL_RANK": "1"},
+        Job("srun", 5, 7, 1, 2, "42"),
+    ),
+    "a wrapper that copies srun's numbers": (WRAPPED, Job("srun", 1, 2, 0, 1, "7")),
+    "a wrapper that copies Open MPI's numbers": (
+        OPEN_MPI | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+        Job("Open MPI", 1, 2, 1, 2, "77", "default"),
+    ),
+    "a wrapper that copies PALS's numbers": (
+        PALS | {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"},
+        Job("PALS", 1, 4, 1, 2, "ab", "asked"),
+    ),
+    "a wrapper that also counts the ranks here": (
+        WRAPPED | {"LOCAL_WORLD_SIZE": "1"},
+        Job("torchrun", 1, 2, 0, 1),
+    ),
+    "ranks at a loopback address": (
+        {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"},
+        Job("torchrun", 1, 2, 1, 2),
+    ),
+    "a single rank without its local size": ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, Job("torchrun")),
+    "the shell of salloc": (SALLOC, Job()),
+    "the shell of srun --pty": (PTY, Job()),
+    "a step whose job has more tasks": (
+        STEP | {"SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "7"},
+        Job("srun", 5, 7, 1, 2, "42"),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_innermost_launcher_is_recognised(name: str) -> None:
     environ, job = CASES[name]
-    assert detect_job(environ) == job
+    assert replace(detect_job(environ), hostnames=(), master_addr="") == job
+
+
+def test_salloc_shell_has_the_nodes_of_the_job() -> None:
+    assert detect_job(SALLOC).hostnames == ("n1", "n2")
+
+
+def test_srun_pty_of_a_program_is_a_rank() -> None:
+    assert detect_job(PTY, "slurmstepd").launcher == "srun"
+
+
+def test_srun_pty_second_task_is_refused() -> None:
+    with pytest.raises(UserError, match="SLURM_PROCID=1: srun --pty started this process"):
+        detect_job(PTY | {"SLURM_PROCID": "1"}, "bash")
 
 
 @pytest.mark.parametrize(
@@ -48,6 +132,14 @@ def test_the_innermost_launcher_is_recognised(name: str) -> None:
         (TORCHRUN | {"RANK": "4"}, "RANK=4: torchrun says that there are 4 ranks"),
         (TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK=-1"),
         (STEP | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_STEP_TASKS_PER_NODE=two"),
+        (
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"},
+            "WORLD_SIZE=8: torchrun does not say .* LOCAL_WORLD_SIZE",
+        ),
+        (WRAPPED | {"RANK": "0"}, "WORLD_SIZE=2: torchrun does not say how many"),
+        (FLUX | {"FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2"}, "FLUX_JOB_SIZE=4: Flux does not say how many"),
+        (PALS | {"PALS_LOCAL_RANKID": "2"}, "PALS_LOCAL_RANKID=2: PALS says that there are 2 ranks"),
+        (JSM | {"JSM_NAMESPACE_LOCAL_SIZE": ""}, "JSM_NAMESPACE_SIZE=4: jsrun does not say"),
     ],
 )
 def test_what_no_launcher_would_set_is_refused_by_name(environ: dict[str, str], said: str) -> None:

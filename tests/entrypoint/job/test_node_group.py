@@ -20,6 +20,9 @@ SAGEMAKER = {
 }  # fmt: skip
 RANK = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x"}
 
+# Volcano's pytorch plugin, Vertex AI, PyTorchJob of old operators: a pod each, and no LOCAL_RANK.
+POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-0", "MASTER_PORT": "23456"}
+
 CASES = {
     "alone": ({}, NodeGroup()),
     "by hand": (HAND, NodeGroup(2, 1, "r1", source="LAUNCH_NNODES=2")),
@@ -52,6 +55,22 @@ CASES = {
         STEP | {"LAUNCH_MAX_RESTARTS": "1"},
         NodeGroup(2, 1, "n1", source="srun"),
     ),
+    "a pod with its number and no local rank": (POD, NodeGroup(2, 1, "job-0", "23456", source="WORLD_SIZE=2")),
+    "a pod that is alone": ({"RANK": "0", "WORLD_SIZE": "1"}, NodeGroup()),
+    "a pod that is to train alone": (POD | {"LAUNCH_LAUNCHER": "direct"}, NodeGroup()),
+    "processes of one machine without a local rank": (
+        POD | {"MASTER_ADDR": "127.0.0.1"},
+        NodeGroup(2, 1, "127.0.0.1", "23456", interface="lo", source="WORLD_SIZE=2"),
+    ),
+    "the first pod of Kubeflow's pytorch-operator": (
+        POD | {"RANK": "0", "MASTER_ADDR": "localhost"},
+        NodeGroup(2, 0, "localhost", "23456", source="WORLD_SIZE=2"),
+    ),
+    "a batch script of Slurm that exports them": (
+        {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]", "RANK": "0", "WORLD_SIZE": "4"},
+        NodeGroup(),
+    ),
+    "ranks that the user asked for here": ({"WORLD_SIZE": "2", "LAUNCH_NPROC_PER_NODE": "2"}, NodeGroup()),
     "two that agree": (HAND | KUBERNETES, NodeGroup(2, 1, "r1", source="LAUNCH_NNODES=2")),
 }
 
@@ -80,6 +99,11 @@ def test_whoever_started_the_nodes_says_which_this_is(name: str) -> None:
         (SAGEMAKER | {"SM_HOSTS": "algo-1"}, "SM_HOSTS=algo-1: not a JSON list"),
         (SAGEMAKER | {"SM_CURRENT_HOST": "algo-3"}, "SM_CURRENT_HOST=algo-3: not among SM_HOSTS"),
         (HAND | KUBERNETES | {"PET_NODE_RANK": "0"}, "LAUNCH_NNODES=2 and PET_NNODES=2 contradict each other: node 1"),
+        (POD | {"RANK": "foo"}, "RANK=foo: not a whole number"),
+        (POD | {"RANK": "2"}, "RANK=2: WORLD_SIZE=2 nodes, counted from 0"),
+        (POD | {"MASTER_ADDR": ""}, "WORLD_SIZE=2: needs MASTER_ADDR"),
+        (POD | {"PET_NPROC_PER_NODE": "2"}, "WORLD_SIZE=2: PET_NPROC_PER_NODE=2 is set without PET_NNODES"),
+        (HAND | POD | {"RANK": "0"}, "LAUNCH_NNODES=2 and WORLD_SIZE=2 contradict each other"),
         (HAND | {"LAUNCH_NNODES": "3"} | SAGEMAKER, "LAUNCH_NNODES=3 and SM_HOSTS=.* contradict"),
     ],
 )
@@ -87,6 +111,47 @@ def test_what_cannot_be_or_contradicts_is_refused_by_name(environ: dict[str, str
     with pytest.raises(UserError, match=said) as error:
         read(environ)
     assert error.value.code == ExitCode.USAGE
+
+
+CLUSTER = json.dumps({"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}})
+UNCLAIMED = {
+    "a size alone": ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4"),
+    "MPI's size alone": ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2"),
+    "PMI without a local rank": ({"PMI_RANK": "0", "PMI_SIZE": "4"}, "PMI_SIZE=4"),
+    "jsrun's size alone": ({"JSM_NAMESPACE_SIZE": "4"}, "JSM_NAMESPACE_SIZE=4"),
+    "Flux's size alone": ({"FLUX_JOB_SIZE": "4"}, "FLUX_JOB_SIZE=4"),
+    "PMIx alone": ({"PMIX_RANK": "0"}, "PMIX_RANK=0"),
+    "ALPS": ({"ALPS_APP_PE": "0"}, "ALPS_APP_PE=0"),
+    "the rank of a node alone": ({"NODE_RANK": "1"}, "NODE_RANK=1"),
+    "a rank alone": ({"RANK": "1"}, "RANK=1"),
+    "a size that is no number": ({"WORLD_SIZE": "many"}, "WORLD_SIZE=many"),
+    "PET_NNODES without a rank": ({"PET_NNODES": "2"}, "PET_NNODES=2"),
+    "Vertex AI's cluster": ({"CLUSTER_SPEC": CLUSTER}, "CLUSTER_SPEC .with 2 tasks."),
+    "TensorFlow's cluster": ({"TF_CONFIG": CLUSTER}, "TF_CONFIG .with 2 tasks."),
+    "a batch script on one node": ({"SLURM_JOB_ID": "1", "RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2"),
+}
+
+
+@pytest.mark.parametrize("name", UNCLAIMED)
+def test_size_or_rank_that_no_launcher_explains_is_refused(name: str) -> None:
+    environ, variable = UNCLAIMED[name]
+    with pytest.raises(UserError, match=f"^{variable}: a launcher has several ranks here") as error:
+        read(environ)
+    assert error.value.code == ExitCode.USAGE
+    assert read(environ | {"LAUNCH_LAUNCHER": "direct"}) == NodeGroup()
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},
+        {"PMI_RANK": "0", "PMI_SIZE": "1"},
+        {"NODE_RANK": "0", "TF_CONFIG": "{}", "CLUSTER_SPEC": "[1]"},
+        {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "PMIX_RANK": "0"},
+    ],
+)
+def test_variables_of_a_single_rank_are_accepted(environ: dict[str, str]) -> None:
+    assert read(environ) == NodeGroup()
 
 
 def test_step_with_several_tasks_per_node_starts_no_ranks() -> None:

@@ -255,3 +255,94 @@ def test_a_plan_of_a_thousand_ranks_fits_into_a_variable() -> None:
     for text in ("zlib:", "zlib:AAAA", "zlib:!", "{}", "null"):
         with pytest.raises((ValueError, KeyError, TypeError)):
             Plan.from_variable(text)
+
+
+STARTED = Job("srun", 1, 2, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("job", "environ", "said"),
+    [
+        (STARTED, {"LAUNCH_LAUNCHER": "direct"}, "LAUNCH_LAUNCHER=direct: srun has already started this process as"),
+        (
+            replace(STARTED, local_rank=1, local_world_size=2),
+            {"LAUNCH_LAUNCHER": "local"},
+            "LAUNCH_LAUNCHER=local: srun",
+        ),
+        (STARTED, {"LAUNCH_LAUNCHER": "mpirun"}, "LAUNCH_LAUNCHER=mpirun: srun has already"),
+        (STARTED, {"LAUNCH_HOSTS": "a:1,b:1"}, "LAUNCH_HOSTS=a:1,b:1: srun has already"),
+        (Job("Open MPI", 0, 2, 0, 2), {"LAUNCH_LAUNCHER": "srun"}, "LAUNCH_LAUNCHER=srun: Open MPI has already"),
+    ],
+)
+def test_launcher_setting_in_a_started_rank_is_refused(job: Job, environ: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        make_test_plan(make_machine(4), environ, job)
+    assert error.value.code == ExitCode.USAGE
+    # The ranks of an mpirun or srun that the entrypoint started get the user's settings too.
+    assert make_test_plan(make_machine(4), environ | {"ENTRYPOINT_STARTED": "1.0"}, job).launcher == "rank"
+
+
+@pytest.mark.parametrize(
+    ("job", "launcher"),
+    [(STARTED, "srun"), (Job("Open MPI", 0, 2, 0, 2), "mpirun"), (Job("hydra (MPICH, Intel MPI)", 0, 1), "direct")],
+)
+def test_launcher_setting_that_agrees_is_accepted(job: Job, launcher: str) -> None:
+    assert make_test_plan(make_machine(4), {"LAUNCH_LAUNCHER": launcher}, job).launcher == "rank"
+
+
+@pytest.mark.parametrize(
+    ("environ", "warning"),
+    [
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2"}, "SLURM_NTASKS=2: not used, this run starts 1 rank."),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "2", "LAUNCH_NPROC_PER_NODE": "2"}, ""),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "1"}, ""),
+        (
+            {"LAUNCH_LAUNCHER": "direct", "RANK": "1", "WORLD_SIZE": "2"},
+            "WORLD_SIZE=2, RANK=1: not used, LAUNCH_LAUNCHER=direct starts ranks on this node alone",
+        ),
+    ],
+)
+def test_variables_of_other_ranks_without_effect_are_named(environ: dict[str, str], warning: str) -> None:
+    lines = make_test_plan(make_machine(4), environ).warnings
+    assert [line for line in lines if "not used" in line] == [
+        line for line in lines if warning and line.startswith(warning)
+    ]
+    assert bool(warning) == any("not used" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("master", "interface"),
+    [("127.0.0.1", "lo"), ("node1", "lo"), ("node1.cluster", "lo"), ("", "lo"), ("node7", None), ("10.0.0.7", None)],
+)
+def test_loopback_is_forced_only_where_the_master_is_here(master: str, interface: str | None) -> None:
+    made = make_test_plan(make_machine(4), {"MASTER_ADDR": master}, Job("torchrun", 1, 2, 1, 2))
+    assert made.environment.variables.get("GLOO_SOCKET_IFNAME") == interface
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "visible", "gpu"), [(0, 2, 0), (1, 2, 1), (2, 2, 0), (3, 2, 1), (2, 1, 0), (2, 4, 2)]
+)
+def test_rank_that_sees_fewer_gpus_takes_them_in_turn(local_rank: int, visible: int, gpu: int) -> None:
+    shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(visible)))}
+    job = Job("srun", local_rank, 4, local_rank, 4)
+    made = make_test_plan(make_machine(8, gpus=visible), shown, job)
+    assert made.ranks[local_rank].gpu == gpu
+    assert any("Use --gpus-per-task=1" in line for line in made.warnings) == (visible == 2)
+
+
+def test_fewer_gpus_than_ranks_of_mpirun_is_refused() -> None:
+    with pytest.raises(UserError, match="Open MPI started 4 ranks on this node, which has 2 visible GPUs"):
+        make_test_plan(make_machine(8, gpus=2), {"CUDA_VISIBLE_DEVICES": "0,1"}, Job("Open MPI", 0, 4, 0, 4))
+
+
+@pytest.mark.parametrize(
+    ("each", "cores", "quota", "gpus", "ranks"),
+    [("8", 8, None, 0, 1), ("3", 8, 2.5, 0, 1), ("4", 8, None, 0, 4), ("4", 8, None, 4, 4), ("1", 1, None, 0, 1)],
+)
+def test_kubeflow_default_of_a_rank_per_cpu_is_not_used(
+    each: str, cores: int, quota: float | None, gpus: int, ranks: int
+) -> None:
+    environ = {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "a", "PET_NPROC_PER_NODE": each}
+    made = make_test_plan(make_machine(cores, quota=quota, gpus=gpus), environ)
+    assert made.nodes.nproc_per_node == ranks
+    assert ("Kubeflow's default" in reason_for(made, "ranks")) == (ranks == 1 and each != "1")

@@ -1,0 +1,213 @@
+"""The launchers that this project knows, one row each: which variables give a process its rank."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from entrypoint.job.slurm import number, slurm_tasks_here, srun_binding
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A row: concept → variable. If all of `present` are set, this launcher started the process.
+
+    `local_world_size` lists the variables that may hold the number of ranks on this node. `local_size_of` computes
+    that number where no variable has it, None if it cannot.
+    """
+
+    name: str
+    present: tuple[str, ...]
+    rank: str
+    world_size: str
+    local_rank: str
+    local_world_size: tuple[str, ...] = ()
+    job_id: tuple[str, ...] = ()
+    local_size_of: Callable[[Mapping[str, str]], int | None] = lambda _: None
+    binding_of: Callable[[Mapping[str, str]], str] = lambda _: ""
+    master_of: Callable[[Mapping[str, str]], str] = lambda _: ""
+
+    def is_present(self, environ: Mapping[str, str]) -> bool:
+        """Return whether this launcher's variables are all set."""
+        return all(environ.get(name, "") != "" for name in self.present)
+
+
+# What mpirun's options and MCA parameters leave in a rank's environment (Open MPI 4: OMPI_MCA_, PRRTE: PRTE_MCA_).
+BINDING_POLICY_VARS = ("OMPI_MCA_hwloc_base_binding_policy", "PRTE_MCA_hwloc_default_binding_policy")
+MAPPING_POLICY_VARS = ("OMPI_MCA_rmaps_base_mapping_policy", "PRTE_MCA_rmaps_default_mapping_policy")
+CPU_LIST_VARS = (
+    *("OMPI_MCA_hwloc_base_cpu_set", "OMPI_MCA_hwloc_base_cpu_list", "PRTE_MCA_hwloc_default_cpu_list"),
+    *("OMPI_MCA_orte_rankfile", "OMPI_MCA_rmaps_rank_file_path", "PRTE_MCA_rmaps_file"),
+)
+
+
+def open_mpi_binding(environ: Mapping[str, str]) -> str:
+    """Return who bound a rank of Open MPI: `asked`, `default` or nobody.
+
+    By default Open MPI binds to a core up to two ranks, to a socket above (mpirun(1)). Open MPI 5 leaves nothing of
+    its options in the environment, so `effective_affinity` also reads mpirun's command line.
+    """
+    policies = [environ[name] for name in BINDING_POLICY_VARS if environ.get(name)]
+    mappings = [environ[name] for name in MAPPING_POLICY_VARS if environ.get(name)]
+    lists = [environ[name] for name in CPU_LIST_VARS if environ.get(name)]
+    asked = requested_binding(policies, mappings, lists)
+    return "default" if asked is None else asked
+
+
+def requested_binding(policies: list[str], mappings: list[str], cpu_lists: list[str]) -> str | None:
+    """Return `asked` if the user's options bind ranks, empty if they bind nothing, None if they say nothing.
+
+    `--map-by` binds only with PE=N or PE-LIST=… (mpirun(1)).
+    """
+    if cpu_lists or any(re.search(r"\bPE(-LIST)?=", text, re.IGNORECASE) for text in mappings):
+        return "asked"
+    if policies:
+        return "" if policies[-1].lower().startswith("none") else "asked"
+    return None
+
+
+def mpirun_binding(words: Sequence[str]) -> str | None:
+    """Return what the options of an Open MPI command line ask for, as `requested_binding` does.
+
+    `words` are those before the program, whose own options may have the same names.
+    """
+    values: dict[str, list[str]] = {"bind": [], "map": [], "list": []}
+    for word, value in zip(words, (*words[1:], ""), strict=True):
+        name, _, attached = word.lstrip("-").lower().partition("=")
+        kind = MPIRUN_OPTIONS.get(name) if word.startswith("-") else MCA_PARAMETERS.get(name)
+        if kind:
+            values[kind].append(attached or value)
+        elif word.startswith("-") and re.fullmatch(r"bind-to-(core|socket|none)", name):
+            values["bind"].append(name.removeprefix("bind-to-"))
+    return requested_binding(values["bind"], values["map"], values["list"])
+
+
+MPIRUN_OPTIONS = {
+    **dict.fromkeys(("bind-to",), "bind"),
+    **dict.fromkeys(("map-by",), "map"),
+    **dict.fromkeys(("cpu-set", "cpu-list", "rf", "rankfile", "slot-list", "cpus-per-proc", "cpus-per-rank"), "list"),
+}
+# After `--mca` or `--prtemca`, each followed by its value.
+MCA_PARAMETERS = {
+    **dict.fromkeys((name.partition("_MCA_")[2] for name in BINDING_POLICY_VARS), "bind"),
+    **dict.fromkeys((name.partition("_MCA_")[2] for name in MAPPING_POLICY_VARS), "map"),
+    **dict.fromkeys((name.partition("_MCA_")[2] for name in CPU_LIST_VARS), "list"),
+}
+
+
+def hydra_binding(environ: Mapping[str, str]) -> str:
+    """MPICH binds where it is asked to; Intel MPI by default, unless I_MPI_PIN says no (its developer reference)."""
+    if environ.get("HYDRA_USER_PROVIDED_BINDING"):
+        return "asked"
+    intel = any(name.startswith("I_MPI_") for name in environ)
+    pinned = environ.get("I_MPI_PIN", "1").lower() not in ("0", "no", "off", "disable")
+    return ("asked" if "I_MPI_PIN_DOMAIN" in environ else "default") if intel and pinned else ""
+
+
+def open_mpi_master(environ: Mapping[str, str]) -> str:
+    """Return the address of mpirun's own node, which has rank 0 unless a user's list of hosts says otherwise.
+
+    Open MPI 4 gives it to every rank, as `1263468544.0;tcp://10.78.0.1:34657` (orte's `hnp_uri`).
+    """
+    match = re.search(r";tcp://([0-9.]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
+    return match[1] if match else ""
+
+
+def flux_tasks_here(environ: Mapping[str, str]) -> int | None:
+    """Return the tasks of a Flux job on this node, if its totals determine them (flux-environment(7))."""
+    tasks, nodes = number(environ, "FLUX_JOB_SIZE", 1), number(environ, "FLUX_JOB_NNODES", 0)
+    return {1: tasks, tasks: 1}.get(nodes)
+
+
+# The innermost launcher wins: torchrun inside srun sees both, and `mpirun` inside sbatch leaves SLURM_PROCID=0 in
+# every rank. Cray's PMI is last, because srun sets its variables too.
+LAUNCHERS = (
+    Launcher(
+        "torchrun",
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        ("LOCAL_WORLD_SIZE",),
+        ("TORCHELASTIC_RUN_ID",),
+    ),
+    Launcher(
+        "Open MPI",
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        binding_of=open_mpi_binding,
+        master_of=open_mpi_master,
+    ),
+    Launcher(
+        "MVAPICH",
+        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        ("MV2_COMM_WORLD_LOCAL_SIZE",),
+    ),
+    Launcher(
+        "jsrun",  # IBM Job Step Manager; it binds each task to its resource set
+        ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+        "JSM_NAMESPACE_RANK",
+        "JSM_NAMESPACE_SIZE",
+        "JSM_NAMESPACE_LOCAL_RANK",
+        ("JSM_NAMESPACE_LOCAL_SIZE",),
+        ("LSB_JOBID",),
+        binding_of=lambda _: "asked",
+    ),
+    Launcher(
+        "PALS",  # HPE Cray's mpiexec; `--cpu-bind` sets each task's mask
+        ("PALS_RANKID", "PMI_SIZE"),
+        "PALS_RANKID",
+        "PMI_SIZE",
+        "PALS_LOCAL_RANKID",
+        ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        ("PALS_APID", "PBS_JOBID"),
+        binding_of=lambda _: "asked",
+    ),
+    Launcher(
+        "Flux",
+        ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+        "FLUX_TASK_RANK",
+        "FLUX_JOB_SIZE",
+        "FLUX_TASK_LOCAL_ID",
+        job_id=("FLUX_JOB_ID",),
+        local_size_of=flux_tasks_here,
+    ),
+    Launcher(
+        "hydra (MPICH, Intel MPI)",
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+        "PMI_RANK",
+        "PMI_SIZE",
+        "MPI_LOCALRANKID",
+        ("MPI_LOCALNRANKS",),
+        binding_of=hydra_binding,
+    ),
+    Launcher(
+        "srun",
+        # sbatch sets SLURM_PROCID and a size too; only a step has an id that is a number.
+        ("SLURM_PROCID", "SLURM_STEP_ID"),
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_LOCALID",
+        job_id=("SLURM_JOB_ID",),
+        local_size_of=slurm_tasks_here,
+        binding_of=srun_binding,
+    ),
+    Launcher(
+        "PMI",  # Cray MPICH and others that set the local rank by this name
+        ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK"),
+        "PMI_RANK",
+        "PMI_SIZE",
+        "PMI_LOCAL_RANK",
+        ("PMI_LOCAL_SIZE",),
+        ("PBS_JOBID",),
+        binding_of=lambda _: "asked",
+    ),
+)
