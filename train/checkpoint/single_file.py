@@ -6,13 +6,14 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from entrypoint.core.atomic_files import atomic_open, checksum_trailer, replace_symlink, sha256_of, verify_checksum
-from entrypoint.core.errors import ExitCode, UserError, first_line
+from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from train.settings import TrainSettings
 
 # Settings that may change on resume: they do not affect the trained weights.
@@ -51,11 +52,12 @@ SUFFIX, SHARDED_SUFFIX, METADATA_FILE = ".pt", ".sharded", "told.pt"  # codespel
 class Checkpoint:
     """State of a run after `step` steps and `epoch` finished epochs; field names are the on-disk format.
 
-    `seconds` is the training time so far. `losses` holds one loss per step of the current epoch. `scaler` is the state
-    of fp16's gradient scaler, `average` that of the EMA model. `best` is the best accuracy saved so far. `plan` is the
-    plan as JSON. In a sharded checkpoint `model`, `optimizer` and `average` are in separate files, and `parts` maps
-    each file to its SHA-256. No generator state is saved: order, transforms, mixing and dropout are functions of
-    seed, epoch, step and rank.
+    `seconds` is the training time so far. `losses` holds one loss per step of the current epoch. `scaler` is the
+    state of fp16's gradient scaler, `average` that of the EMA model. `best` is the best accuracy saved so far.
+    `plan` is the plan as JSON. `classes` are the names of the classes, in the order of the model's outputs. In a
+    sharded checkpoint `model`, `optimizer` and `average` are in separate files, and `parts` maps each file to its
+    SHA-256. No generator state is saved: order, transforms, mixing and dropout are functions of seed, epoch, step
+    and rank.
     """
 
     epoch: int
@@ -70,6 +72,7 @@ class Checkpoint:
     best: float = -1.0
     plan: str = ""
     parts: Mapping[str, str] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
 
 
 class ResumePoint(NamedTuple):
@@ -196,6 +199,22 @@ def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> C
             " or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway."
         )
     return checkpoint
+
+
+def check_classes(start: ResumePoint, classes: tuple[str, ...], *, changed: bool) -> None:
+    """Raise `UserError` if a checkpoint's classes differ from those of the data set.
+
+    With `changed` other names are allowed, but not another number of classes. Checkpoints of 0.1 have no classes.
+    """
+    saved = start.saved.classes
+    if not saved or saved == classes or (changed and len(saved) == len(classes)):
+        return
+    pairs = zip_longest(saved, classes, fillvalue="none")
+    index, (was, now) = next((index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1])
+    raise UserError(
+        f"{start.path}: saved with other classes: class {index} of {len(saved)} was {printable(was)}, is"
+        f" {printable(now)} of {len(classes)}. Restore the data set or start a new run."
+    )
 
 
 def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class BatchSource(Protocol):
 
     steps_per_epoch: int
     normalize: Normalize
+    skipped: set[str]  # files that this rank could not read, each with the reason
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield the epoch's batches from the one of number `first`; images that would fill only a part wait."""

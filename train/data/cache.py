@@ -10,20 +10,21 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import UserError
 from entrypoint.core.user_dirs import PRIVATE, user_cache_dir
 from train.data.image_folder import ImageList
+from train.lock_file import folder_lock
 from train.settings import ImageShape
 
 # Part of every key: raise it when decoding or the layout changes, and old entries are never read again.
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def load_or_build(
     pointer = folder / "known" / metadata_key(listings, settings)
     if entry := open_entry(folder, pointer):
         return entry
-    with FileLock(folder / "building.lock"):
+    with folder_lock(folder / "building.lock", f"another process that decodes images into {folder}"):
         if entry := open_entry(folder, pointer):
             return entry
         key = content_key(listings, settings)
@@ -98,7 +99,7 @@ def build_entry(folder: Path, key: str, build: Callable[[Path], dict[str, Any]])
         temp_dir.rename(folder / key)
     except OSError as error:
         raise UserError(
-            f"{folder}: the image cache cannot be written ({error.strerror}); set TRAIN_CACHE_DIR"
+            f"{folder}: the image cache cannot be written ({error.strerror or error}); set TRAIN_CACHE_DIR"
         ) from None
     finally:
         shutil.rmtree(temp_dir, ignore_errors=True)
@@ -108,11 +109,12 @@ def metadata_key(listings: tuple[ImageList, ImageList], settings: str) -> str:
     """Return a digest of every file's path, label, size, inode and times."""
     digest = hashlib.blake2b(settings.encode(), digest_size=16)
     for path, relative, label in iter_files(listings):
-        stat = path.stat()
-        digest.update(
-            f"{path.parent}\0{relative}\0{label}\0{stat.st_size}\0{stat.st_ino}\0{stat.st_mtime_ns}"
-            f"\0{stat.st_ctime_ns}\0".encode(errors="surrogateescape")
-        )
+        try:
+            stat = path.stat()
+            state = f"{stat.st_size}\0{stat.st_ino}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}"
+        except OSError as error:  # decoding names it
+            state = f"unreadable {error.errno}"
+        digest.update(f"{path.parent}\0{relative}\0{label}\0{state}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -120,9 +122,19 @@ def content_key(listings: tuple[ImageList, ImageList], settings: str) -> str:
     """Return a digest of every file's place in its split, label and content."""
     digest = hashlib.blake2b(settings.encode(), digest_size=16)
     for path, relative, label in iter_files(listings):
-        content = hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        content = digest_of_file(path)
         digest.update(f"{relative}\0{label}\0{content}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()
+
+
+def digest_of_file(path: Path) -> str:
+    """Return a digest of a file's content, or why it cannot be read."""
+    try:
+        if not S_ISREG(path.stat().st_mode):
+            return "not a file"
+        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    except OSError as error:
+        return f"unreadable {error.errno}"
 
 
 def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[Path, str, int]]:

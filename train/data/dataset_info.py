@@ -1,29 +1,42 @@
-"""How much data there is: looked up or counted before any of it is loaded, so that the plan can choose."""
+"""Look up or count a data set before any of it is loaded, so that the plan can choose how to feed it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from entrypoint.core.errors import UserError
-from train.data.image_folder import class_names, files_of, split_folders
+from train.data.image_folder import (
+    UnreadableImage,
+    class_names,
+    scan_class,
+    split_folders,
+    translate_folder_errors,
+    unreadable_image_error,
+)
 from train.settings import BOOK_PIXELS, TrainSettings
 
 # Counting stops here: more images than this at any size stream anyway, and a slow disk need not list them twice.
 MAX_COUNTED = 200_000
 KEEP_SIZE_MAX_PX = 96
 LARGE_PIXELS = 224
-SAMPLED_CLASSES = 16
+# Headers that are read: of the first image of so many classes, and, while all are gray, of so many images.
+SAMPLED_CLASSES, SAMPLED_GRAY_IMAGES = 16, 1000
 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set: train and test images together, and one image's (channels, height, width)."""
+    """What is known of a data set: train and test images together, and one image's (channels, height, width).
+
+    `becomes` says what its image files become, empty for a set that has no files.
+    """
 
     images: int
     shape: tuple[int, int, int]
     counted_all: bool = True
+    becomes: str = ""
 
     @property
     def bytes(self) -> int:
@@ -45,12 +58,42 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         return KNOWN[settings.dataset]
     if settings.dataset == "synthetic":
         return DatasetInfo(settings.synthetic_images * 6 // 5, synthetic_shape(settings))
-    train, test = split_folders(settings.data_dir)
-    images = 0
-    for split in (train, test):
-        for name in class_names(split):
-            images += sum(1 for _ in islice(files_of(split / name), MAX_COUNTED + 1 - images))
-    return DatasetInfo(images, read_image_shape(settings, train), images <= MAX_COUNTED)
+    counter = ImageCounter(settings.on_unreadable_image)
+    with translate_folder_errors(settings.data_dir):
+        train, test = split_folders(settings.data_dir)
+        samples = [counter.count(train / name) for name in class_names(train)]
+        for name in class_names(test):
+            counter.count(test / name)
+    headers = read_headers(samples, train, settings.on_unreadable_image)
+    shape = target_shape(headers, settings)
+    return DatasetInfo(counter.images, shape, counter.images <= MAX_COUNTED, headers.describe(shape))
+
+
+@dataclass
+class ImageCounter:
+    """Counts images up to `MAX_COUNTED`, and keeps some of each class."""
+
+    policy: str
+    images: int = 0
+
+    def count(self, folder: Path) -> list[Path]:
+        """Count one class; return up to 1,000 of its files, evenly spaced.
+
+        Raises `UserError` for the first entry that cannot be used, unless the policy is `skip`.
+        """
+        kept: list[Path] = []
+        stride = 1
+        for index, found in enumerate(islice(scan_class(folder), MAX_COUNTED + 1 - self.images)):
+            if isinstance(found, UnreadableImage):
+                if self.policy == "error":
+                    raise unreadable_image_error([found])
+                continue
+            self.images += 1
+            if index % stride == 0:
+                kept.append(found)
+            if len(kept) > 2 * SAMPLED_GRAY_IMAGES:
+                kept, stride = kept[::2], 2 * stride
+        return kept
 
 
 def synthetic_shape(settings: TrainSettings) -> tuple[int, int, int]:
@@ -59,31 +102,88 @@ def synthetic_shape(settings: TrainSettings) -> tuple[int, int, int]:
     return channels, height, width
 
 
-def read_image_shape(settings: TrainSettings, folder: Path) -> tuple[int, int, int]:
-    """Return what the folder's images become: gray only if all looked at are gray, small ones as they are.
+@dataclass
+class Headers:
+    """What the headers of some images say: their sizes (height, width) and Pillow's modes."""
 
-    Looks at the first image of up to 16 classes; raises `UserError` where none of them can be read.
+    sizes: list[tuple[int, int]] = field(default_factory=list)
+    modes: set[str] = field(default_factory=set)
+    is_turned: bool = False
+    has_transparency: bool = False
+
+    @property
+    def is_gray(self) -> bool:
+        """Return whether no image has color."""
+        from train.data.pixel_values import GRAY_MODES
+
+        return self.modes <= GRAY_MODES
+
+    def add(self, path: Path) -> None:
+        """Read one header; raises whatever Pillow's plug-in raises."""
+        from train.data.pixel_values import open_image, swaps_sides
+
+        with open_image(path) as image:
+            turned = swaps_sides(image)
+            self.is_turned |= turned
+            self.has_transparency |= image.has_transparency_data
+            self.modes.add(image.mode)
+            self.sizes.append((image.width, image.height) if turned else (image.height, image.width))
+
+    def describe(self, shape: tuple[int, int, int]) -> str:
+        """Return what these images become in a set of that shape."""
+        _, height, width = shape
+        same = set(self.sizes) == {(height, width)}
+        color = "gray" if self.is_gray else "color"
+        parts = [color if same else f"{color}, cropped to the shape and resized"]
+        if any(mode.startswith("I;16") for mode in self.modes):
+            parts.append("16 bits // 257")
+        if self.modes & {"I", "F"}:
+            parts.append("32 bits scaled to 8")
+        if self.has_transparency:
+            parts.append("transparent parts white")
+        if self.is_turned:
+            parts.append("turned as EXIF says")
+        return "; ".join(parts)
+
+
+def read_headers(samples: list[list[Path]], folder: Path, policy: str) -> Headers:
+    """Read the headers of the first image of up to 16 classes, and of up to 1,000 images while all are gray.
+
+    Raises `UserError` for an image that cannot be read; with the policy `skip`, only if none can.
     """
-    from PIL import Image, UnidentifiedImageError
+    from train.data.decoding import failure_reason
 
-    modes: set[str] = set()
-    size: tuple[int, int] | None = None
-    unreadable: Path | None = None
-    for name in islice(class_names(folder), SAMPLED_CLASSES):
-        for path in islice(files_of(folder / name), 1):
-            try:
-                with Image.open(path) as image:
-                    modes.add(image.mode)
-                    size = size or (image.height, image.width)
-            except (OSError, UnidentifiedImageError):
-                unreadable = unreadable or path
-    if size is None:
-        seen = f"{unreadable}: is no image" if unreadable else f"{folder}: its classes have no images"
+    headers = Headers()
+    unreadable: UnreadableImage | None = None
+    for index, path in enumerate(interleave(samples)):
+        enough = index >= min(SAMPLED_CLASSES, len(samples)) and not headers.is_gray
+        if headers.sizes and (enough or len(headers.sizes) >= SAMPLED_GRAY_IMAGES):
+            break
+        try:
+            headers.add(path)
+        except Exception as error:  # Pillow's plug-ins raise what their parsers raise
+            unreadable = UnreadableImage(path, failure_reason(path, error))
+            if policy == "error":
+                raise unreadable_image_error([unreadable]) from None
+    if not headers.sizes:
+        seen = str(unreadable) if unreadable else f"{folder}: its classes have no images"
         raise UserError(f"{seen}; check TRAIN_DATA_DIR")
-    channels = 1 if modes <= {"L", "1", "I;16"} else 3
+    return headers
+
+
+def interleave(samples: list[list[Path]]) -> Iterator[Path]:
+    """Yield the first file of each class, then further files of each, evenly spaced over the class."""
+    most = max(1, SAMPLED_GRAY_IMAGES // max(1, len(samples)))
+    spaced = (files[:: max(1, len(files) // most)] for files in samples)
+    return (path for path in chain.from_iterable(zip_longest(*spaced)) if path is not None)
+
+
+def target_shape(headers: Headers, settings: TrainSettings) -> tuple[int, int, int]:
+    """Return what the folder's images become: gray if all are, and their own size if all of them are small."""
+    channels = 1 if headers.is_gray else 3
     if settings.image_size != "auto":
         return channels, settings.image_size, settings.image_size
-    if max(size) <= KEEP_SIZE_MAX_PX:
-        return channels, *size
+    if max(max(size) for size in headers.sizes) <= KEEP_SIZE_MAX_PX:
+        return channels, *headers.sizes[0]
     side = BOOK_PIXELS if settings.transforms == "book" else LARGE_PIXELS
     return channels, side, side

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
-from filelock import FileLock
 from torch import Tensor
 
 from entrypoint.core.errors import UserError, first_line
 from train.data.cache import cache_folder, load_or_build
 from train.data.dataset_info import synthetic_shape
 from train.data.decoding import decode_splits
-from train.data.image_folder import ImageList, list_splits
+from train.data.image_folder import ImageList, UnreadableImage, list_splits
 from train.data.workers import WorkerPoolSpec
+from train.lock_file import folder_lock
 from train.seeding import make_generator
 from train.settings import ImageShape, TrainSettings
 
@@ -53,9 +54,9 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, worker_pool: W
     `worker_pool` may be used for decoding; every rank of a node calls this at once, and one does the work.
     """
     if settings.dataset == "imagefolder":
-        listings = list_splits(settings.data_dir)
+        listings = list_splits(settings.data_dir, settings.on_unreadable_image)
         if source == "stream":
-            return DataSet(*listings, listings[0].classes, shape)
+            return DataSet(*listings, listings[0].classes, shape, unreadable_entries(listings))
         return load_image_folder(settings, listings, shape, worker_pool)
     return LOADERS[settings.dataset](settings)
 
@@ -67,13 +68,20 @@ def load_image_folder(
     policy = settings.on_unreadable_image
     build = partial(decode_splits, listings, shape, policy, worker_pool)
     entry = load_or_build(listings, shape, policy, cache_folder(settings.cache_dir), build)
+    splits = dict(zip(("train", "test"), listings, strict=True))
+    skipped = [str(UnreadableImage(splits[name].files[row], reason)) for name, row, reason in entry.notes["skipped"]]
     return DataSet(
         ImageTensors(torch.from_numpy(entry.train_images), torch.from_numpy(entry.train_labels)),
         ImageTensors(torch.from_numpy(entry.test_images), torch.from_numpy(entry.test_labels)),
         listings[0].classes,
         shape,
-        tuple(entry.notes["skipped"]),
+        (*unreadable_entries(listings), *skipped),
     )
+
+
+def unreadable_entries(listings: tuple[ImageList, ImageList]) -> tuple[str, ...]:
+    """Return the entries of both splits that cannot be used, each with the reason."""
+    return tuple(str(one) for listing in listings for one in listing.unreadable)
 
 
 def load_digits(_: TrainSettings) -> DataSet:
@@ -135,24 +143,44 @@ def load_torchvision(settings: TrainSettings, name: str) -> DataSet:
             f"TRAIN_DATASET={settings.dataset}: needs torchvision, which cannot be loaded ({error})"
         ) from None
     folder = settings.data_dir or Path("data")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / ".download.lock"):  # ranks and jobs that start at once download once
-            splits = [
-                getattr(datasets, name)(folder, train=train, download=settings.download) for train in (True, False)
-            ]
-    except (OSError, RuntimeError) as error:
-        cause = first_line(error)
-        raise UserError(
-            f"TRAIN_DATASET={settings.dataset}: not in {folder.resolve()} and cannot be fetched ({cause}); put the"
-            " files there, or name their folder with TRAIN_DATA_DIR"
-        ) from None
+    read = partial(read_splits, getattr(datasets, name), folder)
+    splits = read(download=False) or fetch_splits(read, folder, settings)
     train, test = (
         ImageTensors(with_channel_axis(split.data), torch.as_tensor(split.targets, dtype=torch.int64))
         for split in splits
     )
     _, height, width, channels = train.images.shape
     return DataSet(train, test, tuple(splits[0].classes), (channels, height, width))
+
+
+def read_splits(dataset: Callable[..., Any], folder: Path, *, download: bool) -> list[Any] | None:
+    """Return train and test of one of torchvision's data sets, None if its files are not there."""
+    try:
+        return [dataset(folder, train=train, download=download) for train in (True, False)]
+    except RuntimeError:
+        if download:
+            raise
+        return None
+
+
+def fetch_splits(read: Callable[..., list[Any] | None], folder: Path, settings: TrainSettings) -> list[Any]:
+    """Download and return train and test; raises `UserError` if that is not possible.
+
+    Ranks and jobs that start at once download once.
+    """
+    where = f"TRAIN_DATASET={settings.dataset}: not in {folder.resolve()}"
+    advice = "put the files there, or name their folder with TRAIN_DATA_DIR"
+    if not settings.download:
+        raise UserError(f"{where}, or damaged, and TRAIN_DOWNLOAD=0 forbids a download; {advice}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with folder_lock(folder / ".download.lock", f"another process that downloads into {folder}"):
+            splits = read(download=False) or read(download=True)
+    except (OSError, RuntimeError) as error:
+        cause = first_line(error).rstrip(": ") or type(error).__name__
+        raise UserError(f"{where} and cannot be fetched ({cause}); {advice}") from None
+    assert splits is not None
+    return splits
 
 
 def with_channel_axis(data: object) -> Tensor:

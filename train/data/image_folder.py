@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,17 +15,49 @@ IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})
 
 
 @dataclass(frozen=True)
+class UnreadableImage:
+    """A file or folder of a class that cannot be used, and the reason."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        """Return the path and the reason."""
+        path = str(self.path)
+        return f"{path if path.isprintable() else ascii(path)[1:-1]}: {self.reason}"
+
+
+@dataclass(frozen=True)
 class ImageList:
-    """One split: each file with the number of its class."""
+    """One split: each file with the number of its class, and the entries that cannot be used."""
 
     folder: Path
     classes: tuple[str, ...]
     files: tuple[Path, ...]
     labels: tuple[int, ...]
+    unreadable: tuple[UnreadableImage, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.files)
+
+
+def unreadable_image_error(bad: list[UnreadableImage]) -> UserError:
+    """Return the error of one line for images that cannot be read."""
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    return UserError(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
+
+
+@contextmanager
+def translate_folder_errors(data_dir: Path | None) -> Iterator[None]:
+    """Convert an OSError about a folder of the data set into a `UserError` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"TRAIN_DATA_DIR={printable(data_dir)}: {printable(error.filename)} cannot be read ({error.strerror});"
+            " check its permissions"
+        ) from None
 
 
 def split_folders(data_dir: Path | None) -> tuple[Path, Path]:
@@ -44,50 +77,141 @@ def split_folders(data_dir: Path | None) -> tuple[Path, Path]:
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """Return a split's classes, its subfolders in order of name; raises `UserError` where there are none."""
-    names = tuple(sorted(entry.name for entry in os.scandir(folder) if is_class(entry)))
-    if not names:
+    """Return a split's classes, its subfolders in order of name.
+
+    Raises `UserError` where there are none, or where one is a link to a folder above it.
+    """
+    entries = [entry for entry in os.scandir(folder) if is_folder(entry) and not entry.name.startswith(".")]
+    if not entries:
         raise UserError(f"{folder}: no class folders; each class is a subfolder with its images")
-    return names
+    above = ids_of_ancestors(folder)
+    for entry in entries:
+        if entry.is_symlink() and folder_id(entry.path) in above:
+            raise UserError(f"{UnreadableImage(Path(entry.path), LINK_UPWARD)}; remove it")
+    return tuple(sorted(entry.name for entry in entries))
 
 
-def is_class(entry: os.DirEntry[str]) -> bool:
-    """Tell whether a folder's entry is a class."""
-    return entry.is_dir() and not entry.name.startswith(".")
+LINK_UPWARD = "a link to a folder above it"
 
 
-def files_of(folder: Path) -> Iterator[Path]:
-    """Yield the files of one class in order of path, subfolders included; hidden ones are passed over."""
-    for top, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if not name.startswith(".") and name not in IGNORED_FILES:
-                yield Path(top, name)
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether a folder's entry is a folder, or a link to one that exists."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def why_no_file(entry: os.DirEntry[str]) -> str:
+    """Return why a folder's entry is no regular file, nor a link to one; empty if it is.
+
+    Asks the file system for links only; the folder itself says what the other entries are.
+    """
+    try:
+        if entry.is_file():
+            return ""
+    except OSError as error:  # a link to itself
+        return error.strerror or "cannot be opened"
+    if entry.is_symlink() and not Path(entry.path).exists():
+        return "a link to a file that is not there"
+    return "not a regular file"
+
+
+def folder_id(path: str | Path) -> tuple[int, int] | None:
+    """Return the device and inode of a folder, None if it cannot be had."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def ids_of_ancestors(folder: Path) -> frozenset[tuple[int, int]]:
+    """Return device and inode of a folder and of all folders above it, along its path and along its links."""
+    chains = (folder.absolute(), folder.resolve())
+    found = (folder_id(path) for chain in chains for path in (chain, *chain.parents))
+    return frozenset(one for one in found if one)
+
+
+def scan_class(folder: Path) -> Iterator[Path | UnreadableImage]:
+    """Yield the files of one class in order of path, subfolders included; hidden ones are passed over.
+
+    Links are followed. A folder that cannot be listed, and a link to a folder above it, come as `UnreadableImage`.
+    """
+    return scan_folder(folder, ids_of_ancestors(folder.parent))
+
+
+def scan_folder(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path | UnreadableImage]:
+    """Yield the files of a folder, then those of its subfolders; `above` are the ids of the folders around it."""
+    own = folder_id(folder)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        yield UnreadableImage(folder, f"cannot be listed ({error.strerror})")
+        return
+    inside = above | {own} if own else above
+    subfolders = []
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if is_folder(entry):
+            subfolders.append(entry)
+        elif entry.name not in IGNORED_FILES:
+            reason = why_no_file(entry)
+            yield UnreadableImage(Path(entry.path), reason) if reason else Path(entry.path)
+    for entry in subfolders:
+        path = Path(entry.path)
+        if entry.is_symlink() and folder_id(path) in inside:
+            yield UnreadableImage(path, LINK_UPWARD)
+        else:
+            yield from scan_folder(path, inside)
 
 
 def list_split(folder: Path, classes: tuple[str, ...]) -> ImageList:
     """Return all files of a split; raises `UserError` where a class has none."""
     files: list[Path] = []
     labels: list[int] = []
+    unreadable: list[UnreadableImage] = []
     for label, name in enumerate(classes):
-        before = len(files)
-        files.extend(files_of(folder / name))
+        before, unreadable_before = len(files), len(unreadable)
+        for found in scan_class(folder / name):
+            if isinstance(found, Path):
+                files.append(found)
+            else:
+                unreadable.append(found)
         if len(files) == before:
-            raise UserError(f"{folder / name}: the class has no images; add some or remove the folder")
+            cause = "".join(f" ({one})" for one in unreadable[unreadable_before : unreadable_before + 1])
+            raise UserError(f"{folder / name}: the class has no images{cause}; add some or remove the folder")
         labels.extend([label] * (len(files) - before))
-    return ImageList(folder, classes, tuple(files), tuple(labels))
+    return ImageList(folder, classes, tuple(files), tuple(labels), tuple(unreadable))
 
 
-def list_splits(data_dir: Path | None) -> tuple[ImageList, ImageList]:
-    """Return train and test; raises `UserError` where their classes differ."""
-    train, test = split_folders(data_dir)
-    classes, test_classes = class_names(train), class_names(test)
-    if classes != test_classes:
-        only_train = sorted(set(classes) - set(test_classes))
-        only_test = sorted(set(test_classes) - set(classes))
-        differ = [f"only in {train.name}/: {', '.join(only_train[:5])}"] if only_train else []
-        differ += [f"only in {test.name}/: {', '.join(only_test[:5])}"] if only_test else []
-        raise UserError(
-            f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the same ones"
-        )
-    return list_split(train, classes), list_split(test, classes)
+def list_splits(data_dir: Path | None, policy: str = "error") -> tuple[ImageList, ImageList]:
+    """Return train and test; raises `UserError` where their classes differ.
+
+    With the policy `error` it also raises for the first entry that cannot be used.
+    """
+    with translate_folder_errors(data_dir):
+        train, test = split_folders(data_dir)
+        classes, test_classes = class_names(train), class_names(test)
+        if classes != test_classes:
+            raise classes_differ_error(data_dir, (train.name, classes), (test.name, test_classes))
+        listings = list_split(train, classes), list_split(test, classes)
+    unreadable = [one for listing in listings for one in listing.unreadable]
+    if unreadable and policy == "error":
+        raise unreadable_image_error(unreadable)
+    return listings
+
+
+def classes_differ_error(
+    data_dir: Path | None, train: tuple[str, tuple[str, ...]], test: tuple[str, tuple[str, ...]]
+) -> UserError:
+    """Return the error for two splits, each a name and classes, that have different classes."""
+    differ = []
+    for (name, own), (_, other) in ((train, test), (test, train)):
+        only = sorted(set(own) - set(other))
+        if only:
+            differ.append(f"only in {name}/: {', '.join(only[:5])}")
+    return UserError(
+        f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the same ones"
+    )

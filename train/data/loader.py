@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from train.data.batches import IGNORE_LABEL, use_pinned_memory
-from train.data.decoding import UnreadableImage, read_image
-from train.data.image_folder import ImageList
+from train.data.decoding import read_image
+from train.data.image_folder import ImageList, UnreadableImage
 from train.data.workers import WorkerPoolSpec, init_loader_worker, translate_worker_errors
 from train.settings import ImageShape, TrainSettings
 

@@ -36,6 +36,7 @@ class MemorySource:
         self, train: ImageTensors, test: ImageTensors, shape: ImageShape, settings: TrainSettings, group: ProcessGroup
     ) -> None:
         self.settings = settings
+        self.skipped: set[str] = set()
         self.group = group
         self.sequence = make_sampler(len(train), shape, settings, group)
         self.steps_per_epoch = self.sequence.steps_per_epoch

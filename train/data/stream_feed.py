@@ -9,7 +9,7 @@ from torch import Tensor
 
 from entrypoint.core.console import write_stderr
 from train.data.batches import Batch, MicroBatchIndices, eval_batches, make_batch, make_sampler, sample_slice
-from train.data.decoding import unreadable_image_error
+from train.data.image_folder import unreadable_image_error
 from train.data.loader import TEST, TRAIN, BatchLoader, BatchRequest
 from train.distributed.process_group import ProcessGroup
 from train.settings import TrainSettings
@@ -35,7 +35,7 @@ class StreamSource:
         self.normalize = Normalize.of(
             torch.tensor(mean), torch.tensor(deviation), group.device, channels_last=settings.channels_last
         )
-        self.reported: set[str] = set()
+        self.skipped: set[str] = set()
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this rank's share of every full batch of the epoch, from one on."""
@@ -78,6 +78,6 @@ class StreamSource:
 
     def tell(self, message: str) -> None:
         """Say once of each bad image that it is left out."""
-        if message not in self.reported:
-            self.reported.add(message)
+        if message not in self.skipped:
+            self.skipped.add(message)
             write_stderr(f"train: left out {message}")

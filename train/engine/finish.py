@@ -31,6 +31,7 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
     exports_ema = trainer.state.ema_model and run.settings.export == "onnx"
     eval_state = full_state_dict(trainer.state.eval_model) if exports_ema else state
     waited = max(run.group.gather(run.cpu_wait.share()))
+    skipped = set(run.skipped).union(*run.group.gather(run.source.skipped))
     if not run.metrics:
         return
     model, evaluated, device = trainer.state.model, trainer.state.eval_model, run.group.device
@@ -57,6 +58,8 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
         "multiply_adds": multiply_adds,
         "model": run.settings.model,
         "dataset": run.settings.dataset,
+        "classes": list(run.classes),
+        "images_skipped": len(skipped),
         "batch_size": run.settings.batch_size,
         "world_size": run.group.world_size,
         "threads": torch.get_num_threads(),
@@ -75,7 +78,8 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
     if run.settings.progress != "off":
         print_summary(summary, total, run.folder)
     if run.settings.export == "onnx":
-        export_onnx(evaluated, run.source.normalize, run.model_builder.shape, run.folder / "model.onnx")
+        shape, classes = run.model_builder.shape, run.classes
+        export_onnx(evaluated, run.source.normalize, shape, classes, run.folder / "model.onnx")
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
@@ -90,6 +94,8 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -> None:
     """Print the summary in a few lines."""
     cpu_wait = cpu_wait_text(summary["cpu_wait_share"])
+    count = summary["images_skipped"]
+    skipped = f"left out       {count:,} unreadable image{'s' * (count != 1)}\n" if count else ""
     waited = f"waiting        {cpu_wait}\n" if cpu_wait else ""
     with guarded_stdout():
         print(
@@ -102,6 +108,6 @@ def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -
             f"computed in    {summary['precision']} on {summary['world_size']} x {summary['device']} with"
             f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
             f" {1000 * summary['step_seconds']:,.1f} ms\n"
-            f"{waited}"
+            f"{skipped}{waited}"
             f"run folder     {folder}"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import json
 import logging
 import warnings
 from pathlib import Path
@@ -33,9 +34,12 @@ class NormalizedModel(nn.Module):
         return logits
 
 
-def export_onnx(model: nn.Module, normalize: Normalize, shape: ImageShape, path: Path) -> None:
+def export_onnx(
+    model: nn.Module, normalize: Normalize, shape: ImageShape, classes: tuple[str, ...], path: Path
+) -> None:
     """Write the model as ONNX for any batch size: input `pixels`, output `logits`.
 
+    The metadata entry `classes` is a JSON list with the name of each logit's class.
     Raises `UserError` if PyTorch's exporter fails. The run is saved before.
     """
     with original_convolutions(model):
@@ -56,7 +60,10 @@ def export_onnx(model: nn.Module, normalize: Normalize, shape: ImageShape, path:
                 verbose=False,
             )
         assert program is not None
-        content = program.model_proto.SerializeToString()
+        model_proto = program.model_proto  # a new one at each access
+        entry = model_proto.metadata_props.add()
+        entry.key, entry.value = "classes", json.dumps(classes)
+        content = model_proto.SerializeToString()
     except Exception as error:  # the exporter raises many types: OnnxExporterError, ImportError, ValueError…
         cause = first_line(error)
         raise UserError(

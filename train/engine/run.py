@@ -10,17 +10,21 @@ from train.data.batches import BatchSource
 from train.distributed.process_group import ProcessGroup
 from train.engine.builder import ModelBuilder
 from train.engine.train_step import Trainer
+from train.lock_file import RunLock
 from train.report.cpu_wait import CpuWaitMeter
 from train.report.metrics import MetricsWriter
 from train.report.profiler import Profiler, no_phase
 from train.report.progress import ProgressReporter
-from train.report.run_lock import RunLock
 from train.settings import TrainSettings
 
 
 @dataclass
 class TrainingRun:
-    """Objects that a run's epochs use; `metrics` is None except on rank 0."""
+    """Objects that a run's epochs use; `metrics` is None except on rank 0.
+
+    `classes` are the names of the classes, in the order of the model's outputs. `skipped` are the files that were left
+    out before the first batch.
+    """
 
     settings: TrainSettings
     group: ProcessGroup
@@ -33,6 +37,8 @@ class TrainingRun:
     model_builder: ModelBuilder
     lock: RunLock
     checkpoint_writer: AsyncCheckpointWriter
+    classes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     profiler: Profiler | None = None
     cpu_wait: CpuWaitMeter = field(default_factory=CpuWaitMeter)
 

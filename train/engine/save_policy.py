@@ -85,6 +85,7 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
         settings=run.settings.to_json(),
         best=trainer.state.best,
         plan=run.model_builder.plan.to_json(),
+        classes=run.classes,
         **whole,
     )
     folder = run.folder / "checkpoint"

@@ -27,12 +27,12 @@ from train.engine.finish import write_summary
 from train.engine.loop import train_epoch
 from train.engine.run import TrainingRun
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
+from train.lock_file import STALE_S, RunLock
 from train.preemption import STOP_CONTROLLER, first_deadline
 from train.report import run_folder
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.profiler import Profiler
 from train.report.progress import build_progress
-from train.report.run_lock import STALE_S, RunLock
 from train.settings import TrainSettings
 from train.transforms.registry import select_transform
 
@@ -131,6 +131,8 @@ def setup_run(
     wanted, changed = settings.to_json(), settings.resume_allow_changed
     # Rank 0 reads and broadcasts it: the folder may be on a local disk of its node.
     start = group.run_on_main(lambda: single_file.load_first_valid(starts, wanted, changed=changed)) if starts else None
+    if start:
+        single_file.check_classes(start, data.classes, changed=changed)
     seen_shape = select_transform(settings, data.shape[0]).shape(data.shape)
     model_builder = ModelBuilder(settings, plan, seen_shape, len(data.classes), group, source.sample)
     trainer = model_builder.create_trainer(total_steps, start)
@@ -149,7 +151,9 @@ def setup_run(
     for line in (*before, *(line for lines in surprises for line in lines)):
         progress.print(f"warning: {line}")
     if data.skipped:
-        progress.print(f"{len(data.skipped)} unreadable images are left out, first {data.skipped[0]}")
+        count = len(data.skipped)
+        what = "1 unreadable image is" if count == 1 else f"{count:,} unreadable images are"
+        progress.print(f"{what} left out, first {data.skipped[0]}")
     if start:
         progress.print(f"resuming from {start.path}, epoch {first_epoch + 1}, step {trainer.state.step}")
     run = TrainingRun(
@@ -164,6 +168,8 @@ def setup_run(
         model_builder,
         lock,
         AsyncCheckpointWriter(),
+        data.classes,
+        data.skipped,
     )
     compile_and_profile(run, total_steps, plan)
     return run

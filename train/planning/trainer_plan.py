@@ -56,6 +56,7 @@ def plan_trainer(
     )
     decisions = (
         decide_batch(given, ranks),
+        *decide_images(dataset),
         source_decision,
         workers_decision,
         precision,
@@ -155,6 +156,13 @@ def decide_batch(given: ParsedSettings[TrainSettings], ranks: int) -> Decision:
     size = given.values.batch_size
     share = f"images per step, about {size // ranks} per rank" if ranks > 1 else "images per step"
     return make_decision("batch", str(size), "", share, given.sources.get("batch_size", ""))
+
+
+def decide_images(dataset: DatasetInfo) -> tuple[Decision, ...]:
+    """Return what the image files of a folder become."""
+    if not dataset.becomes:
+        return ()
+    return (Decision("images", "x".join(map(str, dataset.shape)), dataset.becomes),)
 
 
 def decide_data_source(

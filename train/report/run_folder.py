@@ -19,8 +19,8 @@ from entrypoint.core.settings_base import ParsedSettings, variable_name
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import ObservedRank
 from train.checkpoint import single_file
+from train.lock_file import RunLock
 from train.planning.run_lookup import new_run_dir, resumed_run_dir
-from train.report.run_lock import RunLock
 from train.settings import TrainSettings
 
 RECORDED_PACKAGES = (

@@ -134,8 +134,7 @@ def test_bad_images_can_be_left_out_and_are_listed(image_folder: Path, tmp_path:
     entry = load(image_folder, tmp_path / "cache", policy="skip")
     assert (len(entry.train_images), len(entry.test_images)) == (23, 11)
     assert entry.train_labels.tolist() == [0] * 8 + [1] * 7 + [2] * 8
-    assert len(entry.notes["skipped"]) == 2
-    assert "class1/000.jpg: not an image" in entry.notes["skipped"][0]
+    assert entry.notes["skipped"] == [["train", 8, "not an image"], ["test", 1, "empty file"]]
 
 
 def test_leaving_images_out_is_another_entry_than_refusing_them(image_folder: Path, tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def test_fashion_mnist_is_read_where_it_lies(tmp_path: Path) -> None:
 def test_what_is_not_there_and_not_to_be_fetched_is_told(tmp_path: Path, name: str) -> None:
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     settings = train_settings({"dataset": name, "data_dir": tmp_path, "download": False})
-    with pytest.raises(UserError, match=rf"TRAIN_DATASET={name}: not in {tmp_path} and cannot be fetched") as error:
+    with pytest.raises(
+        UserError, match=rf"TRAIN_DATASET={name}: not in {tmp_path}, or damaged, and TRAIN_DOWNLOAD=0"
+    ) as error:
         load(settings, inspect_dataset(settings).shape, "memory", CREW)
     assert len(str(error.value).splitlines()) == 1

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from entrypoint.core.errors import UserError
 from tests.conftest import paint
@@ -88,7 +93,7 @@ def imagefolder(folder: Path, **settings: object) -> TrainSettings:
 
 
 def test_a_survey_counts_and_sizes_a_folder(image_folder: Path) -> None:
-    assert inspect_dataset(imagefolder(image_folder)) == DatasetInfo(36, (3, 16, 16))
+    assert inspect_dataset(imagefolder(image_folder)) == DatasetInfo(36, (3, 16, 16), becomes="color")
 
 
 @pytest.mark.parametrize(
@@ -112,3 +117,118 @@ def test_a_survey_of_what_is_known_reads_nothing() -> None:
     assert inspect_dataset(TrainSettings()) == DatasetInfo(1797, (1, 8, 8))
     synthetic = TrainSettings(dataset="synthetic", synthetic_images=100, synthetic_shape="2x5x7")
     assert inspect_dataset(synthetic) == DatasetInfo(120, (2, 5, 7))
+
+
+def add_link(folder: Path, target: str) -> Path:
+    link = folder / "train/class0/zz"
+    link.symlink_to(target)
+    return link
+
+
+def add_fifo(folder: Path) -> Path:
+    os.mkfifo(folder / "train/class0/zz.png")
+    return folder / "train/class0/zz.png"
+
+
+def add_unreadable_folder(folder: Path) -> Path:
+    inner = folder / "train/class0/inner"
+    inner.mkdir()
+    (folder / "train/class0/001.png").rename(inner / "001.png")
+    inner.chmod(0)
+    return inner
+
+
+def add_mutual_links(folder: Path) -> Path:
+    for name, other in (("x", "y"), ("y", "x")):
+        (folder / name).mkdir()
+        (folder / name / "to").symlink_to(folder / other)
+    (folder / "train/class0/x").symlink_to(folder / "x")
+    return folder / "train/class0/x/to/to"
+
+
+UNUSABLE: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "link to nowhere": (lambda folder: add_link(folder, "/nowhere/x.png"), "a link to a file that is not there"),
+    "link to itself": (lambda folder: add_link(folder, "zz"), "Too many levels of symbolic links"),
+    "link to its own folder": (lambda folder: add_link(folder, "."), "a link to a folder above it"),
+    "link to the split": (lambda folder: add_link(folder, ".."), "a link to a folder above it"),
+    "link to the root": (lambda folder: add_link(folder, "/"), "a link to a folder above it"),
+    "links to each other": (add_mutual_links, "a link to a folder above it"),
+    "named pipe": (add_fifo, "not a regular file"),
+    "folder that cannot be listed": (add_unreadable_folder, r"cannot be listed \(Permission denied\)"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_unusable_entry_is_refused_by_plan_and_run_or_left_out(
+    image_folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, reason = UNUSABLE[name]
+    path = make(image_folder)
+    if name == "folder that cannot be listed" and os.geteuid() == 0:  # root may list it
+        listed = os.scandir
+        monkeypatch.setattr("os.scandir", lambda folder: deny(folder) if Path(folder) == path else listed(folder))
+    for look in (list_splits, lambda folder: inspect_dataset(imagefolder(folder))):
+        with pytest.raises(UserError, match=f"{path}: {reason}; repair or remove it") as error:
+            look(image_folder)
+        assert error.value.code == 2
+    train, test = list_splits(image_folder, "skip")
+    assert [str(one.path) for one in (*train.unreadable, *test.unreadable)] == [str(path)]
+    left = 23 if name == "folder that cannot be listed" else 24
+    assert (len(train), len(test)) == (left, 12)
+    assert inspect_dataset(imagefolder(image_folder, on_unreadable_image="skip")).images == left + 12
+    path.chmod(0o755) if path.is_dir() and not path.is_symlink() else None
+
+
+def deny(folder: Path) -> NoReturn:
+    raise PermissionError(13, "Permission denied", str(folder))
+
+
+def test_class_that_links_to_a_folder_above_is_refused(image_folder: Path) -> None:
+    for split in ("train", "test"):
+        (image_folder / split / "zz").symlink_to(".")
+    for policy in ("error", "skip"):
+        with pytest.raises(UserError, match="train/zz: a link to a folder above it; remove it"):
+            list_splits(image_folder, policy)
+
+
+def test_links_to_other_folders_and_files_are_followed(image_folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (image_folder / "train/class0").rename(elsewhere)
+    (image_folder / "train/class0").symlink_to(elsewhere)
+    (image_folder / "train/class1/zz.png").symlink_to(image_folder / "train/class1/001.png")
+    train, _ = list_splits(image_folder)
+    assert len(train) == 25
+
+
+@pytest.mark.parametrize("broken", ["empty", "huge", "long text", "text"])
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_first_image_that_cannot_be_opened_is_named(image_folder: Path, broken: str, policy: str) -> None:
+    path = image_folder / "train/class0/000.jpg"
+    if broken == "huge":
+        Image.new("1", (20_000, 20_000)).save(path, format="PNG")
+    elif broken == "long text":
+        info = PngInfo()
+        info.add_text("c", "x" * (3 << 20), zip=True)
+        Image.new("RGB", (16, 16)).save(path, format="PNG", pnginfo=info)
+    else:
+        path.write_text("" if broken == "empty" else "no image")
+    settings = imagefolder(image_folder, on_unreadable_image=policy)
+    if policy == "skip":
+        assert inspect_dataset(settings).shape == (3, 16, 16)
+        return
+    with pytest.raises(UserError, match=f"{path}: .*; repair or remove it") as error:
+        inspect_dataset(settings)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("folder", [".", "train", "train/class0"])
+def test_folder_without_permission_is_named(image_folder: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    denied, listed = image_folder / folder, os.scandir
+    monkeypatch.setattr("os.scandir", lambda path: deny(path) if Path(path) == denied else listed(path))
+    if folder == ".":
+        monkeypatch.setattr("pathlib.Path.is_dir", lambda path: deny(path))
+    for look in (list_splits, lambda path: inspect_dataset(imagefolder(path))):
+        with pytest.raises(UserError, match=r"cannot be (read|listed) \(Permission denied\)") as error:
+            look(image_folder)
+        assert str(denied) in str(error.value)
+        assert error.value.code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from train.settings import TrainSettings
 from train.transforms.normalize import Normalize
 
 SHAPE = (3, 32, 32)
+CLASSES = tuple("abcdefghij")
 HALF = Normalize.of(torch.tensor([120.0, 121, 122]), torch.tensor([60.0, 61, 62]), torch.device("cpu"))
 
 
@@ -28,9 +30,10 @@ def test_onnxruntime_gives_equal_logits_for_any_batch_size(tmp_path: Path, name:
         pytest.importorskip("torchvision")
     torch.manual_seed(0)
     model = build_model(name, SHAPE, 10, bias=True).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    export_onnx(model, HALF, SHAPE, tmp_path / "model.onnx")
+    export_onnx(model, HALF, SHAPE, CLASSES, tmp_path / "model.onnx")
     assert model.training, "the model itself is left as it was"
     session = runtime.InferenceSession(str(tmp_path / "model.onnx"))
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(CLASSES)
     for count in (1, 5):
         pixels = torch.randint(0, 256, (count, *SHAPE)).float()
         with torch.no_grad():
@@ -44,7 +47,7 @@ def test_small_conv_is_exported_as_convolution(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     onnx = pytest.importorskip("onnx")
     model = use_matmul_for_small_inputs(build_model("resnet18", SHAPE, 10, bias=True), SHAPE)
-    export_onnx(model, HALF, SHAPE, tmp_path / "model.onnx")
+    export_onnx(model, HALF, SHAPE, CLASSES, tmp_path / "model.onnx")
     nodes = onnx.load(tmp_path / "model.onnx").graph.node
     assert sum(node.op_type == "Conv" for node in nodes) == 20
     assert any(isinstance(module, SmallConv2d) for module in model.modules())
@@ -56,6 +59,9 @@ def test_a_run_leaves_its_model_as_onnx(entrypoint: Entrypoint) -> None:
     summary = entrypoint.train(env={"TRAIN_EPOCHS": "2", "TRAIN_EXPORT": "onnx", "TRAIN_RUN_NAME": "run"})
     folder = entrypoint.folder / "runs/run"
     session = runtime.InferenceSession(str(folder / "model.onnx"))
+    assert (
+        json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == summary["classes"] == list("0123456789")
+    )
     test = load_digits(TrainSettings()).test
     (logits,) = session.run(None, {"pixels": test.images.permute(0, 3, 1, 2).float().numpy()})  # type: ignore[union-attr]
     right = (torch.from_numpy(logits).argmax(1) == test.labels).float().mean()  # type: ignore[union-attr]
@@ -68,6 +74,6 @@ def test_export_onnx_failure_leaves_no_partial_file(tmp_path: Path) -> None:
             return super().forward(images) if float(images.sum()) > 0 else torch.zeros(len(images), 10)
 
     with pytest.raises(UserError, match="TRAIN_EXPORT=onnx: the model cannot be exported") as error:
-        export_onnx(Stubborn(SHAPE, 10), HALF, SHAPE, tmp_path / "model.onnx")
+        export_onnx(Stubborn(SHAPE, 10), HALF, SHAPE, CLASSES, tmp_path / "model.onnx")
     assert error.value.code == ExitCode.MACHINE
     assert list(tmp_path.iterdir()) == []

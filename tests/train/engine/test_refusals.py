@@ -36,6 +36,8 @@ def test_bad_images_are_left_out_and_told_where_asked(entrypoint: Entrypoint, im
     result = entrypoint("train", env=env)
     assert result.code == 0, result.err
     assert entrypoint.summary()["test_images"] == 11
+    assert entrypoint.summary()["images_skipped"] == 2
+    assert "left out       2 unreadable images" in result.out
     assert "class1/000.jpg: not an image" in result.out + result.err
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from entrypoint.core.errors import UserError
 from tests.factories import make_machine, make_test_plan, train_settings
+from train.lock_file import RunLock
 from train.report import run_folder
-from train.report.run_lock import RunLock
 from train.settings import TrainSettings, read_train_settings
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +19,7 @@ from tests.conftest import Entrypoint
 from tests.processes import children
 from tests.train.given import SMALL
 from tests.train.started import Started
-from train.report.run_lock import LOCK_NAME, RunLock, identity
+from train.lock_file import LOCK_NAME, RunLock, identity
 
 
 def test_one_at_a_time_and_the_next_when_it_is_given_back(tmp_path: Path) -> None:
@@ -57,7 +61,7 @@ def test_one_that_nobody_touches_is_taken_after_a_while_and_told(
 def test_one_that_is_touched_from_elsewhere_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunLock(beat_s=0.1) as far:
         far.acquire(tmp_path)
-        monkeypatch.setattr("train.report.run_lock.pid_namespace", lambda: "another")
+        monkeypatch.setattr("train.lock_file.pid_namespace", lambda: "another")
         with RunLock(stale_s=5) as near, pytest.raises(UserError, match="is training in this folder"):
             near.acquire(tmp_path)
 
@@ -79,3 +83,63 @@ def test_lock_excludes_two_jobs_and_a_crash_leaves_none(entrypoint: Entrypoint) 
     assert third.code == 0, third.err
     assert "locked" not in third.err
     assert time.monotonic() - began < 60
+
+
+NO_FLOCK = """
+#include <errno.h>
+#include <stdlib.h>
+int flock(int file, int operation) { (void)file; (void)operation; errno = atoi(getenv("FLOCK_ERRNO")); return -1; }
+"""
+COUNT_UP = """
+import sys, time
+from pathlib import Path
+from train.lock_file import folder_lock
+folder = Path(sys.argv[1])
+with folder_lock(folder / "building.lock", "another process"):
+    count = folder / "count"
+    before = int(count.read_text() or 0)
+    time.sleep(0.2)
+    count.write_text(str(before + 1))
+"""
+
+
+@pytest.fixture(scope="module")
+def no_flock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a library that makes flock(2) fail as on Lustre and NFS without locks."""
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc to build a flock that fails")
+    folder = tmp_path_factory.mktemp("flock")
+    (folder / "f.c").write_text(NO_FLOCK)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", folder / "f.so", folder / "f.c"], check=True)
+    return folder / "f.so"
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("number", [None, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO])
+def test_folder_lock_excludes_others_with_and_without_flock(
+    tmp_path: Path, number: int | None, request: pytest.FixtureRequest
+) -> None:
+    (tmp_path / "count").write_text("")
+    more = {}
+    if number is not None:
+        more = {"LD_PRELOAD": str(request.getfixturevalue("no_flock")), "FLOCK_ERRNO": str(number)}
+    command = [sys.executable, "-c", COUNT_UP, str(tmp_path)]
+    running = [subprocess.Popen(command, env={**os.environ, **more}) for _ in range(4)]
+    assert [one.wait(60) for one in running] == [0] * 4
+    assert (tmp_path / "count").read_text() == "4"
+    assert not (tmp_path / "building.lock.held").exists()
+
+
+@pytest.mark.launch
+def test_folder_lock_of_a_killed_holder_is_taken(tmp_path: Path, no_flock: Path) -> None:
+    (tmp_path / "count").write_text("")
+    environ = {**os.environ, "LD_PRELOAD": str(no_flock), "FLOCK_ERRNO": str(errno.ENOLCK)}
+    hold = COUNT_UP.replace("time.sleep(0.2)", "print('held', flush=True); time.sleep(60)")
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path)], env=environ, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.kill()
+    subprocess.run([sys.executable, "-c", COUNT_UP, str(tmp_path)], env=environ, check=True, timeout=60)
+    assert (tmp_path / "count").read_text() == "1"

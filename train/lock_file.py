@@ -1,24 +1,27 @@
-"""Exclusive lock on a run folder, with a heartbeat; stale locks of crashed runs are removed.
+"""Exclusive locks on folders: of a run, by a file with a heartbeat, and of a cache, by flock(2) where that works.
 
-The holder touches the lock file every few seconds. This also works on file systems without locks (NFS, Lustre), and on
-nodes whose clocks differ, because only changes of the modification time count.
+Stale lock files of crashed runs are removed. The holder touches the lock file every few seconds. This also works on
+file systems without locks (NFS, Lustre), and on nodes whose clocks differ, because only changes of the modification
+time count.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import UserError
+from entrypoint.core.network import LOG_INTERVAL_S
 
 LOCK_NAME = ".lock"
 HEARTBEAT_S = 2.0
@@ -28,10 +31,13 @@ PAUSE_S = 0.2
 
 
 class RunLock:
-    """Held from `take` to the end of the block; `mine` says whether nobody else has taken it since."""
+    """A lock file in a folder, held from `acquire` to the end of the block.
 
-    def __init__(self, *, beat_s: float = HEARTBEAT_S, stale_s: float = STALE_S) -> None:
-        self.beat_s, self.stale_s = beat_s, stale_s
+    `is_held` returns whether no other process has taken it since.
+    """
+
+    def __init__(self, *, beat_s: float = HEARTBEAT_S, stale_s: float = STALE_S, name: str = LOCK_NAME) -> None:
+        self.beat_s, self.stale_s, self.name = beat_s, stale_s, name
         self.path: Path | None = None
         self.over = threading.Event()
 
@@ -46,20 +52,30 @@ class RunLock:
                 self.path.unlink()
 
     def acquire(self, folder: Path) -> None:
-        """Take the lock of a folder, from a holder that is gone too; raises `UserError` where one is alive, OSError."""
-        path = folder / LOCK_NAME
+        """Lock a folder, also if the lock is stale; raises `UserError` if its holder is alive, `OSError`."""
+        if holder := self.try_acquire(folder):
+            raise UserError(
+                f"{folder}: {holder} is training in this folder. Set another TRAIN_RUN_NAME or stop that process."
+            )
+
+    def try_acquire(self, folder: Path) -> str:
+        """Lock a folder, also if the lock is stale; return the holder if it is alive, else an empty text."""
+        path = folder / self.name
         text = json.dumps(identity())
         while True:
             try:
                 file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
             except FileExistsError:
-                break_stale_lock(path, self.stale_s, log)
+                if holder := live_holder(path, self.stale_s, log):
+                    return holder
+                remove_stale_lock(path)
                 continue
             os.write(file, text.encode())
             os.close(file)
             break
         self.path = path
         threading.Thread(target=self.heartbeat, daemon=True).start()
+        return ""
 
     @property
     def is_held(self) -> bool:
@@ -102,8 +118,8 @@ def read_holder(path: Path) -> dict[str, object]:
     return {}
 
 
-def break_stale_lock(path: Path, stale_s: float, tell: Callable[[str], None]) -> None:
-    """Remove a stale lock; raises `UserError` if its holder is alive.
+def live_holder(path: Path, stale_s: float, tell: Callable[[str], None]) -> str:
+    """Return who holds a lock, empty if that process is gone.
 
     A holder on the same machine is looked up by its process id. A holder elsewhere is alive if it touches the file
     within `stale_s` seconds.
@@ -115,14 +131,57 @@ def break_stale_lock(path: Path, stale_s: float, tell: Callable[[str], None]) ->
     else:
         tell(f"{path.parent} is locked by {who}; waiting {stale_s:.0f} s for a sign that it is alive")
         alive = wait_for_heartbeat(path, stale_s)
-    if alive:
-        raise UserError(
-            f"{path.parent}: {who} is training in this folder. Set another TRAIN_RUN_NAME or stop that process."
-        )
-    temp_dir = path.with_name(f"{LOCK_NAME}.{os.getpid()}")
-    with suppress(OSError):  # if two processes find it stale, one of them moves it
+    return who if alive else ""
+
+
+def remove_stale_lock(path: Path) -> None:
+    """Remove a lock whose holder is gone; of two processes that find it, one moves it."""
+    temp_dir = path.with_name(f"{path.name}.{os.getpid()}")
+    with suppress(OSError):
         path.rename(temp_dir)
         temp_dir.unlink()
+
+
+@contextmanager
+def folder_lock(path: Path, description: str) -> Iterator[None]:
+    """Hold the lock file `path`, and wait for it; `description` names its holder in the log.
+
+    flock(2) locks it where the file system has that. Lustre without `-o flock` and NFS without a lock daemon do not,
+    and answer ENOSYS, ENOLCK or EOPNOTSUPP: there a file with a heartbeat is the lock. Raises `OSError` if the file
+    cannot be made.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        if wait_for(lambda: try_flock(file), description) == "no flock":
+            with RunLock(name=f"{path.name}.held") as lock:
+                wait_for(lambda: "busy" if lock.try_acquire(path.parent) else "", description)
+                yield
+        else:
+            yield
+    finally:
+        os.close(file)
+
+
+def try_flock(file: int) -> str:
+    """Try to lock an open file; return `busy` if another process has it, `no flock` if locks do not work here."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return "busy"
+    except OSError:
+        return "no flock"
+    return ""
+
+
+def wait_for(attempt: Callable[[], str], description: str) -> str:
+    """Repeat an attempt until it returns something other than `busy`, and return that; log every 10 s."""
+    last_log = time.monotonic()
+    while (state := attempt()) == "busy":
+        if time.monotonic() - last_log >= LOG_INTERVAL_S:
+            last_log = time.monotonic()
+            log(f"waiting for {description}")
+        time.sleep(PAUSE_S)
+    return state
 
 
 def wait_for_heartbeat(path: Path, within_s: float) -> bool:

@@ -1,0 +1,80 @@
+"""What a viewer shows of an image file: 8 bits a channel, upright, transparent parts on white."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+# Modes of Pillow without color. A palette may have colors.
+GRAY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
+ORIENTATION_TAG = 0x0112
+# EXIF orientations from this one on swap width and height (EXIF 2.3, tag 0x0112).
+FIRST_SWAPPING_ORIENTATION = 5
+MAX_8_BITS, MAX_16_BITS = 255, 65_535
+
+
+def open_image(path: Path) -> Image.Image:
+    """Open an image file, and read its header only; raises `OSError` for anything but a regular file.
+
+    Opening a named pipe would wait for ever.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(NOT_A_FILE)
+    return Image.open(path)
+
+
+NOT_A_FILE = "not a regular file"
+
+
+def swaps_sides(image: Image.Image) -> bool:
+    """Return whether an image's EXIF orientation swaps width and height."""
+    orientation = image.getexif().get(ORIENTATION_TAG, 1)
+    return isinstance(orientation, int) and orientation >= FIRST_SWAPPING_ORIENTATION
+
+
+def visible_image(image: Image.Image, channels: int) -> Image.Image:
+    """Return an image as a viewer shows it, in mode L for one channel, else RGB.
+
+    Raises `ValueError` for pixel values whose range is unknown.
+    """
+    image.load()  # Pillow's TIFF plug-in turns the image itself here, and removes the tag
+    ImageOps.exif_transpose(image, in_place=True)
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        image = Image.fromarray(to_8_bits(image))
+    if image.mode == "La":  # Pillow converts it to LA only
+        image = image.convert("LA")
+    if image.has_transparency_data:
+        image = on_white(image.convert("RGBA"))
+    if channels == 1 and image.mode not in ("1", "L"):
+        image = image.convert("RGB")  # from LAB and HSV, Pillow converts to RGB only
+    return image.convert("L" if channels == 1 else "RGB")
+
+
+def on_white(image: Image.Image) -> Image.Image:
+    """Return an RGBA image on a white ground."""
+    ground = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(ground, image).convert("RGB")
+
+
+def to_8_bits(image: Image.Image) -> NDArray[np.uint8]:
+    """Return the gray values of a 16-bit, 32-bit or float image, from 0 to 255.
+
+    16-bit values are divided by 257. Files of 32 bits do not say their range: it is the smallest of 1 (floats), 255
+    and 65535 that holds every value. Raises `ValueError` if there is none.
+    """
+    values = np.asarray(image)
+    if image.mode.startswith("I;16"):
+        gray = (values // 257).astype(np.uint8)
+        transparent = image.info.get("transparency")
+        return np.where(values == transparent, np.uint8(MAX_8_BITS), gray) if isinstance(transparent, int) else gray
+    low, high = values.min(), values.max()
+    if not (low >= 0 and high <= MAX_16_BITS):  # not so either for NaN
+        raise ValueError(f"values from {low} to {high}: the range is unknown, convert the file to 8 or 16 bits")
+    if image.mode == "F":
+        scale = 255.0 if high <= 1 else 1.0 if high <= MAX_8_BITS else 1 / 257
+        return np.rint(values * scale).astype(np.uint8)
+    return (values if high <= MAX_8_BITS else values // 257).astype(np.uint8)
