@@ -1,4 +1,4 @@
-"""How much data there is: looked up or counted before any of it is loaded, so that the plan can choose."""
+"""The size of a data set, looked up or counted before the images are loaded, because the plan depends on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from entrypoint.core.errors import UserError
 from train.data.image_folder import class_names, files_of, split_folders
 from train.settings import BOOK_PIXELS, TrainSettings
 
-# Counting stops here: more images than this at any size stream anyway, and a slow disk need not list them twice.
+# Counting stops here. Why: larger sets are streamed at any image size, and listing them twice is slow on some disks.
 MAX_COUNTED = 200_000
 KEEP_SIZE_MAX_PX = 96
 LARGE_PIXELS = 224
@@ -19,7 +19,7 @@ SAMPLED_CLASSES = 16
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set: train and test images together, and one image's (channels, height, width)."""
+    """Size of a data set: number of train and test images together, and one image's (channels, height, width)."""
 
     images: int
     shape: tuple[int, int, int]
@@ -27,7 +27,7 @@ class DatasetInfo:
 
     @property
     def bytes(self) -> int:
-        """All images decoded, a byte a value."""
+        """Bytes of all decoded images, one byte per value."""
         channels, height, width = self.shape
         return self.images * channels * height * width
 
@@ -40,7 +40,7 @@ KNOWN = {
 
 
 def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
-    """Return the facts of the settings' data set; raises `UserError` for a folder that cannot be used."""
+    """Return the size of the configured data set; raises `UserError` for an unusable folder."""
     if settings.dataset in KNOWN:
         return KNOWN[settings.dataset]
     if settings.dataset == "synthetic":
@@ -60,9 +60,9 @@ def synthetic_shape(settings: TrainSettings) -> tuple[int, int, int]:
 
 
 def read_image_shape(settings: TrainSettings, folder: Path) -> tuple[int, int, int]:
-    """Return what the folder's images become: gray only if all looked at are gray, small ones as they are.
+    """Return the shape of the folder's decoded images: gray only if all sampled images are, small sizes unchanged.
 
-    Looks at the first image of up to 16 classes; raises `UserError` where none of them can be read.
+    Reads the first image of up to 16 classes; raises `UserError` if none of them is readable.
     """
     from PIL import Image, UnidentifiedImageError
 

@@ -1,4 +1,4 @@
-"""A whole image folder to arrays, by as many processes as the node's ranks have cores."""
+"""Decodes a whole image folder into arrays, with one process per core of the node's ranks."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def decode_splits(
 ) -> dict[str, Any]:
     """Write the four arrays of `train.data.cache` into the folder and return the notes.
 
-    Raises `UserError` naming the first bad image, or, with the policy `skip`, leaves them out and lists them in
-    the notes.
+    Raises `UserError` with the first unreadable image.
+    With the policy `skip`, unreadable images are left out and listed in the notes.
     """
     skipped: list[str] = []
     for split, listing in zip(("train", "test"), listings, strict=True):
@@ -50,7 +50,7 @@ def decode_splits(
 
 
 def unreadable_image_error(bad: list[UnreadableImage]) -> UserError:
-    """Return the one line for images that cannot be read."""
+    """Return the one-line error for unreadable images."""
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     return UserError(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
 
@@ -58,10 +58,10 @@ def unreadable_image_error(bad: list[UnreadableImage]) -> UserError:
 def decode_split(
     listing: ImageList, shape: ImageShape, worker_pool: WorkerPoolSpec, target: Path
 ) -> dict[int, UnreadableImage]:
-    """Decode one split into `target`, (N, H, W, C) bytes; return the rows that could not be read."""
+    """Decode one split into `target`, (N, H, W, C) bytes; return the unreadable images by row."""
     channels, height, width = shape
     open_memmap(target, mode="w+", dtype=np.uint8, shape=(len(listing), height, width, channels)).flush()
-    # Forked, not spawned: torch has started no threads yet, and a fresh interpreter costs more than the work.
+    # Forked, not spawned: torch has no threads yet, and the start of an interpreter takes longer than the work.
     context = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(
         worker_pool.processes, context, initializer=init_worker, initargs=(worker_pool.cpus,)
@@ -71,7 +71,7 @@ def decode_split(
 
 
 def chunks(listing: ImageList) -> Iterator[tuple[int, tuple[Path, ...]]]:
-    """Yield (first row, files) in pieces."""
+    """Yield (first row, files) of each chunk."""
     for start in range(0, len(listing), CHUNK):
         yield start, listing.files[start : start + CHUNK]
 
@@ -79,7 +79,7 @@ def chunks(listing: ImageList) -> Iterator[tuple[int, tuple[Path, ...]]]:
 def decode_chunk(
     piece: tuple[int, tuple[Path, ...]], shape: ImageShape, target: Path
 ) -> list[tuple[int, UnreadableImage]]:
-    """Decode one piece into its rows of the array; return those that could not be read."""
+    """Decode one chunk into its rows of the array; return the unreadable images with their rows."""
     start, files = piece
     rows = np.load(target, mmap_mode="r+")
     bad: list[tuple[int, UnreadableImage]] = []
@@ -92,9 +92,8 @@ def decode_chunk(
     return bad
 
 
-# A photo is decoded at a half, a quarter or an eighth where that leaves so many times what is wanted: libjpeg skips the
-# finest detail, which scaling down averages away (Pillow does so for its thumbnails). Measured: 3 times as fast for 12
-# megapixels to 224x224, 1.8 for 3 megapixels, and 0.3 of 255 away from the whole image's pixels.
+# libjpeg decodes a photo at 1/2, 1/4 or 1/8 of its size if that is at least this many times the wanted size.
+# Why: it skips the finest detail, which the following reduction would average away. Pillow's thumbnails do the same.
 DRAFT_FACTOR = 2
 
 
@@ -103,7 +102,7 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class UnreadableImage:
-    """A file that is no image, or a broken one, and why."""
+    """A file that is not an image or is damaged, and the reason."""
 
     path: Path
     why: str
@@ -114,16 +113,16 @@ class UnreadableImage:
 
 
 def read_image(path: Path, shape: ImageShape) -> Pixels | UnreadableImage:
-    """Return an image as (height, width, channels) bytes, cut to the aspect and scaled to the size of `shape`.
+    """Return an image as (height, width, channels) bytes, cropped and resized to the size of `shape`.
 
-    `shape` is (channels, height, width). An image that has that size is not resampled.
+    `shape` is (channels, height, width). An image of that size is not resampled.
     """
     channels, height, width = shape
     try:
         with Image.open(path) as opened:
-            opened.draft(None, (DRAFT_FACTOR * width, DRAFT_FACTOR * height))  # of other formats it does nothing
+            opened.draft(None, (DRAFT_FACTOR * width, DRAFT_FACTOR * height))  # only JPEG supports it
             image = opened.convert("L" if channels == 1 else "RGB")
-    except Exception as error:  # Pillow's plug-ins raise what their parsers meet: OSError, SyntaxError, struct.error
+    except Exception as error:  # Pillow's plug-ins raise OSError, SyntaxError, struct.error and others
         return UnreadableImage(path, failure_reason(path, error))
     if image.size != (width, height):
         image = ImageOps.fit(image, (width, height), method=Image.Resampling.BILINEAR)
@@ -131,7 +130,7 @@ def read_image(path: Path, shape: ImageShape) -> Pixels | UnreadableImage:
 
 
 def failure_reason(path: Path, error: Exception) -> str:
-    """Say in a few words why a file could not be read as an image."""
+    """Return in a few words why a file is not readable as an image."""
     if isinstance(error, FileNotFoundError | PermissionError):
         return error.strerror or "cannot be opened"
     if path.stat().st_size == 0:

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from entrypoint.core.errors import UserError, printable
 
-# What file managers leave behind; hidden files are passed over as well.
+# Files that file managers create. Hidden files are ignored as well.
 IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})
 
 
 @dataclass(frozen=True)
 class ImageList:
-    """One split: each file with the number of its class."""
+    """One split: its files, and the number of each file's class."""
 
     folder: Path
     classes: tuple[str, ...]
@@ -28,7 +28,7 @@ class ImageList:
 
 
 def split_folders(data_dir: Path | None) -> tuple[Path, Path]:
-    """Return the folders of train and test (or val); raises `UserError` where one is missing."""
+    """Return the folders of train and test (or val); raises `UserError` if one is missing."""
     if data_dir is None:
         raise UserError("TRAIN_DATASET=imagefolder: needs TRAIN_DATA_DIR, the folder that holds train/ and test/")
     if not data_dir.is_dir():
@@ -44,7 +44,7 @@ def split_folders(data_dir: Path | None) -> tuple[Path, Path]:
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """Return a split's classes, its subfolders in order of name; raises `UserError` where there are none."""
+    """Return a split's classes, its subfolders sorted by name; raises `UserError` if there are none."""
     names = tuple(sorted(entry.name for entry in os.scandir(folder) if is_class(entry)))
     if not names:
         raise UserError(f"{folder}: no class folders; each class is a subfolder with its images")
@@ -52,12 +52,12 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
 
 def is_class(entry: os.DirEntry[str]) -> bool:
-    """Tell whether a folder's entry is a class."""
+    """Return whether a folder's entry is a class."""
     return entry.is_dir() and not entry.name.startswith(".")
 
 
 def files_of(folder: Path) -> Iterator[Path]:
-    """Yield the files of one class in order of path, subfolders included; hidden ones are passed over."""
+    """Yield the files of one class in a fixed order, with those of subfolders; hidden ones are ignored."""
     for top, folders, names in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
@@ -66,7 +66,7 @@ def files_of(folder: Path) -> Iterator[Path]:
 
 
 def list_split(folder: Path, classes: tuple[str, ...]) -> ImageList:
-    """Return all files of a split; raises `UserError` where a class has none."""
+    """Return all files of a split; raises `UserError` if a class has none."""
     files: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
@@ -79,7 +79,7 @@ def list_split(folder: Path, classes: tuple[str, ...]) -> ImageList:
 
 
 def list_splits(data_dir: Path | None) -> tuple[ImageList, ImageList]:
-    """Return train and test; raises `UserError` where their classes differ."""
+    """Return train and test; raises `UserError` if their classes differ."""
     train, test = split_folders(data_dir)
     classes, test_classes = class_names(train), class_names(test)
     if classes != test_classes:
