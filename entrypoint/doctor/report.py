@@ -1,4 +1,4 @@
-"""The checks by hand: the fast ones, the plan itself, and what has to be tried out to be known."""
+"""`entrypoint doctor`: the checks of every launch, the plan itself, and checks that must try something."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
 from entrypoint.plan.preflight import Check, State, preflight_checks
 
-# What the program will import, tried in its own interpreter. IPEX dies of AttributeError where it does not fit.
+# Packages to import in the program's own interpreter. IPEX raises AttributeError if it does not match torch.
 IMPORTS = ("torch", "torchvision", "intel_extension_for_pytorch", "oneccl_bindings_for_pytorch", "nni")
 IMPORT_TIMEOUT_S = 120
 RESULT_PREFIX = "tried: "
@@ -37,7 +37,7 @@ STATE_LABELS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
 
 
 def run_checks(inputs: PlanInputs, draw: Callable[[], Plan], folders: Sequence[tuple[str, Path]]) -> tuple[Check, ...]:
-    """Return every check; `draw` makes the plan, and `folders` are those that a run writes to, by their settings."""
+    """Return every check; `draw` makes the plan, and `folders` are the output folders with their settings."""
     fast = preflight_checks(inputs)
     return (
         *fast,
@@ -51,7 +51,7 @@ def run_checks(inputs: PlanInputs, draw: Callable[[], Plan], folders: Sequence[t
 
 
 def check_plan(draw: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Check]:
-    """Make the plan: what it refuses is a failure, what it warns of beyond the fast checks a warning."""
+    """Make the plan: errors are failures, and warnings that no preflight check has are warnings."""
     try:
         plan = draw()
     except UserError as error:
@@ -69,7 +69,7 @@ def check_plan(draw: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Chec
 
 
 def check_libraries(inputs: PlanInputs) -> Iterator[Check]:
-    """Tell which allocators and OpenMP runtimes can be preloaded, and where they were looked for."""
+    """Return which allocators and OpenMP runtimes can be preloaded, and where they were searched."""
     for name in LIBRARY_PATTERNS:
         library = inputs.machine.library(name)
         yield Check(name, "ok", library.path or library.why)
@@ -85,7 +85,7 @@ def check_compilers(inputs: PlanInputs) -> Iterator[Check]:
 
 
 def check_writable(name: str, folder: Path) -> Check:
-    """Tell whether a folder, or the nearest above it that exists, can be written to."""
+    """Check whether a folder, or its nearest existing parent, is writable."""
     place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
         free = shutil.disk_usage(place).free
@@ -94,7 +94,7 @@ def check_writable(name: str, folder: Path) -> Check:
 
 
 def check_host_name() -> Check:
-    """Tell what this node's own name resolves to, by which other nodes may look for it."""
+    """Return the address of this node's host name, which other nodes may use to find it."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
@@ -104,7 +104,7 @@ def check_host_name() -> Check:
 
 
 def check_imports(python: str) -> Iterator[Check]:
-    """Import in the program's own interpreter what is installed there; what one of them does is its line."""
+    """Import the installed packages in the program's own interpreter; yield a check per package."""
     try:
         done = subprocess.run(
             [python, "-I", "-c", TRY_IMPORTS, *IMPORTS],
@@ -121,7 +121,7 @@ def check_imports(python: str) -> Iterator[Check]:
     for name in IMPORTS:
         state, seen = reported.get(name, ("failure", end))
         yield Check(f"import {name}", state, seen, "" if state == "ok" else "repair or remove the package")
-        if name not in reported:  # what comes after the one that ended it was not tried
+        if name not in reported:  # the interpreter exited, so it did not try the next packages
             return
 
 

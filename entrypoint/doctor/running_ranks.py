@@ -1,4 +1,4 @@
-"""The ranks that run on this node right now, seen from outside through /proc: `entrypoint verify`."""
+"""`entrypoint verify`: inspects the ranks that run on this node through /proc."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from entrypoint.supervise.monitor import PROCESS_NAME as GUARD
 
 @dataclass(frozen=True)
 class RunningRank:
-    """A rank's process, what it was seen to have, and each difference from its plan as a line."""
+    """A rank's process, its observed state, and a line for each difference from its plan."""
 
     process: int
     seen: ObservedRank
@@ -29,17 +29,17 @@ class RunningRank:
 
 
 def verify_running(processes: tuple[int, ...] = ()) -> tuple[RunningRank, ...]:
-    """Return the ranks of these processes, by default all of this user's on the node; raises `UserError` for none."""
+    """Return the ranks of these processes, by default all of this user; raises `UserError` for none."""
     chosen = {str(process) for process in processes}
     found = {process: environ for process, environ in iter_rank_processes() if not chosen or process in chosen}
     missing = sorted(chosen - set(found))
     if missing:
         raise UserError(f"verify: process {missing[0]} is no rank that the entrypoint started, or not yours to look at")
-    # What a rank forks (loader workers, compilers) carries its variables too.
+    # Processes that a rank forks (loader workers, compilers) inherit its variables.
     ranks = [process for process in found if found.keys().isdisjoint(ancestors(ROOT, process))]
     seen: list[RunningRank] = []
     for process in sorted(ranks, key=int):
-        with nullcontext() if chosen else suppress(UserError):  # one that nobody named may have ended meanwhile
+        with nullcontext() if chosen else suppress(UserError):  # one that the user did not name may have exited
             seen.append(inspect_rank(process, found[process]))
     if not seen:
         raise UserError("verify: no rank started by the entrypoint runs here; start one, or name its process")
@@ -47,14 +47,14 @@ def verify_running(processes: tuple[int, ...] = ()) -> tuple[RunningRank, ...]:
 
 
 def iter_rank_processes() -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield process id and environment of every process with a plan and a rank that this user may look at."""
+    """Yield process id and environment of every readable process with a plan and a rank."""
     for folder in (ROOT / "proc").iterdir():
         if folder.name.isdecimal():
             try:
                 if (folder / "comm").read_text().strip() == GUARD:  # the parent of a rank
                     continue
                 items = (folder / "environ").read_bytes().split(b"\0")
-            except OSError:  # another user's, or gone
+            except OSError:  # another user's, or exited
                 continue
             pairs = (os.fsdecode(item).partition("=") for item in items if b"=" in item)
             environ = {name: value for name, _, value in pairs}
@@ -63,7 +63,7 @@ def iter_rank_processes() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def inspect_rank(process: str, environ: dict[str, str]) -> RunningRank:
-    """Return what one rank has; a library that is preloaded first is the one in charge. Raises `UserError`."""
+    """Return what one rank uses; the library that is preloaded first is the active one. Raises `UserError`."""
     try:
         plan = Plan.from_variable(environ[PLAN_VAR])
         maps = (ROOT / f"proc/{process}/maps").read_text()
@@ -83,7 +83,7 @@ def inspect_rank(process: str, environ: dict[str, str]) -> RunningRank:
 
 
 def active_library(words: tuple[str, ...], environ: dict[str, str], maps: str) -> str:
-    """Return the first preloaded library with one of the words in its name that is mapped, else any that is."""
+    """Return the first preloaded and mapped library with one of the words in its name, else any mapped one."""
     mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
     real = [str(Path(file).resolve()) for file in split_ld_preload(environ.get("LD_PRELOAD", ""))]
     for file in [*(file for file in real if file in mapped), *sorted(mapped)]:
@@ -93,7 +93,7 @@ def active_library(words: tuple[str, ...], environ: dict[str, str], maps: str) -
 
 
 def describe(running: RunningRank) -> list[str]:
-    """Return a line of what a rank has, then one for each difference from its plan."""
+    """Return a line about a rank, and a line for each difference from its plan."""
     seen = running.seen
     memory = f", memory of node {format_cpu_list(seen.memory_nodes)}" if seen.memory_nodes else ""
     openmp = PurePath(seen.openmp).name or "none loaded"

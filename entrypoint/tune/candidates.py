@@ -1,4 +1,4 @@
-"""What `entrypoint tune` tries: other ranks, threads, OpenMP runtimes, waiting, allocators, binding and workers."""
+"""The candidates of `entrypoint tune`: ranks, threads, OpenMP runtimes, wait policies, allocators, binding, workers."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES, ALLOCATOR_WORD
 RANKS, THREADS, CORES = "LAUNCH_NPROC_PER_NODE", "LAUNCH_THREADS", "LAUNCH_CORE_TYPE"
 OPENMP, ALLOCATOR, BIND, WORKERS = "LAUNCH_OPENMP", "LAUNCH_ALLOCATOR", "LAUNCH_CPU_BINDING", "TRAIN_NUM_WORKERS"
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-# More numbers of ranks than these are hardly worth their time: the smallest and largest, and powers of two between.
+# If there are more numbers of ranks, only the smallest, the largest and powers of two between are tried.
 MAX_LAYOUTS = 10
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan by the variables that make it differ from the one without any, in order of name."""
+    """A plan, given by the variables in which it differs from the untuned plan, sorted by name."""
 
     variables: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
     def of(variables: Mapping[str, str]) -> Candidate:
-        """Return the candidate of these variables."""
+        """Return the candidate with these variables."""
         return Candidate(tuple(sorted(variables.items())))
 
     def also(self, variables: Mapping[str, str]) -> Candidate:
-        """Return the candidate with these variables too."""
+        """Return the candidate with these variables added."""
         return Candidate.of(dict(self.variables) | dict(variables))
 
     def __str__(self) -> str:
-        """Say it in a few words: `2 ranks x 1 thread, OMP_WAIT_POLICY=passive`."""
+        """Return a short text: `2 ranks x 1 thread, OMP_WAIT_POLICY=passive`."""
         values = dict(self.variables)
         ranks, threads, workers = (values.pop(name, "") for name in (RANKS, THREADS, WORKERS))
         words = [f"{ranks} rank{'s' * (ranks != '1')} x {threads} thread{'s' * (threads != '1')}"] if ranks else []
@@ -47,9 +47,9 @@ BASELINE = Candidate()
 
 
 def rank_thread_layouts(inputs: PlanInputs, device: str) -> tuple[Candidate, ...]:
-    """Return the ways to share the cores among ranks, the untuned plan first; a GPU each is the only one there.
+    """Return the numbers of ranks and threads to try, the untuned plan first; with GPUs the only one.
 
-    What a user has set stays as it is.
+    Settings of the user do not change.
     """
     if device == "cuda" or any(inputs.is_set_by_user(field) for field in ("nproc_per_node", "threads", "cpu_binding")):
         return (BASELINE,)
@@ -69,7 +69,7 @@ def rank_thread_layouts(inputs: PlanInputs, device: str) -> tuple[Candidate, ...
 
 
 def even_layouts(cores: int, threads: int) -> Iterator[tuple[int, int]]:
-    """Yield (ranks, threads of each) that use the threads up, few ranks first; with one rank also a thread a core."""
+    """Yield (ranks, threads of each) that use all threads, few ranks first; also one rank with a thread per core."""
     even = [ranks for ranks in range(1, min(cores, threads) + 1) if threads % ranks == 0]
     if len(even) > MAX_LAYOUTS:
         even = [ranks for ranks in even if ranks in (1, even[-1]) or ranks & (ranks - 1) == 0]
@@ -80,14 +80,14 @@ def even_layouts(cores: int, threads: int) -> Iterator[tuple[int, int]]:
 
 
 def reduced_layouts(threads: int) -> Iterator[tuple[int, int]]:
-    """Yield (1, threads) that leave a core to another process, or half: more are no use where memory is what limits."""
+    """Yield (1, threads) with one core less, or half: where memory limits the speed, more do not help."""
     for fewer in (threads - 1, threads // 2):
         if fewer:
             yield 1, fewer
 
 
 def runtime_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
-    """Return every combination of runtime, wait policy and allocator that can be had and that a user left open."""
+    """Return every available combination of runtime, wait policy and allocator that the user left open."""
     allocators = available_choices(inputs, "allocator", ALLOCATOR, ("tcmalloc", "jemalloc", "system"), ALLOCATOR_WORD)
     if device == "cuda":
         return allocators
@@ -100,15 +100,15 @@ def runtime_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, st
 def available_choices(
     inputs: PlanInputs, field: str, variable: str, names: Iterable[str], word: str
 ) -> tuple[Mapping[str, str], ...]:
-    """Return the values of a setting that can be had here; one empty choice where a user has chosen already."""
+    """Return the values of a setting that are available here; one empty choice if the user has set it."""
     if inputs.is_set_by_user(field) or user_preload(inputs.environ.get("LD_PRELOAD", ""), word):
         return ({},)
-    brought = ("gnu", "system")  # by torch and by libc
+    brought = ("gnu", "system")  # with torch and with libc
     return tuple({variable: name} for name in names if name in brought or inputs.machine.library(name).path)
 
 
 def wait_policies(inputs: PlanInputs, runtime: str) -> tuple[Mapping[str, str], ...]:
-    """Return what idle threads may do: what the plan says, spin, or sleep at once."""
+    """Return the wait policies of idle threads: as planned, spin, or sleep at once."""
     if any(inputs.environ.get(name) for name in WAITING):
         return ({},)
     if runtime == "intel":
@@ -117,17 +117,16 @@ def wait_policies(inputs: PlanInputs, runtime: str) -> tuple[Mapping[str, str], 
 
 
 def binding_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
-    """Return the other ways to bind, where a user left that open.
+    """Return the other CPU bindings, if the user left that open.
 
-    Ranks that float help each other's threads out where others run too: 1.16 times as fast with a busy process on
-    every core (two ranks of the book's CNN by Gloo), 1.12 with one. Results stay the same to the bit.
+    Why: unbound ranks can be faster on a node that other processes use. Results stay bitwise identical.
     """
     taken = inputs.is_set_by_user("cpu_binding") or any(inputs.environ.get(name) for name in AFFINITY_VARIABLES)
     return () if device == "cuda" or taken else ({BIND: "none"}, {BIND: "threads"})
 
 
 def worker_candidates(inputs: PlanInputs, plan: Plan) -> tuple[Mapping[str, str], ...]:
-    """Return numbers of loader workers around the plan's, where it streams and a user left it open."""
+    """Return numbers of loader workers around the planned one, if the run streams and the user left it open."""
     planned = plan.trainer.num_workers if plan.trainer else 0
     if not planned or inputs.environ.get(WORKERS):
         return ()

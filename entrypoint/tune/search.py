@@ -1,4 +1,4 @@
-"""`entrypoint tune`: find the fastest plan for this program on this node by trying, and keep it for later plans."""
+"""`entrypoint tune`: find the fastest plan for this program on this node by trials, and store it for later plans."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class TuneSettings(Settings, frozen=True, kw_only=True):
 
 @dataclass
 class TuningSession:
-    """One search: what it is for, where it is kept, the trials that were done before it, and those since.
+    """One search: its trial specification, file, metadata and deadline, earlier trials and new ones.
 
-    `busy_cpus` are the CPUs that others used before each trial.
+    `busy_cpus` are the CPUs that other processes used before each trial.
     """
 
     way: TrialSpec
@@ -95,7 +95,7 @@ class TuningSession:
     problems: dict[Candidate, str] = field(default_factory=dict)
 
     def measure(self, candidate: Candidate) -> float | None:
-        """Return a candidate's rate: one of an earlier search's that was cut short, else of a trial now."""
+        """Return a candidate's rate, from an interrupted search if it has one, else from a new trial."""
         if candidate in self.problems:
             return None
         done = self.rates.setdefault(candidate, [])
@@ -114,18 +114,18 @@ class TuningSession:
         return seen.rate
 
     def tell(self, candidate: Candidate, seen: TrialResult) -> None:
-        """Show a trial as it ends."""
+        """Print the result of a trial."""
         count = sum(map(len, self.rates.values())) + len(self.problems)
         rate = f"{seen.rate:,.4g}{UNITS[self.way.trains]}" if seen.rate else "cannot run"
         problem = f": {seen.problem}" if seen.problem else ""
         print(f"  trial {count:>3}  {rate:>14}  {candidate}{problem}", file=sys.stderr, flush=True)
 
     def in_time(self) -> bool:
-        """Tell whether there is time for another trial."""
+        """Return whether there is time for another trial."""
         return time.monotonic() < self.until
 
     def keep(self, result: Mapping[str, Any] | None) -> None:
-        """Write down all that is known, whole, after every trial."""
+        """Store all results so far atomically, after every trial."""
         trials = [{"variables": dict(one.variables), "rates": seen} for one, seen in self.rates.items() if seen]
         found = {"trials": trials, BUSY_CPUS_KEY: self.busy_cpus, RESULT_KEY: result}
         save(self.path, {**self.about, **found})
@@ -138,9 +138,9 @@ UNITS = {True: " images/s", False: ""}
 def tune(
     inputs: PlanInputs, plan: Plan, settings: TuneSettings, training: Mapping[str, Any], words: Sequence[str]
 ) -> int:
-    """Search, show what was found, and keep it; `words` start the program after `entrypoint`.
+    """Search, print the result, and store it; `words` is the program's command line after `entrypoint`.
 
-    Raises `UserError` where a launcher has decided already, and where nothing can be kept or run.
+    Raises `UserError` if a launcher has decided already, or if nothing can be stored or measured.
     """
     folder = store_dir(inputs)
     if not is_tunable(inputs):
@@ -179,7 +179,7 @@ def tune(
 
 
 def trial_spec(inputs: PlanInputs, settings: TuneSettings, words: Sequence[str]) -> TrialSpec:
-    """Return how the program is tried."""
+    """Return how trials run the program."""
     environ = {**inputs.environ, **inputs.settings.as_variables(flags_only=True)}
     if inputs.program.kind == "train":
         return TrialSpec(tuple(words), environ, settings.seconds, trainer_rates, trains=True, mean=mean_rate)
@@ -188,7 +188,7 @@ def trial_spec(inputs: PlanInputs, settings: TuneSettings, words: Sequence[str])
 
 
 def load_unfinished(path: Path) -> tuple[dict[Candidate, list[float]], list[float]]:
-    """Return the trials of a search that was cut short, and the CPU use of others; one that ended starts again."""
+    """Return the trials and the busy CPUs of an interrupted search; empty after a complete search."""
     try:
         known = json.loads(path.read_text())
         if known[RESULT_KEY]:
@@ -203,13 +203,13 @@ Best = ComparisonResult[Candidate]
 
 
 def search(session: TuningSession, inputs: PlanInputs, plan: Plan) -> tuple[Best | None, Best | None]:
-    """Contest by contest: shapes first, then the best shape's runtime, waiting and allocator, binding, loader workers.
+    """Compare the layouts of ranks and threads, then for the best layout runtimes, bindings and loader workers.
 
-    Returns the last result, and that on the shapes.
+    Returns the last result, and the result of the layouts.
     """
 
     def among(candidates: Sequence[Candidate]) -> Best | None:
-        different = {plan_signature(inputs, one): one for one in reversed(candidates)}  # the first of those alike stays
+        different = {plan_signature(inputs, one): one for one in reversed(candidates)}  # the first of equal plans stays
         return successive_halving(list(different.values())[::-1], session.measure, [BASELINE], session.in_time)
 
     by_shape = found = among(rank_thread_layouts(inputs, plan.device))
@@ -227,14 +227,14 @@ def search(session: TuningSession, inputs: PlanInputs, plan: Plan) -> tuple[Best
 
 
 def more_certain(before: Best, later: Best | None) -> Best:
-    """Return the later result, unless it was cut short and only the one before is surely better than no tuning."""
+    """Return the later result, unless only the earlier one is significantly faster than the untuned plan."""
     if later is None or (BASELINE in later.ties and BASELINE not in (before.best, *before.ties)):
         return before
     return later
 
 
 def try_compile(session: TuningSession, found: Best) -> list[str]:
-    """Try the best plan compiled too, and say from which length of a run on that pays; it is not kept."""
+    """Measure the best plan with torch.compile, and return from which run length that pays; it is not stored."""
     if not session.way.trains:
         return []
     candidate = found.best.also({"TRAIN_COMPILE": "default"})
@@ -254,7 +254,7 @@ def try_compile(session: TuningSession, found: Best) -> list[str]:
 
 
 def plan_signature(inputs: PlanInputs, candidate: Candidate) -> object:
-    """Return what a candidate comes to: of two alike one is measured. What is refused is reported by its trial."""
+    """Return a value that is equal for equal plans, so that one of them is measured; a trial reports errors."""
     variables = dict(candidate.variables)
     try:
         plan = make_plan(apply_tuning(inputs, TunedPlan(variables, "", Path()), {}))
@@ -275,7 +275,7 @@ def plan_signature(inputs: PlanInputs, candidate: Candidate) -> object:
 
 
 def select_result(found: Best, session: TuningSession) -> tuple[Mapping[str, str], str]:
-    """Return the variables to keep and the evidence for them: none where the untuned plan is not behind."""
+    """Return the variables to store and the evidence; no variables if the untuned plan is as fast."""
     tried = sum(1 for seen in session.rates.values() if seen)
     when = time.strftime("%Y-%m-%d") + busy_cpus_note(session.busy_cpus)
     unit = UNITS[session.way.trains]
@@ -287,7 +287,7 @@ def select_result(found: Best, session: TuningSession) -> tuple[Mapping[str, str
 
 
 def format_report(found: Best, session: TuningSession, by_shape: Best | None, planned: int) -> list[str]:
-    """Return a table of all that was tried, the fastest first, and what it says of many ranks against one."""
+    """Return a table of all measured plans, fastest first, and a comparison of many ranks with one."""
     medians = {one: statistics.median(seen) for one, seen in session.rates.items() if seen}
     top = medians[found.best]
     lines = [f"{'rate':>10}  of the best  trials           plan"]

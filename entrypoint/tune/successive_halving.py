@@ -1,4 +1,4 @@
-"""Which of several noisy candidates is the fastest: measured in turns, the slow half dropped, until one is ahead."""
+"""Finds the fastest of several noisy candidates: measured in rounds, the slower half dropped after each."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
-# A lead counts where so few series of turns would show it by chance.
+# A lead is significant if its probability by chance is smaller than this.
 SIGNIFICANCE = 0.05
-# A result takes at least so many turns, and gives up on distinguishing candidates after the most.
+# A result takes at least MIN_ROUNDS rounds. After MAX_ROUNDS the search stops to distinguish candidates.
 MIN_ROUNDS, MAX_ROUNDS = 5, 15
-# Candidates as near as this to the last one that is kept are kept too after the first turn, which says little.
+# After the first round, which says little, candidates this near to the last one that stays do stay too.
 FIRST_ROUND_SLACK = 0.05
-# Candidates whose medians differ by less than this are as good as each other, and not measured on to tell them apart.
+# Candidates whose medians differ by less are equally fast. They are not measured further.
 EQUIVALENCE = 0.02
-# Below so many candidates none is dropped but by a lead.
+# With so few candidates, only a significant lead drops one.
 MIN_SURVIVORS = 3
 
 
 @dataclass(frozen=True)
 class ComparisonResult(Generic[T]):
-    """The candidate with the best median rate, those that it could not be distinguished from, and all rates seen."""
+    """The candidate with the best median rate, the candidates that are not significantly slower, and all rates."""
 
     best: T
     ties: tuple[T, ...]
@@ -41,10 +41,11 @@ def successive_halving(
     always: Sequence[T] = (),
     in_time: Callable[[], bool] = lambda: True,
 ) -> ComparisonResult[T] | None:
-    """Measure candidates in turns and return the result; `measure` gives a rate, or None for one that cannot run.
+    """Measure candidates in rounds and return the result; `measure` returns None for one that cannot run.
 
-    Successive halving (Jamieson and Talwalkar, 2016, arXiv:1502.07943), by turns of all that are left, so that what
-    else the machine does meets each alike. Those of `always` are measured to the end. None where none can run.
+    Successive halving (Jamieson and Talwalkar, 2016, arXiv:1502.07943).
+    Each round runs all remaining candidates, so that other load on the machine affects all of them alike.
+    Candidates in `always` are never dropped. Returns None if no candidate can run.
     """
     left, rates = list(candidates), {one: list[float]() for one in candidates}
     for turn in range(MAX_ROUNDS):
@@ -68,7 +69,7 @@ def successive_halving(
 
 
 def keep_faster_half(left: Sequence[T], rates: dict[T, list[float]], always: Sequence[T], near: float) -> list[T]:
-    """Return the faster half of the candidates, with those so `near` it, in their order."""
+    """Return the faster half of the candidates, and those within `near` of it, in their order."""
     medians = {one: statistics.median(rates[one]) for one in left}
     ranked = sorted(left, key=lambda one: -medians[one])
     if len(ranked) <= MIN_SURVIVORS:
@@ -78,7 +79,7 @@ def keep_faster_half(left: Sequence[T], rates: dict[T, list[float]], always: Seq
 
 
 def summarize(left: Sequence[T], rates: dict[T, list[float]]) -> ComparisonResult[T] | None:
-    """Return the best of those that are left by its median, and whom it does not lead."""
+    """Return the best remaining candidate by median rate, and those that are not significantly slower."""
     measured = [one for one in left if rates[one]]
     if not measured:
         return None
@@ -88,7 +89,7 @@ def summarize(left: Sequence[T], rates: dict[T, list[float]]) -> ComparisonResul
 
 
 def is_significantly_faster(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    """Tell whether one was faster in so many of the turns in which both ran that it is hardly chance (a sign test)."""
+    """Return whether one candidate was faster in significantly many of their common rounds (a sign test)."""
     turns = list(zip(ours, theirs, strict=False))
     won = sum(one > other for one, other in turns)
     tail = sum(math.comb(len(turns), more) for more in range(won, len(turns) + 1)) / 2 ** len(turns)
