@@ -1,12 +1,13 @@
 """The book's result tables, measured on this machine: `make book`, or `make book-quick` for a part of the data.
 
-Conditions: the book's CNN on real CIFAR-10 images (CIFAR10_IMAGES, or fetched), our own loop and recipe; variants
-of an experiment alternate, each round with a seed of its own; medians and spread. Accuracy and the training's seconds
-are those of one run of all epochs, made once where several experiments have the same settings; images/s, first step
-and spread are those of short runs. The book's own figures are of other machines, and of Fashion-MNIST (chapter 2) or
-DenseNet121 on a GPU (chapter 3): ratios compare, seconds do not. What this machine lacks is a row with the reason. It
-prints a line for each experiment and asserts nothing. What was measured is kept in results.json next to the report:
-asked for again, in parts too, only what is missing is measured.
+Our own loop and recipe train the book's CNN on real CIFAR-10 images (CIFAR10_IMAGES, or downloaded).
+The variants of an experiment alternate, with one seed per round; results are medians and spread.
+Accuracy and training seconds are those of one run of all epochs.
+Experiments with equal settings share that run. Images per second, first step and spread are those of short runs.
+The book's figures are of other machines, and of Fashion-MNIST (chapter 2) or DenseNet121 on a GPU (chapter 3).
+So ratios are comparable, seconds are not. What this machine lacks is a row with the reason.
+The benchmark prints a line per experiment and asserts nothing.
+Results are stored in results.json next to the report; a repeated command measures only missing ones.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from benchmarks.book.report import Result, as_html, as_markdown
 from entrypoint.machine.detect import detect_machine
 from entrypoint.plan.planner import describe_machine
 
-# Images of each class, epochs, rounds; no rounds: what ran to the end gives the speed too.
+# Images per class, epochs, rounds. Without rounds, the complete runs give the speed too.
 QUICK, FULL = (100, 2, 0), (None, 10, 5)
 SHORT_STEPS, FEW_STEPS = 100, 15
 
 
 def main() -> None:
-    """Run all experiments, or those that are named, and write the report after each."""
+    """Run all experiments, or the named ones, and write the report after each."""
     parser = argparse.ArgumentParser(prog="make book")
     parser.add_argument("--quick", action="store_true", help="a few images, two epochs, one round")
     parser.add_argument("--epochs", type=int, help="epochs of the runs that tell accuracy")
@@ -67,7 +68,7 @@ def main() -> None:
 
 
 def made_under(each: int | None, epochs: int, rounds: int) -> tuple[str, ...]:
-    """Return what the figures hang on, a line each."""
+    """Return the conditions of the figures, a line each."""
     return (
         describe_machine(detect_machine(affinity=frozenset(os.sched_getaffinity(0)))),
         f"Python {platform.python_version()}, PyTorch {version('torch')}",

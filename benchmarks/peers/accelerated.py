@@ -1,4 +1,4 @@
-"""The plain loop with accelerate's preparation, for its launcher."""
+"""The plain loop with accelerate's `prepare`, for its launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop with DataLoader, as its tutorials have it; under torchrun DistributedDataParallel."""
+"""A plain PyTorch loop with DataLoader, as in its tutorials; under torchrun with DistributedDataParallel."""
 
 from __future__ import annotations
 

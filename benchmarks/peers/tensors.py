@@ -1,4 +1,4 @@
-"""A loop written by hand for speed: all images one tensor, no augmentation, channels_last, nothing logged."""
+"""A loop written by hand for speed: all images in one tensor, no augmentation, channels_last, no logs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A user's own script: some steps of the book's CNN on images in memory, alone or with its peers; prints its rate.
+"""A user's script: some steps of the book's CNN on images in memory, with one or more ranks; prints its rate.
 
-`rate N on C CPUs` is images a second over all ranks, after warm-up, and how many CPUs the first may use. The batch of
-64 is shared among the ranks.
+`rate N on C CPUs` is the images per second over all ranks after warm-up, and the number of CPUs of rank 0.
+The batch of 64 is sharded over the ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The machine as it may be met: bare, under a quota, behind a mask, with busy processes."""
+"""States of the machine: bare, with a quota, with an affinity mask, with busy processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.cgroups import quota
 
 @contextmanager
 def bare() -> Iterator[Sequence[str]]:
-    """Leave it as it is."""
+    """Change nothing."""
     yield ()
 
 
@@ -32,7 +32,7 @@ def one_neighbour() -> Iterator[Sequence[str]]:
 
 @contextmanager
 def twice_over() -> Iterator[Sequence[str]]:
-    """Keep every CPU busy, so that there are two threads for each."""
+    """Keep every CPU busy, so that there are two threads per CPU."""
     with busy_processes(sorted(os.sched_getaffinity(0))):
         yield ()
 
