@@ -9,23 +9,31 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from entrypoint.core.errors import UserError
-from entrypoint.job.slurm import granted_cpus, job_cpus, number, slurm_nodes, slurm_tasks_here, srun_binding
+from entrypoint.job.slurm import granted_cpus, job_cpus, number, slurm_nodes, slurm_tasks_here
 
 if TYPE_CHECKING:
     from entrypoint.settings import LaunchSettings
+
+
+class LauncherBinding(Enum):
+    """What bound this rank to CPUs before the plan: nothing, the user or scheduler, or the launcher's default."""
+
+    NONE = "none"
+    USER = "user"
+    LAUNCHER_DEFAULT = "launcher default"
 
 
 @dataclass(frozen=True)
 class Job:
     """The rank identity of this process; without a launcher, the user or a batch script started a single process.
 
-    `binding` is the CPU binding by the launcher: `asked` (the user or scheduler requested it), `default` (of the MPI),
-    or empty. `granted_cpus` are the CPUs that the scheduler grants the ranks of this node. `node_cpus` are those that
-    it grants the whole job there. `master_addr` is rank 0's host if the launcher sets it. `hostnames` are the job's
-    nodes in order. Of a heterogeneous job's `het_components`, a batch script sees only the nodes of the first.
+    `granted_cpus` are the CPUs that the scheduler grants the ranks of this node. `node_cpus` are those that it grants
+    the whole job there. `master_addr` is rank 0's host if the launcher sets it. `hostnames` are the job's nodes in
+    order. Of a heterogeneous job's `het_components`, a batch script sees only the nodes of the first.
     """
 
     launcher: str | None = None
@@ -34,7 +42,7 @@ class Job:
     local_rank: int = 0
     local_world_size: int = 1
     job_id: str = ""
-    binding: str = ""
+    cpu_binding: LauncherBinding = LauncherBinding.NONE
     granted_cpus: int | None = None
     node_cpus: int | None = None
     hostnames: tuple[str, ...] = ()
@@ -69,23 +77,33 @@ class Launcher:
     local_world_size: str
     job_id: tuple[str, ...] = ()
     local_size_of: Callable[[Mapping[str, str]], int] | None = None
-    binding_of: Callable[[Mapping[str, str]], str] = lambda _: ""
+    binding_of: Callable[[Mapping[str, str]], LauncherBinding] = lambda _: LauncherBinding.NONE
     master_of: Callable[[Mapping[str, str]], str] = lambda _: ""
 
 
-def open_mpi_binding(environ: Mapping[str, str]) -> str:
+def open_mpi_binding(environ: Mapping[str, str]) -> LauncherBinding:
     """Open MPI binds to a core up to two ranks, to a socket above; --bind-to shows in the policy (mpirun(1))."""
     policy = environ.get("OMPI_MCA_hwloc_base_binding_policy", "")
-    return "default" if not policy else "" if policy.startswith("none") else "asked"
+    if not policy:
+        return LauncherBinding.LAUNCHER_DEFAULT
+    return LauncherBinding.NONE if policy.startswith("none") else LauncherBinding.USER
 
 
-def hydra_binding(environ: Mapping[str, str]) -> str:
+def hydra_binding(environ: Mapping[str, str]) -> LauncherBinding:
     """MPICH binds where it is asked to; Intel MPI by default, unless I_MPI_PIN says no (its developer reference)."""
     if environ.get("HYDRA_USER_PROVIDED_BINDING"):
-        return "asked"
+        return LauncherBinding.USER
     intel = any(name.startswith("I_MPI_") for name in environ)
     pinned = environ.get("I_MPI_PIN", "1").lower() not in ("0", "no", "off", "disable")
-    return ("asked" if "I_MPI_PIN_DOMAIN" in environ else "default") if intel and pinned else ""
+    if not intel or not pinned:
+        return LauncherBinding.NONE
+    return LauncherBinding.USER if "I_MPI_PIN_DOMAIN" in environ else LauncherBinding.LAUNCHER_DEFAULT
+
+
+def srun_binding(environ: Mapping[str, str]) -> LauncherBinding:
+    """Return whether srun has bound each task, as its task/affinity plugin does unless --cpu-bind=none."""
+    kind = environ.get("SLURM_CPU_BIND_TYPE", "")
+    return LauncherBinding.USER if kind and "none" not in kind else LauncherBinding.NONE
 
 
 def open_mpi_master(environ: Mapping[str, str]) -> str:

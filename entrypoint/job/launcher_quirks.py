@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from entrypoint.core.errors import UserError
-from entrypoint.job.detect import Job
+from entrypoint.job.detect import Job, LauncherBinding
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines
 
 # The names in /proc/PID/comm of the MPI processes that fork the ranks of a node.
@@ -32,13 +32,13 @@ def effective_affinity(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:
     or the scheduler is kept. A binding is also kept if /proc hides the launcher.
     """
     own = frozenset(os.sched_getaffinity(0))
-    if job.binding != "default":
+    if job.cpu_binding != LauncherBinding.LAUNCHER_DEFAULT:
         return own, job, ()
     names = {process: "".join(read_lines(ROOT / f"proc/{process}/comm")) for process in ancestors(ROOT)}
     launcher = next((process for process, name in names.items() if name in MPI_PROCESSES), None)
     if launcher is None:
-        return own, replace(job, binding="asked"), ()
-    unbound = replace(job, binding="")
+        return own, replace(job, cpu_binding=LauncherBinding.USER), ()
+    unbound = replace(job, cpu_binding=LauncherBinding.NONE)
     launchers = frozenset(os.sched_getaffinity(int(launcher)))
     return launchers, unbound, tuple(sorted(own)) if own != launchers else ()
 
