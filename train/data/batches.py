@@ -73,14 +73,14 @@ class MicroBatchIndices:
         """Return (images, labels, labels of the partners) after mixing; the last is None without mixing."""
         if self.mix is None:
             return images, labels, None
-        return self.mix.of(*self.split_mix(images)), *self.split_mix(labels)
+        return self.mix.apply(*self.split_mix(images)), *self.split_mix(labels)
 
 
 def make_batch(parts: Iterable[tuple[Tensor, Tensor, Tensor | None]], size: int, mix: MixParams | None) -> Batch:
     """Return the batch of a rank's micro-batches, given as `MicroBatchIndices.apply_mix` returns them."""
     parts = tuple(parts)
     others = tuple(other for _, _, other in parts if other is not None)
-    return Batch(tuple((images, labels) for images, labels, _ in parts), size, others, mix.own if mix else 1.0)
+    return Batch(tuple((images, labels) for images, labels, _ in parts), size, others, mix.own_weight if mix else 1.0)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class BatchSampler:
                 seen = self.transform.shape(self.shape)[1:]
                 mix = mixup.sample_mix(size, *seen, self.settings, make_generator(seed, "mix", epoch, step))
             if mix:
-                mixed = (torch.cat((torch.arange(size)[own], mix.partners[own])) for own in places)
+                mixed = (torch.cat((torch.arange(size)[own], mix.partner_indices[own])) for own in places)
                 yield tuple(MicroBatchIndices(rows[both], drawn[both], mix) for both in mixed)
             else:
                 yield tuple(MicroBatchIndices(rows[own], drawn[own]) for own in places)

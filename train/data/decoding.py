@@ -105,11 +105,11 @@ class UnreadableImage:
     """A file that is not an image or is damaged, and the reason."""
 
     path: Path
-    why: str
+    reason: str
 
     def __str__(self) -> str:
         """Return the file and the reason."""
-        return f"{self.path}: {self.why}"
+        return f"{self.path}: {self.reason}"
 
 
 def read_image(path: Path, shape: ImageShape) -> Pixels | UnreadableImage:

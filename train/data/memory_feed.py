@@ -83,7 +83,7 @@ class MemorySource:
 def channel_stats(images: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalize:
     """Return the normalization by the channel means and standard deviations of the training images."""
     sample = images[:: max(1, len(images) // STATS_SAMPLE)].float().flatten(0, 2)
-    return Normalize.of(sample.mean(0), sample.std(0), device, channels_last=channels_last)
+    return Normalize.from_stats(sample.mean(0), sample.std(0), device, channels_last=channels_last)
 
 
 def to_device(split: ImageTensors, device: torch.device) -> ImageTensors:

@@ -32,7 +32,7 @@ class StreamSource:
         self.sequence = make_sampler(self.trained, shape, settings, group)
         self.steps_per_epoch = self.sequence.steps_per_epoch
         mean, deviation = IMAGENET_STATS if shape[0] == 3 else GRAY_STATS
-        self.normalize = Normalize.of(
+        self.normalize = Normalize.from_stats(
             torch.tensor(mean), torch.tensor(deviation), group.device, channels_last=settings.channels_last
         )
         self.reported: set[str] = set()

@@ -106,7 +106,7 @@ class ProcessGroup:
         if self.world_size > 1:
             time.sleep(GLOO_DRAIN_S)
 
-    def leave(self) -> None:
+    def destroy(self) -> None:
         """Destroy the process group; without this a rank can abort at exit."""
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()

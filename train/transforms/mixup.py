@@ -15,19 +15,19 @@ from train.settings import TrainSettings
 class MixParams:
     """How one global batch is mixed: each image's partner, and the weight of the image itself.
 
-    With `box` (top, bottom, left, right), CutMix copies this region from the partner (arXiv:1905.04899).
+    With `cut_box` (top, bottom, left, right), CutMix copies this region from the partner (arXiv:1905.04899).
     Without it, mixup interpolates the two images (arXiv:1710.09412).
     """
 
-    partners: Tensor
-    own: float
-    box: tuple[int, int, int, int] | None = None
+    partner_indices: Tensor
+    own_weight: float
+    cut_box: tuple[int, int, int, int] | None = None
 
-    def of(self, images: Tensor, others: Tensor) -> Tensor:
+    def apply(self, images: Tensor, others: Tensor) -> Tensor:
         """Return (N, C, H, W) images mixed with the same number of partner images."""
-        if self.box is None:
-            return images.lerp(others, 1 - self.own)
-        top, bottom, left, right = self.box
+        if self.cut_box is None:
+            return images.lerp(others, 1 - self.own_weight)
+        top, bottom, left, right = self.cut_box
         mixed = images.clone(memory_format=torch.preserve_format)
         mixed[:, :, top:bottom, left:right] = others[:, :, top:bottom, left:right]
         return mixed

@@ -19,7 +19,7 @@ class Normalize:
     layout: torch.memory_format = torch.channels_last
 
     @staticmethod
-    def of(mean: Tensor, deviation: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalize:
+    def from_stats(mean: Tensor, deviation: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalize:
         """Return the normalization by (C,) means and standard deviations of byte values."""
         shape = (1, -1, 1, 1)
         scale = 1 / deviation.clamp(min=1.0)

@@ -93,4 +93,4 @@ def test_a_bad_file_comes_back_by_name_with_the_reason(tmp_path: Path, suffix: s
     read = read_image(path, (3, 64, 64))
     assert isinstance(read, UnreadableImage)
     assert str(read).startswith(f"{path}: ")
-    assert any(part in read.why for part in said.split("|"))
+    assert any(part in read.reason for part in said.split("|"))

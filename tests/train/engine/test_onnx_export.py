@@ -18,7 +18,7 @@ from train.settings import TrainSettings
 from train.transforms.normalize import Normalize
 
 SHAPE = (3, 32, 32)
-HALF = Normalize.of(torch.tensor([120.0, 121, 122]), torch.tensor([60.0, 61, 62]), torch.device("cpu"))
+HALF = Normalize.from_stats(torch.tensor([120.0, 121, 122]), torch.tensor([60.0, 61, 62]), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet18"])
