@@ -102,7 +102,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     count = BATCH * steps
     images = ImageTensors(torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (count,)))
     feed = MemorySource(images, images, shape, settings, group)
-    model = set_memory_format(build_model(name, shape, 10, bias=True), channels_last=True, plain_filters=True)
+    model = set_memory_format(build_model(name, shape, 10, bias=True), channels_last=True, contiguous_weights=True)
     ((pixels, labels),) = next(feed.train_batches(0)).micro_batches
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(pixels), labels).backward()  # type: ignore[no-untyped-call]

@@ -23,13 +23,13 @@ def import_ipex(*, compiling: bool) -> ModuleType:
     """
     if not compiling:
         importlib.import_module("torch._inductor.config").compile_threads = 1  # type: ignore[attr-defined]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as messages:
         try:
-            with redirected(STDERR, said.fileno()):
+            with redirected(STDERR, messages.fileno()):
                 return importlib.import_module(IPEX)
         except BaseException:
-            said.seek(0)
-            os.write(STDERR, said.read())
+            messages.seek(0)
+            os.write(STDERR, messages.read())
             raise
 
 

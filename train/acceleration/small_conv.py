@@ -38,8 +38,8 @@ class SmallConv2d(nn.Conv2d):
             return convolved
         images = input.permute(0, 2, 3, 1)
         if self.kernel_size == (1, 1) and self.padding == (0, 0):
-            seen = images[:, :: self.stride[0], :: self.stride[1]]
-            return linear(seen, weight.flatten(1), bias).permute(0, 3, 1, 2)
+            strided = images[:, :: self.stride[0], :: self.stride[1]]
+            return linear(strided, weight.flatten(1), bias).permute(0, 3, 1, 2)
         rows, columns = (
             tap_table(size, *along)
             for size, *along in zip((height, width), self.kernel_size, self.stride, padding_2d(self), strict=True)
@@ -50,18 +50,18 @@ class SmallConv2d(nn.Conv2d):
         return out.view(len(input), len(rows), len(columns), -1).permute(0, 3, 1, 2)
 
 
-def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int], *, by_taps: bool = True) -> nn.Module:
+def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int], *, tap_major: bool = True) -> nn.Module:
     """Return the model with matrix products for convolutions of small images, for inputs of a (C, H, W) shape.
 
     Filters with several taps are stored tap by tap. Why: each block of their matrix is contiguous then.
-    Set `by_taps` to False if the filters must stay a matrix in their usual order.
+    Set `tap_major` to False if the filters must stay a matrix in their usual order.
     """
     pixels: dict[nn.Conv2d, int] = {}
 
-    def look(module: nn.Conv2d, inputs: tuple[Tensor]) -> None:
+    def record_pixels(module: nn.Conv2d, inputs: tuple[Tensor]) -> None:
         pixels[module] = max(pixels.get(module, 0), inputs[0].shape[2:].numel())
 
-    hooks = [module.register_forward_pre_hook(look) for module in model.modules() if is_eligible(module)]
+    hooks = [module.register_forward_pre_hook(record_pixels) for module in model.modules() if is_eligible(module)]
     if not hooks:
         return model
     dry_run(model, shape)
@@ -69,11 +69,11 @@ def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int], *
         hook.remove()
     small = {module: SmallConv2d.sharing(module) for module, most in pixels.items() if most <= MAX_PIXELS}
     for module in small.values():
-        order = (2, 3, 0, 1) if by_taps and module.kernel_size != (1, 1) else (0, 1, 2, 3)
+        order = (2, 3, 0, 1) if tap_major and module.kernel_size != (1, 1) else (0, 1, 2, 3)
         sizes = [module.weight.shape[axis] for axis in order]
         # Filters with one tap are contiguous in either order. Their gradients have the strides of this order.
-        laid = module.weight.data.new_empty(sizes).permute(order)
-        module.weight.data = laid.copy_(module.weight.data)
+        stored = module.weight.data.new_empty(sizes).permute(order)
+        module.weight.data = stored.copy_(module.weight.data)
     return replace_modules(model, small)
 
 
@@ -105,7 +105,7 @@ Convolution = TypeVar("Convolution", bound=nn.Conv2d)
 def share_parameters(kind: type[Convolution], module: nn.Conv2d) -> Convolution:
     """Return a convolution of another class that shares the settings and the parameters of a module."""
     with torch.device("meta"):
-        made = kind(
+        shared = kind(
             module.in_channels,
             module.out_channels,
             module.kernel_size,  # type: ignore[arg-type]
@@ -113,8 +113,8 @@ def share_parameters(kind: type[Convolution], module: nn.Conv2d) -> Convolution:
             module.padding,  # type: ignore[arg-type]
             bias=module.bias is not None,
         )
-    made.weight, made.bias = module.weight, module.bias
-    return made.train(module.training)
+    shared.weight, shared.bias = module.weight, module.bias
+    return shared.train(module.training)
 
 
 def is_eligible(module: nn.Module) -> bool:

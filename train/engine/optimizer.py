@@ -44,12 +44,12 @@ def build_optimizer(settings: TrainSettings, model: nn.Module, *, fused: bool = 
 
 
 def parameter_groups(settings: TrainSettings, model: nn.Module) -> list[Any]:
-    """Return the trainable parameters, grouped by learning-rate multiplier if the model defines `rates`.
+    """Return the trainable parameters, grouped by learning-rate multiplier if the model defines `lr_multipliers`.
 
     Multipliers apply to SGD only. The weight decay per step is the same in all groups.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    rates: Mapping[str, float] = getattr(model, "rates", {}) if settings.optimizer == "sgd" else {}
+    rates: Mapping[str, float] = getattr(model, "lr_multipliers", {}) if settings.optimizer == "sgd" else {}
     if not rates:
         return list(named.values())
     return [

@@ -22,7 +22,7 @@ from entrypoint.core.errors import ExitCode, UserError, did_you_mean, first_line
 from train.models.registry import restore_state_metadata
 from train.settings import ImageShape, TrainSettings
 
-KINDS: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "linear": nn.Linear}
+LAYER_TYPES: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "linear": nn.Linear}
 
 
 def prune_state(
@@ -38,9 +38,9 @@ def prune_state(
     example = torch.zeros(2, *shape)
     try:
         with silence_library():
-            slim = LIBRARIES[settings.prune_backend](model, names, example, settings.prune_ratio)
+            pruned = LIBRARIES[settings.prune_backend](model, names, example, settings.prune_ratio)
             with torch.no_grad():
-                slim(example)
+                pruned(example)
     except Exception as error:  # the libraries raise any error of their tracing
         cause = first_line(error)
         other = next(name for name in LIBRARIES if name != settings.prune_backend)
@@ -50,7 +50,7 @@ def prune_state(
             " layers to leave alone with TRAIN_PRUNE_EXCLUDE",
             ExitCode.MACHINE,
         ) from None
-    result: dict[str, Tensor] = {name: value.detach().clone() for name, value in slim.state_dict().items()}
+    result: dict[str, Tensor] = {name: value.detach().clone() for name, value in pruned.state_dict().items()}
     return result
 
 
@@ -59,18 +59,18 @@ def layers_to_prune(model: nn.Module, settings: TrainSettings) -> list[str]:
 
     Raises `UserError` if an excluded name is not in the model, or if no layer remains.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, tuple(KINDS.values()))}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, tuple(LAYER_TYPES.values()))}
     excluded = settings.prune_exclude.split(",") if settings.prune_exclude else []
-    within = {name: {layer for layer in layers if f"{layer}.".startswith(f"{name}.")} for name in excluded}
+    matches = {name: {layer for layer in layers if f"{layer}.".startswith(f"{name}.")} for name in excluded}
     for name in excluded:
-        if not within[name]:
+        if not matches[name]:
             raise UserError(
                 f"TRAIN_PRUNE_EXCLUDE={name}: {settings.model} has no such layer."
                 f" {did_you_mean(name, layers)}It has {', '.join(list(layers)[:8])}, …"
             )
-    kinds = tuple(KINDS[kind] for kind in settings.prune_layer_types.split(","))
-    kept = {list(layers)[-1]}.union(*within.values())
-    names = [name for name, module in layers.items() if isinstance(module, kinds) and name not in kept]
+    kinds = tuple(LAYER_TYPES[kind] for kind in settings.prune_layer_types.split(","))
+    protected = {list(layers)[-1]}.union(*matches.values())
+    names = [name for name, module in layers.items() if isinstance(module, kinds) and name not in protected]
     if not names:
         raise UserError(
             f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: {settings.model} has no layer left to prune; widen"
@@ -79,11 +79,11 @@ def layers_to_prune(model: nn.Module, settings: TrainSettings) -> list[str]:
     return names
 
 
-def by_torch_pruning(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> nn.Module:
+def prune_with_torch_pruning(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> nn.Module:
     """Prune with Torch-Pruning, which removes dependent channels of several layers together (arXiv:2301.12900)."""
     import torch_pruning
 
-    others = [module for name, module in model.named_modules() if isinstance(module, tuple(KINDS.values()))
+    others = [module for name, module in model.named_modules() if isinstance(module, tuple(LAYER_TYPES.values()))
               and name not in names]  # fmt: skip
     pruner = torch_pruning.pruner.BasePruner(
         model,
@@ -96,7 +96,7 @@ def by_torch_pruning(model: nn.Module, names: list[str], example: Tensor, ratio:
     return model
 
 
-def by_nni(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> nn.Module:
+def prune_with_nni(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> nn.Module:
     """Prune with NNI's L1NormPruner and ModelSpeedup, as the book does.
 
     NNI's own tracer fails with torch 2.2 and later (nni#5768), so it gets a graph of torch.fx.
@@ -107,12 +107,12 @@ def by_nni(model: nn.Module, names: list[str], example: Tensor, ratio: float) ->
     pruner = L1NormPruner(model, [{"op_names": names, "sparse_ratio": ratio}])
     _, masks = pruner.compress()
     pruner.unwrap_model()
-    slim: nn.Module = ModelSpeedup(model, example, masks, graph_module=torch.fx.symbolic_trace(model)).speedup_model()
-    return slim
+    pruned: nn.Module = ModelSpeedup(model, example, masks, graph_module=torch.fx.symbolic_trace(model)).speedup_model()
+    return pruned
 
 
 Library = Callable[[nn.Module, list[str], Tensor, float], nn.Module]
-LIBRARIES: Mapping[str, Library] = {"torch-pruning": by_torch_pruning, "nni": by_nni}
+LIBRARIES: Mapping[str, Library] = {"torch-pruning": prune_with_torch_pruning, "nni": prune_with_nni}
 
 
 @contextlib.contextmanager

@@ -11,16 +11,17 @@ from train.settings import ImageShape
 WIDTHS = {"speednet": (64, 256, 256), "speednet-half": (32, 128, 128)}
 KERNEL = 2
 # The factor of the logits, and the value added to the variances of patches before whitening.
-LOGIT_SCALE, LEAST_VARIANCE = 1 / 9, 5e-4
+LOGIT_SCALE, WHITENING_EPS = 1 / 9, 5e-4
 # The learning rate multiplier of BatchNorm's biases, for SGD.
-BIAS_RATE = 64.0
+BIAS_LR_MULTIPLIER = 64.0
 
 
 class SpeedNet(nn.Module):
     """Whitened 2x2 patches, three blocks of two 3x3 convolutions, global max pooling, one linear layer.
 
-    Input (N, C, H, W), float, at least 9x9; output (N, classes) logits. `look` sets the first layer from images.
-    `rates` has the learning rate multipliers of parameters by name.
+    Input (N, C, H, W), float, at least 9x9; output (N, classes) logits.
+    `init_whitening` sets the first layer from images.
+    `lr_multipliers` has the learning rate multipliers of parameters by name.
     """
 
     def __init__(self, widths: tuple[int, int, int], shape: ImageShape, classes: int) -> None:
@@ -32,7 +33,7 @@ class SpeedNet(nn.Module):
         self.blocks = nn.Sequential(*(conv_group(*pair) for pair in zip(inputs, widths, strict=True)))
         self.head = nn.Linear(widths[2], classes, bias=False)
         norms = (name for name, module in self.named_modules() if isinstance(module, nn.BatchNorm2d))
-        self.rates = {f"{name}.bias": BIAS_RATE for name in norms}
+        self.lr_multipliers = {f"{name}.bias": BIAS_LR_MULTIPLIER for name in norms}
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of a batch."""
@@ -41,7 +42,7 @@ class SpeedNet(nn.Module):
         return logits
 
     @torch.no_grad()
-    def look(self, images: Tensor) -> None:
+    def init_whitening(self, images: Tensor) -> None:
         """Set the first layer so that it returns whitened 2x2 patches, and their negatives.
 
         Whitened patches are uncorrelated and have equal variance.
@@ -51,7 +52,7 @@ class SpeedNet(nn.Module):
         shifted = [images[:, :, y : y - KERNEL + 1 or None, x : x - KERNEL + 1 or None] for y in side for x in side]
         patches = torch.stack(shifted, dim=2).permute(0, 3, 4, 1, 2).reshape(-1, images.shape[1] * KERNEL**2)
         variances, directions = torch.linalg.eigh(patches.T.double() @ patches.double() / len(patches))
-        filters = (directions / (variances + LEAST_VARIANCE).sqrt()).T.reshape(-1, images.shape[1], KERNEL, KERNEL)
+        filters = (directions / (variances + WHITENING_EPS).sqrt()).T.reshape(-1, images.shape[1], KERNEL, KERNEL)
         self.whiten.weight.copy_(torch.cat((filters, -filters)))
 
 

@@ -21,16 +21,16 @@ def sample_params(count: int, _: int, random: torch.Generator) -> Tensor:
     """Return (count, 3) floats on the CPU: 1 to flip, the rotation in degrees, and the blur's standard deviation."""
     flips = torch.randint(0, 2, (count, 1), generator=random).float()
     uniform = torch.rand(count, 2, generator=random)
-    least, most = torch.tensor([-DEGREES, SIGMA[0]]), torch.tensor([DEGREES, SIGMA[1]])
-    return torch.cat((flips, least + uniform * (most - least)), dim=1)
+    low, high = torch.tensor([-DEGREES, SIGMA[0]]), torch.tensor([DEGREES, SIGMA[1]])
+    return torch.cat((flips, low + uniform * (high - low)), dim=1)
 
 
-def apply(images: Tensor, rows: Tensor, drawn: Tensor) -> Tensor:
+def apply(images: Tensor, rows: Tensor, params: Tensor) -> Tensor:
     """Return the images `rows` of (N, H, W, C) images, transformed, as (n, 224, 224, C) floats from 0 to 255."""
-    drawn = drawn.to(images.device)
+    params = params.to(images.device)
     images = resize_crop(images.index_select(0, rows))
-    images = torch.where(drawn[:, :1, None, None] == 1, images.flip(3), images)
-    return blur(rotate(images, drawn[:, 1]), drawn[:, 2]).permute(0, 2, 3, 1)
+    images = torch.where(params[:, :1, None, None] == 1, images.flip(3), images)
+    return blur(rotate(images, params[:, 1]), params[:, 2]).permute(0, 2, 3, 1)
 
 
 def eval_transform(images: Tensor) -> Tensor:

@@ -22,18 +22,20 @@ def sample_params(count: int, height: int, random: torch.Generator) -> Tensor:
     return torch.cat((shifts, flips), dim=1)
 
 
-def apply(images: Tensor, rows: Tensor, drawn: Tensor) -> Tensor:
+def apply(images: Tensor, rows: Tensor, params: Tensor) -> Tensor:
     """Return the images `rows` of (N, H, W, C) images, shifted with reflected edges and flipped.
 
     A crop from a reflected border and a flip only permute pixels, so one gather does both.
     """
     _, height, width, channels = images.shape
-    down, across, flipped = drawn.to(images.device).unbind(1)
+    down, across, flipped = params.to(images.device).unbind(1)
     most = max_shift(height)
-    lines = shift_table(height, most, images.device).index_select(0, down + most)
-    ways = shift_table(width, most, images.device)
-    columns = torch.cat((ways, ways.flip(1))).index_select(0, across + most + flipped * len(ways))
-    pixels = ((rows[:, None] * height + lines) * width)[:, :, None] + columns[:, None, :]
+    row_indices = shift_table(height, most, images.device).index_select(0, down + most)
+    column_table = shift_table(width, most, images.device)
+    columns = torch.cat((column_table, column_table.flip(1))).index_select(
+        0, across + most + flipped * len(column_table)
+    )
+    pixels = ((rows[:, None] * height + row_indices) * width)[:, :, None] + columns[:, None, :]
     return images.view(-1, channels).index_select(0, pixels.view(-1)).view(len(rows), height, width, channels)
 
 
