@@ -64,10 +64,10 @@ class MicroBatchIndices:
     transform_params: Tensor
     mix: MixParams | None = None
 
-    def split_mix(self, of: Tensor) -> tuple[Tensor, Tensor]:
+    def split_mix(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of the images, and those of their partners."""
         own = len(self.indices) // 2
-        return of[:own], of[own:]
+        return values[:own], values[own:]
 
     def apply_mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return (images, labels, labels of the partners) after mixing; the last is None without mixing."""
@@ -107,26 +107,26 @@ class BatchSampler:
         """Yield this rank's micro-batches of each step, from step `first` of the epoch on."""
         size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.grad_accum_steps
         order = epoch_permutation(self.images, seed, epoch)
-        places = [self.within(shard_slice(size, part, parts)) for part in range(parts)]
+        shards = [self.shard_of(shard_slice(size, part, parts)) for part in range(parts)]
         for step in range(first, self.steps_per_epoch):
             rows = order[step * size : (step + 1) * size]
-            drawn = torch.empty(size, 0)
+            params = torch.empty(size, 0)
             if self.transform.sample_params:
-                drawn = self.transform.sample_params(size, self.shape[1], make_generator(seed, "augment", epoch, step))
+                params = self.transform.sample_params(size, self.shape[1], make_generator(seed, "augment", epoch, step))
             mix: MixParams | None = None
             if self.settings.mixup_alpha or self.settings.cutmix_alpha:
-                seen = self.transform.shape(self.shape)[1:]
-                mix = mixup.sample_mix(size, *seen, self.settings, make_generator(seed, "mix", epoch, step))
+                sides = self.transform.shape(self.shape)[1:]
+                mix = mixup.sample_mix(size, *sides, self.settings, make_generator(seed, "mix", epoch, step))
             if mix:
-                mixed = (torch.cat((torch.arange(size)[own], mix.partner_indices[own])) for own in places)
-                yield tuple(MicroBatchIndices(rows[both], drawn[both], mix) for both in mixed)
+                mixed = (torch.cat((torch.arange(size)[own], mix.partner_indices[own])) for own in shards)
+                yield tuple(MicroBatchIndices(rows[both], params[both], mix) for both in mixed)
             else:
-                yield tuple(MicroBatchIndices(rows[own], drawn[own]) for own in places)
+                yield tuple(MicroBatchIndices(rows[own], params[own]) for own in shards)
 
-    def within(self, part: slice) -> slice:
+    def shard_of(self, part: slice) -> slice:
         """Return this rank's shard of a micro-batch."""
-        mine = shard_slice(part.stop - part.start, self.group.rank, self.group.world_size)
-        return slice(part.start + mine.start, part.start + mine.stop)
+        shard = shard_slice(part.stop - part.start, self.group.rank, self.group.world_size)
+        return slice(part.start + shard.start, part.start + shard.stop)
 
 
 def make_sampler(images: int, shape: ImageShape, settings: TrainSettings, group: ProcessGroup) -> BatchSampler:
@@ -141,10 +141,10 @@ def use_pinned_memory(settings: TrainSettings, device: torch.device) -> bool:
 
 def eval_batches(count: int, default_size: int, settings: TrainSettings, group: ProcessGroup) -> Iterator[slice]:
     """Yield this rank's contiguous shard of range(count), one evaluation batch at a time."""
-    mine = shard_slice(count, group.rank, group.world_size)
+    shard = shard_slice(count, group.rank, group.world_size)
     size = default_size if settings.eval_batch_size == "auto" else settings.eval_batch_size
-    for start in range(mine.start, mine.stop, size):
-        yield slice(start, min(start + size, mine.stop))
+    for start in range(shard.start, shard.stop, size):
+        yield slice(start, min(start + size, shard.stop))
 
 
 def sample_slice(count: int) -> slice:

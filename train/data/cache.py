@@ -86,8 +86,8 @@ def open_entry(folder: Path, pointer: Path) -> CacheEntry | None:
 
 def build_entry(folder: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> None:
     """Build in a temporary folder, then rename it, so that a visible entry is always complete."""
-    for left in folder.glob(".building-*"):  # of a killed build; the lock excludes a running one
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in folder.glob(".building-*"):  # of a killed build; the lock excludes a running one
+        shutil.rmtree(leftover, ignore_errors=True)
     temp_dir = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
     try:
         notes = build(temp_dir)
@@ -133,13 +133,13 @@ def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[Path, st
             yield path, f"{split}/{str(path)[skip:]}", label
 
 
-def cache_folder(asked: Path | None) -> Path:
+def cache_folder(configured: Path | None) -> Path:
     """Return a writable folder for the cache: the configured one, the user's, or a private one in /tmp.
 
     Raises `UserError` if none is writable.
     """
-    if asked is not None:
-        candidates = [asked]
+    if configured is not None:
+        candidates = [configured]
     else:
         own = user_cache_dir(os.environ)
         candidates = [own] if own else []
@@ -151,6 +151,8 @@ def cache_folder(asked: Path | None) -> Path:
                 pass
         except OSError:
             continue
-        if asked is not None or folder.stat().st_uid == os.getuid():
+        if configured is not None or folder.stat().st_uid == os.getuid():
             return folder
-    raise UserError(f"TRAIN_CACHE_DIR={asked or 'unset'}: {candidates[0]} cannot be written; name a folder that can")
+    raise UserError(
+        f"TRAIN_CACHE_DIR={configured or 'unset'}: {candidates[0]} cannot be written; name a folder that can"
+    )

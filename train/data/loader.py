@@ -32,21 +32,21 @@ class ImageDataset(Dataset[LoadedBatch]):
     def __init__(self, splits: tuple[ImageList, ImageList], shape: ImageShape) -> None:
         self.splits, self.shape = splits, shape
 
-    def __getitem__(self, wanted: BatchRequest) -> LoadedBatch:
+    def __getitem__(self, request: BatchRequest) -> LoadedBatch:
         """Return (N, H, W, C) bytes, labels, and the unreadable images (labeled IGNORE_LABEL)."""
-        split, rows = wanted
+        split, rows = request
         listing = self.splits[split]
         channels, height, width = self.shape
         images = torch.zeros(len(rows), height, width, channels, dtype=torch.uint8)
         labels = torch.full((len(rows),), IGNORE_LABEL)
         bad: list[UnreadableImage] = []
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             image = read_image(listing.files[row], self.shape)
             if isinstance(image, UnreadableImage):
                 bad.append(image)
             else:
-                images[place] = torch.from_numpy(image)
-                labels[place] = listing.labels[row]
+                images[index] = torch.from_numpy(image)
+                labels[index] = listing.labels[row]
         return images, labels, bad
 
 
@@ -86,12 +86,12 @@ class BatchLoader:
         """Stop the workers: DataLoader stops them when its last reference is gone."""
         self.batches, self.loader = iter(()), None
 
-    def load(self, wanted: list[BatchRequest]) -> Iterator[LoadedBatch]:
+    def load(self, requests: list[BatchRequest]) -> Iterator[LoadedBatch]:
         """Yield each requested batch, and discard the remaining batches of earlier requests.
 
         Raises `UserError` if the workers are lost.
         """
-        self.start(wanted)
+        self.start(requests)
         while True:
             with translate_worker_errors():
                 batch = next(self.batches, None)
@@ -99,9 +99,9 @@ class BatchLoader:
                 return
             yield batch
 
-    def start(self, wanted: list[BatchRequest]) -> None:
+    def start(self, requests: list[BatchRequest]) -> None:
         """Submit the requests to the workers; raises `UserError` if the workers cannot start."""
         assert self.loader is not None, "workers are there between entry and exit"
-        self.requests[:] = wanted
+        self.requests[:] = requests
         with translate_worker_errors():
             self.batches = iter(self.loader)

@@ -37,32 +37,32 @@ class MemorySource:
     ) -> None:
         self.settings = settings
         self.group = group
-        self.sequence = make_sampler(len(train), shape, settings, group)
-        self.steps_per_epoch = self.sequence.steps_per_epoch
-        self.pins = use_pinned_memory(settings, group.device)
+        self.sampler = make_sampler(len(train), shape, settings, group)
+        self.steps_per_epoch = self.sampler.steps_per_epoch
+        self.pinned = use_pinned_memory(settings, group.device)
         self.normalize = channel_stats(train.images, group.device, channels_last=settings.channels_last)
         self.train = to_device(train, group.device)
         self.test = test
         share = max(1, settings.batch_size // group.world_size) * train.images[:1].nbytes
-        self.ahead = max(1, GATHER_AHEAD_BYTES // share) if self.sequence.transform.is_permutation else 1
+        self.steps_ahead = max(1, GATHER_AHEAD_BYTES // share) if self.sampler.transform.is_permutation else 1
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this rank's shard of every full batch of the epoch, from step `first` on."""
-        steps = self.sequence.epoch(epoch, first)
-        while some := list(islice(steps, self.ahead)):
-            ready = self.gather([part for parts in some for part in parts])
+        steps = self.sampler.epoch(epoch, first)
+        while some := list(islice(steps, self.steps_ahead)):
+            gathered = self.gather([part for parts in some for part in parts])
             for parts in some:
                 yield make_batch(
-                    (part.apply_mix(*next(ready)) for part in parts), self.settings.batch_size, parts[0].mix
+                    (part.apply_mix(*next(gathered)) for part in parts), self.settings.batch_size, parts[0].mix
                 )
 
     def gather(self, parts: list[MicroBatchIndices]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each micro-batch's images and labels on the device."""
         rows = torch.cat([part.indices for part in parts]).to(self.train.images.device)
-        images = self.sequence.transform.apply(
+        images = self.sampler.transform.apply(
             self.train.images, rows, torch.cat([part.transform_params for part in parts])
         )
-        if self.pins and images.device.type == "cpu":
+        if self.pinned and images.device.type == "cpu":
             images = images.pin_memory()
         labels = self.train.labels.index_select(0, rows).to(self.group.device, non_blocking=True)
         sizes = [len(part.indices) for part in parts]
@@ -70,13 +70,13 @@ class MemorySource:
 
     def sample(self) -> Tensor:
         """Return some training images, transformed for evaluation, on the CPU."""
-        images = self.sequence.transform.eval_transform(self.train.images[sample_slice(len(self.train))])
+        images = self.sampler.transform.eval_transform(self.train.images[sample_slice(len(self.train))])
         return self.normalize(images.to(self.group.device)).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous shard of the test images."""
         for rows in eval_batches(len(self.test), EVAL_BATCH_SIZE, self.settings, self.group):
-            images = self.sequence.transform.eval_transform(self.test.images[rows])
+            images = self.sampler.transform.eval_transform(self.test.images[rows])
             yield self.normalize(images), self.test.labels[rows].to(self.group.device)
 
 

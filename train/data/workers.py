@@ -60,8 +60,8 @@ def init_loader_worker(cpus: Iterable[int], *_: object) -> None:
     """
     init_worker(cpus, signals=ignore_signals)
     sys.excepthook = no_traceback
-    sending: Any = Queue
-    sending._on_queue_feeder_error = staticmethod(end_at_once)
+    queue_class: Any = Queue
+    queue_class._on_queue_feeder_error = staticmethod(end_at_once)
 
 
 def no_traceback(*_: object) -> None:
@@ -108,8 +108,8 @@ def worker_lost_error(error: BaseException) -> UserError:
     This also disables DataLoader's SIGCHLD handler, which would report the loss again while the rank exits.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    handing = isinstance(error, ConnectionError | EOFError)
-    cause = "one ended while it handed a batch over" if handing else first_line(error).rstrip(". ")
+    while_sending = isinstance(error, ConnectionError | EOFError)
+    cause = "a worker exited while it sent a batch" if while_sending else first_line(error).rstrip(". ")
     return UserError(
         f"loader workers: {cause}; see `df /dev/shm` and the memory limit, or lower TRAIN_NUM_WORKERS",
         ExitCode.RANK_FAILED,
