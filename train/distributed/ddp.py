@@ -34,11 +34,11 @@ def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> 
     """
     if group.world_size == 1 or is_sharded(model):
         return model
-    one_part = settings.gradient_compression == "powersgd" and group.device.type == "cpu"
-    shared = DistributedDataParallel(
+    one_bucket = settings.gradient_compression == "powersgd" and group.device.type == "cpu"
+    ddp_model = DistributedDataParallel(
         model,
         device_ids=[group.device] if group.device.type == "cuda" else None,
-        bucket_cap_mb=SINGLE_BUCKET_MB if one_part else None,
+        bucket_cap_mb=SINGLE_BUCKET_MB if one_bucket else None,
         gradient_as_bucket_view=True,
         find_unused_parameters=settings.ddp_find_unused_parameters,
         static_graph=settings.ddp_static_graph,
@@ -53,14 +53,14 @@ def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> 
         state, hook = group.memory, lambda memory, bucket: shared_memory_hook(memory, bucket.buffer())
     if hook:
         try:
-            shared.register_comm_hook(state, hook)
+            ddp_model.register_comm_hook(state, hook)
         except TypeError as error:  # torch 2.13 supports bf16 with NCCL only
             raise UserError(
                 f"TRAIN_GRADIENT_COMPRESSION={settings.gradient_compression}: torch {torch.__version__} does not"
                 f" support it here ({error}). Set fp16.",
                 ExitCode.MACHINE,
             ) from None
-    return shared
+    return ddp_model
 
 
 def not_resumable_warnings(settings: TrainSettings, group: ProcessGroup) -> tuple[str, ...]:
@@ -68,9 +68,8 @@ def not_resumable_warnings(settings: TrainSettings, group: ProcessGroup) -> tupl
     if settings.gradient_compression != "powersgd" or group.world_size == 1:
         return ()
     return (
-        "TRAIN_GRADIENT_COMPRESSION=powersgd: what compression has left of each rank's gradients for later steps is in"
-        " no"
-        " checkpoint; this run will not be the same to the bit as without the stop",
+        "TRAIN_GRADIENT_COMPRESSION=powersgd: checkpoints do not hold the compression error of each rank."
+        " The resumed run will not be bitwise identical to an uninterrupted one.",
     )
 
 
@@ -95,13 +94,13 @@ def gradient_divisor(model: nn.Module, group: ProcessGroup) -> int:
     return 1 if is_sharded(model) else group.world_size
 
 
-def no_sync_until_last(shared: Any, last: bool) -> AbstractContextManager[None]:
+def no_sync_until_last(model: Any, last: bool) -> AbstractContextManager[None]:
     """Skip gradient synchronization until the last micro-batch of a step."""
-    if is_sharded(shared):
-        shared.set_requires_gradient_sync(last)
-    elif isinstance(shared, DistributedDataParallel) and not last:
-        held: AbstractContextManager[None] = shared.no_sync()
-        return held
+    if is_sharded(model):
+        model.set_requires_gradient_sync(last)
+    elif isinstance(model, DistributedDataParallel) and not last:
+        no_sync: AbstractContextManager[None] = model.no_sync()
+        return no_sync
     return nullcontext()
 
 

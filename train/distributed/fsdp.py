@@ -28,9 +28,9 @@ def apply_fsdp(model: nn.Module, group: ProcessGroup) -> None:
     """
     mesh = init_device_mesh(group.device.type, (group.world_size,))
     for unit in [*iter_fsdp_units(model), model]:
-        spread_unit = fully_shard(unit, mesh=mesh)
-        spread_unit.set_force_sum_reduction_for_comms(True)
-        spread_unit.set_gradient_divide_factor(1.0)
+        sharded_unit = fully_shard(unit, mesh=mesh)
+        sharded_unit.set_force_sum_reduction_for_comms(True)
+        sharded_unit.set_gradient_divide_factor(1.0)
 
 
 def iter_fsdp_units(model: nn.Module) -> Iterator[nn.Module]:
@@ -42,7 +42,7 @@ def iter_fsdp_units(model: nn.Module) -> Iterator[nn.Module]:
     for child in model.children():
         yield from iter_fsdp_units(child)
         called = isinstance(model, nn.Sequential) and not isinstance(child, (nn.ModuleDict, nn.ModuleList))
-        if called and sum(one.numel() for one in child.parameters()) >= MIN_UNIT_PARAMETERS:
+        if called and sum(parameter.numel() for parameter in child.parameters()) >= MIN_UNIT_PARAMETERS:
             yield child
 
 

@@ -32,7 +32,7 @@ FAILURE_ORDER_DELAY_S = 1.5
 
 
 @contextmanager
-def translate_collective_errors(me: int, peers: Sequence[Peer]) -> Iterator[None]:
+def translate_collective_errors(rank: int, peers: Sequence[Peer]) -> Iterator[None]:
     """Convert a collective's failure into a `PeerLostError` that names the lost rank or node."""
     try:
         yield
@@ -41,7 +41,7 @@ def translate_collective_errors(me: int, peers: Sequence[Peer]) -> Iterator[None
             raise
         STOP_CONTROLLER.ignore()  # this rank exits anyway; a launcher's signal would hide the cause
         time.sleep(FAILURE_ORDER_DELAY_S)
-        raise PeerLostError(describe_lost_peer(str(error), me, peers, is_reachable)) from None
+        raise PeerLostError(describe_lost_peer(str(error), rank, peers, is_reachable)) from None
 
 
 def is_collective_error(error: RuntimeError) -> bool:
@@ -49,18 +49,18 @@ def is_collective_error(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistBackendError) or bool(COLLECTIVE_ERROR.search(str(error)))
 
 
-def describe_lost_peer(text: str, me: int, peers: Sequence[Peer], answers: Callable[[str], bool]) -> str:
+def describe_lost_peer(text: str, rank: int, peers: Sequence[Peer], is_alive: Callable[[str], bool]) -> str:
     """Return which rank is lost, by the address in Gloo's message, else by the nodes that do not answer."""
     cause = text.splitlines()[0].split("] ")[-1] if text else "no reason given"
-    mine = next((peer for peer in peers if peer.rank == me), None)
+    mine = next((peer for peer in peers if peer.rank == rank), None)
     others = [peer for peer in peers if mine is None or peer.node != mine.node]
-    named = set(re.findall(r"\[([0-9A-Fa-f.:]+)\]:\d+", text))
-    lost = [peer for peer in others if peer.address in named]
+    named_addresses = set(re.findall(r"\[([0-9A-Fa-f.:]+)\]:\d+", text))
+    lost = [peer for peer in others if peer.address in named_addresses]
     if not lost:
-        silent = {address for address in {peer.address for peer in others} if not answers(address)}
-        lost = [peer for peer in others if peer.address in silent]
-    who = " and ".join(peers_by_node(lost)) if lost else "another rank"
-    return f"rank {me}: lost {who} while exchanging data: {cause}"
+        silent_addresses = {address for address in {peer.address for peer in others} if not is_alive(address)}
+        lost = [peer for peer in others if peer.address in silent_addresses]
+    description = " and ".join(peers_by_node(lost)) if lost else "another rank"
+    return f"rank {rank}: lost {description} while exchanging data: {cause}"
 
 
 def peers_by_node(peers: Sequence[Peer]) -> list[str]:

@@ -56,16 +56,16 @@ class ProcessGroup:
         """Run `make` on rank 0 and return its result on every rank; every rank raises its `UserError`."""
         if self.world_size == 1:
             return make()
-        answer: list[T | UserError | None] = [None]
+        result: list[T | UserError | None] = [None]
         if self.is_main:
             try:
-                answer[0] = make()
+                result[0] = make()
             except UserError as error:
-                answer[0] = error
-        dist.broadcast_object_list(answer, device=self.device)
-        if isinstance(answer[0], UserError):
-            raise answer[0]
-        return answer[0]  # type: ignore[return-value]
+                result[0] = error
+        dist.broadcast_object_list(result, device=self.device)
+        if isinstance(result[0], UserError):
+            raise result[0]
+        return result[0]  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, in order of rank, on every rank."""
@@ -81,21 +81,21 @@ class ProcessGroup:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
-    def all_reduce_max_async(self, ballot: int) -> Callable[[], int]:
+    def all_reduce_max_async(self, value: int) -> Callable[[], int]:
         """Start an all-reduce of the maximum; the returned function waits for the result.
 
         Started before a step and read after it, it does not delay the step.
         """
         if self.world_size == 1:
-            return lambda: ballot
-        box = torch.tensor([ballot], dtype=torch.int32)
-        work = dist.all_reduce(box, dist.ReduceOp.MAX, group=self.control, async_op=True)
+            return lambda: value
+        tensor = torch.tensor([value], dtype=torch.int32)
+        work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control, async_op=True)
 
-        def answer() -> int:
+        def result() -> int:
             work.wait()
-            return int(box.item())
+            return int(tensor.item())
 
-        return answer
+        return result
 
     def drain(self) -> None:
         """Wait for Gloo's background thread before the process group is destroyed.
@@ -135,7 +135,7 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             cause = first_line(error)
             raise UserError(
-                f"rank {rank} of {world_size}: could not meet the others at {where} by {plan.backend}: {cause}",
+                f"rank {rank} of {world_size}: no {plan.backend} connection to the other ranks at {where}: {cause}",
                 ExitCode.RENDEZVOUS,
             ) from None
     needs_gloo = world_size > 1 and plan.backend != "gloo"

@@ -59,23 +59,23 @@ def wait_for_all_ranks(rank: int, world_size: int, timeout_s: float) -> Store:
     """
     store = connect_store(rank, timedelta(seconds=timeout_s))
     store.set(f"here/{rank}", "")
-    began = logged = time.monotonic()
+    started = logged = time.monotonic()
     missing = list(range(world_size))
-    while missing := [one for one in missing if not store.check([f"here/{one}"])]:
-        now, who = time.monotonic(), format_ranks(missing)
-        if now - began > timeout_s:
+    while missing := [peer for peer in missing if not store.check([f"here/{peer}"])]:
+        now, missing_text = time.monotonic(), format_ranks(missing)
+        if now - started > timeout_s:
             raise UserError(
-                f"rank {rank} of {world_size}: {who} did not come within {timeout_s:.0f} s; see why there, or raise"
-                " LAUNCH_RENDEZVOUS_TIMEOUT_S",
+                f"rank {rank} of {world_size}: {missing_text} did not join within {timeout_s:.0f} s."
+                " Check their logs, or raise LAUNCH_RENDEZVOUS_TIMEOUT_S.",
                 ExitCode.RENDEZVOUS,
             )
         if rank == 0 and now - logged > LOG_INTERVAL_S:
-            logged, waited = now, f"{now - began:.0f} of {timeout_s:.0f} s"
-            log(f"waiting for {who} ({waited})")
+            logged, waited = now, f"{now - started:.0f} of {timeout_s:.0f} s"
+            log(f"waiting for {missing_text} ({waited})")
         time.sleep(PAUSE_S)
     store.set(f"seen all/{rank}", "")
     if rank == 0:  # it hosts the store, so it waits until the others have read it
-        store.wait([f"seen all/{one}" for one in range(world_size)])
+        store.wait([f"seen all/{peer}" for peer in range(world_size)])
     return store
 
 

@@ -35,7 +35,7 @@ LIVENESS_INTERVAL_S = 0.05
 
 
 class SharedMemoryGroup:
-    """Memory that all ranks of one node share: `handle` is an open file of `buffer_size(world_size)` bytes.
+    """Memory that all ranks of one node share: `fd` is an open file of `buffer_size(world_size)` bytes.
 
     Two sets of slots alternate, because a rank can be one sum ahead of the others, but not two.
     It then writes to the set that no rank reads.
@@ -43,10 +43,10 @@ class SharedMemoryGroup:
     Relies on stores becoming visible in order, as on x86-64 (Intel's manual, volume 3, 9.2).
     """
 
-    def __init__(self, handle: int, rank: int, world_size: int, timeout_s: float) -> None:
-        self.handle, self.rank, self.world_size, self.timeout_s = handle, rank, world_size, timeout_s
-        self.turn = 0
-        memory = mmap.mmap(handle, buffer_size(world_size))
+    def __init__(self, fd: int, rank: int, world_size: int, timeout_s: float) -> None:
+        self.fd, self.rank, self.world_size, self.timeout_s = fd, rank, world_size, timeout_s
+        self.epoch = 0
+        memory = mmap.mmap(fd, buffer_size(world_size))
         self.counters = memoryview(memory)[: world_size * CACHE_LINE].cast("q")
         begin, count = world_size * CACHE_LINE, 2 * world_size * SUM_CAPACITY
         slots = torch.frombuffer(memory, dtype=torch.float64, offset=begin, count=count)
@@ -54,7 +54,7 @@ class SharedMemoryGroup:
         parts = torch.frombuffer(memory, dtype=torch.float32, offset=begin + INT64_BYTES * count)
         self.parts = parts.view(world_size + 1, MEAN_CHUNK)
         # The kernel releases this lock when the process exits. Other ranks detect the exit by that.
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, rank)
 
     def __deepcopy__(self, _: dict[int, Any]) -> SharedMemoryGroup:
         """Return the same object, because modules that hold it are copied."""
@@ -69,9 +69,9 @@ class SharedMemoryGroup:
         if count > SUM_CAPACITY:
             dist.all_reduce(tensor)
             return
-        slots = self.slots[self.turn % 2]
+        slots = self.slots[self.epoch % 2]
         slots[self.rank, :count] = tensor.view(-1)
-        self.meet()
+        self.barrier()
         torch.sum(slots[:, :count], 0, out=tensor.view(-1))
 
     def mean(self, values: Tensor) -> None:
@@ -82,49 +82,49 @@ class SharedMemoryGroup:
         for chunk in torch.split(values, MEAN_CHUNK):
             count = len(chunk)
             mine = shard_slice(count, self.rank, self.world_size)
-            elsewhere = slice(mine.start), slice(mine.stop, count)
-            for part in elsewhere:
+            other_slices = slice(mine.start), slice(mine.stop, count)
+            for part in other_slices:
                 self.parts[self.rank, part] = chunk[part]
-            self.meet()
+            self.barrier()
             for other in range(self.world_size):
                 if other != self.rank:
                     chunk[mine].add_(self.parts[other, mine])
             self.parts[-1, mine] = chunk[mine].div_(self.world_size)
-            self.meet()
-            for part in elsewhere:
+            self.barrier()
+            for part in other_slices:
                 chunk[part] = self.parts[-1, part]
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until all ranks are here; every rank then sees the writes of all ranks before it."""
-        self.turn += 1
-        self.counters[self.rank * CACHE_LINE // INT64_BYTES] = self.turn
+        self.epoch += 1
+        self.counters[self.rank * CACHE_LINE // INT64_BYTES] = self.epoch
         for other in range(self.world_size):
-            if self.counters[other * CACHE_LINE // INT64_BYTES] < self.turn:
+            if self.counters[other * CACHE_LINE // INT64_BYTES] < self.epoch:
                 self.wait_for(other)
 
     def wait_for(self, other: int) -> None:
         """Wait until another rank has arrived at the same barrier."""
-        place, turn = other * CACHE_LINE // INT64_BYTES, self.turn
-        began = looked = time.monotonic()
-        while self.counters[place] < turn:
+        index, epoch = other * CACHE_LINE // INT64_BYTES, self.epoch
+        started = checked = time.monotonic()
+        while self.counters[index] < epoch:
             now = time.monotonic()
-            if now - began < SPIN_S:
+            if now - started < SPIN_S:
                 continue
             time.sleep(SLEEP_S)
-            if now - looked > LIVENESS_INTERVAL_S:
-                looked = now
-                if self.has_ended(other) and self.counters[place] < turn:
+            if now - checked > LIVENESS_INTERVAL_S:
+                checked = now
+                if self.has_exited(other) and self.counters[index] < epoch:
                     raise RuntimeError(f"shared memory: connection closed by rank {other}")
-                if now - began > self.timeout_s:
+                if now - started > self.timeout_s:
                     raise RuntimeError(f"shared memory: timed out waiting {self.timeout_s:.0f} s for rank {other}")
 
-    def has_ended(self, other: int) -> bool:
+    def has_exited(self, other: int) -> bool:
         """Return whether a rank's process has exited."""
         try:
-            fcntl.lockf(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, other)
+            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, other)
         except OSError:
             return False
-        fcntl.lockf(self.handle, fcntl.LOCK_UN, 1, other)  # so that other ranks can test it too
+        fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, other)  # so that other ranks can test it too
         return True
 
 
@@ -162,7 +162,7 @@ def open_shared_memory(rank: int, world_size: int, timeout_s: float) -> SharedMe
     return memory
 
 
-def file_identity(handle: int) -> str:
+def file_identity(fd: int) -> str:
     """Return a text that distinguishes a file from all others of this boot, in every process."""
-    seen = os.fstat(handle)
-    return f"{seen.st_dev} {seen.st_ino} {seen.st_size}"
+    stat = os.fstat(fd)
+    return f"{stat.st_dev} {stat.st_ino} {stat.st_size}"

@@ -49,19 +49,19 @@ class SyncBatchNormFunction(torch.autograd.Function):
         """Return the gradients of this rank's values, and this rank's part of those of weight and bias."""
         grad = grads[0]
         values, weight, mean, variance, count = ctx.saved_tensors
-        _, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
+        _, weight_grad, bias_grad = torch.ops.aten.native_batch_norm_backward(
             grad, values, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
         )
-        sums = torch.cat((of_weight, of_bias)).double()
+        sums = torch.cat((weight_grad, bias_grad)).double()
         all_reduce_sum(sums, ctx.memory)
-        by_scale, by_shift = (sums / count).to(values.dtype).chunk(2)
+        mean_scale_grad, mean_shift_grad = (sums / count).to(values.dtype).chunk(2)
         inverse = torch.rsqrt(variance + ctx.eps)
         scale = weight * inverse
         # The gradient through mean and variance: a linear function of the values, per channel.
-        slope, shift = -scale * inverse * by_scale, -scale * by_shift
-        line = batch_norm(values, mean, torch.ones_like(mean), slope, shift, False, 0.0, 0.0)
-        of_values = line.addcmul_(grad, scale.view(-1, *[1] * (values.ndim - 2)))
-        return of_values, of_weight, of_bias, None, None
+        slope, shift = -scale * inverse * mean_scale_grad, -scale * mean_shift_grad
+        stats_grad = batch_norm(values, mean, torch.ones_like(mean), slope, shift, False, 0.0, 0.0)
+        values_grad = stats_grad.addcmul_(grad, scale.view(-1, *[1] * (values.ndim - 2)))
+        return values_grad, weight_grad, bias_grad, None, None
 
 
 def all_reduce_sum(sums: Tensor, memory: SharedMemoryGroup | None) -> None:
@@ -88,20 +88,20 @@ class SyncBatchNorm(_BatchNorm):
         weight = self.weight if self.affine else values.new_ones(self.num_features)
         bias = self.bias if self.affine else values.new_zeros(self.num_features)
         normalized, mean, variance, count = SyncBatchNormFunction.apply(values, weight, bias, self.eps, self.memory)  # type: ignore[no-untyped-call]
-        self.follow(mean, variance * (count / (count - 1).clamp(min=1)).float())
+        self.update_running_stats(mean, variance * (count / (count - 1).clamp(min=1)).float())
         result: Tensor = normalized.to(input.dtype)
         return result
 
     @torch.no_grad()
-    def follow(self, mean: Tensor, variance: Tensor) -> None:
+    def update_running_stats(self, mean: Tensor, variance: Tensor) -> None:
         """Update the running statistics as BatchNorm does; `variance` is the unbiased one."""
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None
         self.num_batches_tracked += 1
-        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean, share)
-        self.running_var.lerp_(variance, share)
+        momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, momentum)
+        self.running_var.lerp_(variance, momentum)
 
 
 def convert_sync_batchnorm(model: nn.Module, group: ProcessGroup, *, compiled: bool = False) -> nn.Module:
@@ -113,19 +113,19 @@ def convert_sync_batchnorm(model: nn.Module, group: ProcessGroup, *, compiled: b
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         return converted
     if isinstance(model, _BatchNorm):
-        return of(model, None if compiled else group.memory)
+        return from_batchnorm(model, None if compiled else group.memory)
     for name, child in model.named_children():
         setattr(model, name, convert_sync_batchnorm(child, group, compiled=compiled))
     return model
 
 
-def of(norm: Any, memory: SharedMemoryGroup | None = None) -> SyncBatchNorm:
+def from_batchnorm(norm: Any, memory: SharedMemoryGroup | None = None) -> SyncBatchNorm:
     """Return the synchronized equivalent of a BatchNorm, with the same parameters."""
-    twin = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    synchronized = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
-        setattr(twin, name, getattr(norm, name))
-    twin.memory = memory
-    return twin.train(norm.training)
+        setattr(synchronized, name, getattr(norm, name))
+    synchronized.memory = memory
+    return synchronized.train(norm.training)
 
 
 def has_batchnorm(model: nn.Module) -> bool:
