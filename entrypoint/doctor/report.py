@@ -36,12 +36,14 @@ for name in sys.argv[1:]:
 STATE_LABELS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
 
 
-def run_checks(inputs: PlanInputs, draw: Callable[[], Plan], folders: Sequence[tuple[str, Path]]) -> tuple[Check, ...]:
-    """Return every check; `draw` makes the plan, and `folders` are the output folders with their settings."""
+def run_checks(
+    inputs: PlanInputs, build_plan: Callable[[], Plan], folders: Sequence[tuple[str, Path]]
+) -> tuple[Check, ...]:
+    """Return every check; `build_plan` makes the plan, and `folders` are the output folders with their settings."""
     fast = preflight_checks(inputs)
     return (
         *fast,
-        *check_plan(draw, fast),
+        *check_plan(build_plan, fast),
         *check_libraries(inputs),
         *check_compilers(inputs),
         *(check_writable(name, folder) for name, folder in folders),
@@ -50,10 +52,10 @@ def run_checks(inputs: PlanInputs, draw: Callable[[], Plan], folders: Sequence[t
     )
 
 
-def check_plan(draw: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Check]:
+def check_plan(build_plan: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Check]:
     """Make the plan: errors are failures, and warnings that no preflight check has are warnings."""
     try:
-        plan = draw()
+        plan = build_plan()
     except UserError as error:
         yield from (Check("plan", "failure", line, "see `entrypoint plan`") for line in str(error).splitlines())
         return
@@ -113,11 +115,11 @@ def check_imports(python: str) -> Iterator[Check]:
             timeout=IMPORT_TIMEOUT_S,
             check=False,
         )
-        said, end = done.stdout, f"the interpreter ended with code {done.returncode}"
+        output, end = done.stdout, f"the interpreter ended with code {done.returncode}"
     except subprocess.TimeoutExpired as error:
-        said, end = (error.stdout or b"").decode(), f"not done after {IMPORT_TIMEOUT_S} s"
-    marked = (line.removeprefix(RESULT_PREFIX) for line in said.splitlines() if line.startswith(RESULT_PREFIX))
-    reported = {name: (state, seen) for name, state, seen in (json.loads(line) for line in marked)}
+        output, end = (error.stdout or b"").decode(), f"not done after {IMPORT_TIMEOUT_S} s"
+    result_lines = (line.removeprefix(RESULT_PREFIX) for line in output.splitlines() if line.startswith(RESULT_PREFIX))
+    reported = {name: (state, seen) for name, state, seen in (json.loads(line) for line in result_lines)}
     for name in IMPORTS:
         state, seen = reported.get(name, ("failure", end))
         yield Check(f"import {name}", state, seen, "" if state == "ok" else "repair or remove the package")

@@ -16,7 +16,7 @@ from entrypoint.machine.shared_libraries import split_ld_preload
 from entrypoint.machine.syscalls import get_memory_nodes
 from entrypoint.plan.model import PLAN_VAR, Plan
 from entrypoint.rank.verify import ObservedRank, compare_with_plan, cpus_of_process, mapped_libraries
-from entrypoint.supervise.monitor import PROCESS_NAME as GUARD
+from entrypoint.supervise.monitor import PROCESS_NAME as MONITOR
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class RunningRank:
     """A rank's process, its observed state, and a line for each difference from its plan."""
 
     process: int
-    seen: ObservedRank
-    lines: tuple[str, ...]
+    observed: ObservedRank
+    differences: tuple[str, ...]
 
 
 def verify_running(processes: tuple[int, ...] = ()) -> tuple[RunningRank, ...]:
@@ -34,16 +34,18 @@ def verify_running(processes: tuple[int, ...] = ()) -> tuple[RunningRank, ...]:
     found = {process: environ for process, environ in iter_rank_processes() if not chosen or process in chosen}
     missing = sorted(chosen - set(found))
     if missing:
-        raise UserError(f"verify: process {missing[0]} is no rank that the entrypoint started, or not yours to look at")
+        raise UserError(
+            f"verify: process {missing[0]} is not a rank that the entrypoint started, or belongs to another user"
+        )
     # Processes that a rank forks (loader workers, compilers) inherit its variables.
     ranks = [process for process in found if found.keys().isdisjoint(ancestors(ROOT, process))]
-    seen: list[RunningRank] = []
+    running: list[RunningRank] = []
     for process in sorted(ranks, key=int):
         with nullcontext() if chosen else suppress(UserError):  # one that the user did not name may have exited
-            seen.append(inspect_rank(process, found[process]))
-    if not seen:
+            running.append(inspect_rank(process, found[process]))
+    if not running:
         raise UserError("verify: no rank started by the entrypoint runs here; start one, or name its process")
-    return tuple(seen)
+    return tuple(running)
 
 
 def iter_rank_processes() -> Iterator[tuple[str, dict[str, str]]]:
@@ -51,7 +53,7 @@ def iter_rank_processes() -> Iterator[tuple[str, dict[str, str]]]:
     for folder in (ROOT / "proc").iterdir():
         if folder.name.isdecimal():
             try:
-                if (folder / "comm").read_text().strip() == GUARD:  # the parent of a rank
+                if (folder / "comm").read_text().strip() == MONITOR:  # the parent of a rank
                     continue
                 items = (folder / "environ").read_bytes().split(b"\0")
             except OSError:  # another user's, or exited
@@ -78,7 +80,7 @@ def inspect_rank(process: str, environ: dict[str, str]) -> RunningRank:
             memory_nodes=get_memory_nodes(process),
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"verify: process {process} cannot be looked at ({error})") from None
+        raise UserError(f"verify: process {process} cannot be inspected ({error})") from None
     return RunningRank(int(process), seen, compare_with_plan(plan, seen))
 
 
@@ -94,7 +96,7 @@ def active_library(words: tuple[str, ...], environ: dict[str, str], maps: str) -
 
 def describe(running: RunningRank) -> list[str]:
     """Return a line about a rank, and a line for each difference from its plan."""
-    seen = running.seen
+    seen = running.observed
     memory = f", memory of node {format_cpu_list(seen.memory_nodes)}" if seen.memory_nodes else ""
     openmp = PurePath(seen.openmp).name or "none loaded"
     allocator = PurePath(seen.allocator).name or "the system's"
@@ -102,11 +104,11 @@ def describe(running: RunningRank) -> list[str]:
         f"rank {seen.rank}  process {running.process}  CPUs {format_cpu_list(seen.cpus)}{memory}"
         f"  OpenMP {openmp}  allocator {allocator}"
     )
-    return [line, *(f"  warning: {one}" for one in running.lines)]
+    return [line, *(f"  warning: {one}" for one in running.differences)]
 
 
 def as_json(ranks: tuple[RunningRank, ...]) -> str:
     """Return the ranks as a JSON list: process, what was seen, the warnings."""
     return json.dumps(
-        [{"process": one.process, "seen": asdict(one.seen), "warnings": one.lines} for one in ranks], indent=2
+        [{"process": one.process, "seen": asdict(one.observed), "warnings": one.differences} for one in ranks], indent=2
     )

@@ -13,7 +13,7 @@ from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES, ALLOCATOR_WORD
 
 RANKS, THREADS, CORES = "LAUNCH_NPROC_PER_NODE", "LAUNCH_THREADS", "LAUNCH_CORE_TYPE"
 OPENMP, ALLOCATOR, BIND, WORKERS = "LAUNCH_OPENMP", "LAUNCH_ALLOCATOR", "LAUNCH_CPU_BINDING", "TRAIN_NUM_WORKERS"
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 # If there are more numbers of ranks, only the smallest, the largest and powers of two between are tried.
 MAX_LAYOUTS = 10
 
@@ -25,22 +25,22 @@ class Candidate:
     variables: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
-    def of(variables: Mapping[str, str]) -> Candidate:
+    def from_variables(variables: Mapping[str, str]) -> Candidate:
         """Return the candidate with these variables."""
         return Candidate(tuple(sorted(variables.items())))
 
-    def also(self, variables: Mapping[str, str]) -> Candidate:
+    def with_variables(self, variables: Mapping[str, str]) -> Candidate:
         """Return the candidate with these variables added."""
-        return Candidate.of(dict(self.variables) | dict(variables))
+        return Candidate.from_variables(dict(self.variables) | dict(variables))
 
     def __str__(self) -> str:
         """Return a short text: `2 ranks x 1 thread, OMP_WAIT_POLICY=passive`."""
         values = dict(self.variables)
         ranks, threads, workers = (values.pop(name, "") for name in (RANKS, THREADS, WORKERS))
-        words = [f"{ranks} rank{'s' * (ranks != '1')} x {threads} thread{'s' * (threads != '1')}"] if ranks else []
-        words += [f"{name}={value}" for name, value in values.items()]
-        words += [f"workers {workers}"] if workers else []
-        return ", ".join(words) or "as planned"
+        parts = [f"{ranks} rank{'s' * (ranks != '1')} x {threads} thread{'s' * (threads != '1')}"] if ranks else []
+        parts += [f"{name}={value}" for name, value in values.items()]
+        parts += [f"workers {workers}"] if workers else []
+        return ", ".join(parts) or "as planned"
 
 
 BASELINE = Candidate()
@@ -56,13 +56,13 @@ def rank_thread_layouts(inputs: PlanInputs, device: str) -> tuple[Candidate, ...
     values = inputs.settings.values
     budget = compute_cpu_budget(inputs.machine, inputs.job, values.core_type)
     found = dict.fromkeys(
-        Candidate.of({RANKS: str(ranks), THREADS: str(threads)})
+        Candidate.from_variables({RANKS: str(ranks), THREADS: str(threads)})
         for ranks, threads in (*even_layouts(len(budget.cores), budget.threads), *reduced_layouts(budget.threads))
     )
     siblings = compute_cpu_budget(inputs.machine, inputs.job, "logical")
     if values.core_type == "auto" and siblings.threads > budget.threads:
         found |= dict.fromkeys(
-            Candidate.of({RANKS: str(ranks), THREADS: str(threads), CORES: "logical"})
+            Candidate.from_variables({RANKS: str(ranks), THREADS: str(threads), CORES: "logical"})
             for ranks, threads in even_layouts(len(siblings.cores), siblings.threads)
         )
     return (BASELINE, *found)
@@ -93,7 +93,7 @@ def runtime_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, st
         return allocators
     runtimes: list[Mapping[str, str]] = []
     for runtime in available_choices(inputs, "openmp", OPENMP, ("gnu", "intel"), "iomp5"):
-        runtimes += ({**runtime, **waiting} for waiting in wait_policies(inputs, runtime.get(OPENMP, "gnu")))
+        runtimes += ({**runtime, **policy} for policy in wait_policies(inputs, runtime.get(OPENMP, "gnu")))
     return tuple({**runtime, **allocator} for runtime, allocator in product(runtimes, allocators))
 
 
@@ -103,13 +103,13 @@ def available_choices(
     """Return the values of a setting that are available here; one empty choice if the user has set it."""
     if inputs.is_set_by_user(field) or user_preload(inputs.environ.get("LD_PRELOAD", ""), word):
         return ({},)
-    brought = ("gnu", "system")  # with torch and with libc
-    return tuple({variable: name} for name in names if name in brought or inputs.machine.library(name).path)
+    bundled = ("gnu", "system")  # with torch and with libc
+    return tuple({variable: name} for name in names if name in bundled or inputs.machine.library(name).path)
 
 
 def wait_policies(inputs: PlanInputs, runtime: str) -> tuple[Mapping[str, str], ...]:
     """Return the wait policies of idle threads: as planned, spin, or sleep at once."""
-    if any(inputs.environ.get(name) for name in WAITING):
+    if any(inputs.environ.get(name) for name in WAIT_VARIABLES):
         return ({},)
     if runtime == "intel":
         return ({}, {"KMP_BLOCKTIME": "200"}, {"KMP_BLOCKTIME": "0"})
@@ -121,8 +121,8 @@ def binding_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, st
 
     Why: unbound ranks can be faster on a node that other processes use. Results stay bitwise identical.
     """
-    taken = inputs.is_set_by_user("cpu_binding") or any(inputs.environ.get(name) for name in AFFINITY_VARIABLES)
-    return () if device == "cuda" or taken else ({BIND: "none"}, {BIND: "threads"})
+    fixed = inputs.is_set_by_user("cpu_binding") or any(inputs.environ.get(name) for name in AFFINITY_VARIABLES)
+    return () if device == "cuda" or fixed else ({BIND: "none"}, {BIND: "threads"})
 
 
 def worker_candidates(inputs: PlanInputs, plan: Plan) -> tuple[Mapping[str, str], ...]:

@@ -82,9 +82,9 @@ def content_of(word: str) -> str:
 
 def store_dir(inputs: PlanInputs) -> Path | None:
     """Return the folder of results: the configured one or one in the user's cache folder, None for `off`."""
-    asked = inputs.settings.values.tuning_store
-    if asked != "auto":
-        return None if asked == "off" else Path(asked)
+    configured = inputs.settings.values.tuning_store
+    if configured != "auto":
+        return None if configured == "off" else Path(configured)
     cache = user_cache_dir(inputs.environ)
     return cache / "tuned" if cache else None
 

@@ -14,11 +14,11 @@ T = TypeVar("T", bound=Hashable)
 SIGNIFICANCE = 0.05
 # A result takes at least MIN_ROUNDS rounds. After MAX_ROUNDS the search stops to distinguish candidates.
 MIN_ROUNDS, MAX_ROUNDS = 5, 15
-# After the first round, which says little, candidates this near to the last one that stays do stay too.
+# After the first round, which says little, candidates this near to the last remaining one stay too.
 FIRST_ROUND_SLACK = 0.05
 # Candidates whose medians differ by less are equally fast. They are not measured further.
 EQUIVALENCE = 0.02
-# With so few candidates, only a significant lead drops one.
+# With so few candidates, only a significant lead drops one of them.
 MIN_SURVIVORS = 3
 
 
@@ -30,9 +30,9 @@ class ComparisonResult(Generic[T]):
     ties: tuple[T, ...]
     rates: dict[T, list[float]]
 
-    def median(self, one: T) -> float:
+    def median(self, candidate: T) -> float:
         """Return a candidate's median rate."""
-        return statistics.median(self.rates[one])
+        return statistics.median(self.rates[candidate])
 
 
 def successive_halving(
@@ -47,50 +47,54 @@ def successive_halving(
     Each round runs all remaining candidates, so that other load on the machine affects all of them alike.
     Candidates in `always` are never dropped. Returns None if no candidate can run.
     """
-    left, rates = list(candidates), {one: list[float]() for one in candidates}
-    for turn in range(MAX_ROUNDS):
-        for one in left if turn % 2 == 0 else left[::-1]:
+    remaining, rates = list(candidates), {candidate: list[float]() for candidate in candidates}
+    for round_index in range(MAX_ROUNDS):
+        for candidate in remaining if round_index % 2 == 0 else remaining[::-1]:
             if not in_time():
-                return summarize(left, rates)
-            rate = measure(one)
+                return summarize(remaining, rates)
+            rate = measure(candidate)
             if rate is not None:
-                rates[one].append(rate)
-        left = [one for one in left if rates[one]]
-        if turn + 1 >= MIN_ROUNDS:
-            found = summarize(left, rates)
-            if not found or all(
-                found.median(one) >= (1 - EQUIVALENCE) * found.median(found.best) for one in found.ties
+                rates[candidate].append(rate)
+        remaining = [candidate for candidate in remaining if rates[candidate]]
+        if round_index + 1 >= MIN_ROUNDS:
+            result = summarize(remaining, rates)
+            if not result or all(
+                result.median(candidate) >= (1 - EQUIVALENCE) * result.median(result.best) for candidate in result.ties
             ):
-                return found
-            left = [one for one in left if one in (found.best, *found.ties, *always)]
+                return result
+            remaining = [candidate for candidate in remaining if candidate in (result.best, *result.ties, *always)]
         else:
-            left = keep_faster_half(left, rates, always, FIRST_ROUND_SLACK if turn == 0 else 0.0)
-    return summarize(left, rates)
+            remaining = keep_faster_half(remaining, rates, always, FIRST_ROUND_SLACK if round_index == 0 else 0.0)
+    return summarize(remaining, rates)
 
 
-def keep_faster_half(left: Sequence[T], rates: dict[T, list[float]], always: Sequence[T], near: float) -> list[T]:
+def keep_faster_half(remaining: Sequence[T], rates: dict[T, list[float]], always: Sequence[T], near: float) -> list[T]:
     """Return the faster half of the candidates, and those within `near` of it, in their order."""
-    medians = {one: statistics.median(rates[one]) for one in left}
-    ranked = sorted(left, key=lambda one: -medians[one])
+    medians = {candidate: statistics.median(rates[candidate]) for candidate in remaining}
+    ranked = sorted(remaining, key=lambda candidate: -medians[candidate])
     if len(ranked) <= MIN_SURVIVORS:
-        return list(left)
-    bar = medians[ranked[(len(ranked) + 1) // 2 - 1]] * (1 - near)
-    return [one for one in left if medians[one] >= bar or one in always]
+        return list(remaining)
+    cutoff = medians[ranked[(len(ranked) + 1) // 2 - 1]] * (1 - near)
+    return [candidate for candidate in remaining if medians[candidate] >= cutoff or candidate in always]
 
 
-def summarize(left: Sequence[T], rates: dict[T, list[float]]) -> ComparisonResult[T] | None:
+def summarize(remaining: Sequence[T], rates: dict[T, list[float]]) -> ComparisonResult[T] | None:
     """Return the best remaining candidate by median rate, and those that are not significantly slower."""
-    measured = [one for one in left if rates[one]]
+    measured = [candidate for candidate in remaining if rates[candidate]]
     if not measured:
         return None
-    best = max(measured, key=lambda one: statistics.median(rates[one]))
-    ties = tuple(one for one in measured if one is not best and not is_significantly_faster(rates[best], rates[one]))
-    return ComparisonResult(best, ties, {one: seen for one, seen in rates.items() if seen})
+    best = max(measured, key=lambda candidate: statistics.median(rates[candidate]))
+    ties = tuple(
+        candidate
+        for candidate in measured
+        if candidate is not best and not is_significantly_faster(rates[best], rates[candidate])
+    )
+    return ComparisonResult(best, ties, {candidate: seen for candidate, seen in rates.items() if seen})
 
 
 def is_significantly_faster(ours: Sequence[float], theirs: Sequence[float]) -> bool:
     """Return whether one candidate was faster in significantly many of their common rounds (a sign test)."""
-    turns = list(zip(ours, theirs, strict=False))
-    won = sum(one > other for one, other in turns)
-    tail = sum(math.comb(len(turns), more) for more in range(won, len(turns) + 1)) / 2 ** len(turns)
-    return len(turns) >= MIN_ROUNDS and tail < SIGNIFICANCE
+    rounds = list(zip(ours, theirs, strict=False))
+    won = sum(mine > other for mine, other in rounds)
+    tail = sum(math.comb(len(rounds), more) for more in range(won, len(rounds) + 1)) / 2 ** len(rounds)
+    return len(rounds) >= MIN_ROUNDS and tail < SIGNIFICANCE

@@ -55,12 +55,12 @@ class TrialResult:
     """A trial's rate (more is better) and the seconds until its first rate, or the reason why there is none."""
 
     rate: float | None
-    problem: str = ""
-    start_s: float = 0.0
+    error: str = ""
+    startup_s: float = 0.0
 
 
 # Returns the rates so far, from the trial's folder, its output, and its run time if it has exited.
-Figures = Callable[[Path, str, float | None], list[float]]
+RateReader = Callable[[Path, str, float | None], list[float]]
 
 
 @dataclass(frozen=True)
@@ -70,21 +70,21 @@ class TrialSpec:
     words: tuple[str, ...]
     environ: Mapping[str, str]
     seconds: float
-    figures: Figures
-    trains: bool = False
+    read_rates: RateReader
+    is_trainer: bool = False
     mean: Callable[[list[float]], float] = statistics.median
 
 
-def run_trial(way: TrialSpec, candidate: Candidate) -> TrialResult:
+def run_trial(spec: TrialSpec, candidate: Candidate) -> TrialResult:
     """Run the program with a candidate until it has been measured for long enough, or has exited."""
     with tempfile.TemporaryDirectory(prefix="entrypoint-tune-") as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        environ = {**IGNORE_LOAD, **way.environ, **dict(candidate.variables), **TRIAL_LAUNCH_SETTINGS}
-        if way.trains:
+        environ = {**IGNORE_LOAD, **spec.environ, **dict(candidate.variables), **TRIAL_LAUNCH_SETTINGS}
+        if spec.is_trainer:
             environ |= {**TRIAL_TRAIN_SETTINGS, "TRAIN_OUTPUT_DIR": folder}
         with out.open("wb") as to, err.open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "entrypoint", *way.words],
+                [sys.executable, "-m", "entrypoint", *spec.words],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=to,
@@ -92,35 +92,35 @@ def run_trial(way: TrialSpec, candidate: Candidate) -> TrialResult:
                 start_new_session=True,
             )
         try:
-            figures, start_s = collect_rates(
-                process, lambda took: way.figures(Path(folder), out.read_text(errors="replace"), took), way.seconds
+            rates, startup_s = collect_rates(
+                process, lambda took: spec.read_rates(Path(folder), out.read_text(errors="replace"), took), spec.seconds
             )
         finally:
             terminate_trial(process)
-        if figures:
-            return TrialResult(way.mean(figures), start_s=start_s)
+        if rates:
+            return TrialResult(spec.mean(rates), startup_s=startup_s)
         last = last_error_line(err.read_text(errors="replace"), f"it ended with {process.returncode}")
-        return TrialResult(None, last if process.returncode else f"no figure within {STARTUP_TIMEOUT_S} s")
+        return TrialResult(None, last if process.returncode else f"no rate within {STARTUP_TIMEOUT_S} s")
 
 
 def collect_rates(
-    process: subprocess.Popen[bytes], figures: Callable[[float | None], list[float]], seconds: float
+    process: subprocess.Popen[bytes], read_rates: Callable[[float | None], list[float]], seconds: float
 ) -> tuple[list[float], float]:
     """Return a trial's rates after its warm-up, when it has run for long enough or has exited.
 
     Also returns the seconds until the first rate. A program that fails has no rates.
     """
-    began, first = time.monotonic(), 0.0
+    started, first = time.monotonic(), 0.0
     while True:
         ended = process.poll() is not None
-        now = time.monotonic() - began
-        seen = figures(now if ended else None)
-        if len(seen) > WARM_UP and not first:
+        now = time.monotonic() - started
+        rates = read_rates(now if ended else None)
+        if len(rates) > WARM_UP and not first:
             first = now
         if ended:
-            return ([] if process.returncode else seen[WARM_UP:] or seen), first or now
-        if first and now - first >= seconds and len(seen) > WARM_UP + 1:
-            return seen[WARM_UP:], first
+            return ([] if process.returncode else rates[WARM_UP:] or rates), first or now
+        if first and now - first >= seconds and len(rates) > WARM_UP + 1:
+            return rates[WARM_UP:], first
         if not first and now > STARTUP_TIMEOUT_S:
             return [], now
         time.sleep(0.05)
@@ -156,7 +156,7 @@ def mean_rate(rates: list[float]) -> float:
     return statistics.harmonic_mean(rates)
 
 
-def metric_rates(pattern: str, *, lower: bool) -> Figures:
+def metric_rates(pattern: str, *, lower: bool) -> RateReader:
     """Return a function that finds rates in a program's output: the group of a pattern, in every match.
 
     Raises `UserError` for an invalid pattern, or one without exactly one group.
@@ -168,11 +168,11 @@ def metric_rates(pattern: str, *, lower: bool) -> Figures:
     if compiled.groups != 1:
         raise UserError(f"TUNE_METRIC={pattern}: needs one group, around the number: '([0-9.]+) images/s'")
 
-    def figures(_: Path, text: str, __: float | None) -> list[float]:
+    def read_rates(_: Path, text: str, __: float | None) -> list[float]:
         found = [float(word.replace(",", "")) for word in compiled.findall(text)]
         return [1 / value for value in found if value] if lower else found
 
-    return figures
+    return read_rates
 
 
 def wall_time_rate(_: Path, __: str, took_s: float | None) -> list[float]:
