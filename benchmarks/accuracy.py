@@ -104,11 +104,11 @@ def main() -> None:
         reported = f"{BOOKS_ACCURACY} % with epoch {sooner}" if sooner else f"never {BOOKS_ACCURACY} %"
         print(f"book's loop: {budget:.0f} s to {book[-1][1]:.2f} % here, {reported}")
         for name, seen in ours.items():
-            tell_sooner(name, seen, budget)
-        tell_speedrun(data, budget)
+            print_speedup(name, seen, budget)
+        print_speedrun(data, budget)
 
 
-def tell_sooner(name: str, ours: Measured, budget: float) -> None:
+def print_speedup(name: str, ours: Measured, budget: float) -> None:
     """Print how many runs reached the book's accuracy, and how much sooner."""
     good = sum(accuracy >= BOOKS_ACCURACY for accuracy in ours.values("test_accuracy"))
     seconds, whole = (statistics.median(ours.values(value)) for value in ("train_seconds", "total_seconds"))
@@ -119,7 +119,7 @@ def tell_sooner(name: str, ours: Measured, budget: float) -> None:
     )
 
 
-def tell_speedrun(data: dict[str, str], budget: float) -> None:
+def print_speedrun(data: dict[str, str], budget: float) -> None:
     """Run the recipe once, and print its accuracy and its share of the book's time."""
     fast = Measured()
     run({**data, "TRAIN_RECIPE": "speedrun"}, fast)

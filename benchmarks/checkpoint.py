@@ -22,13 +22,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from benchmarks.book.measure import ENTRYPOINT, QUIET, cifar10_settings
 
-EACH, CLASSES, ALL_PICTURES = 500, 10, 50_000
+EACH, CLASSES, ALL_IMAGES = 500, 10, 50_000
 # The number of first epochs that are ignored as warm-up.
-LEFT_OUT = 2
-PROMISED = 0.02
+WARM_UP_EPOCHS = 2
+MAX_SHARE = 0.02
 
 
-def ends_of_epochs(settings: Mapping[str, str]) -> list[float]:
+def epoch_end_times(settings: Mapping[str, str]) -> list[float]:
     """Train, and return the time at which each epoch ended, in seconds."""
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
         own = {"TRAIN_OUTPUT_DIR": folder, "TRAIN_RUN_NAME": "run", "TRAIN_TENSORBOARD": "1"}
@@ -53,16 +53,16 @@ def main() -> None:
     with cifar10_settings(EACH) as data:
         for model in asked.models.split(","):
             own = {"TRAIN_MODEL": model, "TRAIN_EPOCHS": str(asked.epochs), "TRAIN_CHECKPOINT_EVERY": "2"}
-            ends = ends_of_epochs({**data, **own})
-            took = [after - before for before, after in itertools.pairwise(ends)][LEFT_OUT:]
+            ends = epoch_end_times({**data, **own})
+            took = [after - before for before, after in itertools.pairwise(ends)][WARM_UP_EPOCHS:]
             # The first of these epochs starts at the end of an odd epoch.
             without, with_one = took[0::2], took[1::2]
             cost = statistics.median(with_one) - statistics.median(without)
-            whole = statistics.median(without) * ALL_PICTURES / (EACH * CLASSES)
+            whole = statistics.median(without) * ALL_IMAGES / (EACH * CLASSES)
             print(
                 f"{model:9} an epoch {text(without)}, with a checkpoint {text(with_one)}: {cost * 1000:.0f} ms each,"
-                f" {cost / whole:.2%} of an epoch of {ALL_PICTURES:,}; under {PROMISED:.0%} from"
-                f" {max(0.0, cost) / PROMISED:.1f} s an epoch on",
+                f" {cost / whole:.2%} of an epoch of {ALL_IMAGES:,}; under {MAX_SHARE:.0%} from"
+                f" {max(0.0, cost) / MAX_SHARE:.1f} s an epoch on",
                 flush=True,
             )
 

@@ -28,7 +28,7 @@ BIN = Path(sys.executable).parent
 SETTINGS = {"TRAIN_EPOCHS": "1", "TRAIN_LOG_INTERVAL": "1", "TRAIN_TENSORBOARD": "0"}
 FIRST_LINE, FIRST_STEP = "plan: ", "epoch 1/1  step 1/"
 # Runs in the image: bytes of all files, by kind.
-SORT = r"""
+COUNT_BYTES = r"""
 import json, os, re
 kinds = {"wheels": 0, "wheels: CUDA and Triton": 0, "system": 0, "ours": 0}
 CUDA = re.compile("/site-packages/(nvidia|triton)/|/libtorch_cuda|/libc10_cuda|/libcaffe2_nvrtc|/libtorch_nvshmem")
@@ -58,7 +58,7 @@ def output(*command: str) -> str:
 def sizes(image: str) -> None:
     """Print an image's layers, and its content by kind."""
     tag = f"reference-training:{image}"
-    kinds = output("docker", "run", "--rm", "--user=0", tag, "python", "-c", SORT)
+    kinds = output("docker", "run", "--rm", "--user=0", tag, "python", "-c", COUNT_BYTES)
     if not kinds:
         print(f"\n{image}: not built for a Docker Engine here (make images)")
         return
@@ -80,7 +80,7 @@ def sizes(image: str) -> None:
         print(f"{without / 1e6:>8,.0f} MB  without CUDA's part, which the CPU wheels do not have (at most 1,800)")
 
 
-def starts() -> dict[str, list[str]]:
+def start_commands() -> dict[str, list[str]]:
     """Return the commands that are available here, by name."""
     settings = [word for name, value in SETTINGS.items() for word in ("--env", f"{name}={value}")]
     found = {"venv": [str(BIN / "entrypoint"), "train"]}
@@ -116,7 +116,7 @@ def measure(rounds: int) -> None:
     """Print the seconds of each start; variants alternate, and the first round is warm-up."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        commands = starts()
+        commands = start_commands()
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
         for round_number in range(rounds + 1):
             for one, command in commands.items():

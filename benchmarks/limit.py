@@ -59,15 +59,15 @@ def main() -> None:
 class Clock:
     """Counts the seconds in all phases of steps but one."""
 
-    def __init__(self, left_out: str) -> None:
-        self.left_out, self.seconds = left_out, 0.0
+    def __init__(self, excluded: str) -> None:
+        self.excluded, self.seconds = excluded, 0.0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count a phase."""
         began = time.perf_counter()
         yield
-        if name != self.left_out:
+        if name != self.excluded:
             self.seconds += time.perf_counter() - began
 
 
@@ -109,9 +109,9 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     use_matmul_for_small_inputs(model, shape)
     optimizer = build_optimizer(settings, model)
     state = TrainState(model, optimizer, gradient_scaler("fp32", group.device))
-    learner = Trainer(state, lr_schedule(settings, 10**6), settings, group, "fp32")
+    trainer = Trainer(state, lr_schedule(settings, 10**6), settings, group, "fp32")
     clock = Clock(DATA)
-    learner.mark_phase = clock.phase
+    trainer.mark_phase = clock.phase
 
     def step() -> None:
         optimizer.zero_grad()
@@ -123,7 +123,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
             step()
 
     def epoch() -> None:
-        train_epoch(learner, feed, learner.state.step // steps, steps, lambda *_: None)
+        train_epoch(trainer, feed, trainer.state.step // steps, steps, lambda *_: None)
 
     bare()
     epoch()

@@ -110,7 +110,7 @@ def main() -> None:
     if asked.only != "launches":
         throughput(asked.rounds)
     if asked.only != "throughput":
-        script = Path(__file__).with_name("says_when.py")
+        script = Path(__file__).with_name("print_start_time.py")
         launches(asked.rounds, str(script))
 
 

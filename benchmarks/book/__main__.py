@@ -20,9 +20,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.book.experiments import EXPERIMENTS
-from benchmarks.book.known import Known
-from benchmarks.book.measure import cifar10_settings, fewer, once_to_the_end, with_speeds
+from benchmarks.book.measure import cifar10_settings, first_images, run_to_the_end, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
+from benchmarks.book.stored_results import StoredResults
 from entrypoint.machine.detect import detect_machine
 from entrypoint.plan.planner import describe_machine
 
@@ -35,31 +35,31 @@ def main() -> None:
     """Run all experiments, or the named ones, and write the report after each."""
     parser = argparse.ArgumentParser(prog="make book")
     parser.add_argument("--quick", action="store_true", help="a few images, two epochs, one round")
-    parser.add_argument("--epochs", type=int, help="epochs of the runs that tell accuracy")
-    parser.add_argument("--rounds", type=int, help="how many short runs of each variant tell its speed")
+    parser.add_argument("--epochs", type=int, help="epochs of the runs that measure accuracy")
+    parser.add_argument("--rounds", type=int, help="number of short runs per variant that measure its speed")
     parser.add_argument("--only", default="", help="chapters with commas: 2,9.2")
     parser.add_argument("--out", type=Path, default=Path("book"), help="folder of book.html and book.md")
     asked = parser.parse_args()
     each, epochs, rounds = QUICK if asked.quick else FULL
     epochs, rounds = asked.epochs or epochs, rounds if asked.rounds is None else asked.rounds
     asked.out.mkdir(parents=True, exist_ok=True)
-    conditions = made_under(each, epochs, rounds)
+    conditions = describe_conditions(each, epochs, rounds)
     results: list[Result] = []
     began = time.monotonic()
-    known = Known(asked.out / "results.json", conditions)
-    with cifar10_settings(each) as data, fewer(data, None if each else QUICK[0]) as few:
+    stored = StoredResults(asked.out / "results.json", conditions)
+    with cifar10_settings(each) as data, first_images(data, None if each else QUICK[0]) as few:
         for experiment in EXPERIMENTS:
             wanted = not asked.only or experiment.chapter in asked.only.split(",")
-            if known.lacks(experiment) and not wanted:
+            if stored.is_missing(experiment) and not wanted:
                 continue
-            if known.lacks(experiment):
+            if stored.is_missing(experiment):
                 common = few if experiment.few else data
-                seen = once_to_the_end(experiment.variants, {**common, "TRAIN_EPOCHS": str(epochs)}, known.runs())
+                seen = run_to_the_end(experiment.variants, {**common, "TRAIN_EPOCHS": str(epochs)}, stored.runs())
                 if rounds:
                     steps = FEW_STEPS if experiment.few else SHORT_STEPS
                     seen = with_speeds(seen, experiment.variants, common, steps, rounds)
-                known.keep(experiment, seen)
-            results.append(Result(experiment, known.seen(experiment)))
+                stored.add(experiment, seen)
+            results.append(Result(experiment, stored.results(experiment)))
             spent = time.monotonic() - began
             print(f"{spent:5.0f} s  {experiment.chapter:4} {experiment.title}: {results[-1].conclusion}", flush=True)
             (asked.out / "book.md").write_text(as_markdown(results, conditions))
@@ -67,7 +67,7 @@ def main() -> None:
     print(f"report  {asked.out / 'book.html'}, {asked.out / 'book.md'}")
 
 
-def made_under(each: int | None, epochs: int, rounds: int) -> tuple[str, ...]:
+def describe_conditions(each: int | None, epochs: int, rounds: int) -> tuple[str, ...]:
     """Return the conditions of the figures, a line each."""
     return (
         describe_machine(detect_machine(affinity=frozenset(os.sched_getaffinity(0)))),

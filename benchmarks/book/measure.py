@@ -96,7 +96,7 @@ def alternate(variants: Sequence[Runnable], common: Mapping[str, str], rounds: i
     return seen
 
 
-def once_to_the_end(
+def run_to_the_end(
     variants: Sequence[Runnable], common: Mapping[str, str], known: Sequence[tuple[Mapping[str, str], Measured]]
 ) -> dict[str, Measured]:
     """Run each variant completely; a result in `known` with equal settings is used instead."""
@@ -137,11 +137,11 @@ def run(settings: Mapping[str, str], into: Measured) -> None:
             )
             for place in places
         ]
-        said = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
+        errors = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
         if any(process.returncode in (2, 3) for process in processes):
-            into.refusal = last_error_line(said[0], "refused")
+            into.refusal = last_error_line(errors[0], "refused")
         elif any(process.returncode for process in processes):
-            raise SystemExit(f"{dict(settings)} ended with {[p.returncode for p in processes]}: {said}")
+            raise SystemExit(f"{dict(settings)} ended with {[p.returncode for p in processes]}: {errors}")
         else:
             into.summaries.append(json.loads((Path(folder) / "run/summary.json").read_text()))
 
@@ -156,22 +156,22 @@ def cifar10_settings(each: int | None) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="book-cifar10-") as temporary:
         folder = unpacked_images(Path(place), Path(temporary))
         data = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(folder), "TRAIN_CACHE_DIR": f"{temporary}/cache"}
-        with fewer(data, each) as chosen:
+        with first_images(data, each) as chosen:
             yield chosen
 
 
 @contextmanager
-def fewer(data: dict[str, str], each: int | None) -> Iterator[dict[str, str]]:
+def first_images(data: dict[str, str], each: int | None) -> Iterator[dict[str, str]]:
     """Yield the settings with the first images of each class only; unchanged for None or a download."""
     if each is None or "TRAIN_DATA_DIR" not in data:
         yield data
         return
     with tempfile.TemporaryDirectory(prefix="book-chosen-") as chosen:
-        choose(Path(data["TRAIN_DATA_DIR"]), Path(chosen), each)
+        link_first_images(Path(data["TRAIN_DATA_DIR"]), Path(chosen), each)
         yield {**data, "TRAIN_DATA_DIR": chosen}
 
 
-def choose(folder: Path, into: Path, each: int) -> None:
+def link_first_images(folder: Path, into: Path, each: int) -> None:
     """Link the first images of each class, and a quarter as many for the test."""
     for part, count in (("train", each), ("test", max(1, each // 4))):
         for label in sorted((folder / part).iterdir()):

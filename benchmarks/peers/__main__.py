@@ -54,7 +54,7 @@ PEERS: Mapping[int, Sequence[Peer]] = {
         Peer("plain loop", (*PYTHON, f"{HERE}.plain")),
         Peer("torchvision's reference", (*PYTHON, f"{HERE}.reference")),
         Peer("Lightning", (*PYTHON, f"{HERE}.lightning"), "pytorch_lightning"),
-        Peer("accelerate launch", (*ACCELERATE, "--num_processes=1", "-m", f"{HERE}.accelerated"), "accelerate"),
+        Peer("accelerate launch", (*ACCELERATE, "--num_processes=1", "-m", f"{HERE}.accelerate_loop"), "accelerate"),
         Peer("tensors by hand", (*PYTHON, f"{HERE}.tensors")),
         Peer("same, xeon.run_cpu", (*PYTHON, "torch.backends.xeon.run_cpu", "--ninstances=1", TENSORS)),
         Peer(COLD),
@@ -63,14 +63,14 @@ PEERS: Mapping[int, Sequence[Peer]] = {
     2: (
         Peer("torchrun, plain loop", (*TORCHRUN, "--nproc-per-node=2", "-m", f"{HERE}.plain")),
         # `accelerate launch --cpu --num_processes=2` starts one process, without a message.
-        Peer("torchrun, accelerate", (*TORCHRUN, "--nproc-per-node=2", "-m", f"{HERE}.accelerated"), "accelerate"),
+        Peer("torchrun, accelerate", (*TORCHRUN, "--nproc-per-node=2", "-m", f"{HERE}.accelerate_loop"), "accelerate"),
         Peer("ours"),
     ),
 }
 
 
 @dataclass
-class Seen:
+class PeerResults:
     """Results of a peer's runs, and the reason if it did not run."""
 
     rates: list[float] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Seen:
     problem: str = ""
 
 
-def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: Seen) -> None:
+def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: PeerResults) -> None:
     """Run a peer once; a peer that fails is not run again."""
     batch, steps = MODELS[model]
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
@@ -95,7 +95,7 @@ def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: See
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         seconds = time.perf_counter() - began
         if done.returncode or not (out.exists() or not peer.command):
-            seen.problem = f"ended with {done.returncode}: {last_error_line(done.stderr, 'nothing said')}"
+            seen.problem = f"ended with {done.returncode}: {last_error_line(done.stderr, 'no message')}"
             return
         seen.seconds.append(seconds)
         if peer.command:
@@ -106,7 +106,7 @@ def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: See
 
 def compare(model: str, ranks: int, data: Mapping[str, str], rounds: int) -> None:
     """Run all peers alternately and print their table."""
-    seen = {peer.name: Seen() for peer in PEERS[ranks]}
+    seen = {peer.name: PeerResults() for peer in PEERS[ranks]}
     for peer in PEERS[ranks]:
         if not importlib.util.find_spec(peer.needs):
             seen[peer.name].problem = f"{peer.needs} is not installed"

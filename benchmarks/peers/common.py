@@ -89,15 +89,15 @@ class Clock:
             self.began = time.perf_counter()
         return self.done < self.task.steps
 
-    def over(self, epoch: Callable[[], Iterable[T]]) -> Iterator[T]:
+    def batches(self, epoch: Callable[[], Iterable[T]]) -> Iterator[T]:
         """Yield the batches of successive epochs, one per step, until all steps are done; then write the rate."""
         while True:
             for batch in epoch():
                 yield batch
                 if not self.tick():
-                    return self.tell()
+                    return self.write_rate()
 
-    def tell(self) -> None:
+    def write_rate(self) -> None:
         """Write the rate to the file that the benchmark reads; only rank 0 does."""
         rate = self.task.batch * (self.done - WARM_STEPS) / (time.perf_counter() - self.began)
         if os.environ.get("RANK", "0") == "0":

@@ -46,7 +46,7 @@ class Ticks(pl.Callback):
     def on_train_batch_end(self, *_: Any) -> None:
         """Count a step."""
         if not self.clock.tick():
-            self.clock.tell()
+            self.clock.write_rate()
 
 
 def main() -> None:

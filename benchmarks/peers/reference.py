@@ -34,7 +34,7 @@ def main() -> None:
     train, test = loaders(task)
     meters: dict[str, deque[float]] = {name: deque(maxlen=20) for name in ("loss", "acc1", "acc5", "img/s")}
     model.train()
-    for index, (images, labels) in enumerate(Clock(task).over(lambda: train)):
+    for index, (images, labels) in enumerate(Clock(task).batches(lambda: train)):
         began = time.time()
         output = model(images)
         loss = criterion(output, labels)

@@ -74,7 +74,7 @@ class Runner:
         else:
             self.problem = last_error_line(done.stderr, f"ended with {done.returncode}")
 
-    def plans(self, words: Sequence[str]) -> list[Any]:
+    def plan_parts(self, words: Sequence[str]) -> list[Any]:
         """Return the plan of one of ours, with these words before the command."""
         command = [*self.command[:3], "plan", "--json", *self.command[3:]]
         environ = {**os.environ, **self.settings}
@@ -107,7 +107,7 @@ def trainers(folder: str) -> list[Runner]:
     ]
 
 
-def contestants() -> list[Runner]:
+def ours_and_peers() -> list[Runner]:
     """Return ours and the commands that users run today."""
     accelerate, torchrun = (*MODULE, "accelerate.commands.launch", "--cpu"), (*MODULE, "torch.distributed.run")
     return [
@@ -150,7 +150,7 @@ def sweep() -> list[Runner]:
 
 def compare(scenario: str, rounds: int) -> None:
     """Run the sweep once, then the best alternating with the others, and print the scenario's table."""
-    plain, *others = contestants()
+    plain, *others = ours_and_peers()
     with SCENARIOS[scenario]() as words, TemporaryDirectory() as folder:
         every, training = sweep(), trainers(folder)
         for one in every:
@@ -158,7 +158,7 @@ def compare(scenario: str, rounds: int) -> None:
         best = sorted(every, key=lambda one: one.median, reverse=True)[:FINALISTS]
         for one in best:
             one.rates.clear()  # the best of many samples is biased
-            if one.plans(words) == plain.plans(words):
+            if one.plan_parts(words) == plain.plan_parts(words):
                 one.name += SAME
         runners = [plain, *others, *best]
         for _ in range(rounds):

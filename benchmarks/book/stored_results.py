@@ -11,7 +11,7 @@ from benchmarks.book.experiments import EXPERIMENTS, Experiment
 from benchmarks.book.measure import Measured
 
 
-class Known:
+class StoredResults:
     """The experiments of one file; results of other conditions (machine, versions, epochs, rounds) are ignored."""
 
     def __init__(self, file: Path, conditions: Sequence[str]) -> None:
@@ -27,11 +27,11 @@ class Known:
             else:
                 print(f"{file}: measured under other conditions ({'; '.join(content['conditions'])}), started again")
 
-    def lacks(self, experiment: Experiment) -> bool:
+    def is_missing(self, experiment: Experiment) -> bool:
         """Return whether an experiment has no results yet."""
         return experiment.title not in self.experiments
 
-    def seen(self, experiment: Experiment) -> Mapping[str, Measured]:
+    def results(self, experiment: Experiment) -> Mapping[str, Measured]:
         """Return the results of an experiment's variants."""
         return self.experiments[experiment.title]
 
@@ -44,7 +44,7 @@ class Known:
             for variant in one.variants
         ]
 
-    def keep(self, experiment: Experiment, seen: Mapping[str, Measured]) -> None:
+    def add(self, experiment: Experiment, seen: Mapping[str, Measured]) -> None:
         """Add an experiment, also to the file."""
         self.experiments[experiment.title] = dict(seen)
         plain = {title: {name: asdict(m) for name, m in seen.items()} for title, seen in self.experiments.items()}
