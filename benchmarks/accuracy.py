@@ -68,14 +68,14 @@ def books_loop(folder: Path) -> Iterator[tuple[float, float]]:
     train_part, test_part = (Images(listing) for listing in list_splits(folder))
     loader, test = DataLoader(train_part, BATCH, shuffle=True), DataLoader(test_part, 1000)
     for _ in range(EPOCHS):
-        began = time.perf_counter()
+        started = time.perf_counter()
         model.train()
         for images, labels in loader:
             loss = criterion(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         model.eval()
         with torch.inference_mode():
             right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in test)

@@ -49,10 +49,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-checkpoint")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--models", default="cnn,resnet18", help="with commas")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with cifar10_settings(EACH) as data:
-        for model in asked.models.split(","):
-            own = {"TRAIN_MODEL": model, "TRAIN_EPOCHS": str(asked.epochs), "TRAIN_CHECKPOINT_EVERY": "2"}
+        for model in args.models.split(","):
+            own = {"TRAIN_MODEL": model, "TRAIN_EPOCHS": str(args.epochs), "TRAIN_CHECKPOINT_EVERY": "2"}
             ends = epoch_end_times({**data, **own})
             took = [after - before for before, after in itertools.pairwise(ends)][WARM_UP_EPOCHS:]
             # The first of these epochs starts at the end of an odd epoch.

@@ -40,11 +40,11 @@ def by_hand() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, nesterov=True, fused=True)
     images = torch.randint(0, 256, (IMAGES, 224, 224, 3), dtype=torch.uint8, device=device)
     labels = torch.randint(0, 10, (IMAGES,), device=device)
-    began = 0.0
+    started = 0.0
     for step in range(WARM + STEPS):
         if step == WARM:
             torch.cuda.synchronize()
-            began = time.perf_counter()
+            started = time.perf_counter()
         rows = torch.randint(0, IMAGES, (BATCH,), device=device)
         batch = images[rows].permute(0, 3, 1, 2).float().sub_(127.5).mul_(1 / 64)
         optimizer.zero_grad()
@@ -53,7 +53,7 @@ def by_hand() -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     torch.cuda.synchronize()
-    print(json.dumps({"images_per_second": BATCH * STEPS / (time.perf_counter() - began)}))
+    print(json.dumps({"images_per_second": BATCH * STEPS / (time.perf_counter() - started)}))
 
 
 def speedrun(runs: int) -> None:
@@ -100,16 +100,16 @@ def main() -> None:
     parser.add_argument("--by-hand", action="store_true", help="be the loop that ours is compared with")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
-    if asked.by_hand:
+    args = parser.parse_args()
+    if args.by_hand:
         return by_hand()
     gpus, driver = read_gpus(Path("/"))
     if not gpus:
         print(f"no NVIDIA GPU: {driver.problem or 'none is visible'}")
         return None
     print(f"{gpus[0].name}")
-    speedrun(asked.runs)
-    return resnet50(asked.rounds)
+    speedrun(args.runs)
+    return resnet50(args.rounds)
 
 
 if __name__ == "__main__":

@@ -65,10 +65,10 @@ class Clock:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count a phase."""
-        began = time.perf_counter()
+        started = time.perf_counter()
         yield
         if name != self.excluded:
-            self.seconds += time.perf_counter() - began
+            self.seconds += time.perf_counter() - started
 
 
 def quartiles(values: Sequence[float], form: str) -> str:
@@ -132,9 +132,9 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
 
 def timed(work: Callable[[], object]) -> float:
     """Return the seconds of one call."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 def best_of(work: Callable[[], object]) -> float:

@@ -73,9 +73,9 @@ def start(ranks: int, script: str) -> tuple[float, float, float, float]:
     """Return the seconds of planning, and until the first and the last rank's line, and the launcher's MB."""
     flags = (f"--nproc-per-node={ranks}", "--oversubscribe=1", "--quiet=1")
     environ = {**os.environ, "LAUNCH_TUNING_STORE": "off"}
-    began = time.time()
+    started = time.time()
     subprocess.run([*ENTRYPOINT, "plan", "run", *flags, script], env=environ, capture_output=True, check=True)
-    planned, began = time.time() - began, time.time()
+    planned, started = time.time() - started, time.time()
     with subprocess.Popen(
         [*ENTRYPOINT, "run", *flags, script], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -83,7 +83,7 @@ def start(ranks: int, script: str) -> tuple[float, float, float, float]:
         clocks = [float(process.stdout.readline()) for _ in range(ranks)]
         memory = memory_mb(process.pid)
         process.communicate()
-    return planned, min(clocks) - began, max(clocks) - began, memory
+    return planned, min(clocks) - started, max(clocks) - started, memory
 
 
 def launches(rounds: int, script: str) -> None:
@@ -106,12 +106,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-scaling")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=("throughput", "launches"))
-    asked = parser.parse_args()
-    if asked.only != "launches":
-        throughput(asked.rounds)
-    if asked.only != "throughput":
+    args = parser.parse_args()
+    if args.only != "launches":
+        throughput(args.rounds)
+    if args.only != "throughput":
         script = Path(__file__).with_name("print_start_time.py")
-        launches(asked.rounds, str(script))
+        launches(args.rounds, str(script))
 
 
 if __name__ == "__main__":

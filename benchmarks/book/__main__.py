@@ -39,17 +39,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="number of short runs per variant that measure its speed")
     parser.add_argument("--only", default="", help="chapters with commas: 2,9.2")
     parser.add_argument("--out", type=Path, default=Path("book"), help="folder of book.html and book.md")
-    asked = parser.parse_args()
-    each, epochs, rounds = QUICK if asked.quick else FULL
-    epochs, rounds = asked.epochs or epochs, rounds if asked.rounds is None else asked.rounds
-    asked.out.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    each, epochs, rounds = QUICK if args.quick else FULL
+    epochs, rounds = args.epochs or epochs, rounds if args.rounds is None else args.rounds
+    args.out.mkdir(parents=True, exist_ok=True)
     conditions = describe_conditions(each, epochs, rounds)
     results: list[Result] = []
-    began = time.monotonic()
-    stored = StoredResults(asked.out / "results.json", conditions)
+    started = time.monotonic()
+    stored = StoredResults(args.out / "results.json", conditions)
     with cifar10_settings(each) as data, first_images(data, None if each else QUICK[0]) as few:
         for experiment in EXPERIMENTS:
-            wanted = not asked.only or experiment.chapter in asked.only.split(",")
+            wanted = not args.only or experiment.chapter in args.only.split(",")
             if stored.is_missing(experiment) and not wanted:
                 continue
             if stored.is_missing(experiment):
@@ -60,11 +60,11 @@ def main() -> None:
                     seen = with_speeds(seen, experiment.variants, common, steps, rounds)
                 stored.add(experiment, seen)
             results.append(Result(experiment, stored.results(experiment)))
-            spent = time.monotonic() - began
+            spent = time.monotonic() - started
             print(f"{spent:5.0f} s  {experiment.chapter:4} {experiment.title}: {results[-1].conclusion}", flush=True)
-            (asked.out / "book.md").write_text(as_markdown(results, conditions))
-            (asked.out / "book.html").write_text(as_html(results, conditions))
-    print(f"report  {asked.out / 'book.html'}, {asked.out / 'book.md'}")
+            (args.out / "book.md").write_text(as_markdown(results, conditions))
+            (args.out / "book.html").write_text(as_html(results, conditions))
+    print(f"report  {args.out / 'book.html'}, {args.out / 'book.md'}")
 
 
 def describe_conditions(each: int | None, epochs: int, rounds: int) -> tuple[str, ...]:

@@ -91,9 +91,9 @@ def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: Pee
             command = [*PYTHON, "entrypoint", "train", *(f"--{name}={value}" for name, value in flags.items())]
             command.append(f"--nproc-per-node={ranks}")
             environ |= {**data, "LAUNCH_QUIET": "1", **({"TRAIN_CACHE_DIR": folder} if peer.name == COLD else {})}
-        began = time.perf_counter()
+        started = time.perf_counter()
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         if done.returncode or not (out.exists() or not peer.command):
             seen.problem = f"ended with {done.returncode}: {last_error_line(done.stderr, 'no message')}"
             return
@@ -138,13 +138,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", default=",".join(MODELS), help="with commas")
     parser.add_argument("--ranks", default="1,2", help="with commas")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with cifar10_settings(EACH) as data:
         if "TRAIN_DATA_DIR" not in data:
             sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's images")
-        for model in asked.models.split(","):
-            for ranks in asked.ranks.split(","):
-                compare(model, int(ranks), data, asked.rounds)
+        for model in args.models.split(","):
+            for ranks in args.ranks.split(","):
+                compare(model, int(ranks), data, args.rounds)
 
 
 if __name__ == "__main__":

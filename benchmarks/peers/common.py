@@ -80,13 +80,13 @@ class Clock:
     """Measures the images per second of all steps except the first ones."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.done, self.began = task, 0, 0.0
+        self.task, self.done, self.started = task, 0, 0.0
 
     def tick(self) -> bool:
         """Count a step; return whether more steps follow."""
         self.done += 1
         if self.done == WARM_STEPS:
-            self.began = time.perf_counter()
+            self.started = time.perf_counter()
         return self.done < self.task.steps
 
     def batches(self, epoch: Callable[[], Iterable[T]]) -> Iterator[T]:
@@ -99,6 +99,6 @@ class Clock:
 
     def write_rate(self) -> None:
         """Write the rate to the file that the benchmark reads; only rank 0 does."""
-        rate = self.task.batch * (self.done - WARM_STEPS) / (time.perf_counter() - self.began)
+        rate = self.task.batch * (self.done - WARM_STEPS) / (time.perf_counter() - self.started)
         if os.environ.get("RANK", "0") == "0":
             self.task.out.write_text(json.dumps({"images_per_second": rate}))

@@ -35,7 +35,7 @@ def main() -> None:
     meters: dict[str, deque[float]] = {name: deque(maxlen=20) for name in ("loss", "acc1", "acc5", "img/s")}
     model.train()
     for index, (images, labels) in enumerate(Clock(task).batches(lambda: train)):
-        began = time.time()
+        started = time.time()
         output = model(images)
         loss = criterion(output, labels)
         optimizer.zero_grad()
@@ -43,7 +43,7 @@ def main() -> None:
         optimizer.step()
         schedule.step()
         best, among_five = accuracy(output, labels)
-        seen = (loss.item(), best.item(), among_five.item(), len(images) / (time.time() - began))
+        seen = (loss.item(), best.item(), among_five.item(), len(images) / (time.time() - started))
         for meter, value in zip(meters.values(), seen, strict=True):
             meter.append(value)
         if index % PRINT_EVERY == 0:

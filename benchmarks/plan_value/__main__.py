@@ -188,10 +188,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-plan")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="with commas")
-    asked = parser.parse_args()
-    for scenario in asked.scenarios.split(","):
+    args = parser.parse_args()
+    for scenario in args.scenarios.split(","):
         try:
-            compare(scenario, asked.rounds)
+            compare(scenario, args.rounds)
         except OSError as error:
             print(f"\n{scenario}: cannot be made here: {error}")
 

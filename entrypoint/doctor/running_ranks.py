@@ -108,7 +108,7 @@ def describe(running: RunningRank) -> list[str]:
 
 
 def as_json(ranks: tuple[RunningRank, ...]) -> str:
-    """Return the ranks as a JSON list: process, what was seen, the warnings."""
+    """Return the ranks as a JSON list of process, observed state and warnings."""
     return json.dumps(
         [{"process": one.process, "seen": asdict(one.observed), "warnings": one.differences} for one in ranks], indent=2
     )

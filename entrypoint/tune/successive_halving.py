@@ -14,7 +14,7 @@ T = TypeVar("T", bound=Hashable)
 SIGNIFICANCE = 0.05
 # A result takes at least MIN_ROUNDS rounds. After MAX_ROUNDS the search stops to distinguish candidates.
 MIN_ROUNDS, MAX_ROUNDS = 5, 15
-# After the first round, which says little, candidates this near to the last remaining one stay too.
+# After the first round, which is noisy, candidates this near to the last remaining one stay too.
 FIRST_ROUND_SLACK = 0.05
 # Candidates whose medians differ by less are equally fast. They are not measured further.
 EQUIVALENCE = 0.02
