@@ -40,16 +40,3 @@ def set_memory_format(
 def has_ambiguous_format(filters: Tensor) -> bool:
     """Return whether (out, in, height, width) filters are contiguous in both memory formats."""
     return filters.is_contiguous() and filters.is_contiguous(memory_format=torch.channels_last)
-
-
-def match_optimizer_state_format(optimizer: torch.optim.Optimizer) -> None:
-    """Convert loaded optimizer state to the memory format of the current parameters.
-
-    The state may come from another machine or other settings, and so have another format.
-    Why: torch's fused optimizers iterate over parameter and state in memory order.
-    They mix up values of different formats without an error (torch 2.8).
-    """
-    for parameter, state in optimizer.state.items():
-        for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == parameter.shape:
-                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

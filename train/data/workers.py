@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children
-from multiprocessing.queues import Queue
-from typing import Any, NoReturn
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
+from entrypoint.core.python_workarounds import exit_if_item_cannot_be_sent, silence_unfetched_items
 
 
 @dataclass(frozen=True)
@@ -52,25 +50,14 @@ def init_worker(cpus: Iterable[int], *_: object, signals: Callable[[], None] = r
 
 
 def init_loader_worker(cpus: Iterable[int], *_: object) -> None:
-    """Initialize a loader worker, which exits if it cannot send a batch.
+    """Initialize a loader worker, which exits if it cannot send a batch, such as one that /dev/shm has no room for.
 
-    Why: Python's queue drops an item that it cannot send, such as a batch for which /dev/shm has no room.
-    The rank would then wait forever.
-    Only one error still reaches sys.excepthook: the rank has exited without fetching a batch (resource_sharer).
+    DataLoader reports the exit to the rank. Only one error still reaches sys.excepthook: the rank has exited without
+    fetching a batch.
     """
     init_worker(cpus, signals=ignore_signals)
-    sys.excepthook = no_traceback
-    queue_class: Any = Queue
-    queue_class._on_queue_feeder_error = staticmethod(end_at_once)
-
-
-def no_traceback(*_: object) -> None:
-    """Print nothing, because the rank reports the error."""
-
-
-def end_at_once(*_: object) -> NoReturn:
-    """Exit this process at once; DataLoader reports it to the rank."""
-    os._exit(1)
+    silence_unfetched_items()
+    exit_if_item_cannot_be_sent()
 
 
 def end_workers() -> None:

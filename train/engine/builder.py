@@ -12,8 +12,9 @@ from torch.optim.swa_utils import AveragedModel
 from entrypoint.plan.model import Plan
 from train.acceleration.amp import configure_tf32, gradient_scaler
 from train.acceleration.ipex import optimize_with_ipex
-from train.acceleration.memory_format import match_optimizer_state_format, set_memory_format
+from train.acceleration.memory_format import set_memory_format
 from train.acceleration.small_conv import use_matmul_for_small_inputs
+from train.acceleration.torch_workarounds import match_optimizer_state_format
 from train.checkpoint.single_file import ResumePoint
 from train.data.batches import BatchSource
 from train.data.datasets import DataSet, ImageTensors

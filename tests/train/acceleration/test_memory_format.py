@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from tests.factories import train_settings
-from train.acceleration.memory_format import match_optimizer_state_format, memory_format, set_memory_format
+from train.acceleration.memory_format import memory_format, set_memory_format
+from train.acceleration.torch_workarounds import match_optimizer_state_format
 from train.engine.optimizer import build_optimizer
 
 
