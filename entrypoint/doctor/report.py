@@ -25,15 +25,15 @@ RESULT_PREFIX = "tried: "
 TRY_IMPORTS = f"""
 import importlib, importlib.util, json, sys
 for name in sys.argv[1:]:
-    state, seen = "ok", "not installed"
+    state, seen = "absent", "not installed"
     if importlib.util.find_spec(name):
         try:
-            seen = getattr(importlib.import_module(name), "__version__", "imports")
+            state, seen = "ok", getattr(importlib.import_module(name), "__version__", "imports")
         except BaseException as error:
             state, seen = "failure", f"{{type(error).__name__}}: {{' '.join(str(error).split())[:200]}}"
     print("{RESULT_PREFIX}" + json.dumps([name, state, seen]), flush=True)
 """
-STATE_LABELS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
+STATE_LABELS = {"ok": "ok     ", "absent": "absent ", "warning": "warning", "failure": "FAILURE"}
 
 
 def run_checks(
@@ -71,10 +71,13 @@ def check_plan(build_plan: Callable[[], Plan], fast: Sequence[Check]) -> Iterato
 
 
 def check_libraries(inputs: PlanInputs) -> Iterator[Check]:
-    """Return which allocators and OpenMP runtimes can be preloaded, and where they were searched."""
+    """Check which allocators and OpenMP runtimes can be preloaded; all of them are optional."""
     for name in LIBRARY_PATTERNS:
         library = inputs.machine.library(name)
-        yield Check(name, "ok", library.path or library.why)
+        if library.is_unusable:
+            yield Check(name, "warning", library.why, "replace or remove it; the plan does not use it")
+        else:
+            yield Check(name, "ok" if library.path else "absent", library.path or library.why)
 
 
 def check_compilers(inputs: PlanInputs) -> Iterator[Check]:
@@ -122,7 +125,7 @@ def check_imports(python: str) -> Iterator[Check]:
     reported = {name: (state, seen) for name, state, seen in (json.loads(line) for line in result_lines)}
     for name in IMPORTS:
         state, seen = reported.get(name, ("failure", end))
-        yield Check(f"import {name}", state, seen, "" if state == "ok" else "repair or remove the package")
+        yield Check(f"import {name}", state, seen, "" if state in ("ok", "absent") else "repair or remove the package")
         if name not in reported:  # the interpreter exited, so it did not try the next packages
             return
 
