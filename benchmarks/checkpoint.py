@@ -1,10 +1,11 @@
-"""What checkpoints cost: `make bench-checkpoint`.
+"""The cost of checkpoints in a run: `make bench-checkpoint`.
 
-Conditions: the book's CNN and ResNet-18, 5,000 of CIFAR-10's images in memory, a run of 40 epochs that saves a
-checkpoint after every other (17 and 90 MB, whole and synced): epochs with a checkpoint being written and without take
-turns in one process, seconds apart. An epoch's seconds are those between two ends of epochs. Medians and quartiles.
-The project's limit is 2 % of the run by default, a checkpoint an epoch; printed for CIFAR-10's 50,000 images,
-and from which seconds an epoch on it holds.
+Models: the book's CNN and ResNet-18. Data: 5,000 of CIFAR-10's images, in memory.
+A run of 40 epochs saves a checkpoint after every other epoch (17 and 90 MB, complete and synced to disk).
+So epochs with and without a concurrent checkpoint alternate in one process.
+An epoch's seconds are those between the ends of two epochs. Results are medians and quartiles.
+The project's limit is 2 % of a run with a checkpoint per epoch.
+The benchmark prints the share for CIFAR-10's 50,000 images, and the shortest epoch that stays within the limit.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from benchmarks.book.measure import ENTRYPOINT, QUIET, cifar10_settings
 
-EACH, CLASSES, ALL_PICTURES = 500, 10, 50_000
-# The first epochs warm up.
-LEFT_OUT = 2
-PROMISED = 0.02
+EACH, CLASSES, ALL_IMAGES = 500, 10, 50_000
+# The number of first epochs that are ignored as warm-up.
+WARM_UP_EPOCHS = 2
+MAX_SHARE = 0.02
 
 
-def ends_of_epochs(settings: Mapping[str, str]) -> list[float]:
-    """Train, and return when each epoch ended, in seconds."""
+def epoch_end_times(settings: Mapping[str, str]) -> list[float]:
+    """Train, and return the time at which each epoch ended, in seconds."""
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder:
         own = {"TRAIN_OUTPUT_DIR": folder, "TRAIN_RUN_NAME": "run", "TRAIN_TENSORBOARD": "1"}
         environ = {**os.environ, **QUIET, **settings, **own}
@@ -44,24 +45,24 @@ def text(seconds: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Print for each model an epoch's seconds without and with a checkpoint, and what that is of a run."""
+    """Print for each model the seconds of an epoch without and with a checkpoint, and the share of a run."""
     parser = argparse.ArgumentParser(prog="make bench-checkpoint")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--models", default="cnn,resnet18", help="with commas")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with cifar10_settings(EACH) as data:
-        for model in asked.models.split(","):
-            own = {"TRAIN_MODEL": model, "TRAIN_EPOCHS": str(asked.epochs), "TRAIN_CHECKPOINT_EVERY": "2"}
-            ends = ends_of_epochs({**data, **own})
-            took = [after - before for before, after in itertools.pairwise(ends)][LEFT_OUT:]
-            # The first of these begins at the end of an odd epoch.
+        for model in args.models.split(","):
+            own = {"TRAIN_MODEL": model, "TRAIN_EPOCHS": str(args.epochs), "TRAIN_CHECKPOINT_EVERY": "2"}
+            ends = epoch_end_times({**data, **own})
+            took = [after - before for before, after in itertools.pairwise(ends)][WARM_UP_EPOCHS:]
+            # The first of these epochs starts at the end of an odd epoch.
             without, with_one = took[0::2], took[1::2]
             cost = statistics.median(with_one) - statistics.median(without)
-            whole = statistics.median(without) * ALL_PICTURES / (EACH * CLASSES)
+            whole = statistics.median(without) * ALL_IMAGES / (EACH * CLASSES)
             print(
                 f"{model:9} an epoch {text(without)}, with a checkpoint {text(with_one)}: {cost * 1000:.0f} ms each,"
-                f" {cost / whole:.2%} of an epoch of {ALL_PICTURES:,}; under {PROMISED:.0%} from"
-                f" {max(0.0, cost) / PROMISED:.1f} s an epoch on",
+                f" {cost / whole:.2%} of an epoch of {ALL_IMAGES:,}; under {MAX_SHARE:.0%} from"
+                f" {max(0.0, cost) / MAX_SHARE:.1f} s an epoch on",
                 flush=True,
             )
 

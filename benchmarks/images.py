@@ -1,10 +1,12 @@
-"""How large the images are and of what, and what a container adds to the same command's start.
+"""Sizes and contents of the images, and the time that a container adds to the start of a command.
 
-Claims: cpu-intel with PyTorch's CPU wheels at most 1.8 GB; all that is not wheels at most 450 MB; the start of a
-container adds at most 0.5 s (Docker) or 0.6 s (Apptainer) to the same command in the virtual environment.
-Conditions: sizes are those of the files in MB (10^6 bytes); where the package index's torch was installed, the parts
-of it that the CPU build does not have are a row of their own. Starts alternate, medians and spread of ROUNDS: to the
-plan's first line and to the first optimizer step's. An engine or image that is not here is a row that says so.
+Claim: cpu-intel with PyTorch's CPU wheels has at most 1.8 GB, and everything except wheels at most 450 MB.
+Claim: a container adds at most 0.5 s (Docker) or 0.6 s (Apptainer) to the same command in the virtual environment.
+Sizes are those of the files in MB (10^6 bytes).
+If the package index's torch is installed, a separate row has the parts that the CPU build does not have.
+Starts alternate; results are medians and spread of ROUNDS.
+They are measured to the plan's first line, and to the line of the first optimizer step.
+A missing engine or image is a row with that reason.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ IMAGES = ("cpu-intel", "cuda")
 BIN = Path(sys.executable).parent
 SETTINGS = {"TRAIN_EPOCHS": "1", "TRAIN_LOG_INTERVAL": "1", "TRAIN_TENSORBOARD": "0"}
 FIRST_LINE, FIRST_STEP = "plan: ", "epoch 1/1  step 1/"
-# Runs in the image: bytes of every file by what it is.
-SORT = r"""
+# Runs in the image: bytes of all files, by kind.
+COUNT_BYTES = r"""
 import json, os, re
 kinds = {"wheels": 0, "wheels: CUDA and Triton": 0, "system": 0, "ours": 0}
 CUDA = re.compile("/site-packages/(nvidia|triton)/|/libtorch_cuda|/libc10_cuda|/libcaffe2_nvrtc|/libtorch_nvshmem")
@@ -46,7 +48,7 @@ print(json.dumps(kinds))
 
 
 def output(*command: str) -> str:
-    """Return what a command prints, empty where it fails or is not there."""
+    """Return the output of a command, empty if it fails or does not exist."""
     if not shutil.which(command[0]):
         return ""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -54,9 +56,9 @@ def output(*command: str) -> str:
 
 
 def sizes(image: str) -> None:
-    """Print an image's layers and its content by what it is."""
+    """Print an image's layers, and its content by kind."""
     tag = f"reference-training:{image}"
-    kinds = output("docker", "run", "--rm", "--user=0", tag, "python", "-c", SORT)
+    kinds = output("docker", "run", "--rm", "--user=0", tag, "python", "-c", COUNT_BYTES)
     if not kinds:
         print(f"\n{image}: not built for a Docker Engine here (make images)")
         return
@@ -78,8 +80,8 @@ def sizes(image: str) -> None:
         print(f"{without / 1e6:>8,.0f} MB  without CUDA's part, which the CPU wheels do not have (at most 1,800)")
 
 
-def starts() -> dict[str, list[str]]:
-    """Return the commands that are to be had here, by name."""
+def start_commands() -> dict[str, list[str]]:
+    """Return the commands that are available here, by name."""
     settings = [word for name, value in SETTINGS.items() for word in ("--env", f"{name}={value}")]
     found = {"venv": [str(BIN / "entrypoint"), "train"]}
     apptainer = shlex.split(os.environ.get("APPTAINER", "apptainer"))
@@ -93,7 +95,7 @@ def starts() -> dict[str, list[str]]:
 
 
 def seconds_to(command: list[str], folder: Path) -> tuple[float, float]:
-    """Return the seconds from a command's start to its plan's first line and to its first step's."""
+    """Return the seconds from a command's start to its plan's first line, and to its first step's line."""
     started = time.monotonic()
     environ = {**os.environ, **SETTINGS}
     process = subprocess.Popen(
@@ -111,10 +113,10 @@ def seconds_to(command: list[str], folder: Path) -> tuple[float, float]:
 
 
 def measure(rounds: int) -> None:
-    """Print how long each start takes, variants alternating; the first round warms up."""
+    """Print the seconds of each start; variants alternate, and the first round is warm-up."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        commands = starts()
+        commands = start_commands()
         seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
         for round_number in range(rounds + 1):
             for one, command in commands.items():

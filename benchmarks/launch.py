@@ -1,8 +1,10 @@
-"""How long from the command to the first line of a trivial script: the entrypoint against its peers.
+"""Seconds from a command to the first line of a trivial script: the entrypoint compared with other launchers.
 
-Claim: the entrypoint adds at most 0.15 s to a bare python for one rank, and starts two in a quarter of torchrun's time.
-Conditions: variants alternate within one process; medians and spread of ROUNDS; the script prints the clock, so what
-follows it does not count. A peer that is not installed is a row that says so. Prints a table, asserts nothing.
+Claim: for one rank, the entrypoint adds at most 0.15 s to a bare python.
+Claim: it starts two ranks in a quarter of torchrun's time.
+Variants alternate in one process; results are medians and spread of ROUNDS.
+The script prints the clock, so its exit does not count.
+A launcher that is not installed is a row with that reason. The benchmark prints a table and asserts nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ import tempfile
 import time
 from pathlib import Path
 
-SCRIPT = "import os, time; os.write(1, f'{time.time()}\\n'.encode())"  # one write: two ranks' lines stay whole
+# One write, so that the lines of two ranks do not mix.
+SCRIPT = "import os, time; os.write(1, f'{time.time()}\\n'.encode())"
 PYTHON = sys.executable
 BIN = Path(PYTHON).parent
 
-# name → (module that must be there, command in front of the script)
+# name → (required module, command before the script)
 ONE_RANK: dict[str, tuple[str, list[str]]] = {
     "python": ("sys", [PYTHON]),
     "entrypoint": ("entrypoint", [str(BIN / "entrypoint"), "run"]),
@@ -36,7 +39,7 @@ TWO_RANKS: dict[str, tuple[str, list[str]]] = {
 
 
 def seconds_to_first_line(command: list[str], script: Path) -> float:
-    """Return the seconds from the start of a command to the first line that the script prints."""
+    """Return the seconds from the start of a command to the first line of its script."""
     environ = {**os.environ, "LAUNCH_QUIET": "1"}
     started = time.time()
     done = subprocess.run([*command, str(script)], env=environ, capture_output=True, text=True, check=True, timeout=120)
@@ -45,7 +48,7 @@ def seconds_to_first_line(command: list[str], script: Path) -> float:
 
 
 def measure(variants: dict[str, tuple[str, list[str]]], script: Path, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each variant that is installed, variants alternating; the first round warms up."""
+    """Return the seconds of each installed variant; variants alternate, and the first round is warm-up."""
     there = {name: command for name, (module, command) in variants.items() if importlib.util.find_spec(module)}
     seconds: dict[str, list[float]] = {name: [] for name in there}
     for round_number in range(rounds + 1):
@@ -57,7 +60,7 @@ def measure(variants: dict[str, tuple[str, list[str]]], script: Path, rounds: in
 
 
 def table(title: str, variants: dict[str, tuple[str, list[str]]], seconds: dict[str, list[float]], base: str) -> None:
-    """Print medians, spread, and what each adds to the base."""
+    """Print medians, spread, and the difference of each variant from the base."""
     print(f"\n{title}\n{'':<20}{'median':>9}{'min':>9}{'max':>9}{'adds':>9}")
     for name in variants:
         if name not in seconds:

@@ -1,15 +1,17 @@
-"""How near a training step comes to what the machine can multiply: `make bench-limit`.
+"""The share of the machine's matrix product rate that a training step reaches: `make bench-limit`.
 
-Conditions: CPU, fp32, one rank with all cores as the plan has them (allocator and binding too), images of 3x32x32
-in memory, flipped and shifted, batch 128. The limit is the best rate of square fp32 matrix products of 1,024 to 4,096
-in the same process, so with the same threads. A step's arithmetic is what PyTorch counts of its forward and backward
-products and convolutions as its definition has them; oneDNN computes some 3x3 convolutions with fewer (Winograd), and
-train/small_convolution.py those of ResNet-18's last images, so that a share may exceed 1.
-`bare` is the same model, optimizer and loss on one batch that is there already, nothing else in the loop; `epoch` is
-the trainer's own, with data, transforms, logging and metrics. All take turns, a second at most each, ROUNDS (25)
-times; medians, and quartiles. Outside the step is what the trainer's epochs spend outside forward, backward and
-optimizer by their own clock, so that what else the machine does meets both alike; `of bare` compares two turns.
-Claims: 0.60 of the limit for the book's CNN, 0.45 for ResNet-18, and under 3 % outside the step.
+Conditions: CPU, fp32, one rank with all cores, allocator and binding as planned.
+Data: images of 3x32x32 in memory, flipped and shifted, batch 128.
+The limit is the best rate of square fp32 matrix products of 1,024 to 4,096, with the threads of the same process.
+The operations of a step are those that PyTorch counts for forward and backward products and convolutions.
+The library oneDNN computes some 3x3 convolutions with fewer operations (Winograd).
+The trainer's small_conv does so for ResNet-18's last layers. So a share can exceed 1.
+`bare` is the same model, optimizer and loss on one prepared batch, with nothing else in the loop.
+`epoch` is the trainer's loop with data, transforms, logging and metrics.
+All variants alternate ROUNDS (25) times, for at most a second each. Results are medians and quartiles.
+`outside the step` is the trainer's time outside forward, backward and optimizer, by its own clock.
+Other load on the machine affects both parts of it alike; `of bare` compares two separate measurements.
+Claim: 0.60 of the limit for the book's CNN, 0.45 for ResNet-18, and less than 3 % outside the step.
 """
 
 from __future__ import annotations
@@ -55,28 +57,28 @@ def main() -> None:
 
 
 class Clock:
-    """Seconds spent in all phases of steps but one."""
+    """Counts the seconds in all phases of steps but one."""
 
-    def __init__(self, left_out: str) -> None:
-        self.left_out, self.seconds = left_out, 0.0
+    def __init__(self, excluded: str) -> None:
+        self.excluded, self.seconds = excluded, 0.0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count a phase."""
-        began = time.perf_counter()
+        started = time.perf_counter()
         yield
-        if name != self.left_out:
-            self.seconds += time.perf_counter() - began
+        if name != self.excluded:
+            self.seconds += time.perf_counter() - started
 
 
 def quartiles(values: Sequence[float], form: str) -> str:
-    """Return the median, and the quartiles around it."""
+    """Return the median and the quartiles."""
     low, middle, high = (format(one, form) for one in statistics.quantiles(values, n=4))
     return f"{middle} ({low} to {high})"
 
 
 def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None], int, Clock]:
-    """Return so many bare steps, an epoch of as many by the trainer, both warm, a step's arithmetic, and its clock."""
+    """Return `steps` bare steps, an epoch of the trainer, a step's operations, and the clock; both are warmed up."""
     import torch
     from torch.nn.functional import cross_entropy
     from torch.utils.flop_counter import FlopCounterMode
@@ -100,16 +102,16 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     count = BATCH * steps
     images = ImageTensors(torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (count,)))
     feed = MemorySource(images, images, shape, settings, group)
-    model = set_memory_format(build_model(name, shape, 10, bias=True), channels_last=True, plain_filters=True)
+    model = set_memory_format(build_model(name, shape, 10, bias=True), channels_last=True, contiguous_weights=True)
     ((pixels, labels),) = next(feed.train_batches(0)).micro_batches
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(pixels), labels).backward()  # type: ignore[no-untyped-call]
     use_matmul_for_small_inputs(model, shape)
     optimizer = build_optimizer(settings, model)
     state = TrainState(model, optimizer, gradient_scaler("fp32", group.device))
-    learner = Trainer(state, lr_schedule(settings, 10**6), settings, group, "fp32")
+    trainer = Trainer(state, lr_schedule(settings, 10**6), settings, group, "fp32")
     clock = Clock(DATA)
-    learner.mark_phase = clock.phase
+    trainer.mark_phase = clock.phase
 
     def step() -> None:
         optimizer.zero_grad()
@@ -121,7 +123,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
             step()
 
     def epoch() -> None:
-        train_epoch(learner, feed, learner.state.step // steps, steps, lambda *_: None)
+        train_epoch(trainer, feed, trainer.state.step // steps, steps, lambda *_: None)
 
     bare()
     epoch()
@@ -130,13 +132,13 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
 
 def timed(work: Callable[[], object]) -> float:
     """Return the seconds of one call."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
 def best_of(work: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of some calls, half a second of them."""
+    """Return the seconds of the fastest call within half a second."""
     until = time.perf_counter() + 0.5
     best = timed(work)
     while time.perf_counter() < until:
@@ -147,6 +149,6 @@ def best_of(work: Callable[[], object]) -> float:
 if __name__ == "__main__":
     if "ENTRYPOINT_PLAN" in os.environ:
         main()
-    else:  # as a user's script, so that the plan binds it and preloads for it
+    else:  # run as a user's script, with the plan's binding and preloads
         words = ("-m", "entrypoint", "run", "--quiet", "--nproc-per-node=1", "-m", "benchmarks.limit")
         os.execv(sys.executable, (sys.executable, *words, *sys.argv[1:]))

@@ -1,11 +1,14 @@
-"""How throughput and the launcher's own cost grow with ranks: `make bench-scaling`.
+"""Throughput and the launcher's own cost for a growing number of ranks: `make bench-scaling`.
 
-Conditions, first table: the trainer on synthetic images of 3x32x32 in memory, fp32, the same global batch of 128,
-one rank with one core, one rank with all, and a rank a core; in turns, ROUNDS (5) times; medians and range of images
-a second. Efficiency is the ranks' rate against one rank with all cores, and against as many single cores.
-Second table: `entrypoint run` of a script that only says when it begins, with 1 to 64 ranks on this machine, more than
-it has cores: seconds of `entrypoint plan` alone, until the first and until the last rank's first line, and the memory
-of everything that is not a rank; medians of ROUNDS. Nothing should grow faster than the number of ranks.
+First table: the trainer on synthetic images of 3x32x32 in memory, fp32, with a global batch of 128.
+Variants are one rank with one core, one rank with all cores, and one rank per core.
+They alternate ROUNDS (5) times; results are medians and range of the images per second.
+Efficiency is the ranks' rate relative to one rank with all cores, and to the same number of single cores.
+Second table: `entrypoint run` of a script that only prints its start time.
+It has 1 to 64 ranks on this machine, also more than there are cores.
+Columns: seconds of `entrypoint plan` alone, and until the first line of the first and of the last rank.
+The last column is the memory of all processes that are not ranks. Results are medians of ROUNDS.
+Claim: nothing grows faster than the number of ranks.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ def throughput(rounds: int) -> None:
 
 
 def memory_mb(process: int) -> float:
-    """Return the resident memory of a process and of all below it that are not ranks."""
+    """Return the resident memory of a process and its descendants in MB, without ranks."""
     environ = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
     own = 0.0
     if not any(one.startswith(b"LOCAL_RANK=") for one in environ):
@@ -67,12 +70,12 @@ def memory_mb(process: int) -> float:
 
 
 def start(ranks: int, script: str) -> tuple[float, float, float, float]:
-    """Return the seconds of planning, to the first and the last rank's line, and the launcher's memory in MB."""
+    """Return the seconds of planning, and until the first and the last rank's line, and the launcher's MB."""
     flags = (f"--nproc-per-node={ranks}", "--oversubscribe=1", "--quiet=1")
     environ = {**os.environ, "LAUNCH_TUNING_STORE": "off"}
-    began = time.time()
+    started = time.time()
     subprocess.run([*ENTRYPOINT, "plan", "run", *flags, script], env=environ, capture_output=True, check=True)
-    planned, began = time.time() - began, time.time()
+    planned, started = time.time() - started, time.time()
     with subprocess.Popen(
         [*ENTRYPOINT, "run", *flags, script], env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -80,7 +83,7 @@ def start(ranks: int, script: str) -> tuple[float, float, float, float]:
         clocks = [float(process.stdout.readline()) for _ in range(ranks)]
         memory = memory_mb(process.pid)
         process.communicate()
-    return planned, min(clocks) - began, max(clocks) - began, memory
+    return planned, min(clocks) - started, max(clocks) - started, memory
 
 
 def launches(rounds: int, script: str) -> None:
@@ -103,12 +106,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-scaling")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=("throughput", "launches"))
-    asked = parser.parse_args()
-    if asked.only != "launches":
-        throughput(asked.rounds)
-    if asked.only != "throughput":
-        script = Path(__file__).with_name("says_when.py")
-        launches(asked.rounds, str(script))
+    args = parser.parse_args()
+    if args.only != "launches":
+        throughput(args.rounds)
+    if args.only != "throughput":
+        script = Path(__file__).with_name("print_start_time.py")
+        launches(args.rounds, str(script))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """The book's result tables, measured on this machine: `make book`, or `make book-quick` for a part of the data.
 
-Conditions: the book's CNN on real CIFAR-10 images (CIFAR10_IMAGES, or fetched), our own loop and recipe; variants
-of an experiment alternate, each round with a seed of its own; medians and spread. Accuracy and the training's seconds
-are those of one run of all epochs, made once where several experiments have the same settings; images/s, first step
-and spread are those of short runs. The book's own figures are of other machines, and of Fashion-MNIST (chapter 2) or
-DenseNet121 on a GPU (chapter 3): ratios compare, seconds do not. What this machine lacks is a row with the reason. It
-prints a line for each experiment and asserts nothing. What was measured is kept in results.json next to the report:
-asked for again, in parts too, only what is missing is measured.
+Our own loop and recipe train the book's CNN on real CIFAR-10 images (CIFAR10_IMAGES, or downloaded).
+The variants of an experiment alternate, with one seed per round; results are medians and spread.
+Accuracy and training seconds are those of one run of all epochs.
+Experiments with equal settings share that run. Images per second, first step and spread are those of short runs.
+The book's figures are of other machines, and of Fashion-MNIST (chapter 2) or DenseNet121 on a GPU (chapter 3).
+So ratios are comparable, seconds are not. What this machine lacks is a row with the reason.
+The benchmark prints a line per experiment and asserts nothing.
+Results are stored in results.json next to the report; a repeated command measures only missing ones.
 """
 
 from __future__ import annotations
@@ -19,55 +20,55 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks.book.experiments import EXPERIMENTS
-from benchmarks.book.known import Known
-from benchmarks.book.measure import cifar10_settings, fewer, once_to_the_end, with_speeds
+from benchmarks.book.measure import cifar10_settings, first_images, run_to_the_end, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
+from benchmarks.book.stored_results import StoredResults
 from entrypoint.machine.detect import detect_machine
 from entrypoint.plan.planner import describe_machine
 
-# Images of each class, epochs, rounds; no rounds: what ran to the end gives the speed too.
+# Images per class, epochs, rounds. Without rounds, the complete runs give the speed too.
 QUICK, FULL = (100, 2, 0), (None, 10, 5)
 SHORT_STEPS, FEW_STEPS = 100, 15
 
 
 def main() -> None:
-    """Run all experiments, or those that are named, and write the report after each."""
+    """Run all experiments, or the named ones, and write the report after each."""
     parser = argparse.ArgumentParser(prog="make book")
     parser.add_argument("--quick", action="store_true", help="a few images, two epochs, one round")
-    parser.add_argument("--epochs", type=int, help="epochs of the runs that tell accuracy")
-    parser.add_argument("--rounds", type=int, help="how many short runs of each variant tell its speed")
+    parser.add_argument("--epochs", type=int, help="epochs of the runs that measure accuracy")
+    parser.add_argument("--rounds", type=int, help="number of short runs per variant that measure its speed")
     parser.add_argument("--only", default="", help="chapters with commas: 2,9.2")
     parser.add_argument("--out", type=Path, default=Path("book"), help="folder of book.html and book.md")
-    asked = parser.parse_args()
-    each, epochs, rounds = QUICK if asked.quick else FULL
-    epochs, rounds = asked.epochs or epochs, rounds if asked.rounds is None else asked.rounds
-    asked.out.mkdir(parents=True, exist_ok=True)
-    conditions = made_under(each, epochs, rounds)
+    args = parser.parse_args()
+    each, epochs, rounds = QUICK if args.quick else FULL
+    epochs, rounds = args.epochs or epochs, rounds if args.rounds is None else args.rounds
+    args.out.mkdir(parents=True, exist_ok=True)
+    conditions = describe_conditions(each, epochs, rounds)
     results: list[Result] = []
-    began = time.monotonic()
-    known = Known(asked.out / "results.json", conditions)
-    with cifar10_settings(each) as data, fewer(data, None if each else QUICK[0]) as few:
+    started = time.monotonic()
+    stored = StoredResults(args.out / "results.json", conditions)
+    with cifar10_settings(each) as data, first_images(data, None if each else QUICK[0]) as few:
         for experiment in EXPERIMENTS:
-            wanted = not asked.only or experiment.chapter in asked.only.split(",")
-            if known.lacks(experiment) and not wanted:
+            wanted = not args.only or experiment.chapter in args.only.split(",")
+            if stored.is_missing(experiment) and not wanted:
                 continue
-            if known.lacks(experiment):
+            if stored.is_missing(experiment):
                 common = few if experiment.few else data
-                seen = once_to_the_end(experiment.variants, {**common, "TRAIN_EPOCHS": str(epochs)}, known.runs())
+                seen = run_to_the_end(experiment.variants, {**common, "TRAIN_EPOCHS": str(epochs)}, stored.runs())
                 if rounds:
                     steps = FEW_STEPS if experiment.few else SHORT_STEPS
                     seen = with_speeds(seen, experiment.variants, common, steps, rounds)
-                known.keep(experiment, seen)
-            results.append(Result(experiment, known.seen(experiment)))
-            spent = time.monotonic() - began
+                stored.add(experiment, seen)
+            results.append(Result(experiment, stored.results(experiment)))
+            spent = time.monotonic() - started
             print(f"{spent:5.0f} s  {experiment.chapter:4} {experiment.title}: {results[-1].conclusion}", flush=True)
-            (asked.out / "book.md").write_text(as_markdown(results, conditions))
-            (asked.out / "book.html").write_text(as_html(results, conditions))
-    print(f"report  {asked.out / 'book.html'}, {asked.out / 'book.md'}")
+            (args.out / "book.md").write_text(as_markdown(results, conditions))
+            (args.out / "book.html").write_text(as_html(results, conditions))
+    print(f"report  {args.out / 'book.html'}, {args.out / 'book.md'}")
 
 
-def made_under(each: int | None, epochs: int, rounds: int) -> tuple[str, ...]:
-    """Return what the figures hang on, a line each."""
+def describe_conditions(each: int | None, epochs: int, rounds: int) -> tuple[str, ...]:
+    """Return the conditions of the figures, a line each."""
     return (
         describe_machine(detect_machine(affinity=frozenset(os.sched_getaffinity(0)))),
         f"Python {platform.python_version()}, PyTorch {version('torch')}",

@@ -1,6 +1,6 @@
-"""The experiments, one for each of the book's result tables: variants of settings, its figures, and what it concludes.
+"""The experiments, one per result table of the book: variants of settings, the book's figures, its conclusion.
 
-The book's seconds and accuracies are those that its published notebooks hold; where they hold none, there is none here.
+The book's seconds and accuracies are those of its published notebooks, and None where these have none.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from benchmarks.book.measure import NODES, Measured
 
-# Two medians that are nearer to each other than this are not distinguished, whatever their spread.
+# Medians that differ by less are not distinguished, whatever their spread is.
 NOISE = 0.05
-# Accuracies of one seed on several numbers of ranks may differ by so many points.
+# Accuracies of one seed on several numbers of ranks may differ by this many points.
 FLAT_POINTS = 0.5
 
 Conclusion = Callable[[Mapping[str, Measured]], str]
@@ -20,7 +20,7 @@ Conclusion = Callable[[Mapping[str, Measured]], str]
 
 @dataclass(frozen=True)
 class Variant:
-    """Settings under a name, with the book's seconds and accuracy in percent where it has them."""
+    """Named settings, with the book's seconds and accuracy in percent if it has them."""
 
     name: str
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -30,11 +30,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Variants that alternate; the first is what the others are compared with.
+    """Variants that alternate; the others are compared with the first.
 
-    `claim` is what the book concludes, `conclusion` says whether that holds here. `curve` is what is drawn over the
-    variants: images/s or accuracy, where that says more than a table. `few` takes a part of the images, where all
-    would take hours; its accuracy says little then.
+    `claim` is what the book concludes, and `conclusion` returns whether that holds here.
+    `curve` is the value of the plot over the variants, images/s or accuracy; without it there is no plot.
+    `few` uses a part of the images if all of them would take hours. Its accuracy has little meaning then.
     """
 
     chapter: str
@@ -47,7 +47,7 @@ class Experiment:
 
 
 def faster(variant: str, than: str) -> Conclusion:
-    """Return the conclusion on one variant's being faster than another."""
+    """Return the conclusion whether one variant is faster than another."""
 
     def conclusion(seen: Mapping[str, Measured]) -> str:
         if variant not in seen or than not in seen:
@@ -62,7 +62,7 @@ def faster(variant: str, than: str) -> Conclusion:
 
 
 def worse_with_ranks(seen: Mapping[str, Measured]) -> str:
-    """Say whether accuracy falls with the number of ranks."""
+    """Return whether accuracy decreases with the number of ranks."""
     if len(seen) < 2:
         return "Not to be seen here: variants are missing."
     accuracies = [one.accuracy for one in seen.values()]
@@ -74,7 +74,7 @@ def worse_with_ranks(seen: Mapping[str, Measured]) -> str:
 
 
 def fewer_parameters(seen: Mapping[str, Measured]) -> str:
-    """Say what pruning leaves, and at what cost."""
+    """Return how many parameters pruning leaves, and its cost."""
     first, *others = seen.values()
     words = "; ".join(
         f"{one.parameters:,} parameters, {one.speed / first.speed:.2f} times as fast,"
@@ -89,7 +89,7 @@ CCL = {"LAUNCH_BACKEND": "ccl"}
 TWO = {"LAUNCH_NPROC_PER_NODE": "2"}
 ON_GPUS = {"LAUNCH_DEVICE": "cuda", "TRAIN_MODEL": "efficientnet_b7"}
 STREAMED = {"TRAIN_DATA_SOURCE": "stream"}
-# Resized to 224 x 224; a network for that size which leaves the pipeline its weight on a CPU.
+# Resized to 224 x 224. The network is small, so that the data pipeline dominates on a CPU.
 SEVEN_TASKS = {"TRAIN_TRANSFORMS": "book", "TRAIN_MODEL": "shufflenet_v2_x0_5"}
 MANY = {"LAUNCH_OVERSUBSCRIBE": "1", "LAUNCH_CPU_BINDING": "none", "LAUNCH_THREADS": "1"}
 UNPLANNED = {"LAUNCH_CPU_BINDING": "none", "LAUNCH_ALLOCATOR": "system", "TRAIN_CHANNELS_LAST": "0"}

@@ -1,4 +1,4 @@
-"""Runs the trainer as a user would, variants alternating, and keeps what each run's summary says."""
+"""Runs the trainer as a user does, with alternating variants, and collects the summary of each run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from entrypoint.core.console import last_error_line
 from tools.cifar10_images import unpacked_images
 
 ENTRYPOINT = (sys.executable, "-m", "entrypoint", "train")
-# What is set for every run, besides the data: one line of output, no events.
+# Settings of every run, besides the data: one line of output, no events.
 QUIET = {"LAUNCH_QUIET": "1", "TRAIN_PROGRESS": "off", "TRAIN_TENSORBOARD": "0", "TRAIN_CHECKPOINT_EVERY": "0"}
-# How many nodes: each an entrypoint of its own, all on this machine and so over its loopback.
+# The number of nodes. Each is an entrypoint of its own, all on this machine over its loopback.
 NODES = "BOOK_NODES"
 LIMIT_S = 3600
 
@@ -37,9 +37,9 @@ class Runnable(Protocol):
 
 @dataclass
 class Measured:
-    """What a variant's runs gave: those to the end, and short ones that tell speed where there are any.
+    """Results of a variant's runs: complete ones, and short ones for the speed if there are any.
 
-    `refusal` is the line that it was refused with instead.
+    `refusal` is the error line if the variant does not run here.
     """
 
     summaries: list[dict[str, Any]] = field(default_factory=list)
@@ -47,12 +47,12 @@ class Measured:
     refusal: str = ""
 
     def values(self, name: str) -> list[float]:
-        """Return one of the summaries' figures, of every run."""
+        """Return one figure of the summaries, for every run."""
         return [summary[name] for summary in self.summaries]
 
     @property
     def speeds(self) -> list[float]:
-        """Images a second after the first step, of every run."""
+        """Images per second after the first step, of every run."""
         return [summary["batch_size"] / summary["step_seconds"] for summary in self.short or self.summaries]
 
     @property
@@ -67,7 +67,7 @@ class Measured:
 
     @property
     def seconds(self) -> float:
-        """The median of the training's seconds, the first step's included."""
+        """The median of the training's seconds, with the first step."""
         return statistics.median(self.values("train_seconds"))
 
     @property
@@ -77,17 +77,17 @@ class Measured:
 
     @property
     def parameters(self) -> int:
-        """The parameters that were trained in the end."""
+        """The parameters that were trained at the end."""
         return int(self.summaries[-1]["parameters"])
 
     @property
     def spread(self) -> float:
-        """The distance of the slowest from the fastest run, as a share of the median speed."""
+        """The difference of the fastest and the slowest run, as a share of the median speed."""
         return (max(self.speeds) - min(self.speeds)) / self.speed
 
 
 def alternate(variants: Sequence[Runnable], common: Mapping[str, str], rounds: int) -> dict[str, Measured]:
-    """Run all variants, then all again; one that is refused is not tried again. Each round has a seed of its own."""
+    """Run all variants alternately, with one seed per round; a variant with an error is not run again."""
     seen = {variant.name: Measured() for variant in variants}
     for number in range(rounds):
         for variant in variants:
@@ -96,10 +96,10 @@ def alternate(variants: Sequence[Runnable], common: Mapping[str, str], rounds: i
     return seen
 
 
-def once_to_the_end(
+def run_to_the_end(
     variants: Sequence[Runnable], common: Mapping[str, str], known: Sequence[tuple[Mapping[str, str], Measured]]
 ) -> dict[str, Measured]:
-    """Run each variant to its end; where the very settings are among those `known` to have run, that run is taken."""
+    """Run each variant completely; a result in `known` with equal settings is used instead."""
     seen: dict[str, Measured] = {}
     for variant in variants:
         same = [one for settings, one in known if settings == variant.settings]
@@ -112,14 +112,14 @@ def once_to_the_end(
 def with_speeds(
     seen: dict[str, Measured], variants: Sequence[Runnable], common: Mapping[str, str], steps: int, rounds: int
 ) -> dict[str, Measured]:
-    """Add short runs of the variants that run here, in turns; what is pruned is pruned at their beginning."""
+    """Add alternating short runs of the variants that run here; these prune at their start."""
     there = [variant for variant in variants if seen[variant.name].summaries]
     short = alternate(there, {**common, "TRAIN_STEPS": str(steps), "TRAIN_PRUNE_WARMUP": "0"}, rounds)
     return {name: replace(one, short=short[name].summaries if name in short else []) for name, one in seen.items()}
 
 
 def run(settings: Mapping[str, str], into: Measured) -> None:
-    """Train once; a refusal is kept, anything else that goes wrong ends the benchmark."""
+    """Train once; a user error is recorded, any other failure ends the benchmark."""
     with tempfile.TemporaryDirectory(prefix="book-") as folder:
         environ = {**os.environ, **QUIET, **settings, "TRAIN_OUTPUT_DIR": folder, "TRAIN_RUN_NAME": "run"}
         nodes = int(environ.pop(NODES, "1"))
@@ -137,18 +137,18 @@ def run(settings: Mapping[str, str], into: Measured) -> None:
             )
             for place in places
         ]
-        said = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
+        errors = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
         if any(process.returncode in (2, 3) for process in processes):
-            into.refusal = last_error_line(said[0], "refused")
+            into.refusal = last_error_line(errors[0], "refused")
         elif any(process.returncode for process in processes):
-            raise SystemExit(f"{dict(settings)} ended with {[p.returncode for p in processes]}: {said}")
+            raise SystemExit(f"{dict(settings)} ended with {[p.returncode for p in processes]}: {errors}")
         else:
             into.summaries.append(json.loads((Path(folder) / "run/summary.json").read_text()))
 
 
 @contextmanager
 def cifar10_settings(each: int | None) -> Iterator[dict[str, str]]:
-    """Yield the settings for CIFAR-10: the images that CIFAR10_IMAGES names, `each` of a class, else a download."""
+    """Yield the settings for CIFAR-10: `each` images per class of CIFAR10_IMAGES, else a download."""
     place = os.environ.get("CIFAR10_IMAGES", "")
     if not place:
         yield {"TRAIN_DATASET": "cifar10"}
@@ -156,23 +156,23 @@ def cifar10_settings(each: int | None) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(prefix="book-cifar10-") as temporary:
         folder = unpacked_images(Path(place), Path(temporary))
         data = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(folder), "TRAIN_CACHE_DIR": f"{temporary}/cache"}
-        with fewer(data, each) as chosen:
+        with first_images(data, each) as chosen:
             yield chosen
 
 
 @contextmanager
-def fewer(data: dict[str, str], each: int | None) -> Iterator[dict[str, str]]:
-    """Yield these settings with the first images of each class alone, as they are for None or a download."""
+def first_images(data: dict[str, str], each: int | None) -> Iterator[dict[str, str]]:
+    """Yield the settings with the first images of each class only; unchanged for None or a download."""
     if each is None or "TRAIN_DATA_DIR" not in data:
         yield data
         return
     with tempfile.TemporaryDirectory(prefix="book-chosen-") as chosen:
-        choose(Path(data["TRAIN_DATA_DIR"]), Path(chosen), each)
+        link_first_images(Path(data["TRAIN_DATA_DIR"]), Path(chosen), each)
         yield {**data, "TRAIN_DATA_DIR": chosen}
 
 
-def choose(folder: Path, into: Path, each: int) -> None:
-    """Link the first images of each class, a quarter as many for the test."""
+def link_first_images(folder: Path, into: Path, each: int) -> None:
+    """Link the first images of each class, and a quarter as many for the test."""
     for part, count in (("train", each), ("test", max(1, each // 4))):
         for label in sorted((folder / part).iterdir()):
             (into / part / label.name).mkdir(parents=True)

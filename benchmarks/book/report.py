@@ -1,4 +1,4 @@
-"""The report: one page of HTML with its images inside, and the same as Markdown."""
+"""The report as one page of HTML with its images inside, and as Markdown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ img{max-width:100%}"""
 
 @dataclass(frozen=True)
 class Result:
-    """An experiment and what was seen."""
+    """An experiment and its results."""
 
     experiment: Experiment
     seen: Mapping[str, Measured]
@@ -37,7 +37,7 @@ class Result:
 
 
 def row(variant: Variant, result: Result) -> tuple[str, ...]:
-    """Return a variant's cells; one that was refused has the reason as its second and last one."""
+    """Return a variant's cells; a variant that did not run has the reason as its second and last cell."""
     one = result.seen[variant.name]
     if not one.summaries:
         return variant.name, one.refusal
@@ -57,7 +57,7 @@ def row(variant: Variant, result: Result) -> tuple[str, ...]:
 
 
 def number(value: float | None, digits: int) -> str:
-    """Return a figure, a dash where there is none."""
+    """Return a figure, a dash for None."""
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
@@ -99,7 +99,7 @@ def as_html(results: Sequence[Result], conditions: Sequence[str]) -> str:
 
 
 def draw(result: Result) -> bytes:
-    """Draw the experiment's curve over its variants, every run a dot, the medians joined; return a PNG."""
+    """Plot the experiment's values over its variants, a dot per run and a line through the medians; return a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

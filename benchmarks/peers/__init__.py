@@ -1,1 +1,1 @@
-"""What people train the same model with today, each a program of its own, started by `make bench-peers`."""
+"""Other tools that train the same model, each as a program of its own; `make bench-peers` starts them."""

@@ -1,12 +1,15 @@
-"""The trainer against what people use today: `make bench-peers`.
+"""The trainer compared with common tools: `make bench-peers`.
 
-Conditions: the same model, 10,000 of CIFAR-10's images as files, the same batch, optimizer, rates and number of
-steps, flips and shifts (but for the loop by hand, which has none), fp32, all cores. Peers load with one worker a core
-and with their defaults else; ours is `entrypoint train` with its own defaults, checkpoints and events included, once
-with nothing decoded before (cold) and once with what an earlier run has left. All are started in turns, ROUNDS (5)
-times; medians and range of the images a second after the first steps, and of the whole command's seconds, start,
-evaluation and saving included. What is not installed is a row that says so.
-Claim: ahead of each in both.
+All train the same model on 10,000 of CIFAR-10's images as files.
+Batch size, optimizer, learning rates and number of steps are equal, in fp32 on all cores.
+All flip and shift the images, except for the loop written by hand.
+The other tools load with one worker per core, and otherwise with their defaults.
+Ours is `entrypoint train` with its own defaults, including checkpoints and events.
+It runs once without decoded images (cold), and once with those of an earlier run.
+All alternate ROUNDS (5) times; results are medians and range.
+They are the images per second after the first steps, and the seconds of the whole command.
+The whole command includes start, evaluation and saving. A tool that is not installed is a row with that reason.
+Claim: ours is faster than each of them in both.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ MODELS = {"cnn": (64, 200), "resnet18": (128, 50)}
 
 @dataclass(frozen=True)
 class Peer:
-    """A command without its arguments; none is ours. `needs` is the module that must be there."""
+    """A command without its arguments, empty for ours; `needs` is the required module."""
 
     name: str
     command: Sequence[str] = ()
@@ -51,7 +54,7 @@ PEERS: Mapping[int, Sequence[Peer]] = {
         Peer("plain loop", (*PYTHON, f"{HERE}.plain")),
         Peer("torchvision's reference", (*PYTHON, f"{HERE}.reference")),
         Peer("Lightning", (*PYTHON, f"{HERE}.lightning"), "pytorch_lightning"),
-        Peer("accelerate launch", (*ACCELERATE, "--num_processes=1", "-m", f"{HERE}.accelerated"), "accelerate"),
+        Peer("accelerate launch", (*ACCELERATE, "--num_processes=1", "-m", f"{HERE}.accelerate_loop"), "accelerate"),
         Peer("tensors by hand", (*PYTHON, f"{HERE}.tensors")),
         Peer("same, xeon.run_cpu", (*PYTHON, "torch.backends.xeon.run_cpu", "--ninstances=1", TENSORS)),
         Peer(COLD),
@@ -59,24 +62,24 @@ PEERS: Mapping[int, Sequence[Peer]] = {
     ),
     2: (
         Peer("torchrun, plain loop", (*TORCHRUN, "--nproc-per-node=2", "-m", f"{HERE}.plain")),
-        # `accelerate launch --cpu --num_processes=2` starts one process, without a word.
-        Peer("torchrun, accelerate", (*TORCHRUN, "--nproc-per-node=2", "-m", f"{HERE}.accelerated"), "accelerate"),
+        # `accelerate launch --cpu --num_processes=2` starts one process, without a message.
+        Peer("torchrun, accelerate", (*TORCHRUN, "--nproc-per-node=2", "-m", f"{HERE}.accelerate_loop"), "accelerate"),
         Peer("ours"),
     ),
 }
 
 
 @dataclass
-class Seen:
-    """What a peer's runs gave, and the reason where it did not run."""
+class PeerResults:
+    """Results of a peer's runs, and the reason if it did not run."""
 
     rates: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     problem: str = ""
 
 
-def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: Seen) -> None:
-    """Run a peer once; one that fails is not tried again."""
+def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: PeerResults) -> None:
+    """Run a peer once; a peer that fails is not run again."""
     batch, steps = MODELS[model]
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         out = Path(folder, "rate.json")
@@ -88,11 +91,11 @@ def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: See
             command = [*PYTHON, "entrypoint", "train", *(f"--{name}={value}" for name, value in flags.items())]
             command.append(f"--nproc-per-node={ranks}")
             environ |= {**data, "LAUNCH_QUIET": "1", **({"TRAIN_CACHE_DIR": folder} if peer.name == COLD else {})}
-        began = time.perf_counter()
+        started = time.perf_counter()
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         if done.returncode or not (out.exists() or not peer.command):
-            seen.problem = f"ended with {done.returncode}: {last_error_line(done.stderr, 'nothing said')}"
+            seen.problem = f"ended with {done.returncode}: {last_error_line(done.stderr, 'no message')}"
             return
         seen.seconds.append(seconds)
         if peer.command:
@@ -102,8 +105,8 @@ def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: See
 
 
 def compare(model: str, ranks: int, data: Mapping[str, str], rounds: int) -> None:
-    """Run all peers in turns and print their table."""
-    seen = {peer.name: Seen() for peer in PEERS[ranks]}
+    """Run all peers alternately and print their table."""
+    seen = {peer.name: PeerResults() for peer in PEERS[ranks]}
     for peer in PEERS[ranks]:
         if not importlib.util.find_spec(peer.needs):
             seen[peer.name].problem = f"{peer.needs} is not installed"
@@ -135,13 +138,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", default=",".join(MODELS), help="with commas")
     parser.add_argument("--ranks", default="1,2", help="with commas")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with cifar10_settings(EACH) as data:
         if "TRAIN_DATA_DIR" not in data:
             sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's images")
-        for model in asked.models.split(","):
-            for ranks in asked.ranks.split(","):
-                compare(model, int(ranks), data, asked.rounds)
+        for model in args.models.split(","):
+            for ranks in args.ranks.split(","):
+                compare(model, int(ranks), data, args.rounds)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every peer's program has in common: the model, the images as people load them, and the clock."""
+"""Parts shared by all peers: the model, the usual way to load images, and the clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WARM_STEPS = 5
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained: the same for all."""
+    """What is trained, equal for all peers."""
 
     data: Path
     model: str
@@ -40,7 +40,7 @@ class Task:
         return build_model(self.model, (3, 32, 32), 10, bias=True)
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer that the trainer takes by default."""
+        """Return the optimizer that the trainer uses by default."""
         return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
     def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
@@ -57,7 +57,7 @@ def read_task() -> Task:
 
 
 def loaders(task: Task, *, sharded: bool = False) -> tuple[DataLoader[torch.Tensor], DataLoader[torch.Tensor]]:
-    """Return those of training (flipped, shifted, by one worker a core) and of the test."""
+    """Return the loaders for training (flipped and shifted images, one worker per core) and for the test."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     to_tensor = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
     augmented = transforms.Compose(
@@ -77,28 +77,28 @@ def loaders(task: Task, *, sharded: bool = False) -> tuple[DataLoader[torch.Tens
 
 
 class Clock:
-    """The images a second of all steps but the first ones."""
+    """Measures the images per second of all steps except the first ones."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.done, self.began = task, 0, 0.0
+        self.task, self.done, self.started = task, 0, 0.0
 
     def tick(self) -> bool:
-        """Count a step; return whether more are to come."""
+        """Count a step; return whether more steps follow."""
         self.done += 1
         if self.done == WARM_STEPS:
-            self.began = time.perf_counter()
+            self.started = time.perf_counter()
         return self.done < self.task.steps
 
-    def over(self, epoch: Callable[[], Iterable[T]]) -> Iterator[T]:
-        """Yield what epoch after epoch has to train on, a step each, until all steps are done; then write the rate."""
+    def batches(self, epoch: Callable[[], Iterable[T]]) -> Iterator[T]:
+        """Yield the batches of successive epochs, one per step, until all steps are done; then write the rate."""
         while True:
             for batch in epoch():
                 yield batch
                 if not self.tick():
-                    return self.tell()
+                    return self.write_rate()
 
-    def tell(self) -> None:
-        """Write the rate where the benchmark looks for it; of several ranks the first does."""
-        rate = self.task.batch * (self.done - WARM_STEPS) / (time.perf_counter() - self.began)
+    def write_rate(self) -> None:
+        """Write the rate to the file that the benchmark reads; only rank 0 does."""
+        rate = self.task.batch * (self.done - WARM_STEPS) / (time.perf_counter() - self.started)
         if os.environ.get("RANK", "0") == "0":
             self.task.out.write_text(json.dumps({"images_per_second": rate}))

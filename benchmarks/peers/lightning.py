@@ -1,4 +1,4 @@
-"""The same under Lightning's Trainer, with its defaults: a progress bar, logs and a checkpoint."""
+"""The same training with Lightning's Trainer and its defaults: a progress bar, logs and a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from benchmarks.peers.common import Clock, Task, loaders, read_task
 
 
 class Module(pl.LightningModule):
-    """The model with its step."""
+    """The model with its training step."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
         self.task, self.network = task, task.network()
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Return the loss, logged for the bar."""
+        """Return the loss, logged for the progress bar."""
         loss = cross_entropy(self.network(batch[0]), batch[1])
         self.log("loss", loss, prog_bar=True)
         return loss
@@ -29,7 +29,7 @@ class Module(pl.LightningModule):
         self.log("accuracy", (self.network(batch[0]).argmax(1) == batch[1]).float().mean())
 
     def configure_optimizers(self) -> dict[str, Any]:
-        """Return the optimizer, and its rate for each step."""
+        """Return the optimizer, and its learning rate for each step."""
         optimizer = self.task.optimizer(self.network)
         return {
             "optimizer": optimizer,
@@ -38,7 +38,7 @@ class Module(pl.LightningModule):
 
 
 class Ticks(pl.Callback):
-    """The clock, called at every step."""
+    """Calls the clock after every step."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -46,7 +46,7 @@ class Ticks(pl.Callback):
     def on_train_batch_end(self, *_: Any) -> None:
         """Count a step."""
         if not self.clock.tick():
-            self.clock.tell()
+            self.clock.write_rate()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A plain PyTorch loop with DataLoader, as its tutorials have it; under torchrun DistributedDataParallel."""
+"""A plain PyTorch loop with DataLoader, as in its tutorials; under torchrun with DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main() -> None:
     schedule, criterion = task.schedule(optimizer), nn.CrossEntropyLoss()
     train, test = loaders(task, sharded=ranks > 1)
     model.train()
-    for images, labels in Clock(task).over(lambda: train):
+    for images, labels in Clock(task).batches(lambda: train):
         optimizer.zero_grad()
         loss = criterion(model(images), labels)
         loss.backward()

@@ -1,7 +1,7 @@
-"""The loop of torchvision's reference scripts (references/classification/train.py), written again.
+"""The loop of torchvision's reference scripts (references/classification/train.py), implemented again.
 
-What it adds to a plain loop: label smoothing, both accuracies and the loss read after every step for its log, a line
-every ten steps, evaluation under inference mode, a checkpoint with optimizer and schedule.
+It adds to a plain loop: label smoothing; loss and both accuracies read after every step; a line every ten steps.
+It also evaluates in inference mode, and saves a checkpoint with optimizer and schedule.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PRINT_EVERY = 10
 
 
 def accuracy(output: Tensor, target: Tensor, topk: tuple[int, ...] = (1, 5)) -> list[Tensor]:
-    """Return the share of labels among the k likeliest classes, in percent, for each k."""
+    """Return the share of labels among the k most likely classes, in percent, for each k."""
     with torch.inference_mode():
         _, predicted = output.topk(max(topk), 1)
         correct = predicted.t().eq(target[None])
@@ -34,8 +34,8 @@ def main() -> None:
     train, test = loaders(task)
     meters: dict[str, deque[float]] = {name: deque(maxlen=20) for name in ("loss", "acc1", "acc5", "img/s")}
     model.train()
-    for index, (images, labels) in enumerate(Clock(task).over(lambda: train)):
-        began = time.time()
+    for index, (images, labels) in enumerate(Clock(task).batches(lambda: train)):
+        started = time.time()
         output = model(images)
         loss = criterion(output, labels)
         optimizer.zero_grad()
@@ -43,7 +43,7 @@ def main() -> None:
         optimizer.step()
         schedule.step()
         best, among_five = accuracy(output, labels)
-        seen = (loss.item(), best.item(), among_five.item(), len(images) / (time.time() - began))
+        seen = (loss.item(), best.item(), among_five.item(), len(images) / (time.time() - started))
         for meter, value in zip(meters.values(), seen, strict=True):
             meter.append(value)
         if index % PRINT_EVERY == 0:

@@ -1,17 +1,21 @@
-"""What the plan is worth: `make bench-plan`.
+"""The value of the plan: `make bench-plan`.
 
-Conditions: a user's script (benchmarks/plan_value/program.py, the book's CNN, batch 64 over all ranks, 60 steps after
-warm-up), on the machine as it is, under a quota of one CPU, behind a mask of one CPU, with a busy process on every
-CPU, and on one. Ours is `entrypoint run` with nothing set, and with --nproc-per-node=2; peers are torchrun, accelerate
-launch and torch.backends.xeon.run_cpu with one and two ranks where they can. The sweep is every combination of ranks,
-threads, OpenMP runtime, wait policy and allocator that can be had, once each; its best FINALISTS (5) then run in turns
-with all others, ROUNDS (5) times. Medians and range of images a second; ratios are to ours with nothing set. A finalist
-that the plan itself would have taken is marked: its ratio says how far chance goes. So is who runs on CPUs that it was
-not given, which is no advantage but another's loss. Our trainer, which may choose its number of ranks, runs in the same
-turns on as large a model and batch, for 313 steps; its ratios are to itself with nothing set.
-Claim: ours within 5 % of the sweep's best, and never behind a peer that keeps to what it was given. Where every CPU has
-a busy process the sweep's best is two ranks, which our trainer takes by itself; a script's number of ranks is chosen
-by a user or `tune`.
+Program: a user's script (benchmarks/plan_value/program.py) with the book's CNN.
+It runs 60 steps after warm-up, with batch 64 over all ranks.
+Scenarios: the machine as it is, a quota of one CPU, an affinity mask of one CPU.
+Two more have a busy process on every CPU, and on one CPU.
+Ours is `entrypoint run` with its defaults, and with --nproc-per-node=2.
+Peers are torchrun, accelerate launch and torch.backends.xeon.run_cpu, with one and two ranks where possible.
+The sweep is every available combination of ranks, threads, OpenMP runtime, wait policy and allocator, once each.
+Its best FINALISTS (5) then alternate with all others ROUNDS (5) times.
+Results are medians and range of the images per second; ratios are relative to ours with its defaults.
+A finalist with the same plan as ours is marked; its ratio shows the noise.
+A runner on CPUs that it was not given is marked too, because it takes them from others.
+Our trainer can choose its number of ranks. It runs in the same rounds, with the same model and batch, for 313 steps.
+Its ratios are relative to itself with its defaults.
+Claim: ours is within 5 % of the sweep's best, and never slower than a peer that uses only the CPUs it was given.
+With a busy process on every CPU the sweep's best is two ranks, which our trainer chooses by itself.
+For a script, the user or `tune` chooses the number of ranks.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ PYTHON, PROGRAM = sys.executable, str(Path(__file__).with_name("program.py"))
 MODULE = (PYTHON, "-m")
 OURS, SAME, FINALISTS, LIMIT_S = "ours", " (the same)", 5, 300
 QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_TUNING_STORE": "off"}
-# Long enough for the trainer to find ranks worth their start.
+# Enough steps for the trainer to choose several ranks.
 TRAINING = {
     **{"TRAIN_DATASET": "synthetic", "TRAIN_MODEL": "cnn", "TRAIN_STEPS": "313", "TRAIN_BATCH_SIZE": "64"},
     **{"TRAIN_TENSORBOARD": "0", "TRAIN_CHECKPOINT_EVERY": "0"},
@@ -47,7 +51,7 @@ TRAINING = {
 
 @dataclass
 class Runner:
-    """A command, what is set for it, and the rates that it gave; `reported` finds them, and how many CPUs it had."""
+    """A command, its settings, and its rates; `reported` is the pattern of the rate and the number of CPUs."""
 
     name: str
     command: Sequence[str]
@@ -58,7 +62,7 @@ class Runner:
     reported: str = r"rate ([\d.,]+) on (\d+) CPUs"
 
     def run(self, words: Sequence[str]) -> None:
-        """Run once behind these words; what fails is not tried again."""
+        """Run once with these words before the command; a command that fails is not run again."""
         environ = {**os.environ, **self.settings}
         done = subprocess.run(
             [*words, *self.command], env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -70,8 +74,8 @@ class Runner:
         else:
             self.problem = last_error_line(done.stderr, f"ended with {done.returncode}")
 
-    def plans(self, words: Sequence[str]) -> list[Any]:
-        """Return what is planned of one of ours, behind these words."""
+    def plan_parts(self, words: Sequence[str]) -> list[Any]:
+        """Return the plan of one of ours, with these words before the command."""
         command = [*self.command[:3], "plan", "--json", *self.command[3:]]
         environ = {**os.environ, **self.settings}
         done = subprocess.run([*words, *command], env=environ, capture_output=True, text=True, check=True)
@@ -80,7 +84,7 @@ class Runner:
 
     @property
     def median(self) -> float:
-        """The median of the rates, nothing where there are none."""
+        """The median of the rates, 0 if there are none."""
         return statistics.median(self.rates) if self.rates else 0.0
 
 
@@ -90,7 +94,7 @@ def ours(name: str, settings: Mapping[str, str]) -> Runner:
 
 
 def trainers(folder: str) -> list[Runner]:
-    """Return our trainer with nothing set, and with each number of ranks; what it leaves is in the folder."""
+    """Return our trainer with its defaults and with each number of ranks; its files are in the folder."""
     command, reported = (*MODULE, "entrypoint", "train"), r"([\d.,]+) images/s, the whole"
     settings = {**QUIET, **TRAINING, "TRAIN_OUTPUT_DIR": folder}
     return [
@@ -103,8 +107,8 @@ def trainers(folder: str) -> list[Runner]:
     ]
 
 
-def contestants() -> list[Runner]:
-    """Return ours and what people type today."""
+def ours_and_peers() -> list[Runner]:
+    """Return ours and the commands that users run today."""
     accelerate, torchrun = (*MODULE, "accelerate.commands.launch", "--cpu"), (*MODULE, "torch.distributed.run")
     return [
         ours(OURS, {}),
@@ -115,7 +119,7 @@ def contestants() -> list[Runner]:
         ),
         *(
             Runner(name, (*accelerate, f"--num_processes={n}", PROGRAM))
-            # On a CPU it starts one process of fewer threads, whatever number is asked for, without a word.
+            # On a CPU it starts one process with fewer threads for any number, without a message.
             for n, name in ((1, "accelerate, 1 rank"), (2, "accelerate, 2 asked, 1 started"))
         ),
         Runner("xeon.run_cpu", (*MODULE, "torch.backends.xeon.run_cpu", "--ninstances=1", PROGRAM)),
@@ -124,7 +128,7 @@ def contestants() -> list[Runner]:
 
 
 def sweep() -> list[Runner]:
-    """Return the entrypoint with every combination of settings that can be had here."""
+    """Return the entrypoint with every combination of settings that is available here."""
     machine = detect_machine(affinity=frozenset(os.sched_getaffinity(0)))
     cores = len(os.sched_getaffinity(0))
     runtimes = ["gnu"] + ["intel"] * bool(machine.library("intel").path)
@@ -145,16 +149,16 @@ def sweep() -> list[Runner]:
 
 
 def compare(scenario: str, rounds: int) -> None:
-    """Sweep once, let the best run in turns with the others, and print the scenario's table."""
-    plain, *others = contestants()
+    """Run the sweep once, then the best alternating with the others, and print the scenario's table."""
+    plain, *others = ours_and_peers()
     with SCENARIOS[scenario]() as words, TemporaryDirectory() as folder:
         every, training = sweep(), trainers(folder)
         for one in every:
             one.run(words)
         best = sorted(every, key=lambda one: one.median, reverse=True)[:FINALISTS]
         for one in best:
-            one.rates.clear()  # the best of many draws was lucky too
-            if one.plans(words) == plain.plans(words):
+            one.rates.clear()  # the best of many samples is biased
+            if one.plan_parts(words) == plain.plan_parts(words):
                 one.name += SAME
         runners = [plain, *others, *best]
         for _ in range(rounds):
@@ -170,7 +174,7 @@ def compare(scenario: str, rounds: int) -> None:
 
 
 def show(runners: Sequence[Runner], given: int) -> None:
-    """Print a row for each, next to the first; `given` is the number of CPUs that the scenario gives."""
+    """Print a row for each, relative to the first; `given` is the number of CPUs that the scenario gives."""
     base = runners[0].median
     for one in runners:
         reported = f"{min(one.rates):,.0f}-{max(one.rates):,.0f}" if one.rates else one.problem
@@ -184,10 +188,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-plan")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="with commas")
-    asked = parser.parse_args()
-    for scenario in asked.scenarios.split(","):
+    args = parser.parse_args()
+    for scenario in args.scenarios.split(","):
         try:
-            compare(scenario, asked.rounds)
+            compare(scenario, args.rounds)
         except OSError as error:
             print(f"\n{scenario}: cannot be made here: {error}")
 

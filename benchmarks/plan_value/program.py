@@ -1,7 +1,7 @@
-"""A user's own script: some steps of the book's CNN on images in memory, alone or with its peers; prints its rate.
+"""A user's script: some steps of the book's CNN on images in memory, with one or more ranks; prints its rate.
 
-`rate N on C CPUs` is images a second over all ranks, after warm-up, and how many CPUs the first may use. The batch of
-64 is shared among the ranks.
+`rate N on C CPUs` is the images per second over all ranks after warm-up, and the number of CPUs of rank 0.
+The batch of 64 is sharded over the ranks.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     images = torch.randn(BATCH // ranks, 3, 32, 32).to(memory_format=torch.channels_last)
     labels = torch.randint(0, 10, (BATCH // ranks,))
-    began = 0.0
+    started = 0.0
     for step in range(WARM + STEPS):
         if step == WARM:
-            began = time.perf_counter()
+            started = time.perf_counter()
         optimizer.zero_grad()
         cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     if os.environ.get("RANK", "0") == "0":
-        rate = BATCH * STEPS / (time.perf_counter() - began)
+        rate = BATCH * STEPS / (time.perf_counter() - started)
         print(f"rate {rate:.1f} on {len(os.sched_getaffinity(0))} CPUs", flush=True)
     if ranks > 1:
         distributed.destroy_process_group()

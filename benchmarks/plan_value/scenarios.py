@@ -1,4 +1,4 @@
-"""The machine as it may be met: bare, under a quota, behind a mask, with busy processes."""
+"""States of the machine: bare, with a quota, with an affinity mask, with busy processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.cgroups import quota
 
 @contextmanager
 def bare() -> Iterator[Sequence[str]]:
-    """Leave it as it is."""
+    """Change nothing."""
     yield ()
 
 
@@ -24,15 +24,15 @@ def mask_of_one() -> Iterator[Sequence[str]]:
 
 
 @contextmanager
-def one_neighbour() -> Iterator[Sequence[str]]:
+def one_busy_cpu() -> Iterator[Sequence[str]]:
     """Keep the first CPU busy."""
     with busy_processes([min(os.sched_getaffinity(0))]):
         yield ()
 
 
 @contextmanager
-def twice_over() -> Iterator[Sequence[str]]:
-    """Keep every CPU busy, so that there are two threads for each."""
+def every_cpu_busy() -> Iterator[Sequence[str]]:
+    """Keep every CPU busy, so that there are two threads per CPU."""
     with busy_processes(sorted(os.sched_getaffinity(0))):
         yield ()
 
@@ -41,6 +41,6 @@ SCENARIOS = {
     "bare": bare,
     "quota of 1 CPU": partial(quota, 1.0),
     "mask of 1 CPU": mask_of_one,
-    "2x over-subscribed": twice_over,
-    "busy process": one_neighbour,
+    "2x over-subscribed": every_cpu_busy,
+    "busy process": one_busy_cpu,
 }

@@ -128,4 +128,4 @@ def verify_command(command: CommandLine) -> int:
 
     ranks = verify_running(command.processes)
     print(as_json(ranks) if command.json else "\n".join(line for one in ranks for line in describe(one)))
-    return ExitCode.MACHINE if any(one.lines for one in ranks) else ExitCode.DONE
+    return ExitCode.MACHINE if any(one.differences for one in ranks) else ExitCode.DONE

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, reduce
-from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
+from functools import cache
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta
 
 from entrypoint.core.errors import UserError, did_you_mean, printable
+from entrypoint.core.setting_types import default_text, expected_text, metas_of, parse_value, strip_meta, union_members
 
 # A Kubernetes service called `train` puts these into every pod of its namespace.
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
 SERVICE_LINK = re.compile(r"_(SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)$")
-BOOLEANS = {
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-}
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
 
 Auto = Literal["auto"]
 
@@ -191,61 +183,6 @@ def annotations_of(model: type[Settings]) -> dict[str, Any]:
     return {name: hints[name] for name in model.__struct_fields__}
 
 
-def parse_value(text: str, annotation: Any) -> Any:
-    """Return text as a value of an annotation; raises ValueError where no member of it accepts the text."""
-    for member in union_members(annotation):
-        try:
-            value = coerce(text, strip_meta(member))
-            return msgspec.convert(value, member, dec_hook=lambda kind, raw: kind(raw))
-        except ValueError:  # msgspec.ValidationError is one
-            continue
-    raise ValueError(text)
-
-
-def coerce(text: str, kind: Any) -> Any:
-    """Return text as a plain type; raises ValueError where it is none."""
-    if get_origin(kind) is Literal:
-        return text
-    if kind is bool:
-        if text.lower() not in BOOLEANS:
-            raise ValueError(text)
-        return BOOLEANS[text.lower()]
-    if kind is int:
-        if not WHOLE_NUMBER.fullmatch(text.strip()):
-            raise ValueError(text)
-        return int(text)
-    if kind is float:
-        if not NUMBER.fullmatch(text.strip()) or not math.isfinite(float(text)):
-            raise ValueError(text)
-        return float(text)
-    if kind is type(None):
-        raise ValueError(text)
-    return Path(text) if kind is Path else text
-
-
-def union_members(annotation: Any) -> tuple[Any, ...]:
-    """Return the members of a union, each with its own constraints, without the description around it."""
-    if get_origin(annotation) is Annotated:
-        inner, *metas = get_args(annotation)
-        if len(union_members(inner)) > 1:
-            return union_members(inner)
-        constraints = [meta for meta in metas if meta.description is None]
-        return (reduce(lambda kind, meta: Annotated[kind, meta], constraints, inner),)
-    if get_origin(annotation) is Literal or not get_args(annotation):
-        return (annotation,)
-    return tuple(one for member in get_args(annotation) for one in union_members(member))
-
-
-def strip_meta(annotation: Any) -> Any:
-    """Return an annotation without constraints and descriptions."""
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-
-
-def metas_of(annotation: Any) -> tuple[Meta, ...]:
-    """Return the Meta objects directly around an annotation."""
-    return tuple(get_args(annotation)[1:]) if get_origin(annotation) is Annotated else ()
-
-
 def describe_field(model: type[Settings], name: str) -> SettingField:
     """Return what help and documentation say about a field."""
     annotation = annotations_of(model)[name]
@@ -268,33 +205,10 @@ def describe_field(model: type[Settings], name: str) -> SettingField:
     )
 
 
-def default_text(default: object) -> str:
-    """Return a default as the user would write it; None is `unset`."""
-    if default is None:
-        return "unset"
-    return str(int(default)) if isinstance(default, bool) else str(default)
-
-
 @cache
 def describe_settings(model: type[Settings]) -> tuple[SettingField, ...]:
     """Return every field in the order of its declaration."""
     return tuple(describe_field(model, name) for name in model.__struct_fields__)
-
-
-def expected_text(annotation: Any) -> str:
-    """Return which values a member of an annotation accepts: `a whole number from 1 to 4096`."""
-    kind, metas = strip_meta(annotation), metas_of(annotation)
-    if kind is bool:
-        return "1 or 0"
-    if kind in (int, float):
-        noun = "a whole number" if kind is int else "a number"
-        limits = {name: getattr(meta, name) for meta in metas for name in ("ge", "gt", "le", "lt")}
-        low, above, high, below = (limits.get(name) for name in ("ge", "gt", "le", "lt"))
-        lower = f" from {low:,}" if low is not None else f" above {above:,}" if above is not None else ""
-        upper = f" to {high:,}" if high is not None else f" to below {below:,}" if below is not None else ""
-        return f"{noun}{lower}{upper if lower else ''}"
-    titles = [meta.title for meta in metas if meta.title]
-    return titles[0] if titles else "a path" if kind is Path else "text"
 
 
 def explain_bad_value(model: type[Settings], name: str, source: str) -> str:

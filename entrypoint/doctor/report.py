@@ -1,4 +1,4 @@
-"""The checks by hand: the fast ones, the plan itself, and what has to be tried out to be known."""
+"""`entrypoint doctor`: the checks of every launch, the plan itself, and checks that must try something."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
 from entrypoint.plan.preflight import Check, State, preflight_checks
 
-# What the program will import, tried in its own interpreter. IPEX dies of AttributeError where it does not fit.
+# Packages to import in the program's own interpreter. IPEX raises AttributeError if it does not match torch.
 IMPORTS = ("torch", "torchvision", "intel_extension_for_pytorch", "oneccl_bindings_for_pytorch", "nni")
 IMPORT_TIMEOUT_S = 120
 RESULT_PREFIX = "tried: "
 TRY_IMPORTS = f"""
 import importlib, importlib.util, json, sys
 for name in sys.argv[1:]:
-    state, seen = "ok", "not installed"
+    state, seen = "absent", "not installed"
     if importlib.util.find_spec(name):
         try:
-            seen = getattr(importlib.import_module(name), "__version__", "imports")
+            state, seen = "ok", getattr(importlib.import_module(name), "__version__", "imports")
         except BaseException as error:
             state, seen = "failure", f"{{type(error).__name__}}: {{' '.join(str(error).split())[:200]}}"
     print("{RESULT_PREFIX}" + json.dumps([name, state, seen]), flush=True)
 """
-STATE_LABELS = {"ok": "ok     ", "warning": "warning", "failure": "FAILURE"}
+STATE_LABELS = {"ok": "ok     ", "absent": "absent ", "warning": "warning", "failure": "FAILURE"}
 
 
-def run_checks(inputs: PlanInputs, draw: Callable[[], Plan], folders: Sequence[tuple[str, Path]]) -> tuple[Check, ...]:
-    """Return every check; `draw` makes the plan, and `folders` are those that a run writes to, by their settings."""
+def run_checks(
+    inputs: PlanInputs, build_plan: Callable[[], Plan], folders: Sequence[tuple[str, Path]]
+) -> tuple[Check, ...]:
+    """Return every check; `build_plan` makes the plan, and `folders` are the output folders with their settings."""
     fast = preflight_checks(inputs)
     return (
         *fast,
-        *check_plan(draw, fast),
+        *check_plan(build_plan, fast),
         *check_libraries(inputs),
         *check_compilers(inputs),
         *(check_writable(name, folder) for name, folder in folders),
@@ -50,10 +52,10 @@ def run_checks(inputs: PlanInputs, draw: Callable[[], Plan], folders: Sequence[t
     )
 
 
-def check_plan(draw: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Check]:
-    """Make the plan: what it refuses is a failure, what it warns of beyond the fast checks a warning."""
+def check_plan(build_plan: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Check]:
+    """Make the plan: errors are failures, and warnings that no preflight check has are warnings."""
     try:
-        plan = draw()
+        plan = build_plan()
     except UserError as error:
         yield from (Check("plan", "failure", line, "see `entrypoint plan`") for line in str(error).splitlines())
         return
@@ -69,10 +71,13 @@ def check_plan(draw: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Chec
 
 
 def check_libraries(inputs: PlanInputs) -> Iterator[Check]:
-    """Tell which allocators and OpenMP runtimes can be preloaded, and where they were looked for."""
+    """Check which allocators and OpenMP runtimes can be preloaded; all of them are optional."""
     for name in LIBRARY_PATTERNS:
         library = inputs.machine.library(name)
-        yield Check(name, "ok", library.path or library.why)
+        if library.is_unusable:
+            yield Check(name, "warning", library.why, "replace or remove it; the plan does not use it")
+        else:
+            yield Check(name, "ok" if library.path else "absent", library.path or library.why)
 
 
 def check_compilers(inputs: PlanInputs) -> Iterator[Check]:
@@ -85,7 +90,7 @@ def check_compilers(inputs: PlanInputs) -> Iterator[Check]:
 
 
 def check_writable(name: str, folder: Path) -> Check:
-    """Tell whether a folder, or the nearest above it that exists, can be written to."""
+    """Check whether a folder, or its nearest existing parent, is writable."""
     place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
         free = shutil.disk_usage(place).free
@@ -94,7 +99,7 @@ def check_writable(name: str, folder: Path) -> Check:
 
 
 def check_host_name() -> Check:
-    """Tell what this node's own name resolves to, by which other nodes may look for it."""
+    """Return the address of this node's host name, which other nodes may use to find it."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
@@ -104,7 +109,7 @@ def check_host_name() -> Check:
 
 
 def check_imports(python: str) -> Iterator[Check]:
-    """Import in the program's own interpreter what is installed there; what one of them does is its line."""
+    """Import the installed packages in the program's own interpreter; yield a check per package."""
     try:
         done = subprocess.run(
             [python, "-I", "-c", TRY_IMPORTS, *IMPORTS],
@@ -113,15 +118,15 @@ def check_imports(python: str) -> Iterator[Check]:
             timeout=IMPORT_TIMEOUT_S,
             check=False,
         )
-        said, end = done.stdout, f"the interpreter ended with code {done.returncode}"
+        output, end = done.stdout, f"the interpreter ended with code {done.returncode}"
     except subprocess.TimeoutExpired as error:
-        said, end = (error.stdout or b"").decode(), f"not done after {IMPORT_TIMEOUT_S} s"
-    marked = (line.removeprefix(RESULT_PREFIX) for line in said.splitlines() if line.startswith(RESULT_PREFIX))
-    reported = {name: (state, seen) for name, state, seen in (json.loads(line) for line in marked)}
+        output, end = (error.stdout or b"").decode(), f"not done after {IMPORT_TIMEOUT_S} s"
+    result_lines = (line.removeprefix(RESULT_PREFIX) for line in output.splitlines() if line.startswith(RESULT_PREFIX))
+    reported = {name: (state, seen) for name, state, seen in (json.loads(line) for line in result_lines)}
     for name in IMPORTS:
         state, seen = reported.get(name, ("failure", end))
-        yield Check(f"import {name}", state, seen, "" if state == "ok" else "repair or remove the package")
-        if name not in reported:  # what comes after the one that ended it was not tried
+        yield Check(f"import {name}", state, seen, "" if state in ("ok", "absent") else "repair or remove the package")
+        if name not in reported:  # the interpreter exited, so it did not try the next packages
             return
 
 

@@ -1,4 +1,4 @@
-"""The ranks that run on this node right now, seen from outside through /proc: `entrypoint verify`."""
+"""`entrypoint verify`: inspects the ranks that run on this node through /proc."""
 
 from __future__ import annotations
 
@@ -16,45 +16,47 @@ from entrypoint.machine.shared_libraries import split_ld_preload
 from entrypoint.machine.syscalls import get_memory_nodes
 from entrypoint.plan.model import PLAN_VAR, Plan
 from entrypoint.rank.verify import ObservedRank, compare_with_plan, cpus_of_process, mapped_libraries
-from entrypoint.supervise.monitor import PROCESS_NAME as GUARD
+from entrypoint.supervise.monitor import PROCESS_NAME as MONITOR
 
 
 @dataclass(frozen=True)
 class RunningRank:
-    """A rank's process, what it was seen to have, and each difference from its plan as a line."""
+    """A rank's process, its observed state, and a line for each difference from its plan."""
 
     process: int
-    seen: ObservedRank
-    lines: tuple[str, ...]
+    observed: ObservedRank
+    differences: tuple[str, ...]
 
 
 def verify_running(processes: tuple[int, ...] = ()) -> tuple[RunningRank, ...]:
-    """Return the ranks of these processes, by default all of this user's on the node; raises `UserError` for none."""
+    """Return the ranks of these processes, by default all of this user; raises `UserError` for none."""
     chosen = {str(process) for process in processes}
     found = {process: environ for process, environ in iter_rank_processes() if not chosen or process in chosen}
     missing = sorted(chosen - set(found))
     if missing:
-        raise UserError(f"verify: process {missing[0]} is no rank that the entrypoint started, or not yours to look at")
-    # What a rank forks (loader workers, compilers) carries its variables too.
+        raise UserError(
+            f"verify: process {missing[0]} is not a rank that the entrypoint started, or belongs to another user"
+        )
+    # Processes that a rank forks (loader workers, compilers) inherit its variables.
     ranks = [process for process in found if found.keys().isdisjoint(ancestors(ROOT, process))]
-    seen: list[RunningRank] = []
+    running: list[RunningRank] = []
     for process in sorted(ranks, key=int):
-        with nullcontext() if chosen else suppress(UserError):  # one that nobody named may have ended meanwhile
-            seen.append(inspect_rank(process, found[process]))
-    if not seen:
+        with nullcontext() if chosen else suppress(UserError):  # one that the user did not name may have exited
+            running.append(inspect_rank(process, found[process]))
+    if not running:
         raise UserError("verify: no rank started by the entrypoint runs here; start one, or name its process")
-    return tuple(seen)
+    return tuple(running)
 
 
 def iter_rank_processes() -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield process id and environment of every process with a plan and a rank that this user may look at."""
+    """Yield process id and environment of every readable process with a plan and a rank."""
     for folder in (ROOT / "proc").iterdir():
         if folder.name.isdecimal():
             try:
-                if (folder / "comm").read_text().strip() == GUARD:  # the parent of a rank
+                if (folder / "comm").read_text().strip() == MONITOR:  # the parent of a rank
                     continue
                 items = (folder / "environ").read_bytes().split(b"\0")
-            except OSError:  # another user's, or gone
+            except OSError:  # another user's, or exited
                 continue
             pairs = (os.fsdecode(item).partition("=") for item in items if b"=" in item)
             environ = {name: value for name, _, value in pairs}
@@ -63,7 +65,7 @@ def iter_rank_processes() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def inspect_rank(process: str, environ: dict[str, str]) -> RunningRank:
-    """Return what one rank has; a library that is preloaded first is the one in charge. Raises `UserError`."""
+    """Return what one rank uses; the library that is preloaded first is the active one. Raises `UserError`."""
     try:
         plan = Plan.from_variable(environ[PLAN_VAR])
         maps = (ROOT / f"proc/{process}/maps").read_text()
@@ -78,12 +80,12 @@ def inspect_rank(process: str, environ: dict[str, str]) -> RunningRank:
             memory_nodes=get_memory_nodes(process),
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"verify: process {process} cannot be looked at ({error})") from None
+        raise UserError(f"verify: process {process} cannot be inspected ({error})") from None
     return RunningRank(int(process), seen, compare_with_plan(plan, seen))
 
 
 def active_library(words: tuple[str, ...], environ: dict[str, str], maps: str) -> str:
-    """Return the first preloaded library with one of the words in its name that is mapped, else any that is."""
+    """Return the first preloaded and mapped library with one of the words in its name, else any mapped one."""
     mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if len(line.split(maxsplit=5)) == 6}
     real = [str(Path(file).resolve()) for file in split_ld_preload(environ.get("LD_PRELOAD", ""))]
     for file in [*(file for file in real if file in mapped), *sorted(mapped)]:
@@ -93,8 +95,8 @@ def active_library(words: tuple[str, ...], environ: dict[str, str], maps: str) -
 
 
 def describe(running: RunningRank) -> list[str]:
-    """Return a line of what a rank has, then one for each difference from its plan."""
-    seen = running.seen
+    """Return a line about a rank, and a line for each difference from its plan."""
+    seen = running.observed
     memory = f", memory of node {format_cpu_list(seen.memory_nodes)}" if seen.memory_nodes else ""
     openmp = PurePath(seen.openmp).name or "none loaded"
     allocator = PurePath(seen.allocator).name or "the system's"
@@ -102,11 +104,11 @@ def describe(running: RunningRank) -> list[str]:
         f"rank {seen.rank}  process {running.process}  CPUs {format_cpu_list(seen.cpus)}{memory}"
         f"  OpenMP {openmp}  allocator {allocator}"
     )
-    return [line, *(f"  warning: {one}" for one in running.lines)]
+    return [line, *(f"  warning: {one}" for one in running.differences)]
 
 
 def as_json(ranks: tuple[RunningRank, ...]) -> str:
-    """Return the ranks as a JSON list: process, what was seen, the warnings."""
+    """Return the ranks as a JSON list of process, observed state and warnings."""
     return json.dumps(
-        [{"process": one.process, "seen": asdict(one.seen), "warnings": one.lines} for one in ranks], indent=2
+        [{"process": one.process, "seen": asdict(one.observed), "warnings": one.differences} for one in ranks], indent=2
     )

@@ -1,4 +1,4 @@
-"""The tests that make sense where the program is installed, run as `entrypoint selftest`."""
+"""`entrypoint selftest`: the tests that are useful where the program is installed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from entrypoint.core.errors import UserError
 
-# An image has them next to its other files of ours; a checkout next to the packages.
+# Images have them next to the project's other files, a checkout next to the packages.
 FOLDERS = (Path("/opt/reference-training/tests"), Path(__file__).resolve().parents[2] / "tests")
 
 
 def selftest_command() -> tuple[str, ...]:
-    """Return what runs the tests that need no more than this machine; raises `UserError` where there are none."""
+    """Return the command for the tests that need only this machine; raises `UserError` if there are none."""
     folder = next((folder for folder in FOLDERS if (folder / "conftest.py").exists()), None)
     if folder is None:
         raise UserError("selftest: the tests are not installed here; it runs in the images and in a checkout")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from entrypoint.core.errors import UserError
-from entrypoint.job.launchers import LAUNCHERS, Launcher
+from entrypoint.job.launchers import LAUNCHERS, Launcher, LauncherBinding
 from entrypoint.job.slurm import granted_cpus, is_interactive_step, job_cpus, number, slurm_nodes, without_step
 
 if TYPE_CHECKING:
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 class Job:
     """The rank identity of this process; without a launcher, the user or a batch script started a single process.
 
-    `binding` is the CPU binding by the launcher: `asked` (the user or scheduler requested it), `default` (of the MPI),
-    or empty. `granted_cpus` are the CPUs that the scheduler grants the ranks of this node. `node_cpus` are those that
-    it grants the whole job there. `master_addr` is rank 0's host if the launcher sets it. `hostnames` are the job's
-    nodes in order. Of a heterogeneous job's `het_components`, a batch script sees only the nodes of the first.
+    `granted_cpus` are the CPUs that the scheduler grants the ranks of this node. `node_cpus` are those that it grants
+    the whole job there. `master_addr` is rank 0's host if the launcher sets it. `hostnames` are the job's nodes in
+    order. Of a heterogeneous job's `het_components`, a batch script sees only the nodes of the first.
     """
 
     launcher: str | None = None
@@ -30,7 +29,7 @@ class Job:
     local_rank: int = 0
     local_world_size: int = 1
     job_id: str = ""
-    binding: str = ""
+    cpu_binding: LauncherBinding = LauncherBinding.NONE
     granted_cpus: int | None = None
     node_cpus: int | None = None
     hostnames: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from pathlib import PurePath
 
 from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job
-from entrypoint.job.launchers import mpirun_binding
+from entrypoint.job.launchers import LauncherBinding, mpirun_binding
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines
 
 # The names in /proc/PID/comm of the MPI processes that fork the ranks of a node.
@@ -36,17 +36,17 @@ def effective_affinity(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:
     or the scheduler is kept. A binding is also kept if /proc hides the launcher.
     """
     own = frozenset(os.sched_getaffinity(0))
-    if job.binding != "default":
+    if job.cpu_binding != LauncherBinding.LAUNCHER_DEFAULT:
         return own, job, ()
     launcher, binding = find_mpi_launcher()
-    if launcher is None or binding == "asked":
-        return own, replace(job, binding="asked"), ()
-    unbound = replace(job, binding="")
+    if launcher is None or binding == LauncherBinding.USER:
+        return own, replace(job, cpu_binding=LauncherBinding.USER), ()
+    unbound = replace(job, cpu_binding=LauncherBinding.NONE)
     launchers = frozenset(os.sched_getaffinity(int(launcher)))
     return launchers, unbound, tuple(sorted(own)) if own != launchers else ()
 
 
-def find_mpi_launcher() -> tuple[str | None, str | None]:
+def find_mpi_launcher() -> tuple[str | None, LauncherBinding | None]:
     """Return the id of the MPI process that forked this rank, and the binding that its command line asks for.
 
     On other nodes Open MPI 5 starts `prted`, whose command line does not have mpirun's options: then the binding
@@ -57,7 +57,7 @@ def find_mpi_launcher() -> tuple[str | None, str | None]:
         name = "".join(read_lines(ROOT / f"proc/{process}/comm"))
         if name in MPI_PROCESSES:
             if name == "prted":
-                return process, "asked"
+                return process, LauncherBinding.USER
             return process, mpirun_binding(options_before(command_words(process), command_words(child)))
         child = process
     return None, None

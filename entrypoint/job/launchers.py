@@ -5,8 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
-from entrypoint.job.slurm import number, slurm_tasks_here, srun_binding
+from entrypoint.job.slurm import number, slurm_tasks_here
+
+
+class LauncherBinding(Enum):
+    """What bound this rank to CPUs before the plan: nothing, the user or scheduler, or the launcher's default."""
+
+    NONE = "none"
+    USER = "user"
+    LAUNCHER_DEFAULT = "launcher default"
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class Launcher:
     local_world_size: tuple[str, ...] = ()
     job_id: tuple[str, ...] = ()
     local_size_of: Callable[[Mapping[str, str]], int | None] = lambda _: None
-    binding_of: Callable[[Mapping[str, str]], str] = lambda _: ""
+    binding_of: Callable[[Mapping[str, str]], LauncherBinding] = lambda _: LauncherBinding.NONE
     master_of: Callable[[Mapping[str, str]], str] = lambda _: ""
 
     def is_present(self, environ: Mapping[str, str]) -> bool:
@@ -42,8 +51,8 @@ CPU_LIST_VARS = (
 )
 
 
-def open_mpi_binding(environ: Mapping[str, str]) -> str:
-    """Return who bound a rank of Open MPI: `asked`, `default` or nobody.
+def open_mpi_binding(environ: Mapping[str, str]) -> LauncherBinding:
+    """Return what bound a rank of Open MPI.
 
     By default Open MPI binds to a core up to two ranks, to a socket above (mpirun(1)). Open MPI 5 leaves nothing of
     its options in the environment, so `effective_affinity` also reads mpirun's command line.
@@ -52,22 +61,22 @@ def open_mpi_binding(environ: Mapping[str, str]) -> str:
     mappings = [environ[name] for name in MAPPING_POLICY_VARS if environ.get(name)]
     lists = [environ[name] for name in CPU_LIST_VARS if environ.get(name)]
     asked = requested_binding(policies, mappings, lists)
-    return "default" if asked is None else asked
+    return LauncherBinding.LAUNCHER_DEFAULT if asked is None else asked
 
 
-def requested_binding(policies: list[str], mappings: list[str], cpu_lists: list[str]) -> str | None:
-    """Return `asked` if the user's options bind ranks, empty if they bind nothing, None if they say nothing.
+def requested_binding(policies: list[str], mappings: list[str], cpu_lists: list[str]) -> LauncherBinding | None:
+    """Return whether the user's options bind ranks, None if they say nothing about it.
 
     `--map-by` binds only with PE=N or PE-LIST=… (mpirun(1)).
     """
     if cpu_lists or any(re.search(r"\bPE(-LIST)?=", text, re.IGNORECASE) for text in mappings):
-        return "asked"
+        return LauncherBinding.USER
     if policies:
-        return "" if policies[-1].lower().startswith("none") else "asked"
+        return LauncherBinding.NONE if policies[-1].lower().startswith("none") else LauncherBinding.USER
     return None
 
 
-def mpirun_binding(words: Sequence[str]) -> str | None:
+def mpirun_binding(words: Sequence[str]) -> LauncherBinding | None:
     """Return what the options of an Open MPI command line ask for, as `requested_binding` does.
 
     `words` are those before the program, whose own options may have the same names.
@@ -96,13 +105,21 @@ MCA_PARAMETERS = {
 }
 
 
-def hydra_binding(environ: Mapping[str, str]) -> str:
+def hydra_binding(environ: Mapping[str, str]) -> LauncherBinding:
     """MPICH binds where it is asked to; Intel MPI by default, unless I_MPI_PIN says no (its developer reference)."""
     if environ.get("HYDRA_USER_PROVIDED_BINDING"):
-        return "asked"
+        return LauncherBinding.USER
     intel = any(name.startswith("I_MPI_") for name in environ)
     pinned = environ.get("I_MPI_PIN", "1").lower() not in ("0", "no", "off", "disable")
-    return ("asked" if "I_MPI_PIN_DOMAIN" in environ else "default") if intel and pinned else ""
+    if not intel or not pinned:
+        return LauncherBinding.NONE
+    return LauncherBinding.USER if "I_MPI_PIN_DOMAIN" in environ else LauncherBinding.LAUNCHER_DEFAULT
+
+
+def srun_binding(environ: Mapping[str, str]) -> LauncherBinding:
+    """Return whether srun has bound each task, as its task/affinity plugin does unless --cpu-bind=none."""
+    kind = environ.get("SLURM_CPU_BIND_TYPE", "")
+    return LauncherBinding.USER if kind and "none" not in kind else LauncherBinding.NONE
 
 
 def open_mpi_master(environ: Mapping[str, str]) -> str:
@@ -159,7 +176,7 @@ LAUNCHERS = (
         "JSM_NAMESPACE_LOCAL_RANK",
         ("JSM_NAMESPACE_LOCAL_SIZE",),
         ("LSB_JOBID",),
-        binding_of=lambda _: "asked",
+        binding_of=lambda _: LauncherBinding.USER,
     ),
     Launcher(
         "PALS",  # HPE Cray's mpiexec; `--cpu-bind` sets each task's mask
@@ -169,7 +186,7 @@ LAUNCHERS = (
         "PALS_LOCAL_RANKID",
         ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
         ("PALS_APID", "PBS_JOBID"),
-        binding_of=lambda _: "asked",
+        binding_of=lambda _: LauncherBinding.USER,
     ),
     Launcher(
         "Flux",
@@ -208,6 +225,6 @@ LAUNCHERS = (
         "PMI_LOCAL_RANK",
         ("PMI_LOCAL_SIZE",),
         ("PBS_JOBID",),
-        binding_of=lambda _: "asked",
+        binding_of=lambda _: LauncherBinding.USER,
     ),
 )

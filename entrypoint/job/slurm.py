@@ -1,4 +1,4 @@
-"""What Slurm's variables say of this node: tasks, CPUs, binding; and how any launcher's number is read."""
+"""Read Slurm's variables: tasks and CPUs of this node, and the numbers of any launcher."""
 
 from __future__ import annotations
 
@@ -68,12 +68,6 @@ def without_step(environ: Mapping[str, str]) -> dict[str, str]:
 def slurm_tasks_here(environ: Mapping[str, str]) -> int:
     """Return the tasks of this step on this node."""
     return value_for_this_node(environ, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")) or 1
-
-
-def srun_binding(environ: Mapping[str, str]) -> str:
-    """Tell whether srun has bound each task, as its task/affinity plugin does unless --cpu-bind=none."""
-    kind = environ.get("SLURM_CPU_BIND_TYPE", "")
-    return "asked" if kind and "none" not in kind else ""
 
 
 def granted_cpus(environ: Mapping[str, str]) -> int | None:

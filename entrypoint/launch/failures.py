@@ -32,7 +32,7 @@ class Failure:
     error_file: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def extra(self) -> Mapping[str, Any]:
+    def extra_info(self) -> Mapping[str, Any]:
         """Return the extra information of its message, empty if there is none."""
         return dict(self.error_file.get("extraInfo", {}))
 
@@ -44,7 +44,7 @@ def first_failure(failures: Iterable[Failure], memory: str = "") -> tuple[str, i
     kept. A rank that a signal killed gives 5, with `memory` as the out-of-memory message.
     """
     failure = min(failures, key=failure_sort_key)
-    if failure.extra.get("refused"):
+    if failure.extra_info.get("refused"):
         return str(failure.error_file["message"]), failure.exitcode
     rank = f"rank {failure.rank} of this job (local rank {failure.local_rank}, pid {failure.pid})"
     if failure.exitcode < 0:
@@ -57,8 +57,8 @@ def failure_sort_key(failure: Failure) -> tuple[bool, bool, int, int]:
 
     A rank that a signal killed recorded no time. A rank that exits in the same second may react to that.
     """
-    consequence = failure.ended_by_agent or bool(failure.extra.get("lost_peer"))
-    return consequence, failure.exitcode > 0, int(failure.extra.get("time_ns", failure.when_ns)), failure.rank
+    consequence = failure.ended_by_agent or bool(failure.extra_info.get("lost_peer"))
+    return consequence, failure.exitcode > 0, int(failure.extra_info.get("time_ns", failure.when_ns)), failure.rank
 
 
 def parse_error_file(content: Mapping[str, Any]) -> Mapping[str, Any]:

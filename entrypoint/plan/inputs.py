@@ -10,6 +10,7 @@ from dataclasses import field as data_field
 from entrypoint.core.errors import printable
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.job.detect import Job
+from entrypoint.job.launchers import LauncherBinding
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Program, RankPlan, Source, make_decision
@@ -103,4 +104,4 @@ class PlanInputs:
     @property
     def bound_by_launcher(self) -> bool:
         """Whether the affinity mask is this rank's own, as srun and `mpirun --bind-to core` set it."""
-        return bool(self.job.binding) and len(self.machine.cpus) < self.machine.online_cpus
+        return self.job.cpu_binding != LauncherBinding.NONE and len(self.machine.cpus) < self.machine.online_cpus

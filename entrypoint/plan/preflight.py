@@ -9,7 +9,8 @@ from typing import Literal
 from entrypoint.machine.python_packages import minor_version
 from entrypoint.plan.inputs import PlanInputs
 
-State = Literal["ok", "warning", "failure"]
+# `absent`: optional, and not on this machine.
+State = Literal["ok", "absent", "warning", "failure"]
 # Docker's default is 64 MiB, which one batch of 224x224 images of a few workers fills.
 SHM_BYTES = 128 << 20
 # What RDMA locks for the buffers of one connection to a few peers, by the adapters' manuals: they say unlimited.
@@ -60,7 +61,7 @@ def check_image(inputs: PlanInputs) -> Check:
     """Return which image this is, and what it lacks."""
     image = inputs.machine.container.image
     if not image:
-        return Check("image", "ok", "not an image of this project")
+        return Check("image", "absent", "not an image of this project")
     return Check("image", "ok", f"{image['name']}, revision {image['revision'][:12]}, oneCCL {image['oneccl']}")
 
 
@@ -100,7 +101,7 @@ def check_driver(inputs: PlanInputs) -> Check:
     if machine.driver.problem:
         return Check("NVIDIA driver", "warning", machine.driver.problem, "Reload the driver, or restart with --nv")
     if not machine.driver.version:
-        return Check("NVIDIA driver", "ok", "none")
+        return Check("NVIDIA driver", "absent", "none")
     built = f", torch is built for {machine.packages.torch_cuda or 'the CPU'}"
     return Check("NVIDIA driver", "ok", f"{machine.driver.version}, CUDA up to {machine.driver.cuda}{built}")
 
@@ -110,7 +111,7 @@ def check_packages(inputs: PlanInputs) -> Iterator[Check]:
     versions = inputs.machine.packages.versions
     torch = minor_version(versions.get("torch", ""))
     if torch is None:
-        yield Check("torch", "ok", "not in this environment")
+        yield Check("torch", "absent", "not in this environment")
         return
     yield Check("torch", "ok", versions["torch"])
     for name, offset in TORCH_MINOR_OFFSETS.items():

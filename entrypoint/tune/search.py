@@ -1,4 +1,4 @@
-"""`entrypoint tune`: find the fastest plan for this program on this node by trying, and keep it for later plans."""
+"""`entrypoint tune`: find the fastest plan for this program on this node by trials, and store it for later plans."""
 
 from __future__ import annotations
 
@@ -79,56 +79,56 @@ class TuneSettings(Settings, frozen=True, kw_only=True):
 
 @dataclass
 class TuningSession:
-    """One search: what it is for, where it is kept, the trials that were done before it, and those since.
+    """One search: its trial specification, file, metadata and deadline, earlier trials and new ones.
 
-    `busy_cpus` are the CPUs that others used before each trial.
+    `busy_cpus` are the CPUs that other processes used before each trial.
     """
 
-    way: TrialSpec
+    spec: TrialSpec
     path: Path
-    about: Mapping[str, Any]
-    until: float
-    earlier: dict[Candidate, list[float]]
+    metadata: Mapping[str, Any]
+    deadline: float
+    previous_rates: dict[Candidate, list[float]]
     busy_cpus: list[float]
     rates: dict[Candidate, list[float]] = field(default_factory=dict)
-    starts: dict[Candidate, float] = field(default_factory=dict)
-    problems: dict[Candidate, str] = field(default_factory=dict)
+    startup_s: dict[Candidate, float] = field(default_factory=dict)
+    errors: dict[Candidate, str] = field(default_factory=dict)
 
     def measure(self, candidate: Candidate) -> float | None:
-        """Return a candidate's rate: one of an earlier search's that was cut short, else of a trial now."""
-        if candidate in self.problems:
+        """Return a candidate's rate, from an interrupted search if it has one, else from a new trial."""
+        if candidate in self.errors:
             return None
-        done = self.rates.setdefault(candidate, [])
-        if len(done) < len(self.earlier.get(candidate, ())):
-            done.append(self.earlier[candidate][len(done)])
-            return done[-1]
+        rates = self.rates.setdefault(candidate, [])
+        if len(rates) < len(self.previous_rates.get(candidate, ())):
+            rates.append(self.previous_rates[candidate][len(rates)])
+            return rates[-1]
         self.busy_cpus.append(round(sample_busy_cpus(), 2))
-        seen = run_trial(self.way, candidate)
-        if seen.rate is None:
-            self.problems[candidate] = seen.problem
+        result = run_trial(self.spec, candidate)
+        if result.rate is None:
+            self.errors[candidate] = result.error
         else:
-            done.append(seen.rate)
-            self.starts.setdefault(candidate, seen.start_s)
-            self.keep(None)
-        self.tell(candidate, seen)
-        return seen.rate
+            rates.append(result.rate)
+            self.startup_s.setdefault(candidate, result.startup_s)
+            self.store(None)
+        self.print_trial(candidate, result)
+        return result.rate
 
-    def tell(self, candidate: Candidate, seen: TrialResult) -> None:
-        """Show a trial as it ends."""
-        count = sum(map(len, self.rates.values())) + len(self.problems)
-        rate = f"{seen.rate:,.4g}{UNITS[self.way.trains]}" if seen.rate else "cannot run"
-        problem = f": {seen.problem}" if seen.problem else ""
+    def print_trial(self, candidate: Candidate, result: TrialResult) -> None:
+        """Print the result of a trial."""
+        count = sum(map(len, self.rates.values())) + len(self.errors)
+        rate = f"{result.rate:,.4g}{UNITS[self.spec.is_trainer]}" if result.rate else "cannot run"
+        problem = f": {result.error}" if result.error else ""
         print(f"  trial {count:>3}  {rate:>14}  {candidate}{problem}", file=sys.stderr, flush=True)
 
     def in_time(self) -> bool:
-        """Tell whether there is time for another trial."""
-        return time.monotonic() < self.until
+        """Return whether there is time for another trial."""
+        return time.monotonic() < self.deadline
 
-    def keep(self, result: Mapping[str, Any] | None) -> None:
-        """Write down all that is known, whole, after every trial."""
+    def store(self, result: Mapping[str, Any] | None) -> None:
+        """Store all results so far atomically, after every trial."""
         trials = [{"variables": dict(one.variables), "rates": seen} for one, seen in self.rates.items() if seen]
-        found = {"trials": trials, BUSY_CPUS_KEY: self.busy_cpus, RESULT_KEY: result}
-        save(self.path, {**self.about, **found})
+        content = {"trials": trials, BUSY_CPUS_KEY: self.busy_cpus, RESULT_KEY: result}
+        save(self.path, {**self.metadata, **content})
 
 
 COMPILED_TRIALS = 3
@@ -138,17 +138,15 @@ UNITS = {True: " images/s", False: ""}
 def tune(
     inputs: PlanInputs, plan: Plan, settings: TuneSettings, training: Mapping[str, Any], words: Sequence[str]
 ) -> int:
-    """Search, show what was found, and keep it; `words` start the program after `entrypoint`.
+    """Search, print the result, and store it; `words` is the program's command line after `entrypoint`.
 
-    Raises `UserError` where a launcher has decided already, and where nothing can be kept or run.
+    Raises `UserError` if a launcher has decided already, or if nothing can be stored or measured.
     """
     folder = store_dir(inputs)
     if not is_tunable(inputs):
-        raise UserError(
-            "tune: finds a plan for the ranks of one node that it starts itself; run it outside srun and mpirun"
-        )
+        raise UserError("tune: needs one node, and to start the ranks itself. Run it outside srun and mpirun.")
     if folder is None:
-        raise UserError("LAUNCH_TUNING_STORE=off: nothing could be kept; unset it, or name a folder")
+        raise UserError("LAUNCH_TUNING_STORE=off: results cannot be stored. Unset it, or name a folder.")
     path = folder / f"{machine_program_key(inputs, training)}.json"
     session = TuningSession(
         trial_spec(inputs, settings, words),
@@ -158,42 +156,42 @@ def tune(
         *load_unfinished(path),
     )
     log(
-        f"tuning {' '.join(words)} for up to {settings.minutes:g} minutes; stop it at any time, what is known is kept"
-        f" in {path}"
+        f"tuning {' '.join(words)} for up to {settings.minutes:g} minutes. Stop it at any time; results are stored in"
+        f" {path}"
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        found, compared = search(session, inputs, plan)
-        lines = try_compile(session, found) if found and "TRAIN_COMPILE" not in inputs.environ else []
+        result, compared = search(session, inputs, plan)
+        lines = try_compile(session, result) if result and "TRAIN_COMPILE" not in inputs.environ else []
     except KeyboardInterrupt:
-        log("stopped; the same command goes on from here")
+        log("stopped; run the same command to resume")
         return ExitCode.INTERRUPTED
-    if found is None:
-        raise UserError(f"tune: no plan gave a rate: {next(iter(session.problems.values()), 'no time for a trial')}")
-    variables, evidence = select_result(found, session)
-    cut_short = not session.in_time() and any(one != found.best for one in found.ties)
-    session.keep({"variables": variables, "evidence": evidence})
-    print("\n".join(format_report(found, session, compared, plan.nodes.nproc_per_node) + lines))
+    if result is None:
+        raise UserError(f"tune: no plan gave a rate: {next(iter(session.errors.values()), 'no time for a trial')}")
+    variables, evidence = select_result(result, session)
+    cut_short = not session.in_time() and any(one != result.best for one in result.ties)
+    session.store({"variables": variables, "evidence": evidence})
+    print("\n".join(format_report(result, session, compared, plan.nodes.nproc_per_node) + lines))
     print(evidence + ("; time was up before they could be distinguished" if cut_short else ""))
     return ExitCode.DONE
 
 
 def trial_spec(inputs: PlanInputs, settings: TuneSettings, words: Sequence[str]) -> TrialSpec:
-    """Return how the program is tried."""
+    """Return how trials run the program."""
     environ = {**inputs.environ, **inputs.settings.as_variables(flags_only=True)}
     if inputs.program.kind == "train":
-        return TrialSpec(tuple(words), environ, settings.seconds, trainer_rates, trains=True, mean=mean_rate)
-    figures = metric_rates(settings.metric, lower=settings.lower) if settings.metric else wall_time_rate
-    return TrialSpec(tuple(words), environ, settings.seconds, figures)
+        return TrialSpec(tuple(words), environ, settings.seconds, trainer_rates, is_trainer=True, mean=mean_rate)
+    read_rates = metric_rates(settings.metric, lower=settings.lower) if settings.metric else wall_time_rate
+    return TrialSpec(tuple(words), environ, settings.seconds, read_rates)
 
 
 def load_unfinished(path: Path) -> tuple[dict[Candidate, list[float]], list[float]]:
-    """Return the trials of a search that was cut short, and the CPU use of others; one that ended starts again."""
+    """Return the trials and the busy CPUs of an interrupted search; empty after a complete search."""
     try:
         known = json.loads(path.read_text())
         if known[RESULT_KEY]:
             return {}, []
-        trials = {Candidate.of(one["variables"]): list(one["rates"]) for one in known["trials"]}
+        trials = {Candidate.from_variables(one["variables"]): list(one["rates"]) for one in known["trials"]}
         return trials, list(known[BUSY_CPUS_KEY])
     except (OSError, ValueError, KeyError, TypeError):
         return {}, []
@@ -203,49 +201,49 @@ Best = ComparisonResult[Candidate]
 
 
 def search(session: TuningSession, inputs: PlanInputs, plan: Plan) -> tuple[Best | None, Best | None]:
-    """Contest by contest: shapes first, then the best shape's runtime, waiting and allocator, binding, loader workers.
+    """Compare the layouts of ranks and threads, then for the best layout runtimes, bindings and loader workers.
 
-    Returns the last result, and that on the shapes.
+    Returns the last result, and the result of the layouts.
     """
 
     def among(candidates: Sequence[Candidate]) -> Best | None:
-        different = {plan_signature(inputs, one): one for one in reversed(candidates)}  # the first of those alike stays
+        different = {plan_signature(inputs, one): one for one in reversed(candidates)}  # the first of equal plans stays
         return successive_halving(list(different.values())[::-1], session.measure, [BASELINE], session.in_time)
 
-    by_shape = found = among(rank_thread_layouts(inputs, plan.device))
+    layout_result = result = among(rank_thread_layouts(inputs, plan.device))
     stages = (
         runtime_candidates(inputs, plan.device),
         binding_candidates(inputs, plan.device),
         worker_candidates(inputs, plan),
     )
     for more in stages:
-        if found and session.in_time() and len(more) > 1:
-            found = more_certain(
-                found, among([BASELINE, found.best, *(found.best.also(variables) for variables in more)])
+        if result and session.in_time() and len(more) > 1:
+            result = more_certain(
+                result, among([BASELINE, result.best, *(result.best.with_variables(variables) for variables in more)])
             )
-    return found, by_shape
+    return result, layout_result
 
 
 def more_certain(before: Best, later: Best | None) -> Best:
-    """Return the later result, unless it was cut short and only the one before is surely better than no tuning."""
+    """Return the later result, unless only the earlier one is significantly faster than the untuned plan."""
     if later is None or (BASELINE in later.ties and BASELINE not in (before.best, *before.ties)):
         return before
     return later
 
 
-def try_compile(session: TuningSession, found: Best) -> list[str]:
-    """Try the best plan compiled too, and say from which length of a run on that pays; it is not kept."""
-    if not session.way.trains:
+def try_compile(session: TuningSession, result: Best) -> list[str]:
+    """Measure the best plan with torch.compile, and return from which run length that pays; it is not stored."""
+    if not session.spec.is_trainer:
         return []
-    candidate = found.best.also({"TRAIN_COMPILE": "default"})
+    candidate = result.best.with_variables({"TRAIN_COMPILE": "default"})
     rates = [session.measure(candidate) for _ in range(COMPILED_TRIALS) if session.in_time()]
     seen = [rate for rate in rates if rate is not None]
     if not seen:
         return []
-    gain = statistics.median(seen) / found.median(found.best)
-    if gain <= 1 or found.best not in session.starts:
+    gain = statistics.median(seen) / result.median(result.best)
+    if gain <= 1 or result.best not in session.startup_s:
         return [f"compiled it is no faster ({gain:.2f} times the rate)"]
-    cost_s = max(0.0, session.starts[candidate] - session.starts[found.best])
+    cost_s = max(0.0, session.startup_s[candidate] - session.startup_s[result.best])
     pays_s = cost_s / (1 - 1 / gain)
     return [
         f"compiled it makes {gain:.2f} times the rate after {cost_s:.0f} s more to start: TRAIN_COMPILE=default pays"
@@ -254,7 +252,7 @@ def try_compile(session: TuningSession, found: Best) -> list[str]:
 
 
 def plan_signature(inputs: PlanInputs, candidate: Candidate) -> object:
-    """Return what a candidate comes to: of two alike one is measured. What is refused is reported by its trial."""
+    """Return a value that is equal for equal plans, so that one of them is measured; a trial reports errors."""
     variables = dict(candidate.variables)
     try:
         plan = make_plan(apply_tuning(inputs, TunedPlan(variables, "", Path()), {}))
@@ -274,33 +272,35 @@ def plan_signature(inputs: PlanInputs, candidate: Candidate) -> object:
     return ranks, plan.environment.preload, tuple(sorted({**environment, **others}.items()))
 
 
-def select_result(found: Best, session: TuningSession) -> tuple[Mapping[str, str], str]:
-    """Return the variables to keep and the evidence for them: none where the untuned plan is not behind."""
+def select_result(result: Best, session: TuningSession) -> tuple[Mapping[str, str], str]:
+    """Return the variables to store and the evidence; no variables if the untuned plan is as fast."""
     tried = sum(1 for seen in session.rates.values() if seen)
     when = time.strftime("%Y-%m-%d") + busy_cpus_note(session.busy_cpus)
-    unit = UNITS[session.way.trains]
-    best, untuned = found.median(found.best), found.rates.get(BASELINE)
-    if found.best == BASELINE or BASELINE in found.ties:
+    unit = UNITS[session.spec.is_trainer]
+    best, untuned = result.median(result.best), result.rates.get(BASELINE)
+    if result.best == BASELINE or BASELINE in result.ties:
         return {}, f"no plan of {tried} tried was faster than the untuned one, {when}"
-    gain = f", {best / found.median(BASELINE):.2f} times the untuned plan's" if untuned else ""
-    return dict(found.best.variables), f"{best:,.4g}{unit}{gain}: the best of {tried} plans tried, {when}"
+    gain = f", {best / result.median(BASELINE):.2f} times the untuned plan's" if untuned else ""
+    return dict(result.best.variables), f"{best:,.4g}{unit}{gain}: the best of {tried} plans tried, {when}"
 
 
-def format_report(found: Best, session: TuningSession, by_shape: Best | None, planned: int) -> list[str]:
-    """Return a table of all that was tried, the fastest first, and what it says of many ranks against one."""
+def format_report(result: Best, session: TuningSession, layout_result: Best | None, planned: int) -> list[str]:
+    """Return a table of all measured plans, fastest first, and a comparison of many ranks with one."""
     medians = {one: statistics.median(seen) for one, seen in session.rates.items() if seen}
-    top = medians[found.best]
+    top = medians[result.best]
     lines = [f"{'rate':>10}  of the best  trials           plan"]
     for one, rate in sorted(medians.items(), key=lambda item: -item[1]):
-        mark = "best" if one == found.best else "as fast" if one in found.ties else ""
+        mark = "best" if one == result.best else "as fast" if one in result.ties else ""
         lines.append(f"{rate:>10,.4g}{rate / top:>13.2f}{len(session.rates[one]):>8}  {mark:<7}  {one}")
-    lines += [f"{one}: cannot run: {problem}" for one, problem in session.problems.items()]
-    ranks = {one: dict(one.variables).get(RANKS, str(planned)) for one in (by_shape.rates if by_shape else ())}
+    lines += [f"{one}: cannot run: {problem}" for one, problem in session.errors.items()]
+    ranks = {
+        one: dict(one.variables).get(RANKS, str(planned)) for one in (layout_result.rates if layout_result else ())
+    }
     one_wide = [one for one, number in ranks.items() if number == "1"]
     many = [one for one, number in ranks.items() if number != "1"]
-    if by_shape and one_wide and many:
-        wide, small = (max(group, key=by_shape.median) for group in (one_wide, many))
-        share = by_shape.median(small) / by_shape.median(wide)
+    if layout_result and one_wide and many:
+        wide, small = (max(group, key=layout_result.median) for group in (one_wide, many))
+        share = layout_result.median(small) / layout_result.median(wide)
         held = "faster than one wide one, as the book's table 9.2 has it" if share > 1 else "slower than one wide one"
         lines.append(f"many small ranks are {held}: {small} makes {share:.2f} of {wide}")
     return lines

@@ -1,4 +1,4 @@
-"""What `entrypoint tune` has found, kept for this machine and program, and how a later plan takes it up."""
+"""The results of `entrypoint tune`, stored per machine and program, and how a later plan applies them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from entrypoint.plan.model import Decision, Plan, Source
 from entrypoint.settings import read_launch_settings
 
 VERSION = 1
-# Keys of the stored file, which have the names of 0.1 so that its results are read.
+# Keys of the stored file. They keep the names of version 0.1, so that its results can be read.
 RESULT_KEY = "verdict"  # codespell:ignore
 BUSY_CPUS_KEY = "beside"  # codespell:ignore
-# Settings of the launcher that change no speed.
+# Settings of the launcher that do not affect speed.
 NOT_SPEED_SETTINGS = (
     "quiet",
     "tuning_store",
@@ -29,7 +29,7 @@ NOT_SPEED_SETTINGS = (
     "grace_period_s",
     "max_restarts",
 )
-# Variables of others that change it; LAUNCH_* and TRAIN_* are distinguished by their own rules.
+# Other variables that affect speed. LAUNCH_* and TRAIN_* have rules of their own.
 SPEED_VARIABLES = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "ONEDNN_"),
     *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"),
@@ -38,7 +38,7 @@ SPEED_VARIABLES = (
 
 @dataclass(frozen=True)
 class TunedPlan:
-    """The variables of the best plan, empty where the untuned one is as good, and the evidence in a few words."""
+    """The variables of the best plan, empty if the untuned one is as fast, and the evidence in a few words."""
 
     variables: Mapping[str, str]
     evidence: str
@@ -46,9 +46,9 @@ class TunedPlan:
 
 
 def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
-    """Return what names this program on this machine: two alike have the same, whatever their host is called.
+    """Return the key of this program on this machine, equal for equal machines whatever their host name is.
 
-    `training` are the trainer's settings that bear on speed; of a user's script its words and content count.
+    `training` are the trainer's settings that affect speed. For a user's script its command line and content count.
     """
     machine = inputs.machine
     seats = [(cpu.socket, cpu.node, cpu.core) for cpu in machine.cpus]
@@ -75,25 +75,24 @@ def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
 
 
 def content_of(word: str) -> str:
-    """Return the digest of the file that a word names, nothing where it names none."""
+    """Return the digest of the file with this path, an empty text if there is none."""
     path = Path(word)
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
 def store_dir(inputs: PlanInputs) -> Path | None:
-    """Return the folder with what was found: the user's cache folder or the one asked for, None for `off`."""
-    asked = inputs.settings.values.tuning_store
-    if asked != "auto":
-        return None if asked == "off" else Path(asked)
+    """Return the folder of results: the configured one or one in the user's cache folder, None for `off`."""
+    configured = inputs.settings.values.tuning_store
+    if configured != "auto":
+        return None if configured == "off" else Path(configured)
     cache = user_cache_dir(inputs.environ)
     return cache / "tuned" if cache else None
 
 
 def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> TunedPlan | None:
-    """Return what was found for this machine and program, None where nothing was or where others start the ranks.
+    """Return the result for this machine and program, None if there is none or another launcher starts the ranks.
 
-    `training` gives the trainer's settings for `signature`; it is not asked where nothing is kept, since it looks at
-    the data.
+    `training` returns the trainer's settings for the key. It reads the data set, so it is not called without a folder.
     """
     folder = store_dir(inputs)
     if not folder or not os.path.isdir(folder) or not is_tunable(inputs):  # noqa: PTH112  # no error for odd names
@@ -113,14 +112,14 @@ def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> Tuned
 
 
 def is_tunable(inputs: PlanInputs) -> bool:
-    """Tell whether this process alone decides on the ranks: no launcher has, and there are no other nodes."""
+    """Return whether this process alone decides on the ranks: no launcher has, and there are no other nodes."""
     return not inputs.job.launcher and inputs.node_group.nnodes == 1 and inputs.remote_launcher is None
 
 
 def apply_tuning(inputs: PlanInputs, tuned: TunedPlan, flags: Mapping[str, str]) -> PlanInputs:
-    """Return the inputs as if a user had set what was found; `flags` are the launcher's own.
+    """Return the inputs as if the user had set the tuned variables; `flags` are the launcher's own.
 
-    What was measured stands, whatever others keep busy now.
+    The current load of other processes is ignored, because the tuned plan has been measured.
     """
     environ = {**tuned.variables, **inputs.environ}
     machine = replace(inputs.machine, busy_cpus=0.0)
@@ -128,7 +127,7 @@ def apply_tuning(inputs: PlanInputs, tuned: TunedPlan, flags: Mapping[str, str])
 
 
 def annotate(plan: Plan, tuned: TunedPlan) -> Plan:
-    """Return the plan with the evidence, and with each decision that the tuning made marked as tuned."""
+    """Return the plan with the evidence, and with the tuned decisions marked as tuned."""
     settings = {f"{name}={value}" for name, value in tuned.variables.items()}
     decisions = tuple(
         replace(one, source=Source.TUNED) if one.source == Source.USER and one.setting in settings else one
@@ -143,7 +142,7 @@ def annotate(plan: Plan, tuned: TunedPlan) -> Plan:
 
 
 def save(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a finding whole; raises `UserError` where there is no room or no right to."""
+    """Write a result atomically; raises `UserError` if the disk is full or the folder is not writable."""
     from entrypoint.core.atomic_files import atomic_write_text
 
     try:

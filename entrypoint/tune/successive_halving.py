@@ -1,4 +1,4 @@
-"""Which of several noisy candidates is the fastest: measured in turns, the slow half dropped, until one is ahead."""
+"""Finds the fastest of several noisy candidates: measured in rounds, the slower half dropped after each."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 
-# A lead counts where so few series of turns would show it by chance.
+# A lead is significant if its probability by chance is smaller than this.
 SIGNIFICANCE = 0.05
-# A result takes at least so many turns, and gives up on distinguishing candidates after the most.
+# A result takes at least MIN_ROUNDS rounds. After MAX_ROUNDS the search stops to distinguish candidates.
 MIN_ROUNDS, MAX_ROUNDS = 5, 15
-# Candidates as near as this to the last one that is kept are kept too after the first turn, which says little.
+# After the first round, which is noisy, candidates this near to the last remaining one stay too.
 FIRST_ROUND_SLACK = 0.05
-# Candidates whose medians differ by less than this are as good as each other, and not measured on to tell them apart.
+# Candidates whose medians differ by less are equally fast. They are not measured further.
 EQUIVALENCE = 0.02
-# Below so many candidates none is dropped but by a lead.
+# With so few candidates, only a significant lead drops one of them.
 MIN_SURVIVORS = 3
 
 
 @dataclass(frozen=True)
 class ComparisonResult(Generic[T]):
-    """The candidate with the best median rate, those that it could not be distinguished from, and all rates seen."""
+    """The candidate with the best median rate, the candidates that are not significantly slower, and all rates."""
 
     best: T
     ties: tuple[T, ...]
     rates: dict[T, list[float]]
 
-    def median(self, one: T) -> float:
+    def median(self, candidate: T) -> float:
         """Return a candidate's median rate."""
-        return statistics.median(self.rates[one])
+        return statistics.median(self.rates[candidate])
 
 
 def successive_halving(
@@ -41,55 +41,60 @@ def successive_halving(
     always: Sequence[T] = (),
     in_time: Callable[[], bool] = lambda: True,
 ) -> ComparisonResult[T] | None:
-    """Measure candidates in turns and return the result; `measure` gives a rate, or None for one that cannot run.
+    """Measure candidates in rounds and return the result; `measure` returns None for one that cannot run.
 
-    Successive halving (Jamieson and Talwalkar, 2016, arXiv:1502.07943), by turns of all that are left, so that what
-    else the machine does meets each alike. Those of `always` are measured to the end. None where none can run.
+    Successive halving (Jamieson and Talwalkar, 2016, arXiv:1502.07943).
+    Each round runs all remaining candidates, so that other load on the machine affects all of them alike.
+    Candidates in `always` are never dropped. Returns None if no candidate can run.
     """
-    left, rates = list(candidates), {one: list[float]() for one in candidates}
-    for turn in range(MAX_ROUNDS):
-        for one in left if turn % 2 == 0 else left[::-1]:
+    remaining, rates = list(candidates), {candidate: list[float]() for candidate in candidates}
+    for round_index in range(MAX_ROUNDS):
+        for candidate in remaining if round_index % 2 == 0 else remaining[::-1]:
             if not in_time():
-                return summarize(left, rates)
-            rate = measure(one)
+                return summarize(remaining, rates)
+            rate = measure(candidate)
             if rate is not None:
-                rates[one].append(rate)
-        left = [one for one in left if rates[one]]
-        if turn + 1 >= MIN_ROUNDS:
-            found = summarize(left, rates)
-            if not found or all(
-                found.median(one) >= (1 - EQUIVALENCE) * found.median(found.best) for one in found.ties
+                rates[candidate].append(rate)
+        remaining = [candidate for candidate in remaining if rates[candidate]]
+        if round_index + 1 >= MIN_ROUNDS:
+            result = summarize(remaining, rates)
+            if not result or all(
+                result.median(candidate) >= (1 - EQUIVALENCE) * result.median(result.best) for candidate in result.ties
             ):
-                return found
-            left = [one for one in left if one in (found.best, *found.ties, *always)]
+                return result
+            remaining = [candidate for candidate in remaining if candidate in (result.best, *result.ties, *always)]
         else:
-            left = keep_faster_half(left, rates, always, FIRST_ROUND_SLACK if turn == 0 else 0.0)
-    return summarize(left, rates)
+            remaining = keep_faster_half(remaining, rates, always, FIRST_ROUND_SLACK if round_index == 0 else 0.0)
+    return summarize(remaining, rates)
 
 
-def keep_faster_half(left: Sequence[T], rates: dict[T, list[float]], always: Sequence[T], near: float) -> list[T]:
-    """Return the faster half of the candidates, with those so `near` it, in their order."""
-    medians = {one: statistics.median(rates[one]) for one in left}
-    ranked = sorted(left, key=lambda one: -medians[one])
+def keep_faster_half(remaining: Sequence[T], rates: dict[T, list[float]], always: Sequence[T], near: float) -> list[T]:
+    """Return the faster half of the candidates, and those within `near` of it, in their order."""
+    medians = {candidate: statistics.median(rates[candidate]) for candidate in remaining}
+    ranked = sorted(remaining, key=lambda candidate: -medians[candidate])
     if len(ranked) <= MIN_SURVIVORS:
-        return list(left)
-    bar = medians[ranked[(len(ranked) + 1) // 2 - 1]] * (1 - near)
-    return [one for one in left if medians[one] >= bar or one in always]
+        return list(remaining)
+    cutoff = medians[ranked[(len(ranked) + 1) // 2 - 1]] * (1 - near)
+    return [candidate for candidate in remaining if medians[candidate] >= cutoff or candidate in always]
 
 
-def summarize(left: Sequence[T], rates: dict[T, list[float]]) -> ComparisonResult[T] | None:
-    """Return the best of those that are left by its median, and whom it does not lead."""
-    measured = [one for one in left if rates[one]]
+def summarize(remaining: Sequence[T], rates: dict[T, list[float]]) -> ComparisonResult[T] | None:
+    """Return the best remaining candidate by median rate, and those that are not significantly slower."""
+    measured = [candidate for candidate in remaining if rates[candidate]]
     if not measured:
         return None
-    best = max(measured, key=lambda one: statistics.median(rates[one]))
-    ties = tuple(one for one in measured if one is not best and not is_significantly_faster(rates[best], rates[one]))
-    return ComparisonResult(best, ties, {one: seen for one, seen in rates.items() if seen})
+    best = max(measured, key=lambda candidate: statistics.median(rates[candidate]))
+    ties = tuple(
+        candidate
+        for candidate in measured
+        if candidate is not best and not is_significantly_faster(rates[best], rates[candidate])
+    )
+    return ComparisonResult(best, ties, {candidate: seen for candidate, seen in rates.items() if seen})
 
 
 def is_significantly_faster(ours: Sequence[float], theirs: Sequence[float]) -> bool:
-    """Tell whether one was faster in so many of the turns in which both ran that it is hardly chance (a sign test)."""
-    turns = list(zip(ours, theirs, strict=False))
-    won = sum(one > other for one, other in turns)
-    tail = sum(math.comb(len(turns), more) for more in range(won, len(turns) + 1)) / 2 ** len(turns)
-    return len(turns) >= MIN_ROUNDS and tail < SIGNIFICANCE
+    """Return whether one candidate was faster in significantly many of their common rounds (a sign test)."""
+    rounds = list(zip(ours, theirs, strict=False))
+    won = sum(mine > other for mine, other in rounds)
+    tail = sum(math.comb(len(rounds), more) for more in range(won, len(rounds) + 1)) / 2 ** len(rounds)
+    return len(rounds) >= MIN_ROUNDS and tail < SIGNIFICANCE

@@ -1,4 +1,4 @@
-"""One trial of `entrypoint tune`: the program started for real under a candidate, watched, and ended."""
+"""One trial of `entrypoint tune`: runs the program with a candidate, collects its rates, and stops it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import UserError
 from entrypoint.tune.candidates import Candidate
 
-# How long a program may take until its first figure, and to end when it is asked to.
+# Seconds until a program has its first rate, and until it exits after SIGTERM.
 STARTUP_TIMEOUT_S, STOP_TIMEOUT_S = 300, 20
-# The first figures are of a program that warms up.
+# The number of first rates that are ignored as warm-up.
 WARM_UP = 2
-# Steps between two figures of our trainer: few enough for slow steps, many enough for fast ones.
+# Steps between two rates of the trainer: few enough for slow steps, many enough for fast ones.
 LOG_EVERY = 5
-# Our trainer as it is tried: as a user set it, but endless, and without what it would leave behind.
+# The trainer's settings in a trial: as the user set them, but endless, and without output files.
 TRIAL_TRAIN_SETTINGS = {
     "TRAIN_EPOCHS": str(10**6),
     "TRAIN_STEPS": "",
@@ -39,51 +39,52 @@ TRIAL_TRAIN_SETTINGS = {
     "TRAIN_PROFILE": "0",
     "TRAIN_MAX_MINUTES": "",
 }
-# Ranks that will not end are their launcher's to kill, in sessions of their own, well before it is killed itself.
+# Ranks are in sessions of their own, so only their launcher can kill those that do not exit. It must do so well before
+# it is killed itself.
 TRIAL_LAUNCH_SETTINGS = {
     "LAUNCH_QUIET": "1",
     "LAUNCH_TUNING_STORE": "off",
     "LAUNCH_GRACE_PERIOD_S": str(STOP_TIMEOUT_S // 2),
 }
-# What others keep busy right now must not make one candidate of two.
+# The current load of other processes must not change the plan of a candidate.
 IGNORE_LOAD = {"LAUNCH_RESERVE_CPUS": "0"}
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a trial gave: a rate, more is better, and the seconds until its first figure; or why there is no rate."""
+    """A trial's rate (more is better) and the seconds until its first rate, or the reason why there is none."""
 
     rate: float | None
-    problem: str = ""
-    start_s: float = 0.0
+    error: str = ""
+    startup_s: float = 0.0
 
 
-# The figures so far, from the trial's folder, what it has printed, and how long it took if it has ended.
-Figures = Callable[[Path, str, float | None], list[float]]
+# Returns the rates so far, from the trial's folder, its output, and its run time if it has exited.
+RateReader = Callable[[Path, str, float | None], list[float]]
 
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """How a program is tried: its words after `entrypoint`, variables, seconds, and how its figures are found."""
+    """How a trial runs: command line after `entrypoint`, variables, seconds to measure, and how rates are found."""
 
     words: tuple[str, ...]
     environ: Mapping[str, str]
     seconds: float
-    figures: Figures
-    trains: bool = False
+    read_rates: RateReader
+    is_trainer: bool = False
     mean: Callable[[list[float]], float] = statistics.median
 
 
-def run_trial(way: TrialSpec, candidate: Candidate) -> TrialResult:
-    """Run the program under a candidate until it has given figures for long enough, or has ended by itself."""
+def run_trial(spec: TrialSpec, candidate: Candidate) -> TrialResult:
+    """Run the program with a candidate until it has been measured for long enough, or has exited."""
     with tempfile.TemporaryDirectory(prefix="entrypoint-tune-") as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        environ = {**IGNORE_LOAD, **way.environ, **dict(candidate.variables), **TRIAL_LAUNCH_SETTINGS}
-        if way.trains:
+        environ = {**IGNORE_LOAD, **spec.environ, **dict(candidate.variables), **TRIAL_LAUNCH_SETTINGS}
+        if spec.is_trainer:
             environ |= {**TRIAL_TRAIN_SETTINGS, "TRAIN_OUTPUT_DIR": folder}
         with out.open("wb") as to, err.open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "entrypoint", *way.words],
+                [sys.executable, "-m", "entrypoint", *spec.words],
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=to,
@@ -91,42 +92,42 @@ def run_trial(way: TrialSpec, candidate: Candidate) -> TrialResult:
                 start_new_session=True,
             )
         try:
-            figures, start_s = collect_rates(
-                process, lambda took: way.figures(Path(folder), out.read_text(errors="replace"), took), way.seconds
+            rates, startup_s = collect_rates(
+                process, lambda took: spec.read_rates(Path(folder), out.read_text(errors="replace"), took), spec.seconds
             )
         finally:
             terminate_trial(process)
-        if figures:
-            return TrialResult(way.mean(figures), start_s=start_s)
+        if rates:
+            return TrialResult(spec.mean(rates), startup_s=startup_s)
         last = last_error_line(err.read_text(errors="replace"), f"it ended with {process.returncode}")
-        return TrialResult(None, last if process.returncode else f"no figure within {STARTUP_TIMEOUT_S} s")
+        return TrialResult(None, last if process.returncode else f"no rate within {STARTUP_TIMEOUT_S} s")
 
 
 def collect_rates(
-    process: subprocess.Popen[bytes], figures: Callable[[float | None], list[float]], seconds: float
+    process: subprocess.Popen[bytes], read_rates: Callable[[float | None], list[float]], seconds: float
 ) -> tuple[list[float], float]:
-    """Return a trial's figures but those of its warm-up, when it has run for long enough or has ended by itself.
+    """Return a trial's rates after its warm-up, when it has run for long enough or has exited.
 
-    With them come the seconds until the first of them. Of a program that fails there are none.
+    Also returns the seconds until the first rate. A program that fails has no rates.
     """
-    began, first = time.monotonic(), 0.0
+    started, first = time.monotonic(), 0.0
     while True:
         ended = process.poll() is not None
-        now = time.monotonic() - began
-        seen = figures(now if ended else None)
-        if len(seen) > WARM_UP and not first:
+        now = time.monotonic() - started
+        rates = read_rates(now if ended else None)
+        if len(rates) > WARM_UP and not first:
             first = now
         if ended:
-            return ([] if process.returncode else seen[WARM_UP:] or seen), first or now
-        if first and now - first >= seconds and len(seen) > WARM_UP + 1:
-            return seen[WARM_UP:], first
+            return ([] if process.returncode else rates[WARM_UP:] or rates), first or now
+        if first and now - first >= seconds and len(rates) > WARM_UP + 1:
+            return rates[WARM_UP:], first
         if not first and now > STARTUP_TIMEOUT_S:
             return [], now
         time.sleep(0.05)
 
 
 def terminate_trial(process: subprocess.Popen[bytes]) -> None:
-    """End a trial with all that it has started."""
+    """Stop a trial and all processes that it started."""
     for number, seconds in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, STOP_TIMEOUT_S)):
         if process.poll() is not None:
             break
@@ -142,7 +143,7 @@ def terminate_trial(process: subprocess.Popen[bytes]) -> None:
 
 
 def trainer_rates(folder: Path, _: str, __: float | None) -> list[float]:
-    """Return images/s of each interval that our trainer has logged."""
+    """Return the images/s of each interval that the trainer has logged."""
     try:
         lines = (folder / "trial/metrics.jsonl").read_text().splitlines()
     except OSError:
@@ -151,14 +152,14 @@ def trainer_rates(folder: Path, _: str, __: float | None) -> list[float]:
 
 
 def mean_rate(rates: list[float]) -> float:
-    """Return the rate over intervals of one number of images each."""
+    """Return the mean rate of intervals with equal numbers of images."""
     return statistics.harmonic_mean(rates)
 
 
-def metric_rates(pattern: str, *, lower: bool) -> Figures:
-    """Return what finds the figures that a program prints: the group of a pattern, in every line that has it.
+def metric_rates(pattern: str, *, lower: bool) -> RateReader:
+    """Return a function that finds rates in a program's output: the group of a pattern, in every match.
 
-    Raises `UserError` for a pattern that is none, or has not one group.
+    Raises `UserError` for an invalid pattern, or one without exactly one group.
     """
     try:
         compiled = re.compile(pattern)
@@ -167,13 +168,13 @@ def metric_rates(pattern: str, *, lower: bool) -> Figures:
     if compiled.groups != 1:
         raise UserError(f"TUNE_METRIC={pattern}: needs one group, around the number: '([0-9.]+) images/s'")
 
-    def figures(_: Path, text: str, __: float | None) -> list[float]:
+    def read_rates(_: Path, text: str, __: float | None) -> list[float]:
         found = [float(word.replace(",", "")) for word in compiled.findall(text)]
         return [1 / value for value in found if value] if lower else found
 
-    return figures
+    return read_rates
 
 
 def wall_time_rate(_: Path, __: str, took_s: float | None) -> list[float]:
-    """Return a program's own time as its figure: runs in a second."""
+    """Return the program's rate in runs per second, when it has exited."""
     return [] if took_s is None else [1 / took_s]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.book.experiments import EXPERIMENTS, Experiment, Variant, faster, fewer_parameters, worse_with_ranks
-from benchmarks.book.known import Known
-from benchmarks.book.measure import Measured, alternate, choose, once_to_the_end, with_speeds
+from benchmarks.book.measure import Measured, alternate, link_first_images, run_to_the_end, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
+from benchmarks.book.stored_results import StoredResults
 from entrypoint.settings import read_launch_settings
 from tests.conftest import paint
 from train.settings import read_train_settings
@@ -89,7 +89,7 @@ def test_every_experiments_settings_are_settings_of_ours() -> None:
 def test_images_are_the_first_of_each_class(tmp_path: Path) -> None:
     for part in ("train", "test"):
         paint(tmp_path / "all" / part, classes=2, each=8)
-    choose(tmp_path / "all", tmp_path / "some", 4)
+    link_first_images(tmp_path / "all", tmp_path / "some", 4)
     assert len(list((tmp_path / "some/train/class1").iterdir())) == 4
     assert len(list((tmp_path / "some/test/class0").iterdir())) == 1
 
@@ -106,13 +106,13 @@ def test_speed_from_short_runs_and_accuracy_from_full_runs() -> None:
 
 def test_known_results_are_reused_under_the_same_conditions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = EXPERIMENTS[:2]
-    known = Known(tmp_path / "results.json", ("2 cores",))
-    known.keep(first, {variant.name: measured(100, 110) for variant in first.variants})
-    again = Known(tmp_path / "results.json", ("2 cores",))
-    assert (again.lacks(first), again.lacks(second)) == (False, True)
-    assert again.seen(first) == known.seen(first)
+    stored = StoredResults(tmp_path / "results.json", ("2 cores",))
+    stored.add(first, {variant.name: measured(100, 110) for variant in first.variants})
+    again = StoredResults(tmp_path / "results.json", ("2 cores",))
+    assert (again.is_missing(first), again.is_missing(second)) == (False, True)
+    assert again.results(first) == stored.results(first)
     assert [settings for settings, _ in again.runs()] == [variant.settings for variant in first.variants]
-    assert Known(tmp_path / "results.json", ("4 cores",)).lacks(first)
+    assert StoredResults(tmp_path / "results.json", ("4 cores",)).is_missing(first)
     assert "measured under other conditions (2 cores)" in capsys.readouterr().out
 
 
@@ -126,7 +126,7 @@ def test_full_runs_are_made_once_and_short_runs_give_speed() -> None:
     )  # fmt: skip
     common = {"TRAIN_EPOCHS": "2"}
     ran = measured(1.0, accuracy=12.5)
-    seen = once_to_the_end([plain, pruned, refused], common, [({}, ran)])
+    seen = run_to_the_end([plain, pruned, refused], common, [({}, ran)])
     assert seen["plain"].summaries == ran.summaries
     seen = with_speeds(seen, [plain, pruned, refused], {}, 3, 2)
     assert [one["steps"] for one in seen["plain"].short] == [3, 3]

@@ -20,7 +20,7 @@ def test_each_gives_a_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer
     for part in ("train", "test"):
         paint(tmp_path / part, classes=10, each=6, size=(32, 32))
     data = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path), "TRAIN_CACHE_DIR": str(tmp_path / "c")}
-    seen = peers.Seen()
+    seen = peers.PeerResults()
     peers.start(next(one for one in peers.PEERS[1] if one.name == peer), "cnn", 1, data, seen)
     assert seen.problem == ""
     assert seen.rates[0] > 0
@@ -28,7 +28,7 @@ def test_each_gives_a_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer
 
 
 def test_what_fails_is_told_and_not_tried_again(tmp_path: Path) -> None:
-    seen = peers.Seen()
+    seen = peers.PeerResults()
     missing = {"TRAIN_DATA_DIR": str(tmp_path / "nothing")}
     peers.start(peers.Peer("plain loop", (PYTHON, "-m", "benchmarks.peers.plain")), "cnn", 1, missing, seen)
     assert seen.problem.startswith("ended with 1: FileNotFoundError")

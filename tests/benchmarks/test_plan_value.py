@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plan_value.__main__ import Runner, contestants, ours, sweep, trainers
-from benchmarks.plan_value.scenarios import SCENARIOS, mask_of_one, one_neighbour
+from benchmarks.plan_value.__main__ import Runner, ours, ours_and_peers, sweep, trainers
+from benchmarks.plan_value.scenarios import SCENARIOS, mask_of_one, one_busy_cpu
 from entrypoint.settings import read_launch_settings
 
 
@@ -34,7 +34,7 @@ def test_a_mask_leaves_one_cpu_and_a_quota_the_time_of_one() -> None:
 
 def test_a_neighbour_is_gone_with_its_scenario() -> None:
     busy = ("pgrep", "-P", str(os.getpid()), "-f", "while os.getppid")
-    with one_neighbour():
+    with one_busy_cpu():
         assert subprocess.run(busy, check=False, capture_output=True).returncode == 0
     assert subprocess.run(busy, check=False, capture_output=True).returncode == 1
     assert len(SCENARIOS) == 5
@@ -43,9 +43,9 @@ def test_a_neighbour_is_gone_with_its_scenario() -> None:
 @pytest.mark.launch
 def test_ours_gives_a_rate_and_what_fails_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAUNCH_RESERVE_CPUS", "0")  # else plans differ where suites run next to it between two of them
-    first, two, *_ = contestants()
-    by_hand = ours("by hand", {"LAUNCH_NPROC_PER_NODE": str(len(first.plans(())[0]))})
-    assert by_hand.plans(()) == first.plans(()) != two.plans(())
+    first, two, *_ = ours_and_peers()
+    by_hand = ours("by hand", {"LAUNCH_NPROC_PER_NODE": str(len(first.plan_parts(())[0]))})
+    assert by_hand.plan_parts(()) == first.plan_parts(()) != two.plan_parts(())
     first.run(())
     assert first.median > 0, first.problem
     trainer = trainers(str(tmp_path))[0]

@@ -48,7 +48,7 @@ def test_it_holds_what_the_readme_promises(docker: Docker, image: str) -> None:
     doctor = json.loads(docker.run(image, "doctor", "--json").out)
     seen = {check["what"]: check["seen"] for check in doctor}
     assert seen["tcmalloc"].startswith("/usr/lib/")
-    assert all(check["state"] == "ok" for check in doctor), doctor
+    assert all(check["state"] in ("ok", "absent") for check in doctor), doctor
     if image == "cpu-intel":
         assert seen["jemalloc"].startswith("/usr/lib/")
         assert seen["intel"] == "/opt/venv/lib/libiomp5.so"

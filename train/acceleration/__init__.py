@@ -1,1 +1,1 @@
-"""What computes a step faster: precision, memory format, kernels."""
+"""Faster training steps: precision, memory format, kernels."""

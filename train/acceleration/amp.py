@@ -1,4 +1,4 @@
-"""In which number format the model computes; weights, loss and optimizer stay in fp32."""
+"""The number format of the forward pass; weights, loss and optimizer state stay in fp32."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CAST_TO = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def configure_tf32(precision: str, device: torch.device) -> None:
-    """Let the device's libraries use what the precision allows: TF32 in products and convolutions, or none of it."""
+    """Allow TF32 and 16-bit reductions in the device's libraries only if the precision asks for them."""
     tf32 = precision == "tf32"
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     if device.type == "cuda":
@@ -21,13 +21,14 @@ def configure_tf32(precision: str, device: torch.device) -> None:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context for the model's forward pass: PyTorch's autocast for bf16 and fp16, nothing for others."""
+    """Return the context of the forward pass: autocast for bf16 and fp16, a null context for others."""
     return torch.autocast(device.type, CAST_TO[precision]) if precision in CAST_TO else nullcontext()
 
 
 def gradient_scaler(precision: str, device: torch.device) -> GradScaler:
-    """Return what keeps fp16's gradients from vanishing: the loss is scaled up, the gradients down before the step.
+    """Return the gradient scaler, which is enabled for fp16 only.
 
-    For other precisions it does nothing.
+    It scales the loss up, and the gradients down before the optimizer step.
+    Why: small gradients would be zero in fp16.
     """
     return GradScaler(device.type, enabled=precision == "fp16")

@@ -1,4 +1,4 @@
-"""Intel's extension: its import without what it prints, and a model and optimizer as it optimises them."""
+"""Intel Extension for PyTorch (IPEX): its import without its messages, and its optimization of a model."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from train.fd_redirect import STDERR, redirected
 
 
 def import_ipex(*, compiling: bool) -> ModuleType:
-    """Import it; what it prints of operators that it has twice is shown only where the import fails.
+    """Import IPEX; show its messages only if the import fails.
 
-    Unless something is compiled it must not start a process for that, which takes 600 MB: it imports torch's compiler.
+    IPEX prints a message for each operator that is registered twice.
+    It also imports torch's compiler, which starts a process of 600 MB.
+    One compile thread prevents that if nothing is compiled.
     """
     if not compiling:
         importlib.import_module("torch._inductor.config").compile_threads = 1  # type: ignore[attr-defined]
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as messages:
         try:
-            with redirected(STDERR, said.fileno()):
+            with redirected(STDERR, messages.fileno()):
                 return importlib.import_module(IPEX)
         except BaseException:
-            said.seek(0)
-            os.write(STDERR, said.read())
+            messages.seek(0)
+            os.write(STDERR, messages.read())
             raise
 
 
 def optimize_with_ipex(
     model: nn.Module, optimizer: torch.optim.Optimizer, *, compiling: bool
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return both as it optimises them for training; weights keep their layout and stay fp32.
+    """Return model and optimizer as IPEX optimizes them for training, in the same memory format and in fp32.
 
-    Packed weights and a fused update would save little more, and change what a checkpoint holds.
+    Why no packed weights and no fused update: they save little, and change the content of checkpoints.
     """
     ipex = import_ipex(compiling=compiling)
     options = {"weights_prepack": False, "fuse_update_step": False}

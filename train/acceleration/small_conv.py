@@ -1,10 +1,8 @@
-"""Convolutions of images of a few pixels as matrix products, which CPUs compute several times as fast.
+"""Replaces convolutions of images of at most four pixels by matrix products, which CPUs compute faster.
 
-Deep networks see such images in their last layers: of an image of 32x32 pixels ResNet leaves 2x2 and then one. Each
-pixel that comes out then hangs on all that went in, so that the convolution is a product with a matrix of its filters'
-taps, while oneDNN multiplies with every tap, those beyond the image's edge too, and repacks them all for each step.
-Measured on two cores, a batch of 128, forward and backward: 3.4 ms for 11 with 256 channels of 2x2 pixels, 1.3 for 7.5
-with 512 of one pixel, less than half of either in bf16; a whole step of ResNet-18 takes two thirds of the time.
+Deep networks have such images in their last layers: ResNet reduces 32x32 pixels to 2x2 and then to one.
+There each output pixel depends on all input pixels, so a convolution is a product with one matrix of filter taps.
+Why it is faster: oneDNN multiplies with every tap, also beyond the image's edge, and repacks all taps at each step.
 """
 
 from __future__ import annotations
@@ -20,17 +18,17 @@ from torch.nn.functional import linear
 
 from train.models.inspection import dry_run
 
-# Of 3x3 pixels a product was no faster, of 4x4 half as fast; of 2x2 with 64 channels as fast as a convolution.
+# A matrix product is faster up to 2x2 pixels, and with more than 64 channels. With 64 channels it is as fast.
 MAX_PIXELS = 4
 MIN_CHANNELS = 64
 
 
 class SmallConv2d(nn.Conv2d):
-    """A convolution that computes images of up to four pixels as a matrix product, and others as ever."""
+    """A convolution that computes images of up to four pixels as a matrix product, and larger ones as usual."""
 
     @classmethod
     def sharing(cls, module: nn.Conv2d) -> SmallConv2d:
-        """Return one with the parameters of a plain convolution."""
+        """Return a SmallConv2d with the parameters of a plain convolution."""
         return share_parameters(cls, module)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -40,8 +38,8 @@ class SmallConv2d(nn.Conv2d):
             return convolved
         images = input.permute(0, 2, 3, 1)
         if self.kernel_size == (1, 1) and self.padding == (0, 0):
-            seen = images[:, :: self.stride[0], :: self.stride[1]]
-            return linear(seen, weight.flatten(1), bias).permute(0, 3, 1, 2)
+            strided = images[:, :: self.stride[0], :: self.stride[1]]
+            return linear(strided, weight.flatten(1), bias).permute(0, 3, 1, 2)
         rows, columns = (
             tap_table(size, *along)
             for size, *along in zip((height, width), self.kernel_size, self.stride, padding_2d(self), strict=True)
@@ -52,18 +50,18 @@ class SmallConv2d(nn.Conv2d):
         return out.view(len(input), len(rows), len(columns), -1).permute(0, 3, 1, 2)
 
 
-def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int], *, by_taps: bool = True) -> nn.Module:
-    """Return the model with the convolutions that see small images changed so, for images of a (C, H, W) shape.
+def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int], *, tap_major: bool = True) -> nn.Module:
+    """Return the model with matrix products for convolutions of small images, for inputs of a (C, H, W) shape.
 
-    Filters of more than one tap lie tap by tap, which makes their matrices blocks of memory, a third of the time;
-    `by_taps` is to be off for who wants to see them as a matrix themselves.
+    Filters with several taps are stored tap by tap. Why: each block of their matrix is contiguous then.
+    Set `tap_major` to False if the filters must stay a matrix in their usual order.
     """
     pixels: dict[nn.Conv2d, int] = {}
 
-    def look(module: nn.Conv2d, inputs: tuple[Tensor]) -> None:
+    def record_pixels(module: nn.Conv2d, inputs: tuple[Tensor]) -> None:
         pixels[module] = max(pixels.get(module, 0), inputs[0].shape[2:].numel())
 
-    hooks = [module.register_forward_pre_hook(look) for module in model.modules() if is_eligible(module)]
+    hooks = [module.register_forward_pre_hook(record_pixels) for module in model.modules() if is_eligible(module)]
     if not hooks:
         return model
     dry_run(model, shape)
@@ -71,16 +69,16 @@ def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int], *
         hook.remove()
     small = {module: SmallConv2d.sharing(module) for module, most in pixels.items() if most <= MAX_PIXELS}
     for module in small.values():
-        order = (2, 3, 0, 1) if by_taps and module.kernel_size != (1, 1) else (0, 1, 2, 3)
+        order = (2, 3, 0, 1) if tap_major and module.kernel_size != (1, 1) else (0, 1, 2, 3)
         sizes = [module.weight.shape[axis] for axis in order]
-        # Filters of one tap lie alike in either order; their gradients come with the strides of this one.
-        laid = module.weight.data.new_empty(sizes).permute(order)
-        module.weight.data = laid.copy_(module.weight.data)
+        # Filters with one tap are contiguous in either order. Their gradients have the strides of this order.
+        stored = module.weight.data.new_empty(sizes).permute(order)
+        module.weight.data = stored.copy_(module.weight.data)
     return replace_modules(model, small)
 
 
 def replace_modules(model: nn.Module, replacements: Mapping[Any, nn.Module]) -> nn.Module:
-    """Return the model with these modules replaced, wherever they stand in it."""
+    """Return the model with these modules replaced at every place in it."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if child in replacements:
@@ -90,7 +88,7 @@ def replace_modules(model: nn.Module, replacements: Mapping[Any, nn.Module]) -> 
 
 @contextmanager
 def original_convolutions(model: nn.Module) -> Iterator[None]:
-    """Have the model's convolutions be plain ones within: for who counts what they compute, or writes them down."""
+    """Restore the model's plain convolutions temporarily, to count operations or to export the model."""
     plain = {
         module: share_parameters(nn.Conv2d, module) for module in model.modules() if isinstance(module, SmallConv2d)
     }
@@ -105,9 +103,9 @@ Convolution = TypeVar("Convolution", bound=nn.Conv2d)
 
 
 def share_parameters(kind: type[Convolution], module: nn.Conv2d) -> Convolution:
-    """Return a convolution of another kind with the settings and the very parameters of a module."""
+    """Return a convolution of another class that shares the settings and the parameters of a module."""
     with torch.device("meta"):
-        made = kind(
+        shared = kind(
             module.in_channels,
             module.out_channels,
             module.kernel_size,  # type: ignore[arg-type]
@@ -115,12 +113,12 @@ def share_parameters(kind: type[Convolution], module: nn.Conv2d) -> Convolution:
             module.padding,  # type: ignore[arg-type]
             bias=module.bias is not None,
         )
-    made.weight, made.bias = module.weight, module.bias
-    return made.train(module.training)
+    shared.weight, shared.bias = module.weight, module.bias
+    return shared.train(module.training)
 
 
 def is_eligible(module: nn.Module) -> bool:
-    """Tell whether a module is a convolution that could be a product with one matrix, and large enough to gain."""
+    """Return whether a module is a convolution that one matrix can replace, with enough channels to be faster."""
     return (
         type(module) is nn.Conv2d
         and (module.groups, module.dilation, module.padding_mode) == (1, (1, 1), "zeros")
@@ -133,18 +131,18 @@ TapTable = tuple[tuple[int, ...], ...]
 
 
 def tap_table(size: int, taps: int, stride: int, padding: int) -> TapTable:
-    """Return along one axis, for each pixel that comes out and each that goes in, the tap between them, or -1."""
+    """Return along one axis, for each output and each input pixel, the tap between them, or -1."""
     count = (size + 2 * padding - taps) // stride + 1
     between = ((at - (out * stride - padding) for at in range(size)) for out in range(count))
     return tuple(tuple(tap if 0 <= tap < taps else -1 for tap in line) for line in between)
 
 
 class ConvAsMatrix(torch.autograd.Function):
-    """The matrix by which all channels of all pixels that go in make all of all that come out."""
+    """The matrix that maps all channels of all input pixels to all channels of all output pixels."""
 
     @staticmethod
     def forward(ctx: Any, filters: Tensor, rows: TapTable, columns: TapTable) -> Tensor:
-        """Return it, (height · width · channels that come out) x (height · width · channels that go in)."""
+        """Return the matrix, (output height · width · channels) x (input height · width · channels)."""
         ctx.save_for_backward(filters)
         outputs, inputs = filters.shape[:2]
         sizes = len(rows), len(columns), outputs, len(rows[0]), len(columns[0]), inputs
@@ -158,7 +156,7 @@ class ConvAsMatrix(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradient of the filters, laid out as they are; taps that nothing passes through have zeros."""
+        """Return the gradient of the filters in their memory format; unused taps have zeros."""
         (filters,) = ctx.saved_tensors
         parts = gradient.view(ctx.shape)
         change = torch.zeros_like(filters)
@@ -169,7 +167,7 @@ class ConvAsMatrix(torch.autograd.Function):
 
 
 def iter_taps(rows: TapTable, columns: TapTable) -> Iterator[tuple[tuple[int, int, int, int], tuple[int, int]]]:
-    """Yield, for each pixel that comes out and each that goes in, where they are and which tap is between them."""
+    """Yield (output row, output column, input row, input column) and the tap between them, for all pairs of pixels."""
     for a, b in product(range(len(rows)), range(len(columns))):
         for c, d in product(range(len(rows[0])), range(len(columns[0]))):
             tap = rows[a][c], columns[b][d]
@@ -178,7 +176,7 @@ def iter_taps(rows: TapTable, columns: TapTable) -> Iterator[tuple[tuple[int, in
 
 
 def padding_2d(module: nn.Conv2d) -> tuple[int, int]:
-    """Return how many zeros a convolution sees beyond each edge."""
+    """Return the number of zeros that a convolution adds at each edge, as (height, width)."""
     assert not isinstance(module.padding, str)
     height, width = module.padding
     return height, width

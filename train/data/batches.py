@@ -1,4 +1,4 @@
-"""Batches of this rank: its share of each global batch, on the device, as floats."""
+"""Batches of this rank: its shard of each global batch, on the device, as normalized floats."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from train.transforms.mixup import MixParams
 from train.transforms.normalize import Normalize
 from train.transforms.registry import Transform, select_transform
 
-# A label that the loss and the evaluation leave out: an image that could not be read.
+# The label of an unreadable image. Loss and evaluation ignore it.
 IGNORE_LABEL = -1
-# Images of a sample: enough for the covariance of small patches.
+# Sample size: enough images for the covariance of small patches.
 SAMPLE_IMAGES = 1000
 
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's share of one global batch of `size` images, in one or more micro-batches of (images, labels).
+    """This rank's shard of a global batch of `size` images, as one or more micro-batches of (images, labels).
 
     With mixup or CutMix, `mixed_labels` are the partners' labels, and `mix_weight` is the weight of the own labels.
     Images are normalized (N, C, H, W) floats in the selected memory format. Labels are (N,) int64 or IGNORE_LABEL.
@@ -38,58 +38,59 @@ class Batch:
 
 
 class BatchSource(Protocol):
-    """A split's batches. Training ones depend on seed and epoch alone, whatever the number of ranks."""
+    """The batches of a data set. Training batches depend on seed and epoch only, not on the number of ranks."""
 
     steps_per_epoch: int
     normalize: Normalize
     skipped: set[str]  # files that this rank could not read, each with the reason
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Yield the epoch's batches from the one of number `first`; images that would fill only a part wait."""
+        """Yield the epoch's full batches from step `first` on; the remaining images are not used."""
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's share of the test images, each image on exactly one rank."""
+        """Yield this rank's shard of the test images; each image is on exactly one rank."""
 
     def sample(self) -> Tensor:
-        """Return some of the training images as evaluation would show them, on the CPU, the same on every rank."""
+        """Return some training images, transformed for evaluation, on the CPU and identical on every rank."""
 
 
 @dataclass(frozen=True)
 class MicroBatchIndices:
-    """Images that one rank computes at once: their rows in the split, and what was drawn for each.
+    """Images of one micro-batch of a rank: their rows in the split and their transform parameters.
 
-    Where they are mixed, the second half are those that are mixed into the first.
+    If they are mixed, the second half are the partners of the first half.
     """
 
     indices: Tensor
     transform_params: Tensor
     mix: MixParams | None = None
 
-    def split_mix(self, of: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what belongs to the images, and to those that are mixed in."""
+    def split_mix(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values of the images, and those of their partners."""
         own = len(self.indices) // 2
-        return of[:own], of[own:]
+        return values[:own], values[own:]
 
     def apply_mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return (images, labels, labels of what is mixed in) of the part's images."""
+        """Return (images, labels, labels of the partners) after mixing; the last is None without mixing."""
         if self.mix is None:
             return images, labels, None
-        return self.mix.of(*self.split_mix(images)), *self.split_mix(labels)
+        return self.mix.apply(*self.split_mix(images)), *self.split_mix(labels)
 
 
 def make_batch(parts: Iterable[tuple[Tensor, Tensor, Tensor | None]], size: int, mix: MixParams | None) -> Batch:
-    """Return the batch of a rank's parts, as `MicroBatchIndices.apply_mix` gives them."""
+    """Return the batch of a rank's micro-batches, given as `MicroBatchIndices.apply_mix` returns them."""
     parts = tuple(parts)
     others = tuple(other for _, _, other in parts if other is not None)
-    return Batch(tuple((images, labels) for images, labels, _ in parts), size, others, mix.own if mix else 1.0)
+    return Batch(tuple((images, labels) for images, labels, _ in parts), size, others, mix.own_weight if mix else 1.0)
 
 
 @dataclass(frozen=True)
 class BatchSampler:
-    """Which images make up which step, and which of them are this rank's.
+    """Selects the images of each step, and this rank's shard of them.
 
-    Order and augmentation are drawn for whole global batches, then cut: first into the parts that gradients are
-    accumulated over, then among the ranks, so that BatchNorm sees the same images together on any number of ranks.
+    Order and augmentation are sampled for whole global batches.
+    These are divided into micro-batches for gradient accumulation first, then among the ranks.
+    Why: BatchNorm computes its statistics over the same images on any number of ranks.
     """
 
     images: int
@@ -104,49 +105,49 @@ class BatchSampler:
         return self.images // self.settings.batch_size
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[MicroBatchIndices, ...]]:
-        """Yield this rank's parts of each step, from the one of number `first` in the epoch."""
+        """Yield this rank's micro-batches of each step, from step `first` of the epoch on."""
         size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.grad_accum_steps
         order = epoch_permutation(self.images, seed, epoch)
-        places = [self.within(shard_slice(size, part, parts)) for part in range(parts)]
+        shards = [self.shard_of(shard_slice(size, part, parts)) for part in range(parts)]
         for step in range(first, self.steps_per_epoch):
             rows = order[step * size : (step + 1) * size]
-            drawn = torch.empty(size, 0)
+            params = torch.empty(size, 0)
             if self.transform.sample_params:
-                drawn = self.transform.sample_params(size, self.shape[1], make_generator(seed, "augment", epoch, step))
+                params = self.transform.sample_params(size, self.shape[1], make_generator(seed, "augment", epoch, step))
             mix: MixParams | None = None
             if self.settings.mixup_alpha or self.settings.cutmix_alpha:
-                seen = self.transform.shape(self.shape)[1:]
-                mix = mixup.sample_mix(size, *seen, self.settings, make_generator(seed, "mix", epoch, step))
+                sides = self.transform.shape(self.shape)[1:]
+                mix = mixup.sample_mix(size, *sides, self.settings, make_generator(seed, "mix", epoch, step))
             if mix:
-                mixed = (torch.cat((torch.arange(size)[own], mix.partners[own])) for own in places)
-                yield tuple(MicroBatchIndices(rows[both], drawn[both], mix) for both in mixed)
+                mixed = (torch.cat((torch.arange(size)[own], mix.partner_indices[own])) for own in shards)
+                yield tuple(MicroBatchIndices(rows[both], params[both], mix) for both in mixed)
             else:
-                yield tuple(MicroBatchIndices(rows[own], drawn[own]) for own in places)
+                yield tuple(MicroBatchIndices(rows[own], params[own]) for own in shards)
 
-    def within(self, part: slice) -> slice:
-        """Return this rank's share of a part."""
-        mine = shard_slice(part.stop - part.start, self.group.rank, self.group.world_size)
-        return slice(part.start + mine.start, part.start + mine.stop)
+    def shard_of(self, part: slice) -> slice:
+        """Return this rank's shard of a micro-batch."""
+        shard = shard_slice(part.stop - part.start, self.group.rank, self.group.world_size)
+        return slice(part.start + shard.start, part.start + shard.stop)
 
 
 def make_sampler(images: int, shape: ImageShape, settings: TrainSettings, group: ProcessGroup) -> BatchSampler:
-    """Return a training split's sequence, for images stored in a shape."""
+    """Return the sampler of a training split, for images stored in this shape."""
     return BatchSampler(images, shape, select_transform(settings, shape[0]), settings, group)
 
 
 def use_pinned_memory(settings: TrainSettings, device: torch.device) -> bool:
-    """Tell whether batches go to the device from pinned memory, which the copy need not be waited for from."""
+    """Return whether batches are in pinned memory, which makes the copy to the device asynchronous."""
     return settings.pin_memory is True or (settings.pin_memory == "auto" and device.type == "cuda")
 
 
 def eval_batches(count: int, default_size: int, settings: TrainSettings, group: ProcessGroup) -> Iterator[slice]:
-    """Yield this rank's contiguous share of range(count), an evaluation step at a time."""
-    mine = shard_slice(count, group.rank, group.world_size)
+    """Yield this rank's contiguous shard of range(count), one evaluation batch at a time."""
+    shard = shard_slice(count, group.rank, group.world_size)
     size = default_size if settings.eval_batch_size == "auto" else settings.eval_batch_size
-    for start in range(mine.start, mine.stop, size):
-        yield slice(start, min(start + size, mine.stop))
+    for start in range(shard.start, shard.stop, size):
+        yield slice(start, min(start + size, shard.stop))
 
 
 def sample_slice(count: int) -> slice:
-    """Return the places of a sample's images among so many."""
+    """Return the rows of the sample among `count` images."""
     return slice(0, count, max(1, count // SAMPLE_IMAGES))

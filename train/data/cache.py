@@ -1,4 +1,4 @@
-"""Decoded images on disk, keyed by content: built once, whole or not at all, shared by ranks and jobs."""
+"""Decoded images on disk, keyed by content, written atomically and shared by ranks and jobs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from train.data.image_folder import ImageList
 from train.lock_file import folder_lock
 from train.settings import ImageShape
 
-# Part of every key: raise it when decoding or the layout changes, and old entries are never read again.
+# Part of every key. Increase it when decoding or the array layout changes; old entries are not read then.
 VERSION = 3
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A finished entry: bytes (N, H, W, C) and labels (N,) of both splits, memory-mapped, and notes on them."""
+    """A complete entry: memory-mapped bytes (N, H, W, C) and labels (N,) of both splits, and notes about them."""
 
     train_images: NDArray[np.uint8]
     train_labels: NDArray[np.int64]
@@ -48,12 +48,12 @@ def load_or_build(
     folder: Path,
     build: Callable[[Path], dict[str, Any]],
 ) -> CacheEntry:
-    """Return the entry of these files, built first where there is none.
+    """Return the entry of these files; it is built first if the cache has none.
 
-    `build` writes the four arrays into the folder it is given and returns the notes; it runs in one process at
-    a time, while others wait. The key is the content of all files. Since reading them all only to find the key
-    would cost as much as decoding, a second key, of every file's size and times (the change time among them,
-    which no program can set), leads to the first where nothing was touched.
+    `build` writes the four arrays into a folder and returns the notes. Only one process runs it at a time; others wait.
+    The key is a digest of the content of all files, but reading all files is as slow as decoding them.
+    So a second key, of each file's size and times, refers to the first one while no file changes.
+    The times include the change time, which no program can set.
     """
     settings = f"{VERSION}/{shape}/{policy}"
     pointer = folder / "known" / metadata_key(listings, settings)
@@ -74,11 +74,11 @@ def load_or_build(
 
 
 def open_entry(folder: Path, pointer: Path) -> CacheEntry | None:
-    """Map an entry's arrays, None where the pointer or the entry is not there."""
+    """Map the arrays of an entry into memory; return None if the pointer or the entry does not exist."""
     try:
         entry = folder / pointer.read_text()
         notes = json.loads((entry / "notes.json").read_text())
-        # Copy-on-write maps: ranks share the page cache, and nobody can change the file by mistake.
+        # Copy-on-write maps: ranks share the page cache, and a write by mistake does not change the file.
         arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="c") for name in ARRAYS}
     except (OSError, ValueError):
         return None
@@ -86,9 +86,9 @@ def open_entry(folder: Path, pointer: Path) -> CacheEntry | None:
 
 
 def build_entry(folder: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> None:
-    """Build in a temporary folder and rename, so that an entry is whole from the moment that it can be seen."""
-    for left in folder.glob(".building-*"):  # of a build that was killed; the lock says that none is running
-        shutil.rmtree(left, ignore_errors=True)
+    """Build in a temporary folder, then rename it, so that a visible entry is always complete."""
+    for leftover in folder.glob(".building-*"):  # of a killed build; the lock excludes a running one
+        shutil.rmtree(leftover, ignore_errors=True)
     temp_dir = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
     try:
         notes = build(temp_dir)
@@ -119,7 +119,7 @@ def metadata_key(listings: tuple[ImageList, ImageList], settings: str) -> str:
 
 
 def content_key(listings: tuple[ImageList, ImageList], settings: str) -> str:
-    """Return a digest of every file's place in its split, label and content."""
+    """Return a digest of every file's path inside its split, label and content."""
     digest = hashlib.blake2b(settings.encode(), digest_size=16)
     for path, relative, label in iter_files(listings):
         content = digest_of_file(path)
@@ -138,20 +138,20 @@ def digest_of_file(path: Path) -> str:
 
 
 def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[Path, str, int]]:
-    """Yield (path, `train/` or `test/` and path inside the split, label) for every file."""
+    """Yield (path, `train/` or `test/` and path inside the split, label) of every file."""
     for split, listing in zip(("train", "test"), listings, strict=True):
         skip = len(str(listing.folder)) + 1
         for path, label in zip(listing.files, listing.labels, strict=True):
             yield path, f"{split}/{str(path)[skip:]}", label
 
 
-def cache_folder(asked: Path | None) -> Path:
-    """Return a folder for the cache that can be written: the one asked for, the user's, or a private one in /tmp.
+def cache_folder(configured: Path | None) -> Path:
+    """Return a writable folder for the cache: the configured one, the user's, or a private one in /tmp.
 
-    Raises `UserError` where none can be.
+    Raises `UserError` if none is writable.
     """
-    if asked is not None:
-        candidates = [asked]
+    if configured is not None:
+        candidates = [configured]
     else:
         own = user_cache_dir(os.environ)
         candidates = [own] if own else []
@@ -163,6 +163,8 @@ def cache_folder(asked: Path | None) -> Path:
                 pass
         except OSError:
             continue
-        if asked is not None or folder.stat().st_uid == os.getuid():
+        if configured is not None or folder.stat().st_uid == os.getuid():
             return folder
-    raise UserError(f"TRAIN_CACHE_DIR={asked or 'unset'}: {candidates[0]} cannot be written; name a folder that can")
+    raise UserError(
+        f"TRAIN_CACHE_DIR={configured or 'unset'}: {candidates[0]} cannot be written; name a folder that can"
+    )

@@ -1,4 +1,4 @@
-"""The data sets by name, as images in memory or as lists of files to stream."""
+"""Data sets by name, as images in memory or as lists of files to stream."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ImageTensors:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Both splits, either in memory or as listings; `shape` is (channels, height, width)."""
+    """Both splits, either in memory or as file lists; `shape` is (channels, height, width)."""
 
     train: ImageTensors | ImageList
     test: ImageTensors | ImageList
@@ -49,9 +49,9 @@ class DataSet:
 
 
 def load(settings: TrainSettings, shape: ImageShape, source: str, worker_pool: WorkerPoolSpec) -> DataSet:
-    """Return the settings' data set; raises `UserError` where it cannot be had.
+    """Return the configured data set; raises `UserError` if it is not available.
 
-    `worker_pool` may be used for decoding; every rank of a node calls this at once, and one does the work.
+    Every rank of a node calls this at once; one of them decodes, with the processes of `worker_pool`.
     """
     if settings.dataset == "imagefolder":
         listings = list_splits(settings.data_dir, settings.on_unreadable_image)
@@ -64,7 +64,7 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, worker_pool: W
 def load_image_folder(
     settings: TrainSettings, listings: tuple[ImageList, ImageList], shape: ImageShape, worker_pool: WorkerPoolSpec
 ) -> DataSet:
-    """Return an image folder from the cache, decoding it first where it is not there."""
+    """Return an image folder from the cache; it is decoded first if the cache does not have it."""
     policy = settings.on_unreadable_image
     build = partial(decode_splits, listings, shape, policy, worker_pool)
     entry = load_or_build(listings, shape, policy, cache_folder(settings.cache_dir), build)
@@ -85,10 +85,9 @@ def unreadable_entries(listings: tuple[ImageList, ImageList]) -> tuple[str, ...]
 
 
 def load_digits(_: TrainSettings) -> DataSet:
-    """Return scikit-learn's handwritten digits, 1,797 of 8x8, every fifth of each class for the test.
+    """Return scikit-learn's handwritten digits: 1,797 images of 8x8, every fifth of each class for testing.
 
-    The file is read as it lies in the package: importing scikit-learn for it would take seconds. Pixels are 0 to
-    16 there, and become 0 to 255.
+    Reads the file inside the package, because importing scikit-learn is slow. Pixels of 0 to 16 become 0 to 255.
     """
     spec = find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
@@ -100,7 +99,7 @@ def load_digits(_: TrainSettings) -> DataSet:
         (table[:, :64] * 255 // 16).to(torch.uint8).reshape(-1, 8, 8, 1),
         table[:, 64].contiguous(),
     )
-    position = torch.zeros_like(labels)  # of each image within its class
+    position = torch.zeros_like(labels)  # index of each image within its class
     for digit in range(10):
         mine = labels == digit
         position[mine] = torch.arange(int(mine.sum()))
@@ -114,7 +113,7 @@ def load_digits(_: TrainSettings) -> DataSet:
 
 
 def load_synthetic(settings: TrainSettings) -> DataSet:
-    """Return noise around one random image a class: learnable, any shape, the same for the same seed."""
+    """Return noise around one random image per class: learnable, in any shape, equal for equal seeds."""
     channels, height, width = synthetic_shape(settings)
     classes = settings.synthetic_classes
     centres = torch.randint(
@@ -135,7 +134,7 @@ def load_synthetic(settings: TrainSettings) -> DataSet:
 
 
 def load_torchvision(settings: TrainSettings, name: str) -> DataSet:
-    """Return a data set that torchvision downloads and reads; raises `UserError` where neither is possible."""
+    """Return a data set that torchvision reads, after a download if needed; raises `UserError` if both fail."""
     try:
         from torchvision import datasets
     except (ImportError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""A rank's loader workers and what they decode: forked once, before the rank has threads, and there to its end."""
+"""A rank's loader workers and the images that they decode; forked once, before the rank has threads."""
 
 from __future__ import annotations
 
@@ -18,40 +18,43 @@ from train.data.workers import WorkerPoolSpec, init_loader_worker, translate_wor
 from train.settings import ImageShape, TrainSettings
 
 TRAIN, TEST = 0, 1
-# A split and the rows of it that make up a batch.
+# A split, and the rows of a batch in it.
 BatchRequest = tuple[int, list[int]]
 LoadedBatch = tuple[Tensor, Tensor, list[UnreadableImage]]
 
 
 class ImageDataset(Dataset[LoadedBatch]):
-    """Both splits' images, read a list at a time; bad ones come back as values, since workers cannot refuse."""
+    """The images of both splits, read one batch at a time.
+
+    Unreadable images are returned as values, because the exception of a worker does not reach the rank unchanged.
+    """
 
     def __init__(self, splits: tuple[ImageList, ImageList], shape: ImageShape) -> None:
         self.splits, self.shape = splits, shape
 
-    def __getitem__(self, wanted: BatchRequest) -> LoadedBatch:
-        """Return (N, H, W, C) bytes, labels, and the images that could not be read (labelled LEFT_OUT)."""
-        split, rows = wanted
+    def __getitem__(self, request: BatchRequest) -> LoadedBatch:
+        """Return (N, H, W, C) bytes, labels, and the unreadable images (labeled IGNORE_LABEL)."""
+        split, rows = request
         listing = self.splits[split]
         channels, height, width = self.shape
         images = torch.zeros(len(rows), height, width, channels, dtype=torch.uint8)
         labels = torch.full((len(rows),), IGNORE_LABEL)
         bad: list[UnreadableImage] = []
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             image = read_image(listing.files[row], self.shape)
             if isinstance(image, UnreadableImage):
                 bad.append(image)
             else:
-                images[place] = torch.from_numpy(image)
-                labels[place] = listing.labels[row]
+                images[index] = torch.from_numpy(image)
+                labels[index] = listing.labels[row]
         return images, labels, bad
 
 
 class BatchLoader:
-    """Decodes what is wanted, in order and ahead of who takes it, by the plan's loader workers, if any.
+    """Decodes the requested batches in order and ahead of their use, with the planned loader workers, if any.
 
-    The workers are forked once, on entry, before the process group exists: Python counts the group's threads.
-    A fork at that moment can wait for ever for a lock of Python (gh-112275, fixed in Python 3.11.10).
+    The workers are forked once, on entry, before the process group exists.
+    Why: the group's threads register with Python, and a fork at that moment can deadlock (gh-112275, fixed in 3.11.10).
     """
 
     def __init__(
@@ -70,25 +73,25 @@ class BatchLoader:
             num_workers=worker_pool.processes,
             worker_init_fn=partial(init_loader_worker, worker_pool.cpus),
             pin_memory=use_pinned_memory(settings, device),
-            generator=torch.Generator(),  # else it draws from what the model is drawn from
+            generator=torch.Generator(),  # otherwise it advances the generator of the model's weights
             **options,
         )
 
     def __enter__(self) -> Self:
-        """Fork the workers; raises `UserError` where they cannot be had."""
+        """Fork the workers; raises `UserError` if that fails."""
         self.start([])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """End the workers: DataLoader does with its last reference."""
+        """Stop the workers: DataLoader stops them when its last reference is gone."""
         self.batches, self.loader = iter(()), None
 
-    def load(self, wanted: list[BatchRequest]) -> Iterator[LoadedBatch]:
-        """Yield each wanted batch, and drop those wanted before and not taken.
+    def load(self, requests: list[BatchRequest]) -> Iterator[LoadedBatch]:
+        """Yield each requested batch, and discard the remaining batches of earlier requests.
 
-        Raises `UserError` without workers.
+        Raises `UserError` if the workers are lost.
         """
-        self.start(wanted)
+        self.start(requests)
         while True:
             with translate_worker_errors():
                 batch = next(self.batches, None)
@@ -96,9 +99,9 @@ class BatchLoader:
                 return
             yield batch
 
-    def start(self, wanted: list[BatchRequest]) -> None:
-        """Have the workers begin with what is wanted; raises `UserError` where they cannot."""
+    def start(self, requests: list[BatchRequest]) -> None:
+        """Submit the requests to the workers; raises `UserError` if the workers cannot start."""
         assert self.loader is not None, "workers are there between entry and exit"
-        self.requests[:] = wanted
+        self.requests[:] = requests
         with translate_worker_errors():
             self.batches = iter(self.loader)

@@ -1,4 +1,4 @@
-"""Batches cut from images in memory: no Python per image, no worker processes."""
+"""Batches from images in memory: no Python code per image, no worker processes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from train.distributed.process_group import ProcessGroup
 from train.settings import ImageShape, TrainSettings
 from train.transforms.normalize import Normalize
 
-# Means and deviations of so many images are those of all to well under a gray level.
+# Sample size for means and standard deviations: enough for an error well below one gray level.
 STATS_SAMPLE = 5000
-# Bytes of images cut at once, those of some steps: what is done once a step finds the caches full of weights.
+# Bytes of images that are gathered at once, for several steps. Why: after each step the caches are full of weights.
 GATHER_AHEAD_BYTES = 4 << 20
 EVAL_BATCH_SIZE = 1024
 
 
 class MemorySource:
-    """The batches of one rank from images in memory, moved to the device first where they fit there."""
+    """The batches of one rank from images in memory, which are moved to the device if they fit there."""
 
     def __init__(
         self, train: ImageTensors, test: ImageTensors, shape: ImageShape, settings: TrainSettings, group: ProcessGroup
@@ -38,57 +38,57 @@ class MemorySource:
         self.settings = settings
         self.skipped: set[str] = set()
         self.group = group
-        self.sequence = make_sampler(len(train), shape, settings, group)
-        self.steps_per_epoch = self.sequence.steps_per_epoch
-        self.pins = use_pinned_memory(settings, group.device)
+        self.sampler = make_sampler(len(train), shape, settings, group)
+        self.steps_per_epoch = self.sampler.steps_per_epoch
+        self.pinned = use_pinned_memory(settings, group.device)
         self.normalize = channel_stats(train.images, group.device, channels_last=settings.channels_last)
         self.train = to_device(train, group.device)
         self.test = test
         share = max(1, settings.batch_size // group.world_size) * train.images[:1].nbytes
-        self.ahead = max(1, GATHER_AHEAD_BYTES // share) if self.sequence.transform.is_permutation else 1
+        self.steps_ahead = max(1, GATHER_AHEAD_BYTES // share) if self.sampler.transform.is_permutation else 1
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Yield this rank's share of every full batch of the epoch, from one on."""
-        steps = self.sequence.epoch(epoch, first)
-        while some := list(islice(steps, self.ahead)):
-            ready = self.gather([part for parts in some for part in parts])
+        """Yield this rank's shard of every full batch of the epoch, from step `first` on."""
+        steps = self.sampler.epoch(epoch, first)
+        while some := list(islice(steps, self.steps_ahead)):
+            gathered = self.gather([part for parts in some for part in parts])
             for parts in some:
                 yield make_batch(
-                    (part.apply_mix(*next(ready)) for part in parts), self.settings.batch_size, parts[0].mix
+                    (part.apply_mix(*next(gathered)) for part in parts), self.settings.batch_size, parts[0].mix
                 )
 
     def gather(self, parts: list[MicroBatchIndices]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each part's images and labels on the device."""
+        """Yield each micro-batch's images and labels on the device."""
         rows = torch.cat([part.indices for part in parts]).to(self.train.images.device)
-        images = self.sequence.transform.apply(
+        images = self.sampler.transform.apply(
             self.train.images, rows, torch.cat([part.transform_params for part in parts])
         )
-        if self.pins and images.device.type == "cpu":
+        if self.pinned and images.device.type == "cpu":
             images = images.pin_memory()
         labels = self.train.labels.index_select(0, rows).to(self.group.device, non_blocking=True)
         sizes = [len(part.indices) for part in parts]
         return zip(self.normalize(images).split_with_sizes(sizes), labels.split_with_sizes(sizes), strict=True)
 
     def sample(self) -> Tensor:
-        """Return some of the training images as evaluation would show them, on the CPU."""
-        images = self.sequence.transform.eval_transform(self.train.images[sample_slice(len(self.train))])
+        """Return some training images, transformed for evaluation, on the CPU."""
+        images = self.sampler.transform.eval_transform(self.train.images[sample_slice(len(self.train))])
         return self.normalize(images.to(self.group.device)).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's contiguous share of the test images."""
+        """Yield this rank's contiguous shard of the test images."""
         for rows in eval_batches(len(self.test), EVAL_BATCH_SIZE, self.settings, self.group):
-            images = self.sequence.transform.eval_transform(self.test.images[rows])
+            images = self.sampler.transform.eval_transform(self.test.images[rows])
             yield self.normalize(images), self.test.labels[rows].to(self.group.device)
 
 
 def channel_stats(images: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalize:
-    """Return the normalization by the means and deviations of the training images' channels."""
+    """Return the normalization by the channel means and standard deviations of the training images."""
     sample = images[:: max(1, len(images) // STATS_SAMPLE)].float().flatten(0, 2)
-    return Normalize.of(sample.mean(0), sample.std(0), device, channels_last=channels_last)
+    return Normalize.from_stats(sample.mean(0), sample.std(0), device, channels_last=channels_last)
 
 
 def to_device(split: ImageTensors, device: torch.device) -> ImageTensors:
-    """Return the split on a GPU where it takes at most a quarter of its memory, else where it is."""
+    """Return the split on a GPU if it needs at most a quarter of the GPU's memory, else unchanged."""
     if device.type != "cuda" or split.images.nbytes > torch.cuda.get_device_properties(device).total_memory // 4:
         return split
     return ImageTensors(split.images.to(device), split.labels.to(device))

@@ -1,4 +1,4 @@
-"""Batches decoded by loader workers as they are needed, for sets too large for memory."""
+"""Batches that loader workers decode during training, for data sets too large for memory."""
 
 from __future__ import annotations
 
@@ -16,68 +16,70 @@ from train.settings import TrainSettings
 from train.transforms.normalize import Normalize
 
 EVAL_BATCH_SIZE = 256
-# ImageNet's means and deviations in bytes: a streamed set is not seen whole before training.
+# ImageNet's channel statistics as byte values. Why: those of a streamed set are not known before training.
 IMAGENET_STATS = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 GRAY_STATS = ((127.5,), (64.0,))
 
 
 class StreamSource:
-    """The batches of one rank, decoded ahead of the loop by the plan's loader workers."""
+    """The batches of one rank, decoded by the planned loader workers ahead of the training loop."""
 
     def __init__(self, loader: BatchLoader, settings: TrainSettings, group: ProcessGroup) -> None:
         self.loader, self.settings, self.group = loader, settings, group
         self.dataset = loader.dataset
         shape, (train, test) = self.dataset.shape, self.dataset.splits
-        self.trained, self.tested = len(train), len(test)
-        self.sequence = make_sampler(self.trained, shape, settings, group)
-        self.steps_per_epoch = self.sequence.steps_per_epoch
+        self.train_count, self.test_count = len(train), len(test)
+        self.sampler = make_sampler(self.train_count, shape, settings, group)
+        self.steps_per_epoch = self.sampler.steps_per_epoch
         mean, deviation = IMAGENET_STATS if shape[0] == 3 else GRAY_STATS
-        self.normalize = Normalize.of(
+        self.normalize = Normalize.from_stats(
             torch.tensor(mean), torch.tensor(deviation), group.device, channels_last=settings.channels_last
         )
         self.skipped: set[str] = set()
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Yield this rank's share of every full batch of the epoch, from one on."""
-        steps = list(self.sequence.epoch(epoch, first))
+        """Yield this rank's shard of every full batch of the epoch, from step `first` on."""
+        steps = list(self.sampler.epoch(epoch, first))
         loaded = self.load([(TRAIN, part.indices.tolist()) for parts in steps for part in parts])
         for parts in steps:
             yield make_batch(
-                (self.ready(part, *next(loaded)) for part in parts), self.settings.batch_size, parts[0].mix
+                (self.to_device(part, *next(loaded)) for part in parts), self.settings.batch_size, parts[0].mix
             )
 
-    def ready(self, part: MicroBatchIndices, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return a part's images as the model sees them, on the device, with their labels."""
+    def to_device(
+        self, part: MicroBatchIndices, images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return a micro-batch's images as the model gets them, on the device, with their labels."""
         images = images.to(self.group.device, non_blocking=True)
-        if self.sequence.transform.sample_params:  # without, the copy that `apply` makes would be for nothing
-            images = self.sequence.transform.apply(
+        if self.sampler.transform.sample_params:  # without parameters `apply` would only copy
+            images = self.sampler.transform.apply(
                 images, torch.arange(len(images), device=images.device), part.transform_params
             )
         return part.apply_mix(self.normalize(images), labels.to(self.group.device, non_blocking=True))
 
     def sample(self) -> Tensor:
-        """Return some of the training images as evaluation would show them, on the CPU."""
-        images, _, _ = self.dataset[TRAIN, list(range(self.trained)[sample_slice(self.trained)])]
-        return self.normalize(self.sequence.transform.eval_transform(images.to(self.group.device))).cpu()
+        """Return some training images, transformed for evaluation, on the CPU."""
+        images, _, _ = self.dataset[TRAIN, list(range(self.train_count)[sample_slice(self.train_count)])]
+        return self.normalize(self.sampler.transform.eval_transform(images.to(self.group.device))).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's contiguous share of the test images."""
-        slices = eval_batches(self.tested, EVAL_BATCH_SIZE, self.settings, self.group)
+        """Yield this rank's contiguous shard of the test images."""
+        slices = eval_batches(self.test_count, EVAL_BATCH_SIZE, self.settings, self.group)
         for images, labels in self.load([(TEST, list(range(rows.start, rows.stop))) for rows in slices]):
-            images = self.sequence.transform.eval_transform(images.to(self.group.device, non_blocking=True))
+            images = self.sampler.transform.eval_transform(images.to(self.group.device, non_blocking=True))
             yield self.normalize(images), labels.to(self.group.device, non_blocking=True)
 
-    def load(self, wanted: list[BatchRequest]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield bytes and labels of each batch, in order; refuses or reports bad images."""
-        for images, labels, bad in self.loader.load(wanted):
+    def load(self, requests: list[BatchRequest]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield bytes and labels of each batch in order; unreadable images raise `UserError` or are reported."""
+        for images, labels, bad in self.loader.load(requests):
             if bad and self.settings.on_unreadable_image == "error":
                 raise unreadable_image_error(bad)
-            for one in bad:
-                self.tell(str(one))
+            for image in bad:
+                self.warn_once(str(image))
             yield images, labels
 
-    def tell(self, message: str) -> None:
-        """Say once of each bad image that it is left out."""
+    def warn_once(self, message: str) -> None:
+        """Report once that an unreadable image is left out."""
         if message not in self.skipped:
             self.skipped.add(message)
-            write_stderr(f"train: left out {message}")
+            write_stderr(f"train: skipped {message}")

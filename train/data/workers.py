@@ -1,79 +1,67 @@
-"""What every process that a rank forks must undo of its parent: the signal handlers, and a pinned main thread."""
+"""Processes that a rank forks: their signal handlers and CPUs, and the errors of lost ones."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import active_children
-from multiprocessing.queues import Queue
-from typing import Any, NoReturn
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
+from entrypoint.core.python_workarounds import exit_if_item_cannot_be_sent, silence_unfetched_items
 
 
 @dataclass(frozen=True)
 class WorkerPoolSpec:
-    """Processes that decode for a rank or a node: so many, anywhere on these CPUs."""
+    """The number of processes that decode for a rank or a node, and the CPUs that they may use."""
 
     cpus: frozenset[int]
     processes: int
 
 
 def restore_default_signals() -> None:
-    """End quietly on SIGTERM, and leave SIGINT to the rank, which the terminal sends it too.
+    """Exit silently on SIGTERM, and ignore SIGINT, which the terminal sends to the rank too.
 
-    A forked worker inherits the trainer's handlers, and would answer the signal that ends its whole process group
-    with a traceback.
+    Why: a forked worker inherits the trainer's handlers.
+    A signal to the whole process group would then make it print a traceback.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def ignore_signals() -> None:
-    """Leave SIGTERM to the rank as well: it still wants batches until the step at which all ranks save.
+    """Ignore SIGTERM too, because the rank needs batches until the step at which all ranks save.
 
-    A worker ends with its loader, or a few seconds after its rank, which it watches.
+    A worker exits with its loader, or a few seconds after its rank, which it watches.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def init_worker(cpus: Iterable[int], *_: object, signals: Callable[[], None] = restore_default_signals) -> None:
-    """Let a forked process run on all of these CPUs, and end quietly.
+    """Let a forked process run on all of these CPUs, and set its signal handlers.
 
-    Where OpenMP's threads are pinned one by one, the rank's main thread is too, and its children inherit its one CPU.
+    Why: if OpenMP threads are pinned one by one, so is the rank's main thread, and children inherit its single CPU.
     """
     signals()
     os.sched_setaffinity(0, cpus)
 
 
 def init_loader_worker(cpus: Iterable[int], *_: object) -> None:
-    """Begin as a loader worker, which ends where it cannot hand a batch over.
+    """Initialize a loader worker, which exits if it cannot send a batch, such as one that /dev/shm has no room for.
 
-    Python's queue drops what it cannot send, a batch for which /dev/shm has no room, and the rank would wait for ever.
-    What is left to sys.excepthook here is a batch that its rank did not fetch, since it has ended (resource_sharer).
+    DataLoader reports the exit to the rank. Only one error still reaches sys.excepthook: the rank has exited without
+    fetching a batch.
     """
     init_worker(cpus, signals=ignore_signals)
-    sys.excepthook = no_traceback
-    sending: Any = Queue
-    sending._on_queue_feeder_error = staticmethod(end_at_once)
-
-
-def no_traceback(*_: object) -> None:
-    """Print nothing, because the rank reports the error."""
-
-
-def end_at_once(*_: object) -> NoReturn:
-    """Exit this process at once; DataLoader reports it to the rank."""
-    os._exit(1)
+    silence_unfetched_items()
+    exit_if_item_cannot_be_sent()
 
 
 def end_workers() -> None:
-    """End the loader workers that a rank leaves when it fails: Python waits for them, and they ignore SIGTERM."""
+    """Kill the loader workers of a failed rank: Python waits for them, and they ignore SIGTERM."""
     for worker in active_children():
         worker.kill()
 
@@ -91,9 +79,9 @@ def translate_worker_death() -> Iterator[None]:
 
 @contextmanager
 def translate_worker_errors() -> Iterator[None]:
-    """Turn what keeps loader workers from being had, or from handing over, into a refusal.
+    """Convert errors when workers start, or send a batch, into a `UserError`.
 
-    Their semaphores lie in /dev/shm too.
+    Their semaphores are in /dev/shm too.
     """
     try:
         yield
@@ -102,13 +90,13 @@ def translate_worker_errors() -> Iterator[None]:
 
 
 def worker_lost_error(error: BaseException) -> UserError:
-    """Return the refusal of a rank that has lost a loader worker, or cannot have one.
+    """Return the error of a rank that has lost a loader worker, or cannot start one.
 
-    From here on DataLoader's handler is silent: it would tell of the loss a second time, during the rank's own end.
+    This also disables DataLoader's SIGCHLD handler, which would report the loss again while the rank exits.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    handing = isinstance(error, ConnectionError | EOFError)
-    cause = "one ended while it handed a batch over" if handing else first_line(error).rstrip(". ")
+    while_sending = isinstance(error, ConnectionError | EOFError)
+    cause = "a worker exited while it sent a batch" if while_sending else first_line(error).rstrip(". ")
     return UserError(
         f"loader workers: {cause}; see `df /dev/shm` and the memory limit, or lower TRAIN_NUM_WORKERS",
         ExitCode.RANK_FAILED,

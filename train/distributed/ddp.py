@@ -16,12 +16,14 @@ from train.distributed.process_group import ProcessGroup
 from train.distributed.shared_memory import SharedMemoryGroup
 from train.settings import TrainSettings
 
-# Gradients travel in 16 bits and are added up in them.
+# Gradients are sent and added up in 16 bits.
 HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
-# The rank of PowerSGD's matrices, and the steps with whole gradients first (arXiv:1905.13727; torch's own advice).
+# The rank of PowerSGD's matrices, and the number of first steps with uncompressed gradients (arXiv:1905.13727; torch's
+# own advice).
 POWER_RANK, POWER_FROM_STEP = 2, 10
-# More than any gradient here. PowerSGD's exchanges follow on each other, and those of two parts may overtake: NCCL has
-# them in the order of the calls, but Gloo as each comes to an end, and then ranks take one for the other and abort.
+# Larger than the gradients of any model here, so that there is one bucket.
+# Why: PowerSGD's collectives depend on each other, and those of two buckets can overlap. NCCL runs them in the order of
+# the calls. Gloo does not: ranks then combine different buckets and abort.
 SINGLE_BUCKET_MB = 2**30
 
 
@@ -32,11 +34,11 @@ def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> 
     """
     if group.world_size == 1 or is_sharded(model):
         return model
-    one_part = settings.gradient_compression == "powersgd" and group.device.type == "cpu"
-    shared = DistributedDataParallel(
+    one_bucket = settings.gradient_compression == "powersgd" and group.device.type == "cpu"
+    ddp_model = DistributedDataParallel(
         model,
         device_ids=[group.device] if group.device.type == "cuda" else None,
-        bucket_cap_mb=SINGLE_BUCKET_MB if one_part else None,
+        bucket_cap_mb=SINGLE_BUCKET_MB if one_bucket else None,
         gradient_as_bucket_view=True,
         find_unused_parameters=settings.ddp_find_unused_parameters,
         static_graph=settings.ddp_static_graph,
@@ -47,33 +49,35 @@ def wrap_ddp(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> 
         state = powerSGD_hook.PowerSGDState(None, POWER_RANK, start_powerSGD_iter=POWER_FROM_STEP)
         hook = powerSGD_hook.powerSGD_hook
     elif not hook and group.memory:
-        # DDP reads the annotations of a hook, which a string fails.
+        # A lambda, because DDP checks the annotations of a hook and rejects strings.
         state, hook = group.memory, lambda memory, bucket: shared_memory_hook(memory, bucket.buffer())
     if hook:
         try:
-            shared.register_comm_hook(state, hook)
-        except TypeError as error:  # torch 2.13 wants NCCL for bf16
+            ddp_model.register_comm_hook(state, hook)
+        except TypeError as error:  # torch 2.13 supports bf16 with NCCL only
             raise UserError(
                 f"TRAIN_GRADIENT_COMPRESSION={settings.gradient_compression}: torch {torch.__version__} does not"
                 f" support it here ({error}). Set fp16.",
                 ExitCode.MACHINE,
             ) from None
-    return shared
+    return ddp_model
 
 
 def not_resumable_warnings(settings: TrainSettings, group: ProcessGroup) -> tuple[str, ...]:
-    """Return a line for what a run that goes on has no more of, because no checkpoint holds it: each rank's own."""
+    """Return a warning for each state of a rank that no checkpoint holds, so that a resume loses it."""
     if settings.gradient_compression != "powersgd" or group.world_size == 1:
         return ()
     return (
-        "TRAIN_GRADIENT_COMPRESSION=powersgd: what compression has left of each rank's gradients for later steps is in"
-        " no"
-        " checkpoint; this run will not be the same to the bit as without the stop",
+        "TRAIN_GRADIENT_COMPRESSION=powersgd: checkpoints do not hold the compression error of each rank."
+        " The resumed run will not be bitwise identical to an uninterrupted one.",
     )
 
 
 def shared_memory_hook(memory: SharedMemoryGroup, gradients: Tensor) -> torch.futures.Future[Tensor]:
-    """Average a part of the gradients, which are float32, while the backward pass waits: it needs the cores itself."""
+    """Average a bucket of float32 gradients through shared memory, before the backward pass continues.
+
+    Why not at the same time: the average and the backward pass need the same cores.
+    """
     memory.mean(gradients)
     done: torch.futures.Future[Tensor] = torch.futures.Future()
     done.set_result(gradients)
@@ -86,17 +90,17 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def gradient_divisor(model: nn.Module, group: ProcessGroup) -> int:
-    """Return what gradients are divided by on their way: DDP takes the mean over the ranks, a spread model the sum."""
+    """Return by what communication divides gradients: DDP averages over the ranks, a sharded model sums."""
     return 1 if is_sharded(model) else group.world_size
 
 
-def no_sync_until_last(shared: Any, last: bool) -> AbstractContextManager[None]:
+def no_sync_until_last(model: Any, last: bool) -> AbstractContextManager[None]:
     """Skip gradient synchronization until the last micro-batch of a step."""
-    if is_sharded(shared):
-        shared.set_requires_gradient_sync(last)
-    elif isinstance(shared, DistributedDataParallel) and not last:
-        held: AbstractContextManager[None] = shared.no_sync()
-        return held
+    if is_sharded(model):
+        model.set_requires_gradient_sync(last)
+    elif isinstance(model, DistributedDataParallel) and not last:
+        no_sync: AbstractContextManager[None] = model.no_sync()
+        return no_sync
     return nullcontext()
 
 
@@ -108,7 +112,7 @@ def iter_local_parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return a model's full state; of a sharded one only on rank 0, but all ranks must call this."""
+    """Return a model's full state; a sharded one returns it on rank 0 only, and all ranks must call this."""
     if not is_sharded(model):
         return dict(model.state_dict())
     from train.distributed.fsdp import full_state_dict

@@ -1,7 +1,8 @@
-"""A model spread over the ranks (FSDP2): each holds a part of weights, gradients and optimizer state.
+"""Models sharded over the ranks (FSDP2): each rank holds a shard of weights, gradients and optimizer state.
 
-A unit's weights are gathered from all ranks just before they are used and dropped after it, so every forward pass, also
-one of an evaluation, is one that all ranks take part in. Only runs that are sharded import this: it takes a second.
+A unit's weights are gathered from all ranks before their use, and freed after it.
+So all ranks must take part in every forward pass, also in evaluation.
+Only sharded runs import this module, because the import is slow.
 """
 
 from __future__ import annotations
@@ -15,33 +16,33 @@ from torch.distributed.fsdp import fully_shard
 
 from train.distributed.process_group import ProcessGroup
 
-# Fewer parameters than these are not worth an exchange of their own: they travel with what encloses them.
+# Modules with fewer parameters get no collective of their own; they belong to the enclosing unit.
 MIN_UNIT_PARAMETERS = 500_000
 
 
 def apply_fsdp(model: nn.Module, group: ProcessGroup) -> None:
-    """Spread a model that lies on the CPU over the ranks' devices, a unit at a time.
+    """Shard a model on the CPU over the ranks' devices, one unit at a time.
 
-    What fits no single device never lies on one: a unit is moved there, cut, and only this rank's part stays.
-    Gradients are added up over the ranks. FSDP2's mean is none over Gloo, which takes it for a sum (torch 2.8).
+    Why one at a time: a model that fits no single device is never on one device as a whole.
+    Gradients are summed over the ranks. Why not averaged: over Gloo, FSDP2 sums instead of averaging (torch 2.8).
     """
     mesh = init_device_mesh(group.device.type, (group.world_size,))
     for unit in [*iter_fsdp_units(model), model]:
-        spread_unit = fully_shard(unit, mesh=mesh)
-        spread_unit.set_force_sum_reduction_for_comms(True)
-        spread_unit.set_gradient_divide_factor(1.0)
+        sharded_unit = fully_shard(unit, mesh=mesh)
+        sharded_unit.set_force_sum_reduction_for_comms(True)
+        sharded_unit.set_gradient_divide_factor(1.0)
 
 
 def iter_fsdp_units(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the model's blocks, inner ones first: large elements of its sequences, which are always called whole.
+    """Yield the model's units, inner ones first: large modules of nn.Sequential, whose forward is always called.
 
-    Other modules may be used by their weights alone (attention's output projection is), which gathers nothing. FSDP2
-    takes no containers, not even those that can be called, as DenseNet's blocks can.
+    Other modules may be used by their weights alone, such as attention's output projection. FSDP2 gathers nothing then.
+    FSDP2 accepts no containers, not even callable ones such as DenseNet's blocks.
     """
     for child in model.children():
         yield from iter_fsdp_units(child)
         called = isinstance(model, nn.Sequential) and not isinstance(child, (nn.ModuleDict, nn.ModuleList))
-        if called and sum(one.numel() for one in child.parameters()) >= MIN_UNIT_PARAMETERS:
+        if called and sum(parameter.numel() for parameter in child.parameters()) >= MIN_UNIT_PARAMETERS:
             yield child
 
 

@@ -1,4 +1,4 @@
-"""Identify the lost rank when a collective fails."""
+"""Identifies the lost rank when a collective fails."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from entrypoint.core.errors import PeerLostError
 from train.distributed.rendezvous import DISCARD_PORT, Peer, format_ranks
 from train.preemption import STOP_CONTROLLER
 
-# How long a node may take to answer a question that any live kernel answers at once.
+# Seconds for a node to answer a connection, which any live kernel answers at once.
 PROBE_TIMEOUT_S = 3.0
 
 
-# What Gloo and the sockets below it say when an exchange fails; its own errors have no class of theirs.
+# Messages of Gloo and its sockets when a collective fails. Gloo has no exception class of its own.
 COLLECTIVE_ERROR = re.compile(
     r"gloo|connection (closed|reset|refused)|timed out waiting|timeout caused pair closure|broken pipe"
     r"|network is (unreachable|down)|no route to host|socket closed",
@@ -26,21 +26,22 @@ COLLECTIVE_ERROR = re.compile(
 )
 
 
-# A rank that lost a peer ends later than that peer, whose own words torchrun's agent has only if it sees it end first.
+# The delay before a rank that lost a peer exits. Why: torchrun's agent reports the rank that exits first, which must be
+# the lost peer.
 FAILURE_ORDER_DELAY_S = 1.5
 
 
 @contextmanager
-def translate_collective_errors(me: int, peers: Sequence[Peer]) -> Iterator[None]:
+def translate_collective_errors(rank: int, peers: Sequence[Peer]) -> Iterator[None]:
     """Convert a collective's failure into a `PeerLostError` that names the lost rank or node."""
     try:
         yield
     except RuntimeError as error:
         if not is_collective_error(error):
             raise
-        STOP_CONTROLLER.ignore()  # it ends anyway, and a launcher's signal would only hide why
+        STOP_CONTROLLER.ignore()  # this rank exits anyway; a launcher's signal would hide the cause
         time.sleep(FAILURE_ORDER_DELAY_S)
-        raise PeerLostError(describe_lost_peer(str(error), me, peers, is_reachable)) from None
+        raise PeerLostError(describe_lost_peer(str(error), rank, peers, is_reachable)) from None
 
 
 def is_collective_error(error: RuntimeError) -> bool:
@@ -48,22 +49,22 @@ def is_collective_error(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistBackendError) or bool(COLLECTIVE_ERROR.search(str(error)))
 
 
-def describe_lost_peer(text: str, me: int, peers: Sequence[Peer], answers: Callable[[str], bool]) -> str:
-    """Say who is lost, by the address in Gloo's message, else by which node does not answer any more."""
+def describe_lost_peer(text: str, rank: int, peers: Sequence[Peer], is_alive: Callable[[str], bool]) -> str:
+    """Return which rank is lost, by the address in Gloo's message, else by the nodes that do not answer."""
     cause = text.splitlines()[0].split("] ")[-1] if text else "no reason given"
-    mine = next((peer for peer in peers if peer.rank == me), None)
+    mine = next((peer for peer in peers if peer.rank == rank), None)
     others = [peer for peer in peers if mine is None or peer.node != mine.node]
-    named = set(re.findall(r"\[([0-9A-Fa-f.:]+)\]:\d+", text))
-    lost = [peer for peer in others if peer.address in named]
+    named_addresses = set(re.findall(r"\[([0-9A-Fa-f.:]+)\]:\d+", text))
+    lost = [peer for peer in others if peer.address in named_addresses]
     if not lost:
-        silent = {address for address in {peer.address for peer in others} if not answers(address)}
-        lost = [peer for peer in others if peer.address in silent]
-    who = " and ".join(peers_by_node(lost)) if lost else "another rank"
-    return f"rank {me}: lost {who} while exchanging data: {cause}"
+        silent_addresses = {address for address in {peer.address for peer in others} if not is_alive(address)}
+        lost = [peer for peer in others if peer.address in silent_addresses]
+    description = " and ".join(peers_by_node(lost)) if lost else "another rank"
+    return f"rank {rank}: lost {description} while exchanging data: {cause}"
 
 
 def peers_by_node(peers: Sequence[Peer]) -> list[str]:
-    """Return each node of these peers with its ranks: `rank 1 on node1 (10.0.0.2)`."""
+    """Return a text per node with its ranks: `rank 1 on node1 (10.0.0.2)`."""
     nodes = sorted({(peer.node, peer.address) for peer in peers})
     return [
         f"{format_ranks([peer.rank for peer in peers if peer.node == node])} on {node} ({address})"

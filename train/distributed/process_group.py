@@ -1,4 +1,4 @@
-"""Process group of the trainer with its collectives."""
+"""The process group of the trainer with its collectives."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ GLOO_DRAIN_S = 0.1
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """All ranks of the job. With one rank no process group exists and every collective is free.
+    """All ranks of the job. With one rank no process group exists, and every collective returns at once.
 
-    `peers` are all of its ranks; `control` is what numbers on the CPU are exchanged over: Gloo besides another
-    backend, None for the backend itself. `memory` is what the ranks of one node share, None where they cannot.
+    `peers` are all ranks of the job.
+    `control` is the group for values on the CPU: Gloo next to another backend, None for the backend itself.
+    `memory` is the memory that the ranks of one node share, None if they cannot share any.
     """
 
     rank: int
@@ -52,19 +53,19 @@ class ProcessGroup:
         return tensor
 
     def run_on_main(self, make: Callable[[], T]) -> T:
-        """Run `make` on rank 0 and return its result on every rank; what it refuses, all refuse."""
+        """Run `make` on rank 0 and return its result on every rank; every rank raises its `UserError`."""
         if self.world_size == 1:
             return make()
-        answer: list[T | UserError | None] = [None]
+        result: list[T | UserError | None] = [None]
         if self.is_main:
             try:
-                answer[0] = make()
+                result[0] = make()
             except UserError as error:
-                answer[0] = error
-        dist.broadcast_object_list(answer, device=self.device)
-        if isinstance(answer[0], UserError):
-            raise answer[0]
-        return answer[0]  # type: ignore[return-value]
+                result[0] = error
+        dist.broadcast_object_list(result, device=self.device)
+        if isinstance(result[0], UserError):
+            raise result[0]
+        return result[0]  # type: ignore[return-value]
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, in order of rank, on every rank."""
@@ -80,21 +81,21 @@ class ProcessGroup:
             for tensor in tensors:
                 dist.broadcast(tensor, 0)
 
-    def all_reduce_max_async(self, ballot: int) -> Callable[[], int]:
-        """Begin to ask all ranks; what is returned waits for the answer, the most that any of them said.
+    def all_reduce_max_async(self, value: int) -> Callable[[], int]:
+        """Start an all-reduce of the maximum; the returned function waits for the result.
 
-        Asked before a step and answered after it, it costs the step nothing.
+        Started before a step and read after it, it does not delay the step.
         """
         if self.world_size == 1:
-            return lambda: ballot
-        box = torch.tensor([ballot], dtype=torch.int32)
-        work = dist.all_reduce(box, dist.ReduceOp.MAX, group=self.control, async_op=True)
+            return lambda: value
+        tensor = torch.tensor([value], dtype=torch.int32)
+        work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.control, async_op=True)
 
-        def answer() -> int:
+        def result() -> int:
             work.wait()
-            return int(box.item())
+            return int(tensor.item())
 
-        return answer
+        return result
 
     def drain(self) -> None:
         """Wait for Gloo's background thread before the process group is destroyed.
@@ -105,14 +106,14 @@ class ProcessGroup:
         if self.world_size > 1:
             time.sleep(GLOO_DRAIN_S)
 
-    def leave(self) -> None:
-        """Destroy the process group, without which a rank can abort in its last breath."""
+    def destroy(self) -> None:
+        """Destroy the process group; without this a rank can abort at exit."""
         if self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
 
 def local_process(plan: Plan) -> ProcessGroup:
-    """Return this process's place by RANK, WORLD_SIZE and LOCAL_RANK among ranks that it has not met yet.
+    """Return this process's RANK, WORLD_SIZE and LOCAL_RANK, before it is connected to the other ranks.
 
     Raises `UserError` without the plan's device.
     """
@@ -121,20 +122,20 @@ def local_process(plan: Plan) -> ProcessGroup:
 
 
 def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
-    """Meet the other ranks by MASTER_*; raises `UserError` where that fails."""
+    """Connect to the other ranks through MASTER_ADDR and MASTER_PORT; raises `UserError` if that fails."""
     rank, world_size = group.rank, group.world_size
     limit = timedelta(seconds=plan.collective_timeout_s)
     if world_size > 1:
         try:
             store = wait_for_all_ranks(rank, world_size, plan.rendezvous.timeout_s)
-            # Gloo in torch 2.8 prints each connection on standard output, out of step.
+            # Gloo in torch 2.8 prints a line for each connection to standard output.
             with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
                 dist.init_process_group(plan.backend, timeout=limit, store=store, rank=rank, world_size=world_size)
         except (RuntimeError, ValueError) as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             cause = first_line(error)
             raise UserError(
-                f"rank {rank} of {world_size}: could not meet the others at {where} by {plan.backend}: {cause}",
+                f"rank {rank} of {world_size}: no {plan.backend} connection to the other ranks at {where}: {cause}",
                 ExitCode.RENDEZVOUS,
             ) from None
     needs_gloo = world_size > 1 and plan.backend != "gloo"
@@ -143,14 +144,14 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
     if world_size > 1:
         group = replace(group, peers=tuple(group.gather(local_peer(rank))))
         backend = plan.decision("backend")
-        named_by_user = backend is not None and backend.source == Source.USER  # then it carries all exchanges
+        named_by_user = backend is not None and backend.source == Source.USER  # then it runs all collectives
         if not named_by_user and group.device.type == "cpu" and len({peer.node for peer in group.peers}) == 1:
             group = replace(group, memory=open_shared_memory(rank, world_size, plan.collective_timeout_s))
     return group
 
 
 def choose_device(plan: Plan, local_rank: int) -> torch.device:
-    """Return this rank's device; raises `UserError` where the plan's CUDA is not in this build of torch."""
+    """Return this rank's device; raises `UserError` if the plan uses CUDA and this build of torch has none."""
     if plan.device != "cuda":
         return torch.device("cpu")
     if not torch.cuda.is_available():

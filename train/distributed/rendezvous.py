@@ -1,4 +1,4 @@
-"""The ranks of a job by name: how they come together, and which of them is lost when an exchange fails."""
+"""Rendezvous of all ranks through a store, and their hosts and addresses."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.network import LOG_INTERVAL_S, interface_address
 
-# The discard service: nobody listens, so a node that is there refuses the connection.
+# The port of the discard service. No process listens there, so a live node refuses the connection.
 DISCARD_PORT = 9
 PAUSE_S = 0.05
 
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank, and the node that it is on by name and by its address in the job's network."""
+    """A rank, and the name of its node and its address in the job's network."""
 
     rank: int
     node: str
@@ -32,15 +32,16 @@ class Peer:
 
 
 def local_peer(rank: int) -> Peer:
-    """Return this process as its peers may know it."""
-    # On the master, its name may be its loopback: then the network's interface gives its address in the job.
+    """Return this process as a peer of the others."""
+    # On the master, its host name may resolve to a loopback address. The interface has the address in the job's
+    # network.
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     address = interface_address(interface) if interface else ""
     return Peer(rank, socket.gethostname(), address or own_address(os.environ.get("MASTER_ADDR", "127.0.0.1")))
 
 
 def own_address(master: str) -> str:
-    """Return this node's address on the way to the master."""
+    """Return this node's address on the route to the master."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((master, DISCARD_PORT))
@@ -50,35 +51,36 @@ def own_address(master: str) -> str:
 
 
 def wait_for_all_ranks(rank: int, world_size: int, timeout_s: float) -> Store:
-    """Return the store that all ranks have come to, rank 0 telling meanwhile who is missing.
+    """Return the store when all ranks have joined it; rank 0 logs the missing ranks meanwhile.
 
-    It is the one that RANK, WORLD_SIZE and MASTER_* lead to. Raises `UserError` where not all came within `timeout_s`
-    seconds. Later failures are to show sooner than that, hence this wait apart from the process group's own.
+    RANK, WORLD_SIZE and MASTER_* determine the store.
+    Raises `UserError` if a rank has not joined within `timeout_s` seconds.
+    Why not the timeout of the process group: a later failure must be reported sooner.
     """
     store = connect_store(rank, timedelta(seconds=timeout_s))
     store.set(f"here/{rank}", "")
-    began = logged = time.monotonic()
+    started = logged = time.monotonic()
     missing = list(range(world_size))
-    while missing := [one for one in missing if not store.check([f"here/{one}"])]:
-        now, who = time.monotonic(), format_ranks(missing)
-        if now - began > timeout_s:
+    while missing := [peer for peer in missing if not store.check([f"here/{peer}"])]:
+        now, missing_text = time.monotonic(), format_ranks(missing)
+        if now - started > timeout_s:
             raise UserError(
-                f"rank {rank} of {world_size}: {who} did not come within {timeout_s:.0f} s; see why there, or raise"
-                " LAUNCH_RENDEZVOUS_TIMEOUT_S",
+                f"rank {rank} of {world_size}: {missing_text} did not join within {timeout_s:.0f} s."
+                " Check their logs, or raise LAUNCH_RENDEZVOUS_TIMEOUT_S.",
                 ExitCode.RENDEZVOUS,
             )
         if rank == 0 and now - logged > LOG_INTERVAL_S:
-            logged, waited = now, f"{now - began:.0f} of {timeout_s:.0f} s"
-            log(f"waiting for {who} ({waited})")
+            logged, waited = now, f"{now - started:.0f} of {timeout_s:.0f} s"
+            log(f"waiting for {missing_text} ({waited})")
         time.sleep(PAUSE_S)
     store.set(f"seen all/{rank}", "")
-    if rank == 0:  # which hosts the store: it must not end before the others have looked
-        store.wait([f"seen all/{one}" for one in range(world_size)])
+    if rank == 0:  # it hosts the store, so it waits until the others have read it
+        store.wait([f"seen all/{peer}" for peer in range(world_size)])
     return store
 
 
 def connect_store(rank: int, timeout: timedelta) -> Store:
-    """Return the store of torchrun's agent where it has one for its ranks, else the one that rank 0 hosts."""
+    """Return the store of torchrun's agent if its ranks use one, else the store that rank 0 hosts."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         store: Store = next(rendezvous("env://", timeout=timeout))[0]
         return store

@@ -12,8 +12,9 @@ from torch.optim.swa_utils import AveragedModel
 from entrypoint.plan.model import Plan
 from train.acceleration.amp import configure_tf32, gradient_scaler
 from train.acceleration.ipex import optimize_with_ipex
-from train.acceleration.memory_format import match_optimizer_state_format, set_memory_format
+from train.acceleration.memory_format import set_memory_format
 from train.acceleration.small_conv import use_matmul_for_small_inputs
+from train.acceleration.torch_workarounds import match_optimizer_state_format
 from train.checkpoint.single_file import ResumePoint
 from train.data.batches import BatchSource
 from train.data.datasets import DataSet, ImageTensors
@@ -54,7 +55,7 @@ class ModelBuilder:
         """Return a new unpruned model on the CPU."""
         model = build_model(self.settings.model, self.shape, self.classes, bias=self.settings.bias)
         if isinstance(model, SpeedNet) and self.sample:
-            model.look(self.sample())
+            model.init_whitening(self.sample())
         return model
 
     def build(self, slim: Mapping[str, Tensor] | None = None) -> BuiltModel:
@@ -81,12 +82,14 @@ class ModelBuilder:
             settings.compile in ("off", "auto") and not self.plan.the_trainer().use_ipex
         )  # compilers and IPEX choose their own weight layout
         plain = eager and group.device.type == "cpu"
-        shared = group.world_size > 1
+        ddp = group.world_size > 1
         model = set_memory_format(
-            model.to(group.device), channels_last=settings.channels_last, plain_filters=plain, shared=shared
+            model.to(group.device), channels_last=settings.channels_last, contiguous_weights=plain, ddp=ddp
         )
         if plain and settings.channels_last:
-            model = use_matmul_for_small_inputs(model, self.shape, by_taps=settings.gradient_compression != "powersgd")
+            model = use_matmul_for_small_inputs(
+                model, self.shape, tap_major=settings.gradient_compression != "powersgd"
+            )
         optimizer = build_optimizer(settings, model, fused=fused)
         if self.plan.the_trainer().use_ipex:
             model, optimizer = optimize_with_ipex(model, optimizer, compiling=settings.compile != "off")

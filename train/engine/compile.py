@@ -50,8 +50,7 @@ def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
         message += f"; {figures}"
         if not faster:
             return message
-    trainer.compiler = compiler
-    trainer.compiled_forward = compiler(trainer.ddp_model)
+    trainer.set_compiler(compiler)
     return message
 
 

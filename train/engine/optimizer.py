@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from train.acceleration.torch_workarounds import skip_dynamo_import, unwrap_step
 from train.settings import TrainSettings
 
 # Peak learning rates for the CNN on CIFAR-10 and digits at the default batch size.
@@ -38,18 +37,17 @@ def build_optimizer(settings: TrainSettings, model: nn.Module, *, fused: bool = 
         kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
         optimizer = kind(parameters, **common)
     if settings.compile == "off":
-        bare_step = partial(inspect.unwrap(type(optimizer).step), optimizer)
-        optimizer.step = torch.no_grad()(bare_step)  # type: ignore[method-assign]
+        unwrap_step(optimizer)
     return optimizer
 
 
 def parameter_groups(settings: TrainSettings, model: nn.Module) -> list[Any]:
-    """Return the trainable parameters, grouped by learning-rate multiplier if the model defines `rates`.
+    """Return the trainable parameters, grouped by learning-rate multiplier if the model defines `lr_multipliers`.
 
     Multipliers apply to SGD only. The weight decay per step is the same in all groups.
     """
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    rates: Mapping[str, float] = getattr(model, "rates", {}) if settings.optimizer == "sgd" else {}
+    rates: Mapping[str, float] = getattr(model, "lr_multipliers", {}) if settings.optimizer == "sgd" else {}
     if not rates:
         return list(named.values())
     return [
@@ -60,17 +58,6 @@ def parameter_groups(settings: TrainSettings, model: nn.Module) -> list[Any]:
         }
         for rate in sorted({rates.get(name, 1.0) for name in named})
     ]
-
-
-def skip_dynamo_import() -> None:
-    """Prevent torch's optimizers from importing torch.compile at their first call, which is slow.
-
-    `torch._disable_dynamo` wraps their methods and caches the wrapper as an attribute. Here the attribute is the method
-    itself. `step` is unwrapped in `build_optimizer` (torch 2.8 to 2.13).
-    """
-    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
-        method = inspect.unwrap(getattr(torch.optim.Optimizer, name))
-        method.__dynamo_disable = method
 
 
 def peak_lr(settings: TrainSettings) -> float:

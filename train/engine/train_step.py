@@ -53,6 +53,11 @@ class Trainer:
         self.ddp_model = wrap_ddp(model, self.settings, self.group)
         self.compiled_forward = self.compiler(self.ddp_model) if self.compiler else self.ddp_model
 
+    def set_compiler(self, compiler: Callable[[nn.Module], Callable[[Tensor], Tensor]]) -> None:
+        """Compile the model with a compiler, now and each time it is replaced."""
+        self.compiler = compiler
+        self.compiled_forward = compiler(self.ddp_model)
+
     def train_step(self, batch: Batch) -> Tensor:
         """Take one optimizer step; return this rank's share of the batch's mean loss, without synchronization.
 

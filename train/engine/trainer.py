@@ -75,7 +75,7 @@ def train_distributed(
                 run.progress.close()
         group.drain()  # not after a failure, which must be reported without delay
     finally:
-        group.leave()
+        group.destroy()
 
 
 def seed_and_set_determinism(settings: TrainSettings) -> None:

@@ -1,1 +1,1 @@
-"""Models by name, and what changes or inspects them."""
+"""Models by name, and functions that change or inspect them."""

@@ -1,4 +1,4 @@
-"""One blank image through a model, to see what it takes, does, or counts."""
+"""Runs one blank image through a model, to test its input size or to count its operations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from train.settings import ImageShape
 
 
 def dry_run(model: nn.Module, shape: tuple[int, int, int], device: torch.device | None = None) -> None:
-    """Run one blank (C, H, W) image through the model in evaluation, and leave it as it was; raises what it raises."""
+    """Run one blank (C, H, W) image through the model in evaluation mode, then restore its mode; errors propagate."""
     training = model.training
     model.eval()
     try:
@@ -21,7 +21,7 @@ def dry_run(model: nn.Module, shape: tuple[int, int, int], device: torch.device 
 
 
 def count_multiply_adds(model: nn.Module, shape: ImageShape, device: torch.device) -> int:
-    """Return the multiply-adds of one image's forward pass in products and convolutions, as PyTorch counts them."""
+    """Return the multiply-adds of products and convolutions in one image's forward pass, as PyTorch counts them."""
     with FlopCounterMode(display=False) as counter:
         dry_run(model, shape, device)
     return int(counter.get_total_flops()) // 2

@@ -1,7 +1,7 @@
-"""Structured pruning by L1 norm: filters and neurons of the smallest weights are cut out, and the model is smaller.
+"""Structured pruning by L1 norm: filters and neurons with the smallest weights are removed.
 
-Only a state dict passes from here to the run. `slim` cuts a model of the same definition down to it, on another rank or
-after a resume. Nothing else of the pruning library stays.
+Only a state dict leaves this module, nothing else of the pruning library.
+`resize_to_state` shrinks a model of the same definition to that state, on other ranks and after a resume.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from entrypoint.core.errors import ExitCode, UserError, did_you_mean, first_line
 from train.models.registry import restore_state_metadata
 from train.settings import ImageShape, TrainSettings
 
-KINDS: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "linear": nn.Linear}
+LAYER_TYPES: Mapping[str, type[nn.Module]] = {"conv2d": nn.Conv2d, "linear": nn.Linear}
 
 
 def prune_state(
     model: nn.Module, state: Mapping[str, Tensor], shape: ImageShape, settings: TrainSettings
 ) -> dict[str, Tensor]:
-    """Return the state of the model when it is pruned; `model` is spent.
+    """Return the state of the pruned model; `model` cannot be used afterwards.
 
-    Raises `UserError` where the library cannot prune this model, or what is left would not run.
+    Raises `UserError` if the library cannot prune this model, or if the pruned model does not run.
     """
     model.load_state_dict(restore_state_metadata(model, state))
     model.eval()
@@ -38,10 +38,10 @@ def prune_state(
     example = torch.zeros(2, *shape)
     try:
         with silence_library():
-            slim = LIBRARIES[settings.prune_backend](model, names, example, settings.prune_ratio)
+            pruned = LIBRARIES[settings.prune_backend](model, names, example, settings.prune_ratio)
             with torch.no_grad():
-                slim(example)
-    except Exception as error:  # the libraries raise what their tracing meets
+                pruned(example)
+    except Exception as error:  # the libraries raise any error of their tracing
         cause = first_line(error)
         other = next(name for name in LIBRARIES if name != settings.prune_backend)
         raise UserError(
@@ -50,27 +50,27 @@ def prune_state(
             " layers to leave alone with TRAIN_PRUNE_EXCLUDE",
             ExitCode.MACHINE,
         ) from None
-    result: dict[str, Tensor] = {name: value.detach().clone() for name, value in slim.state_dict().items()}
+    result: dict[str, Tensor] = {name: value.detach().clone() for name, value in pruned.state_dict().items()}
     return result
 
 
 def layers_to_prune(model: nn.Module, settings: TrainSettings) -> list[str]:
-    """Return the layers that lose outputs: those of the kinds asked for but the excluded, and never the last one.
+    """Return the layers that lose outputs: those of the configured types, except excluded ones and the last layer.
 
-    Raises `UserError` where an excluded layer is none of the model's, or nothing is left to prune.
+    Raises `UserError` if an excluded name is not in the model, or if no layer remains.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, tuple(KINDS.values()))}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, tuple(LAYER_TYPES.values()))}
     excluded = settings.prune_exclude.split(",") if settings.prune_exclude else []
-    within = {name: {layer for layer in layers if f"{layer}.".startswith(f"{name}.")} for name in excluded}
+    matches = {name: {layer for layer in layers if f"{layer}.".startswith(f"{name}.")} for name in excluded}
     for name in excluded:
-        if not within[name]:
+        if not matches[name]:
             raise UserError(
                 f"TRAIN_PRUNE_EXCLUDE={name}: {settings.model} has no such layer."
                 f" {did_you_mean(name, layers)}It has {', '.join(list(layers)[:8])}, …"
             )
-    kinds = tuple(KINDS[kind] for kind in settings.prune_layer_types.split(","))
-    kept = {list(layers)[-1]}.union(*within.values())
-    names = [name for name, module in layers.items() if isinstance(module, kinds) and name not in kept]
+    kinds = tuple(LAYER_TYPES[kind] for kind in settings.prune_layer_types.split(","))
+    protected = {list(layers)[-1]}.union(*matches.values())
+    names = [name for name, module in layers.items() if isinstance(module, kinds) and name not in protected]
     if not names:
         raise UserError(
             f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: {settings.model} has no layer left to prune; widen"
@@ -79,11 +79,11 @@ def layers_to_prune(model: nn.Module, settings: TrainSettings) -> list[str]:
     return names
 
 
-def by_torch_pruning(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> nn.Module:
-    """Prune by Torch-Pruning, which cuts what depends on each other together (arXiv:2301.12900)."""
+def prune_with_torch_pruning(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> nn.Module:
+    """Prune with Torch-Pruning, which removes dependent channels of several layers together (arXiv:2301.12900)."""
     import torch_pruning
 
-    others = [module for name, module in model.named_modules() if isinstance(module, tuple(KINDS.values()))
+    others = [module for name, module in model.named_modules() if isinstance(module, tuple(LAYER_TYPES.values()))
               and name not in names]  # fmt: skip
     pruner = torch_pruning.pruner.BasePruner(
         model,
@@ -96,10 +96,10 @@ def by_torch_pruning(model: nn.Module, names: list[str], example: Tensor, ratio:
     return model
 
 
-def by_nni(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> nn.Module:
-    """Prune by NNI's L1NormPruner and ModelSpeedup, as the book does.
+def prune_with_nni(model: nn.Module, names: list[str], example: Tensor, ratio: float) -> nn.Module:
+    """Prune with NNI's L1NormPruner and ModelSpeedup, as the book does.
 
-    With torch from 2.2 on NNI's own tracer fails (nni#5768), so it is given a graph by torch.fx.
+    NNI's own tracer fails with torch 2.2 and later (nni#5768), so it gets a graph of torch.fx.
     """
     from nni.compression.pruning import L1NormPruner
     from nni.compression.speedup import ModelSpeedup
@@ -107,17 +107,17 @@ def by_nni(model: nn.Module, names: list[str], example: Tensor, ratio: float) ->
     pruner = L1NormPruner(model, [{"op_names": names, "sparse_ratio": ratio}])
     _, masks = pruner.compress()
     pruner.unwrap_model()
-    slim: nn.Module = ModelSpeedup(model, example, masks, graph_module=torch.fx.symbolic_trace(model)).speedup_model()
-    return slim
+    pruned: nn.Module = ModelSpeedup(model, example, masks, graph_module=torch.fx.symbolic_trace(model)).speedup_model()
+    return pruned
 
 
 Library = Callable[[nn.Module, list[str], Tensor, float], nn.Module]
-LIBRARIES: Mapping[str, Library] = {"torch-pruning": by_torch_pruning, "nni": by_nni}
+LIBRARIES: Mapping[str, Library] = {"torch-pruning": prune_with_torch_pruning, "nni": prune_with_nni}
 
 
 @contextlib.contextmanager
 def silence_library() -> Iterator[None]:
-    """Keep what the libraries tell of every layer to themselves."""
+    """Suppress the messages that the libraries print for every layer."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -128,12 +128,12 @@ def silence_library() -> Iterator[None]:
 
 
 def same_shapes(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
-    """Tell whether a state is of a model of these very sizes, and of no slim one."""
+    """Return whether a state has the shapes of this model, so is not of a pruned one."""
     return all(value.shape == state[name].shape for name, value in model.state_dict().items() if name in state)
 
 
 def resize_to_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Cut every layer down to the sizes of a slim model's state, and take its values."""
+    """Shrink every layer to the sizes of a pruned model's state, and load its values."""
     for prefix, module in model.named_modules():
         for kind, values in (("_parameters", module._parameters), ("_buffers", module._buffers)):
             for name, value in list(values.items()):
@@ -144,10 +144,10 @@ def resize_to_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def update_layer_sizes(module: Any) -> None:
-    """Let a layer's own figures say what its weights are."""
+    """Set the size attributes of a layer to the shape of its weights."""
     if isinstance(module, _ConvNd):
         outputs, inputs = module.weight.shape[:2]
-        if module.groups > 1 and inputs == 1:  # a filter a channel
+        if module.groups > 1 and inputs == 1:  # depthwise
             module.groups = outputs
         module.out_channels, module.in_channels = outputs, inputs * module.groups
     elif isinstance(module, nn.Linear):

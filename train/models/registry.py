@@ -1,4 +1,4 @@
-"""The models by name: the book's CNN for any input, and every torchvision classifier."""
+"""Models by name: the book's CNN, SpeedNet, and every torchvision classifier."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from train.models.inspection import dry_run
 from train.models.speednet import WIDTHS, SpeedNet
 from train.settings import ImageShape
 
-# Classifiers with auxiliary heads return a tuple while training; the plain head is what we train.
+# Classifiers with auxiliary heads return a tuple in training mode. Only the main head is trained here.
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "googlenet": {"aux_logits": False, "init_weights": True},
     "inception_v3": {"aux_logits": False, "init_weights": True},
@@ -22,9 +22,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 
 
 def build_model(name: str, shape: ImageShape, classes: int, *, bias: bool) -> nn.Module:
-    """Return a freshly initialised model for (channels, height, width) images.
+    """Return a newly initialized model for (channels, height, width) images.
 
-    Raises `UserError` for an unknown name, or an input that the model cannot take.
+    Raises `UserError` for an unknown name, or for images that the model cannot process.
     """
     if name == "cnn":
         if min(shape[1:]) < 4:
@@ -42,9 +42,9 @@ def build_model(name: str, shape: ImageShape, classes: int, *, bias: bool) -> nn
 
 
 def restore_state_metadata(model: nn.Module, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return a state for the model to load, with its modules' versions, which go lost where tensors alone are kept.
+    """Return a state that the model can load, with the versions of its modules.
 
-    Torchvision's MNASNet loads nothing without.
+    Why: a checkpoint holds tensors alone, and torchvision's MNASNet does not load a state without versions.
     """
     marked = OrderedDict(state)
     marked._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]
@@ -52,7 +52,7 @@ def restore_state_metadata(model: nn.Module, state: Mapping[str, Tensor]) -> Map
 
 
 def torchvision_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
-    """Return a torchvision classifier by name; raises `UserError` where there is none of that name."""
+    """Return a torchvision classifier by name; raises `UserError` for an unknown name."""
     try:
         from torchvision import models
     except (ImportError, RuntimeError, AttributeError) as error:
@@ -76,7 +76,7 @@ def torchvision_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
 
 
 def check_input_shape(model: nn.Module, name: str, shape: ImageShape) -> None:
-    """Run one blank image through the model; raises `UserError` where it cannot take that size."""
+    """Run one blank image through the model; raises `UserError` if the model cannot process its size."""
     try:
         dry_run(model, shape)
     except (RuntimeError, ValueError, AssertionError) as error:
@@ -84,7 +84,7 @@ def check_input_shape(model: nn.Module, name: str, shape: ImageShape) -> None:
 
 
 def incompatible_input_error(name: str, shape: ImageShape, error: Exception) -> UserError:
-    """Return the refusal of an input that a model cannot take."""
+    """Return the error for images that a model cannot process."""
     size = f"{shape[0]}x{shape[1]}x{shape[2]}"
     cause = first_line(error)
     to_do = "take another model, or for an imagefolder TRAIN_IMAGE_SIZE=224"

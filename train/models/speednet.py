@@ -1,4 +1,4 @@
-"""A small network that learns CIFAR-10 fast: that of airbench94 (Jordan, 2024, arXiv:2404.00498), in two widths."""
+"""A small network that learns CIFAR-10 fast: airbench94 (Jordan, 2024, arXiv:2404.00498), in two widths."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from torch import Tensor, nn
 
 from train.settings import ImageShape
 
-# Filters of the three blocks: airbench94's own for a GPU, and half of each, a quarter of the work, for a CPU.
+# Filters of the three blocks: airbench94's for a GPU, and half of them for a CPU, a quarter of the work.
 WIDTHS = {"speednet": (64, 256, 256), "speednet-half": (32, 128, 128)}
 KERNEL = 2
-# Logits are scaled down so much, and patches of so little variance are not blown up.
-LOGIT_SCALE, LEAST_VARIANCE = 1 / 9, 5e-4
-# What SGD's rate is multiplied by for BatchNorm's biases.
-BIAS_RATE = 64.0
+# The factor of the logits, and the value added to the variances of patches before whitening.
+LOGIT_SCALE, WHITENING_EPS = 1 / 9, 5e-4
+# The learning rate multiplier of BatchNorm's biases, for SGD.
+BIAS_LR_MULTIPLIER = 64.0
 
 
 class SpeedNet(nn.Module):
-    """Patches of 2x2 whitened, three blocks of two 3x3 convolutions, the largest of each map, one linear layer.
+    """Whitened 2x2 patches, three blocks of two 3x3 convolutions, global max pooling, one linear layer.
 
-    Input (N, C, H, W), float, at least 9x9; output (N, classes) logits. `look` sets the first layer from images;
-    `rates` names the parameters that learn faster than the others.
+    Input (N, C, H, W), float, at least 9x9; output (N, classes) logits.
+    `init_whitening` sets the first layer from images.
+    `lr_multipliers` has the learning rate multipliers of parameters by name.
     """
 
     def __init__(self, widths: tuple[int, int, int], shape: ImageShape, classes: int) -> None:
@@ -32,7 +33,7 @@ class SpeedNet(nn.Module):
         self.blocks = nn.Sequential(*(conv_group(*pair) for pair in zip(inputs, widths, strict=True)))
         self.head = nn.Linear(widths[2], classes, bias=False)
         norms = (name for name, module in self.named_modules() if isinstance(module, nn.BatchNorm2d))
-        self.rates = {f"{name}.bias": BIAS_RATE for name in norms}
+        self.lr_multipliers = {f"{name}.bias": BIAS_LR_MULTIPLIER for name in norms}
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of a batch."""
@@ -41,21 +42,22 @@ class SpeedNet(nn.Module):
         return logits
 
     @torch.no_grad()
-    def look(self, images: Tensor) -> None:
-        """Let the first layer return an image's 2x2 patches uncorrelated and of one variance, and their negatives.
+    def init_whitening(self, images: Tensor) -> None:
+        """Set the first layer so that it returns whitened 2x2 patches, and their negatives.
 
-        `images` are some of the training set's, as the model sees them.
+        Whitened patches are uncorrelated and have equal variance.
+        `images` are training images as the model gets them, (N, C, H, W) normalized floats.
         """
         side = range(KERNEL)
         shifted = [images[:, :, y : y - KERNEL + 1 or None, x : x - KERNEL + 1 or None] for y in side for x in side]
         patches = torch.stack(shifted, dim=2).permute(0, 3, 4, 1, 2).reshape(-1, images.shape[1] * KERNEL**2)
         variances, directions = torch.linalg.eigh(patches.T.double() @ patches.double() / len(patches))
-        filters = (directions / (variances + LEAST_VARIANCE).sqrt()).T.reshape(-1, images.shape[1], KERNEL, KERNEL)
+        filters = (directions / (variances + WHITENING_EPS).sqrt()).T.reshape(-1, images.shape[1], KERNEL, KERNEL)
         self.whiten.weight.copy_(torch.cat((filters, -filters)))
 
 
 def conv_group(inputs: int, outputs: int) -> nn.Sequential:
-    """Return two convolutions, the first with pooling that halves, each followed by BatchNorm and GELU."""
+    """Return two convolutions, each followed by BatchNorm and GELU; the first one also has 2x2 max pooling."""
     return nn.Sequential(
         *(conv3x3(inputs, outputs), nn.MaxPool2d(2), frozen_scale_bn(outputs), nn.GELU()),
         *(conv3x3(outputs, outputs), frozen_scale_bn(outputs), nn.GELU()),
@@ -63,14 +65,14 @@ def conv_group(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def conv3x3(inputs: int, outputs: int) -> nn.Conv2d:
-    """Return a 3x3 convolution that at first passes its inputs through to its first outputs."""
+    """Return a 3x3 convolution that initially copies its inputs to its first outputs."""
     layer = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     nn.init.dirac_(layer.weight[: min(inputs, outputs)])
     return layer
 
 
 def frozen_scale_bn(channels: int) -> nn.BatchNorm2d:
-    """Return a BatchNorm whose statistics follow fast, and that learns only what to add."""
+    """Return a BatchNorm with fast running statistics that learns only its bias."""
     layer = nn.BatchNorm2d(channels, eps=1e-12, momentum=0.4)
     layer.weight.requires_grad = False
     return layer

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import msgspec
 
-from entrypoint.core.settings_base import ParsedSettings, annotations_of, parse_value, variable_name
+from entrypoint.core.setting_types import parse_value
+from entrypoint.core.settings_base import ParsedSettings, annotations_of, variable_name
 from entrypoint.plan.model import Decision, Plan, Source
 from train.settings import TrainSettings
 

@@ -50,8 +50,8 @@ class PhaseTimes:
         """Return a phase's share of a step, 0 to 1."""
         return self.seconds[name] / max(1e-9, sum(self.seconds.values()))
 
-    def line(self) -> str:
-        """Return all shares in a line."""
+    def format_line(self) -> str:
+        """Return the share of each phase as one line of text."""
         return ", ".join(f"{name} {100 * self.share(name):.0f} %" for name in PHASES)
 
     def diagnosis(self, source: str) -> str:
@@ -108,7 +108,7 @@ class Profiler:
         diagnosis = shares.diagnosis(self.source)
         atomic_write_text(self.folder / "phases.json", json.dumps({**phases, "diagnosis": diagnosis}, indent=2) + "\n")
         seen.export_chrome_trace(str(self.folder / "trace.json"))
-        self.log(f"profile of {self.steps} steps: {shares.line()}; {self.folder}")
+        self.log(f"profile of {self.steps} steps: {shares.format_line()}; {self.folder}")
         self.log(diagnosis)
 
 

@@ -1,7 +1,7 @@
-"""The book's seven tasks, a batch at a time: resize 255, crop 224, flip, rotate by 20°, blur 3, tensor, normalize.
+"""The book's transforms for a whole batch: resize 255, crop 224, flip, rotate by 20°, blur 3, tensor, normalize.
 
-What it draws is drawn for each image, as torchvision's transforms do it one by one; a test holds the two against each
-other. The last two tasks are those of every source.
+Each image has its own random parameters, as with torchvision's transforms; a test compares the results.
+The last two of the seven tasks are done for every data source, outside this module.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ SIGMA = (0.1, 2.0)
 
 
 def sample_params(count: int, _: int, random: torch.Generator) -> Tensor:
-    """Return (count, 3) floats on the CPU: 1 where the image is flipped, degrees to turn it, the blur's deviation."""
+    """Return (count, 3) floats on the CPU: 1 to flip, the rotation in degrees, and the blur's standard deviation."""
     flips = torch.randint(0, 2, (count, 1), generator=random).float()
     uniform = torch.rand(count, 2, generator=random)
-    least, most = torch.tensor([-DEGREES, SIGMA[0]]), torch.tensor([DEGREES, SIGMA[1]])
-    return torch.cat((flips, least + uniform * (most - least)), dim=1)
+    low, high = torch.tensor([-DEGREES, SIGMA[0]]), torch.tensor([DEGREES, SIGMA[1]])
+    return torch.cat((flips, low + uniform * (high - low)), dim=1)
 
 
-def apply(images: Tensor, rows: Tensor, drawn: Tensor) -> Tensor:
-    """Return the images `rows` of (N, H, W, C) images as (n, 224, 224, C) floats, 0 to 255, as was drawn."""
-    drawn = drawn.to(images.device)
+def apply(images: Tensor, rows: Tensor, params: Tensor) -> Tensor:
+    """Return the images `rows` of (N, H, W, C) images, transformed, as (n, 224, 224, C) floats from 0 to 255."""
+    params = params.to(images.device)
     images = resize_crop(images.index_select(0, rows))
-    images = torch.where(drawn[:, :1, None, None] == 1, images.flip(3), images)
-    return blur(rotate(images, drawn[:, 1]), drawn[:, 2]).permute(0, 2, 3, 1)
+    images = torch.where(params[:, :1, None, None] == 1, images.flip(3), images)
+    return blur(rotate(images, params[:, 1]), params[:, 2]).permute(0, 2, 3, 1)
 
 
 def eval_transform(images: Tensor) -> Tensor:
-    """Return (N, H, W, C) images as an evaluation sees them: resized and cropped, nothing drawn."""
+    """Return (N, H, W, C) images for evaluation: resized and center-cropped, nothing random."""
     return resize_crop(images).permute(0, 2, 3, 1)
 
 
 def resize_crop(images: Tensor) -> Tensor:
-    """Return (N, H, W, C) images as (N, C, 224, 224) floats: the shorter side made 255 pixels, the middle cut out."""
+    """Return (N, H, W, C) images as (N, C, 224, 224) floats: shorter side resized to 255, then center-cropped."""
     height, width = images.shape[1:3]
     scale = BOOK_PIXELS / min(height, width)
     size = (BOOK_PIXELS, int(scale * width)) if height <= width else (int(scale * height), BOOK_PIXELS)
@@ -51,7 +51,7 @@ def resize_crop(images: Tensor) -> Tensor:
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Return (N, C, H, W) images, each turned anticlockwise about its middle by its own degrees."""
+    """Return (N, C, H, W) images, each rotated counterclockwise about its center by its own degrees."""
     count, _, height, width = images.shape
     across = torch.arange(width, device=images.device) - (width - 1) / 2
     down = torch.arange(height, device=images.device) - (height - 1) / 2
@@ -64,7 +64,7 @@ def rotate(images: Tensor, degrees: Tensor) -> Tensor:
 
 
 def blur(images: Tensor, sigma: Tensor) -> Tensor:
-    """Return (N, C, H, W) images, each under a Gaussian of three pixels with its own deviation, edges mirrored."""
+    """Return (N, C, H, W) images after a 3x3 Gaussian blur with a standard deviation per image and reflected edges."""
     neighbor_weight = torch.exp(-0.5 / sigma.square()).view(-1, 1, 1, 1)
     total = 1 + 2 * neighbor_weight
     wide = pad(images, (1, 1, 1, 1), mode="reflect")

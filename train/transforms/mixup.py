@@ -1,4 +1,4 @@
-"""Mixup and CutMix over the global batch: who is mixed with whom does not depend on the number of ranks."""
+"""Mixup and CutMix over the global batch, so that the mix does not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from train.settings import TrainSettings
 
 @dataclass(frozen=True)
 class MixParams:
-    """How the images of one global batch are mixed: the number of each one's partner, and the share that stays own.
+    """How one global batch is mixed: each image's partner, and the weight of the image itself.
 
-    With a `box` (top, bottom, left, right) the partner's pixels stand in it (CutMix, arXiv:1905.04899); without, the
-    two lie over each other (mixup, arXiv:1710.09412).
+    With `cut_box` (top, bottom, left, right), CutMix copies this region from the partner (arXiv:1905.04899).
+    Without it, mixup interpolates the two images (arXiv:1710.09412).
     """
 
-    partners: Tensor
-    own: float
-    box: tuple[int, int, int, int] | None = None
+    partner_indices: Tensor
+    own_weight: float
+    cut_box: tuple[int, int, int, int] | None = None
 
-    def of(self, images: Tensor, others: Tensor) -> Tensor:
-        """Return (N, C, H, W) images mixed with as many others."""
-        if self.box is None:
-            return images.lerp(others, 1 - self.own)
-        top, bottom, left, right = self.box
+    def apply(self, images: Tensor, others: Tensor) -> Tensor:
+        """Return (N, C, H, W) images mixed with the same number of partner images."""
+        if self.cut_box is None:
+            return images.lerp(others, 1 - self.own_weight)
+        top, bottom, left, right = self.cut_box
         mixed = images.clone(memory_format=torch.preserve_format)
         mixed[:, :, top:bottom, left:right] = others[:, :, top:bottom, left:right]
         return mixed
 
 
 def sample_mix(count: int, height: int, width: int, settings: TrainSettings, random: torch.Generator) -> MixParams:
-    """Return how a batch of so many images is mixed; where both ways are on, each has every second batch's chance.
+    """Return the sampled mix of a batch of `count` images; if both methods are on, each has probability 0.5.
 
-    The share is drawn from Beta(alpha, alpha), once a batch, as both papers do.
+    The weight is sampled once per batch from Beta(alpha, alpha), as in both papers.
     """
     partners = torch.randperm(count, generator=random)
     chance = python_random.Random(int(torch.randint(2**62, (1,), generator=random)))

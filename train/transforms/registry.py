@@ -1,4 +1,4 @@
-"""The named sets of transforms: what is drawn for a global batch, and what becomes of a rank's share of it."""
+"""Transforms by name: parameters sampled for a global batch, and applied to a rank's shard of it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from train.transforms import book, flip_crop
 
 @dataclass(frozen=True)
 class Transform:
-    """One set, for images as (N, H, W, C) bytes or floats.
+    """One named transform of (N, H, W, C) images, as bytes or floats.
 
-    `sample_params(count, height, random)` returns a row of parameters for each image, `apply(images, rows, drawn)`
-    the transformed images of these rows, `eval_transform(images)` the images for evaluation. `side` is the height and
-    width of the result, None if unchanged. `is_permutation` says that pixels are only moved, so that results do not
-    depend on how many images are transformed at once.
+    `sample_params(count, height, random)` returns a row of parameters per image.
+    `apply(images, rows, params)` returns the transformed images of these rows.
+    `eval_transform(images)` returns the images for evaluation.
+    `side` is the height and width of the result, None if the size is unchanged.
+    `is_permutation` means that pixels are only moved. Then results do not depend on how many images are transformed at
+    once.
     """
 
     sample_params: Callable[[int, int, torch.Generator], Tensor] | None
@@ -29,7 +31,7 @@ class Transform:
     is_permutation: bool = True
 
     def shape(self, shape: ImageShape) -> ImageShape:
-        """Return (channels, height, width) of what comes out."""
+        """Return (channels, height, width) of a transformed image."""
         return (shape[0], self.side, self.side) if self.side else shape
 
 
@@ -46,7 +48,7 @@ TRANSFORMS: Mapping[str, Transform] = {
 
 
 def select_transform(settings: TrainSettings, channels: int) -> Transform:
-    """Return the set asked for; on auto color images are flipped and shifted, since digits would suffer."""
+    """Return the configured transform; auto flips and shifts color images only, because flips change digits."""
     if settings.transforms != "auto":
         return TRANSFORMS[settings.transforms]
     return TRANSFORMS["flip-crop" if channels == 3 and settings.dataset != "synthetic" else "none"]

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import venv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from entrypoint.doctor.report import check_imports, format_report
+from entrypoint.doctor.report import check_imports, check_libraries, format_report
+from entrypoint.job.detect import Job
+from entrypoint.machine.shared_libraries import Library
+from entrypoint.plan.inputs import PlanInputs
+from entrypoint.plan.model import Program
+from entrypoint.plan.preflight import Check, preflight_checks
+from entrypoint.settings import read_launch_settings
 from tests.conftest import Entrypoint, script
+from tests.factories import make_machine
 
-pytestmark = pytest.mark.launch
 
-
+@pytest.mark.launch
 def test_every_check_is_told(entrypoint: Entrypoint) -> None:
     result = entrypoint("doctor", "--json")
     assert result.code == 0, result.out + result.err
@@ -29,6 +36,7 @@ def test_every_check_is_told(entrypoint: Entrypoint) -> None:
     assert torch["seen"][0].isdigit()
 
 
+@pytest.mark.launch
 def test_doctor_failures_have_a_remedy_and_exit_code_3(entrypoint: Entrypoint) -> None:
     (entrypoint.folder / "file").write_text("")
     result = entrypoint("doctor", env={"TRAIN_OUTPUT_DIR": "file/runs", "LAUNCH_NPROC_PER_NODE": "4000"})
@@ -39,6 +47,7 @@ def test_doctor_failures_have_a_remedy_and_exit_code_3(entrypoint: Entrypoint) -
     assert "file/runs cannot be written to; bind a folder there, or set TRAIN_OUTPUT_DIR to another" in failures[1]
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize(
     ("code", "state", "seen"),
     [
@@ -60,8 +69,27 @@ def test_a_package_that_does_not_import_is_a_failure_of_its_own(
 
 
 def test_advice_follows_what_was_seen() -> None:
-    from entrypoint.plan.preflight import Check
-
     assert format_report([Check("a", "ok", "b"), Check("cc", "warning", "d", "e")], as_json=False) == (
         "ok       a   b\nwarning  cc  d; e"
     )
+
+
+def plan_inputs(*libraries: Library) -> PlanInputs:
+    machine = replace(make_machine(4), libraries=libraries)
+    return PlanInputs(read_launch_settings({}, {}), machine, Job(), Program("run", ("python", "x.py")), {})
+
+
+def test_missing_library_is_absent_and_an_unusable_one_warns() -> None:
+    found, missing = Library("tcmalloc", "/lib/t.so", "found in /lib"), Library("jemalloc", None, "not in /lib")
+    unusable = Library("intel", None, "/lib/libiomp5.so is not for x86_64", is_unusable=True)
+    checks = {check.what: check.state for check in check_libraries(plan_inputs(found, missing, unusable))}
+    assert checks == {"tcmalloc": "ok", "jemalloc": "absent", "intel": "warning"}
+
+
+def test_missing_gpu_driver_image_and_torch_are_absent() -> None:
+    states = {check.what: check.state for check in preflight_checks(plan_inputs())}
+    assert {what for what, state in states.items() if state == "absent"} == {"NVIDIA driver", "image", "torch"}
+
+
+def test_absent_check_needs_no_advice() -> None:
+    assert format_report([Check("a", "absent", "not installed")], as_json=False) == "absent   a  not installed"

@@ -71,7 +71,7 @@ def test_a_rank_that_was_moved_is_a_warning_and_exit_3(entrypoint: Entrypoint, t
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["1"], "process 1 is no rank that the entrypoint started"), (["x"], "verify x: not a process id")],
+    [(["1"], "process 1 is not a rank that the entrypoint started"), (["x"], "verify x: not a process id")],
 )
 def test_what_is_no_rank_is_refused(entrypoint: Entrypoint, arguments: list[str], said: str) -> None:
     result = entrypoint("verify", *arguments)

@@ -8,6 +8,7 @@ import pytest
 
 from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job, detect_job
+from entrypoint.job.launchers import LauncherBinding
 
 TORCHRUN = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "x",
@@ -51,15 +52,15 @@ PTY = STEP | {"SLURM_PTY_PORT": "41234", "SLURM_PROCID": "0", "SLURM_LOCALID": "
 CASES = {
     "nobody": ({}, Job()),
     "torchrun": (TORCHRUN, Job("torchrun", 3, 4, 1, 2, "x")),
-    "Open MPI": (OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77", "default")),
+    "Open MPI": (OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77", LauncherBinding.LAUNCHER_DEFAULT)),
     "hydra": (HYDRA, Job("hydra (MPICH, Intel MPI)", 2, 4, 0, 2)),
     "srun": (STEP, Job("srun", 5, 7, 1, 2, "42")),
     "a batch script without srun is started by nobody": (BATCH, Job()),
     "torchrun inside srun": (STEP | TORCHRUN, Job("torchrun", 3, 4, 1, 2, "x")),
-    "mpirun inside sbatch": (BATCH | OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77", "default")),
+    "mpirun inside sbatch": (BATCH | OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77", LauncherBinding.LAUNCHER_DEFAULT)),
     "hydra inside sbatch": (BATCH | HYDRA, Job("hydra (MPICH, Intel MPI)", 2, 4, 0, 2)),
     "a size alone proves nothing": ({"WORLD_SIZE": "4"}, Job()),
-    "PALS": (PALS, Job("PALS", 1, 4, 1, 2, "ab", "asked")),
+    "PALS": (PALS, Job("PALS", 1, 4, 1, 2, "ab", LauncherBinding.USER)),
     "Flux on one node": (FLUX, Job("Flux", 1, 2, 1, 2)),
     "Flux, a task per node": (
         FLUX | {"FLUX_JOB_NNODES": "2", "FLUX_TASK_LOCAL_ID": "0"},
@@ -69,11 +70,11 @@ CASES = {
         FLUX | {"FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2", "LOCAL_WORLD_SIZE": "2"},
         Job("Flux", 1, 4, 1, 2),
     ),
-    "jsrun": (JSM, Job("jsrun", 3, 4, 1, 2, "", "asked")),
-    "jsrun with Open MPI's variables": (JSM | OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77", "default")),
+    "jsrun": (JSM, Job("jsrun", 3, 4, 1, 2, "", LauncherBinding.USER)),
+    "jsrun with Open MPI's variables": (JSM | OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77", LauncherBinding.LAUNCHER_DEFAULT)),
     "Cray MPICH": (
         {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"},
-        Job("PMI", 3, 4, 1, 2, "", "asked"),
+        Job("PMI", 3, 4, 1, 2, "", LauncherBinding.USER),
     ),
     "Cray MPICH under srun": (
         STEP | {"PMI_RANK": "5", "PMI_SIZE": "7", "PMI_LOCAL_RANK": "1"},
@@ -82,11 +83,11 @@ CASES = {
     "a wrapper that copies srun's numbers": (WRAPPED, Job("srun", 1, 2, 0, 1, "7")),
     "a wrapper that copies Open MPI's numbers": (
         OPEN_MPI | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
-        Job("Open MPI", 1, 2, 1, 2, "77", "default"),
+        Job("Open MPI", 1, 2, 1, 2, "77", LauncherBinding.LAUNCHER_DEFAULT),
     ),
     "a wrapper that copies PALS's numbers": (
         PALS | {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"},
-        Job("PALS", 1, 4, 1, 2, "ab", "asked"),
+        Job("PALS", 1, 4, 1, 2, "ab", LauncherBinding.USER),
     ),
     "a wrapper that also counts the ranks here": (
         WRAPPED | {"LOCAL_WORLD_SIZE": "1"},
@@ -150,18 +151,18 @@ def test_what_no_launcher_would_set_is_refused_by_name(environ: dict[str, str], 
 @pytest.mark.parametrize(
     ("environ", "binding"),
     [
-        (OPEN_MPI, "default"),
-        (OPEN_MPI | {"OMPI_MCA_hwloc_base_binding_policy": "none"}, ""),
-        (OPEN_MPI | {"OMPI_MCA_hwloc_base_binding_policy": "core"}, "asked"),
-        (HYDRA, ""),
-        (HYDRA | {"HYDRA_USER_PROVIDED_BINDING": "1"}, "asked"),
-        (HYDRA | {"I_MPI_MPIRUN": "mpirun"}, "default"),
-        (HYDRA | {"I_MPI_MPIRUN": "mpirun", "I_MPI_PIN": "off"}, ""),
-        (HYDRA | {"I_MPI_PIN_DOMAIN": "omp"}, "asked"),
-        (STEP | {"SLURM_CPU_BIND_TYPE": "mask_cpu:"}, "asked"),
-        (STEP | {"SLURM_CPU_BIND_TYPE": "none"}, ""),
-        (TORCHRUN, ""),
+        (OPEN_MPI, LauncherBinding.LAUNCHER_DEFAULT),
+        (OPEN_MPI | {"OMPI_MCA_hwloc_base_binding_policy": "none"}, LauncherBinding.NONE),
+        (OPEN_MPI | {"OMPI_MCA_hwloc_base_binding_policy": "core"}, LauncherBinding.USER),
+        (HYDRA, LauncherBinding.NONE),
+        (HYDRA | {"HYDRA_USER_PROVIDED_BINDING": "1"}, LauncherBinding.USER),
+        (HYDRA | {"I_MPI_MPIRUN": "mpirun"}, LauncherBinding.LAUNCHER_DEFAULT),
+        (HYDRA | {"I_MPI_MPIRUN": "mpirun", "I_MPI_PIN": "off"}, LauncherBinding.NONE),
+        (HYDRA | {"I_MPI_PIN_DOMAIN": "omp"}, LauncherBinding.USER),
+        (STEP | {"SLURM_CPU_BIND_TYPE": "mask_cpu:"}, LauncherBinding.USER),
+        (STEP | {"SLURM_CPU_BIND_TYPE": "none"}, LauncherBinding.NONE),
+        (TORCHRUN, LauncherBinding.NONE),
     ],
 )
-def test_who_has_bound_this_rank_and_whether_anybody_asked(environ: dict[str, str], binding: str) -> None:
-    assert detect_job(environ).binding == binding
+def test_who_has_bound_this_rank_and_whether_anybody_asked(environ: dict[str, str], binding: LauncherBinding) -> None:
+    assert detect_job(environ).cpu_binding == binding

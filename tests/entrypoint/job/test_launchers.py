@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from entrypoint.job.launcher_quirks import options_before
-from entrypoint.job.launchers import mpirun_binding, open_mpi_binding
+from entrypoint.job.launchers import LauncherBinding, mpirun_binding, open_mpi_binding
 
 
 @pytest.mark.parametrize(
@@ -13,40 +13,40 @@ from entrypoint.job.launchers import mpirun_binding, open_mpi_binding
     [
         ("-np 2", None),
         ("-np 2 --map-by node", None),
-        ("--bind-to none", ""),
-        ("-bind-to core", "asked"),
-        ("--bind-to=core", "asked"),
-        ("--bind-to-core", "asked"),
-        ("--bind-to-none", ""),
-        ("--cpu-set 0,1", "asked"),
-        ("--cpu-list 0,1 --bind-to none", "asked"),
-        ("-rf hosts", "asked"),
-        ("--rankfile hosts", "asked"),
-        ("--map-by ppr:1:node:PE=2", "asked"),
-        ("--map-by pe-list=1", "asked"),
-        ("--mca hwloc_base_binding_policy core", "asked"),
-        ("--mca hwloc_base_binding_policy none", ""),
-        ("--prtemca hwloc_default_cpu_list 0-3", "asked"),
+        ("--bind-to none", LauncherBinding.NONE),
+        ("-bind-to core", LauncherBinding.USER),
+        ("--bind-to=core", LauncherBinding.USER),
+        ("--bind-to-core", LauncherBinding.USER),
+        ("--bind-to-none", LauncherBinding.NONE),
+        ("--cpu-set 0,1", LauncherBinding.USER),
+        ("--cpu-list 0,1 --bind-to none", LauncherBinding.USER),
+        ("-rf hosts", LauncherBinding.USER),
+        ("--rankfile hosts", LauncherBinding.USER),
+        ("--map-by ppr:1:node:PE=2", LauncherBinding.USER),
+        ("--map-by pe-list=1", LauncherBinding.USER),
+        ("--mca hwloc_base_binding_policy core", LauncherBinding.USER),
+        ("--mca hwloc_base_binding_policy none", LauncherBinding.NONE),
+        ("--prtemca hwloc_default_cpu_list 0-3", LauncherBinding.USER),
         ("--mca btl self", None),
     ],
 )
-def test_mpirun_options_say_who_binds(options: str, binding: str | None) -> None:
+def test_mpirun_options_say_who_binds(options: str, binding: LauncherBinding | None) -> None:
     assert mpirun_binding(options.split()) == binding
 
 
 @pytest.mark.parametrize(
     ("environ", "binding"),
     [
-        ({}, "default"),
-        ({"OMPI_MCA_hwloc_base_cpu_set": "1"}, "asked"),
-        ({"OMPI_MCA_hwloc_base_cpu_list": "1"}, "asked"),
-        ({"OMPI_MCA_orte_rankfile": "file"}, "asked"),
-        ({"OMPI_MCA_rmaps_base_mapping_policy": "node"}, "default"),
-        ({"OMPI_MCA_rmaps_base_mapping_policy": "socket:PE=2"}, "asked"),
-        ({"PRTE_MCA_hwloc_default_binding_policy": "none"}, ""),
+        ({}, LauncherBinding.LAUNCHER_DEFAULT),
+        ({"OMPI_MCA_hwloc_base_cpu_set": "1"}, LauncherBinding.USER),
+        ({"OMPI_MCA_hwloc_base_cpu_list": "1"}, LauncherBinding.USER),
+        ({"OMPI_MCA_orte_rankfile": "file"}, LauncherBinding.USER),
+        ({"OMPI_MCA_rmaps_base_mapping_policy": "node"}, LauncherBinding.LAUNCHER_DEFAULT),
+        ({"OMPI_MCA_rmaps_base_mapping_policy": "socket:PE=2"}, LauncherBinding.USER),
+        ({"PRTE_MCA_hwloc_default_binding_policy": "none"}, LauncherBinding.NONE),
     ],
 )
-def test_open_mpi_variables_say_who_binds(environ: dict[str, str], binding: str) -> None:
+def test_open_mpi_variables_say_who_binds(environ: dict[str, str], binding: LauncherBinding) -> None:
     assert open_mpi_binding(environ) == binding
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from entrypoint.core.errors import UserError
-from entrypoint.job.slurm import expand_per_node_count, granted_cpus, job_cpus, slurm_tasks_here, srun_binding
+from entrypoint.job.launchers import LauncherBinding, srun_binding
+from entrypoint.job.slurm import expand_per_node_count, granted_cpus, job_cpus, slurm_tasks_here
 
 # sbatch -N1 -n2 -c1, the second task of its srun.
 STEP = {
@@ -49,6 +50,9 @@ def test_the_grant_counts_only_within_a_job(environ: dict[str, str], granted: in
     assert (granted_cpus(environ), job_cpus(environ)) == (granted, of_job)
 
 
-@pytest.mark.parametrize(("kind", "binding"), [("mask_cpu:", "asked"), ("none", ""), ("", "")])
-def test_sruns_binding_is_told(kind: str, binding: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "binding"),
+    [("mask_cpu:", LauncherBinding.USER), ("none", LauncherBinding.NONE), ("", LauncherBinding.NONE)],
+)
+def test_sruns_binding_is_told(kind: str, binding: LauncherBinding) -> None:
     assert srun_binding({"SLURM_CPU_BIND_TYPE": kind}) == binding

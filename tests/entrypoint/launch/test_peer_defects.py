@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.job.detect import Job
+from entrypoint.job.detect import Job, LauncherBinding
 from entrypoint.machine.detect import detect_machine
 from entrypoint.machine.shared_libraries import read_libraries
 from tests.conftest import (
@@ -129,7 +129,7 @@ def test_accelerate_overwrites_the_kmp_affinity_of_the_user(entrypoint: Entrypoi
 
 
 def test_srun_gives_a_rank_one_cpu_without_warning() -> None:
-    job = Job("srun", 0, 1, 0, 1, binding="asked", granted_cpus=8, node_cpus=8)
+    job = Job("srun", 0, 1, 0, 1, cpu_binding=LauncherBinding.USER, granted_cpus=8, node_cpus=8)
     (warning,) = make_test_plan(make_machine(1, online=8), job=job).warnings
     assert "srun gave this rank 1 of the 8 CPUs" in warning
     assert "srun --cpus-per-task=8" in warning

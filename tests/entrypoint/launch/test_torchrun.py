@@ -26,7 +26,7 @@ def test_convert_failures_reads_error_file(tmp_path: Path, monkeypatch: pytest.M
     for record in records.values():
         record.timestamp = NOW
     lost, killed, ended = convert_failures(records, {102})
-    assert (lost.error_file["message"], lost.extra["lost_peer"]) == ("another rank is gone", True)
+    assert (lost.error_file["message"], lost.extra_info["lost_peer"]) == ("another rank is gone", True)
     assert killed == Failure(1, 1, 101, -9, NOW * 10**9)
     assert ended == Failure(2, 2, 102, -15, NOW * 10**9, ended_by_agent=True)
     assert first_failure([lost, ended, killed])[0].startswith("rank 1 of this job (local rank 1, pid 101) failed first")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.job.detect import Job
+from entrypoint.job.detect import Job, LauncherBinding
 from entrypoint.machine.cpu_topology import format_cpu_list
 from entrypoint.plan.model import Plan
 from tests.factories import make_machine, make_test_plan, reason_for, simulated_machine
@@ -178,7 +178,7 @@ def test_slurms_grant_limits_where_no_mask_does() -> None:
 
 
 def test_a_rank_that_srun_left_one_cpu_is_told_what_to_write() -> None:
-    job = Job("srun", 0, 2, 0, 2, binding="asked", granted_cpus=16, node_cpus=16)
+    job = Job("srun", 0, 2, 0, 2, cpu_binding=LauncherBinding.USER, granted_cpus=16, node_cpus=16)
     made = make_test_plan(make_machine(1, online=16), job=job)
     assert any("srun --cpus-per-task=8" in line for line in made.warnings)
     full = replace(job, node_cpus=2)
@@ -186,7 +186,9 @@ def test_a_rank_that_srun_left_one_cpu_is_told_what_to_write() -> None:
 
 
 def test_socket_bound_to_several_ranks_is_split_among_them() -> None:
-    made = make_test_plan(make_machine(28, online=56), job=Job("Open MPI", 5, 8, 5, 8, binding="asked"))
+    made = make_test_plan(
+        make_machine(28, online=56), job=Job("Open MPI", 5, 8, 5, 8, cpu_binding=LauncherBinding.USER)
+    )
     assert made.ranks[5].threads == 7
     assert "about 4 ranks share them" in reason_for(made, "cores")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.job.detect import Job
+from entrypoint.job.detect import Job, LauncherBinding
 from entrypoint.job.ports import port_from_job_id
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.gpus import Gpu
@@ -148,7 +148,7 @@ def test_a_launcher_is_never_nested() -> None:
 
 
 def test_a_mask_that_the_launcher_has_set_is_not_shared_again() -> None:
-    made = make_test_plan(make_machine(1, online=4), job=Job("Open MPI", 1, 2, 1, 2, binding="asked"))
+    made = make_test_plan(make_machine(1, online=4), job=Job("Open MPI", 1, 2, 1, 2, cpu_binding=LauncherBinding.USER))
     assert [rank.cpus for rank in made.ranks] == [(0,), (0,)]
     assert reason_for(made, "cores") == "bound by Open MPI"
     assert "OMP_WAIT_POLICY" not in made.environment.variables
@@ -199,7 +199,7 @@ def jobs(draw: st.DrawFn) -> Job:
     if launcher is None:
         return Job(granted_cpus=granted)
     local, nodes = draw(st.integers(1, 16)), draw(st.integers(1, 3))
-    binding = "" if launcher == "torchrun" else draw(st.sampled_from(["", "asked", "default"]))
+    binding = LauncherBinding.NONE if launcher == "torchrun" else draw(st.sampled_from(LauncherBinding))
     return Job(launcher, 0, local * nodes, 0, local, "7", binding, granted, draw(st.none() | st.integers(1, 300)))
 
 
@@ -240,7 +240,11 @@ def test_any_settings_on_any_machine_end_in_a_plan_or_a_refusal(
         assert not rank.memory_nodes or {allowed[cpu].node for cpu in rank.cpus} == set(rank.memory_nodes)
         assert (rank.gpu is not None) is (made.device == "cuda")
     own_threads = any(environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
-    if not own_threads and environ.get("LAUNCH_THREADS", "auto") in ("", "auto") and not job.binding:
+    if (
+        not own_threads
+        and environ.get("LAUNCH_THREADS", "auto") in ("", "auto")
+        and job.cpu_binding == LauncherBinding.NONE
+    ):
         limits = [limit for limit in (node.quota_cpus, job.granted_cpus) if limit is not None]
         assert sum(rank.threads for rank in made.ranks) <= max(
             made.nodes.nproc_per_node, min([len(node.cpus), *limits])

@@ -126,6 +126,6 @@ def test_loader_worker_candidates_are_tried_if_data_streams() -> None:
 
 
 def test_a_candidate_is_its_variables_in_any_order() -> None:
-    one = Candidate.of({"LAUNCH_THREADS": "1", "LAUNCH_NPROC_PER_NODE": "2"})
-    assert one == Candidate.of({"LAUNCH_NPROC_PER_NODE": "2"}).also({"LAUNCH_THREADS": "1"})
-    assert str(one.also({"TRAIN_NUM_WORKERS": "3"})) == "2 ranks x 1 thread, workers 3"
+    one = Candidate.from_variables({"LAUNCH_THREADS": "1", "LAUNCH_NPROC_PER_NODE": "2"})
+    assert one == Candidate.from_variables({"LAUNCH_NPROC_PER_NODE": "2"}).with_variables({"LAUNCH_THREADS": "1"})
+    assert str(one.with_variables({"TRAIN_NUM_WORKERS": "3"})) == "2 ranks x 1 thread, workers 3"

@@ -72,7 +72,7 @@ def test_a_search_that_is_stopped_goes_on_where_it_was(entrypoint: Entrypoint) -
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
     assert process.returncode == 130
-    assert err.endswith("entrypoint: stopped; the same command goes on from here\n")
+    assert err.endswith("entrypoint: stopped; run the same command to resume\n")
     assert "Traceback" not in err
     assert findings(entrypoint)["verdict"] is None  # codespell:ignore
     assert entrypoint.plan("run", file, env=FIXED)["nodes"]["nproc_per_node"] == 1
@@ -109,9 +109,9 @@ def test_script_without_metric_is_timed_and_trainer_has_a_rate(
     [
         (["run", "x.py"], {"TUNE_METRIC": "("}, 2, "TUNE_METRIC=(: no pattern"),
         (["run", "x.py"], {"TUNE_METRIC": "a"}, 2, "TUNE_METRIC=a: needs one group, around the number"),
-        (["run", "x.py"], {"LAUNCH_TUNING_STORE": "off"}, 2, "LAUNCH_TUNING_STORE=off: nothing could be kept"),
+        (["run", "x.py"], {"LAUNCH_TUNING_STORE": "off"}, 2, "LAUNCH_TUNING_STORE=off: results cannot be stored"),
         (["run", "x.py"], {"TUNE_METRICS": "a"}, 2, "TUNE_METRICS=a: no such variable. Did you mean TUNE_METRIC?"),
-        (["run", "x.py"], {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, 2, "run it outside srun and mpirun"),
+        (["run", "x.py"], {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, 2, "Run it outside srun and mpirun"),
         (["run", "x.py"], {"LAUNCH_NPROC_PER_NODE": "1"}, 2, "tune: no plan gave a rate: NameError: name 'boom'"),
         (["--minutes=no", "run", "x.py"], {}, 2, "--minutes=no: not a number above 0"),
     ],
@@ -153,8 +153,8 @@ def test_nothing_of_a_trial_is_left_running(entrypoint: Entrypoint) -> None:
     assert left == []
 
 
-ONE_THREAD = Candidate.of({"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1"})
-PASSIVE = ONE_THREAD.also({"OMP_WAIT_POLICY": "passive"})
+ONE_THREAD = Candidate.from_variables({"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1"})
+PASSIVE = ONE_THREAD.with_variables({"OMP_WAIT_POLICY": "passive"})
 TOLD_APART = ComparisonResult(ONE_THREAD, (), {ONE_THREAD: [2.0] * 5, BASELINE: [1.0] * 5})
 NOT_YET = ComparisonResult(
     PASSIVE, (ONE_THREAD, BASELINE), {PASSIVE: [2.1], ONE_THREAD: [2.0] * 6, BASELINE: [1.0] * 6}

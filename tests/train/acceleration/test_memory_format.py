@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from tests.factories import train_settings
-from train.acceleration.memory_format import match_optimizer_state_format, memory_format, set_memory_format
+from train.acceleration.memory_format import memory_format, set_memory_format
+from train.acceleration.torch_workarounds import match_optimizer_state_format
 from train.engine.optimizer import build_optimizer
 
 
@@ -29,7 +30,7 @@ def order_of(filters: torch.Tensor) -> str:
 
 
 @pytest.mark.parametrize(
-    ("channels_last", "plain_filters", "shared", "orders"),
+    ("channels_last", "contiguous_weights", "ddp", "orders"),
     [
         (True, True, False, [PLAIN, PLAIN, LAST, PLAIN]),
         (True, True, True, [PLAIN, LAST, LAST, PLAIN]),
@@ -39,9 +40,9 @@ def order_of(filters: torch.Tensor) -> str:
     ],
 )
 def test_dense_filters_alone_may_stay_in_plain_order(
-    channels_last: bool, plain_filters: bool, shared: bool, orders: list[str]
+    channels_last: bool, contiguous_weights: bool, ddp: bool, orders: list[str]
 ) -> None:
-    laid = set_memory_format(model(), channels_last=channels_last, plain_filters=plain_filters, shared=shared)
+    laid = set_memory_format(model(), channels_last=channels_last, contiguous_weights=contiguous_weights, ddp=ddp)
     filters = [module.weight for module in laid.modules() if isinstance(module, nn.Conv2d)]
     depthwise = filters.pop(2)
     assert [order_of(one) for one in filters] == [one for index, one in enumerate(orders) if index != 2]
@@ -49,7 +50,7 @@ def test_dense_filters_alone_may_stay_in_plain_order(
 
 
 def test_values_stay_and_images_keep_their_layout_on_the_way() -> None:
-    laid = set_memory_format(model(), channels_last=True, plain_filters=True)
+    laid = set_memory_format(model(), channels_last=True, contiguous_weights=True)
     for mine, theirs in zip(laid.parameters(), model().parameters(), strict=True):
         assert torch.equal(mine, theirs)
     out = laid[0](torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last))
@@ -57,7 +58,7 @@ def test_values_stay_and_images_keep_their_layout_on_the_way() -> None:
 
 
 def test_dense_filter_gradients_have_the_filters_layout() -> None:
-    laid = set_memory_format(model(), channels_last=True, plain_filters=True)
+    laid = set_memory_format(model(), channels_last=True, contiguous_weights=True)
     laid(torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)).sum().backward()
     for module in laid.modules():
         if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
@@ -75,11 +76,11 @@ def next_step(laid: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 @pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
 def test_a_run_goes_on_in_another_layout_with_the_same_moments(name: str, before: bool, after: bool) -> None:
     settings = train_settings({"optimizer": name, "lr": 0.01})
-    old = set_memory_format(model(), channels_last=before, plain_filters=False)
+    old = set_memory_format(model(), channels_last=before, contiguous_weights=False)
     optimizer = build_optimizer(settings, old)
     for _ in range(2):
         next_step(old, optimizer)
-    new = set_memory_format(deepcopy(old), channels_last=after, plain_filters=False)
+    new = set_memory_format(deepcopy(old), channels_last=after, contiguous_weights=False)
     goes_on = build_optimizer(settings, new)
     goes_on.load_state_dict(deepcopy(optimizer.state_dict()))
     match_optimizer_state_format(goes_on)

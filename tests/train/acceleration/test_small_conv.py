@@ -19,12 +19,12 @@ from train.models.registry import build_model
 LAST = torch.channels_last
 
 
-def small(plain: nn.Conv2d, *, by_taps: bool = True) -> nn.Conv2d:
+def small(plain: nn.Conv2d, *, tap_major: bool = True) -> nn.Conv2d:
     """Return the same convolution as one that has seen an image of one pixel."""
     module = deepcopy(plain).float()
     module.zero_grad()
     (changed,) = use_matmul_for_small_inputs(
-        nn.Sequential(module), (plain.in_channels, 1, 1), by_taps=by_taps
+        nn.Sequential(module), (plain.in_channels, 1, 1), tap_major=tap_major
     ).children()
     assert isinstance(changed, SmallConv2d)
     assert changed.weight is module.weight
@@ -61,15 +61,15 @@ def test_values_and_gradients_are_the_convolutions(size: tuple[int, int], option
     plain = nn.Conv2d(64, 65, **options).double()
     images = torch.randn(3, 64, *size, dtype=torch.float64)
     expected = worked_out(plain, images)
-    for by_taps in (True, False):
-        for mine, theirs in zip(worked_out(small(plain, by_taps=by_taps), images), expected, strict=True):
+    for tap_major in (True, False):
+        for mine, theirs in zip(worked_out(small(plain, tap_major=tap_major), images), expected, strict=True):
             torch.testing.assert_close(mine, theirs)
 
 
 def test_larger_images_are_computed_as_ever() -> None:
     plain = nn.Conv2d(64, 64, 3, padding=1)
     images = torch.randn(2, 64, 3, 2)
-    assert torch.equal(small(plain, by_taps=False)(images), plain(images))
+    assert torch.equal(small(plain, tap_major=False)(images), plain(images))
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_one_that_sees_larger_images_too_stays() -> None:
     assert not any(isinstance(one, SmallConv2d) for one in model.modules())
 
 
-@pytest.mark.parametrize(("kernel", "by_taps"), [(3, True), (3, False), (1, True)])
-def test_gradients_lie_as_the_filters_do(kernel: int, by_taps: bool) -> None:
-    module = small(nn.Conv2d(64, 64, kernel, padding=kernel // 2), by_taps=by_taps)
+@pytest.mark.parametrize(("kernel", "tap_major"), [(3, True), (3, False), (1, True)])
+def test_gradients_lie_as_the_filters_do(kernel: int, tap_major: bool) -> None:
+    module = small(nn.Conv2d(64, 64, kernel, padding=kernel // 2), tap_major=tap_major)
     worked_out(module, torch.randn(2, 64, 1, 1))
-    assert module.weight.permute(2, 3, 0, 1).is_contiguous() is (by_taps or kernel == 1)
-    assert module.weight.is_contiguous() is (not by_taps or kernel == 1)
+    assert module.weight.permute(2, 3, 0, 1).is_contiguous() is (tap_major or kernel == 1)
+    assert module.weight.is_contiguous() is (not tap_major or kernel == 1)
     assert module.weight.grad is not None
     assert module.weight.grad.stride() == module.weight.stride()
 
@@ -112,7 +112,7 @@ def test_resnet_with_half_its_convolutions_replaced_is_equal() -> None:
     torch.manual_seed(0)
     plain = build_model("resnet18", (3, 32, 32), 10, bias=True)
     changed = use_matmul_for_small_inputs(
-        set_memory_format(deepcopy(plain), channels_last=True, plain_filters=True), (3, 32, 32)
+        set_memory_format(deepcopy(plain), channels_last=True, contiguous_weights=True), (3, 32, 32)
     )
     assert sum(isinstance(module, SmallConv2d) for module in changed.modules()) == 8
     assert changed.training

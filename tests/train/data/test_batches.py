@@ -83,8 +83,8 @@ def test_memory_source_gathering_ahead_is_bitwise_identical(
 ) -> None:
     settings = train_settings({"batch_size": 16, "transforms": transforms, **more})
     ahead, each = memory_source(settings, 0, 1), memory_source(settings, 0, 1)
-    assert (ahead.ahead > 1) is (transforms != "book"), "what is computed may round otherwise among more images"
-    each.ahead = 1
+    assert (ahead.steps_ahead > 1) is (transforms != "book"), "what is computed may round otherwise among more images"
+    each.steps_ahead = 1
     for whole, alone in zip(ahead.train_batches(1, first), each.train_batches(1, first), strict=True):
         for part, other in zip(whole.micro_batches, alone.micro_batches, strict=True):
             assert torch.equal(part[0], other[0])

@@ -69,5 +69,5 @@ def test_who_goes_on_without_what_compression_left_is_told(entrypoint: Entrypoin
     result = entrypoint("train", env=env | more)
     assert result.code == 0, result.err
     assert "resuming from" in result.out
-    warning = "warning: TRAIN_GRADIENT_COMPRESSION=powersgd: what compression has left of each rank's gradients"
+    warning = "warning: TRAIN_GRADIENT_COMPRESSION=powersgd: checkpoints do not hold the compression error"
     assert (warning in result.out) is (compress == "powersgd")

@@ -72,7 +72,7 @@ def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="rank 0 of 3: ranks 1, 2 did not come within 1 s") as error:
+    with pytest.raises(UserError, match="rank 0 of 3: ranks 1, 2 did not join within 1 s") as error:
         wait_for_all_ranks(0, 3, 1.0)
     assert error.value.code == ExitCode.RENDEZVOUS
     assert not dist.is_initialized()

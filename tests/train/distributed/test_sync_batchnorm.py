@@ -18,11 +18,11 @@ ALONE = ProcessGroup(0, 1, 0, torch.device("cpu"))
 RANKS = """
     import sys, torch, torch.distributed as dist
     from torch import nn
-    from train.distributed.sync_batchnorm import of
+    from train.distributed.sync_batchnorm import from_batchnorm
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     images, wanted = torch.randn(7, 3, 5, 5), torch.randn(7, 3, 5, 5)
-    layer = of(nn.BatchNorm2d(3))
+    layer = from_batchnorm(nn.BatchNorm2d(3))
     mine = slice(0, 4) if dist.get_rank() == 0 else slice(4, 7)
     part = images[mine].clone().requires_grad_()
     output = layer(part)

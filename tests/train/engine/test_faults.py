@@ -157,7 +157,7 @@ def test_a_loader_worker_that_is_killed(entrypoint: Entrypoint, streamed: dict[s
     assert code == ExitCode.RANK_FAILED
     assert len(err.splitlines()) == 1, err
     # Python's queue may meet the end first, during a batch, or DataLoader, which looks after its workers.
-    assert re.search(r"error: loader workers: (DataLoader worker \(pid|one ended while it handed)", err), err
+    assert re.search(r"error: loader workers: (DataLoader worker \(pid|a worker exited while it sent)", err), err
     assert "see `df /dev/shm` and the memory limit, or lower TRAIN_NUM_WORKERS" in err
 
 

@@ -20,7 +20,7 @@ from train.transforms.normalize import Normalize
 
 SHAPE = (3, 32, 32)
 CLASSES = tuple("abcdefghij")
-HALF = Normalize.of(torch.tensor([120.0, 121, 122]), torch.tensor([60.0, 61, 62]), torch.device("cpu"))
+HALF = Normalize.from_stats(torch.tensor([120.0, 121, 122]), torch.tensor([60.0, 61, 62]), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet18"])

@@ -49,12 +49,12 @@ def test_what_a_model_names_learns_faster_and_decays_as_the_rest() -> None:
     model = nn.Linear(1, 1)
     nn.init.constant_(model.weight, 2.0)
     nn.init.constant_(model.bias, 2.0)
-    model.rates = {"bias": 4.0}
+    model.lr_multipliers = {"bias": 4.0}
     change = one_step(model)
     assert change["weight"].item() == pytest.approx(-0.1 * (1 + 0.5 * 2))
     assert change["bias"].item() == pytest.approx(-0.1 * (4 + 0.5 * 2))
     adam = nn.Linear(1, 1)
-    adam.rates = {"bias": 4.0}
+    adam.lr_multipliers = {"bias": 4.0}
     assert len(build_optimizer(TrainSettings(optimizer="adam"), adam).param_groups) == 1
 
 

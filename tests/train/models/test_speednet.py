@@ -36,7 +36,7 @@ def test_first_layer_outputs_are_uncorrelated_with_unit_variance() -> None:
     torch.manual_seed(0)
     smooth = torch.nn.functional.avg_pool2d(torch.randn(400, 3, 34, 34), 3, stride=1)  # adjacent pixels are alike
     model = build_model("speednet", (3, 32, 32), 10, bias=True)
-    model.look(smooth)  # type: ignore[operator]
+    model.init_whitening(smooth)  # type: ignore[operator]
     with torch.no_grad():
         out = torch.nn.functional.conv2d(smooth, model.whiten.weight)  # type: ignore[union-attr, arg-type]
     own, negative = out[:, :12], out[:, 12:]
@@ -50,5 +50,5 @@ def test_the_biases_of_batchnorm_alone_learn_faster(name: str) -> None:
     model = build_model(name, (3, 32, 32), 10, bias=True)
     trained = (key for key, one in model.named_parameters() if one.requires_grad)
     biases = {key for key in trained if key.endswith(".bias") and key != "whiten.bias"}
-    assert set(model.rates) == biases  # type: ignore[arg-type]
+    assert set(model.lr_multipliers) == biases  # type: ignore[arg-type]
     assert len(biases) == 6

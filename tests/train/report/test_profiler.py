@@ -30,7 +30,7 @@ from train.report.profiler import PHASES, PhaseTimes
 def test_the_diagnosis_names_what_takes_the_time(seconds: tuple[int, ...], source: str, said: str) -> None:
     shares = PhaseTimes(10, dict(zip(PHASES, map(float, seconds), strict=True)))
     assert shares.diagnosis(source).startswith(said)
-    assert shares.line().startswith(f"data {seconds[0]} %, forward and loss {seconds[1]} %")
+    assert shares.format_line().startswith(f"data {seconds[0]} %, forward and loss {seconds[1]} %")
 
 
 @pytest.mark.versions
@@ -49,7 +49,7 @@ def test_a_run_is_profiled_and_trains_on(entrypoint: Entrypoint) -> None:
     assert all(phases["seconds"][name] > 0 for name in PHASES)
     marks = [one["name"] for one in json.loads((folder / "trace.json").read_text())["traceEvents"]]
     assert marks.count("step: optimizer") == 4
-    assert f"profile of 4 steps: {PhaseTimes(4, phases['seconds']).line()}" in result.out
+    assert f"profile of 4 steps: {PhaseTimes(4, phases['seconds']).format_line()}" in result.out
     assert phases["diagnosis"] in result.out
 
     plain = entrypoint.train(env={"TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "plain"})

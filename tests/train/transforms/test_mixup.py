@@ -20,19 +20,19 @@ def settings(**more: float) -> TrainSettings:
 @pytest.mark.parametrize("step", range(20))
 def test_a_cut_boxs_area_is_the_share_that_is_not_own(step: int) -> None:
     mix = sample_mix(8, 10, 12, settings(cutmix_alpha=1.0), make_generator("cut", step))
-    assert sorted(mix.partners.tolist()) == list(range(8))
+    assert sorted(mix.partner_indices.tolist()) == list(range(8))
     images, others = torch.zeros(8, 3, 10, 12), torch.ones(8, 3, 10, 12)
-    mixed = mix.of(images, others)
-    assert float(mixed.mean()) == pytest.approx(1 - mix.own, abs=1e-6)
+    mixed = mix.apply(images, others)
+    assert float(mixed.mean()) == pytest.approx(1 - mix.own_weight, abs=1e-6)
     assert set(mixed.unique().tolist()) <= {0.0, 1.0}
     assert float(images.sum()) == 0
 
 
 def test_mixup_lays_two_over_each_other() -> None:
     mix = sample_mix(8, 4, 4, settings(mixup_alpha=0.4), make_generator("up"))
-    assert mix.box is None
-    mixed = mix.of(torch.zeros(8, 3, 4, 4), torch.ones(8, 3, 4, 4))
-    assert torch.allclose(mixed, torch.full_like(mixed, 1 - mix.own))
+    assert mix.cut_box is None
+    mixed = mix.apply(torch.zeros(8, 3, 4, 4), torch.ones(8, 3, 4, 4))
+    assert torch.allclose(mixed, torch.full_like(mixed, 1 - mix.own_weight))
 
 
 def test_both_take_turns_and_shares_are_drawn_anew() -> None:
@@ -40,15 +40,15 @@ def test_both_take_turns_and_shares_are_drawn_anew() -> None:
         sample_mix(4, 8, 8, settings(mixup_alpha=0.2, cutmix_alpha=1.0), make_generator("both", step))
         for step in range(200)
     ]
-    assert 60 < sum(one.box is None for one in drawn) < 140
-    assert len({one.own for one in drawn}) > 100
-    assert all(0 <= one.own <= 1 for one in drawn)
+    assert 60 < sum(one.cut_box is None for one in drawn) < 140
+    assert len({one.own_weight for one in drawn}) > 100
+    assert all(0 <= one.own_weight <= 1 for one in drawn)
 
 
 def test_the_loss_is_that_of_both_labels_by_their_shares() -> None:
     one, mix = trainer(label_smoothing=0.1), MixParams(torch.arange(12).flip(0), 0.7)
-    other = Y[mix.partners]
-    images = mix.of(X[:, :, None, None], X[mix.partners][:, :, None, None])[:, :, 0, 0]
+    other = Y[mix.partner_indices]
+    images = mix.apply(X[:, :, None, None], X[mix.partner_indices][:, :, None, None])[:, :, 0, 0]
     soft = 0.7 * torch.nn.functional.one_hot(Y, 3) + 0.3 * torch.nn.functional.one_hot(other, 3)
     expected = torch.nn.functional.cross_entropy(one.state.model(images), soft, label_smoothing=0.1)
     before = weights(one).clone()

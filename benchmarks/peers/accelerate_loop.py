@@ -1,4 +1,4 @@
-"""The plain loop with accelerate's preparation, for its launcher."""
+"""The plain loop with accelerate's `prepare`, for its launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def main() -> None:
     model, optimizer, train, test = accelerator.prepare(network, optimizer, loader, test)
     schedule, criterion = task.schedule(optimizer), nn.CrossEntropyLoss()
     model.train()
-    for images, labels in Clock(task).over(lambda: train):
+    for images, labels in Clock(task).batches(lambda: train):
         optimizer.zero_grad()
         accelerator.backward(criterion(model(images), labels))
         optimizer.step()

@@ -1,4 +1,4 @@
-"""What was measured before, kept in a file next to the report, so that `make book` can be stopped and gone on with."""
+"""Results of earlier runs, stored in a file next to the report, so that `make book` can be resumed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from benchmarks.book.experiments import EXPERIMENTS, Experiment
 from benchmarks.book.measure import Measured
 
 
-class Known:
-    """The experiments of one file; of other conditions (machine, versions, epochs, rounds) nothing is taken."""
+class StoredResults:
+    """The experiments of one file; results of other conditions (machine, versions, epochs, rounds) are ignored."""
 
     def __init__(self, file: Path, conditions: Sequence[str]) -> None:
         self.file, self.conditions = file, list(conditions)
@@ -27,16 +27,16 @@ class Known:
             else:
                 print(f"{file}: measured under other conditions ({'; '.join(content['conditions'])}), started again")
 
-    def lacks(self, experiment: Experiment) -> bool:
-        """Return whether it was not measured yet."""
+    def is_missing(self, experiment: Experiment) -> bool:
+        """Return whether an experiment has no results yet."""
         return experiment.title not in self.experiments
 
-    def seen(self, experiment: Experiment) -> Mapping[str, Measured]:
-        """Return what its variants gave."""
+    def results(self, experiment: Experiment) -> Mapping[str, Measured]:
+        """Return the results of an experiment's variants."""
         return self.experiments[experiment.title]
 
     def runs(self) -> list[tuple[Mapping[str, str], Measured]]:
-        """Return the settings and what they gave, of every variant that was measured."""
+        """Return the settings and results of every measured variant."""
         return [
             (variant.settings, self.experiments[one.title][variant.name])
             for one in EXPERIMENTS
@@ -44,8 +44,8 @@ class Known:
             for variant in one.variants
         ]
 
-    def keep(self, experiment: Experiment, seen: Mapping[str, Measured]) -> None:
-        """Take an experiment in, in the file too."""
+    def add(self, experiment: Experiment, seen: Mapping[str, Measured]) -> None:
+        """Add an experiment, also to the file."""
         self.experiments[experiment.title] = dict(seen)
         plain = {title: {name: asdict(m) for name, m in seen.items()} for title, seen in self.experiments.items()}
         self.file.write_text(json.dumps({"conditions": self.conditions, "experiments": plain}, indent=1))

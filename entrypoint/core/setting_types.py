@@ -1,0 +1,97 @@
+"""Convert the text of a setting into the type of its annotation, and describe the accepted values."""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import reduce
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+BOOLEANS = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+WHOLE_NUMBER = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+
+
+def parse_value(text: str, annotation: Any) -> Any:
+    """Return text as a value of an annotation; raises ValueError where no member of it accepts the text."""
+    for member in union_members(annotation):
+        try:
+            value = coerce(text, strip_meta(member))
+            return msgspec.convert(value, member, dec_hook=lambda kind, raw: kind(raw))
+        except ValueError:  # msgspec.ValidationError is one
+            continue
+    raise ValueError(text)
+
+
+def coerce(text: str, kind: Any) -> Any:
+    """Return text as a plain type; raises ValueError where it is none."""
+    if get_origin(kind) is Literal:
+        return text
+    if kind is bool:
+        if text.lower() not in BOOLEANS:
+            raise ValueError(text)
+        return BOOLEANS[text.lower()]
+    if kind is int:
+        if not WHOLE_NUMBER.fullmatch(text.strip()):
+            raise ValueError(text)
+        return int(text)
+    if kind is float:
+        if not NUMBER.fullmatch(text.strip()) or not math.isfinite(float(text)):
+            raise ValueError(text)
+        return float(text)
+    if kind is type(None):
+        raise ValueError(text)
+    return Path(text) if kind is Path else text
+
+
+def union_members(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union, each with its own constraints, without the description around it."""
+    if get_origin(annotation) is Annotated:
+        inner, *metas = get_args(annotation)
+        if len(union_members(inner)) > 1:
+            return union_members(inner)
+        constraints = [meta for meta in metas if meta.description is None]
+        return (reduce(lambda kind, meta: Annotated[kind, meta], constraints, inner),)
+    if get_origin(annotation) is Literal or not get_args(annotation):
+        return (annotation,)
+    return tuple(one for member in get_args(annotation) for one in union_members(member))
+
+
+def strip_meta(annotation: Any) -> Any:
+    """Return an annotation without constraints and descriptions."""
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
+def metas_of(annotation: Any) -> tuple[Meta, ...]:
+    """Return the Meta objects directly around an annotation."""
+    return tuple(get_args(annotation)[1:]) if get_origin(annotation) is Annotated else ()
+
+
+def default_text(default: object) -> str:
+    """Return a default as the user would write it; None is `unset`."""
+    if default is None:
+        return "unset"
+    return str(int(default)) if isinstance(default, bool) else str(default)
+
+
+def expected_text(annotation: Any) -> str:
+    """Return which values a member of an annotation accepts: `a whole number from 1 to 4096`."""
+    kind, metas = strip_meta(annotation), metas_of(annotation)
+    if kind is bool:
+        return "1 or 0"
+    if kind in (int, float):
+        noun = "a whole number" if kind is int else "a number"
+        limits = {name: getattr(meta, name) for meta in metas for name in ("ge", "gt", "le", "lt")}
+        low, above, high, below = (limits.get(name) for name in ("ge", "gt", "le", "lt"))
+        lower = f" from {low:,}" if low is not None else f" above {above:,}" if above is not None else ""
+        upper = f" to {high:,}" if high is not None else f" to below {below:,}" if below is not None else ""
+        return f"{noun}{lower}{upper if lower else ''}"
+    titles = [meta.title for meta in metas if meta.title]
+    return titles[0] if titles else "a path" if kind is Path else "text"

@@ -1,0 +1,42 @@
+"""Workarounds for torch, each with the versions that need it; remove one when the oldest supported torch has the fix.
+
+Workarounds that are a line of an algorithm stay there, with the same note: search `train/` for `(torch 2`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+
+import torch
+from torch import Tensor
+
+
+def skip_dynamo_import() -> None:
+    """Prevent torch's optimizers from importing torch.compile at their first call, which is slow.
+
+    `torch._disable_dynamo` wraps their methods and caches the wrapper as an attribute (torch 2.8 to 2.13).
+    Here the attribute is the method itself. Call it before an optimizer is created, and `unwrap_step` afterwards.
+    """
+    for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
+        method = inspect.unwrap(getattr(torch.optim.Optimizer, name))
+        method.__dynamo_disable = method
+
+
+def unwrap_step(optimizer: torch.optim.Optimizer) -> None:
+    """Replace an optimizer's `step` by the unwrapped one; see `skip_dynamo_import` (torch 2.8 to 2.13)."""
+    bare_step = partial(inspect.unwrap(type(optimizer).step), optimizer)
+    optimizer.step = torch.no_grad()(bare_step)  # type: ignore[method-assign]
+
+
+def match_optimizer_state_format(optimizer: torch.optim.Optimizer) -> None:
+    """Convert loaded optimizer state to the memory format of the current parameters.
+
+    The state may come from another machine or other settings, and so have another format.
+    Why: torch's fused optimizers iterate over parameter and state in memory order.
+    They mix up values of different formats without an error (torch 2.8).
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
