@@ -22,6 +22,8 @@ NOT_SPEED = frozenset(
 
 # Channels, height and width.
 ImageShape = tuple[int, int, int]
+# Steps before a profile: caches fill, kernels are chosen, graphs are compiled.
+PROFILE_WARM_UP = 5
 # The book's pipeline crops its 224 pixels from images of this side.
 BOOK_PIXELS = 255
 

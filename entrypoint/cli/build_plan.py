@@ -100,7 +100,15 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
     plan = replace(plan, warnings=(*given.notices, *plan.warnings))
     free_name = new_run_dir(training.values.output_dir, training.values).name if plan.nodes.max_restarts else ""
     problem = compile_problem(training.values, plan.device, inputs)
-    return plan_trainer(plan, training, facts, inputs.machine, free_name=free_name, compile_problem=problem)
+    return plan_trainer(
+        plan,
+        training,
+        facts,
+        inputs.machine,
+        free_name=free_name,
+        compile_problem=problem,
+        reads_resume=inputs.job.rank == 0 and inputs.node_group.node_rank == 0 and inputs.remote_launcher is None,
+    )
 
 
 def compile_problem(settings: TrainSettings, device: str, inputs: PlanInputs) -> str:

@@ -52,10 +52,24 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
+# Usual names elsewhere for values of ours.
+ALIASES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "float32": "fp32", "oneccl": "ccl", "spawn": "local"}
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return `Did you mean X? ` if a known word is close to the given one, else an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    """Return `Did you mean X? ` if a known word is close to the given one, else an empty string.
+
+    Case and punctuation do not count.
+    """
+    plain = {plain_word(one): one for one in known}
+    alias = plain.get(plain_word(ALIASES.get(plain_word(word), "")))
+    close = [alias] if alias else [plain[one] for one in difflib.get_close_matches(plain_word(word), plain, n=1)]
     return f"Did you mean {close[0]}? " if close else ""
+
+
+def plain_word(word: str) -> str:
+    """Return a word in lower case, letters and digits only."""
+    return "".join(character for character in word.lower() if character.isalnum())
 
 
 def describe_exit(code: int, out_of_memory: str = "") -> str:

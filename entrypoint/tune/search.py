@@ -169,9 +169,13 @@ def tune(
     if result is None:
         raise UserError(f"tune: no plan gave a rate: {next(iter(session.errors.values()), 'no time for a trial')}")
     variables, evidence = select_result(result, session)
+    print("\n".join(format_report(result, session, compared, plan.nodes.nproc_per_node) + lines))
+    if not session.in_time() and not is_faster_than_planned(result):
+        session.store(None)
+        print("no plan is significantly faster yet, and time is up; run the same command to continue")
+        return ExitCode.DONE
     cut_short = not session.in_time() and any(one != result.best for one in result.ties)
     session.store({"variables": variables, "evidence": evidence})
-    print("\n".join(format_report(result, session, compared, plan.nodes.nproc_per_node) + lines))
     print(evidence + ("; time was up before they could be distinguished" if cut_short else ""))
     return ExitCode.DONE
 
@@ -226,9 +230,14 @@ def search(session: TuningSession, inputs: PlanInputs, plan: Plan) -> tuple[Best
 
 def more_certain(before: Best, later: Best | None) -> Best:
     """Return the later result, unless only the earlier one is significantly faster than the untuned plan."""
-    if later is None or (BASELINE in later.ties and BASELINE not in (before.best, *before.ties)):
+    if later is None or (is_faster_than_planned(before) and not is_faster_than_planned(later)):
         return before
     return later
+
+
+def is_faster_than_planned(result: Best) -> bool:
+    """Return whether the best candidate is significantly faster than the untuned plan."""
+    return BASELINE not in (result.best, *result.ties)
 
 
 def try_compile(session: TuningSession, result: Best) -> list[str]:

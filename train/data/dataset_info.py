@@ -30,13 +30,14 @@ SAMPLED_CLASSES, SAMPLED_GRAY_IMAGES = 16, 1000
 class DatasetInfo:
     """What is known of a data set: train and test images together, and one image's (channels, height, width).
 
-    `becomes` says what its image files become, empty for a set that has no files.
+    `becomes` says what its image files become, empty for a set that has no files. `train_images` is 0 if unknown.
     """
 
     images: int
     shape: tuple[int, int, int]
     counted_all: bool = True
     becomes: str = ""
+    train_images: int = 0
 
     @property
     def bytes(self) -> int:
@@ -46,9 +47,9 @@ class DatasetInfo:
 
 
 KNOWN = {
-    "digits": DatasetInfo(1797, (1, 8, 8)),
-    "fashion-mnist": DatasetInfo(70_000, (1, 28, 28)),
-    "cifar10": DatasetInfo(60_000, (3, 32, 32)),
+    "digits": DatasetInfo(1797, (1, 8, 8), train_images=1442),
+    "fashion-mnist": DatasetInfo(70_000, (1, 28, 28), train_images=60_000),
+    "cifar10": DatasetInfo(60_000, (3, 32, 32), train_images=50_000),
 }
 
 
@@ -57,16 +58,19 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
     if settings.dataset in KNOWN:
         return KNOWN[settings.dataset]
     if settings.dataset == "synthetic":
-        return DatasetInfo(settings.synthetic_images * 6 // 5, synthetic_shape(settings))
+        images = settings.synthetic_images * 6 // 5
+        return DatasetInfo(images, synthetic_shape(settings), train_images=settings.synthetic_images)
     counter = ImageCounter(settings.on_unreadable_image)
     with translate_folder_errors(settings.data_dir):
         train, test = split_folders(settings.data_dir)
         samples = [counter.count(train / name) for name in class_names(train)]
+        train_images = counter.images
         for name in class_names(test):
             counter.count(test / name)
     headers = read_headers(samples, train, settings.on_unreadable_image)
     shape = target_shape(headers, settings)
-    return DatasetInfo(counter.images, shape, counter.images <= MAX_COUNTED, headers.describe(shape))
+    counted_all = counter.images <= MAX_COUNTED
+    return DatasetInfo(counter.images, shape, counted_all, headers.describe(shape), train_images)
 
 
 @dataclass

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from entrypoint.core.errors import UserError
 from entrypoint.plan.model import Plan
 from train.acceleration.amp import configure_tf32, gradient_scaler
 from train.acceleration.ipex import optimize_with_ipex
@@ -27,7 +28,7 @@ from train.distributed.sync_batchnorm import convert_sync_batchnorm, has_batchno
 from train.engine.optimizer import build_optimizer, lr_schedule, make_ema
 from train.engine.train_state import TrainState
 from train.engine.train_step import Trainer
-from train.models.inspection import count_parameters
+from train.models.inspection import count_parameters, single_image_problem
 from train.models.pruning import prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.speednet import SpeedNet
@@ -110,6 +111,35 @@ class ModelBuilder:
         if start:
             restore(trainer, start)
         return trainer
+
+    def check_smallest_micro_batch(self) -> None:
+        """Raise `UserError` if a rank may get a micro-batch of one image that BatchNorm cannot be trained on.
+
+        BatchNorm needs two values per channel, and models for larger images reduce small ones to one pixel.
+        """
+        settings, ranks = self.settings, self.group.world_size
+        if settings.batch_size // (ranks * settings.grad_accum_steps) > 1 or (ranks > 1 and settings.sync_batchnorm):
+            return
+        with torch.random.fork_rng(devices=[]):
+            problem = self.group.run_on_main(lambda: single_image_problem(self.create_model(), self.shape))
+        if problem:
+            micro_batches = ranks * settings.grad_accum_steps
+            raise UserError(
+                f"TRAIN_BATCH_SIZE={settings.batch_size}: {settings.model} needs 2 images per micro-batch, and"
+                f" {ranks} x {settings.grad_accum_steps} micro-batches leave some with 1 ({problem})."
+                f" Set at least {2 * micro_batches}."
+            )
+
+    def try_pruning(self) -> None:
+        """Prune a new model and drop it; raises `UserError` if that is not possible."""
+        with torch.random.fork_rng(devices=[]):
+            self.group.run_on_main(lambda: self.prune_new_model())
+
+    def prune_new_model(self) -> None:
+        """Prune a model with initial weights."""
+        model = self.create_model()
+        state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        prune_state(model, state, self.shape, self.settings)
 
     def prune(self, trainer: Trainer) -> str:
         """Prune the trainer's model on all ranks, with a new optimizer; return the log line."""

@@ -27,6 +27,7 @@ from train.engine.finish import write_summary
 from train.engine.loop import train_epoch
 from train.engine.run import TrainingRun
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
+from train.engine.train_step import Trainer
 from train.lock_file import STALE_S, RunLock
 from train.preemption import STOP_CONTROLLER, first_deadline
 from train.report import run_folder
@@ -137,6 +138,7 @@ def setup_run(
     model_builder = ModelBuilder(settings, plan, seen_shape, len(data.classes), group, source.sample)
     trainer = model_builder.create_trainer(total_steps, start)
     first_epoch = start.saved.epoch if start else 0
+    check_trainable(model_builder, trainer, first_epoch, epochs)
     seen = observe_rank(plan)
     ranks = group.gather(seen)
     surprises = group.gather(compare_with_plan(plan, seen))  # each rank compares with its own node's plan
@@ -175,6 +177,20 @@ def setup_run(
     return run
 
 
+def check_trainable(model_builder: ModelBuilder, trainer: Trainer, first_epoch: int, epochs: int) -> None:
+    """Raise `UserError` before the first epoch for a micro-batch or a pruning that this model does not allow."""
+    settings = model_builder.settings
+    model_builder.check_smallest_micro_batch()
+    if not settings.prune_ratio or trainer.state.pruned:
+        return
+    if first_epoch >= epochs:
+        raise UserError(
+            f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: all {epochs} epochs are trained already, without pruning."
+            " Raise TRAIN_EPOCHS."
+        )
+    model_builder.try_pruning()
+
+
 def compile_and_profile(run: TrainingRun, total_steps: int, plan: Plan) -> None:
     """Compile the step and start the profiler, if enabled."""
     if run.settings.compile != "off" and run.trainer.state.step < total_steps:
@@ -196,7 +212,7 @@ def train_epochs(run: TrainingRun) -> EvalResult:
     score: EvalResult | None = None
     total = run.total_steps
     for epoch in range(run.first_epoch, run.epochs):
-        if run.settings.prune_ratio and epoch == run.settings.prune_warmup and not run.trainer.state.pruned:
+        if run.settings.prune_ratio and epoch >= run.settings.prune_warmup and not run.trainer.state.pruned:
             run.progress.print(run.model_builder.prune(run.trainer))
 
         def report(step: int, loss: float, speed: float, epoch: int = epoch) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from entrypoint.core.errors import first_line
 from train.settings import ImageShape
 
 
@@ -30,3 +31,17 @@ def count_multiply_adds(model: nn.Module, shape: ImageShape, device: torch.devic
 def count_parameters(model: nn.Module) -> int:
     """Return the number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def single_image_problem(model: nn.Module, shape: ImageShape) -> str:
+    """Return why a model cannot be trained on one image at a time, empty if it can.
+
+    BatchNorm raises ValueError if a channel has a single value in training mode.
+    """
+    model.train()
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, *shape))
+    except ValueError as error:
+        return first_line(error)
+    return ""

@@ -50,6 +50,12 @@ def prune_state(
             " layers to leave alone with TRAIN_PRUNE_EXCLUDE",
             ExitCode.MACHINE,
         ) from None
+    if same_shapes(pruned, state):
+        raise UserError(
+            f"TRAIN_PRUNE_BACKEND={settings.prune_backend}: removes nothing of {settings.model} at"
+            f" TRAIN_PRUNE_RATIO={settings.prune_ratio}. Raise the ratio, or widen TRAIN_PRUNE_LAYER_TYPES.",
+            ExitCode.MACHINE,
+        )
     result: dict[str, Tensor] = {name: value.detach().clone() for name, value in pruned.state_dict().items()}
     return result
 

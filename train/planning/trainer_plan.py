@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
+from train.planning.checks import check_trainer_settings
 from train.planning.compute import decide_compiling, decide_ipex, decide_precision
+from train.planning.unused_settings import unused_settings
 from train.settings import TrainSettings
 
 # Decoded images may use this fraction of the job's memory; the rest is for the model and the page cache.
@@ -26,15 +30,18 @@ def plan_trainer(
     *,
     free_name: str = "",
     compile_problem: str = "",
+    reads_resume: bool = True,
 ) -> Plan:
     """Return the plan with the trainer's part, and the trainer's flags as variables.
 
     `free_name` is a run name that no run has yet, for a run that must have a name.
     `compile_problem` says why the backend of torch.compile cannot be used.
+    `reads_resume` says that a checkpoint to resume from is on this node.
     Raises `UserError` where a batch has fewer images than there are ranks and micro-batches.
     """
     settings, ranks = given.values, plan.nodes.world_size
     check_contradictions(given, plan)
+    check_trainer_settings(given, dataset, reads_resume=reads_resume)
     shares = ranks * settings.grad_accum_steps
     if settings.batch_size < shares:
         raise UserError(
@@ -66,6 +73,7 @@ def plan_trainer(
         *resume_decisions,
     )
     flags = given.as_variables(flags_only=True)
+    plan = replace(plan, warnings=(*plan.warnings, *unused_settings(given, source, ranks)))
     return plan.with_variables({**flags, **resume}).with_trainer(trainer, decisions)
 
 

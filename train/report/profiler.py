@@ -13,11 +13,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from entrypoint.core.atomic_files import atomic_write_text
+from train.settings import PROFILE_WARM_UP
 
 DATA, FORWARD, BACKWARD, OPTIMIZER = PHASES = ("data", "forward and loss", "backward", "optimizer")
 RECORD_PREFIX = "step: "
-# Steps before the profile: caches fill, kernels are chosen, graphs are compiled.
-WARM_UP = 5
 ROWS = 25
 # Share of a step from which a phase other than forward and backward is reported.
 HIGH_SHARE = 0.25
@@ -81,7 +80,7 @@ class Profiler:
 
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Mark a phase while the profile runs; the first mark of a step starts it."""
-        if name == DATA and self.done == WARM_UP and not self.running:
+        if name == DATA and self.done == PROFILE_WARM_UP and not self.running:
             cuda = [ProfilerActivity.CUDA] if self.device.type == "cuda" else []
             self.running = profile(activities=[ProfilerActivity.CPU, *cuda])
             self.running.start()  # type: ignore[no-untyped-call]
@@ -90,7 +89,7 @@ class Profiler:
     def step(self) -> bool:
         """Count a step; return whether the profile is complete and written."""
         self.done += 1
-        if self.done < WARM_UP + self.steps or not self.running:
+        if self.done < PROFILE_WARM_UP + self.steps or not self.running:
             return False
         self.running.stop()  # type: ignore[no-untyped-call]
         self.write(self.running)

@@ -71,7 +71,10 @@ CASES = {
         Job("Flux", 1, 4, 1, 2),
     ),
     "jsrun": (JSM, Job("jsrun", 3, 4, 1, 2, "", LauncherBinding.USER)),
-    "jsrun with Open MPI's variables": (JSM | OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77", LauncherBinding.LAUNCHER_DEFAULT)),
+    "jsrun with Open MPI's variables": (
+        JSM | OPEN_MPI,
+        Job("Open MPI", 1, 2, 1, 2, "77", LauncherBinding.LAUNCHER_DEFAULT),
+    ),
     "Cray MPICH": (
         {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"},
         Job("PMI", 3, 4, 1, 2, "", LauncherBinding.USER),

@@ -1,0 +1,60 @@
+"""What a run would refuse at its start, the plan refuses too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint.core.errors import UserError
+from train.data.dataset_info import KNOWN, DatasetInfo
+from train.planning.checks import check_trainer_settings, torchvision_classifiers
+from train.settings import read_train_settings
+
+DIGITS = KNOWN["digits"]
+
+
+def test_classifiers_are_those_that_torchvision_lists() -> None:
+    models = pytest.importorskip("torchvision.models", exc_type=(ImportError, RuntimeError))
+    assert set(torchvision_classifiers()) == set(models.list_models(module=models))
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"TRAIN_MODEL": "resnet81"}, r"TRAIN_MODEL=resnet81: no such model\. Did you mean resnet18\?"),
+        ({"TRAIN_MODEL": "ResNet18"}, "Did you mean resnet18"),
+        ({"TRAIN_MODEL": "a/b"}, r"TRAIN_MODEL=a/b: no such model\. "),
+        ({"TRAIN_BATCH_SIZE": "5000"}, "TRAIN_BATCH_SIZE=5000: larger than the training set of 1,442 images"),
+        ({"TRAIN_PROFILE": "8", "TRAIN_STEPS": "8"}, "TRAIN_PROFILE=8: needs 13 steps, 5 of them as a warm-up"),
+        ({"TRAIN_PROFILE": "20", "TRAIN_EPOCHS": "1"}, "this run has 22. Lower it to 17 or train longer."),
+        ({"TRAIN_RESUME": "nofile"}, "TRAIN_RESUME=nofile: no such checkpoint"),
+    ],
+)
+def test_setting_that_the_run_would_refuse_is_refused(environ: dict[str, str], said: str) -> None:
+    if environ.get("TRAIN_MODEL") and not torchvision_classifiers():
+        pytest.skip("needs torchvision")
+    with pytest.raises(UserError, match=said) as error:
+        check_trainer_settings(read_train_settings(environ, {}), DIGITS, reads_resume=True)
+    assert error.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("environ", "dataset"),
+    [
+        ({"TRAIN_MODEL": "speednet"}, DIGITS),
+        ({"TRAIN_BATCH_SIZE": "1442"}, DIGITS),
+        ({"TRAIN_BATCH_SIZE": "5000"}, DatasetInfo(300_000, (3, 8, 8), counted_all=False, train_images=4)),
+        ({"TRAIN_PROFILE": "8", "TRAIN_STEPS": "13"}, DIGITS),
+        ({"TRAIN_RESUME": "auto"}, DIGITS),
+    ],
+)
+def test_setting_that_the_run_would_accept_is_accepted(environ: dict[str, str], dataset: DatasetInfo) -> None:
+    check_trainer_settings(read_train_settings(environ, {}), dataset, reads_resume=True)
+
+
+def test_checkpoint_on_the_disk_of_rank_0_is_checked_there_only(tmp_path: Path) -> None:
+    given = read_train_settings({"TRAIN_RESUME": str(tmp_path / "x.pt")}, {})
+    check_trainer_settings(given, DIGITS, reads_resume=False)
+    (tmp_path / "x.pt").touch()
+    check_trainer_settings(given, DIGITS, reads_resume=True)

@@ -1,0 +1,70 @@
+"""A setting of the user that has no effect is named by the plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.factories import train_settings
+from train.planning.unused_settings import UNUSED, unused_settings
+from train.settings import TrainSettings, read_train_settings
+
+FOLDER = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "pets"}
+PRUNED = {"TRAIN_PRUNE_RATIO": "0.5"}
+# Variable and value, the environment and source and ranks that make it useless, those that make it useful.
+CASES = [
+    ("TRAIN_NUM_WORKERS=8", {}, "memory", 1, FOLDER, "stream", 1),
+    ("TRAIN_PREFETCH_FACTOR=4", {}, "memory", 1, FOLDER, "stream", 1),
+    ("TRAIN_CACHE_DIR=c", {}, "memory", 1, FOLDER, "memory", 1),
+    ("TRAIN_CACHE_DIR=c", FOLDER, "stream", 1, FOLDER, "memory", 1),
+    ("TRAIN_ON_UNREADABLE_IMAGE=skip", {}, "memory", 1, FOLDER, "stream", 1),
+    ("TRAIN_DATA_DIR=d", {}, "memory", 1, {"TRAIN_DATASET": "cifar10"}, "memory", 1),
+    ("TRAIN_DOWNLOAD=0", {}, "memory", 1, {"TRAIN_DATASET": "cifar10"}, "memory", 1),
+    ("TRAIN_SYNTHETIC_IMAGES=100", {}, "memory", 1, {"TRAIN_DATASET": "synthetic"}, "memory", 1),
+    ("TRAIN_SYNTHETIC_CLASSES=3", {}, "memory", 1, {"TRAIN_DATASET": "synthetic"}, "memory", 1),
+    ("TRAIN_SYNTHETIC_SHAPE=1x9x9", {}, "memory", 1, {"TRAIN_DATASET": "synthetic"}, "memory", 1),
+    ("TRAIN_PRUNE_BACKEND=nni", {}, "memory", 1, PRUNED, "memory", 1),
+    ("TRAIN_PRUNE_LAYER_TYPES=linear", {}, "memory", 1, PRUNED, "memory", 1),
+    ("TRAIN_PRUNE_EXCLUDE=conv1", {}, "memory", 1, PRUNED, "memory", 1),
+    ("TRAIN_PRUNE_WARMUP=2", {}, "memory", 1, PRUNED, "memory", 1),
+    ("TRAIN_MOMENTUM=0.8", {"TRAIN_OPTIMIZER": "adam"}, "memory", 1, {}, "memory", 1),
+    ("TRAIN_GRADIENT_COMPRESSION=bf16", {}, "memory", 1, {}, "memory", 2),
+    ("TRAIN_DDP_STATIC_GRAPH=1", {}, "memory", 1, {}, "memory", 2),
+    ("TRAIN_DDP_FIND_UNUSED_PARAMETERS=1", {}, "memory", 1, {}, "memory", 2),
+    ("TRAIN_SYNC_BATCHNORM=0", {}, "memory", 1, {}, "memory", 2),
+    ("TRAIN_KEEP_CHECKPOINTS=5", {"TRAIN_CHECKPOINT_EVERY": "0"}, "memory", 1, {}, "memory", 1),
+    ("TRAIN_RESUME_ALLOW_CHANGED=1", {}, "memory", 1, {"TRAIN_RESUME": "auto"}, "memory", 1),
+]
+
+
+@pytest.mark.parametrize(("setting", "without", "source", "ranks", "within", "other_source", "other_ranks"), CASES)
+def test_setting_without_effect_is_named_and_only_then(
+    setting: str,
+    without: dict[str, str],
+    source: str,
+    ranks: int,
+    within: dict[str, str],
+    other_source: str,
+    other_ranks: int,
+) -> None:
+    name, value = setting.split("=")
+    useless = read_train_settings({name: value} | without, {})
+    (line,) = [one for one in unused_settings(useless, source, ranks) if one.startswith(setting)]
+    assert line.startswith(f"{setting} has no effect: ")
+    useful = read_train_settings(within | {name: value}, {})
+    assert not [one for one in unused_settings(useful, other_source, other_ranks) if one.startswith(setting)]
+
+
+def test_every_row_is_a_setting_and_has_a_case() -> None:
+    fields = {setting.partition("=")[0].removeprefix("TRAIN_").lower() for setting, *_ in CASES}
+    assert set(UNUSED) == fields <= set(TrainSettings.__struct_fields__)
+
+
+def test_defaults_are_never_named() -> None:
+    assert train_settings() == TrainSettings()
+    environ = {
+        "TRAIN_NUM_WORKERS": "auto",
+        "TRAIN_MOMENTUM": "0.9",
+        "TRAIN_OPTIMIZER": "adam",
+        "TRAIN_PRUNE_WARMUP": "1",
+    }
+    assert unused_settings(read_train_settings(environ, {}), "memory", 1) == ()

@@ -1,0 +1,100 @@
+"""Checks of the trainer's settings that need neither torch nor a started rank."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from entrypoint.core.errors import UserError, did_you_mean, printable
+from entrypoint.core.settings_base import ParsedSettings
+from train.data.dataset_info import DatasetInfo
+from train.planning.run_lookup import resumed_run_dir
+from train.settings import PROFILE_WARM_UP, TrainSettings
+
+# Models of this project.
+OWN_MODELS = ("cnn", "speednet", "speednet-half")
+# torchvision registers its classifiers by this decorator, in the modules of torchvision/models.
+REGISTERED = re.compile(r"^@register_model\((?:name=)?(?:\"([^\"]+)\")?\)\n(?:@.*\n)*def (\w+)", re.MULTILINE)
+
+
+def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, *, reads_resume: bool) -> None:
+    """Raise `UserError` for a model, batch, profile or checkpoint that the run would refuse at its start.
+
+    Rank 0's node alone `reads_resume`: the checkpoint may be on its own disk.
+    """
+    check_model_name(given.values.model)
+    check_batch_fits(given, dataset)
+    check_profile_length(given, dataset)
+    if reads_resume:
+        check_resume_path(given.values)
+
+
+@cache
+def torchvision_classifiers() -> tuple[str, ...]:
+    """Return the names of torchvision's classifiers, read from its source; empty without torchvision.
+
+    Importing torchvision takes longer than the whole plan.
+    """
+    spec = find_spec("torchvision")
+    if spec is None or not spec.submodule_search_locations:
+        return ()
+    folder = Path(spec.submodule_search_locations[0], "models")
+    texts = (path.read_text(errors="replace") for path in sorted(folder.glob("*.py")))
+    return tuple(sorted(name or function for text in texts for name, function in REGISTERED.findall(text)))
+
+
+def check_model_name(name: str) -> None:
+    """Raise `UserError` for a model that is neither this project's nor torchvision's."""
+    known = torchvision_classifiers()
+    if name in OWN_MODELS or name in known:
+        return
+    if not known:
+        raise UserError(
+            f"TRAIN_MODEL={printable(name)}: torchvision is not installed here. Use one of: {', '.join(OWN_MODELS)}."
+        )
+    raise UserError(
+        f"TRAIN_MODEL={printable(name)}: no such model. {did_you_mean(name, [*OWN_MODELS, *known])}It is cnn, speednet"
+        " or a torchvision classifier such as resnet18."
+    )
+
+
+def check_batch_fits(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
+    """Raise `UserError` if a batch is larger than the training set."""
+    size, count = given.values.batch_size, dataset.train_images
+    if not dataset.counted_all or not count or size <= count:
+        return
+    recipe = given.sources.get("recipe", "")
+    source = f"{recipe}: its batch of {size} is" if recipe and "batch_size" not in given.sources else ""
+    raise UserError(
+        f"{source or f'TRAIN_BATCH_SIZE={size}:'} larger than the training set of {count:,} images."
+        f" {'Set TRAIN_BATCH_SIZE lower' if source else 'Lower it'}."
+    )
+
+
+def check_profile_length(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
+    """Raise `UserError` if the run has fewer steps than TRAIN_PROFILE needs after its warm-up."""
+    settings = given.values
+    if not settings.profile or not dataset.counted_all or not dataset.train_images:
+        return
+    steps = settings.total_steps(dataset.train_images // settings.batch_size)
+    needed = PROFILE_WARM_UP + settings.profile
+    if steps < needed:
+        raise UserError(
+            f"{given.sources['profile']}: needs {needed} steps, {PROFILE_WARM_UP} of them as a warm-up, and this run"
+            f" has {steps}. Lower it to {max(0, steps - PROFILE_WARM_UP)} or train longer."
+        )
+
+
+def check_resume_path(settings: TrainSettings) -> None:
+    """Raise `UserError` if TRAIN_RESUME names a checkpoint that is not there."""
+    if settings.resume in ("auto", "off"):
+        return
+    path = Path(settings.resume)
+    folder = resumed_run_dir(settings)
+    if not (path.is_file() or (path.suffix == ".sharded" and path.is_dir())) or folder is None:
+        raise UserError(
+            f"TRAIN_RESUME={printable(settings.resume)}: no such checkpoint. Set it to auto, off or a checkpoint's"
+            " path."
+        )

@@ -1,0 +1,88 @@
+"""Name the user's settings that have no effect in a run, because other settings or the data exclude them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from entrypoint.core.settings_base import ParsedSettings
+from train.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What decides whether a setting has an effect: the settings, the data source and the number of ranks."""
+
+    settings: TrainSettings
+    data_source: str
+    world_size: int
+
+
+Reason = Callable[[RunFacts], str]
+FOLDERLESS = ("digits", "synthetic")
+
+
+def unless_dataset(*names: str) -> Reason:
+    """Return a reason for settings of some data sets only."""
+    only = " and ".join(names)
+    return lambda run: "" if run.settings.dataset in names else f"it is for {only}"
+
+
+def in_memory(run: RunFacts) -> str:
+    """Return the reason for settings of loader workers."""
+    return "batches come from memory, without loader workers" if run.data_source == "memory" else ""
+
+
+def without_pruning(run: RunFacts) -> str:
+    """Return the reason for settings of pruning."""
+    return "" if run.settings.prune_ratio else "TRAIN_PRUNE_RATIO is 0"
+
+
+def on_one_rank(run: RunFacts) -> str:
+    """Return the reason for settings of the communication between ranks."""
+    return "one rank has no others to synchronize with" if run.world_size == 1 else ""
+
+
+def when(condition: Callable[[TrainSettings], bool], reason: str) -> Reason:
+    """Return a reason that depends on other settings."""
+    return lambda run: reason if condition(run.settings) else ""
+
+
+# Field -> why it has no effect, empty if it has one. A value that says "off" is never named.
+UNUSED: Mapping[str, Reason] = {
+    "num_workers": in_memory,
+    "prefetch_factor": in_memory,
+    "cache_dir": lambda run: (
+        unless_dataset("imagefolder")(run) or ("streamed images are not cached" if run.data_source == "stream" else "")
+    ),
+    "on_unreadable_image": unless_dataset("imagefolder"),
+    "data_dir": lambda run: f"{run.settings.dataset} has no folder" if run.settings.dataset in FOLDERLESS else "",
+    "download": unless_dataset("fashion-mnist", "cifar10"),
+    "synthetic_images": unless_dataset("synthetic"),
+    "synthetic_classes": unless_dataset("synthetic"),
+    "synthetic_shape": unless_dataset("synthetic"),
+    "prune_backend": without_pruning,
+    "prune_layer_types": without_pruning,
+    "prune_exclude": without_pruning,
+    "prune_warmup": without_pruning,
+    "momentum": when(lambda settings: settings.optimizer != "sgd", "only TRAIN_OPTIMIZER=sgd has it"),
+    "gradient_compression": on_one_rank,
+    "ddp_static_graph": on_one_rank,
+    "ddp_find_unused_parameters": on_one_rank,
+    "sync_batchnorm": on_one_rank,
+    "keep_checkpoints": when(lambda settings: settings.checkpoint_every == 0, "TRAIN_CHECKPOINT_EVERY is 0"),
+    "resume_allow_changed": when(lambda settings: settings.resume == "off", "TRAIN_RESUME is off"),
+}
+
+
+def unused_settings(given: ParsedSettings[TrainSettings], data_source: str, world_size: int) -> tuple[str, ...]:
+    """Return a line for each setting of the user that has no effect in this run."""
+    run = RunFacts(given.values, data_source, world_size)
+    defaults = TrainSettings()
+    lines = []
+    for field, reason_for in UNUSED.items():
+        if field not in given.sources or getattr(given.values, field) == getattr(defaults, field):
+            continue
+        if reason := reason_for(run):
+            lines.append(f"{given.sources[field]} has no effect: {reason}")
+    return tuple(lines)
