@@ -36,7 +36,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_innermost_launcher_is_recognised(name: str) -> None:
+def test_detect_job_finds_innermost_launcher(name: str) -> None:
     environ, job = CASES[name]
     assert detect_job(environ) == job
 
@@ -50,7 +50,7 @@ def test_the_innermost_launcher_is_recognised(name: str) -> None:
         (STEP | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_STEP_TASKS_PER_NODE=two"),
     ],
 )
-def test_what_no_launcher_would_set_is_refused_by_name(environ: dict[str, str], said: str) -> None:
+def test_detect_job_invalid_variable_raises(environ: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         detect_job(environ)
 
@@ -71,5 +71,5 @@ def test_what_no_launcher_would_set_is_refused_by_name(environ: dict[str, str], 
         (TORCHRUN, LauncherBinding.NONE),
     ],
 )
-def test_who_has_bound_this_rank_and_whether_anybody_asked(environ: dict[str, str], binding: LauncherBinding) -> None:
+def test_detect_job_distinguishes_user_and_default_binding(environ: dict[str, str], binding: LauncherBinding) -> None:
     assert detect_job(environ).cpu_binding == binding
