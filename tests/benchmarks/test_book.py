@@ -35,7 +35,7 @@ def measured(*speeds: float, accuracy: float = 50.0, parameters: int = 100) -> M
         ((200, 100), "Does not hold here: 0.50 times as many images a second, b against a."),
     ],
 )
-def test_faster_is_faster_by_more_than_noise(speeds: tuple[float, float], said: str) -> None:
+def test_faster_needs_more_than_noise(speeds: tuple[float, float], said: str) -> None:
     seen = {"a": measured(speeds[0]), "b": measured(speeds[1])}
     assert faster("b", "a")(seen) == said
     assert faster("b", "a")({"a": seen["a"]}) == "Not to be seen here: a variant is missing."
@@ -48,7 +48,7 @@ def test_faster_is_faster_by_more_than_noise(speeds: tuple[float, float], said: 
         ((47.0, 40.0), "Holds here: 47.00 %, 40.00 %, 7.00 points are lost."),
     ],
 )
-def test_accuracy_that_falls_with_ranks_is_told(accuracies: tuple[float, ...], said: str) -> None:
+def test_worse_with_ranks_reports_lost_accuracy(accuracies: tuple[float, ...], said: str) -> None:
     seen = {str(index): measured(100, accuracy=accuracy) for index, accuracy in enumerate(accuracies)}
     assert worse_with_ranks(seen).startswith(said)
 
@@ -74,7 +74,7 @@ def test_table_row_has_figures_ratios_and_missing_reasons() -> None:
     assert "Not to be seen here" in as_markdown([Result(experiment, {name: Measured() for name in "abc"})], [])
 
 
-def test_every_experiments_settings_are_settings_of_ours() -> None:
+def test_experiments_use_existing_settings() -> None:
     for experiment in EXPERIMENTS:
         assert len({variant.name for variant in experiment.variants}) == len(experiment.variants)
         for variant in experiment.variants:
@@ -86,7 +86,7 @@ def test_every_experiments_settings_are_settings_of_ours() -> None:
     }  # fmt: skip
 
 
-def test_images_are_the_first_of_each_class(tmp_path: Path) -> None:
+def test_link_first_images_takes_first_of_each_class(tmp_path: Path) -> None:
     for part in ("train", "test"):
         paint(tmp_path / "all" / part, classes=2, each=8)
     link_first_images(tmp_path / "all", tmp_path / "some", 4)

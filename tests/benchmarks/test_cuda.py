@@ -15,13 +15,13 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an N
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
-def test_without_a_gpu_it_says_so() -> None:
+def test_cuda_benchmark_without_gpu_says_so() -> None:
     done = subprocess.run([PYTHON, "-m", "benchmarks.cuda"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("no NVIDIA GPU: ")
 
 
 @pytest.mark.cuda
 @NEEDS_GPU
-def test_the_loop_by_hand_gives_a_rate() -> None:
+def test_cuda_loop_by_hand_returns_rate() -> None:
     done = subprocess.run(BY_HAND, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["images_per_second"] > 0

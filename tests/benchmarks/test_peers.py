@@ -14,7 +14,7 @@ pytestmark = pytest.mark.launch
 
 
 @pytest.mark.parametrize("peer", ["plain loop", "ours"])
-def test_each_gives_a_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer: str) -> None:
+def test_peer_returns_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer: str) -> None:
     pytest.importorskip("torchvision")
     monkeypatch.setitem(peers.MODELS, "cnn", (8, 12))
     for part in ("train", "test"):
@@ -27,7 +27,7 @@ def test_each_gives_a_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer
     assert seen.seconds[0] > 0
 
 
-def test_what_fails_is_told_and_not_tried_again(tmp_path: Path) -> None:
+def test_failed_peer_is_not_run_again(tmp_path: Path) -> None:
     seen = peers.PeerResults()
     missing = {"TRAIN_DATA_DIR": str(tmp_path / "nothing")}
     peers.start(peers.Peer("plain loop", (PYTHON, "-m", "benchmarks.peers.plain")), "cnn", 1, missing, seen)

@@ -21,7 +21,7 @@ def test_sweep_has_every_combination_once() -> None:
         read_launch_settings({name: value for name, value in one.settings.items() if name.startswith("LAUNCH_")}, {})
 
 
-def test_a_mask_leaves_one_cpu_and_a_quota_the_time_of_one() -> None:
+def test_scenarios_limit_cpus_and_quota() -> None:
     with mask_of_one() as words:
         assert subprocess.run([*words, "nproc"], capture_output=True, text=True, check=True).stdout == "1\n"
     try:
@@ -32,7 +32,7 @@ def test_a_mask_leaves_one_cpu_and_a_quota_the_time_of_one() -> None:
     assert "reference-training-" in reported.stdout
 
 
-def test_a_neighbour_is_gone_with_its_scenario() -> None:
+def test_busy_process_ends_with_its_scenario() -> None:
     busy = ("pgrep", "-P", str(os.getpid()), "-f", "while os.getppid")
     with one_busy_cpu():
         assert subprocess.run(busy, check=False, capture_output=True).returncode == 0
@@ -41,7 +41,7 @@ def test_a_neighbour_is_gone_with_its_scenario() -> None:
 
 
 @pytest.mark.launch
-def test_ours_gives_a_rate_and_what_fails_its_last_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_runner_returns_rate_or_last_error_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAUNCH_RESERVE_CPUS", "0")  # else plans differ where suites run next to it between two of them
     first, two, *_ = ours_and_peers()
     by_hand = ours("by hand", {"LAUNCH_NPROC_PER_NODE": str(len(first.plan_parts(())[0]))})

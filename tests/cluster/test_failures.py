@@ -115,7 +115,7 @@ def chosen(way: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("way", "name"), [(way, name) for way in WAYS for name in chosen(way)])
-def test_the_whole_job_ends_soon_and_says_why(cluster: Cluster, way: str, name: str) -> None:
+def test_failure_ends_whole_job_with_reason(cluster: Cluster, way: str, name: str) -> None:
     started = WAYS[way].start(cluster)
     started[0].wait_for("epoch 3/")
     began = time.monotonic()
@@ -125,7 +125,7 @@ def test_the_whole_job_ends_soon_and_says_why(cluster: Cluster, way: str, name: 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("name", [name for name in chosen("srun") if name != "the launcher is killed"])
-def test_a_step_of_srun_ends_soon_and_says_why(slurm: Slurm, name: str) -> None:
+def test_failure_ends_srun_step_with_reason(slurm: Slurm, name: str) -> None:
     words = ("srun", "-N2", "-n2", "-c2", "--kill-on-bad-exit=1", *ENTRYPOINT, "train")
     started = [slurm.start(*words, env=LONG)]
     started[0].wait_for("epoch 3/")

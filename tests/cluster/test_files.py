@@ -44,7 +44,7 @@ def contained(cluster: Cluster, installed: dict[str, str]) -> Iterator[dict[str,
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("file", ["train.sbatch", "train-mpi.sbatch"])
-def test_a_batch_script_trains_on_two_nodes(slurm: Slurm, installed: dict[str, str], file: str) -> None:
+def test_batch_script_trains_on_two_nodes(slurm: Slurm, installed: dict[str, str], file: str) -> None:
     job = slurm.submit(FILES / "slurm" / file, env=SHORT | installed)
     state = slurm.ended(job)
     assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), output(slurm.cluster, job)
@@ -54,7 +54,7 @@ def test_a_batch_script_trains_on_two_nodes(slurm: Slurm, installed: dict[str, s
 @pytest.mark.slurm
 @pytest.mark.apptainer
 @pytest.mark.parametrize("file", ["train.sbatch", pytest.param("train-mpi.sbatch", marks=in_all)])
-def test_a_batch_script_trains_in_the_image(slurm: Slurm, contained: dict[str, str], file: str) -> None:
+def test_batch_script_trains_in_image(slurm: Slurm, contained: dict[str, str], file: str) -> None:
     job = slurm.submit(FILES / "slurm" / file, env=SHORT | contained)
     state = slurm.ended(job)
     assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), output(slurm.cluster, job)
@@ -62,7 +62,7 @@ def test_a_batch_script_trains_in_the_image(slurm: Slurm, contained: dict[str, s
 
 
 @pytest.mark.apptainer
-def test_a_list_of_machines_trains_in_the_image(cluster: Cluster, contained: dict[str, str]) -> None:
+def test_hostfile_trains_in_image(cluster: Cluster, contained: dict[str, str]) -> None:
     done = cluster.run("node1", FILES / "mpi/train.sh", env=SHORT | contained)
     assert done.code == 0, done.out
     check_run_in_the_image(contained)
@@ -96,7 +96,7 @@ def check_run_in_the_image(contained: dict[str, str]) -> None:
     assert [rank["rank"] for rank in json.loads((run / "ranks.json").read_text())] == [0, 1]
 
 
-def test_a_list_of_machines_trains_without_a_scheduler(cluster: Cluster, installed: dict[str, str]) -> None:
+def test_hostfile_trains_without_scheduler(cluster: Cluster, installed: dict[str, str]) -> None:
     done = cluster.run("node1", FILES / "mpi/train.sh", env=SHORT | installed | {"HOSTS": "node1:2,node2:1"})
     assert done.code == 0, done.out
     assert cluster.summary("job")["world_size"] == 3
@@ -104,7 +104,7 @@ def test_a_list_of_machines_trains_without_a_scheduler(cluster: Cluster, install
 
 @pytest.mark.slurm
 @pytest.mark.parametrize(("file", "warn"), [("train.sbatch", ()), ("train-mpi.sbatch", ("--batch",))])
-def test_a_warning_saves_requeues_and_the_run_goes_on(
+def test_preemption_warning_saves_requeues_and_resumes(
     slurm: Slurm, installed: dict[str, str], file: str, warn: tuple[str, ...]
 ) -> None:
     job = slurm.submit(FILES / "slurm" / file, env=LONG | installed)

@@ -125,7 +125,7 @@ def main_ones(ways: Iterable[str], rarer: str) -> list[Any]:
 
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", main_ones(BY_SSH, "under hydra"))
-def test_two_nodes_by_ssh_or_by_hand(alone: Alone, cluster: Cluster, name: str, ranks: int) -> None:
+def test_two_nodes_by_ssh_or_manual_start(alone: Alone, cluster: Cluster, name: str, ranks: int) -> None:
     check(alone, cluster, BY_SSH[name](cluster, ranks), 2 * ranks)
 
 
@@ -138,14 +138,14 @@ def test_two_nodes_by_srun(alone: Alone, slurm: Slurm, name: str, ranks: int) ->
 
 
 @pytest.mark.slurm
-def test_srun_of_one_task_a_node_that_starts_two_ranks(alone: Alone, slurm: Slurm) -> None:
+def test_srun_one_task_per_node_starts_two_ranks(alone: Alone, slurm: Slurm) -> None:
     words = ("srun", "-N2", "-n2", "-c2", *ENTRYPOINT, "train", "--nproc-per-node=2")
     check(alone, slurm.cluster, [slurm.start(*words, env=TRAIN)], 4)
 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("with_", main_ones(["auto", "mpirun"], "mpirun"))
-def test_a_batch_script_that_starts_nothing_itself(alone: Alone, slurm: Slurm, with_: str) -> None:
+def test_batch_script_without_srun_trains(alone: Alone, slurm: Slurm, with_: str) -> None:
     cluster = slurm.cluster
     env = TRAIN | {"LAUNCH_LAUNCHER": with_} | (cluster.mpi("Open MPI") if with_ == "mpirun" else {})
     file = script(cluster.folder, "job.sh", f"#!/bin/sh\nexec {' '.join(ENTRYPOINT)} train\n")

@@ -41,7 +41,9 @@ def start(cluster: Cluster, master: str, **more: str) -> list[Started]:
         "the first one's name alone",
     ],
 )
-def test_ranks_meet(cluster: Cluster, way: dict[str, str], first: str, second: str, master: str) -> None:
+def test_ranks_connect_by_host_name(
+    cluster: Cluster, way: dict[str, str], first: str, second: str, master: str
+) -> None:
     known = {"one": address(cluster, "node1"), "two": address(cluster, "node2")}
     for node, text in (("node1", first), ("node2", second)):
         cluster.do("hosts", node, script(cluster.folder, f"hosts-{node}", LOCAL + text.format(**known)))
@@ -59,9 +61,7 @@ def test_ranks_meet(cluster: Cluster, way: dict[str, str], first: str, second: s
     ],
     ids=["it does not resolve there", "it is loopback there"],
 )
-def test_where_the_first_nodes_name_leads_nowhere_it_is_told(
-    cluster: Cluster, way: dict[str, str], second: str, said: str
-) -> None:
+def test_unreachable_master_name_is_reported(cluster: Cluster, way: dict[str, str], second: str, said: str) -> None:
     cluster.do("hosts", "node2", script(cluster.folder, "hosts", LOCAL + second))
     _, two = start(cluster, "node1", LAUNCH_RENDEZVOUS_TIMEOUT_S="5", **way)
     assert two.code(30) == 4, two.text()

@@ -49,7 +49,7 @@ def ended_well(cluster: Cluster, accuracy: float, world_size: int, started: Star
     assert "Traceback" not in started.text()
 
 
-def test_a_rank_that_is_killed_is_started_again_with_all_others(cluster: Cluster, accuracy: float) -> None:
+def test_killed_rank_restarts_all_ranks(cluster: Cluster, accuracy: float) -> None:
     one, two = agent(cluster, 0), agent(cluster, 1)
     cluster.wait_for_file(Path("runs/many/checkpoint"))
     assert cluster.signal("node2", "-I -m train", signal.SIGKILL) == 1
@@ -58,7 +58,7 @@ def test_a_rank_that_is_killed_is_started_again_with_all_others(cluster: Cluster
     ended_well(cluster, accuracy, 2, one if "resuming from" in one.text() else two)
 
 
-def test_a_node_that_is_lost_is_done_without(cluster: Cluster, accuracy: float) -> None:
+def test_elastic_job_continues_without_lost_node(cluster: Cluster, accuracy: float) -> None:
     one, _ = agent(cluster, 0), agent(cluster, 1)
     cluster.wait_for_file(Path("runs/many/checkpoint"))
     cluster.do("kill", "node2")
@@ -67,7 +67,7 @@ def test_a_node_that_is_lost_is_done_without(cluster: Cluster, accuracy: float) 
 
 
 @in_all
-def test_a_node_that_is_told_to_end_leaves_the_others_training(cluster: Cluster, accuracy: float) -> None:
+def test_elastic_job_continues_without_stopped_node(cluster: Cluster, accuracy: float) -> None:
     one, two = agent(cluster, 0), agent(cluster, 1)
     cluster.wait_for_file(Path("runs/many/checkpoint"))
     assert cluster.signal("node2", "entrypoint.launch.torchrun", signal.SIGTERM) == 1
@@ -77,7 +77,7 @@ def test_a_node_that_is_told_to_end_leaves_the_others_training(cluster: Cluster,
 
 
 @in_all
-def test_a_node_that_comes_later_is_taken_in(cluster: Cluster) -> None:
+def test_elastic_job_accepts_later_node(cluster: Cluster) -> None:
     one = agent(cluster, 0, TRAIN_EPOCHS="2000")
     one.wait_for("epoch 7/")
     two = agent(cluster, 1, TRAIN_EPOCHS="2000")
@@ -88,7 +88,7 @@ def test_a_node_that_comes_later_is_taken_in(cluster: Cluster) -> None:
     assert "restart" not in one.text() + two.text(), "a scheduler's warning is no failure"
 
 
-def test_a_node_that_is_late_is_waited_for_by_name(cluster: Cluster) -> None:
+def test_late_node_is_awaited_by_name(cluster: Cluster) -> None:
     one = agent(cluster, 0, LAUNCH_NNODES="2", TRAIN_EPOCHS="2")
     one.wait_for("entrypoint: waiting for rank 1 (")
     two = agent(cluster, 1, LAUNCH_NNODES="2", TRAIN_EPOCHS="2")
@@ -96,7 +96,7 @@ def test_a_node_that_is_late_is_waited_for_by_name(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_node_that_never_comes_ends_the_other_with_4(cluster: Cluster, late: int) -> None:
+def test_missing_node_ends_the_other_with_4(cluster: Cluster, late: int) -> None:
     one = agent(cluster, 1 - late, LAUNCH_NNODES="2", TRAIN_EPOCHS="2", LAUNCH_RENDEZVOUS_TIMEOUT_S="4")
     assert one.code(60) == 4, one.text()
     missing = "rank 0 at node1, ports" if late == 0 else "rank 1 did not join within 4 s"

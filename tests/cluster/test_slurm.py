@@ -67,14 +67,14 @@ def test_preempted_job_saves_and_resumes_afterwards(more: Slurm, installed: dict
 
 
 @in_all
-def test_a_job_that_is_requeued_from_outside_goes_on(slurm: Slurm, installed: dict[str, str]) -> None:
+def test_requeued_job_resumes(slurm: Slurm, installed: dict[str, str]) -> None:
     job = slurm.submit(FILES / "slurm/train.sbatch", env=LONG | installed)
     wait_for(slurm.cluster, job, "epoch 3/")
     slurm.run("scontrol", "requeue", job)
     goes_on(slurm, job, "preempted: stopped by SIGTERM: step ")
 
 
-def test_the_jobs_of_an_array_run_beside_each_other(slurm: Slurm, installed: dict[str, str]) -> None:
+def test_array_jobs_run_concurrently(slurm: Slurm, installed: dict[str, str]) -> None:
     env = {name: value for name, value in SHORT.items() if name != "TRAIN_RUN_NAME"} | installed
     array = slurm.submit(FILES / "slurm/train.sbatch", "--array=0-1", "--cpus-per-task=1", env=env)
     jobs = {slurm.ended(f"{array}_{index}")["JobId"] for index in (0, 1)}
@@ -99,7 +99,7 @@ def of_parts(more: Slurm, command: str) -> str:
     return Path(more.cluster.folder / "parts.out").read_text()
 
 
-def test_ranks_of_a_job_of_several_parts_are_one_job(more: Slurm) -> None:
+def test_heterogeneous_job_ranks_are_one_job(more: Slurm) -> None:
     text = of_parts(more, f"srun --het-group=0,1 {' '.join(ENTRYPOINT)} train")
     assert more.cluster.summary("job")["world_size"] == 3, text
     assert '"rank": 2' in (more.cluster.folder / "runs/job/ranks.json").read_text()

@@ -35,7 +35,7 @@ def inside(apptainer: Apptainer, path: Path) -> str:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_run_is_what_docker_run_is(apptainer: Apptainer, place: Path, image: str) -> None:
+def test_apptainer_run_equals_docker_run(apptainer: Apptainer, place: Path, image: str) -> None:
     here = ("--pwd", inside(apptainer, place))
     trained = apptainer("run", image, options=here)
     assert trained.code == 0, trained.err
@@ -53,7 +53,7 @@ def place_owner(apptainer: Apptainer) -> int:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_exec_nv_runs_the_entrypoint_and_a_bare_script_alike(apptainer: Apptainer, place: Path, image: str) -> None:
+def test_apptainer_exec_nv_runs_entrypoint_and_bare_script(apptainer: Apptainer, place: Path, image: str) -> None:
     script(place, "x.py", "import os, sys, torch; print(sys.prefix, torch.get_num_threads(), os.environ['PATH'])")
     here = ("--nv", "--pwd", inside(apptainer, place))
     bare = apptainer("exec", image, "python", "x.py", options=here)
@@ -63,7 +63,7 @@ def test_exec_nv_runs_the_entrypoint_and_a_bare_script_alike(apptainer: Apptaine
 
 
 @pytest.mark.parametrize("verb", [("exec", "python", "x.py"), ("run", "run", "x.py")])
-def test_a_poisoned_home_and_environment_leak_nothing(apptainer: Apptainer, place: Path, verb: tuple[str, ...]) -> None:
+def test_apptainer_isolates_home_and_environment(apptainer: Apptainer, place: Path, verb: tuple[str, ...]) -> None:
     packages = place / "home/.local/lib/python3.11/site-packages"
     packages.mkdir(parents=True)
     poison = place / "poison"
@@ -93,13 +93,13 @@ def test_a_poisoned_home_and_environment_leak_nothing(apptainer: Apptainer, plac
     ).err.count("libbroken.so")
 
 
-def test_what_is_meant_for_the_image_goes_in_by_env(apptainer: Apptainer, place: Path) -> None:
+def test_apptainer_env_option_sets_pythonpath(apptainer: Apptainer, place: Path) -> None:
     script(place, "mine.py", "print('mine')")
     options = ("--env", f"PYTHONPATH={inside(apptainer, place)}")
     assert apptainer("exec", "cpu-intel", "python", "-c", "import mine", options=options).out == "mine\n"
 
 
-def test_a_home_to_read_only_will_do(apptainer: Apptainer, place: Path) -> None:
+def test_apptainer_read_only_home_trains(apptainer: Apptainer, place: Path) -> None:
     for name, mode in (("out", 0o777), ("home", 0o555)):
         (place / name).mkdir()
         (place / name).chmod(mode)
@@ -110,7 +110,7 @@ def test_a_home_to_read_only_will_do(apptainer: Apptainer, place: Path) -> None:
     assert (place / "out/runs/latest/summary.json").exists()
 
 
-def test_scancels_signal_saves_and_ends_with_75(apptainer: Apptainer, place: Path) -> None:
+def test_apptainer_sigterm_saves_and_exits_75(apptainer: Apptainer, place: Path) -> None:
     command = (*apptainer.command, "--quiet", "run", "--pwd", inside(apptainer, place), apptainer.sif("cpu-intel"))
     process = subprocess.Popen(
         command,
@@ -138,7 +138,7 @@ def test_scancels_signal_saves_and_ends_with_75(apptainer: Apptainer, place: Pat
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_nv_without_a_driver_is_one_line_and_on_auto_the_cpu(apptainer: Apptainer, place: Path, image: str) -> None:
+def test_apptainer_nv_without_driver_fails_or_uses_cpu(apptainer: Apptainer, place: Path, image: str) -> None:
     options = ("--nv", "--pwd", inside(apptainer, place))
     refused = apptainer("run", image, options=options, LAUNCH_DEVICE="cuda")
     assert refused.code == 3

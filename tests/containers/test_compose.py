@@ -70,7 +70,7 @@ def nodes(docker: Docker, bound: Path) -> Iterator[Nodes]:
     two("down", "--volumes")
 
 
-def test_what_a_machine_may_not_grant_is_in_the_override_alone() -> None:
+def test_compose_privileges_are_only_in_gpu_override() -> None:
     for service in COMPOSE["services"].values():
         assert not {"privileged", "ulimits", "deploy", "gpus", "cap_add"} & set(service)
     override = yaml.safe_load((REPOSITORY / "compose.gpu.yaml").read_text())["services"]["cuda"]
@@ -79,7 +79,7 @@ def test_what_a_machine_may_not_grant_is_in_the_override_alone() -> None:
 
 @pytest.mark.docker
 @pytest.mark.usefixtures("docker")
-def test_both_files_are_understood_by_compose() -> None:
+def test_compose_files_are_valid() -> None:
     files = ("-f", "compose.yaml", "-f", "compose.gpu.yaml")
     result = run("docker", "compose", *files, "--profile", "cuda", "config", "--format", "json")
     assert result.code == 0, result.err
@@ -92,7 +92,7 @@ def test_settings_come_from_an_optional_file() -> None:
 
 
 @pytest.mark.docker
-def test_two_nodes_reach_what_one_reaches(nodes: Nodes) -> None:
+def test_compose_two_nodes_match_one_node(nodes: Nodes) -> None:
     one = nodes("run", "--rm", "--no-TTY", "cpu", TRAIN_RUN_NAME="one")
     assert one.code == 0, one.err
     nodes.start("test accuracy  ", TRAIN_RUN_NAME="two")
@@ -134,7 +134,7 @@ def test_lost_node_is_named_and_the_restarted_job_resumes(nodes: Nodes, fault: s
 
 
 @pytest.mark.docker
-def test_a_node_that_comes_late_is_waited_for_by_name(nodes: Nodes) -> None:
+def test_compose_late_node_is_awaited_by_name(nodes: Nodes) -> None:
     assert nodes("up", "--detach", "--no-build", "node0").code == 0
     limit = time.monotonic() + 60
     while "entrypoint: waiting for rank 1 (" not in (log := nodes.log()):

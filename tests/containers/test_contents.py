@@ -21,7 +21,7 @@ NOT_IN_IT = (
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_labels_say_what_it_is_made_of(docker: Docker, image: str) -> None:
+def test_image_labels_name_its_parts(docker: Docker, image: str) -> None:
     config = docker.inspect(image)["Config"]
     labels = config["Labels"]
     wanted = ("title", "description", "version", "source", "revision", "licenses")
@@ -39,7 +39,7 @@ def test_labels_say_what_it_is_made_of(docker: Docker, image: str) -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_it_holds_what_the_readme_promises(docker: Docker, image: str) -> None:
+def test_image_contains_promised_tools(docker: Docker, image: str) -> None:
     result = docker.run(image, "python", "-c", "import torch, torchvision, nni; print(torch.__version__.split('+')[0])")
     assert (result.code, result.out) == (0, f"{TORCH[image]}\n"), result.err
     tools = ["mpirun", "orted", "numactl", "g++", "tini", "ssh", *(["mpiexec.hydra"] if image == "cpu-intel" else [])]
@@ -57,7 +57,7 @@ def test_it_holds_what_the_readme_promises(docker: Docker, image: str) -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_it_holds_nothing_else(docker: Docker, image: str) -> None:
+def test_image_contains_no_leftovers(docker: Docker, image: str) -> None:
     everything = docker.run(image, "find", "/", "-xdev", "-printf", "%m %y %s %p\\n", options=("--user=0",)).out
     lines = [line.split(" ", 3) for line in everything.splitlines()]
     paths = [(int(mode, 8), kind, int(size), path) for mode, kind, size, path in lines if not path.startswith("/proc/")]
@@ -79,7 +79,7 @@ def test_it_holds_nothing_else(docker: Docker, image: str) -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_its_bill_of_materials_lists_every_part(docker: Docker, image: str) -> None:
+def test_image_bill_of_materials_is_complete(docker: Docker, image: str) -> None:
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
@@ -98,13 +98,13 @@ def test_its_bill_of_materials_lists_every_part(docker: Docker, image: str) -> N
     assert locked <= wheels
 
 
-def test_oneccl_without_index_is_refused_before_any_download() -> None:
+def test_oneccl_without_index_fails_before_download() -> None:
     result = run("bash", "containers/steps/wheels.sh", "cpu-intel", env={"WITH_ONECCL": "1", "ONECCL_INDEX": ""})
     assert result.code == 2
     assert result.err.startswith("wheels.sh: WITH_ONECCL=1 needs ONECCL_INDEX")
 
 
-def test_what_it_says_of_itself_passes_its_own_tests(docker: Docker) -> None:
+def test_image_selftest_passes(docker: Docker) -> None:
     options = ("-e", "FUZZ_EXAMPLES=50", "--read-only", "--tmpfs=/tmp")
     result = docker.run("cpu-intel", "selftest", options=options, limit_s=900)  # 2 minutes, but next to other suites
     assert result.code == 0, result.out[-3000:]

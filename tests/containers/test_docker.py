@@ -30,7 +30,7 @@ def wait_for(docker: Docker, container: str, words: str, limit_s: float = 60) ->
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_without_a_word_it_trains_to_97_percent(docker: Docker, image: str) -> None:
+def test_docker_run_without_arguments_trains_to_97_percent(docker: Docker, image: str) -> None:
     result = docker.run(image)
     assert result.code == 0, result.err
     assert float(re.findall(r"test accuracy +([\d.]+) %", result.out)[-1]) >= 97
@@ -39,7 +39,7 @@ def test_without_a_word_it_trains_to_97_percent(docker: Docker, image: str) -> N
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_each_word_does_what_it_says(docker: Docker, image: str, bound: Path) -> None:
+def test_docker_run_accepts_every_command(docker: Docker, image: str, bound: Path) -> None:
     script(bound, "x.py", "import sys, torch; print(torch.get_num_threads(), sys.argv[1:])")
     here = ("-v", f"{bound}:/workspace")
     assert docker.run(image, "run", "x.py", "--lr", "1", options=here).out == f"{os.cpu_count()} ['--lr', '1']\n"
@@ -55,7 +55,7 @@ def test_each_word_does_what_it_says(docker: Docker, image: str, bound: Path) ->
     )
 
 
-def test_a_script_fails_with_its_own_code(docker: Docker, bound: Path) -> None:
+def test_docker_script_failure_keeps_its_exit_code(docker: Docker, bound: Path) -> None:
     script(bound, "x.py", "raise SystemExit(9)")
     assert docker.run("cpu-intel", "run", "x.py", options=("-v", f"{bound}:/workspace")).code == 9
 
@@ -69,9 +69,7 @@ USERS = {
 
 
 @pytest.mark.parametrize(("user", "ranks"), [*((user, "1") for user in USERS), ("one without a name", "2")])
-def test_any_uid_with_least_privileges_trains_and_owns_its_files(
-    docker: Docker, bound: Path, user: str, ranks: str
-) -> None:
+def test_docker_any_uid_trains_and_owns_its_files(docker: Docker, bound: Path, user: str, ranks: str) -> None:
     if ranks == "2" and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs 2 cores")
     options = (*LEAST, *SHORT, *USERS[user], "--tmpfs=/tmp", "-v", f"{bound}:/out", "-e", "TRAIN_OUTPUT_DIR=/out")
@@ -82,14 +80,14 @@ def test_any_uid_with_least_privileges_trains_and_owns_its_files(
     assert owners == {int(USERS[user][1].split(":")[0])}
 
 
-def test_nothing_but_the_output_folder_needs_to_be_writable(docker: Docker, bound: Path) -> None:
+def test_docker_read_only_root_needs_only_an_output_folder(docker: Docker, bound: Path) -> None:
     options = (*LEAST, "-e", "TRAIN_EPOCHS=1", "-v", f"{bound}:/out", "-e", "TRAIN_OUTPUT_DIR=/out")
     result = docker.run("cpu-intel", options=options)
     assert result.code == 0, result.err
     assert "TMPDIR" in result.err, "the plan says where temporary files go"
 
 
-def test_where_nothing_can_be_written_it_says_what_to_bind(docker: Docker) -> None:
+def test_docker_read_only_without_output_folder_fails(docker: Docker) -> None:
     result = docker.run("cpu-intel", options=(*LEAST, *SHORT))
     assert (result.code, result.out) == (2, "")
     cause = "TRAIN_OUTPUT_DIR=runs: cannot be written (Read-only file system). Set it to a writable folder."
@@ -104,7 +102,7 @@ def test_inductor_compiles_as_a_user_without_a_name(docker: Docker, bound: Path)
 
 
 @pytest.mark.parametrize(("image", "ranks"), [("cpu-intel", "1"), ("cpu-intel", "2"), ("cuda", "1")])
-def test_docker_stop_saves_and_the_next_start_goes_on(docker: Docker, bound: Path, image: str, ranks: str) -> None:
+def test_docker_stop_saves_and_next_start_resumes(docker: Docker, bound: Path, image: str, ranks: str) -> None:
     if ranks == "2" and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs 2 cores")
     place = (*LONG, "-e", f"LAUNCH_NPROC_PER_NODE={ranks}", "-v", f"{bound}:/workspace/runs")
@@ -120,7 +118,7 @@ def test_docker_stop_saves_and_the_next_start_goes_on(docker: Docker, bound: Pat
     wait_for(docker, again, "test accuracy")
 
 
-def test_a_script_without_a_handler_ends_at_once(docker: Docker, bound: Path) -> None:
+def test_docker_stop_without_handler_ends_at_once(docker: Docker, bound: Path) -> None:
     script(bound, "x.py", "import time; print('here', flush=True); time.sleep(600)")
     container = docker.start("cpu-intel", "run", "x.py", options=("-v", f"{bound}:/workspace"))
     wait_for(docker, container, "here")
@@ -130,7 +128,7 @@ def test_a_script_without_a_handler_ends_at_once(docker: Docker, bound: Path) ->
     assert run("docker", "wait", container).out == "143\n"
 
 
-def test_pid_1_reaps_what_a_script_leaves_behind(docker: Docker, bound: Path) -> None:
+def test_docker_pid_1_reaps_orphans(docker: Docker, bound: Path) -> None:
     script(
         bound,
         "x.py",
@@ -147,7 +145,7 @@ def test_pid_1_reaps_what_a_script_leaves_behind(docker: Docker, bound: Path) ->
     assert result.out == "ep-agent python tini\n0\n"
 
 
-def test_the_plain_run_that_the_kernel_killed_is_told(docker: Docker, bound: Path) -> None:
+def test_docker_oom_kill_is_reported_with_limit(docker: Docker, bound: Path) -> None:
     script(bound, "hog.py", "import os\nkept = [bytearray(os.urandom(1 << 20)) for _ in range(2000)]\n")
     options = ("-v", f"{bound}:/workspace", "--memory=800m", "--memory-swap=800m", "-e", "LAUNCH_QUIET=1")
     result = docker.run("cpu-intel", "run", "hog.py", options=options)
@@ -163,7 +161,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_the_plan_sees_the_containers_limits(docker: Docker, limit: str) -> None:
+def test_docker_plan_respects_container_limits(docker: Docker, limit: str) -> None:
     options, expected = LIMITS[limit]
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs 2 cores")
@@ -201,7 +199,7 @@ def test_shm_too_small_for_workers_is_reported_before_training(docker: Docker, b
     assert enough.code == 0, enough.err
 
 
-def test_cuda_without_a_driver_is_one_clear_line(docker: Docker) -> None:
+def test_docker_cuda_without_driver_fails_with_one_line(docker: Docker) -> None:
     result = docker.run("cuda", options=("-e", "LAUNCH_DEVICE=cuda"))
     assert result.code == 3
     assert len(result.err.splitlines()) == 1
@@ -233,7 +231,7 @@ const char *nvmlErrorString(R r) { return "Not Supported"; }
 """
 
 
-def test_a_driver_too_old_is_one_clear_line_and_on_auto_the_cpu(docker: Docker, bound: Path) -> None:
+def test_docker_old_driver_fails_or_falls_back_to_cpu(docker: Docker, bound: Path) -> None:
     (bound / "nvml.c").write_text(OLD_DRIVER)
     library = bound / "libnvidia-ml.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(bound / "nvml.c")], check=True)

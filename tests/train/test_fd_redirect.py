@@ -11,7 +11,7 @@ from train.fd_redirect import STDERR, STDOUT, redirected
 
 
 @pytest.mark.parametrize("number", [STDOUT, STDERR])
-def test_a_descriptor_is_given_back_whatever_happens(
+def test_redirected_restores_descriptor_after_error(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], number: int
 ) -> None:
     place = tmp_path / "said"

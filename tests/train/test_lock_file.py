@@ -22,7 +22,7 @@ from tests.train.started import Started
 from train.lock_file import LOCK_NAME, RunLock, identity
 
 
-def test_one_at_a_time_and_the_next_when_it_is_given_back(tmp_path: Path) -> None:
+def test_run_lock_is_exclusive_until_released(tmp_path: Path) -> None:
     with RunLock() as one:
         one.acquire(tmp_path)
         assert one.is_held
@@ -48,7 +48,7 @@ def test_lock_of_a_dead_or_replaced_process_is_taken_at_once(tmp_path: Path, cha
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", json.dumps({"node": "far", "pid": 7, "pids": "another", "born": "1"})]
 )
-def test_one_that_nobody_touches_is_taken_after_a_while_and_told(
+def test_run_lock_stale_is_taken_with_a_notice(
     tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / LOCK_NAME).write_text(content)
@@ -58,7 +58,7 @@ def test_one_that_nobody_touches_is_taken_after_a_while_and_told(
     assert f"{tmp_path} is locked by process " in capsys.readouterr().err
 
 
-def test_one_that_is_touched_from_elsewhere_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_lock_with_remote_heartbeat_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunLock(beat_s=0.1) as far:
         far.acquire(tmp_path)
         monkeypatch.setattr("train.lock_file.pid_namespace", lambda: "another")

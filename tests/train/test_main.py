@@ -28,7 +28,7 @@ class Interrupted(io.RawIOBase):
         return len(block)
 
 
-def test_an_error_that_a_library_made_of_a_signal_is_the_signal() -> None:
+def test_find_stop_signal_finds_wrapped_signal() -> None:
     seen = set()
     for blocks in range(12):
         with pytest.raises((StopSignal, RuntimeError)) as caught:
@@ -40,5 +40,5 @@ def test_an_error_that_a_library_made_of_a_signal_is_the_signal() -> None:
     assert seen == {StopSignal, RuntimeError}
 
 
-def test_an_error_of_its_own_is_no_signal() -> None:
+def test_find_stop_signal_other_error_is_none() -> None:
     assert find_stop_signal(ValueError("of its own")) is None

@@ -16,7 +16,7 @@ def test_signal_outside_defer_stops_at_once() -> None:
     assert caught.value.number == signal.SIGTERM
 
 
-def test_where_no_checkpoints_are_wanted_it_does_too() -> None:
+def test_signal_without_checkpoints_stops_at_once() -> None:
     one = StopController()
     with one.defer(can_save=False), pytest.raises(StopSignal):
         one.handle(signal.SIGTERM, None)
@@ -39,7 +39,7 @@ def test_saving_run_ends_only_by_the_second_signal(monkeypatch: pytest.MonkeyPat
             one.handle(signal.SIGTERM, None)
 
 
-def test_a_terminal_that_closes_later_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_sighup_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     one = StopController()
     clock = [100.0]
     monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
@@ -53,7 +53,7 @@ def test_a_terminal_that_closes_later_is_no_second_signal(monkeypatch: pytest.Mo
             one.handle(signal.SIGTERM, None)
 
 
-def test_what_it_was_started_to_ignore_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inherited_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     ignored = {signal.SIGHUP: signal.SIG_IGN, signal.SIGINT: signal.SIG_IGN}
     monkeypatch.setattr(signal, "getsignal", lambda number: ignored.get(number, signal.SIG_DFL))
@@ -86,7 +86,7 @@ def test_scheduler_warning_is_no_first_signal() -> None:
         assert one.reason == "SIGTERM"
 
 
-def test_a_warning_to_a_run_that_saves_nothing_is_nothing() -> None:
+def test_warning_without_checkpoints_is_ignored() -> None:
     one = StopController()
     one.handle(signal.SIGUSR1, None)
     with one.defer(can_save=False):
@@ -119,7 +119,7 @@ def test_save_request_waits_for_a_step_and_stop_comes_first() -> None:
         (0.1, {}, -54, "TRAIN_MAX_MINUTES=0.1"),
     ],
 )
-def test_the_sooner_of_the_deadlines_counts(
+def test_earlier_deadline_counts(
     monkeypatch: pytest.MonkeyPatch, minutes: float | None, environ: dict[str, str], left_s: float | None, name: str
 ) -> None:
     monkeypatch.setattr(preemption.time, "time", lambda: 1000.0)
@@ -128,7 +128,7 @@ def test_the_sooner_of_the_deadlines_counts(
     assert found == (None if left_s is None else Deadline(5.0 + left_s, name))
 
 
-def test_deadline_stops_a_run_whatever_the_clock_does(
+def test_deadline_ignores_clock_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, clock = StopController(), [100.0]

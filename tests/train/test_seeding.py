@@ -12,7 +12,7 @@ from train.seeding import derive_seed, epoch_permutation, make_generator, seed_e
 
 
 @given(st.integers(0, 10_000), st.integers(1, 64))
-def test_cuts_cover_everything_once_in_order(total: int, parts: int) -> None:
+def test_shard_slices_cover_everything_once(total: int, parts: int) -> None:
     slices = [shard_slice(total, part, parts) for part in range(parts)]
     assert slices[0].start == 0
     assert slices[-1].stop == total
@@ -36,7 +36,7 @@ def test_generators_of_different_purpose_are_independent() -> None:
     assert len(draws) == 4
 
 
-def test_what_a_step_draws_is_what_torchs_own_seed_would_give() -> None:
+def test_seed_everything_equals_manual_seed() -> None:
     torch.manual_seed(derive_seed(7, "step", 3))
     whole = torch.rand(5)
     seed_everything(derive_seed(7, "step", 3), torch.device("cpu"))

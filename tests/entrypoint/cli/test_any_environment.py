@@ -55,7 +55,7 @@ commands = st.sampled_from([["plan"], ["plan", "--json"], ["train", "--dry-run"]
 @pytest.mark.generated
 @settings(max_examples=FUZZ_EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 @given(commands, environments)
-def test_any_environment_ends_in_a_plan_or_one_line_a_fault(command: list[str], environ: dict[str, str]) -> None:
+def test_any_environment_gives_plan_or_one_line_errors(command: list[str], environ: dict[str, str]) -> None:
     out, kept = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), sys.stdout
     started_s = time.process_time()
     sys.stdout = out

@@ -62,7 +62,7 @@ def test_books_script_runs_unchanged_on_two_bound_ranks(entrypoint: Entrypoint) 
     assert [first["threads"], second["threads"]] == [rank["threads"] for rank in planned]
 
 
-def test_the_same_script_runs_with_one_rank(entrypoint: Entrypoint) -> None:
+def test_books_script_runs_with_one_rank(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "book.py", BOOK_SCRIPT)
     result = entrypoint("run", "book.py")
     assert result.code == 0, result.err
@@ -70,7 +70,7 @@ def test_the_same_script_runs_with_one_rank(entrypoint: Entrypoint) -> None:
     assert (reported["size"], reported["cpus"]) == (1, entrypoint.plan()["ranks"][0]["cpus"])
 
 
-def test_a_module_runs_from_the_current_folder(entrypoint: Entrypoint) -> None:
+def test_module_runs_from_current_folder(entrypoint: Entrypoint) -> None:
     (entrypoint.folder / "pkg").mkdir()
     script(entrypoint.folder / "pkg", "tool.py", "import sys; print('tool', sys.argv[1:])")
     result = entrypoint("run", "-m", "pkg.tool", "a", "--b")
@@ -79,7 +79,7 @@ def test_a_module_runs_from_the_current_folder(entrypoint: Entrypoint) -> None:
 
 @pytest.mark.parametrize("command", [(PYTHON, "-m", "entrypoint"), (str(CONSOLE_COMMAND),)])
 @pytest.mark.parametrize("pythonpath", ["", "."])
-def test_users_train_py_and_ours_are_never_confused(
+def test_user_script_train_py_is_not_the_trainer(
     entrypoint: Entrypoint, command: tuple[str, ...], pythonpath: str
 ) -> None:
     script(entrypoint.folder, "train.py", "print('the user\\'s own train.py')")
@@ -94,7 +94,7 @@ def test_users_train_py_and_ours_are_never_confused(
 
 
 @pytest.mark.parametrize(("ending", "code"), [("sys.exit(7)", 7), ("pass", 0), ("1 / 0", 1)])
-def test_a_script_keeps_its_own_exit_code(entrypoint: Entrypoint, ending: str, code: int) -> None:
+def test_script_exit_code_is_kept(entrypoint: Entrypoint, ending: str, code: int) -> None:
     script(entrypoint.folder, "x.py", f"import sys\n{ending}\n")
     assert entrypoint("run", "x.py").code == code
 
@@ -133,7 +133,7 @@ def test_dead_rank_ends_the_job_with_its_code_and_no_orphan(
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_a_plan_starts_nothing_and_says_why(entrypoint: Entrypoint) -> None:
+def test_plan_command_starts_nothing(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", "open('started', 'w')")
     for arguments in (["plan", "run", "x.py"], ["run", "--dry-run", "x.py"]):
         result = entrypoint(*arguments)
@@ -145,7 +145,7 @@ def test_a_plan_starts_nothing_and_says_why(entrypoint: Entrypoint) -> None:
     assert not (entrypoint.folder / "runs").exists()
 
 
-def test_the_plans_json_has_what_it_promises(entrypoint: Entrypoint) -> None:
+def test_plan_json_has_documented_keys(entrypoint: Entrypoint) -> None:
     plan = entrypoint.plan()
     assert list(plan) == [
         *("version", "launcher", "nodes", "rendezvous", "ranks", "binding", "environment", "device", "backend"),
@@ -158,7 +158,7 @@ def test_the_plans_json_has_what_it_promises(entrypoint: Entrypoint) -> None:
     assert {"data source", "loader workers"} <= {decision["key"] for decision in plan["decisions"]}
 
 
-def test_the_mask_of_taskset_is_the_plans(entrypoint: Entrypoint) -> None:
+def test_plan_follows_taskset_mask(entrypoint: Entrypoint) -> None:
     last = max(os.sched_getaffinity(0))
     command = ("taskset", "-c", str(last), PYTHON, "-m", "entrypoint")
     result = entrypoint("plan", "--json", command=command)
@@ -192,7 +192,7 @@ def test_the_mask_of_taskset_is_the_plans(entrypoint: Entrypoint) -> None:
         (["rank"], {}, 2, "ENTRYPOINT_PLAN: holds no plan."),
     ],
 )
-def test_bad_input_is_one_line_and_the_documented_code(
+def test_bad_input_gives_one_line_and_documented_code(
     entrypoint: Entrypoint, arguments: list[str], env: dict[str, str], code: int, said: str
 ) -> None:
     result = entrypoint(*arguments, env=env)
@@ -202,12 +202,12 @@ def test_bad_input_is_one_line_and_the_documented_code(
     assert result.out == ""
 
 
-def test_a_scripts_own_train_variables_are_its_own(entrypoint: Entrypoint) -> None:
+def test_run_ignores_train_variables_of_script(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", "import os; print(os.environ['TRAIN_MY_OWN'])")
     assert entrypoint("run", "x.py", env={"TRAIN_MY_OWN": "7"}).out == "7\n"
 
 
-def test_the_entrypoint_imports_no_torch() -> None:
+def test_entrypoint_imports_no_torch() -> None:
     program = (
         "import sys, entrypoint.__main__ as m; sys.argv = ['entrypoint', 'plan', '--json']; m.main();"
         "sys.exit('torch' in sys.modules)"
@@ -215,7 +215,7 @@ def test_the_entrypoint_imports_no_torch() -> None:
     assert subprocess.run([PYTHON, "-c", program], capture_output=True, check=False).returncode == 0
 
 
-def test_a_closed_pipe_is_no_error(entrypoint: Entrypoint) -> None:
+def test_closed_pipe_is_no_error(entrypoint: Entrypoint) -> None:
     done = subprocess.run(
         f"{shlex.quote(PYTHON)} -m entrypoint --help | head -n 1; echo ${{PIPESTATUS[0]}}",
         shell=True,
@@ -230,7 +230,7 @@ def test_a_closed_pipe_is_no_error(entrypoint: Entrypoint) -> None:
 
 
 @needs_two_cores
-def test_torchrun_of_the_users_is_not_nested(entrypoint: Entrypoint) -> None:
+def test_run_under_user_torchrun_starts_no_ranks(entrypoint: Entrypoint) -> None:
     script(
         entrypoint.folder,
         "x.py",
@@ -252,7 +252,7 @@ def test_torchrun_of_the_users_is_not_nested(entrypoint: Entrypoint) -> None:
 @needs_two_cores
 @pytest.mark.openmpi
 @pytest.mark.parametrize("bind", ["none", "core"])
-def test_ranks_of_open_mpi_on_one_node_become_what_they_are(entrypoint: Entrypoint, bind: str) -> None:
+def test_open_mpi_ranks_on_one_node_train(entrypoint: Entrypoint, bind: str) -> None:
     mpirun = launcher("mpirun.openmpi", "mpirun", said="Open MPI")
     script(entrypoint.folder, "book.py", BOOK_SCRIPT)
     command = (mpirun, "--allow-run-as-root", "--bind-to", bind, "-np", "2", PYTHON, "-m", "entrypoint")
@@ -261,7 +261,7 @@ def test_ranks_of_open_mpi_on_one_node_become_what_they_are(entrypoint: Entrypoi
 
 @needs_two_cores
 @pytest.mark.hydra
-def test_ranks_of_hydra_on_one_node_become_what_they_are(entrypoint: Entrypoint) -> None:
+def test_hydra_ranks_on_one_node_train(entrypoint: Entrypoint) -> None:
     mpiexec = launcher("mpiexec.hydra", said="HYDRA")
     script(entrypoint.folder, "book.py", BOOK_SCRIPT)
     check_two_ranks(entrypoint, entrypoint("run", "book.py", command=(mpiexec, "-np", "2", PYTHON, "-m", "entrypoint")))
@@ -279,7 +279,7 @@ def check_two_ranks(entrypoint: Entrypoint, result: Result) -> None:
     assert first["threads"] == second["threads"] == 1
 
 
-def test_a_rank_stays_unbound_where_that_is_asked_for(entrypoint: Entrypoint) -> None:
+def test_cpu_binding_none_leaves_rank_unbound(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", "import os; print(sorted(os.sched_getaffinity(0)))")
     result = entrypoint("run", "--cpu-binding=none", "--nproc-per-node=1", "x.py")
     assert result.out == f"{sorted(os.sched_getaffinity(0))}\n"
@@ -303,7 +303,7 @@ IN_CHARGE = """
 
 
 @pytest.mark.parametrize(("openmp", "library"), [("intel", "libiomp5"), ("gnu", "libgomp")])
-def test_the_openmp_runtime_that_was_asked_for_is_in_charge(entrypoint: Entrypoint, openmp: str, library: str) -> None:
+def test_requested_openmp_runtime_is_active(entrypoint: Entrypoint, openmp: str, library: str) -> None:
     if openmp == "intel":
         intel_openmp()
     script(entrypoint.folder, "x.py", IN_CHARGE)
@@ -313,7 +313,7 @@ def test_the_openmp_runtime_that_was_asked_for_is_in_charge(entrypoint: Entrypoi
 
 
 @pytest.mark.parametrize("allocator", ["tcmalloc", "jemalloc"])
-def test_the_allocator_that_was_asked_for_is_loaded_or_refused(entrypoint: Entrypoint, allocator: str) -> None:
+def test_requested_allocator_is_loaded_or_raises(entrypoint: Entrypoint, allocator: str) -> None:
     script(entrypoint.folder, "x.py", IN_CHARGE)
     result = entrypoint("run", "--allocator", allocator, "x.py")
     if result.code == 3:

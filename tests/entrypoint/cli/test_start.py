@@ -29,10 +29,10 @@ def imported(folder: Path, *words: str) -> set[str]:
 
 
 @pytest.mark.parametrize("words", [("plan", "run", "x.py"), ("plan", "train"), ("--help",), ("run", "--help-all")])
-def test_no_command_that_plans_imports_torch(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_planning_commands_import_no_torch(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert not imported(tmp_path, *words) & set(NEVER)
 
 
-def test_run_imports_nothing_of_the_trainer(tmp_path: Path) -> None:
+def test_run_command_imports_no_trainer(tmp_path: Path) -> None:
     loaded = imported(tmp_path, "run", "--dry-run", "x.py")
     assert not {name for name in loaded if name == "train" or name.startswith(("train.", "entrypoint.tune.search"))}

@@ -45,7 +45,7 @@ def test_did_you_mean_suggests_only_close_words(word: str, hint: str) -> None:
     assert did_you_mean(word, ["auto", "gloo", "nccl"]) == hint
 
 
-def test_the_readme_has_every_exit_code() -> None:
+def test_readme_lists_every_exit_code() -> None:
     readme = (Path(__file__).parents[3] / "README.md").read_text()
     table = readme[readme.index("## Output and exit codes") :]
     for code in ExitCode:

@@ -29,7 +29,7 @@ def test_flag_wins_over_variable_and_both_keep_spelling() -> None:
     assert settings.sources == {"threads": "--threads=5", "device": "LAUNCH_DEVICE=cpu"}
 
 
-def test_an_empty_variable_counts_as_unset() -> None:
+def test_empty_variable_counts_as_unset() -> None:
     assert read_train_settings({"TRAIN_EPOCHS": ""}, {}).values.epochs == TrainSettings().epochs
 
 
@@ -57,7 +57,7 @@ def test_every_setting_is_described() -> None:
         ("launch_threads", "2", "launch_threads=2: no such variable. Did you mean LAUNCH_THREADS?"),
     ],
 )
-def test_a_bad_launch_variable_is_one_line(variable: str, value: str, said_of_it: str) -> None:
+def test_bad_launch_variable_gives_one_line(variable: str, value: str, said_of_it: str) -> None:
     with pytest.raises(UserError) as error:
         read_launch_settings({variable: value}, {})
     assert said(error).startswith(said_of_it)
@@ -83,14 +83,14 @@ def test_a_bad_launch_variable_is_one_line(variable: str, value: str, said_of_it
         ("TRAIN_SYNTHETIC_SHAPE", "3x32", "TRAIN_SYNTHETIC_SHAPE=3x32: not channels x height x width"),
     ],
 )
-def test_a_bad_train_variable_is_one_line(variable: str, value: str, said_of_it: str) -> None:
+def test_bad_train_variable_gives_one_line(variable: str, value: str, said_of_it: str) -> None:
     with pytest.raises(UserError) as error:
         read_train_settings({variable: value}, {})
     assert said(error).startswith(said_of_it)
     assert len(said(error).splitlines()) == 1
 
 
-def test_several_bad_variables_are_a_line_each() -> None:
+def test_several_bad_variables_give_one_line_each() -> None:
     with pytest.raises(UserError) as error:
         read_train_settings({"TRAIN_EPOCHS": "x", "TRAIN_SEED": "y"}, {})
     assert len(said(error).splitlines()) == 2

@@ -21,7 +21,7 @@ from tests.factories import make_machine
 
 
 @pytest.mark.launch
-def test_every_check_is_told(entrypoint: Entrypoint) -> None:
+def test_doctor_json_has_every_check(entrypoint: Entrypoint) -> None:
     result = entrypoint("doctor", "--json")
     assert result.code == 0, result.out + result.err
     checks = json.loads(result.out)
@@ -56,7 +56,7 @@ def test_doctor_failures_have_a_remedy_and_exit_code_3(entrypoint: Entrypoint) -
         ("import os; os._exit(9)", "failure", "the interpreter ended with code 9"),
     ],
 )
-def test_a_package_that_does_not_import_is_a_failure_of_its_own(
+def test_check_imports_broken_package_fails_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, state: str, seen: str
 ) -> None:
     # -I leaves PYTHONPATH out, so the stand-in is put into an interpreter of its own.
@@ -68,7 +68,7 @@ def test_a_package_that_does_not_import_is_a_failure_of_its_own(
     assert len(checks) == (1 if "ended" in seen else 5), "the others are tried all the same"
 
 
-def test_advice_follows_what_was_seen() -> None:
+def test_format_report_puts_advice_after_result() -> None:
     assert format_report([Check("a", "ok", "b"), Check("cc", "warning", "d", "e")], as_json=False) == (
         "ok       a   b\nwarning  cc  d; e"
     )

@@ -47,7 +47,7 @@ def two_ranks(entrypoint: Entrypoint) -> Iterator[list[int]]:
 
 
 @needs_two_cores
-def test_every_rank_is_shown_with_what_it_has(entrypoint: Entrypoint, two_ranks: list[int]) -> None:
+def test_verify_shows_each_rank(entrypoint: Entrypoint, two_ranks: list[int]) -> None:
     result = entrypoint("verify", *map(str, two_ranks))
     assert result.code == 0, result.out + result.err
     planned = entrypoint.plan("--nproc-per-node=2")["ranks"]
@@ -60,7 +60,7 @@ def test_every_rank_is_shown_with_what_it_has(entrypoint: Entrypoint, two_ranks:
 
 
 @needs_two_cores
-def test_a_rank_that_was_moved_is_a_warning_and_exit_3(entrypoint: Entrypoint, two_ranks: list[int]) -> None:
+def test_verify_moved_rank_warns_and_exits_3(entrypoint: Entrypoint, two_ranks: list[int]) -> None:
     for thread in Path(f"/proc/{two_ranks[1]}/task").iterdir():
         os.sched_setaffinity(int(thread.name), os.sched_getaffinity(two_ranks[0]))
     result = entrypoint("verify", *map(str, two_ranks))
@@ -73,7 +73,7 @@ def test_a_rank_that_was_moved_is_a_warning_and_exit_3(entrypoint: Entrypoint, t
     ("arguments", "said"),
     [(["1"], "process 1 is not a rank that the entrypoint started"), (["x"], "verify x: not a process id")],
 )
-def test_what_is_no_rank_is_refused(entrypoint: Entrypoint, arguments: list[str], said: str) -> None:
+def test_verify_process_without_rank_raises(entrypoint: Entrypoint, arguments: list[str], said: str) -> None:
     result = entrypoint("verify", *arguments)
     assert result.code == 2
     assert said in result.err

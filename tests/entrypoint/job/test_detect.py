@@ -111,7 +111,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_innermost_launcher_is_recognised(name: str) -> None:
+def test_detect_job_finds_innermost_launcher(name: str) -> None:
     environ, job = CASES[name]
     assert replace(detect_job(environ), hostnames=(), master_addr="") == job
 
@@ -146,7 +146,7 @@ def test_srun_pty_second_task_is_refused() -> None:
         (JSM | {"JSM_NAMESPACE_LOCAL_SIZE": ""}, "JSM_NAMESPACE_SIZE=4: jsrun does not say"),
     ],
 )
-def test_what_no_launcher_would_set_is_refused_by_name(environ: dict[str, str], said: str) -> None:
+def test_detect_job_invalid_variable_raises(environ: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         detect_job(environ)
 
@@ -167,5 +167,5 @@ def test_what_no_launcher_would_set_is_refused_by_name(environ: dict[str, str], 
         (TORCHRUN, LauncherBinding.NONE),
     ],
 )
-def test_who_has_bound_this_rank_and_whether_anybody_asked(environ: dict[str, str], binding: LauncherBinding) -> None:
+def test_detect_job_distinguishes_user_and_default_binding(environ: dict[str, str], binding: LauncherBinding) -> None:
     assert detect_job(environ).cpu_binding == binding

@@ -108,7 +108,7 @@ def test_open_mpi_ranks_on_one_cpu_share_it(entrypoint: Entrypoint) -> None:
 
 @pytest.mark.versions
 @pytest.mark.parametrize(("own", "threads"), [({}, len(ALL) // 2), ({"OMP_NUM_THREADS": "1"}, 1)])
-def test_torchruns_single_thread_is_not_taken_for_a_persons(
+def test_torchrun_single_thread_is_not_a_user_setting(
     entrypoint: Entrypoint, own: dict[str, str], threads: int
 ) -> None:
     script(entrypoint.folder, "x.py", TELL)
@@ -126,7 +126,7 @@ def test_torchruns_single_thread_is_not_taken_for_a_persons(
         pytest.param(("mpiexec.hydra", "mpirun"), "HYDRA", (), marks=pytest.mark.hydra),
     ],
 )
-def test_ranks_that_would_each_believe_to_be_alone_are_told(
+def test_mpi_rank_without_launcher_variables_fails(
     entrypoint: Entrypoint, names: tuple[str, ...], said: str, options: tuple[str, ...]
 ) -> None:
     script(entrypoint.folder, "x.py", "print('trained')")

@@ -80,7 +80,7 @@ def read(environ: dict[str, str]) -> NodeGroup:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_whoever_started_the_nodes_says_which_this_is(name: str) -> None:
+def test_node_group_comes_from_launcher_or_settings(name: str) -> None:
     environ, nodes = CASES[name]
     assert read(environ) == nodes
 
@@ -107,7 +107,7 @@ def test_whoever_started_the_nodes_says_which_this_is(name: str) -> None:
         (HAND | {"LAUNCH_NNODES": "3"} | SAGEMAKER, "LAUNCH_NNODES=3 and SM_HOSTS=.* contradict"),
     ],
 )
-def test_what_cannot_be_or_contradicts_is_refused_by_name(environ: dict[str, str], said: str) -> None:
+def test_node_group_contradiction_raises(environ: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said) as error:
         read(environ)
     assert error.value.code == ExitCode.USAGE
@@ -160,7 +160,7 @@ def test_step_with_several_tasks_per_node_starts_no_ranks() -> None:
     assert not Job().starts_ranks_itself(read_launch_settings({"LAUNCH_LAUNCHER": "torchrun"}, {}).values)
 
 
-def test_hosts_of_sagemaker_are_counted_in_the_same_order_on_all() -> None:
+def test_sagemaker_host_order_is_equal_on_all_nodes() -> None:
     hosts = [f"algo-{number}" for number in (3, 1, 2)]
     found = {read(SAGEMAKER | {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host}).node_rank for host in hosts}
     assert found == {0, 1, 2}

@@ -23,7 +23,7 @@ def jobs_of(launch: dict[str, Any]) -> list[Job]:
 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=IDS)
-def test_every_rank_finds_its_place(launch: dict[str, Any]) -> None:
+def test_recorded_launch_gives_every_rank(launch: dict[str, Any]) -> None:
     found, total = jobs_of(launch), launch["nodes"] * launch["ranks"]
     name = launch["launch"].partition(" in an")[0].partition(" --")[0].partition(",")[0]
     assert {job.launcher for job in found} == {NAMES.get(name, name)}

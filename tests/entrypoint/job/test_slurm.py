@@ -23,15 +23,15 @@ BATCH = {
 
 
 @pytest.mark.parametrize(("text", "node", "tasks"), [("2(x3),1", 0, 2), ("2(x3),1", 3, 1), ("4", 0, 4), ("1,3", 1, 3)])
-def test_counts_are_told_for_this_node(text: str, node: int, tasks: int) -> None:
+def test_slurm_tasks_here_counts_this_node(text: str, node: int, tasks: int) -> None:
     assert slurm_tasks_here({"SLURM_STEP_TASKS_PER_NODE": text, "SLURM_NODEID": str(node)}) == tasks
 
 
-def test_a_list_of_a_million_nodes_costs_nothing() -> None:
+def test_expand_per_node_count_large_counts_is_fast() -> None:
     assert expand_per_node_count("X", ",".join(["2(x999999)"] * 5000), 10**8) == 2
 
 
-def test_a_malformed_list_is_refused_by_name() -> None:
+def test_job_cpus_malformed_list_raises() -> None:
     with pytest.raises(UserError, match=r"SLURM_JOB_CPUS_PER_NODE=2\(y3\): cannot be read; expected a form like"):
         job_cpus(BATCH | {"SLURM_JOB_CPUS_PER_NODE": "2(y3)"})
 
@@ -46,7 +46,7 @@ def test_a_malformed_list_is_refused_by_name() -> None:
         (STEP | {"SLURM_JOB_CPUS_PER_NODE": "16(x2),8", "SLURM_NODEID": "2"}, 2, 8),
     ],
 )
-def test_the_grant_counts_only_within_a_job(environ: dict[str, str], granted: int | None, of_job: int | None) -> None:
+def test_granted_cpus_outside_a_job_is_none(environ: dict[str, str], granted: int | None, of_job: int | None) -> None:
     assert (granted_cpus(environ), job_cpus(environ)) == (granted, of_job)
 
 
@@ -54,5 +54,5 @@ def test_the_grant_counts_only_within_a_job(environ: dict[str, str], granted: in
     ("kind", "binding"),
     [("mask_cpu:", LauncherBinding.USER), ("none", LauncherBinding.NONE), ("", LauncherBinding.NONE)],
 )
-def test_sruns_binding_is_told(kind: str, binding: LauncherBinding) -> None:
+def test_srun_binding_follows_bind_type(kind: str, binding: LauncherBinding) -> None:
     assert srun_binding({"SLURM_CPU_BIND_TYPE": kind}) == binding

@@ -26,7 +26,7 @@ LISTS = {
 
 
 @pytest.mark.parametrize("text", LISTS)
-def test_lists_are_written_out_in_order(text: str) -> None:
+def test_expand_hostlist_keeps_order(text: str) -> None:
     assert list(expand_hostlist(text)) == LISTS[text]
 
 
@@ -47,26 +47,26 @@ def test_lists_are_written_out_in_order(text: str) -> None:
         ("a[1-9999][1-9999]", 18, "more than 1,000,000 nodes"),
     ],
 )
-def test_a_malformed_list_is_refused_with_the_position(text: str, position: int, why: str) -> None:
+def test_expand_hostlist_malformed_raises_with_position(text: str, position: int, why: str) -> None:
     with pytest.raises(UserError, match=rf"SLURM_JOB_NODELIST: cannot be read at position {position}, .*{why}"):
         expand_hostlist(text, "SLURM_JOB_NODELIST")
 
 
-def test_a_very_long_list_is_no_trouble() -> None:
+def test_expand_hostlist_long_list_is_fast() -> None:
     names = expand_hostlist(",".join(f"rack{rack}-[0000-0999]" for rack in range(200)))
     assert len(set(names)) == 200_000
     assert (names[0], names[-1]) == ("rack0-0000", "rack199-0999")
 
 
 @given(st.lists(st.tuples(st.from_regex(r"[a-z][a-z0-9.-]{0,6}", fullmatch=True), st.integers(0, 10**6)), min_size=1))
-def test_any_names_come_back_from_a_list_of_them(names: list[tuple[str, int]]) -> None:
+def test_expand_hostlist_round_trip_returns_names(names: list[tuple[str, int]]) -> None:
     flat = [f"{name}x{number:04}" for name, number in names]
     assert list(expand_hostlist(",".join(f"{name}x[{number:04}]" for name, number in names))) == flat
     assert list(expand_hostlist(",".join(flat))) == flat
 
 
 @given(st.text("abn01-,[]. ", max_size=20))
-def test_whatever_stands_there_ends_in_names_or_a_refusal(text: str) -> None:
+def test_expand_hostlist_any_text_returns_names_or_raises(text: str) -> None:
     try:
         names = expand_hostlist(text)
     except UserError as refused:

@@ -171,7 +171,7 @@ def wait_for_loaders(folder: Path) -> dict[int, set[str]]:
 @pytest.mark.launch
 @needs_two_cores
 @pytest.mark.parametrize("bind", ["ranks", "threads"])
-def test_the_book_leaves_its_loading_processes_unpinned(entrypoint: Entrypoint, tmp_path: Path, bind: str) -> None:
+def test_book_script_loader_processes_are_unpinned(entrypoint: Entrypoint, tmp_path: Path, bind: str) -> None:
     """Two ranks on two cores, read from /proc while they train: every process of a rank is on the rank's own core."""
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     for split in ("train", "test"):

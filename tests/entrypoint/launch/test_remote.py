@@ -51,7 +51,7 @@ def test_hosts_are_listed_with_the_ranks_on_each(text: str, hosts: tuple[tuple[s
     assert read_hosts(text) == hosts
 
 
-def test_a_file_of_hosts_may_have_open_mpis_form(tmp_path: Path) -> None:
+def test_hostfile_accepts_open_mpi_format(tmp_path: Path) -> None:
     file = script(tmp_path, "hosts", "r1 slots=4\n# the small one\nr2:2\n\nr3  # as many as here\n")
     assert read_hosts(str(file)) == (("r1", 4), ("r2", 2), ("r3", 0))
 
@@ -145,7 +145,7 @@ def test_find_remote_launcher_unreachable_nodes_raises(tmp_path: Path, monkeypat
         ({"SLURM_NTASKS": "4", "LAUNCH_NPROC_PER_NODE": "4"}, 8, 2),
     ],
 )
-def test_srun_starts_the_jobs_tasks_and_gives_each_its_cpus(more: dict[str, str], tasks: int, cpus: int) -> None:
+def test_srun_command_has_tasks_and_cpus_per_task(more: dict[str, str], tasks: int, cpus: int) -> None:
     made = plan(BATCH | more, RemoteLauncher("/usr/bin/srun"))
     assert (made.launcher, made.nodes.world_size) == ("srun", tasks)
     assert made.command == (
@@ -182,7 +182,7 @@ def test_mpirun_in_apptainer_starts_daemons_in_same_image() -> None:
     assert "orte_launch_agent" not in own, "a user's own stands"
 
 
-def test_mpirun_in_a_batch_job_takes_the_jobs_nodes_and_tasks() -> None:
+def test_mpirun_in_batch_job_uses_its_nodes_and_tasks() -> None:
     environ = BATCH | {"LAUNCH_LAUNCHER": "mpirun", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}
     words = " ".join(plan(environ, RemoteLauncher("/usr/bin/mpirun", "Open MPI")).command)
     assert "-np 3 --host n1:2,n2:1" in words
@@ -197,6 +197,6 @@ def test_find_remote_launcher_heterogeneous_job_raises() -> None:
     assert find_remote_launcher(chosen.values, detect_job(environ), 1, environ) is None
 
 
-def test_no_secret_goes_over_the_network() -> None:
+def test_forwarded_variables_contain_no_secret() -> None:
     secrets = {"GITHUB_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "x", "WANDB_API_KEY": "x", "SSH_AUTH_SOCK": "x"}
     assert not set(forwarded_variables(secrets)) & set(secrets)

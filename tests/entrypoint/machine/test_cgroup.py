@@ -70,7 +70,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_tightest_limit_of_all_levels_counts(tmp_path: Path, name: str) -> None:
+def test_read_limits_returns_tightest_level(tmp_path: Path, name: str) -> None:
     files, cpus, memory = CASES[name]
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

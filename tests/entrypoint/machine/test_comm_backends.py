@@ -10,7 +10,7 @@ from entrypoint.machine.comm_backends import find_backend_problem
 
 
 @pytest.mark.parametrize("backend", ["auto", "gloo", "nccl"])
-def test_what_every_torch_has_is_not_tried(backend: str) -> None:
+def test_find_backend_problem_skips_builtin_backends(backend: str) -> None:
     assert find_backend_problem(backend, "/no/such/python") == ""
 
 
@@ -21,5 +21,5 @@ def test_what_every_torch_has_is_not_tried(backend: str) -> None:
         ("mpi", "cannot be used (this torch is built without MPI); use a torch that is built from source with MPI"),
     ],
 )
-def test_what_is_absent_is_told_with_what_to_install(backend: str, said: str) -> None:
+def test_find_backend_problem_names_missing_package(backend: str, said: str) -> None:
     assert find_backend_problem(backend, sys.executable).startswith(said)

@@ -17,11 +17,11 @@ VERSIONS = {"torch": "2.8.0", "intel_extension_for_pytorch": "2.8.0"}
     ("cuda", {"triton": "3.4.0"}, ""),
     ("cuda", {}, "needs triton, which is not installed"),
 ])  # fmt: skip
-def test_inductor_needs_its_tools(device: str, versions: dict[str, str], problem: str) -> None:
+def test_find_compile_problem_names_missing_tools(device: str, versions: dict[str, str], problem: str) -> None:
     assert find_compile_problem("inductor", device, versions, PYTHON) == problem
 
 
-def test_inductor_needs_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_find_compile_problem_names_missing_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     problem = find_compile_problem("inductor", "cpu", {}, PYTHON)
@@ -34,7 +34,7 @@ def test_inductor_needs_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     ("cpu", {}, "is not installed"),
     ("cpu", VERSIONS | {"torch": "2.9.1"}, "2.8.0 does not go with torch 2.9.1"),
 ])  # fmt: skip
-def test_ipex_needs_its_torch(device: str, versions: dict[str, str], problem: str) -> None:
+def test_find_ipex_problem_names_torch_version(device: str, versions: dict[str, str], problem: str) -> None:
     assert find_ipex_problem(device, versions) == problem
 
 

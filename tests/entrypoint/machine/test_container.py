@@ -35,7 +35,7 @@ LIMITS = "Limit              Soft Limit  Hard Limit  Units\nMax locked memory  {
         (SETUID, "Apptainer", "overlay", False),
     ],
 )  # fmt: skip
-def test_the_root_file_system_is_told_with_what_serves_it(
+def test_container_root_file_system_is_read(
     tmp_path: Path, files: dict[str, str], container: str, rootfs: str, on_fuse: bool
 ) -> None:
     write(tmp_path, files)
@@ -44,11 +44,11 @@ def test_the_root_file_system_is_told_with_what_serves_it(
 
 
 @pytest.mark.parametrize(("limit", "found"), [("8388608", 8388608), ("unlimited", None)])
-def test_locked_memory_is_told(tmp_path: Path, limit: str, found: int | None) -> None:
+def test_container_memlock_limit_is_read(tmp_path: Path, limit: str, found: int | None) -> None:
     write(tmp_path, {"proc/self/limits": LIMITS.format(limit), "sys/class/infiniband/mlx5_0/x": ""})
     assert detect_container(tmp_path).memlock_bytes == found
     assert detect_container(tmp_path).rdma == ("mlx5_0",)
 
 
-def test_an_empty_root_is_no_error(tmp_path: Path) -> None:
+def test_empty_root_raises_no_error(tmp_path: Path) -> None:
     assert detect_container(tmp_path) == ContainerInfo()

@@ -42,30 +42,30 @@ BUSY = {
 }
 
 
-def test_only_allowed_cpus_count_and_idle_time_does_not(tmp_path: Path) -> None:
+def test_read_cpu_ticks_skips_idle_and_other_cpus(tmp_path: Path) -> None:
     stat = tmp_path / "stat"
     stat.write_text(STAT)
     assert read_cpu_ticks(frozenset({0, 1}), stat) == {0: (150, 1000), 1: (0, 1000)}
     assert read_cpu_ticks(frozenset({0}), stat, (*IDLE_COLUMNS, STEAL_COLUMN)) == {0: (145, 1000)}
 
 
-def test_a_kernel_that_does_not_count_says_nothing(tmp_path: Path) -> None:
+def test_kernel_without_wait_counters_returns_nothing(tmp_path: Path) -> None:
     assert read_cpu_ticks(frozenset({0}), tmp_path / "stat") == {}
 
 
 @pytest.mark.parametrize("case", BUSY)
-def test_cpus_are_added_up(case: str) -> None:
+def test_busy_cpus_between_sums_cpus(case: str) -> None:
     before, after, cpus = BUSY[case]
     assert busy_cpus_between(before, after) == pytest.approx(cpus)
 
 
-def test_a_busy_neighbour_is_seen_while_this_process_waits() -> None:
+def test_sample_busy_cpus_sees_another_process() -> None:
     with busy_processes([min(os.sched_getaffinity(0))]):
         sample_busy_cpus(0.5)  # the busy process starts
         assert sample_busy_cpus(1.0) >= 0.9
 
 
-def test_it_is_told_where_most_looks_saw_it() -> None:
+def test_busy_cpus_note_uses_the_median() -> None:
     cpus = len(os.sched_getaffinity(0))
     assert busy_cpus_note([0.0, 1.0, 1.0]) == f", while other processes used 1.0 of {cpus} CPUs"
     assert busy_cpus_note([0.0, 0.0, 1.0]) == busy_cpus_note([]) == ""
@@ -75,7 +75,7 @@ def test_it_is_told_where_most_looks_saw_it() -> None:
     ("load", "least", "most"),
     [("9.00 9.00 9.00 2/80 27361", 0.8, CORES), ("0.31 0.00 0.00 2/80 27361", 0, 0), ("", 0, 0), (None, 0, 0)],
 )
-def test_a_neighbour_that_lasts_keeps_cpus_busy(tmp_path: Path, load: str | None, least: float, most: float) -> None:
+def test_other_busy_cpus_counts_lasting_load(tmp_path: Path, load: str | None, least: float, most: float) -> None:
     file = tmp_path / "loadavg"
     if load is not None:
         file.write_text(load)
@@ -86,7 +86,7 @@ def test_a_neighbour_that_lasts_keeps_cpus_busy(tmp_path: Path, load: str | None
         assert least <= other_busy_cpus(since, file) <= most
 
 
-def test_what_this_process_uses_is_no_neighbours(tmp_path: Path) -> None:
+def test_other_busy_cpus_excludes_own_use(tmp_path: Path) -> None:
     file = tmp_path / "loadavg"
     file.write_text("9.00 9.00 9.00 1/80 27361")
     allowed = os.sched_getaffinity(0)
@@ -101,7 +101,7 @@ def test_what_this_process_uses_is_no_neighbours(tmp_path: Path) -> None:
         os.sched_setaffinity(0, allowed)
 
 
-def test_what_it_waited_for_makes_no_more_cpus_than_there_are(tmp_path: Path) -> None:
+def test_other_busy_cpus_is_at_most_all_cpus(tmp_path: Path) -> None:
     file = tmp_path / "loadavg"
     file.write_text("900.00 9.00 9.00 1/80 27361")
     since = take_sample(file)
@@ -109,7 +109,7 @@ def test_what_it_waited_for_makes_no_more_cpus_than_there_are(tmp_path: Path) ->
     assert other_busy_cpus(replace(since, own_s=since.own_s + 1000), file) == len(os.sched_getaffinity(0))
 
 
-def test_processes_that_wait_for_each_other_all_count(tmp_path: Path) -> None:
+def test_other_busy_cpus_counts_waiting_processes(tmp_path: Path) -> None:
     file = tmp_path / "loadavg"
     file.write_text(f"9.00 9.00 9.00 {CORES + 1}/80 27361")
     with busy_processes(sorted(os.sched_getaffinity(0))):
@@ -122,7 +122,7 @@ def test_processes_that_wait_for_each_other_all_count(tmp_path: Path) -> None:
 
 @needs_two_cores
 @pytest.mark.launch
-def test_a_run_beside_a_neighbour_has_fewer_threads_and_says_why(entrypoint: Entrypoint, tmp_path: Path) -> None:
+def test_run_on_busy_node_uses_fewer_threads(entrypoint: Entrypoint, tmp_path: Path) -> None:
     program = script(tmp_path, "x.py", "import os; print('threads', os.environ['OMP_NUM_THREADS'])")
     command = (*with_high_load(tmp_path), PYTHON, "-m", "entrypoint")
     calm = 0

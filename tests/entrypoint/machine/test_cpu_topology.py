@@ -18,19 +18,17 @@ from tests.machines import MACHINES, MASKS, smp
     ("text", "ids"),
     [("", ()), ("0", (0,)), ("0-3", (0, 1, 2, 3)), ("0-1,8,10-11\n", (0, 1, 8, 10, 11))],
 )
-def test_the_kernels_cpu_lists_are_read(text: str, ids: tuple[int, ...]) -> None:
+def test_parse_cpu_list_reads_kernel_format(text: str, ids: tuple[int, ...]) -> None:
     assert parse_cpu_list(text) == ids
 
 
 @given(st.sets(st.integers(0, 2000)))
-def test_a_list_that_is_written_reads_back(ids: set[int]) -> None:
+def test_format_cpu_list_round_trip(ids: set[int]) -> None:
     assert parse_cpu_list(format_cpu_list(tuple(ids))) == tuple(sorted(ids))
 
 
 @pytest.mark.parametrize(("interleaved", "sibling_of_0"), [(True, 4), (False, 1)])
-def test_siblings_share_a_core_however_they_are_numbered(
-    built_machine: TreeBuilder, interleaved: bool, sibling_of_0: int
-) -> None:
+def test_read_topology_siblings_share_a_core(built_machine: TreeBuilder, interleaved: bool, sibling_of_0: int) -> None:
     root = built_machine(sockets=1, cores_per_socket=4, threads_per_core=2, interleaved=interleaved)
     found = read_topology(root, frozenset(range(8)))
     place = {cpu.id: (cpu.socket, cpu.core) for cpu in found.cpus}
@@ -40,26 +38,26 @@ def test_siblings_share_a_core_however_they_are_numbered(
     assert found.assumptions == ()
 
 
-def test_numa_nodes_come_from_their_cpu_lists(built_machine: TreeBuilder) -> None:
+def test_read_topology_takes_nodes_from_cpu_lists(built_machine: TreeBuilder) -> None:
     root = built_machine(sockets=2, cores_per_socket=8, nodes_per_socket=4)
     cpus = read_topology(root, frozenset(range(16))).cpus
     assert [cpu.node for cpu in cpus] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7]
 
 
-def test_only_the_masks_cpus_are_returned(built_machine: TreeBuilder) -> None:
+def test_read_topology_returns_only_masked_cpus(built_machine: TreeBuilder) -> None:
     found = read_topology(built_machine(cores_per_socket=8), frozenset({2, 5}))
     assert [cpu.id for cpu in found.cpus] == [2, 5]
     assert found.online_cpus == 8
 
 
-def test_a_hidden_sys_counts_each_cpu_as_a_core_and_says_so(tmp_path: Path) -> None:
+def test_read_topology_without_sys_assumes_one_core_per_cpu(tmp_path: Path) -> None:
     found = read_topology(tmp_path, frozenset({0, 1, 2}))
     assert [(cpu.id, cpu.core) for cpu in found.cpus] == [(0, 0), (1, 1), (2, 2)]
     assert found.online_cpus == 3
     assert "hides the topology of CPUs 0-2" in found.assumptions[0]
 
 
-def test_hidden_numa_nodes_are_taken_for_the_sockets(tmp_path: Path) -> None:
+def test_read_topology_without_nodes_uses_sockets(tmp_path: Path) -> None:
     root = smp(2, 4).build(tmp_path)
     shutil.rmtree(root / "sys/devices/system/node")
     found = read_topology(root, frozenset(range(8)))
@@ -67,7 +65,7 @@ def test_hidden_numa_nodes_are_taken_for_the_sockets(tmp_path: Path) -> None:
     assert found.assumptions == ("/sys hides the NUMA nodes: each socket counts as one",)
 
 
-def test_hidden_siblings_are_told_by_core_id(tmp_path: Path) -> None:
+def test_read_topology_without_siblings_uses_core_id(tmp_path: Path) -> None:
     root = smp(2, 2, 2).build(tmp_path)
     for name in ("core_cpus_list", "thread_siblings_list"):
         for path in root.glob(f"sys/devices/system/cpu/cpu*/topology/{name}"):
@@ -97,7 +95,7 @@ def test_hidden_siblings_are_told_by_core_id(tmp_path: Path) -> None:
         ("offline siblings", 8, 1, 1, 0),
     ],
 )
-def test_each_machine_is_read_as_it_is(
+def test_read_topology_of_each_machine(
     tmp_path: Path, name: str, cores: int, sockets: int, nodes: int, slow: int
 ) -> None:
     tree = MACHINES[name]()
@@ -110,7 +108,7 @@ def test_each_machine_is_read_as_it_is(
     assert found.assumptions == ()
 
 
-def test_nodes_without_memory_or_without_cpus_are_distinguished(tmp_path: Path) -> None:
+def test_read_topology_nodes_without_memory_or_cpus(tmp_path: Path) -> None:
     tree = MACHINES["nodes with gaps"]()
     found = read_topology(tree.build(tmp_path), tree.cpus)
     assert {cpu.node for cpu in found.cpus} == {0, 8}

@@ -17,12 +17,12 @@ TREE = (
 )
 
 
-def test_link_classes_are_ordered_as_nvidia_smi_explains_them() -> None:
+def test_link_quality_follows_nvidia_smi_order() -> None:
     order = ["SYS", "NODE", "PHB", "PXB", "PIX", "NV1", "NV2", "NV18"]
     assert sorted(order, key=link_quality) == order
 
 
-def test_two_of_table_10_1_are_a_pair_with_two_links() -> None:
+def test_best_connected_table_10_1_has_two_links() -> None:
     a, b = best_connected(LINKS_10_1, 2)
     assert LINKS_10_1[a][b] == "NV2"
     assert (a, b) == (0, 3)
@@ -44,6 +44,6 @@ def test_gpu_subset_has_best_worst_link_then_best_sum() -> None:
     ("count", "chosen", "said"),
     [(1, (0,), "alone"), (2, (0, 1), "PIX"), (3, (0, 1, 2), "NODE to PIX"), (4, (0, 1, 2, 3), "SYS to PIX")],
 )
-def test_without_nvlink_the_nearest_on_pcie_are_taken(count: int, chosen: tuple[int, ...], said: str) -> None:
+def test_best_connected_without_nvlink_uses_nearest_pcie(count: int, chosen: tuple[int, ...], said: str) -> None:
     assert best_connected(TREE, count) == chosen
     assert describe_links(TREE, chosen) == said

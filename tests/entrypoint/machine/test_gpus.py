@@ -24,22 +24,22 @@ FOUND = tuple(Gpu(index, f"GPU-{index}abc", "H200", 1 << 37, links=("X",) * 4) f
         ("1,9,2", ["GPU-1abc"]),
     ],
 )
-def test_visible_devices_follow_cudas_own_rule(visible: str | None, uuids: list[str]) -> None:
+def test_filter_visible_follows_cuda_rule(visible: str | None, uuids: list[str]) -> None:
     chosen = filter_visible(FOUND, visible)
     assert [gpu.uuid for gpu in chosen] == uuids
     assert [gpu.index for gpu in chosen] == list(range(len(uuids)))
 
 
-def test_no_driver_is_no_error(tmp_path: Path) -> None:
+def test_read_gpus_without_driver_is_empty(tmp_path: Path) -> None:
     assert read_gpus(tmp_path) == ((), Driver())
 
 
-def test_a_driver_that_does_not_answer_is_told(tmp_path: Path) -> None:
+def test_read_gpus_broken_driver_reports_problem(tmp_path: Path) -> None:
     gpus, driver = read_gpus(tmp_path, nvml=RecordedNvml((), problem="Driver/library version mismatch"))
     assert (gpus, driver.problem) == ((), "Driver/library version mismatch")
 
 
-def test_the_nvlink_node_is_read_as_table_10_1(tmp_path: Path) -> None:
+def test_read_gpus_nvlink_node_matches_table_10_1(tmp_path: Path) -> None:
     root = MACHINES["8-GPU NVLink node"]().build(tmp_path)
     gpus, driver = read_gpus(root, nvml=nvlink_node())
     assert tuple(gpu.links for gpu in gpus) == LINKS_10_1
@@ -48,12 +48,12 @@ def test_the_nvlink_node_is_read_as_table_10_1(tmp_path: Path) -> None:
     assert gpus[0].memory_bytes == 32 << 30
 
 
-def test_every_pair_of_an_nvswitch_node_has_all_links(tmp_path: Path) -> None:
+def test_read_gpus_nvswitch_node_has_all_links(tmp_path: Path) -> None:
     gpus, _ = read_gpus(MACHINES["8-GPU NVSwitch node"]().build(tmp_path), nvml=nvswitch_node())
     assert {link for gpu in gpus for link in gpu.links} == {"X", "NV18"}
 
 
-def test_links_follow_the_visible_order(tmp_path: Path) -> None:
+def test_read_gpus_links_follow_visible_order(tmp_path: Path) -> None:
     root = MACHINES["8-GPU NVLink node"]().build(tmp_path)
     gpus, _ = read_gpus(root, "3,0,7", nvlink_node())
     assert [gpu.uuid for gpu in gpus] == ["GPU-00000003", "GPU-00000000", "GPU-00000007"]
@@ -71,7 +71,7 @@ def test_links_follow_the_visible_order(tmp_path: Path) -> None:
         ("GPU-00000001", ["GPU-00000001"]),
     ],
 )
-def test_cuda_shows_one_mig_device_and_no_gpu_beside_it(
+def test_mig_device_is_the_only_visible_gpu(
     tmp_path: Path, visible: str | None, uuids: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -82,7 +82,7 @@ def test_cuda_shows_one_mig_device_and_no_gpu_beside_it(
 
 
 @pytest.mark.cuda
-def test_nvml_tells_what_torch_sees() -> None:
+def test_read_gpus_equals_torch() -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")

@@ -45,7 +45,7 @@ V1 = {
         ({}, MemoryEvents()),
     ],
 )
-def test_the_group_that_is_limited_counts(tmp_path: Path, files: dict[str, str], seen: MemoryEvents) -> None:
+def test_read_memory_uses_limited_cgroup(tmp_path: Path, files: dict[str, str], seen: MemoryEvents) -> None:
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -61,7 +61,7 @@ def test_the_group_that_is_limited_counts(tmp_path: Path, files: dict[str, str],
         (MemoryEvents(3), MemoryEvents(4), "out of memory, the machine's; lower TRAIN_BATCH_SIZE or TRAIN_NUM_WORKERS"),
     ],
 )  # fmt: skip
-def test_what_is_said_of_it(before: MemoryEvents, after: MemoryEvents, said: str) -> None:
+def test_oom_message_names_the_limit(before: MemoryEvents, after: MemoryEvents, said: str) -> None:
     reported = oom_message(before, after)
     assert reported.startswith(said)
     assert bool(reported) is bool(said)

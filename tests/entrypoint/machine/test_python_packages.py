@@ -22,20 +22,20 @@ SITE = "lib/python3.11/site-packages"
         ("cuda = None", ""),
     ],
 )
-def test_torchs_own_file_tells_its_cuda(tmp_path: Path, text: str, cuda: str) -> None:
+def test_torch_cuda_version_reads_version_file(tmp_path: Path, text: str, cuda: str) -> None:
     write(tmp_path, {"version.py": text})
     assert torch_cuda_version(tmp_path / "version.py") == cuda
     assert torch_cuda_version(tmp_path / "nowhere.py") is None
 
 
-def test_metadata_folders_tell_versions(tmp_path: Path) -> None:
+def test_read_packages_reads_metadata_folders(tmp_path: Path) -> None:
     write(
         tmp_path, {f"{SITE}/torch-2.13.0+cpu.dist-info/METADATA": "", f"{SITE}/torchmetrics-1.0.dist-info/METADATA": ""}
     )
     assert read_packages(tmp_path) == Packages({"torch": "2.13.0+cpu"}, None)
 
 
-def test_this_environments_versions_are_those_of_its_metadata() -> None:
+def test_read_packages_matches_importlib_metadata() -> None:
     found = read_packages(Path(sys.prefix)).versions
     for name in ("torch", "torchvision"):
         try:

@@ -49,7 +49,7 @@ def test_tcmalloc_is_found_under_any_library_name(
     ("content", "said"),
     [(ARM, "is not for x86_64"), (b"GROUP ( libc.so.6 )", "is not a shared library"), (b"", "is not a shared library")],
 )
-def test_a_file_that_does_not_fit_is_told(tmp_path: Path, content: bytes, said: str) -> None:
+def test_unusable_library_file_is_reported(tmp_path: Path, content: bytes, said: str) -> None:
     library = look(tmp_path, {f"{MULTIARCH}/libtcmalloc.so.4": content})["tcmalloc"]
     assert library.path is None
     assert said in library.why
@@ -77,7 +77,7 @@ def test_intel_openmp_is_found_without_activated_environment() -> None:
     assert found["intel"].path == str(library)
 
 
-def test_preloads_that_the_loader_would_only_warn_of_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_broken_preloads_reports_unloadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     here = ELF_MACHINES[platform.machine()]
     for name, content in {

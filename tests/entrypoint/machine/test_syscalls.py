@@ -26,7 +26,7 @@ print(get_memory_nodes(), subprocess.run([sys.executable, "-c", again], capture_
 
 
 @pytest.mark.parametrize("policy", ["bind", "preferred"])
-def test_the_policy_holds_and_is_handed_on_to_the_next_program(policy: str) -> None:
+def test_set_mempolicy_is_inherited_by_exec(policy: str) -> None:
     if not NODES:
         pytest.skip("needs a kernel that shows NUMA nodes")
     done = subprocess.run([PYTHON, "-c", BIND, policy, str(NODES[-1])], capture_output=True, text=True, check=False)
@@ -36,7 +36,7 @@ def test_the_policy_holds_and_is_handed_on_to_the_next_program(policy: str) -> N
     assert done.stdout.split("\n")[0] == f"({NODES[-1]},) ({NODES[-1]},)"
 
 
-def test_a_node_that_is_not_there_is_an_os_error() -> None:
+def test_set_mempolicy_unknown_node_raises_os_error() -> None:
     done = subprocess.run([PYTHON, "-c", BIND, "bind", "1000"], capture_output=True, text=True, check=False)
     assert "refused: [Errno " in done.stderr
 
@@ -51,6 +51,6 @@ def test_a_node_that_is_not_there_is_an_os_error() -> None:
         ("", ()),
     ],
 )
-def test_the_kernels_map_tells_the_policy(tmp_path: Path, line: str, nodes: tuple[int, ...]) -> None:
+def test_get_memory_nodes_reads_numa_maps(tmp_path: Path, line: str, nodes: tuple[int, ...]) -> None:
     write(tmp_path, {"proc/7/numa_maps": line})
     assert get_memory_nodes("7", tmp_path) == nodes

@@ -53,7 +53,7 @@ def test_default_plan_has_one_rank_per_numa_node(
     assert {rank.threads for rank in made.ranks} == {threads}
 
 
-def test_a_pod_with_quota_3_5_gets_three_threads_on_one_rank(tmp_path: Path) -> None:
+def test_quota_3_5_gives_one_rank_three_threads(tmp_path: Path) -> None:
     made = make_test_plan(simulated_machine(tmp_path, "Kubernetes pod with quota 3.5"))
     assert [rank.threads for rank in made.ranks] == [3]
     assert len(made.ranks[0].cpus) == 32, "a quota limits time, not places"
@@ -79,7 +79,7 @@ def test_memory_is_bound_if_a_rank_is_in_one_node_with_memory(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("memory", "policy", "nodes"), [("preferred", "preferred", (0,)), ("default", "default", ())])
-def test_memory_is_left_to_whoever_says_so(tmp_path: Path, memory: str, policy: str, nodes: tuple[int, ...]) -> None:
+def test_memory_binding_set_by_user_wins(tmp_path: Path, memory: str, policy: str, nodes: tuple[int, ...]) -> None:
     made = make_test_plan(
         simulated_machine(tmp_path, "2-socket Xeon, siblings interleaved"), {"LAUNCH_MEMORY_BINDING": memory}
     )
@@ -87,7 +87,7 @@ def test_memory_is_left_to_whoever_says_so(tmp_path: Path, memory: str, policy: 
     assert reason_for(made, "memory") == f"(set by you) LAUNCH_MEMORY_BINDING={memory}"
 
 
-def test_each_rank_of_a_gpu_node_has_cores_near_its_gpu(tmp_path: Path) -> None:
+def test_gpu_ranks_get_cores_near_their_gpu(tmp_path: Path) -> None:
     made = make_test_plan(simulated_machine(tmp_path, "8-GPU NVLink node"))
     assert shares(made) == ["0-4", "5-9", "10-14", "15-19", "20-24", "25-29", "30-34", "35-39"]
     assert [rank.gpu for rank in made.ranks] == list(range(8))
@@ -104,9 +104,7 @@ def test_each_rank_of_a_gpu_node_has_cores_near_its_gpu(tmp_path: Path) -> None:
     ("count", "gpus", "cpus"),
     [(1, "0", ["0-19"]), (2, "0,3", ["0-9", "10-19"]), (4, "0,1,2,3", ["0-4", "5-9", "10-14", "15-19"])],
 )
-def test_a_count_of_gpus_takes_the_best_connected_of_table_10_1(
-    tmp_path: Path, count: int, gpus: str, cpus: list[str]
-) -> None:
+def test_gpu_count_selects_best_connected_gpus(tmp_path: Path, count: int, gpus: str, cpus: list[str]) -> None:
     made = make_test_plan(simulated_machine(tmp_path, "8-GPU NVLink node"), {"LAUNCH_GPUS": str(count)})
     assert made.nodes.nproc_per_node == count
     assert shares(made) == cpus
@@ -116,13 +114,13 @@ def test_a_count_of_gpus_takes_the_best_connected_of_table_10_1(
     assert f"(set by you) LAUNCH_GPUS={count}" in reason_for(made, "gpus")
 
 
-def test_fewer_ranks_than_gpus_are_the_best_connected_too(tmp_path: Path) -> None:
+def test_fewer_ranks_select_best_connected_gpus(tmp_path: Path) -> None:
     made = make_test_plan(simulated_machine(tmp_path, "8-GPU NVLink node"), {"LAUNCH_NPROC_PER_NODE": "2"})
     assert made.environment.variables["CUDA_VISIBLE_DEVICES"] == "GPU-00000000,GPU-00000003"
     assert [rank.gpu for rank in made.ranks] == [0, 1], "counted among those that are left visible"
 
 
-def test_on_nvswitch_any_two_are_as_good(tmp_path: Path) -> None:
+def test_nvswitch_gpus_are_equally_connected(tmp_path: Path) -> None:
     made = make_test_plan(simulated_machine(tmp_path, "8-GPU NVSwitch node"), {"LAUNCH_GPUS": "2"})
     assert reason_for(made, "gpus") == "(set by you) LAUNCH_GPUS=2; the best connected: NV18"
 
@@ -137,7 +135,7 @@ def test_on_nvswitch_any_two_are_as_good(tmp_path: Path) -> None:
                                                              " LAUNCH_NPROC_PER_NODE=4", ExitCode.USAGE),
     ],
 )  # fmt: skip
-def test_gpus_that_cannot_be_are_refused(tmp_path: Path, environ: dict[str, str], said: str, code: ExitCode) -> None:
+def test_invalid_gpus_raise(tmp_path: Path, environ: dict[str, str], said: str, code: ExitCode) -> None:
     with pytest.raises(UserError, match=said) as error:
         make_test_plan(simulated_machine(tmp_path, "8-GPU NVLink node"), environ)
     assert error.value.code == code
@@ -157,27 +155,27 @@ def test_old_driver_falls_back_to_cpu_only_on_auto(tmp_path: Path) -> None:
     assert error.value.code == ExitCode.MACHINE
 
 
-def test_a_cpu_build_of_torch_leaves_the_gpus_alone(tmp_path: Path) -> None:
+def test_cpu_build_of_torch_ignores_gpus(tmp_path: Path) -> None:
     node = simulated_machine(tmp_path, "8-GPU NVLink node")
     made = make_test_plan(replace(node, packages=replace(node.packages, torch_cuda="", versions={"torch": "2.8.0"})))
     assert (made.device, made.nodes.nproc_per_node) == ("cpu", 2)
     assert any("built for the CPU. Use the CUDA image" in line for line in made.warnings)
 
 
-def test_a_rank_of_srun_that_sees_one_gpu_takes_it() -> None:
+def test_srun_rank_uses_its_visible_gpu() -> None:
     made = make_test_plan(make_machine(8, gpus=1), job=Job("srun", 3, 4, 3, 4))
     assert [rank.gpu for rank in made.ranks] == [0, 0, 0, 0]
     with pytest.raises(UserError, match="srun started 4 ranks on this node, which has 2 visible GPUs"):
         make_test_plan(make_machine(8, gpus=2), job=Job("srun", 3, 4, 3, 4))
 
 
-def test_slurms_grant_limits_where_no_mask_does() -> None:
+def test_slurm_grant_limits_without_mask() -> None:
     made = make_test_plan(make_machine(16), job=Job(granted_cpus=4, node_cpus=4))
     assert made.ranks[0].threads == 4
     assert "Slurm grants 4 CPUs" in reason_for(made, "cores")
 
 
-def test_a_rank_that_srun_left_one_cpu_is_told_what_to_write() -> None:
+def test_srun_rank_with_one_cpu_warns_with_command() -> None:
     job = Job("srun", 0, 2, 0, 2, cpu_binding=LauncherBinding.USER, granted_cpus=16, node_cpus=16)
     made = make_test_plan(make_machine(1, online=16), job=job)
     assert any("srun --cpus-per-task=8" in line for line in made.warnings)
@@ -209,13 +207,13 @@ def test_uneven_numa_nodes_get_one_rank_over_all() -> None:
         ({"MKL_NUM_THREADS": "some"}, "MKL_NUM_THREADS=some: not a whole number"),
     ],
 )  # fmt: skip
-def test_variables_that_contradict_are_refused_naming_both(environ: dict[str, str], said: str) -> None:
+def test_contradicting_thread_variables_raise(environ: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said) as error:
         make_test_plan(make_machine(4), environ)
     assert error.value.code == ExitCode.USAGE
 
 
-def test_mkls_number_of_threads_is_heeded_since_torch_takes_it() -> None:
+def test_mkl_num_threads_sets_threads() -> None:
     made = make_test_plan(make_machine(4), {"MKL_NUM_THREADS": "3"})
     assert made.ranks[0].threads == 3
     assert reason_for(made, "threads") == "(set by you) MKL_NUM_THREADS=3"

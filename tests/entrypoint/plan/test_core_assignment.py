@@ -19,7 +19,7 @@ from tests.strategies import KINDS, grants, machines
 @pytest.mark.generated
 @settings(max_examples=EXAMPLES)
 @given(st.integers(0, 5000), st.integers(1, 300))
-def test_split_gives_equal_parts_to_within_one(total: int, parts: int) -> None:
+def test_even_split_differs_by_at_most_one(total: int, parts: int) -> None:
     sizes = split(total, parts)
     assert sum(sizes) == total
     assert len(sizes) == parts
@@ -46,7 +46,7 @@ def test_shares_are_disjoint_equal_and_inside_the_budget(machine: Machine, kind:
 @pytest.mark.generated
 @settings(max_examples=EXAMPLES)
 @given(machines(), st.integers(1, 64))
-def test_no_rank_crosses_a_node_where_its_share_fits_into_one(machine: Machine, nproc: int) -> None:
+def test_assign_cores_keeps_rank_in_one_node(machine: Machine, nproc: int) -> None:
     cores = compute_cpu_budget(machine, Job(), "physical").cores
     sizes = Counter(core.numa_node for core in cores)
     shares = assign_cores(cores, nproc)
@@ -73,7 +73,7 @@ def test_threads_are_within_quota_and_cores(machine: Machine, job: Job, kind: st
 @pytest.mark.generated
 @settings(max_examples=EXAMPLES)
 @given(machines(), st.lists(st.none() | st.integers(0, 40), min_size=1, max_size=16))
-def test_ranks_are_near_their_gpus_or_nowhere_in_particular(machine: Machine, wanted: list[int | None]) -> None:
+def test_assign_near_gpus_all_near_or_none(machine: Machine, wanted: list[int | None]) -> None:
     cores = compute_cpu_budget(machine, Job(), "auto", len(wanted)).cores
     shares = assign_near_gpus(cores, wanted)
     room = Counter(core.numa_node[1] for core in cores)
@@ -100,7 +100,7 @@ def test_ranks_are_near_their_gpus_or_nowhere_in_particular(machine: Machine, wa
         ([8, 8, 8, 8], 6, [4, 4, 4, 4, 5, 5]),
     ],
 )
-def test_nodes_are_filled_as_an_expert_would(nodes: list[int], nproc: int, sizes: list[int]) -> None:
+def test_assign_cores_sizes_per_numa_node(nodes: list[int], nproc: int, sizes: list[int]) -> None:
     cores = [Core((node, node), (core + 100 * node,)) for node, count in enumerate(nodes) for core in range(count)]
     assert [len(share) for share in assign_cores(cores, nproc)] == sizes
 

@@ -26,11 +26,13 @@ def node(cores: int, nodes: int = 1) -> Machine:
         (node(100), [tuple(range(100))], ("socket 0 node 0: 0 x100",)),
     ],
 )
-def test_each_core_shows_its_rank(machine: Machine, ranks: list[tuple[int, ...]], lines: tuple[str, ...]) -> None:
+def test_core_map_shows_rank_of_each_core(
+    machine: Machine, ranks: list[tuple[int, ...]], lines: tuple[str, ...]
+) -> None:
     assert core_map(machine, [RankPlan(rank, cpus, 1) for rank, cpus in enumerate(ranks)]) == lines
 
 
-def test_very_many_ranks_are_cut_in_the_middle() -> None:
+def test_core_map_of_many_ranks_is_shortened() -> None:
     (line,) = core_map(node(512), [RankPlan(rank, (rank,), 1) for rank in range(512)])
     assert line.startswith("socket 0 node 0: 0 x1 1 x1 ")
     assert line.endswith(" … 511 x1")

@@ -24,9 +24,7 @@ from tests.strategies import KINDS, grants, machines
 @pytest.mark.generated
 @settings(max_examples=EXAMPLES)
 @given(machines(), grants, KINDS, st.integers(1, 64))
-def test_the_budget_is_whole_cores_of_the_mask_physical_first(
-    machine: Machine, job: Job, kind: str, nproc: int
-) -> None:
+def test_cpu_budget_has_whole_cores_physical_first(machine: Machine, job: Job, kind: str, nproc: int) -> None:
     budget = compute_cpu_budget(machine, job, kind, nproc)
     allowed = {cpu.id: cpu for cpu in machine.cpus}
     assigned = [cpu for core in budget.cores for cpu in core.cpus]
@@ -53,7 +51,7 @@ def test_efficiency_cores_are_used_only_if_ranks_need_them(machine: Machine) -> 
     assert many.cores == compute_cpu_budget(machine, Job(), "physical").cores
 
 
-def test_a_budget_says_what_limits_it() -> None:
+def test_cpu_budget_text_names_each_limit() -> None:
     cpus = (Cpu(0, 0, 0, 0), Cpu(1, 1, 0, 0), Cpu(2, 2, 0, 0, efficiency=True), Cpu(8, 0, 0, 0))
     machine = Machine("m", "cpu", "vendor", cpus, 16, 1.5, 1 << 33)
     found: CpuBudget = compute_cpu_budget(machine, Job(granted_cpus=3), "auto")
@@ -83,7 +81,7 @@ MASK_OF_ONE = ("taskset", "-c", str(max(os.sched_getaffinity(0))))
         (64.0, False, 2, 2, None),
     ],
 )
-def test_mask_and_quota_of_this_machine_are_heeded(
+def test_cpu_budget_follows_mask_and_quota(
     entrypoint: Entrypoint,
     under_quota: Callable[[float], tuple[str, ...]],
     cpus: float | None,
@@ -104,7 +102,7 @@ def test_mask_and_quota_of_this_machine_are_heeded(
 
 @pytest.mark.launch
 @needs_two_cores
-def test_two_ranks_under_a_quota_of_one_cpu_are_refused(
+def test_two_ranks_with_quota_of_one_cpu_raise(
     entrypoint: Entrypoint, under_quota: Callable[[float], tuple[str, ...]]
 ) -> None:
     command = (*under_quota(1.0), PYTHON, "-m", "entrypoint")

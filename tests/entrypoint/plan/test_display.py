@@ -8,7 +8,7 @@ from entrypoint.plan.display import plan_lines
 from tests.factories import make_machine, make_test_plan
 
 
-def test_every_decision_is_shown_with_its_reason() -> None:
+def test_plan_lines_show_each_decision_and_reason() -> None:
     made = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "2"})
     lines = plan_lines(made)
     assert lines[0] == "plan: node1: a CPU, 4 of 4 CPUs (4 physical cores), 8.0 GiB, no GPU"
@@ -36,7 +36,7 @@ def test_long_values_are_cut_in_the_table_only() -> None:
     assert "glibc.malloc.trim_threshold" in made.environment.variables["GLIBC_TUNABLES"]
 
 
-def test_the_command_is_shown_where_nothing_is_started() -> None:
+def test_plan_lines_show_command_if_nothing_starts() -> None:
     lines = plan_lines(make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "2"}), command=True)
     assert lines[-1] == "  would run: python x.py"
     lines = plan_lines(
@@ -46,11 +46,11 @@ def test_the_command_is_shown_where_nothing_is_started() -> None:
     assert lines[-1] == "  each rank: python x.py"
 
 
-def test_warnings_are_shown() -> None:
+def test_plan_lines_show_warnings() -> None:
     lines = plan_lines(make_test_plan(make_machine(2), {"LAUNCH_THREADS": "9"}))
     assert any("  warning: 9 threads" in line for line in lines)
 
 
-def test_a_plan_of_a_thousand_cores_stays_short() -> None:
+def test_plan_lines_of_thousand_cores_are_short() -> None:
     made = make_test_plan(make_machine(1024), {"LAUNCH_NPROC_PER_NODE": "512"})
     assert max(map(len, plan_lines(made))) < 200

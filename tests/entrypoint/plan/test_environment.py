@@ -32,12 +32,12 @@ def plan_in(container: str, environ: Mapping[str, str], broken: Mapping[str, str
         ("", {}, None),
     ],
 )
-def test_apptainers_home_of_the_host_is_kept_out(container: str, environ: dict[str, str], value: str | None) -> None:
+def test_environment_ignores_apptainer_host_home(container: str, environ: dict[str, str], value: str | None) -> None:
     assert plan_in(container, environ).environment.variables.get("PYTHONNOUSERSITE") == value
 
 
 @pytest.mark.parametrize(("container", "reported"), [("Apptainer", True), ("Docker", False), ("", False)])
-def test_a_pythonpath_that_came_in_from_the_host_is_told(container: str, reported: bool) -> None:
+def test_environment_warns_of_host_pythonpath(container: str, reported: bool) -> None:
     warnings = plan_in(container, {"PYTHONPATH": "/home/me/lib"}).warnings
     assert any(line.startswith("PYTHONPATH=/home/me/lib comes from the host") for line in warnings) is reported
 
@@ -46,7 +46,7 @@ BROKEN = {"/host/liby.so": "cannot be read (No such file or directory)"}
 PRELOAD = {"LD_PRELOAD": "/host/liby.so:/opt/libx.so"}
 
 
-def test_a_preload_that_is_not_there_is_refused() -> None:
+def test_environment_missing_preload_raises() -> None:
     with pytest.raises(
         UserError, match=r"LD_PRELOAD=/host/liby.so:/opt/libx.so: /host/liby.so cannot be read"
     ) as error:
@@ -81,7 +81,7 @@ def test_accelerate_variables_let_cpu_ranks_train_together(
     assert "ACCELERATE_USE_CPU" not in trains.environment.variables
 
 
-def test_accelerate_is_left_to_its_gpus() -> None:
+def test_accelerate_use_cpu_is_not_set_with_gpus() -> None:
     made = make_test_plan(make_machine(4, gpus=2))
     assert made.nodes.nproc_per_node == 2
     assert "ACCELERATE_USE_CPU" not in made.environment.variables

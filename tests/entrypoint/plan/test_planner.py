@@ -21,7 +21,7 @@ from tests.factories import SCRIPT, make_machine, make_test_plan, reason_for
 from tests.strategies import machines
 
 
-def test_one_rank_takes_all_cores_and_no_launcher() -> None:
+def test_single_rank_uses_all_cores_without_launcher() -> None:
     made = make_test_plan(make_machine(4))
     assert (made.launcher, made.nodes.nproc_per_node, made.device, made.backend) == ("direct", 1, "cpu", "gloo")
     assert made.ranks[0].cpus == (0, 1, 2, 3)
@@ -29,7 +29,7 @@ def test_one_rank_takes_all_cores_and_no_launcher() -> None:
     assert made.command == SCRIPT.argv
 
 
-def test_two_ranks_share_cores_and_need_no_torchrun() -> None:
+def test_two_ranks_share_cores_without_torchrun() -> None:
     made = make_test_plan(make_machine(5), {"LAUNCH_NPROC_PER_NODE": "2"})
     assert made.launcher == "local"
     assert made.command == SCRIPT.argv
@@ -49,13 +49,13 @@ def test_torchrun_starts_ranks_if_requested_or_for_restarts(name: str) -> None:
 
 
 @pytest.mark.parametrize(("quota", "threads"), [(1.0, 1), (1.5, 1), (3.5, 3), (0.5, 1), (64.0, 4)])
-def test_a_quota_limits_threads_but_not_places(quota: float, threads: int) -> None:
+def test_quota_limits_threads_not_cores(quota: float, threads: int) -> None:
     made = make_test_plan(make_machine(4, quota=quota))
     assert made.ranks[0].threads == threads
     assert made.ranks[0].cpus == (0, 1, 2, 3)
 
 
-def test_more_ranks_than_cores_is_refused_with_what_limits_them() -> None:
+def test_more_ranks_than_cores_raises_with_limit() -> None:
     with pytest.raises(UserError, match=r"LAUNCH_NPROC_PER_NODE=3: more ranks than cores: 2 physical cores") as e:
         make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "3"})
     assert e.value.code == ExitCode.MACHINE
@@ -70,13 +70,13 @@ def test_oversubscribed_ranks_share_and_wait_passively() -> None:
     assert made.environment.variables["OMP_WAIT_POLICY"] == "passive"
 
 
-def test_a_gpu_each_gets_a_rank_and_nccl() -> None:
+def test_gpus_give_one_rank_each_and_nccl() -> None:
     made = make_test_plan(make_machine(8, gpus=2))
     assert (made.device, made.backend, made.nodes.nproc_per_node) == ("cuda", "nccl", 2)
     assert [rank.gpu for rank in made.ranks] == [0, 1]
 
 
-def test_cpu_asked_for_on_a_gpu_node_is_cpu() -> None:
+def test_cpu_device_on_gpu_node_is_used() -> None:
     made = make_test_plan(make_machine(4, gpus=2), {"LAUNCH_DEVICE": "cpu"})
     assert (made.device, made.backend, made.nodes.nproc_per_node) == ("cpu", "gloo", 1)
 
@@ -97,13 +97,13 @@ def test_cpu_asked_for_on_a_gpu_node_is_cpu() -> None:
         ({"OMP_NUM_THREADS": "lots"}, 0, "OMP_NUM_THREADS=lots: not a whole number", ExitCode.USAGE),
     ],
 )
-def test_what_cannot_be_is_refused(environ: dict[str, str], gpus: int, said: str, code: ExitCode) -> None:
+def test_impossible_settings_raise(environ: dict[str, str], gpus: int, said: str, code: ExitCode) -> None:
     with pytest.raises(UserError, match=said) as error:
         make_test_plan(make_machine(4, gpus=gpus), environ)
     assert error.value.code == code
 
 
-def test_what_a_person_sets_wins_and_is_marked() -> None:
+def test_user_settings_win_and_are_marked() -> None:
     environ = {"OMP_NUM_THREADS": "2", "GLOO_SOCKET_IFNAME": "eth7", "LAUNCH_NPROC_PER_NODE": "2"}
     made = make_test_plan(make_machine(4), environ)
     assert made.environment.variables["OMP_NUM_THREADS"] == "2"
@@ -114,7 +114,7 @@ def test_what_a_person_sets_wins_and_is_marked() -> None:
     assert reason_for(made, "ranks") == "(set by you) LAUNCH_NPROC_PER_NODE=2"
 
 
-def test_more_threads_than_cores_is_warned_of() -> None:
+def test_more_threads_than_cores_warns() -> None:
     made = make_test_plan(make_machine(2), {"LAUNCH_THREADS": "8"})
     assert made.ranks[0].threads == 8
     assert any("8 threads per rank on 2 cores" in warning for warning in made.warnings)
@@ -139,7 +139,7 @@ def test_several_nodes_each_start_their_ranks() -> None:
     assert one_each.launcher == "local", "a lone rank is watched too"
 
 
-def test_a_launcher_is_never_nested() -> None:
+def test_plan_under_launcher_starts_no_ranks() -> None:
     made = make_test_plan(make_machine(4), job=Job("torchrun", 1, 2, 1, 2))
     assert made.launcher == "rank"
     assert made.nodes.nproc_per_node == 2
@@ -147,18 +147,18 @@ def test_a_launcher_is_never_nested() -> None:
         make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "4"}, Job("torchrun", 1, 2, 1, 2))
 
 
-def test_a_mask_that_the_launcher_has_set_is_not_shared_again() -> None:
+def test_mask_set_by_launcher_is_not_divided() -> None:
     made = make_test_plan(make_machine(1, online=4), job=Job("Open MPI", 1, 2, 1, 2, cpu_binding=LauncherBinding.USER))
     assert [rank.cpus for rank in made.ranks] == [(0,), (0,)]
     assert reason_for(made, "cores") == "bound by Open MPI"
     assert "OMP_WAIT_POLICY" not in made.environment.variables
 
 
-def test_the_affinity_mask_is_named_where_it_limits() -> None:
+def test_limiting_affinity_mask_is_named() -> None:
     assert "in the affinity mask (0-1)" in reason_for(make_test_plan(make_machine(2, online=8)), "cores")
 
 
-def test_json_reads_back_as_the_same_plan() -> None:
+def test_plan_json_round_trip() -> None:
     made = make_test_plan(make_machine(4, gpus=2), {"LAUNCH_NPROC_PER_NODE": "2"})
     assert Plan.from_json(made.to_json()) == made
     assert made.to_json() == make_test_plan(make_machine(4, gpus=2), {"LAUNCH_NPROC_PER_NODE": "2"}).to_json()
@@ -221,9 +221,7 @@ def machines_with_gpus(draw: st.DrawFn) -> Machine:
 @pytest.mark.generated
 @settings(max_examples=FUZZ_EXAMPLES)
 @given(st.dictionaries(names, values, max_size=4), machines_with_gpus(), jobs())
-def test_any_settings_on_any_machine_end_in_a_plan_or_a_refusal(
-    environ: dict[str, str], node: Machine, job: Job
-) -> None:
+def test_any_settings_and_machine_give_plan_or_error(environ: dict[str, str], node: Machine, job: Job) -> None:
     try:
         made = make_test_plan(node, environ, job)
     except UserError as error:
@@ -251,7 +249,7 @@ def test_any_settings_on_any_machine_end_in_a_plan_or_a_refusal(
         )
 
 
-def test_a_plan_of_a_thousand_ranks_fits_into_a_variable() -> None:
+def test_plan_of_thousand_ranks_fits_into_variable() -> None:
     made = make_test_plan(make_machine(1024), {"LAUNCH_NPROC_PER_NODE": "1024"})
     assert len(made.to_json()) > 65536
     assert len(made.to_variable()) < 65536

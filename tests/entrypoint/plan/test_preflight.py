@@ -31,7 +31,7 @@ def lines(node: Machine, program: Program = SCRIPT) -> list[str]:
     return [check.line for check in preflight_checks(inputs) if check.state in ("warning", "failure")]
 
 
-def test_a_machine_that_is_well_says_nothing() -> None:
+def test_preflight_healthy_machine_has_no_warning() -> None:
     assert lines(WELL) == []
 
 
@@ -60,7 +60,7 @@ def test_a_machine_that_is_well_says_nothing() -> None:
         ),
     ],
 )
-def test_what_would_bite_is_told_before_it_does(node: Machine, said: str) -> None:
+def test_preflight_problem_warns_at_every_launch(node: Machine, said: str) -> None:
     assert len(lines(node)) == 1
     assert lines(node)[0].startswith(said)
     assert lines(node)[0] in make_test_plan(node).warnings, "every launch makes the fast checks"
@@ -77,7 +77,7 @@ def test_what_would_bite_is_told_before_it_does(node: Machine, said: str) -> Non
         replace(WELL, packages=Packages({"torch": "2.13.0", "torchvision": "0.28.0"})),
     ],
 )
-def test_what_does_no_harm_is_no_warning(node: Machine) -> None:
+def test_preflight_harmless_state_has_no_warning(node: Machine) -> None:
     assert lines(node) == []
 
 

@@ -54,7 +54,7 @@ def planned(environ: dict[str, str]) -> Plan:
         (STEP | {"LAUNCH_MAX_RESTARTS": "1"}, {"--nnodes": "2:2", "--rdzv-endpoint": "n1:61042", "--rdzv-id": "42"}, 1),
     ],
 )
-def test_agents_meet_only_where_ranks_may_have_to_start_again(
+def test_agents_use_rendezvous_only_for_restarts(
     environ: dict[str, str], options: dict[str, str], restarts: int
 ) -> None:
     made = planned(environ)
@@ -73,7 +73,7 @@ def test_agents_meet_only_where_ranks_may_have_to_start_again(
         (ELASTIC_POD | {"HOSTNAME": "job-worker-2"}, False),
     ],
 )
-def test_only_node_0_hosts_the_meeting(environ: dict[str, str], host: bool) -> None:
+def test_rendezvous_is_hosted_by_node_0(environ: dict[str, str], host: bool) -> None:
     assert f"is_host={int(host)}," in reported(planned(environ))["--rdzv-conf"]
 
 
@@ -97,13 +97,13 @@ def test_single_rank_with_restarts_has_an_elastic_agent() -> None:
         ({"LAUNCH_LAUNCHER": "local"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_LAUNCHER=local contradict"),
     ],
 )
-def test_where_nothing_could_start_ranks_again_it_is_refused(environ: dict[str, str], said: str) -> None:
+def test_restarts_without_agent_raise(environ: dict[str, str], said: str) -> None:
     environ = environ | {"LAUNCH_MAX_RESTARTS": "1"}
     with pytest.raises(UserError, match=said):
         planned(environ)
 
 
-def test_mpirun_starts_no_ranks_again_and_srun_one_agent_a_node() -> None:
+def test_restarts_under_mpirun_and_srun() -> None:
     batch = {"SLURM_JOB_ID": "9", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}
     environ = batch | {"LAUNCH_MAX_RESTARTS": "1", "SLURM_CPUS_PER_TASK": "2", "SLURM_JOB_CPUS_PER_NODE": "4(x2)"}
     inputs = PlanInputs(

@@ -49,7 +49,7 @@ def variables(made: RuntimeLibraries) -> dict[str, str]:
         ({"LAUNCH_ALLOCATOR": "jemalloc", "LAUNCH_OPENMP": "gnu"}, ALL, "GenuineIntel", ["jemalloc"]),
     ],
 )
-def test_what_is_preloaded(
+def test_runtime_libraries_preload(
     environ: dict[str, str], libraries: tuple[Library, ...], vendor: str, preload: list[str]
 ) -> None:
     made = decide(environ, libraries, vendor)
@@ -97,7 +97,7 @@ def test_each_openmp_runtime_gets_only_its_own_variables(
     assert variables(made) == {"OMP_SCHEDULE": "static", **expected}
 
 
-def test_jemalloc_gets_its_conf() -> None:
+def test_jemalloc_sets_malloc_conf() -> None:
     assert "MALLOC_CONF" in variables(decide({"LAUNCH_ALLOCATOR": "jemalloc"}))
     assert "MALLOC_CONF" not in variables(decide({"LAUNCH_ALLOCATOR": "tcmalloc"}))
 
@@ -112,7 +112,7 @@ def test_jemalloc_gets_its_conf() -> None:
         ({"MALLOC_TRIM_THRESHOLD_": "0"}, NONE, False),
     ],
 )
-def test_libcs_allocator_keeps_memory_unless_a_person_says_how(
+def test_glibc_keeps_memory_unless_set_by_user(
     environ: dict[str, str], libraries: tuple[Library, ...], kept: bool
 ) -> None:
     made = decide(environ, libraries)
@@ -145,7 +145,7 @@ def test_memory_is_kept_between_steps_unless_set_by_user(
     assert reported in result.err
 
 
-def test_threads_that_both_sides_pin_are_refused_naming_both() -> None:
+def test_contradicting_thread_binding_raises() -> None:
     with pytest.raises(UserError, match="LAUNCH_CPU_BINDING=threads and KMP_AFFINITY=disabled both pin threads"):
         decide({"LAUNCH_CPU_BINDING": "threads", "KMP_AFFINITY": "disabled"})
 
@@ -160,7 +160,7 @@ def test_variable_not_read_by_the_active_runtime_is_named() -> None:
     ("own", "what", "value"),
     [("/opt/libtcmalloc.so.4", "allocator", "libtcmalloc.so.4"), ("/opt/libiomp5.so:/x.so", "openmp", "intel")],
 )
-def test_what_a_person_preloads_is_kept_and_not_preloaded_twice(own: str, what: str, value: str) -> None:
+def test_user_preload_is_kept_once(own: str, what: str, value: str) -> None:
     made = decide({}, own_preload=own)
     decision = next(decision for decision in made.decisions if decision.key == what)
     assert (decision.value, decision.text) == (value, f"(set by you) LD_PRELOAD={own}")
@@ -175,7 +175,7 @@ def test_what_a_person_preloads_is_kept_and_not_preloaded_twice(own: str, what: 
         ({"LAUNCH_OPENMP": "gnu"}, "/opt/libiomp5.so"),
     ],
 )
-def test_settings_that_contradict_a_preload_are_refused(environ: dict[str, str], own: str) -> None:
+def test_setting_against_user_preload_raises(environ: dict[str, str], own: str) -> None:
     name, value = next(iter(environ.items()))
     with pytest.raises(UserError, match=f"{name}={value} and LD_PRELOAD={own}"):
         decide(environ, own_preload=own)

@@ -43,7 +43,7 @@ TOO_MANY = ("more, where fewer threads are no better", "both of two", "the only 
 
 
 @pytest.mark.parametrize("case", LEFT)
-def test_what_others_keep_busy_is_left_to_them(case: str) -> None:
+def test_busy_cpus_are_reserved(case: str) -> None:
     node, busy, environ, threads, *job = LEFT[case]
     made = make_test_plan(replace(node, busy_cpus=busy), environ, *job)
     alone = make_test_plan(
@@ -72,12 +72,12 @@ def test_resumed_run_keeps_threads_on_same_cores(busy: float) -> None:
 
 
 @pytest.mark.parametrize(("environ", "threads"), [({}, 6), ({"LAUNCH_CORE_TYPE": "physical"}, 12)])
-def test_cores_that_no_rank_is_on_are_left_first(tmp_path: Path, environ: dict[str, str], threads: int) -> None:
+def test_unused_cores_are_reserved_first(tmp_path: Path, environ: dict[str, str], threads: int) -> None:
     made = make_test_plan(replace(simulated_machine(tmp_path, "hybrid laptop"), busy_cpus=2.0), environ)
     assert made.ranks[0].threads == threads
 
 
-def test_more_left_to_others_than_there_is_is_refused() -> None:
+def test_reserving_all_cpus_raises() -> None:
     with pytest.raises(UserError, match="LAUNCH_RESERVE_CPUS=4: leaves no CPU to a rank that has 4") as error:
         make_test_plan(make_machine(4), {"LAUNCH_RESERVE_CPUS": "4"})
     assert error.value.code == ExitCode.MACHINE

@@ -41,18 +41,18 @@ def inputs(node: Machine, environ: Mapping[str, str] | None = None) -> PlanInput
         (96, 96, [(1, 96), (2, 48), (4, 24), (8, 12), (16, 6), (32, 3), (96, 1)]),
     ],
 )
-def test_ranks_times_threads_use_up_what_there_is(cores: int, threads: int, found: list[tuple[int, int]]) -> None:
+def test_even_layouts_use_all_threads(cores: int, threads: int, found: list[tuple[int, int]]) -> None:
     assert list(even_layouts(cores, threads)) == found
 
 
 @pytest.mark.parametrize(
     ("threads", "found"), [(1, []), (2, [(1, 1), (1, 1)]), (3, [(1, 2), (1, 1)]), (96, [(1, 95), (1, 48)])]
 )
-def test_one_rank_may_leave_cores_to_others(threads: int, found: list[tuple[int, int]]) -> None:
+def test_reduced_layouts_leave_cores_free(threads: int, found: list[tuple[int, int]]) -> None:
     assert list(reduced_layouts(threads)) == found
 
 
-def test_siblings_are_tried_too() -> None:
+def test_layouts_include_logical_cores() -> None:
     two = replace(make_machine(4), cpus=tuple(Cpu(cpu, cpu // 2, 0, 0) for cpu in range(4)))
     assert list(map(str, rank_thread_layouts(inputs(two), "cpu"))) == [
         "as planned",
@@ -67,7 +67,7 @@ def test_siblings_are_tried_too() -> None:
 @pytest.mark.parametrize(
     "given", [{"LAUNCH_NPROC_PER_NODE": "2"}, {"LAUNCH_THREADS": "1"}, {"LAUNCH_CPU_BINDING": "none"}]
 )
-def test_ranks_that_a_person_has_set_stay(given: dict[str, str]) -> None:
+def test_layouts_keep_user_ranks(given: dict[str, str]) -> None:
     assert rank_thread_layouts(inputs(make_machine(4), given), "cpu") == (BASELINE,)
     assert rank_thread_layouts(inputs(make_machine(4)), "cuda") == (BASELINE,)
 
@@ -125,7 +125,7 @@ def test_loader_worker_candidates_are_tried_if_data_streams() -> None:
     assert worker_candidates(inputs(make_machine(4)), make_test_plan(make_machine(4))) == ()
 
 
-def test_a_candidate_is_its_variables_in_any_order() -> None:
+def test_candidate_variables_have_no_order() -> None:
     one = Candidate.from_variables({"LAUNCH_THREADS": "1", "LAUNCH_NPROC_PER_NODE": "2"})
     assert one == Candidate.from_variables({"LAUNCH_NPROC_PER_NODE": "2"}).with_variables({"LAUNCH_THREADS": "1"})
     assert str(one.with_variables({"TRAIN_NUM_WORKERS": "3"})) == "2 ranks x 1 thread, workers 3"

@@ -40,7 +40,7 @@ def findings(entrypoint: Entrypoint) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_the_fastest_shape_is_found_kept_and_used_from_then_on(entrypoint: Entrypoint) -> None:
+def test_tune_stores_fastest_layout_for_later_plans(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "speeds.py", SPEEDS)
     result = entrypoint("tune", "run", file, env=FIXED | {"TUNE_METRIC": r"([0-9,]+) images/s"})
     assert result.code == 0, result.err
@@ -56,7 +56,7 @@ def test_the_fastest_shape_is_found_kept_and_used_from_then_on(entrypoint: Entry
     assert entrypoint.plan("run", file, env=FIXED | {"LAUNCH_TUNING_STORE": "off"})["nodes"]["nproc_per_node"] == 1
 
 
-def test_a_search_that_is_stopped_goes_on_where_it_was(entrypoint: Entrypoint) -> None:
+def test_tune_interrupted_search_resumes(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "speeds.py", SPEEDS)
     env = FIXED | {"TUNE_METRIC": r"([0-9,]+) images/s"}
     process = subprocess.Popen(
@@ -116,7 +116,7 @@ def test_script_without_metric_is_timed_and_trainer_has_a_rate(
         (["--minutes=no", "run", "x.py"], {}, 2, "--minutes=no: not a number above 0"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_in_one_line(
+def test_tune_unusable_input_fails_with_one_line(
     entrypoint: Entrypoint, words: list[str], env: dict[str, str], code: int, said: str
 ) -> None:
     (entrypoint.folder / "x.py").write_text("boom\n")
@@ -125,7 +125,7 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(
     assert [line for line in result.error_lines if said in line], result.err
 
 
-def test_less_of_a_metric_may_be_better(entrypoint: Entrypoint) -> None:
+def test_tune_lower_metric_can_be_better(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "steps.py", "for _ in range(4): print('a step took 0.25 s', flush=True)")
     env = FIXED | ONE | {"TUNE_METRIC": "took ([0-9.]+) s", "TUNE_LOWER": "1"}
     result = entrypoint("tune", "run", file, env=env)
@@ -142,7 +142,7 @@ LEAVES = """
 """
 
 
-def test_nothing_of_a_trial_is_left_running(entrypoint: Entrypoint) -> None:
+def test_trial_leaves_no_process(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "leaves.py", LEAVES)
     entrypoint("tune", "run", file, env=FIXED | ONE | {"TUNE_METRIC": "(1) x"})
     left = [

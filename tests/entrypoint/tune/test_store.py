@@ -47,7 +47,7 @@ def other_ids() -> Machine:
         (inputs(program=Program("script", ("python", "x.py"))), False),
     ],
 )
-def test_machines_and_programs_alike_share_what_was_found(one: PlanInputs, same: bool) -> None:
+def test_machine_program_key_equal_machines_share_results(one: PlanInputs, same: bool) -> None:
     assert (machine_program_key(one, {}) == machine_program_key(inputs(), {})) is same
 
 
@@ -71,7 +71,7 @@ def test_changed_script_or_training_has_another_key(tmp_path: Path) -> None:
         ({}, None),
     ],
 )
-def test_it_is_kept_in_the_cache_or_where_a_person_says(environ: dict[str, str], folder: str | None) -> None:
+def test_store_dir_is_cache_or_configured_folder(environ: dict[str, str], folder: str | None) -> None:
     assert store_dir(inputs(environ)) == (Path(folder) if folder else None)
 
 
@@ -81,7 +81,7 @@ def kept(folder: Path, text: str) -> PlanInputs:
     return asked
 
 
-def test_the_plan_is_made_by_it_and_says_so(tmp_path: Path) -> None:
+def test_apply_tuning_sets_plan_and_marks_decisions(tmp_path: Path) -> None:
     result = {"verdict": {"variables": FOUND, "evidence": "twice as fast"}}  # codespell:ignore
     asked = kept(tmp_path, json.dumps(result))
     tuned = load(asked, dict)
@@ -99,16 +99,16 @@ def test_the_plan_is_made_by_it_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ['{"verdict": null}'])  # codespell:ignore
-def test_a_search_that_was_cut_short_decides_nothing(tmp_path: Path, text: str) -> None:
+def test_load_unfinished_search_returns_none(tmp_path: Path, text: str) -> None:
     assert load(kept(tmp_path, text), dict) is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"verdict": {"variables": 5}}'])  # codespell:ignore
-def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str) -> None:
+def test_load_unreadable_result_raises(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match=r"\.json: cannot be read .*; remove it, or set LAUNCH_TUNING_STORE=off"):
         load(kept(tmp_path, text), dict)
 
 
-def test_under_a_launcher_nothing_is_taken_up(tmp_path: Path) -> None:
+def test_load_under_launcher_returns_none(tmp_path: Path) -> None:
     asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": ""}}))  # codespell:ignore
     assert load(replace(asked, job=Job(launcher="srun", world_size=2)), dict) is None

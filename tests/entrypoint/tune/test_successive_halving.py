@@ -37,7 +37,7 @@ def test_halving_finds_the_fastest_of_noisy_rates() -> None:
     assert won >= 95
 
 
-def test_equals_are_said_to_tie_and_not_measured_for_ever() -> None:
+def test_halving_equal_candidates_tie_within_max_rounds() -> None:
     told_apart = 0
     for seed in range(100):
         counted: Counter[str] = Counter()
@@ -58,7 +58,7 @@ def test_halving_drops_the_slow_half_but_keeps_wanted_ones() -> None:
     assert counted["as planned"] == MIN_ROUNDS
 
 
-def test_one_that_cannot_run_is_left_out() -> None:
+def test_halving_drops_candidate_that_cannot_run() -> None:
     counted: Counter[str] = Counter()
     found = successive_halving(["a", "b"], noisy({"a": 0.0, "b": 1.0}, 0.0, 0, counted))
     assert found
@@ -66,7 +66,7 @@ def test_one_that_cannot_run_is_left_out() -> None:
     assert successive_halving(["a"], noisy({"a": 0.0}, 0.0, 0, Counter())) is None
 
 
-def test_where_time_is_up_the_verdict_is_on_what_was_seen() -> None:
+def test_halving_out_of_time_uses_measured_rates() -> None:
     left = iter([True] * 5 + [False] * 100)
     found = successive_halving(list(FIELD), noisy(FIELD, 0.0, 0, Counter()), in_time=lambda: next(left))
     assert found
@@ -85,5 +85,5 @@ def test_where_time_is_up_the_verdict_is_on_what_was_seen() -> None:
         ([1] * 15, [1] * 15, False),
     ],
 )
-def test_a_lead_is_one_that_chance_would_hardly_give(ours: list[float], theirs: list[float], so: bool) -> None:
+def test_is_significantly_faster_rejects_chance(ours: list[float], theirs: list[float], so: bool) -> None:
     assert is_significantly_faster(ours, theirs) is so

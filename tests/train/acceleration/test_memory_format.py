@@ -39,7 +39,7 @@ def order_of(filters: torch.Tensor) -> str:
         (False, False, True, [PLAIN, PLAIN, PLAIN, PLAIN]),
     ],
 )
-def test_dense_filters_alone_may_stay_in_plain_order(
+def test_only_dense_filters_stay_contiguous(
     channels_last: bool, contiguous_weights: bool, ddp: bool, orders: list[str]
 ) -> None:
     laid = set_memory_format(model(), channels_last=channels_last, contiguous_weights=contiguous_weights, ddp=ddp)
@@ -49,7 +49,7 @@ def test_dense_filters_alone_may_stay_in_plain_order(
     assert depthwise.is_contiguous(memory_format=memory_format(channels_last=orders[2] == LAST))
 
 
-def test_values_stay_and_images_keep_their_layout_on_the_way() -> None:
+def test_set_memory_format_keeps_values_and_image_format() -> None:
     laid = set_memory_format(model(), channels_last=True, contiguous_weights=True)
     for mine, theirs in zip(laid.parameters(), model().parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -74,7 +74,7 @@ def next_step(laid: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
-def test_a_run_goes_on_in_another_layout_with_the_same_moments(name: str, before: bool, after: bool) -> None:
+def test_optimizer_state_matches_other_memory_format(name: str, before: bool, after: bool) -> None:
     settings = train_settings({"optimizer": name, "lr": 0.01})
     old = set_memory_format(model(), channels_last=before, contiguous_weights=False)
     optimizer = build_optimizer(settings, old)

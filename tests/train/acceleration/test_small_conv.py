@@ -56,7 +56,7 @@ def worked_out(module: nn.Module, images: Tensor) -> list[Tensor]:
     ],
     ids=str,
 )
-def test_values_and_gradients_are_the_convolutions(size: tuple[int, int], options: dict[str, Any]) -> None:
+def test_small_conv_equals_convolution(size: tuple[int, int], options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     plain = nn.Conv2d(64, 65, **options).double()
     images = torch.randn(3, 64, *size, dtype=torch.float64)
@@ -66,7 +66,7 @@ def test_values_and_gradients_are_the_convolutions(size: tuple[int, int], option
             torch.testing.assert_close(mine, theirs)
 
 
-def test_larger_images_are_computed_as_ever() -> None:
+def test_small_conv_computes_larger_images_as_usual() -> None:
     plain = nn.Conv2d(64, 64, 3, padding=1)
     images = torch.randn(2, 64, 3, 2)
     assert torch.equal(small(plain, tap_major=False)(images), plain(images))
@@ -85,20 +85,20 @@ def test_larger_images_are_computed_as_ever() -> None:
         ({"out_channels": 32}, 1, False),
     ],
 )
-def test_which_convolutions_are_chosen(options: dict[str, Any], pixels: int, chosen: bool) -> None:
+def test_small_conv_replaces_only_eligible_convolutions(options: dict[str, Any], pixels: int, chosen: bool) -> None:
     module = nn.Conv2d(**{"in_channels": 64, "out_channels": 64, "kernel_size": 3, "padding": 1} | options)
     model = use_matmul_for_small_inputs(nn.Sequential(module), (64, pixels, pixels))
     assert isinstance(model[0], SmallConv2d) is chosen  # type: ignore[index]
 
 
-def test_one_that_sees_larger_images_too_stays() -> None:
+def test_shared_convolution_of_larger_images_stays() -> None:
     module = nn.Conv2d(64, 64, 3, padding=1)
     model = use_matmul_for_small_inputs(nn.Sequential(module, nn.MaxPool2d(2), module), (64, 4, 4))
     assert not any(isinstance(one, SmallConv2d) for one in model.modules())
 
 
 @pytest.mark.parametrize(("kernel", "tap_major"), [(3, True), (3, False), (1, True)])
-def test_gradients_lie_as_the_filters_do(kernel: int, tap_major: bool) -> None:
+def test_small_conv_gradients_have_filter_strides(kernel: int, tap_major: bool) -> None:
     module = small(nn.Conv2d(64, 64, kernel, padding=kernel // 2), tap_major=tap_major)
     worked_out(module, torch.randn(2, 64, 1, 1))
     assert module.weight.permute(2, 3, 0, 1).is_contiguous() is (tap_major or kernel == 1)
@@ -135,7 +135,7 @@ def test_resnet_with_half_its_convolutions_replaced_is_equal() -> None:
 @pytest.mark.launch
 @needs_two_cores
 @pytest.mark.parametrize("compress", ["off", "powersgd"])
-def test_two_ranks_share_its_gradients(entrypoint: Entrypoint, compress: str) -> None:
+def test_small_conv_two_ranks_share_gradients(entrypoint: Entrypoint, compress: str) -> None:
     pytest.importorskip("torchvision")
     more = {"TRAIN_MODEL": "resnet18", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_BATCH_SIZE": "40"}
     done = entrypoint(

@@ -28,7 +28,7 @@ def test_submit_writes_one_checkpoint_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("next_call", ["wait", "begin"])
-def test_a_failure_is_told_with_the_next_call_and_once(next_call: str) -> None:
+def test_async_writer_raises_failure_once_at_next_call(next_call: str) -> None:
     saver, after = AsyncCheckpointWriter(), list[int]()
 
     def fail() -> None:
@@ -41,7 +41,7 @@ def test_a_failure_is_told_with_the_next_call_and_once(next_call: str) -> None:
     assert not after
 
 
-def test_a_snapshot_is_the_same_and_does_not_follow() -> None:
+def test_snapshot_is_an_independent_copy() -> None:
     weights = torch.arange(6.0).reshape(2, 3)
     state = {"a": weights, "b": [weights, 1.5, {"c": (weights, None)}], "d": "text"}
     taken = snapshot(state)

@@ -32,14 +32,14 @@ def checkpoint(step: int) -> Checkpoint:
     return Checkpoint(1, step, 2.5, {"w": torch.full((3,), float(step))}, {"state": {}}, SETTINGS)
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_checkpoint_round_trip(tmp_path: Path) -> None:
     path = save(tmp_path / "checkpoint", checkpoint(7), keep=2)
     found = load(path, SETTINGS)
     assert (found.epoch, found.step, found.seconds) == (1, 7, 2.5)
     assert torch.equal(found.model["w"], torch.full((3,), 7.0))
 
 
-def test_the_newest_are_kept_and_nothing_half_written(tmp_path: Path) -> None:
+def test_save_keeps_newest_and_no_partial_files(tmp_path: Path) -> None:
     for step in (1, 20, 300):
         save(tmp_path / "checkpoint", checkpoint(step), keep=2)
     names = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
@@ -59,7 +59,7 @@ def test_full_disk_raises_os_error_and_keeps_old_checkpoint(tmp_path: Path) -> N
     assert list((tmp_path / "checkpoint").iterdir()) == [before]
 
 
-def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
+def test_load_with_other_settings_raises(tmp_path: Path) -> None:
     path = save(tmp_path / "checkpoint", checkpoint(1), keep=2)
     with pytest.raises(UserError, match="TRAIN_BATCH_SIZE was 64, is 32"):
         load(path, SETTINGS | {"batch_size": 32})
@@ -67,7 +67,7 @@ def test_other_settings_are_refused_with_what_differs(tmp_path: Path) -> None:
     assert load(path, SETTINGS | {"batch_size": 32}, changed=True).step == 1
 
 
-def test_a_hostile_pickle_does_nothing_but_give_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_hostile_pickle_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.save({"model": HostilePickle()}, tmp_path / "a.pt")
     (tmp_path / "b.pt").write_bytes(pickle.dumps(HostilePickle()))
@@ -80,7 +80,7 @@ def test_a_hostile_pickle_does_nothing_but_give_an_error(tmp_path: Path, monkeyp
     assert not (tmp_path / "hostile-was-here").exists()
 
 
-def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
+def test_save_keeps_best_and_newest(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     for step in range(1, 6):
         save(folder, checkpoint(step), keep=2, best=step == 2)
@@ -92,7 +92,7 @@ def test_the_best_is_kept_beside_the_newest(tmp_path: Path) -> None:
     assert load(folder / "best.pt", SETTINGS).step == 6
 
 
-def test_a_flipped_bit_that_torch_takes_for_good_is_seen(tmp_path: Path) -> None:
+def test_load_flipped_bit_raises(tmp_path: Path) -> None:
     path = save(tmp_path / "checkpoint", checkpoint(7), keep=2)
     data = bytearray(path.read_bytes())
     data[data.index(torch.full((3,), 7.0).numpy().tobytes()) + 1] ^= 1
@@ -121,7 +121,7 @@ def test_load_first_valid_skips_and_names_corrupt_checkpoints(tmp_path: Path) ->
         load_first_valid(paths[:0:-1], SETTINGS, changed=False)
 
 
-def test_a_refusal_travels_to_the_other_ranks(tmp_path: Path) -> None:
+def test_corrupt_error_pickles(tmp_path: Path) -> None:
     refused = corrupt_error(tmp_path, ValueError("cut"))
     again = pickle.loads(pickle.dumps(refused))
     assert (str(again), again.reason, again.code) == (str(refused), refused.reason, refused.code)
@@ -130,7 +130,7 @@ def test_a_refusal_travels_to_the_other_ranks(tmp_path: Path) -> None:
 CORRUPTIONS = int(os.environ.get("CORRUPTIONS", "1000"))
 
 
-def test_no_damage_is_ever_taken_for_a_checkpoint(tmp_path: Path) -> None:
+def test_load_any_damage_raises(tmp_path: Path) -> None:
     path = save(tmp_path / "checkpoint", checkpoint(7), keep=2)
     whole, draw = path.read_bytes(), random.Random(0)
     for number in range(CORRUPTIONS):
@@ -153,7 +153,7 @@ def test_no_damage_is_ever_taken_for_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut short", b"x" * 200])
-def test_a_foreign_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_load_foreign_file_raises_one_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.pt").write_bytes(content)
     with pytest.raises(UserError) as error:
         load(tmp_path / "x.pt", SETTINGS)

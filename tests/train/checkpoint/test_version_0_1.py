@@ -23,7 +23,7 @@ def old_checkpoint(folder: Path) -> Path:
     return save(folder, saved, keep=1)
 
 
-def test_names_of_files_are_those_of_0_1() -> None:
+def test_checkpoint_file_names_equal_0_1() -> None:
     names = (single_file.SUFFIX, single_file.SHARDED_SUFFIX, single_file.METADATA_FILE)
     assert names == (".pt", ".sharded", "told.pt")  # codespell:ignore
 

@@ -61,7 +61,7 @@ def global_batches(settings: TrainSettings, world_size: int, epoch: int) -> list
         ("flip-crop", {"cutmix_alpha": 1.0}),
     ],
 )
-def test_any_number_of_ranks_sees_the_same_global_batches(
+def test_global_batches_are_equal_for_any_ranks(
     world_size: int, accumulate: int, transforms: str, mixed: dict[str, float]
 ) -> None:
     alone = train_settings({"batch_size": 16, "transforms": transforms, **mixed})
@@ -92,7 +92,7 @@ def test_memory_source_gathering_ahead_is_bitwise_identical(
             assert torch.equal(part[1], other[1])
 
 
-def test_only_full_batches_are_trained_and_none_twice() -> None:
+def test_epoch_has_only_full_distinct_batches() -> None:
     labels = torch.cat([y for _, y in global_batches(TrainSettings(batch_size=16), 2, epoch=0)])
     assert len(labels) == 48
     assert len(set(labels.tolist())) == 48
@@ -110,7 +110,7 @@ def test_every_test_image_is_on_exactly_one_rank(world_size: int, count: int) ->
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_floats_are_normalized_and_lie_as_asked_for(channels_last: bool) -> None:
+def test_batches_are_normalized_in_memory_format(channels_last: bool) -> None:
     settings = TrainSettings(batch_size=50, transforms="none", channels_last=channels_last)
     batch = next(memory_source(settings, 0, 1).train_batches(0))
     x, _ = batch.micro_batches[0]
@@ -122,13 +122,13 @@ def test_floats_are_normalized_and_lie_as_asked_for(channels_last: bool) -> None
 
 
 @pytest.mark.parametrize(("dataset", "channels", "augments"), [("imagefolder", 3, True), ("imagefolder", 1, False)])
-def test_color_is_augmented_by_default_and_grey_is_not(dataset: str, channels: int, augments: bool) -> None:
+def test_auto_transforms_augment_only_color(dataset: str, channels: int, augments: bool) -> None:
     settings = train_settings({"dataset": dataset})
     assert (make_sampler(100, (channels, 8, 8), settings, group()).transform.sample_params is not None) is augments
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_streamed_and_cached_batches_show_the_same_images(image_folder: Path, tmp_path: Path, workers: int) -> None:
+def test_streamed_and_cached_batches_have_equal_images(image_folder: Path, tmp_path: Path, workers: int) -> None:
     settings = TrainSettings(
         dataset="imagefolder", data_dir=image_folder, batch_size=5, cache_dir=tmp_path / "cache", eval_batch_size=4
     )

@@ -38,7 +38,7 @@ def builds(count: Path) -> int:
     return len(count.read_text().splitlines()) if count.exists() else 0
 
 
-def test_arrays_hold_the_images_in_the_order_of_the_listing(image_folder: Path, tmp_path: Path) -> None:
+def test_cache_arrays_keep_listing_order(image_folder: Path, tmp_path: Path) -> None:
     entry = load(image_folder, tmp_path / "cache")
     assert entry.train_images.shape == (24, 16, 16, 3)
     assert entry.train_labels.tolist() == [0] * 8 + [1] * 8 + [2] * 8
@@ -47,7 +47,7 @@ def test_arrays_hold_the_images_in_the_order_of_the_listing(image_folder: Path, 
     assert means[0] < 60 < 190 < means[2]
 
 
-def test_a_second_run_decodes_nothing(image_folder: Path, tmp_path: Path) -> None:
+def test_cache_second_run_decodes_nothing(image_folder: Path, tmp_path: Path) -> None:
     count = tmp_path / "count"
     first = load(image_folder, tmp_path / "cache", count=count)
     again = load(image_folder, tmp_path / "cache", count=count)
@@ -55,7 +55,7 @@ def test_a_second_run_decodes_nothing(image_folder: Path, tmp_path: Path) -> Non
     assert np.array_equal(first.train_images, again.train_images)
 
 
-def test_the_same_content_elsewhere_is_found(image_folder: Path, tmp_path: Path) -> None:
+def test_cache_finds_equal_content_elsewhere(image_folder: Path, tmp_path: Path) -> None:
     count = tmp_path / "count"
     load(image_folder, tmp_path / "cache", count=count)
     shutil.copytree(image_folder, tmp_path / "copy")
@@ -63,7 +63,7 @@ def test_the_same_content_elsewhere_is_found(image_folder: Path, tmp_path: Path)
     assert builds(count) == 1
 
 
-def test_a_changed_image_is_seen_even_with_its_old_size_and_time(image_folder: Path, tmp_path: Path) -> None:
+def test_cache_detects_change_with_old_size_and_mtime(image_folder: Path, tmp_path: Path) -> None:
     before = load(image_folder, tmp_path / "cache")
     path, other = image_folder / "train/class0/001.png", image_folder / "train/class2/001.png"
     stat, content = path.stat(), other.read_bytes()
@@ -73,7 +73,7 @@ def test_a_changed_image_is_seen_even_with_its_old_size_and_time(image_folder: P
     assert not np.array_equal(before.train_images[1], after.train_images[1])
 
 
-def test_a_moved_class_is_another_content(image_folder: Path, tmp_path: Path) -> None:
+def test_cache_moved_class_is_new_content(image_folder: Path, tmp_path: Path) -> None:
     count = tmp_path / "count"
     load(image_folder, tmp_path / "cache", count=count)
     for split in ("train", "test"):
@@ -88,7 +88,7 @@ def load_alone(arguments: tuple[Path, Path, Path]) -> float:
     return float(load(image_folder, folder, count=count).train_images.mean())
 
 
-def test_many_at_once_build_once_and_read_the_same(tmp_path: Path) -> None:
+def test_cache_concurrent_loads_build_once(tmp_path: Path) -> None:
     image_folder, count = tmp_path / "images", tmp_path / "count"
     paint(image_folder / "train", each=60)
     paint(image_folder / "test", each=4)
@@ -99,7 +99,7 @@ def test_many_at_once_build_once_and_read_the_same(tmp_path: Path) -> None:
     assert builds(count) == 1
 
 
-def test_a_build_that_dies_leaves_nothing_that_could_be_read(image_folder: Path, tmp_path: Path) -> None:
+def test_cache_failed_build_leaves_no_entry(image_folder: Path, tmp_path: Path) -> None:
     listings, folder = list_splits(image_folder), tmp_path / "cache"
     folder.mkdir()
 
@@ -112,7 +112,7 @@ def test_a_build_that_dies_leaves_nothing_that_could_be_read(image_folder: Path,
     assert load(image_folder, folder).train_images.shape == (24, 16, 16, 3)
 
 
-def test_what_a_killed_build_left_is_cleared_away(image_folder: Path, tmp_path: Path) -> None:
+def test_cache_removes_files_of_killed_build(image_folder: Path, tmp_path: Path) -> None:
     left = tmp_path / "cache/.building-old"
     left.mkdir(parents=True)
     (left / "train_images.npy").write_bytes(b"half")
@@ -120,7 +120,7 @@ def test_what_a_killed_build_left_is_cleared_away(image_folder: Path, tmp_path: 
     assert not left.exists()
 
 
-def test_a_bad_image_stops_the_build_by_name(image_folder: Path, tmp_path: Path) -> None:
+def test_cache_unreadable_image_raises(image_folder: Path, tmp_path: Path) -> None:
     (image_folder / "train/class1/000.jpg").write_text("no image")
     with pytest.raises(
         UserError, match=r"class1/000\.jpg: not an image; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE"
@@ -128,7 +128,7 @@ def test_a_bad_image_stops_the_build_by_name(image_folder: Path, tmp_path: Path)
         load(image_folder, tmp_path / "cache")
 
 
-def test_bad_images_can_be_left_out_and_are_listed(image_folder: Path, tmp_path: Path) -> None:
+def test_cache_skips_and_lists_unreadable_images(image_folder: Path, tmp_path: Path) -> None:
     (image_folder / "train/class1/000.jpg").write_text("no image")
     (image_folder / "test/class0/001.png").write_bytes(b"")
     entry = load(image_folder, tmp_path / "cache", policy="skip")
@@ -137,7 +137,7 @@ def test_bad_images_can_be_left_out_and_are_listed(image_folder: Path, tmp_path:
     assert entry.notes["skipped"] == [["train", 8, "not an image"], ["test", 1, "empty file"]]
 
 
-def test_leaving_images_out_is_another_entry_than_refusing_them(image_folder: Path, tmp_path: Path) -> None:
+def test_cache_policy_is_part_of_the_key(image_folder: Path, tmp_path: Path) -> None:
     (image_folder / "train/class1/000.jpg").write_text("no image")
     load(image_folder, tmp_path / "cache", policy="skip")
     with pytest.raises(UserError):
@@ -154,7 +154,7 @@ def test_cache_folder_of_user_is_used_or_a_fallback(tmp_path: Path, monkeypatch:
     assert cache_folder(None) == tmp_path / f"reference-training-{os.getuid()}"
 
 
-def test_a_folder_asked_for_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_cache_folder_unwritable_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="TRAIN_CACHE_DIR="):
         cache_folder(tmp_path / "file/below")

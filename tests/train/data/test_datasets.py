@@ -26,7 +26,7 @@ def images(split: object) -> ImageTensors:
     return split
 
 
-def test_digits_are_scikit_learns_own() -> None:
+def test_digits_equal_scikit_learn() -> None:
     sklearn = pytest.importorskip("sklearn.datasets")
     oracle = sklearn.load_digits()
     data = load(TrainSettings(), (1, 8, 8), "memory", CREW)
@@ -44,7 +44,7 @@ def test_digits_are_scikit_learns_own() -> None:
     assert ours == theirs
 
 
-def test_every_fifth_digit_of_each_class_is_for_the_test() -> None:
+def test_digits_every_fifth_of_a_class_is_test() -> None:
     data = load(TrainSettings(), (1, 8, 8), "memory", CREW)
     train, test = (torch.bincount(images(split).labels) for split in (data.train, data.test))
     assert test.tolist() == [int(count) // 5 for count in train + test]
@@ -61,7 +61,7 @@ def test_synthetic_data_has_any_shape_and_follows_the_seed() -> None:
     assert not torch.equal(train.images, images(other.train).images)
 
 
-def test_synthetic_classes_can_be_told_apart() -> None:
+def test_synthetic_classes_are_distinguishable() -> None:
     settings = TrainSettings(dataset="synthetic", synthetic_images=200)
     data = load(settings, (3, 32, 32), "memory", CREW)
     train, test = images(data.train), images(data.test)
@@ -78,7 +78,7 @@ def write_idx(path: Path, data: np.ndarray) -> None:
     path.write_bytes(header + data.tobytes())
 
 
-def test_fashion_mnist_is_read_where_it_lies(tmp_path: Path) -> None:
+def test_fashion_mnist_is_read_from_data_dir(tmp_path: Path) -> None:
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     folder = tmp_path / "FashionMNIST/raw"
     folder.mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_fashion_mnist_is_read_where_it_lies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10"])
-def test_what_is_not_there_and_not_to_be_fetched_is_told(tmp_path: Path, name: str) -> None:
+def test_missing_data_without_download_raises(tmp_path: Path, name: str) -> None:
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     settings = train_settings({"dataset": name, "data_dir": tmp_path, "download": False})
     with pytest.raises(

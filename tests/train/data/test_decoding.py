@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 from train.data.decoding import UnreadableImage, read_image
 
 
-def test_a_image_of_the_right_size_is_not_resampled(tmp_path: Path) -> None:
+def test_read_image_of_right_size_is_not_resampled(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "x.png")
     read = read_image(tmp_path / "x.png", (3, 5, 7))
@@ -21,7 +21,7 @@ def test_a_image_of_the_right_size_is_not_resampled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "CMYK", "1"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_every_mode_becomes_grey_or_color_bytes(tmp_path: Path, mode: str, channels: int) -> None:
+def test_read_image_converts_every_mode(tmp_path: Path, mode: str, channels: int) -> None:
     path = tmp_path / "x.tiff"
     Image.new(mode, (30, 20)).save(path)
     read = read_image(path, (channels, 8, 8))
@@ -29,7 +29,7 @@ def test_every_mode_becomes_grey_or_color_bytes(tmp_path: Path, mode: str, chann
     assert (read.shape, read.dtype) == ((8, 8, channels), np.uint8)
 
 
-def test_a_wide_image_is_cut_not_squeezed(tmp_path: Path) -> None:
+def test_read_image_wide_image_is_cropped(tmp_path: Path) -> None:
     pixels = np.zeros((10, 30, 3), dtype=np.uint8)
     pixels[:, 10:20] = 255
     Image.fromarray(pixels).save(tmp_path / "x.png")
@@ -51,9 +51,7 @@ def photo(path: Path, width: int, height: int) -> None:
     ("size", "reduced"),
     [((64, 64), False), ((300, 255), False), ((256, 256), True), ((600, 400), True), ((1600, 1200), True)],
 )
-def test_a_large_photo_is_decoded_smaller_and_looks_the_same(
-    tmp_path: Path, size: tuple[int, int], reduced: bool
-) -> None:
+def test_read_image_large_photo_uses_reduced_decoding(tmp_path: Path, size: tuple[int, int], reduced: bool) -> None:
     photo(tmp_path / "x.jpg", *size)
     read = read_image(tmp_path / "x.jpg", (3, 64, 64))
     with Image.open(tmp_path / "x.jpg") as whole:
@@ -87,7 +85,7 @@ def spoil(path: Path, how: str) -> None:
         ("missing", "No such"),
     ],
 )
-def test_a_bad_file_comes_back_by_name_with_the_reason(tmp_path: Path, suffix: str, how: str, said: str) -> None:
+def test_read_image_bad_file_returns_reason(tmp_path: Path, suffix: str, how: str, said: str) -> None:
     path = tmp_path / f"x.{suffix}"
     spoil(path, how)
     read = read_image(path, (3, 64, 64))

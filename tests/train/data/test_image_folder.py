@@ -20,14 +20,14 @@ from train.data.image_folder import list_splits
 from train.settings import TrainSettings
 
 
-def test_both_splits_are_listed_with_their_classes(image_folder: Path) -> None:
+def test_list_splits_returns_files_and_classes(image_folder: Path) -> None:
     train, test = list_splits(image_folder)
     assert train.classes == test.classes == ("class0", "class1", "class2")
     assert (len(train.files), len(test.files)) == (24, 12)
     assert train.labels == (0,) * 8 + (1,) * 8 + (2,) * 8
 
 
-def test_val_stands_in_for_test_and_litter_is_passed_over(image_folder: Path) -> None:
+def test_list_splits_accepts_val_and_ignores_junk(image_folder: Path) -> None:
     (image_folder / "test").rename(image_folder / "val")
     (image_folder / "train/class0/.DS_Store").write_text("x")
     (image_folder / "train/class0/Thumbs.db").write_text("x")
@@ -36,7 +36,7 @@ def test_val_stands_in_for_test_and_litter_is_passed_over(image_folder: Path) ->
     assert (len(train.files), len(test.files)) == (24, 12)
 
 
-def test_images_in_subfolders_count(image_folder: Path) -> None:
+def test_list_splits_includes_subfolders(image_folder: Path) -> None:
     (image_folder / "train/class0/more").mkdir()
     (image_folder / "train/class0/000.jpg").rename(image_folder / "train/class0/more/000.jpg")
     assert len(list_splits(image_folder)[0].files) == 24
@@ -76,14 +76,14 @@ def break_folder(image_folder: Path, how: str) -> Path:
         ("other classes", r"classes differ, only in train/: class2; only in test/: zebra"),
     ],
 )
-def test_a_folder_that_cannot_be_trained_on_is_told_why(image_folder: Path, how: str, said: str) -> None:
+def test_list_splits_unusable_folder_raises(image_folder: Path, how: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as error:
         list_splits(break_folder(image_folder, how))
     assert error.value.code == 2
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_no_folder_named_is_told() -> None:
+def test_list_splits_without_folder_raises() -> None:
     with pytest.raises(UserError, match="needs TRAIN_DATA_DIR"):
         list_splits(None)
 
@@ -92,7 +92,7 @@ def imagefolder(folder: Path, **settings: object) -> TrainSettings:
     return train_settings({"dataset": "imagefolder", "data_dir": folder, **settings})
 
 
-def test_a_survey_counts_and_sizes_a_folder(image_folder: Path) -> None:
+def test_inspect_dataset_counts_and_sizes_a_folder(image_folder: Path) -> None:
     assert inspect_dataset(imagefolder(image_folder)) == DatasetInfo(36, (3, 16, 16), becomes="color", train_images=24)
 
 
@@ -105,7 +105,7 @@ def test_a_survey_counts_and_sizes_a_folder(image_folder: Path) -> None:
         ((200, 150), "RGB", 64, (3, 64, 64)),
     ],
 )
-def test_small_images_keep_their_size_and_large_ones_are_cut(
+def test_inspect_dataset_keeps_small_image_size(
     tmp_path: Path, size: tuple[int, int], mode: str, asked: object, shape: tuple[int, int, int]
 ) -> None:
     for split in ("train", "test"):
@@ -113,7 +113,7 @@ def test_small_images_keep_their_size_and_large_ones_are_cut(
     assert inspect_dataset(imagefolder(tmp_path, image_size=asked)).shape == shape
 
 
-def test_a_survey_of_what_is_known_reads_nothing() -> None:
+def test_inspect_dataset_known_data_reads_nothing() -> None:
     assert inspect_dataset(TrainSettings()) == DatasetInfo(1797, (1, 8, 8), train_images=1442)
     synthetic = TrainSettings(dataset="synthetic", synthetic_images=100, synthetic_shape="2x5x7")
     assert inspect_dataset(synthetic) == DatasetInfo(120, (2, 5, 7), train_images=100)

@@ -37,7 +37,7 @@ def workers(request: pytest.FixtureRequest, image_folder: Path) -> Iterator[Batc
         yield made
 
 
-def test_batches_of_both_splits_come_in_order(workers: BatchLoader) -> None:
+def test_loader_yields_both_splits_in_order(workers: BatchLoader) -> None:
     for _ in range(2):
         for wanted, (images, labels, bad) in zip(BATCHES, workers.load(BATCHES), strict=True):
             expected, right, _ = workers.dataset[wanted]
@@ -46,14 +46,14 @@ def test_batches_of_both_splits_come_in_order(workers: BatchLoader) -> None:
             assert not bad
 
 
-def test_what_was_not_taken_is_dropped(workers: BatchLoader) -> None:
+def test_loader_drops_batches_not_consumed(workers: BatchLoader) -> None:
     next(workers.load([(TRAIN, [row]) for row in range(20)]))
     found = [images for images, _, _ in workers.load([(TEST, [5])])]
     assert len(found) == 1
     assert torch.equal(found[0], workers.dataset[TEST, [5]][0])
 
 
-def test_they_are_the_same_from_entry_to_exit(image_folder: Path) -> None:
+def test_loader_keeps_its_workers_until_exit(image_folder: Path) -> None:
     before = set(active_children())
     with loader(image_folder, 2) as made:
         began = set(active_children()) - before
@@ -64,7 +64,7 @@ def test_they_are_the_same_from_entry_to_exit(image_folder: Path) -> None:
     assert set(active_children()) == before
 
 
-def test_they_draw_nothing_from_what_the_model_is_drawn_from(image_folder: Path) -> None:
+def test_loader_leaves_global_rng_unchanged(image_folder: Path) -> None:
     torch.manual_seed(0)
     with loader(image_folder, 1) as made:
         list(made.load(BATCHES))
@@ -75,7 +75,7 @@ def test_they_draw_nothing_from_what_the_model_is_drawn_from(image_folder: Path)
 
 @pytest.mark.versions
 @pytest.mark.launch
-def test_no_rank_forks_once_it_has_met_the_others(entrypoint: Entrypoint, image_folder: Path) -> None:
+def test_rank_forks_no_worker_after_rendezvous(entrypoint: Entrypoint, image_folder: Path) -> None:
     env = imagefolder(
         image_folder, TRAIN_DATA_SOURCE="stream", TRAIN_NUM_WORKERS="2", TRAIN_EPOCHS="100000", TRAIN_TENSORBOARD="0"
     )

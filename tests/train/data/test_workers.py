@@ -34,7 +34,7 @@ FORK = """
 
 
 @pytest.mark.parametrize(("what", "quiet"), [("undo", True), ("keep", False)])
-def test_a_worker_that_is_ended_says_nothing(what: str, quiet: bool) -> None:
+def test_terminated_worker_prints_nothing(what: str, quiet: bool) -> None:
     process = subprocess.Popen(
         [PYTHON, "-c", textwrap.dedent(FORK), what], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

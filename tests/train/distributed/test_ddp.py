@@ -33,9 +33,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
         ({"TRAIN_GRADIENT_COMPRESSION": "powersgd"}, 0.3),
     ],
 )
-def test_two_ranks_learn_what_one_does(
-    entrypoint: Entrypoint, whole: list[float], more: dict[str, str], to: float
-) -> None:
+def test_two_ranks_equal_one_rank(entrypoint: Entrypoint, whole: list[float], more: dict[str, str], to: float) -> None:
     result = entrypoint("train", env=COMMON | TWO_RANKS | more | {"TRAIN_TENSORBOARD": "0"})
     if more == {"TRAIN_GRADIENT_COMPRESSION": "bf16"} and result.code == ExitCode.MACHINE:
         error = r"TRAIN_GRADIENT_COMPRESSION=bf16: torch \S+ does not support it here \(.*NCCL.*\)\. Set fp16\."
@@ -49,7 +47,7 @@ def test_two_ranks_learn_what_one_does(
         )
 
 
-def test_powersgd_takes_models_of_many_parts_and_batchnorm(entrypoint: Entrypoint) -> None:
+def test_powersgd_accepts_many_layers_and_batchnorm(entrypoint: Entrypoint) -> None:
     pytest.importorskip("torchvision")
     more = {"TRAIN_GRADIENT_COMPRESSION": "powersgd", "TRAIN_MODEL": "resnet18"}
     entrypoint.train(env=COMMON | TWO_RANKS | more)
@@ -57,7 +55,7 @@ def test_powersgd_takes_models_of_many_parts_and_batchnorm(entrypoint: Entrypoin
 
 
 @pytest.mark.parametrize("compress", ["powersgd", "fp16"])
-def test_who_goes_on_without_what_compression_left_is_told(entrypoint: Entrypoint, compress: str) -> None:
+def test_powersgd_resume_warns_of_lost_state(entrypoint: Entrypoint, compress: str) -> None:
     env = (
         COMMON
         | TWO_RANKS

@@ -39,7 +39,7 @@ def test_fsdp_units_are_large_sequence_elements_inner_first() -> None:
 @pytest.mark.parametrize(
     "more", [{}, {"TRAIN_EMA_DECAY": "0.9", "TRAIN_GRAD_ACCUM_STEPS": "2", "TRAIN_MAX_GRAD_NORM": "1"}]
 )
-def test_two_ranks_learn_what_one_does_and_each_saves_its_part(entrypoint: Entrypoint, more: dict[str, str]) -> None:
+def test_fsdp_equals_one_rank_and_saves_shards(entrypoint: Entrypoint, more: dict[str, str]) -> None:
     common = SMALL | more | {"TRAIN_EPOCHS": "2", "TRAIN_LR": "0.01", "TRAIN_EVAL_BATCH_SIZE": "63"}  # 64 images a rank
     whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})
     spread = entrypoint.train(env=common | SPREAD | {"TRAIN_RUN_NAME": "spread"})
@@ -69,7 +69,7 @@ def stopped(entrypoint: Entrypoint, env: dict[str, str]) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.versions
-def test_a_stopped_run_goes_on_to_the_bit_and_on_one_rank_too(entrypoint: Entrypoint) -> None:
+def test_fsdp_resume_is_bitwise_identical(entrypoint: Entrypoint) -> None:
     env = SPREAD | {
         "TRAIN_EPOCHS": "30",
         "TRAIN_LOG_INTERVAL": "1",
@@ -90,7 +90,7 @@ def test_a_stopped_run_goes_on_to_the_bit_and_on_one_rank_too(entrypoint: Entryp
 
 @pytest.mark.slow
 @pytest.mark.versions
-def test_damaged_or_hostile_checkpoint_is_refused_and_not_run(entrypoint: Entrypoint) -> None:
+def test_fsdp_hostile_checkpoint_raises_and_runs_nothing(entrypoint: Entrypoint) -> None:
     env = SPREAD | {"TRAIN_EPOCHS": "1"}
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "run"})
     saved = newest(entrypoint.folder / "runs/run/checkpoint")
@@ -111,14 +111,14 @@ def test_damaged_or_hostile_checkpoint_is_refused_and_not_run(entrypoint: Entryp
 
 
 @pytest.mark.versions
-def test_a_description_names_nothing_but_what_describes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_unpickler_rejects_other_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(pickle.UnpicklingError, match=r"it names \w+\.system"):
         MetadataUnpickler(io.BytesIO(pickle.dumps(HostilePickle()))).load()
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_without_room_keeps_the_checkpoint_before(entrypoint: Entrypoint) -> None:
+def test_fsdp_full_disk_keeps_previous_checkpoint(entrypoint: Entrypoint) -> None:
     env = SPREAD | {"TRAIN_EPOCHS": "3", "TRAIN_RUN_NAME": "run", "TRAIN_PROGRESS": "off"}
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "other", "TRAIN_EPOCHS": "1"})
     size = max(path.stat().st_size for path in (entrypoint.folder / "runs/other/checkpoint").glob("*/*"))
@@ -130,7 +130,7 @@ def test_a_disk_without_room_keeps_the_checkpoint_before(entrypoint: Entrypoint)
     assert not list((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
 
 
-def test_the_plan_of_a_sharded_run_tells_of_it(entrypoint: Entrypoint) -> None:
+def test_plan_of_sharded_run_names_fsdp(entrypoint: Entrypoint) -> None:
     result = entrypoint("plan", "--json", env=SPREAD)
     decisions = json.loads(result.out)["decisions"]
     assert [one["value"] for one in decisions if one["key"] == "parallelism"] == ["fsdp"]

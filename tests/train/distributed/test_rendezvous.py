@@ -34,7 +34,7 @@ SILENT = "[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 10000ms
         (CLOSED.replace("0.0.2", "0.0.1"), set(), "lost another rank while exchanging data: Connection closed"),
     ],
 )
-def test_the_lost_are_named_by_the_message_or_by_their_silence(text: str, silent: set[str], said: str) -> None:
+def test_describe_lost_peer_by_address_or_silence(text: str, silent: set[str], said: str) -> None:
     reported = describe_lost_peer(text, 0, HERE + THERE + FURTHER, lambda address: address not in silent)
     assert reported.startswith(f"rank 0: {said}")
 
@@ -48,7 +48,7 @@ def signals() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("signals")
-def test_an_exchanges_error_becomes_a_refusal_and_no_other_does() -> None:
+def test_translate_collective_errors_only_collective_ones() -> None:
     with (
         pytest.raises(PeerLostError, match="rank 0: lost ranks 2, 3 on node1") as error,
         translate_collective_errors(0, HERE + THERE),
@@ -60,12 +60,12 @@ def test_an_exchanges_error_becomes_a_refusal_and_no_other_does() -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
-def test_a_live_node_answers() -> None:
+def test_is_reachable_live_node() -> None:
     assert is_reachable("127.0.0.1")
     assert local_peer(3) == Peer(3, socket.gethostname(), "127.0.0.1")
 
 
-def test_who_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_all_ranks_names_missing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

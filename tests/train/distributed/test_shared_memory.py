@@ -81,7 +81,7 @@ def ranks(folder: Path, body: str, count: int, *words: str, last: tuple[str, ...
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3])
-def test_every_sum_and_mean_is_right_however_ranks_overtake(tmp_path: Path, count: int) -> None:
+def test_shared_memory_sums_and_means_are_correct(tmp_path: Path, count: int) -> None:
     reported = ranks(tmp_path, SUMS, count)
     assert all("shares True" in one and "right" in one for one in reported), reported
 
@@ -90,13 +90,13 @@ def test_every_sum_and_mean_is_right_however_ranks_overtake(tmp_path: Path, coun
     ("how", "limit_s", "said"),
     [("ends", "30", "connection closed by rank 2"), ("hangs", "1", "timed out waiting 1 s for rank 2")],
 )
-def test_a_lost_rank_is_told_by_all_others(tmp_path: Path, how: str, limit_s: str, said: str) -> None:
+def test_shared_memory_lost_rank_is_reported_by_others(tmp_path: Path, how: str, limit_s: str, said: str) -> None:
     reported = ranks(tmp_path, LOST, 3, how, LIMIT_S=limit_s)
     assert all(f"reported shared memory: {said}" in one for one in reported[:2]), reported
     assert COLLECTIVE_ERROR.search(said)
 
 
-def test_ranks_that_do_not_see_each_others_processes_do_without(tmp_path: Path) -> None:
+def test_shared_memory_off_across_pid_namespaces(tmp_path: Path) -> None:
     apart = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
     if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs unshare(1) and the right to a PID namespace")

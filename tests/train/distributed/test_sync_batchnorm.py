@@ -90,7 +90,7 @@ COMPILED = """
 @pytest.mark.versions
 @pytest.mark.launch
 @needs_two_cores
-def test_layers_of_as_many_values_are_the_same_compiled(entrypoint: Entrypoint) -> None:
+def test_compiled_sync_batchnorm_equal_layers_are_correct(entrypoint: Entrypoint) -> None:
     result = entrypoint("run", "--nproc-per-node=2", script(entrypoint.folder, "compiled.py", COMPILED))
     assert result.code == 0, result.err
     assert result.out.count("alike") == 2

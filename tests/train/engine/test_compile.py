@@ -30,7 +30,7 @@ def _fresh_compiler() -> None:
     counters.clear()
 
 
-def test_a_compiled_step_is_the_eager_one_in_one_graph() -> None:
+def test_compiled_step_equals_eager_step_in_one_graph() -> None:
     eager, compiled = trainer(), trainer(compile="default", compile_backend="aot_eager")
     assert compile_step(compiled, 10, X) == "compiled by aot_eager, mode default"
     for one in (eager, compiled):
@@ -41,7 +41,7 @@ def test_a_compiled_step_is_the_eager_one_in_one_graph() -> None:
     assert not counters["graph_break"]
 
 
-def test_the_cnn_is_one_graph() -> None:
+def test_cnn_compiles_to_one_graph() -> None:
     assert torch._dynamo.explain(CNN((3, 32, 32), 10))(torch.zeros(2, 3, 32, 32)).graph_break_count == 0
 
 
@@ -93,7 +93,7 @@ def broken(graph: Any, _: Any) -> Callable[..., Any]:
         ("broken", torch.nn.Linear(4, 3), False, r"not compiled: .*the step cannot be compiled \(.*no such thing"),
     ],
 )
-def test_auto_keeps_what_it_compiled_only_where_that_is_faster(
+def test_auto_keeps_compiled_step_only_if_faster(
     backend: str, layer: torch.nn.Module, compiled: bool, reported: str
 ) -> None:
     one = trainer(compile="auto")
@@ -121,7 +121,7 @@ def test_compile_trial_leaves_statistics_and_rng_unchanged() -> None:
     assert all(parameter.grad is None for parameter in one.state.model.parameters())
 
 
-def test_a_backend_that_this_torch_lacks_is_refused() -> None:
+def test_check_backend_unknown_raises() -> None:
     with pytest.raises(UserError, match=r"TRAIN_COMPILE_BACKEND=nonesuch: torch \S+ has no such backend") as error:
         check_backend("nonesuch")
     assert error.value.code == ExitCode.MACHINE
@@ -144,7 +144,7 @@ def test_inductor_trains_to_equal_accuracy_and_logs_first_step(entrypoint: Entry
 
 @pytest.mark.versions
 @pytest.mark.launch
-def test_a_compiler_that_fails_is_one_line(entrypoint: Entrypoint) -> None:
+def test_failing_compiler_gives_one_line(entrypoint: Entrypoint) -> None:
     env = {"TRAIN_COMPILE": "default", "CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(entrypoint.folder / "cache")}
     result = entrypoint("train", env=env)
     assert result.code == ExitCode.MACHINE, result.err

@@ -14,7 +14,7 @@ from train.seeding import make_generator
 ALONE = ProcessGroup(0, 1, 0, torch.device("cpu"))
 
 
-def test_accuracy_and_loss_are_those_of_torchmetrics_and_torch() -> None:
+def test_evaluate_equals_torchmetrics_and_torch() -> None:
     metrics = pytest.importorskip("torchmetrics.classification")
     x = torch.randn(103, 1, 4, 4, generator=make_generator("x"))
     y = torch.randint(0, 5, (103,), generator=make_generator("y"))
@@ -29,7 +29,7 @@ def test_accuracy_and_loss_are_those_of_torchmetrics_and_torch() -> None:
     assert score.loss == pytest.approx(float(nn.functional.cross_entropy(logits, y)), rel=1e-5)
 
 
-def test_images_that_were_left_out_do_not_count() -> None:
+def test_evaluate_ignores_unreadable_images() -> None:
     model = nn.Flatten()
     x = torch.eye(4).view(4, 4, 1, 1)
     score = evaluate(model, [(x, torch.tensor([0, 1, IGNORE_LABEL, 0]))], ALONE)

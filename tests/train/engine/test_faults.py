@@ -69,7 +69,7 @@ def remove(folder: Path) -> None:
         (forbid, {}, "run/checkpoint: cannot be written (Operation not permitted). Free disk space"),
     ],
 )
-def test_a_disk_that_takes_no_more(
+def test_unwritable_disk_ends_run(
     entrypoint: Entrypoint, small_disk: Path, cause: Callable[[Path], None] | None, more: dict[str, str], said: str
 ) -> None:
     run = Started(entrypoint, ENDLESS | SMALL | more)
@@ -125,7 +125,7 @@ def quota(entrypoint: Entrypoint) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_a_quota_that_is_used_up(entrypoint: Entrypoint, quota: Path) -> None:
+def test_disk_quota_ends_run_with_valid_checkpoints(entrypoint: Entrypoint, quota: Path) -> None:
     run = Started(entrypoint, ENDLESS | SMALL | {"TRAIN_KEEP_CHECKPOINTS": "100"})
     code, _, err = run.ended()
     assert code == ExitCode.MACHINE, err
@@ -148,7 +148,7 @@ def streamed(tmp_path: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_a_loader_worker_that_is_killed(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
+def test_killed_loader_worker_ends_run(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
     run = Started(entrypoint, ENDLESS | streamed)
     run.wait_for("epoch 2/")
     (rank,) = children(run.process.pid)
@@ -161,7 +161,7 @@ def test_a_loader_worker_that_is_killed(entrypoint: Entrypoint, streamed: dict[s
     assert "see `df /dev/shm` and the memory limit, or lower TRAIN_NUM_WORKERS" in err
 
 
-def test_images_that_vanish(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
+def test_deleted_images_end_run(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
     run = Started(entrypoint, ENDLESS | streamed)
     run.wait_for("epoch 2/")
     for one in Path(streamed["TRAIN_DATA_DIR"]).glob("train/*/*"):
@@ -173,7 +173,7 @@ def test_images_that_vanish(entrypoint: Entrypoint, streamed: dict[str, str]) ->
     assert "set TRAIN_ON_UNREADABLE_IMAGE=skip" in err
 
 
-def test_shared_memory_that_another_fills(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
+def test_full_shared_memory_ends_run(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
     if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
         pytest.skip("needs the right to make a mount namespace (root)")
     own = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"', "sh")

@@ -18,7 +18,7 @@ from train.engine.train_step import Trainer
 from train.preemption import STOP
 
 
-def test_parts_of_any_size_give_the_step_of_the_whole_batch() -> None:
+def test_micro_batches_equal_whole_batch() -> None:
     whole, parts = trainer(), trainer()
     loss = whole.train_step(Batch(((X, Y),), 12))
     cut = parts.train_step(Batch(((X[:1], Y[:1]), (X[1:8], Y[1:8]), (X[8:], Y[8:])), 12))
@@ -26,13 +26,13 @@ def test_parts_of_any_size_give_the_step_of_the_whole_batch() -> None:
     assert torch.allclose(weights(whole), weights(parts), atol=1e-7)
 
 
-def test_the_loss_is_torchs_mean_with_label_smoothing() -> None:
+def test_loss_equals_torch_with_label_smoothing() -> None:
     one = trainer(label_smoothing=0.1)
     expected = nn.functional.cross_entropy(one.state.model(X), Y, label_smoothing=0.1)
     assert one.train_step(Batch(((X, Y),), 12)).item() == pytest.approx(expected.item(), rel=1e-6)
 
 
-def test_a_image_left_out_has_no_gradient() -> None:
+def test_unreadable_image_has_no_gradient() -> None:
     some, none = trainer(), trainer()
     labels = torch.cat((Y[:11], torch.tensor([IGNORE_LABEL])))
     some.train_step(Batch(((X, labels),), 12))
@@ -40,7 +40,7 @@ def test_a_image_left_out_has_no_gradient() -> None:
     assert torch.allclose(weights(some), weights(none), atol=1e-7)
 
 
-def test_gradients_are_clipped_where_asked() -> None:
+def test_max_grad_norm_clips_gradients() -> None:
     one = trainer(max_grad_norm=1e-3, momentum=0, weight_decay=0)
     before = weights(one)
     one.train_step(Batch(((X, Y),), 12))
@@ -70,7 +70,7 @@ class TwelveAtATime:
         yield X, Y
 
 
-def test_an_epoch_reports_each_interval_and_its_rest() -> None:
+def test_train_epoch_reports_each_interval_and_the_rest() -> None:
     one, reports = trainer(), []
     assert train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
     assert [step for step, _, _ in reports] == [3, 6, 7]
@@ -94,7 +94,7 @@ def test_requested_stop_ends_after_the_step_and_resumes_there() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_the_first_loss_that_is_no_number_is_named_by_its_step(bad: float) -> None:
+def test_nan_loss_is_named_by_its_step(bad: float) -> None:
     with pytest.raises(UserError, match="step 12: the loss is") as error:
         check_finite([1.0, bad, bad], 10)
     assert error.value.code == ExitCode.RANK_FAILED
@@ -113,7 +113,7 @@ def test_ema_follows_the_weights_and_is_evaluated() -> None:
     assert trainer().state.eval_model is not one.state.eval_model
 
 
-def test_the_first_step_is_timed_by_itself() -> None:
+def test_first_step_is_timed_separately() -> None:
     one = trainer()
     assert one.first_step_seconds == 0
     timed_first_step(one, Batch(((X, Y),), 12))

@@ -54,7 +54,7 @@ def test_small_conv_is_exported_as_convolution(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
-def test_a_run_leaves_its_model_as_onnx(entrypoint: Entrypoint) -> None:
+def test_run_exports_its_model_as_onnx(entrypoint: Entrypoint) -> None:
     runtime = pytest.importorskip("onnxruntime")
     summary = entrypoint.train(env={"TRAIN_EPOCHS": "2", "TRAIN_EXPORT": "onnx", "TRAIN_RUN_NAME": "run"})
     folder = entrypoint.folder / "runs/run"

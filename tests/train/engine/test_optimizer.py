@@ -45,7 +45,7 @@ def one_step(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: parameter.detach() - before[name] for name, parameter in model.named_parameters()}
 
 
-def test_what_a_model_names_learns_faster_and_decays_as_the_rest() -> None:
+def test_lr_multipliers_scale_lr_not_weight_decay() -> None:
     model = nn.Linear(1, 1)
     nn.init.constant_(model.weight, 2.0)
     nn.init.constant_(model.bias, 2.0)
@@ -118,7 +118,7 @@ def test_constant_stays_after_its_warm_up() -> None:
     assert lr[10:] == [1.0] * 90
 
 
-def test_the_rate_reaches_every_group() -> None:
+def test_set_lr_sets_every_group() -> None:
     optimizer = build_optimizer(TrainSettings(), nn.Linear(1, 1))
     set_lr(optimizer, 0.125)
     assert [group["lr"] for group in optimizer.param_groups] == [0.125]

@@ -17,7 +17,7 @@ BAD_PICTURE = r"train/class1/000\.jpg: not an image; repair or remove it, or set
 
 @pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
 @pytest.mark.parametrize("source", ["memory", "stream"])
-def test_a_bad_image_ends_every_rank_in_one_line(
+def test_unreadable_image_ends_ranks_with_one_line(
     entrypoint: Entrypoint, image_folder: Path, ranks: dict[str, str], source: str
 ) -> None:
     (image_folder / "train/class1/000.jpg").write_text("no image")
@@ -29,7 +29,7 @@ def test_a_bad_image_ends_every_rank_in_one_line(
 
 
 @pytest.mark.parametrize("source", ["memory", "stream"])
-def test_bad_images_are_left_out_and_told_where_asked(entrypoint: Entrypoint, image_folder: Path, source: str) -> None:
+def test_unreadable_images_are_skipped_on_request(entrypoint: Entrypoint, image_folder: Path, source: str) -> None:
     (image_folder / "train/class1/000.jpg").write_text("no image")
     (image_folder / "test/class1/000.jpg").write_text("no image")
     env = imagefolder(image_folder, TRAIN_DATA_SOURCE=source, TRAIN_ON_UNREADABLE_IMAGE="skip", TRAIN_TENSORBOARD="0")
@@ -56,7 +56,7 @@ def test_loss_not_finite_stops_and_keeps_last_good_checkpoint(entrypoint: Entryp
 
 
 @pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
-def test_an_output_folder_that_cannot_be_written_is_told(entrypoint: Entrypoint, ranks: dict[str, str]) -> None:
+def test_unwritable_output_folder_raises(entrypoint: Entrypoint, ranks: dict[str, str]) -> None:
     (entrypoint.folder / "file").write_text("")
     result = entrypoint("train", env=SMALL | ranks | {"TRAIN_OUTPUT_DIR": "file/runs", "LAUNCH_QUIET": "1"})
     assert result.code == 2
@@ -73,7 +73,7 @@ def test_an_output_folder_that_cannot_be_written_is_told(entrypoint: Entrypoint,
         ({"TRAIN_DATASET": "cifar10", "TRAIN_DOWNLOAD": "0"}, "TRAIN_DATASET=cifar10: "),
     ],
 )
-def test_what_the_trainer_refuses_is_one_line(entrypoint: Entrypoint, env: dict[str, str], said: str) -> None:
+def test_trainer_user_error_is_one_line(entrypoint: Entrypoint, env: dict[str, str], said: str) -> None:
     result = entrypoint("train", env=env | {"LAUNCH_QUIET": "1"})
     assert result.code == 2
     assert result.err.startswith(f"entrypoint: error: {said}")

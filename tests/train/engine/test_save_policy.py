@@ -47,7 +47,7 @@ def test_sigusr2_saves_and_the_run_continues_unchanged(entrypoint: Entrypoint, r
         ({"SLURM_JOB_END_TIME": "1", "LAUNCH_GRACE_PERIOD_S": "5"}, "stopped by the end of the Slurm job: step ", {}),
     ],
 )
-def test_a_deadline_ends_it_with_a_checkpoint_to_go_on_from(
+def test_deadline_saves_a_resumable_checkpoint(
     entrypoint: Entrypoint, limit: dict[str, str], said: str, ranks: dict[str, str]
 ) -> None:
     endless = RUN | ranks | {"TRAIN_EPOCHS": "100000", "TRAIN_LOG_INTERVAL": "auto", "LAUNCH_QUIET": "1"}

@@ -87,17 +87,17 @@ def check(entrypoint: Entrypoint, environs: list[dict[str, str]], *more: str) ->
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_any_two_settings_train_or_are_refused_with_a_reason(entrypoint: Entrypoint, part: int) -> None:
+def test_any_two_settings_train_or_raise(entrypoint: Entrypoint, part: int) -> None:
     check(entrypoint, [OPTIONS[one] | OPTIONS[other] for one, other in list(combinations(OPTIONS, 2))[part::PARTS]])
 
 
-def test_so_do_the_slower_ones(entrypoint: Entrypoint) -> None:
+def test_any_two_slow_settings_train_or_raise(entrypoint: Entrypoint) -> None:
     pytest.importorskip("torchvision")
     check(entrypoint, RARER)
 
 
 @needs_two_cores
-def test_so_does_what_is_for_several_ranks_alone(entrypoint: Entrypoint) -> None:
+def test_settings_of_several_ranks_train_or_raise(entrypoint: Entrypoint) -> None:
     environs = [a | OPTIONS[other] for a in SHARED.values() for other in ("accumulate", "compile", "prune")]
     environs += [FSDP | one for one in (OPTIONS["no bias"], {"TRAIN_EXPORT": "onnx"}, {"TRAIN_MODEL": "resnet18"})]
     check(entrypoint, [TWO | one for one in environs], "--nproc-per-node=2", "--oversubscribe=1")
@@ -105,7 +105,7 @@ def test_so_does_what_is_for_several_ranks_alone(entrypoint: Entrypoint) -> None
 
 @pytest.mark.versions
 @needs_two_cores
-def test_two_ranks_learn_what_one_does_whatever_is_set(entrypoint: Entrypoint) -> None:
+def test_two_ranks_equal_one_rank_with_any_setting(entrypoint: Entrypoint) -> None:
     """BatchNorm's statistics and all that goes over the ranks: what one learns with a setting, two learn with it."""
     settings = [{}, *OPTIONS.values()]
     learnt = check(entrypoint, [SPEEDNET | one for one in settings])

@@ -52,7 +52,7 @@ def test_first_command_reaches_97_percent_and_writes_all_files(entrypoint: Entry
 
 @pytest.mark.versions
 @needs_two_cores
-def test_two_ranks_give_the_losses_and_the_accuracy_of_one(entrypoint: Entrypoint) -> None:
+def test_two_ranks_equal_one_rank_in_loss_and_accuracy(entrypoint: Entrypoint) -> None:
     common = SMALL | {"TRAIN_EPOCHS": "3", "TRAIN_BATCH_SIZE": "50", "TRAIN_LR": "0.02"}
     one = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "one"})
     two = entrypoint.train(env=common | TWO_RANKS | {"TRAIN_RUN_NAME": "two"})
@@ -70,7 +70,7 @@ def test_two_ranks_give_the_losses_and_the_accuracy_of_one(entrypoint: Entrypoin
     assert parts["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=0.5)
 
 
-def test_the_command_that_is_left_repeats_the_run(entrypoint: Entrypoint) -> None:
+def test_command_txt_reproduces_the_run(entrypoint: Entrypoint) -> None:
     first = entrypoint.train("--threads", "1", "--seed=7", env=SMALL | {"TRAIN_EPOCHS": "1"})
     folder = (entrypoint.folder / "runs/latest").resolve()
     command = (folder / "command.txt").read_text()
@@ -95,7 +95,7 @@ def test_each_recipe_learns(entrypoint: Entrypoint, settings: dict[str, str]) ->
     assert entrypoint.train(env=SMALL | settings | {"TRAIN_EPOCHS": "5"})["test_accuracy"] > 90
 
 
-def test_a_torchvision_model_trains_on_images(entrypoint: Entrypoint, image_folder: Path) -> None:
+def test_torchvision_model_trains(entrypoint: Entrypoint, image_folder: Path) -> None:
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     env = imagefolder(image_folder, TRAIN_MODEL="resnet18", TRAIN_EPOCHS="1")
     summary = entrypoint.train(env=env)
@@ -104,9 +104,7 @@ def test_a_torchvision_model_trains_on_images(entrypoint: Entrypoint, image_fold
 
 @needs_two_cores
 @pytest.mark.parametrize("source", ["memory", "stream"])
-def test_an_image_folder_trains_either_way_with_two_ranks(
-    entrypoint: Entrypoint, image_folder: Path, source: str
-) -> None:
+def test_image_folder_trains_from_memory_and_stream(entrypoint: Entrypoint, image_folder: Path, source: str) -> None:
     env = imagefolder(image_folder, TRAIN_DATA_SOURCE=source, TRAIN_EPOCHS="8") | TWO_RANKS
     summary = entrypoint.train(env=env)
     assert (summary["feed"], summary["test_images"]) == (source, 12)
@@ -132,7 +130,7 @@ def test_run_limited_by_steps_ends_within_an_epoch_and_resumes(entrypoint: Entry
     assert "TRAIN_PRUNE_WARMUP=3: TRAIN_STEPS=25 are 3 epochs; lower it" in result.err
 
 
-def test_resume_goes_on_where_the_last_checkpoint_stopped(entrypoint: Entrypoint) -> None:
+def test_resume_continues_after_last_checkpoint(entrypoint: Entrypoint) -> None:
     common = SMALL | {"TRAIN_EPOCHS": "4", "TRAIN_DETERMINISTIC": "1"}
     whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})
     entrypoint.train(env=common | {"TRAIN_RUN_NAME": "cut"})
@@ -147,7 +145,7 @@ def test_resume_goes_on_where_the_last_checkpoint_stopped(entrypoint: Entrypoint
     assert (resumed["test_loss"], resumed["test_accuracy"]) == (whole["test_loss"], whole["test_accuracy"])
 
 
-def test_a_finished_run_that_is_resumed_changes_nothing(entrypoint: Entrypoint) -> None:
+def test_resuming_finished_run_changes_nothing(entrypoint: Entrypoint) -> None:
     first = entrypoint.train(env=SMALL | {"TRAIN_EPOCHS": "1"})
     again = entrypoint.train(env=SMALL | {"TRAIN_EPOCHS": "1", "TRAIN_RESUME": "auto"})
     assert (again["steps"], again["test_loss"]) == (first["steps"], first["test_loss"])
@@ -179,7 +177,7 @@ def test_bf16_learns_as_well_and_resumes(entrypoint: Entrypoint) -> None:
     assert "TRAIN_PRECISION was bf16, is fp32" in other.err
 
 
-def test_intels_extension_trains_the_same_model_and_resumes(entrypoint: Entrypoint) -> None:
+def test_ipex_trains_equal_model_and_resumes(entrypoint: Entrypoint) -> None:
     if not find_spec("intel_extension_for_pytorch"):
         pytest.skip("needs Intel's extension, which ends at torch 2.8")
     env = SMALL | {"TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_EPOCHS": "2"}
@@ -207,7 +205,7 @@ def test_intels_extension_trains_the_same_model_and_resumes(entrypoint: Entrypoi
         (signal.SIGTERM, "0", 143, TWO_RANKS_WHERE_THEY_FIT),
     ],
 )
-def test_a_signal_ends_it_in_one_line_after_a_checkpoint(
+def test_signal_saves_and_exits_with_one_line(
     entrypoint: Entrypoint, number: int, every: str, code: int, ranks: dict[str, str]
 ) -> None:
     env = SMALL | ranks | {"TRAIN_EPOCHS": "100000", "TRAIN_CHECKPOINT_EVERY": every, "TRAIN_TENSORBOARD": "0"}
@@ -243,7 +241,7 @@ def test_preempted_run_resumes_with_next_step(
     assert entrypoint.summary("stopped")["weights_sha256"] == entrypoint.summary("straight")["weights_sha256"]
 
 
-def test_a_terminal_gets_a_bar(entrypoint: Entrypoint) -> None:
+def test_terminal_shows_progress_bar(entrypoint: Entrypoint) -> None:
     command = ("script", "-qec", f"{shlex.quote(PYTHON)} -m entrypoint train", "/dev/null")
     result = entrypoint(command=command, env=SMALL | {"TRAIN_EPOCHS": "2", "TERM": "xterm-256color"})
     assert result.code == 0
@@ -252,7 +250,7 @@ def test_a_terminal_gets_a_bar(entrypoint: Entrypoint) -> None:
 
 
 @pytest.mark.cuda
-def test_the_same_program_trains_on_a_gpu(entrypoint: Entrypoint) -> None:
+def test_gpu_trains(entrypoint: Entrypoint) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     summary = entrypoint.train()
@@ -269,7 +267,7 @@ def test_the_same_program_trains_on_a_gpu(entrypoint: Entrypoint) -> None:
         {"TRAIN_RECIPE": "speedrun", "TRAIN_BATCH_SIZE": "64", "TRAIN_DATASET": "synthetic", "TRAIN_EPOCHS": "2"},
     ],
 )  # fmt: skip
-def test_on_a_gpu_each_setting_trains_and_resumes(entrypoint: Entrypoint, more: dict[str, str]) -> None:
+def test_gpu_each_setting_trains_and_resumes(entrypoint: Entrypoint, more: dict[str, str]) -> None:
     if not torch.cuda.is_available():
         pytest.skip("needs an NVIDIA GPU")
     env = SMALL | {"TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_RUN_NAME": "run"} | more

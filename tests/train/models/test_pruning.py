@@ -36,7 +36,7 @@ def needs(library: str) -> None:
 
 
 @pytest.mark.parametrize("library", WITH)
-def test_half_of_the_books_cnn_is_what_the_book_has(library: str) -> None:
+def test_pruned_cnn_has_the_books_parameters(library: str) -> None:
     needs(library)
     model = CNN(SHAPE, 10)
     assert count_parameters(model) == 2_122_186
@@ -55,7 +55,7 @@ def test_half_of_the_books_cnn_is_what_the_book_has(library: str) -> None:
 
 
 @pytest.mark.parametrize("library", WITH)
-def test_a_residual_network_is_cut_and_runs_and_learns(library: str) -> None:
+def test_pruned_resnet_runs_and_learns(library: str) -> None:
     needs(library)
     pytest.importorskip("torchvision")
     model = build_model("resnet18", SHAPE, 10, bias=True)
@@ -98,12 +98,12 @@ def test_pruning_removes_the_requested_share_but_no_last_layer(more: dict[str, o
         ),
     ],
 )
-def test_what_cannot_be_pruned_is_told(more: dict[str, object], said: str) -> None:
+def test_prune_unusable_settings_raise(more: dict[str, object], said: str) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         layers_to_prune(CNN(SHAPE, 10), settings(**more))
 
 
-def test_a_model_that_a_library_cannot_follow_is_refused_by_name() -> None:
+def test_prune_unsupported_model_raises() -> None:
     pytest.importorskip("nni.compression.pruning")
 
     class Moody(CNN):
@@ -120,7 +120,7 @@ def test_a_model_that_a_library_cannot_follow_is_refused_by_name() -> None:
 
 @pytest.mark.launch
 @needs_two_cores
-def test_all_ranks_have_the_same_slim_model_and_learn_as_one(entrypoint: Entrypoint) -> None:
+def test_pruned_model_on_two_ranks_equals_one_rank(entrypoint: Entrypoint) -> None:
     pytest.importorskip("torch_pruning")
     common = PRUNED | {"TRAIN_EPOCHS": "3", "TRAIN_BATCH_SIZE": "50"}
     one = entrypoint.train(env=common)

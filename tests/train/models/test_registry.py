@@ -25,7 +25,7 @@ needs_torchvision = pytest.mark.skipif(bool(NO_TORCHVISION), reason=NO_TORCHVISI
     ("shape", "bias", "parameters"),
     [((1, 28, 28), True, 1_630_090), ((3, 32, 32), True, 2_122_186), ((1, 28, 28), False, 1_629_472)],
 )
-def test_the_cnn_is_the_books_to_the_parameter(shape: tuple[int, int, int], bias: bool, parameters: int) -> None:
+def test_cnn_has_the_books_parameters(shape: tuple[int, int, int], bias: bool, parameters: int) -> None:
     assert count_parameters(build_model("cnn", shape, 10, bias=bias)) == parameters
 
 
@@ -55,7 +55,7 @@ def test_cnn_learns_bitwise_what_the_books_layer_order_learns() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 4), (3, 5, 9), (2, 33, 7), (1, 8, 8)])
-def test_the_cnn_takes_any_size_and_channels(shape: tuple[int, int, int]) -> None:
+def test_cnn_accepts_any_size_and_channels(shape: tuple[int, int, int]) -> None:
     assert CNN(shape, 7)(torch.zeros(2, *shape)).shape == (2, 7)
 
 
@@ -71,7 +71,7 @@ def test_the_cnn_takes_any_size_and_channels(shape: tuple[int, int, int]) -> Non
         ("inception_v3", (3, 96, 96)),
     ],
 )
-def test_torchvisions_models_come_by_name(name: str, shape: tuple[int, int, int]) -> None:
+def test_build_model_finds_torchvision_models(name: str, shape: tuple[int, int, int]) -> None:
     model = build_model(name, shape, 5, bias=True)
     model.train()
     assert model(torch.zeros(2, *shape)).shape == (2, 5)
@@ -98,11 +98,11 @@ def test_state_dict_of_tensors_is_loaded_for_any_model_version(name: str) -> Non
         ("resnet18", (3, 32, 32), False, "TRAIN_BIAS=0: only the cnn"),
     ],
 )
-def test_what_a_model_cannot_take_is_told(name: str, shape: tuple[int, int, int], bias: bool, said: str) -> None:
+def test_build_model_wrong_input_raises(name: str, shape: tuple[int, int, int], bias: bool, said: str) -> None:
     with pytest.raises(UserError, match=said.split("(")[0]):
         build_model(name, shape, 5, bias=bias)
 
 
-def test_the_cnn_needs_four_pixels() -> None:
+def test_cnn_needs_four_pixels() -> None:
     with pytest.raises(UserError, match="needs at least 4x4 pixels"):
         build_model("cnn", (1, 3, 8), 10, bias=True)

@@ -13,19 +13,19 @@ from train.models.speednet import WIDTHS
 
 @pytest.mark.parametrize("name", WIDTHS)
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 9, 9), (3, 64, 48)])
-def test_it_takes_any_image_from_9x9_on(name: str, shape: tuple[int, int, int]) -> None:
+def test_speednet_accepts_images_from_9x9(name: str, shape: tuple[int, int, int]) -> None:
     model = build_model(name, shape, 7, bias=True)
     assert model(torch.randn(4, *shape)).shape == (4, 7)
 
 
-def test_smaller_images_and_no_biases_are_refused() -> None:
+def test_speednet_small_images_or_no_bias_raise() -> None:
     with pytest.raises(UserError, match="TRAIN_MODEL=speednet: cannot take 3x8x8 images"):
         build_model("speednet", (3, 8, 8), 10, bias=True)
     with pytest.raises(UserError, match="TRAIN_BIAS=0: only the cnn can do without biases, not speednet"):
         build_model("speednet", (3, 32, 32), 10, bias=False)
 
 
-def test_half_the_width_is_about_a_quarter_of_the_weights() -> None:
+def test_speednet_half_has_a_quarter_of_the_weights() -> None:
     full, half = (count_parameters(build_model(name, (3, 32, 32), 10, bias=True)) for name in WIDTHS)
     convolutions = 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256 * 256)
     assert full == convolutions + 24 + 2 * (64 + 256 + 256) + 2560
@@ -46,7 +46,7 @@ def test_first_layer_outputs_are_uncorrelated_with_unit_variance() -> None:
 
 
 @pytest.mark.parametrize("name", WIDTHS)
-def test_the_biases_of_batchnorm_alone_learn_faster(name: str) -> None:
+def test_speednet_only_batchnorm_biases_have_multiplier(name: str) -> None:
     model = build_model(name, (3, 32, 32), 10, bias=True)
     trained = (key for key, one in model.named_parameters() if one.requires_grad)
     biases = {key for key in trained if key.endswith(".bias") and key != "whiten.bias"}

@@ -30,7 +30,7 @@ from train.settings import read_train_settings
          " PyTorch computes fp16 gradients slowly on CPUs"),
     ],
 )  # fmt: skip
-def test_bf16_is_taken_on_auto_only_where_the_cpu_computes_in_it(
+def test_auto_precision_uses_bf16_if_cpu_supports_it(
     environ: dict[str, str], flags: tuple[str, ...], precision: str, why: str
 ) -> None:
     node = replace(make_machine(4), cpu_flags=flags)
@@ -40,7 +40,7 @@ def test_bf16_is_taken_on_auto_only_where_the_cpu_computes_in_it(
 
 
 @pytest.mark.parametrize(("capability", "precision"), [(70, "fp32"), (80, "bf16"), (90, "bf16")])
-def test_bf16_is_taken_on_auto_from_ampere_on(capability: int, precision: str) -> None:
+def test_auto_precision_uses_bf16_from_ampere(capability: int, precision: str) -> None:
     node = make_machine(4, gpus=1)
     node = replace(node, gpus=tuple(replace(gpu, capability=capability) for gpu in node.gpus))
     made = plan_trainer(make_test_plan(node), read_train_settings({"TRAIN_PRECISION": "auto"}, {}), SMALL, node)
@@ -68,7 +68,7 @@ MISFITS = {"torch": "2.13.0", "intel_extension_for_pytorch": "2.8.0"}
         ({"TRAIN_IPEX": "off"}, AMX, FITS, False, "(set by you) TRAIN_IPEX=off"),
     ],
 )
-def test_intels_extension_is_taken_only_where_it_is_asked_for(
+def test_ipex_is_used_only_on_request(
     environ: dict[str, str], flags: tuple[str, ...], versions: dict[str, str], ipex: bool, why: str
 ) -> None:
     node = replace(make_machine(4), cpu_flags=flags, packages=Packages(versions))
@@ -78,7 +78,7 @@ def test_intels_extension_is_taken_only_where_it_is_asked_for(
 
 
 @pytest.mark.parametrize(("versions", "said"), [({}, "is not installed"), (MISFITS, "does not go with torch 2.13.0")])
-def test_intels_extension_asked_for_and_unusable_is_refused(versions: dict[str, str], said: str) -> None:
+def test_requested_unusable_ipex_raises(versions: dict[str, str], said: str) -> None:
     node = replace(make_machine(4), packages=Packages(versions))
     with pytest.raises(UserError, match=rf"TRAIN_IPEX=on: Intel's extension .*{said}\. Set TRAIN_IPEX=auto") as error:
         plan_trainer(make_test_plan(make_machine(4)), read_train_settings({"TRAIN_IPEX": "on"}, {}), SMALL, node)
@@ -98,7 +98,7 @@ def compiled(environ: dict[str, str], versions: dict[str, str] | None = None, gp
         ({"TRAIN_COMPILE": "auto", "TRAIN_COMPILE_BACKEND": "eager"}, "auto by eager"),
     ],
 )
-def test_what_compiles_is_in_the_plan(environ: dict[str, str], value: str) -> None:
+def test_plan_names_the_compile_backend(environ: dict[str, str], value: str) -> None:
     made = next(decision for decision in compiled(environ).decisions if decision.key == "compile")
     assert made.value == value
     assert ("(set by you)" in made.text) is bool(environ)
@@ -116,7 +116,7 @@ def test_what_compiles_is_in_the_plan(environ: dict[str, str], value: str) -> No
         ({"TRAIN_PRECISION": "tf32"}, 0, "TRAIN_PRECISION=tf32: only NVIDIA GPUs from Ampere on"),
     ],
 )
-def test_what_cannot_be_used_here_is_refused_with_what_it_needs(environ: dict[str, str], gpus: int, said: str) -> None:
+def test_unusable_compute_setting_raises(environ: dict[str, str], gpus: int, said: str) -> None:
     with pytest.raises(UserError, match=said):
         compiled(environ, gpus=gpus)
 

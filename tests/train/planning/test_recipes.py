@@ -19,13 +19,13 @@ def with_it(environ: Mapping[str, str]) -> tuple[TrainSettings, Plan]:
     return given.values, made
 
 
-def test_the_default_sets_nothing() -> None:
+def test_default_recipe_sets_nothing() -> None:
     values, made = with_it({})
     assert values == TrainSettings()
     assert made == make_test_plan(make_machine(4), {})
 
 
-def test_a_recipe_sets_what_a_person_left_open_and_says_so() -> None:
+def test_recipe_sets_only_unset_settings() -> None:
     values, made = with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_EPOCHS": "3"})
     assert (values.model, values.epochs) == ("speednet-half", 3)
     assert made.environment.variables["TRAIN_MODEL"] == "speednet-half"
@@ -38,14 +38,14 @@ def test_a_recipe_sets_what_a_person_left_open_and_says_so() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_recipe_is_made_of_settings(name: str, device: str) -> None:
+def test_recipes_contain_only_settings(name: str, device: str) -> None:
     fields = {f"TRAIN_{field.upper()}": text for field, text in RECIPES[name][device].items()}
     assert not read_train_settings(fields, {}).notices
 
 
 @pytest.mark.versions
 @pytest.mark.launch
-def test_a_run_by_a_recipe_tells_all_that_it_was_made_by(entrypoint: Entrypoint) -> None:
+def test_recipe_run_records_its_settings(entrypoint: Entrypoint) -> None:
     small = {
         "TRAIN_DATASET": "synthetic",
         "TRAIN_SYNTHETIC_IMAGES": "1024",

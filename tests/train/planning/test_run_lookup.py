@@ -25,12 +25,12 @@ from train.settings import TrainSettings
         ({"resume": "/best.pt"}, "/"),
     ],
 )
-def test_which_run_is_gone_on_with(given: dict[str, str], folder: str | None) -> None:
+def test_resumed_run_dir_follows_settings(given: dict[str, str], folder: str | None) -> None:
     assert resumed_run_dir(train_settings({"output_dir": "/out", **given})) == (Path(folder) if folder else None)
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"ranks": 5}'])
-def test_without_a_readable_plan_a_run_starts_as_new(tmp_path: Path, text: str | None) -> None:
+def test_previous_run_unreadable_plan_is_none(tmp_path: Path, text: str | None) -> None:
     settings = TrainSettings(output_dir=tmp_path, run_name="mine", resume="auto")
     (tmp_path / "mine").mkdir()
     if text is not None:
@@ -45,7 +45,7 @@ def test_without_a_readable_plan_a_run_starts_as_new(tmp_path: Path, text: str |
 @needs_two_cores
 @pytest.mark.launch
 @pytest.mark.parametrize("left", [0, 1])
-def test_a_run_goes_on_with_as_many_threads_as_it_began_with(entrypoint: Entrypoint, left: int) -> None:
+def test_resumed_run_keeps_its_threads(entrypoint: Entrypoint, left: int) -> None:
     env = {"TRAIN_DATASET": "digits", "TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "mine"}
     first = entrypoint.train(env=env | {"LAUNCH_RESERVE_CPUS": str(left)})
     made = entrypoint.plan("train", env=env | {"TRAIN_RESUME": "auto", "LAUNCH_RESERVE_CPUS": "auto"})

@@ -42,7 +42,7 @@ def planned(
         (PETS | {"TRAIN_DATA_SOURCE": "memory"}, LARGE, "memory", 0),
     ],
 )
-def test_small_sets_are_held_in_memory_and_large_ones_streamed(
+def test_small_data_is_in_memory_large_data_streams(
     environ: dict[str, str], facts: DatasetInfo, source: str, workers: int
 ) -> None:
     made = planned(environ, facts, ranks=2)
@@ -52,7 +52,7 @@ def test_small_sets_are_held_in_memory_and_large_ones_streamed(
 
 
 @pytest.mark.parametrize(("environ", "saves"), [({}, True), ({"TRAIN_CHECKPOINT_EVERY": "0"}, False)])
-def test_the_plan_says_whether_a_run_saves(environ: dict[str, str], saves: bool) -> None:
+def test_plan_records_whether_run_saves(environ: dict[str, str], saves: bool) -> None:
     assert planned(environ, SMALL).the_trainer().saves_checkpoints is saves
 
 
@@ -69,7 +69,7 @@ NODES = RESTARTS | {"LAUNCH_NNODES": "2", "MASTER_ADDR": "r1"}
         (NODES | {"TRAIN_RUN_NAME": "mine"}, "mine"),
     ],
 )
-def test_ranks_that_may_be_started_again_know_their_run(environ: dict[str, str], name: str) -> None:
+def test_restartable_ranks_get_the_run_name(environ: dict[str, str], name: str) -> None:
     base = make_test_plan(make_machine(4), environ)
     node = replace(make_machine(4), container=SHM)
     made = plan_trainer(base, read_train_settings(environ, {}), SMALL, node, free_name="free")
@@ -85,7 +85,7 @@ def test_ranks_that_may_be_started_again_know_their_run(environ: dict[str, str],
         (RESTARTS | {"TRAIN_CHECKPOINT_EVERY": "0"}, "TRAIN_CHECKPOINT_EVERY=0: restarted ranks need"),
     ],
 )
-def test_a_run_that_could_not_go_on_is_refused(environ: dict[str, str], said: str) -> None:
+def test_run_that_cannot_resume_raises(environ: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         plan_trainer(make_test_plan(make_machine(4), environ), read_train_settings(environ, {}), SMALL, make_machine(4))
 
@@ -97,7 +97,7 @@ def test_fsdp_uses_all_ranks_and_disables_ipex(ranks: int, said: str) -> None:
     assert decisions["ipex"].value == "off"
 
 
-def test_flags_travel_to_the_ranks_as_variables() -> None:
+def test_trainer_flags_become_variables_of_ranks() -> None:
     made = planned({"TRAIN_SEED": "3"}, SMALL, flags={"epochs": "5"})
     assert made.environment.variables["TRAIN_EPOCHS"] == "5"
     assert "TRAIN_SEED" not in made.environment.variables
@@ -144,17 +144,17 @@ def test_flags_travel_to_the_ranks_as_variables() -> None:
         ),
     ],
 )
-def test_what_cannot_be_trained_is_refused(environ: dict[str, str], ranks: int, said: str) -> None:
+def test_untrainable_settings_raise(environ: dict[str, str], ranks: int, said: str) -> None:
     with pytest.raises(UserError, match=said):
         planned(environ, SMALL, ranks)
 
 
-def test_how_long_to_train_is_said_once() -> None:
+def test_epochs_and_steps_together_raise() -> None:
     with pytest.raises(UserError, match=r"TRAIN_EPOCHS=3 and TRAIN_STEPS=5 both set the length of the run\."):
         planned({"TRAIN_EPOCHS": "3", "TRAIN_STEPS": "5"}, SMALL)
 
 
-def test_the_settings_table_and_the_environment_agree(tmp_path: Path) -> None:
+def test_data_dir_is_read_from_environment(tmp_path: Path) -> None:
     given = read_train_settings({"TRAIN_DATA_DIR": str(tmp_path)}, {})
     assert given.values.data_dir == tmp_path
 

@@ -31,7 +31,7 @@ SHARES = {
 
 
 @pytest.mark.parametrize("case", SHARES)
-def test_the_share_is_that_of_the_thread_that_waited_longest(case: str) -> None:
+def test_max_wait_share_is_of_longest_waiting_thread(case: str) -> None:
     before, after, seconds, share = SHARES[case]
     assert max_wait_share(before, after, seconds) == pytest.approx(share)
 
@@ -43,7 +43,7 @@ def test_cpu_wait_text_large_share_names_tune() -> None:
     )
 
 
-def test_a_kernel_that_does_not_count_says_nothing(tmp_path: Path) -> None:
+def test_kernel_without_wait_counters_returns_nothing(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "schedstat").write_text("")
     assert read_run_delays(tmp_path) == {}
@@ -73,7 +73,7 @@ def test_busy_thread_waits_for_a_cpu_and_a_sleeping_one_does_not() -> None:
 @pytest.mark.slow
 @pytest.mark.launch
 @pytest.mark.usefixtures("crowded")
-def test_a_run_beside_busy_processes_says_how_long_it_waited(entrypoint: Entrypoint) -> None:
+def test_run_on_busy_node_reports_cpu_wait(entrypoint: Entrypoint) -> None:
     result = entrypoint("train", env={"TRAIN_DATASET": "digits", "TRAIN_EPOCHS": "3", "TRAIN_TENSORBOARD": "0"})
     assert result.code == 0, result.err
     share = entrypoint.summary()["cpu_wait_share"]

@@ -22,7 +22,7 @@ def write_run(folder: Path, *, tensorboard: bool = False) -> None:
     recorder.close()
 
 
-def test_every_line_is_json_and_the_curves_are_a_image(tmp_path: Path) -> None:
+def test_metrics_lines_are_json_and_curves_an_image(tmp_path: Path) -> None:
     write_run(tmp_path)
     kinds = [line["kind"] for line in read_metrics(tmp_path)]
     assert kinds == ["step", "epoch", "step", "epoch"]
@@ -33,14 +33,14 @@ def test_every_line_is_json_and_the_curves_are_a_image(tmp_path: Path) -> None:
     assert len(colors) > 50
 
 
-def test_a_step_trained_again_after_a_restart_counts_once(tmp_path: Path) -> None:
+def test_metrics_repeated_step_counts_once(tmp_path: Path) -> None:
     for _ in range(2):
         write_run(tmp_path)
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 8
     assert len(read_metrics(tmp_path)) == 4
 
 
-def test_tensorboard_reads_the_same_numbers(tmp_path: Path) -> None:
+def test_tensorboard_has_equal_numbers(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     write_run(tmp_path, tensorboard=True)
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))

@@ -27,7 +27,7 @@ from train.report.profiler import PHASES, PhaseTimes
         ),
     ],
 )
-def test_the_diagnosis_names_what_takes_the_time(seconds: tuple[int, ...], source: str, said: str) -> None:
+def test_diagnosis_names_slowest_phase(seconds: tuple[int, ...], source: str, said: str) -> None:
     shares = PhaseTimes(10, dict(zip(PHASES, map(float, seconds), strict=True)))
     assert shares.diagnosis(source).startswith(said)
     assert shares.format_line().startswith(f"data {seconds[0]} %, forward and loss {seconds[1]} %")
@@ -35,7 +35,7 @@ def test_the_diagnosis_names_what_takes_the_time(seconds: tuple[int, ...], sourc
 
 @pytest.mark.versions
 @pytest.mark.launch
-def test_a_run_is_profiled_and_trains_on(entrypoint: Entrypoint) -> None:
+def test_profiled_run_continues_training(entrypoint: Entrypoint) -> None:
     env = {"TRAIN_EPOCHS": "1", "TRAIN_PROFILE": "4", "TRAIN_TENSORBOARD": "0"}
     result = entrypoint("train", env=env | {"TRAIN_RUN_NAME": "seen"})
     assert result.code == 0, result.err

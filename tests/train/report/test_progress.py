@@ -10,7 +10,7 @@ from train.settings import TrainSettings
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (125, "2:05"), (3723, "1:02:03")])
-def test_durations_read_as_a_clock(seconds: float, text: str) -> None:
+def test_durations_are_formatted_as_clock(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -24,14 +24,14 @@ def test_durations_read_as_a_clock(seconds: float, text: str) -> None:
         ("bar", False, NullProgress),
     ],
 )
-def test_the_display_is_what_was_asked_for_and_rank_0s_alone(asked: str, is_main: bool, kind: type) -> None:
+def test_progress_display_follows_setting_on_rank_0(asked: str, is_main: bool, kind: type) -> None:
     progress = build_progress(train_settings({"progress": asked}), 10, 2, is_main=is_main)
     assert type(progress) is kind
     progress.close()
 
 
 @pytest.mark.parametrize(("relayed", "kind"), [(False, BarProgress), (True, LineProgress)])
-def test_a_terminal_of_a_launchers_own_is_none(
+def test_progress_relayed_terminal_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], relayed: bool, kind: type
 ) -> None:
     with capsys.disabled():
@@ -41,12 +41,12 @@ def test_a_terminal_of_a_launchers_own_is_none(
     progress.close()
 
 
-def test_a_plain_line_says_where_the_run_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_line_progress_formats_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     LineProgress(10, 500).update(2, 120, 1.23456, 12345.6, 61)
     assert capsys.readouterr().out == "epoch 3/10  step 120/500  loss 1.2346  12,346 images/s  left 1:01\n"
 
 
-def test_a_bar_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bar_progress_shows_same_values(capsys: pytest.CaptureFixture[str]) -> None:
     bar = BarProgress(10, 500)
     bar.update(2, 120, 1.23456, 12345.6, 61)
     bar.print("epoch 3/10 [done]")

@@ -24,7 +24,7 @@ def test_runs_of_the_same_second_get_separate_folders(tmp_path: Path) -> None:
     assert (tmp_path / "runs/latest").resolve() == folders[-1].resolve()
 
 
-def test_a_named_run_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+def test_existing_named_run_is_not_overwritten(tmp_path: Path) -> None:
     folder, starts = run_folder.open_folder(settings(tmp_path, run_name="mine"), RunLock())
     assert (folder, starts) == (tmp_path / "mine", [])
     (folder / "settings.json").write_text("{}")
@@ -59,18 +59,18 @@ def test_resume_removes_only_half_written_files_of_killed_runs(tmp_path: Path) -
     assert left == {"step-000000020.pt", "best.pt", ".nfs0001", ".step-000000050.pt.4712"}
 
 
-def test_resuming_nothing_starts_a_new_run(tmp_path: Path) -> None:
+def test_resume_without_run_starts_new_run(tmp_path: Path) -> None:
     folder, starts = run_folder.open_folder(settings(tmp_path, resume="auto", run_name="mine"), RunLock())
     assert (folder, starts) == (tmp_path / "mine", [])
 
 
 @pytest.mark.parametrize("output", ["/sys", "/sys/runs", "/dev/null/runs"])
-def test_a_folder_that_not_even_root_can_write_is_refused(output: str) -> None:
+def test_unwritable_run_folder_raises_even_for_root(output: str) -> None:
     with pytest.raises(UserError, match=rf"TRAIN_OUTPUT_DIR={output}: cannot be written"):
         run_folder.open_folder(settings(Path(output)), RunLock())
 
 
-def test_the_command_has_every_setting_and_is_safe_to_paste(tmp_path: Path) -> None:
+def test_reproduce_command_has_settings_and_is_quoted(tmp_path: Path) -> None:
     environ = {"TRAIN_DATA_DIR": str(tmp_path / "my $data; rm"), "TRAIN_RUN_NAME": "x", "LAUNCH_THREADS": "1"}
     given = read_train_settings(environ, {"epochs": "3"})
     words = shlex.split(run_folder.reproduce_command(given, make_test_plan(make_machine(2), environ), environ))
@@ -85,7 +85,7 @@ def test_the_command_has_every_setting_and_is_safe_to_paste(tmp_path: Path) -> N
     assert "TRAIN_RUN_NAME=x" not in words
 
 
-def test_versions_name_what_is_not_installed() -> None:
+def test_versions_list_missing_packages() -> None:
     found = run_folder.versions()
     assert found["torch"][0].isdigit()
     assert set(run_folder.RECORDED_PACKAGES) <= set(found)

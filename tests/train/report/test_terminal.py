@@ -50,7 +50,7 @@ HYDRA = pytest.param(("mpiexec.hydra",), "HYDRA", HOSTS, marks=(pytest.mark.hydr
 
 @pytest.mark.parametrize(("names", "said", "words"), [*WAYS, HYDRA])
 @pytest.mark.parametrize("typed", [True, False], ids=["Ctrl-C", "SIGTERM"])
-def test_it_saves_and_that_is_said_once(
+def test_terminal_stop_saves_and_reports_once(
     entrypoint: Entrypoint, names: tuple[str, ...], said: str, words: tuple[str, ...], typed: bool
 ) -> None:
     with terminal(entrypoint.folder, (*TRAIN, *words), environment(entrypoint, names, said)) as screen:
@@ -69,7 +69,7 @@ RANKS = pytest.mark.parametrize("ranks", ["1", pytest.param("2", marks=needs_two
 
 
 @pytest.mark.parametrize(("names", "said", "words"), WAYS)  # hydra ends all when it can print no more
-def test_a_terminal_that_is_closed_saves_and_ends_the_run(
+def test_closed_terminal_saves_and_ends_run(
     entrypoint: Entrypoint, names: tuple[str, ...], said: str, words: tuple[str, ...]
 ) -> None:
     with terminal(entrypoint.folder, (*TRAIN, *words), environment(entrypoint, names, said)) as screen:
@@ -80,7 +80,7 @@ def test_a_terminal_that_is_closed_saves_and_ends_the_run(
 
 
 @RANKS
-def test_a_reader_that_goes_away_does_too(entrypoint: Entrypoint, ranks: str) -> None:
+def test_closed_output_pipe_saves_and_ends_run(entrypoint: Entrypoint, ranks: str) -> None:
     run = Started(entrypoint, ENDLESS | {"LAUNCH_NPROC_PER_NODE": ranks})
     run.wait_for("epoch 2/100000")
     assert run.process.stdout is not None
@@ -92,7 +92,7 @@ def test_a_reader_that_goes_away_does_too(entrypoint: Entrypoint, ranks: str) ->
     assert (entrypoint.folder / f"runs/run/checkpoint/step-{saved:09}.pt").exists()
 
 
-def test_so_does_a_log_on_a_disk_that_is_full(entrypoint: Entrypoint) -> None:
+def test_full_log_disk_saves_and_ends_run(entrypoint: Entrypoint) -> None:
     env = {**clean_environment(), **ENDLESS, "LAUNCH_QUIET": "1", "HOME": str(entrypoint.home)}
     words = f"exec {shlex.quote(PYTHON)} -m entrypoint train > /dev/full"
     done = subprocess.run(
@@ -105,7 +105,7 @@ def test_so_does_a_log_on_a_disk_that_is_full(entrypoint: Entrypoint) -> None:
 
 @pytest.mark.slow
 @RANKS
-def test_under_nohup_it_outlives_the_terminal(entrypoint: Entrypoint, ranks: str) -> None:
+def test_nohup_run_survives_closed_terminal(entrypoint: Entrypoint, ranks: str) -> None:
     run = Started(entrypoint, ENDLESS | {"LAUNCH_NPROC_PER_NODE": ranks}, "nohup")
     run.wait_for("epoch 1/100000  train loss")
     for pid in (run.process.pid, *children(run.process.pid)):

@@ -18,7 +18,7 @@ def random_images(height: int, width: int, channels: int = 3) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("height", "width", "channels"), [(32, 32, 3), (255, 255, 3), (300, 260, 3), (28, 40, 1)])
-def test_a_batch_is_what_torchvision_makes_of_each_image(height: int, width: int, channels: int) -> None:
+def test_book_transforms_equal_torchvision(height: int, width: int, channels: int) -> None:
     v2 = pytest.importorskip("torchvision.transforms.v2.functional")
     images = random_images(height, width, channels)
     rows = torch.tensor([4, 0, 5])

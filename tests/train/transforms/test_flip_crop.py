@@ -17,7 +17,7 @@ def one_at_a_time(image: torch.Tensor, down: int, right: int, flip: int, most: i
     return (crop.flip(1) if flip else crop).to(torch.uint8)
 
 
-def test_a_batch_gives_what_pad_crop_and_flip_give() -> None:
+def test_flip_crop_equals_pad_crop_flip() -> None:
     images = torch.randint(0, 256, (50, 32, 24, 3), dtype=torch.uint8, generator=make_generator("images"))
     rows = torch.randperm(50, generator=make_generator("rows"))[:20]
     drawn = flip_crop.sample_params(20, 32, make_generator("drawn"))

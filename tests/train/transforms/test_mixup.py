@@ -18,7 +18,7 @@ def settings(**more: float) -> TrainSettings:
 
 
 @pytest.mark.parametrize("step", range(20))
-def test_a_cut_boxs_area_is_the_share_that_is_not_own(step: int) -> None:
+def test_cutmix_box_area_is_partner_weight(step: int) -> None:
     mix = sample_mix(8, 10, 12, settings(cutmix_alpha=1.0), make_generator("cut", step))
     assert sorted(mix.partner_indices.tolist()) == list(range(8))
     images, others = torch.zeros(8, 3, 10, 12), torch.ones(8, 3, 10, 12)
@@ -28,14 +28,14 @@ def test_a_cut_boxs_area_is_the_share_that_is_not_own(step: int) -> None:
     assert float(images.sum()) == 0
 
 
-def test_mixup_lays_two_over_each_other() -> None:
+def test_mixup_interpolates_two_images() -> None:
     mix = sample_mix(8, 4, 4, settings(mixup_alpha=0.4), make_generator("up"))
     assert mix.cut_box is None
     mixed = mix.apply(torch.zeros(8, 3, 4, 4), torch.ones(8, 3, 4, 4))
     assert torch.allclose(mixed, torch.full_like(mixed, 1 - mix.own_weight))
 
 
-def test_both_take_turns_and_shares_are_drawn_anew() -> None:
+def test_mixup_and_cutmix_alternate_with_new_weights() -> None:
     drawn = [
         sample_mix(4, 8, 8, settings(mixup_alpha=0.2, cutmix_alpha=1.0), make_generator("both", step))
         for step in range(200)
@@ -45,7 +45,7 @@ def test_both_take_turns_and_shares_are_drawn_anew() -> None:
     assert all(0 <= one.own_weight <= 1 for one in drawn)
 
 
-def test_the_loss_is_that_of_both_labels_by_their_shares() -> None:
+def test_mixed_loss_weights_both_labels() -> None:
     one, mix = trainer(label_smoothing=0.1), MixParams(torch.arange(12).flip(0), 0.7)
     other = Y[mix.partner_indices]
     images = mix.apply(X[:, :, None, None], X[mix.partner_indices][:, :, None, None])[:, :, 0, 0]
