@@ -40,9 +40,23 @@ def test_user_error_pickles_with_its_code(error: UserError) -> None:
     assert (type(copy), str(copy), copy.code) == (type(error), str(error), error.code)
 
 
-@pytest.mark.parametrize(("word", "hint"), [("ncl", "Did you mean nccl? "), ("zzz", "")])
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("ncl", "nccl"),
+        ("zzz", ""),
+        ("NCCL", "nccl"),
+        ("oneccl", "ccl"),
+        ("CIFAR10", "cifar10"),
+        ("FashionMNIST", "fashion-mnist"),
+        ("float16", "fp16"),
+        ("bfloat16", "bf16"),
+        ("", ""),
+    ],
+)
 def test_did_you_mean_suggests_only_close_words(word: str, hint: str) -> None:
-    assert did_you_mean(word, ["auto", "gloo", "nccl"]) == hint
+    known = ["auto", "gloo", "nccl", "ccl", "cifar10", "fashion-mnist", "fp16", "bf16"]
+    assert did_you_mean(word, known) == (f"Did you mean {hint}? " if hint else "")
 
 
 def test_readme_lists_every_exit_code() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from entrypoint.tune.candidates import BASELINE, Candidate
 from entrypoint.tune.search import Best, more_certain
+from entrypoint.tune.store import RESULT_KEY
 from entrypoint.tune.successive_halving import ComparisonResult
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 from tools.busy_processes import busy_processes
@@ -153,6 +154,23 @@ def test_trial_leaves_no_process(entrypoint: Entrypoint) -> None:
     assert left == []
 
 
+def test_tune_out_of_time_without_a_winner_continues_later(entrypoint: Entrypoint) -> None:
+    file = script(entrypoint.folder, "speeds.py", SPEEDS)
+    env = FIXED | {"TUNE_METRIC": r"([0-9,]+) images/s"}
+    result = entrypoint("tune", "run", file, env=env | {"TUNE_MINUTES": "0.001"})
+    assert result.code in (0, 2), result.err
+    if result.code == 0:
+        assert result.out.splitlines()[-1].endswith("time is up; run the same command to continue")
+    found = findings(entrypoint)
+    assert found[RESULT_KEY] is None, "else the next search would begin anew"
+    trials = len(found["trials"])  # type: ignore[arg-type]
+    assert trials
+    again = entrypoint("tune", "run", file, env=env | {"TUNE_MINUTES": "0.001"})
+    assert again.code == 0, again.err
+    assert len(findings(entrypoint)["trials"]) >= trials  # type: ignore[arg-type]
+    assert "(set by you)" not in entrypoint("plan", "run", file, env=FIXED).out.split("ranks")[1].splitlines()[0]
+
+
 ONE_THREAD = Candidate.from_variables({"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1"})
 PASSIVE = ONE_THREAD.with_variables({"OMP_WAIT_POLICY": "passive"})
 TOLD_APART = ComparisonResult(ONE_THREAD, (), {ONE_THREAD: [2.0] * 5, BASELINE: [1.0] * 5})
@@ -160,6 +178,7 @@ NOT_YET = ComparisonResult(
     PASSIVE, (ONE_THREAD, BASELINE), {PASSIVE: [2.1], ONE_THREAD: [2.0] * 6, BASELINE: [1.0] * 6}
 )
 REFINED = ComparisonResult(PASSIVE, (ONE_THREAD,), {PASSIVE: [2.1] * 5, ONE_THREAD: [2.0] * 6, BASELINE: [1.0] * 6})
+ONLY_UNTUNED = ComparisonResult(BASELINE, (), {BASELINE: [1.0] * 6})  # time was up after its first trial
 NO_GAIN = ComparisonResult(BASELINE, (ONE_THREAD,), {ONE_THREAD: [1.0] * 5, BASELINE: [1.0] * 5})
 
 
@@ -169,6 +188,8 @@ NO_GAIN = ComparisonResult(BASELINE, (ONE_THREAD,), {ONE_THREAD: [1.0] * 5, BASE
         (TOLD_APART, REFINED, REFINED),
         (TOLD_APART, NOT_YET, TOLD_APART),
         (TOLD_APART, None, TOLD_APART),
+        (TOLD_APART, ONLY_UNTUNED, TOLD_APART),
+        (NO_GAIN, ONLY_UNTUNED, ONLY_UNTUNED),
         (NO_GAIN, NOT_YET, NOT_YET),
     ],
 )

@@ -154,3 +154,45 @@ def test_stopped_pruned_run_resumes_pruned_and_ends_equal(entrypoint: Entrypoint
     again = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "stopped", "TRAIN_RESUME": "auto"})
     assert again["parameters"] == whole["parameters"]
     assert again["test_loss"] == whole["test_loss"]
+
+
+@pytest.mark.launch
+def test_run_that_goes_on_past_the_warm_up_is_pruned(entrypoint: Entrypoint) -> None:
+    """The book's chapter 6: a trained model is pruned, then trained further."""
+    pytest.importorskip("torch_pruning")
+    common = {"TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1"}
+    entrypoint.train(env=common | {"TRAIN_EPOCHS": "2", "TRAIN_RUN_NAME": "trained"})
+    start = {"TRAIN_RESUME": "runs/trained/checkpoint/best.pt", "TRAIN_RESUME_ALLOW_CHANGED": "1"}
+    for warm_up in ("0", "1", "2", "3"):
+        more = {"TRAIN_EPOCHS": "4", "TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_WARMUP": warm_up}
+        result = entrypoint("train", env=common | start | more | {"TRAIN_RUN_NAME": f"pruned{warm_up}"})
+        assert result.code == 0, result.err
+        assert "pruned by torch-pruning: 155,530 parameters before, " in result.out
+        assert entrypoint.summary(f"pruned{warm_up}")["parameters"] < 155_530
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"TRAIN_PRUNE_EXCLUDE": "layer4"}, "TRAIN_PRUNE_EXCLUDE=layer4: cnn has no such layer."),
+        ({"TRAIN_PRUNE_BACKEND": "nni", "TRAIN_PRUNE_RATIO": "0.001"}, "removes nothing of cnn"),
+        ({"TRAIN_MODEL": "shufflenet_v2_x0_5"}, "shufflenet_v2_x0_5 cannot be pruned"),
+        ({"TRAIN_MODEL": "vit_b_32", "TRAIN_PRUNE_BACKEND": "nni"}, "vit_b_32 cannot be pruned"),
+        ({"TRAIN_MODEL": "vit_b_32"}, "TRAIN_PRUNE_BACKEND=torch-pruning: removes nothing of vit_b_32"),
+    ],
+)
+def test_impossible_pruning_is_refused_before_the_first_epoch(
+    entrypoint: Entrypoint, env: dict[str, str], said: str
+) -> None:
+    needs(env.get("TRAIN_PRUNE_BACKEND", "torch-pruning"))
+    if "TRAIN_MODEL" in env:
+        pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
+        env = env | {"TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_SHAPE": "3x224x224", "TRAIN_SYNTHETIC_IMAGES": "20"}
+        env |= {"TRAIN_BATCH_SIZE": "10"}
+    result = entrypoint("train", env={**PRUNED, "TRAIN_EPOCHS": "2", "LAUNCH_QUIET": "1"} | env)
+    assert result.code in (2, 3), result.err
+    (line,) = result.error_lines
+    assert said in line
+    assert "epoch 1" not in result.out
+    assert "Traceback" not in result.err
