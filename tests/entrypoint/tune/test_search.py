@@ -162,7 +162,7 @@ def test_tune_out_of_time_without_a_winner_continues_later(entrypoint: Entrypoin
     if result.code == 0:
         assert result.out.splitlines()[-1].endswith("time is up; run the same command to continue")
     found = findings(entrypoint)
-    assert found[RESULT_KEY] is None, "else the next search would begin anew"
+    assert found[RESULT_KEY] is None, "else the next search would begin again from the start"
     trials = len(found["trials"])  # type: ignore[arg-type]
     assert trials
     again = entrypoint("tune", "run", file, env=env | {"TUNE_MINUTES": "0.001"})
