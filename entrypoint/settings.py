@@ -62,6 +62,13 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
             " srun in a batch script, mpirun if LAUNCH_HOSTS is set."
         ),
     ] = "auto"
+    env: Annotated[
+        Literal["auto", "torchrun", "none"],
+        Meta(
+            description="Variables of a single rank. torchrun: RANK, WORLD_SIZE and the others. none: without them,"
+            " for scripts that take them for GPUs. auto: torchrun."
+        ),
+    ] = "auto"
     hosts: Annotated[
         str,
         Meta(description="Nodes for mpirun with the ranks on each, such as r1:4,r2:2, or a file with one per line."),

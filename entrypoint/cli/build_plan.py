@@ -58,7 +58,27 @@ def detect_plan_inputs(
         node_group=nodes,
         remote_launcher=find_remote_launcher(settings.values, job, nodes.nnodes, environ),
         run_token=f"{socket.gethostname()}-{os.getpid()}",
+        foreign_variable=find_foreign_variable(command.program, environ),
     )
+
+
+# Variables of MPI launchers and srun that scripts read to find their rank, and that the entrypoint does not set.
+FOREIGN_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
+MAX_SCRIPT_BYTES = 1 << 20
+
+
+def find_foreign_variable(program: Program | None, environ: Mapping[str, str]) -> str:
+    """Return the first variable of another launcher that the user's script names and nobody has set."""
+    if program is None or program.kind not in ("script", "notebook"):
+        return ""
+    try:
+        with Path(program.argv[1]).open(errors="replace") as file:
+            text = file.read(MAX_SCRIPT_BYTES)
+    except OSError:  # a folder with __main__.py
+        return ""
+    if "LOCAL_RANK" in text.replace("_LOCAL_RANK", "") or '"RANK"' in text or "'RANK'" in text:
+        return ""  # it reads torchrun's variables too
+    return next((name for name in FOREIGN_VARIABLES if name in text and not environ.get(name)), "")
 
 
 def apply_saved_tuning(command: CommandLine, inputs: PlanInputs) -> tuple[PlanInputs, TunedPlan | None]:

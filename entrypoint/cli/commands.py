@@ -98,6 +98,10 @@ def plan_command(command: CommandLine, inputs: PlanInputs, started: float) -> in
     if inputs.job.rank == 0 and not inputs.settings.values.quiet:
         only = "launcher" if plan.launcher in REMOTE_LAUNCHERS else ""  # each rank's node shows the rest
         print("\n".join(plan_lines(plan, only=only)), file=sys.stderr)
+    if plan.program.kind == "notebook" and plan.launcher not in REMOTE_LAUNCHERS:  # there each rank converts it
+        from entrypoint.launch.notebook import with_converted_notebook
+
+        plan = with_converted_notebook(plan)
     launch(plan, inputs.job, inputs.environ, started)
 
 

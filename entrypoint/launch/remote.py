@@ -13,9 +13,11 @@ from entrypoint.core.console import STATUS_VAR
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.job.detect import Job
 from entrypoint.job.ports import JOB_TOKEN_VAR, START_TIME_VAR
-from entrypoint.job.slurm import expand_per_node_count, number
+from entrypoint.job.slurm import number
+from entrypoint.plan.environment import USER_OVERRIDABLE
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
 from entrypoint.plan.model import Plan
+from entrypoint.plan.remote_ranks import node_count, ranks_per_host, starts_ranks_here
 from entrypoint.settings import LaunchSettings
 
 VERSION_LIMIT_S = 20
@@ -149,31 +151,25 @@ def with_remote_command(plan: Plan, inputs: PlanInputs) -> Plan:
     if not starter.mpi:
         count, command = srun(inputs, starter, plan.nodes.nproc_per_node, again)
     else:
-        hosts = ranks_per_host(inputs, starter, plan.nodes.nproc_per_node)
+        hosts = ranks_per_host(inputs, plan.nodes.nproc_per_node)
         count = sum(ranks for _, ranks in hosts)
         flags |= rendezvous_hints(inputs, hosts)
         command = (open_mpi if starter.mpi == "Open MPI" else hydra)(environ, starter, hosts, again)
-    nodes, environment = replace(plan.nodes, world_size=count), replace(plan.environment, variables=flags)
-    return replace(plan, nodes=nodes, command=command, environment=environment)
+    nodes = replace(plan.nodes, nnodes=node_count(inputs), min_nodes=node_count(inputs), world_size=count)
+    environment = replace(plan.environment, variables=flags)
+    plan = replace(plan, nodes=nodes, command=command, environment=environment)
+    return plan if starts_ranks_here(inputs) else without_this_node(plan)
 
 
-def ranks_per_host(inputs: PlanInputs, starter: RemoteLauncher, nproc: int) -> tuple[tuple[str, int], ...]:
-    """Return the nodes with ranks on each: the user's list, else the scheduler's, else this one."""
-    if starter.hosts:
-        return tuple((name, count or nproc) for name, count in starter.hosts)
-    nodes, tasks = inputs.job.hostnames, inputs.environ.get("SLURM_TASKS_PER_NODE", "")
-    if tasks and uses_slurm_ntasks(inputs):
-        return tuple(
-            (name, expand_per_node_count("SLURM_TASKS_PER_NODE", tasks, index)) for index, name in enumerate(nodes)
-        )
-    return tuple((name, nproc) for name in nodes) or (("localhost", nproc),)
+def without_this_node(plan: Plan) -> Plan:
+    """Return the plan without the decisions about this node's CPUs and libraries: the ranks are on other nodes."""
+    kept = tuple(one for one in plan.decisions if one.key not in (*NODE_DECISIONS, *USER_OVERRIDABLE))
+    note = "the ranks are on other nodes; each of them plans its own cores, threads and libraries"
+    binding = replace(plan.binding, core_map=())
+    return replace(plan, ranks=(), binding=binding, decisions=kept, warnings=(*plan.warnings, note))
 
 
-def uses_slurm_ntasks(inputs: PlanInputs) -> bool:
-    """Tell whether the batch job says how many tasks it has, and nothing says otherwise."""
-    tasks = number(inputs.environ, "SLURM_NTASKS", 0)
-    free = not inputs.is_set_by_user("nproc_per_node") and not inputs.machine.gpus
-    return free and tasks >= max(1, len(inputs.job.hostnames))
+NODE_DECISIONS = ("cores", "threads", "memory", "gpus", "openmp", "allocator")
 
 
 def rendezvous_hints(inputs: PlanInputs, hosts: tuple[tuple[str, int], ...]) -> dict[str, str]:
@@ -190,8 +186,7 @@ def srun(
 
     Since Slurm 22.05 srun takes no --cpus-per-task from its job, and would leave a task one CPU (its release notes).
     """
-    nodes = max(1, len(inputs.job.hostnames))
-    tasks = number(inputs.environ, "SLURM_NTASKS", 0) if uses_slurm_ntasks(inputs) else nodes * nproc
+    nodes, tasks = node_count(inputs), inputs.world_size_for(nproc)
     cpus = number(inputs.environ, "SLURM_CPUS_PER_TASK", 0)
     if inputs.settings.values.max_restarts not in ("auto", 0):  # then a task is a node's agent
         tasks, cpus = nodes, 0

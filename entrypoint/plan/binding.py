@@ -12,6 +12,7 @@ from entrypoint.plan.cpu_budget import CpuBudget, compute_cpu_budget
 from entrypoint.plan.devices import Devices
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, RankPlan, Source
+from entrypoint.plan.remote_ranks import starts_ranks_here
 from entrypoint.plan.runtime_libraries import THREAD_VARIABLES
 from entrypoint.plan.shared_node import ReservedCpus, reserve_busy_cpus
 
@@ -66,6 +67,8 @@ def check_core_count(inputs: PlanInputs, budget: CpuBudget, nproc: int) -> None:
     """Raise `UserError` for more ranks than cores, unless LAUNCH_OVERSUBSCRIBE allows it."""
     most = min(len(budget.cores), budget.threads)
     if nproc <= most or inputs.settings.values.oversubscribe or inputs.bound_by_launcher:
+        return
+    if not starts_ranks_here(inputs):
         return
     source = inputs.settings.sources.get("nproc_per_node", f"{nproc} ranks")
     raise UserError(

@@ -11,7 +11,8 @@ from entrypoint.machine.gpus import Gpu
 from entrypoint.plan.core_assignment import cores_by_node
 from entrypoint.plan.cpu_budget import compute_cpu_budget
 from entrypoint.plan.inputs import PlanInputs
-from entrypoint.plan.model import Decision
+from entrypoint.plan.model import Decision, make_decision
+from entrypoint.plan.remote_ranks import ranks_on_first_host, ranks_per_host
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,12 @@ def decide_nproc(inputs: PlanInputs, visible: tuple[Gpu, ...]) -> tuple[int, Dec
     if job.launcher:
         nproc = nproc_from_launcher(inputs, len(visible))
         return nproc, Decision("ranks", str(nproc), f"started by {job.launcher} on this node")
+    remote = ranks_on_first_host(inputs)
+    if remote:
+        hosts = ranks_per_host(inputs, remote)
+        each = ", ".join(f"{name}:{count}" for name, count in hosts[:3]) + (", …" if len(hosts) > 3 else "")
+        total = str(inputs.world_size_for(remote))
+        return remote, make_decision("ranks", total, f"the batch job's tasks: {each}", "", hosts_setting(inputs))
     if values.nproc_per_node != "auto":
         if visible and values.nproc_per_node > len(visible):
             raise UserError(
@@ -127,6 +134,11 @@ def decide_nproc(inputs: PlanInputs, visible: tuple[Gpu, ...]) -> tuple[int, Dec
         reason = f"PET_NPROC_PER_NODE={inputs.node_group.nproc_per_node}, one per CPU, is Kubeflow's default"
         decision = replace(decision, reason=reason)
     return nproc, decision
+
+
+def hosts_setting(inputs: PlanInputs) -> str:
+    """Return how the user wrote LAUNCH_HOSTS, empty without it."""
+    return inputs.settings.sources.get("hosts", "") if inputs.settings.values.hosts else ""
 
 
 def is_kubeflow_default(inputs: PlanInputs) -> bool:

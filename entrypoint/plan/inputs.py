@@ -14,6 +14,7 @@ from entrypoint.job.launchers import LauncherBinding
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Program, RankPlan, Source, make_decision
+from entrypoint.plan.remote_ranks import remote_world_size
 from entrypoint.settings import LaunchSettings
 
 # A CPU counts as busy from 0.8 of its time on; below that a thread on it still gets enough time.
@@ -50,6 +51,7 @@ class PlanInputs:
     `dir_fallbacks` are variables that replace an unusable home or temporary folder, each with the reason.
     `node_group` are the nodes on each of which an entrypoint starts ranks; one if a launcher has started them.
     `remote_launcher` starts ranks on other nodes too, None if nothing does. `run_token` is unique to this run.
+    `foreign_variable` is another launcher's variable that the user's script reads, empty if there is none.
     `previous` is what the plan of a resumed run had, None for a new run.
     """
 
@@ -66,6 +68,7 @@ class PlanInputs:
     remote_launcher: RemoteLauncher | None = None
     run_token: str = ""
     previous: PreviousRun | None = None
+    foreign_variable: str = ""
 
     def decide(self, field: str, key: str, value: str, reason: str, detail: str = "") -> Decision:
         """Return a decision that a setting makes if the user chose one, else the planner for `reason`.
@@ -85,7 +88,9 @@ class PlanInputs:
         return field in self.settings.sources and getattr(self.settings.values, field) != "auto"
 
     def world_size_for(self, nproc: int) -> int:
-        """Return the world size, where this node starts `nproc` ranks unless a launcher has started all."""
+        """Return the world size, where this node starts `nproc` ranks unless a launcher starts all."""
+        if self.remote_launcher and not self.job.launcher:
+            return remote_world_size(self, nproc)
         return self.job.world_size if self.job.launcher else nproc * self.node_group.nnodes
 
     @property

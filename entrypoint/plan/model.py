@@ -123,11 +123,15 @@ class BindingPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentPlan:
-    """Variables of every rank, the names of the user's own that are kept, and the libraries to preload."""
+    """Variables of every rank, the names of the user's own that are kept, and the libraries to preload.
+
+    Without `sets_rank` a single rank gets no RANK, WORLD_SIZE and the like.
+    """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     user_set: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
+    sets_rank: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,6 +64,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             variables=variables,
             user_set=tuple(name for name in USER_OVERRIDABLE if inputs.environ.get(name)),
             preload=runtime.preload,
+            sets_rank=sets_rank_variables(inputs, devices.nproc),
         ),
         device=devices.device,
         backend=backend.value,
@@ -93,6 +94,18 @@ def make_plan(inputs: PlanInputs) -> Plan:
         machine=describe_machine(inputs.machine),
     )
     return replace(plan, command=agent_command(plan, inputs)) if launcher == LauncherKind.TORCHRUN else plan
+
+
+def sets_rank_variables(inputs: PlanInputs, nproc: int) -> bool:
+    """Return whether ranks get RANK, WORLD_SIZE and the like; raises `UserError` if LAUNCH_ENV=none cannot be."""
+    if inputs.settings.values.env != "none":
+        return True
+    source, ranks = inputs.settings.sources["env"], inputs.world_size_for(nproc)
+    if ranks > 1:
+        raise UserError(f"{source}: {ranks} ranks find each other by RANK and WORLD_SIZE. Start one rank, or unset it.")
+    if inputs.program.kind == "train":
+        raise UserError(f"{source}: is for a script of your own, and the trainer reads the variables. Unset it.")
+    return False
 
 
 def plan_rendezvous(inputs: PlanInputs) -> RendezvousPlan:
@@ -152,8 +165,8 @@ def decide_launcher(inputs: PlanInputs, nproc: int, restarts: int) -> tuple[Laun
     Raises `UserError` where LAUNCH_LAUNCHER=direct is to start several ranks.
     """
     job = inputs.job
+    check_launcher_setting(inputs)
     if job.launcher:
-        check_launcher_setting(inputs)
         reason = f"rank {job.rank} of {job.world_size}, started by {job.launcher}"
         return LauncherKind.RANK, Decision("launcher", "rank", reason)
     if inputs.remote_launcher:
@@ -177,11 +190,14 @@ SAME_LAUNCHER = {"torchrun": "torchrun", "srun": "srun"}
 
 
 def check_launcher_setting(inputs: PlanInputs) -> None:
-    """Raise `UserError` for LAUNCH_LAUNCHER or LAUNCH_HOSTS of the user in a rank that a launcher has started.
+    """Raise `UserError` for LAUNCH_HOSTS without mpirun, and for settings of a launcher in a rank that one started.
 
     The ranks of a launcher that the entrypoint itself started have them too (START_TIME_VAR).
     """
     job, values, sources = inputs.job, inputs.settings.values, inputs.settings.sources
+    if job.launcher is None and values.hosts and (inputs.remote_launcher is None or not inputs.remote_launcher.mpi):
+        other = sources.get("launcher") or sources.get("nnodes") or "the environment"
+        raise UserError(f"{sources['hosts']}: only mpirun uses it, and {other} starts no mpirun. Drop one of the two.")
     if inputs.environ.get(START_TIME_VAR) or job.launcher is None:
         return
     agrees = values.launcher in ("auto", SAME_LAUNCHER.get(job.launcher, "mpirun"))
@@ -216,6 +232,11 @@ def warn_unused_variables(inputs: PlanInputs, nproc: int) -> tuple[str, ...]:
         unused = ", ".join(unclaimed_rank_variables(environ))
         if unused:
             lines.append(f"{unused}: not used, {inputs.settings.sources['launcher']} starts ranks on this node alone")
+    if inputs.foreign_variable:
+        lines.append(
+            f"the script reads {inputs.foreign_variable}, which this launcher does not set;"
+            " if it needs it, use --launcher mpirun, or RANK and WORLD_SIZE in the script"
+        )
     tasks = number(environ, "SLURM_NTASKS", 1) if environ.get("SLURM_JOB_ID") else 1
     if tasks not in (1, nproc) and not inputs.is_set_by_user("nproc_per_node"):
         lines.append(

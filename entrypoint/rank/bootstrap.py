@@ -22,6 +22,15 @@ from entrypoint.rank.rendezvous import rendezvous_variables
 AGENT_ONLY_VARS = "ENTRYPOINT_AGENTS_OWN"
 
 
+# What torchrun sets in a rank (its manual).
+TORCHRUN_VARIABLES = frozenset(
+    {
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK"),
+        *("ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
+    }
+)
+
+
 def exec_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn:
     """Execute the plan's program as the job's rank; raises `UserError` if that is not possible.
 
@@ -79,6 +88,10 @@ def build_rank_environment(plan: Plan, rank: RankPlan, job: Job, environ: Mappin
     environment = {**environ, **plan.environment.variables, PLAN_VAR: plan.to_variable()}
     if "OMP_NUM_THREADS" not in plan.environment.user_set:
         environment["OMP_NUM_THREADS"] = str(rank.threads)
+    if not plan.environment.sets_rank:
+        return with_preload(
+            plan, {name: value for name, value in environment.items() if name not in TORCHRUN_VARIABLES}
+        )
     environment |= {
         "RANK": str(job.rank),
         "WORLD_SIZE": str(job.world_size),
@@ -95,13 +108,18 @@ def build_rank_environment(plan: Plan, rank: RankPlan, job: Job, environ: Mappin
     if job.world_size > 1 and plan.program.kind == "train":
         # c10d prints long warnings about failed reverse lookups. The trainer reports the relevant errors.
         environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if plan.environment.preload:
-        own = environment.get("LD_PRELOAD", "")
-        environment["LD_PRELOAD"] = ":".join((*plan.environment.preload, *([own] if own else [])))
     if not environment.get("MASTER_ADDR"):
         environment["MASTER_ADDR"] = "127.0.0.1" if job.on_one_node else require_master_addr(plan, job)
     if not environment.get("MASTER_PORT"):
         environment["MASTER_PORT"] = str(master_port(job, environment.get(JOB_TOKEN_VAR, "")))
+    return with_preload(plan, environment)
+
+
+def with_preload(plan: Plan, environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment with the plan's libraries before the user's own in LD_PRELOAD."""
+    if plan.environment.preload:
+        own = environment.get("LD_PRELOAD", "")
+        environment["LD_PRELOAD"] = ":".join((*plan.environment.preload, *([own] if own else [])))
     return environment
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.settings_base import ParsedSettings
 from train.data.dataset_info import DatasetInfo
-from train.planning.run_lookup import resumed_run_dir
 from train.settings import PROFILE_WARM_UP, TrainSettings
 
 # Models of this project.
@@ -92,8 +91,11 @@ def check_resume_path(settings: TrainSettings) -> None:
     if settings.resume in ("auto", "off"):
         return
     path = Path(settings.resume)
-    folder = resumed_run_dir(settings)
-    if not (path.is_file() or (path.suffix == ".sharded" and path.is_dir())) or folder is None:
+    try:
+        is_there = path.is_file() or (path.suffix == ".sharded" and path.is_dir())
+    except OSError:  # a name that is too long
+        is_there = False
+    if not is_there:
         raise UserError(
             f"TRAIN_RESUME={printable(settings.resume)}: no such checkpoint. Set it to auto, off or a checkpoint's"
             " path."

@@ -11,6 +11,7 @@ from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_deci
 from train.data.dataset_info import DatasetInfo
 from train.planning.checks import check_trainer_settings
 from train.planning.compute import decide_compiling, decide_ipex, decide_precision
+from train.planning.techniques import decide_techniques
 from train.planning.unused_settings import unused_settings
 from train.settings import TrainSettings
 
@@ -62,6 +63,7 @@ def plan_trainer(
         saves_checkpoints=settings.checkpoint_every > 0,
     )
     decisions = (
+        *decide_techniques(given, dataset),
         decide_batch(given, ranks),
         *decide_images(dataset),
         source_decision,

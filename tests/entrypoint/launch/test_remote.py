@@ -200,3 +200,48 @@ def test_find_remote_launcher_heterogeneous_job_raises() -> None:
 def test_forwarded_variables_contain_no_secret() -> None:
     secrets = {"GITHUB_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "x", "WANDB_API_KEY": "x", "SSH_AUTH_SOCK": "x"}
     assert not set(forwarded_variables(secrets)) & set(secrets)
+
+
+def test_plan_for_hosts_counts_all_their_ranks() -> None:
+    made = plan({"LAUNCH_HOSTS": "a:8,b:8"}, RemoteLauncher("mpirun", "Open MPI", (("a", 8), ("b", 8))), cores=2)
+    assert (made.nodes.nnodes, made.nodes.nproc_per_node, made.nodes.world_size) == (2, 8, 16)
+    decisions = {one.key: one for one in made.decisions}
+    assert (decisions["ranks"].value, decisions["ranks"].setting) == ("16", "LAUNCH_HOSTS=a:8,b:8")
+    assert "unused" not in decisions["backend"].text
+    assert made.ranks == ()
+    assert not {"cores", "threads", "openmp", "allocator"} & set(decisions), "those of this node, which has no rank"
+    assert any("the ranks are on other nodes" in line for line in made.warnings)
+
+
+def test_plan_for_this_host_is_limited_by_its_cores() -> None:
+    here = RemoteLauncher("mpirun", "Open MPI", (("node1", 2), ("b", 2)))
+    made = plan({"LAUNCH_HOSTS": "node1:2,b:2"}, here, cores=2)
+    assert (made.nodes.world_size, len(made.ranks)) == (4, 2)
+    many = RemoteLauncher("mpirun", "Open MPI", (("node1", 8),))
+    with pytest.raises(UserError, match="8 ranks: more ranks than cores"):
+        plan({"LAUNCH_HOSTS": "node1:8"}, many, cores=2)
+
+
+def test_plan_for_a_batch_job_counts_its_tasks() -> None:
+    made = plan(BATCH | {"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "2(x2)"}, RemoteLauncher("srun"))
+    assert (made.nodes.nnodes, made.nodes.nproc_per_node, made.nodes.world_size) == (2, 2, 4)
+    assert next(one for one in made.decisions if one.key == "ranks").reason == "the batch job's tasks: n1:2, n2:2"
+
+
+@pytest.mark.parametrize(
+    ("environ", "starter", "other"),
+    [
+        ({"LAUNCH_LAUNCHER": "direct"}, None, "LAUNCH_LAUNCHER=direct"),
+        ({"LAUNCH_LAUNCHER": "local"}, None, "LAUNCH_LAUNCHER=local"),
+        ({"LAUNCH_LAUNCHER": "srun"}, RemoteLauncher("srun", "", (("a", 1),)), "LAUNCH_LAUNCHER=srun"),
+    ],
+)
+def test_hosts_without_mpirun_are_refused(environ: dict[str, str], starter: RemoteLauncher | None, other: str) -> None:
+    with pytest.raises(UserError, match=f"LAUNCH_HOSTS=a:1: only mpirun uses it, and {other} starts no mpirun"):
+        plan({"LAUNCH_HOSTS": "a:1"} | environ, starter)
+
+
+def test_srun_inside_srun_pty_shares_the_cpus_of_its_step() -> None:
+    made = plan(BATCH | {"SLURM_PTY_PORT": "4123"}, RemoteLauncher("srun"))
+    assert "--overlap" in made.command
+    assert "--overlap" not in plan(BATCH, RemoteLauncher("srun")).command

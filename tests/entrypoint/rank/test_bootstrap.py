@@ -10,9 +10,9 @@ import pytest
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job
 from entrypoint.plan.model import PLAN_VAR, BindingPlan, Plan, Program
-from entrypoint.rank.bootstrap import build_rank_environment, global_rank_of, master_port
+from entrypoint.rank.bootstrap import TORCHRUN_VARIABLES, build_rank_environment, global_rank_of, master_port
 from tests.conftest import PYTHON
-from tests.factories import make_machine, make_test_plan
+from tests.factories import SCRIPT, make_machine, make_test_plan
 
 
 def environment(job: Job, environ: dict[str, str] | None = None) -> dict[str, str]:
@@ -111,3 +111,25 @@ def test_rank_start_imports_no_settings() -> None:
     assert "entrypoint.rank.bootstrap" in done.stderr
     assert "entrypoint.settings" not in done.stderr
     assert "argparse" not in done.stderr
+
+
+def test_build_rank_environment_without_rank_variables() -> None:
+    mine = {"LAUNCH_ENV": "none", "RANK": "1", "WORLD_SIZE": "2", "LAUNCH_LAUNCHER": "direct", "MASTER_ADDR": "there"}
+    found = environment(Job(), mine)
+    assert not TORCHRUN_VARIABLES & set(found)
+    assert found["OMP_NUM_THREADS"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("environ", "program", "said"),
+    [
+        ({"LAUNCH_NPROC_PER_NODE": "2"}, SCRIPT, "LAUNCH_ENV=none: 2 ranks find each other by RANK"),
+        ({}, Program("train", ("python", "-m", "train")), "LAUNCH_ENV=none: is for a script of your own"),
+    ],
+)
+def test_ranks_that_need_their_variables_cannot_go_without(
+    environ: dict[str, str], program: Program, said: str
+) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        make_test_plan(make_machine(4), environ | {"LAUNCH_ENV": "none"}, program=program)
+    assert error.value.code == ExitCode.USAGE

@@ -1,0 +1,72 @@
+"""Decisions about what is trained and how: model, optimizer, transforms, and every technique that is switched on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from entrypoint.core.settings_base import ParsedSettings
+from entrypoint.plan.model import Decision, make_decision
+from train.data.dataset_info import DatasetInfo
+from train.settings import TrainSettings
+
+
+def describe_pruning(settings: TrainSettings) -> str:
+    """Return how the model is pruned, and when."""
+    kept = f", but not {settings.prune_exclude}" if settings.prune_exclude else ""
+    when = f"after {settings.prune_warmup} epoch{'s' * (settings.prune_warmup != 1)}"
+    return f"of {settings.prune_layer_types} layers{kept}, by {settings.prune_backend}, {when}"
+
+
+# Field -> the key in the plan, the value that says off, and a description (pruning has its own).
+TECHNIQUES: Mapping[str, tuple[str, object, str]] = {
+    "grad_accum_steps": ("grad accumulation", 1, "micro-batches per step and rank"),
+    "mixup_alpha": ("mixup", 0.0, "alpha of its Beta distribution"),
+    "cutmix_alpha": ("CutMix", 0.0, "alpha of its Beta distribution"),
+    "label_smoothing": ("label smoothing", 0.0, "share of each label spread over all classes"),
+    "ema_decay": ("EMA", 0.0, "decay of the weights' average; it is evaluated and exported"),
+    "max_grad_norm": ("gradient clipping", 0.0, "the largest gradient norm"),
+    "gradient_compression": ("grad compression", "off", "for DDP; may reduce accuracy"),
+    "prune_ratio": ("pruning", 0.0, ""),
+    "deterministic": ("deterministic", False, "deterministic kernels only"),
+    "export": ("export", "off", "model.onnx after the last epoch"),
+    "profile": ("profile", 0, "steps after a warm-up"),
+}
+
+
+def decide_techniques(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> tuple[Decision, ...]:
+    """Return the decisions of model, optimizer, transforms and the techniques that are on."""
+    return (
+        decide_model(given),
+        decide_optimizer(given),
+        decide_transforms(given, dataset),
+        *(
+            make_decision(key, str(value), "", text or describe_pruning(given.values), given.sources.get(field, ""))
+            for field, (key, off, text) in TECHNIQUES.items()
+            if (value := getattr(given.values, field)) != off
+        ),
+    )
+
+
+def decide_model(given: ParsedSettings[TrainSettings]) -> Decision:
+    """Return the model, with the note that it has no biases."""
+    model, detail = given.values.model, "" if given.values.bias else "without biases"
+    reason = "the default" if model == TrainSettings().model else "by the recipe"
+    return make_decision("model", model, reason, detail, given.sources.get("model", ""))
+
+
+def decide_optimizer(given: ParsedSettings[TrainSettings]) -> Decision:
+    """Return the optimizer, with its learning rate and schedule."""
+    settings = given.values
+    rate = "default" if settings.lr == "auto" else f"{settings.lr:g}"
+    detail = f"learning rate {rate}, schedule {settings.schedule}"
+    return make_decision("optimizer", settings.optimizer, "", detail, given.sources.get("optimizer", ""))
+
+
+def decide_transforms(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> Decision:
+    """Return the transforms of the training images; auto flips and shifts color images only."""
+    settings = given.values
+    if settings.transforms != "auto":
+        return make_decision("transforms", settings.transforms, "", "", given.sources.get("transforms", ""))
+    if dataset.shape[0] == 3 and settings.dataset != "synthetic":
+        return Decision("transforms", "flip-crop", "color images are flipped and shifted")
+    return Decision("transforms", "none", "flips change digits, and gray images may be such")
