@@ -20,7 +20,8 @@ if [[ -n $IMAGE ]]; then start=(apptainer run --nv "$IMAGE" train); fi
 
 # Ranks on other machines see what is named here and nothing else of this environment.
 passed=()
-for name in $(compgen -e | grep -E '^(TRAIN|LAUNCH|APPTAINER|OMP|KMP|NCCL|GLOO)_|^(PATH|MASTER_ADDR|MASTER_PORT)$'); do
+groups='TRAIN|LAUNCH|OMP|KMP|GOMP|MKL|GLOO|NCCL|CCL|FI|I_MPI|UCX|TORCH|ACCELERATE|APPTAINER'
+for name in $(compgen -e | grep -E "^($groups)_|^(PATH|MASTER_ADDR|MASTER_PORT|CUDA_VISIBLE_DEVICES)\$"); do
   passed+=(-x "$name")
 done
 

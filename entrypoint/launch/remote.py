@@ -33,7 +33,21 @@ HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?::| +slots *= *)([1-9][0-9]
 # What ranks on other nodes get: our settings and what steers threads, networks and devices. Nothing else of a
 # user's environment goes over the network, where it may hold secrets.
 FORWARDED_PREFIXES = (
-    *("LAUNCH_", "TRAIN_", "OMP_", "KMP_", "GOMP_", "MKL_", "GLOO_", "NCCL_", "CCL_", "FI_", "UCX_", "TORCH_"),
+    *(
+        "LAUNCH_",
+        "TRAIN_",
+        "OMP_",
+        "KMP_",
+        "GOMP_",
+        "MKL_",
+        "GLOO_",
+        "NCCL_",
+        "CCL_",
+        "FI_",
+        "UCX_",
+        "TORCH_",
+        "I_MPI_",
+    ),
     "ACCELERATE_",
 )
 FORWARDED_NAMES = ("PATH", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", START_TIME_VAR)

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sysconfig
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -36,9 +37,9 @@ def find_compile_problem(backend: str, device: str, versions: Mapping[str, str],
     some seconds.
     """
     if backend == DEFAULT_BACKEND:
-        if device == "cuda":
-            return "" if "triton" in versions else "needs triton, which is not installed"
-        return find_missing_build_tools()
+        if device == "cuda" and "triton" not in versions:
+            return "needs triton, which is not installed"
+        return (find_missing_build_tools() if device != "cuda" else "") or find_noexec_cache(os.environ)
     command = [python, "-I", "-c", TRIAL, backend, device]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=False)
@@ -63,6 +64,18 @@ def find_missing_build_tools() -> str:
     there = (("a C++ compiler", shutil.which(os.environ.get("CXX", "g++"))), ("Python.h", python_header().exists()))
     missing = [name for name, found in there if not found]
     return f"needs {' and '.join(missing)}: install g++ and Python's headers" if missing else ""
+
+
+def find_noexec_cache(environ: Mapping[str, str]) -> str:
+    """Return why inductor cannot load the libraries that it compiles: its cache is mounted noexec.
+
+    Its default cache is `torchinductor_USER` in the temporary folder (torch/_inductor/runtime/cache_dir_utils.py).
+    """
+    cache = Path(environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir())
+    folder = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return f"cannot load what it compiles: {folder} is mounted noexec. Set TORCHINDUCTOR_CACHE_DIR or TMPDIR"
+    return ""
 
 
 def python_header() -> Path:

@@ -17,23 +17,41 @@ TRACKED_PACKAGES = (
 
 @dataclass(frozen=True)
 class Packages:
-    """Versions by name; `torch_cuda` is the CUDA that torch is built for, empty for a CPU build, None without torch."""
+    """Versions by name, and what they say about torch.
+
+    `torch_cuda` is the CUDA that torch is built for, empty for a CPU build, None without torch. `needs_torch` is the
+    exact version of torch that a package's metadata requires.
+    """
 
     versions: Mapping[str, str] = field(default_factory=dict)
     torch_cuda: str | None = None
+    needs_torch: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_packages(prefix: Path) -> Packages:
     """Read the site-packages below `prefix`, the environment of this interpreter (empty if there is none)."""
     versions: dict[str, str] = {}
+    needs_torch: dict[str, str] = {}
     cuda: str | None = None
     for folder in sorted(prefix.glob("lib/python3*/site-packages")):
         for entry in os.listdir(folder):
             name, _, version = entry.removesuffix(".dist-info").partition("-")
             if name in TRACKED_PACKAGES and entry.endswith(".dist-info"):
                 versions[name] = version
+                if required := required_torch(folder / entry / "METADATA") if name == "torchvision" else "":
+                    needs_torch[name] = required
         cuda = torch_cuda_version(folder / "torch/version.py") if cuda is None else cuda
-    return Packages(versions, cuda)
+    return Packages(versions, cuda, needs_torch)
+
+
+def required_torch(file: Path) -> str:
+    """Return the exact version of torch that a package's metadata requires, empty if it requires none."""
+    try:
+        text = file.read_text(errors="replace")
+    except OSError:
+        return ""
+    match = re.search(r"^Requires-Dist: torch ?\(?==([\w.]+)", text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def torch_cuda_version(file: Path) -> str | None:

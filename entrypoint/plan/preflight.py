@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +15,8 @@ State = Literal["ok", "absent", "warning", "failure"]
 SHM_BYTES = 128 << 20
 # What RDMA locks for the buffers of one connection to a few peers, by the adapters' manuals: they say unlimited.
 MEMLOCK_BYTES = 1 << 30
-# Packages whose second number goes with torch's: torch 2.8 and torchvision 0.23, IPEX 2.8, oneCCL's bindings 2.8.
-TORCH_MINOR_OFFSETS = {"torchvision": 15, "intel_extension_for_pytorch": 0, "oneccl_bind_pt": 0}
+# Packages whose minor version is torch's: IPEX 2.8 and oneCCL's bindings 2.8 go with torch 2.8.
+SAME_MINOR_VERSION = ("intel_extension_for_pytorch", "oneccl_bind_pt")
 
 
 @dataclass(frozen=True)
@@ -114,16 +114,20 @@ def check_packages(inputs: PlanInputs) -> Iterator[Check]:
         yield Check("torch", "absent", "not in this environment")
         return
     yield Check("torch", "ok", versions["torch"])
-    for name, offset in TORCH_MINOR_OFFSETS.items():
-        found = minor_version(versions.get(name, ""))
-        if found is None:
+    needed = dict.fromkeys(SAME_MINOR_VERSION, f".{torch}")
+    for name in ("torchvision", *SAME_MINOR_VERSION):
+        if name not in versions:
             continue
-        if found == torch + offset:
+        required = inputs.machine.packages.needs_torch.get(name, "")
+        fits = minor_version(versions[name]) == torch if name in needed else required in ("", public_version(versions))
+        if fits:
             yield Check(name, "ok", versions[name])
-        else:
-            yield Check(
-                name,
-                "warning",
-                f"{versions[name]} with torch {versions['torch']}",
-                f"Install its version .{torch + offset}, or remove it: it will not import",
-            )
+            continue
+        advice = f"Install its version {needed[name]}" if name in needed else f"Install torch {required}"
+        seen = f"{versions[name]} with torch {versions['torch']}"
+        yield Check(name, "warning", seen, f"{advice}, or remove it: it will not import")
+
+
+def public_version(versions: Mapping[str, str]) -> str:
+    """Return torch's version without its build, as `2.8.0` of `2.8.0+cpu`."""
+    return versions["torch"].partition("+")[0]

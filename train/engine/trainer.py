@@ -147,7 +147,8 @@ def setup_run(
         with disk_errors_as_user_errors(folder):
             run_folder.write_provenance(folder, given, plan, os.environ)
             run_folder.write_ranks(folder, ranks)
-            metrics = MetricsWriter(folder, tensorboard=settings.tensorboard)
+            resumed_step = start.saved.step if start else None
+            metrics = MetricsWriter(folder, tensorboard=settings.tensorboard, resumed_step=resumed_step)
     progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
     before = (*start.skipped, *not_resumable_warnings(settings, group)) if start else ()
     for line in (*before, *(line for lines in surprises for line in lines)):

@@ -24,16 +24,23 @@ def disk_errors_as_user_errors(folder: Path) -> Iterator[None]:
 
 
 class MetricsWriter:
-    """Rank 0's writer into the run folder."""
+    """Rank 0's writer into the run folder.
 
-    def __init__(self, folder: Path, *, tensorboard: bool) -> None:
+    A resumed run is at step `resumed_step`. Later lines are of steps that were trained after the last checkpoint, and
+    that are trained again: they are removed.
+    """
+
+    def __init__(self, folder: Path, *, tensorboard: bool, resumed_step: int | None = None) -> None:
         self.folder = folder
+        if resumed_step is not None:
+            remove_later_lines(folder / "metrics.jsonl", resumed_step)
         self.metrics = os.open(folder / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self.events: Any = None
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.events = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+            purge_step = None if resumed_step is None else resumed_step + 1
+            self.events = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)  # type: ignore[no-untyped-call]
 
     def write(self, kind: str, step: int, values: dict[str, float | int]) -> None:
         """Append one line in a single write, so that readers never see a partial line; raises `UserError`."""
@@ -54,6 +61,20 @@ class MetricsWriter:
             self.events.close()
         os.close(self.metrics)
         draw_curves(self.folder)
+
+
+def remove_later_lines(path: Path, step: int) -> None:
+    """Remove the lines of later steps from metrics.jsonl, and a last line that a killed run did not finish."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(f"{line}\n")
+        except (ValueError, KeyError, TypeError):
+            continue
+    atomic_write_text(path, "".join(kept))
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

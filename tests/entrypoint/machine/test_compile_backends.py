@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,21 @@ def test_unusable_backend_is_refused_by_plan_and_run(entrypoint: Entrypoint) -> 
         assert result.error_lines[0].startswith(
             "entrypoint: error: TRAIN_COMPILE_BACKEND=nosuch: nosuch cannot be used"
         )
+
+
+@pytest.mark.launch
+def test_temporary_folder_without_exec_is_named(entrypoint: Entrypoint, tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs the right to make a mount namespace (root)")
+    folder = tmp_path / "noexec"
+    folder.mkdir()
+    mount = f'mount -t tmpfs -o noexec tmpfs {folder} && exec "$@"'
+    command = ("unshare", "-m", "sh", "-c", mount, "sh", PYTHON, "-m", "entrypoint")
+    problem = f"cannot load what it compiles: {folder} is mounted noexec. Set TORCHINDUCTOR_CACHE_DIR or TMPDIR"
+    doctor = " ".join(entrypoint("doctor", command=command, env={"TMPDIR": str(folder)}).out.split())
+    assert problem in doctor
+    plan = entrypoint("plan", command=command, env={"TMPDIR": str(folder), "TRAIN_COMPILE": "default"})
+    assert plan.code == 3
+    assert problem in plan.err
+    elsewhere = {"TMPDIR": str(folder), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache/of/inductor")}
+    assert "noexec" not in entrypoint("doctor", command=command, env=elsewhere).out

@@ -42,3 +42,18 @@ def test_read_packages_matches_importlib_metadata() -> None:
             assert found[name] == version(name)
         except PackageNotFoundError:
             assert name not in found
+
+
+@pytest.mark.parametrize(
+    ("line", "required"),
+    [
+        ("Requires-Dist: torch (==2.8.0)", "2.8.0"),
+        ("Requires-Dist: torch==2.15.0", "2.15.0"),
+        ("Requires-Dist: torch >=2.4", ""),
+        ("Requires-Dist: torchgen==1.0", ""),
+        ("", ""),
+    ],
+)
+def test_read_packages_reads_the_torch_that_torchvision_needs(tmp_path: Path, line: str, required: str) -> None:
+    write(tmp_path, {f"{SITE}/torchvision-0.29.2.dist-info/METADATA": f"Requires-Dist: numpy\n{line}\n"})
+    assert dict(read_packages(tmp_path).needs_torch) == ({"torchvision": required} if required else {})

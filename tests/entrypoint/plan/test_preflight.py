@@ -50,8 +50,8 @@ def test_preflight_healthy_machine_has_no_warning() -> None:
         (replace(WELL, assumptions=("/sys hides the NUMA nodes",)), "topology: /sys hides the NUMA nodes. Mount the"),
         (replace(WELL, driver=Driver(problem="Driver/library version mismatch")), "NVIDIA driver: Driver/library"),
         (
-            replace(WELL, packages=Packages(TORCH | {"torchvision": "0.28.0"})),
-            "torchvision: 0.28.0 with torch 2.8.0. Install its version .23, or remove it: it will not import",
+            replace(WELL, packages=Packages(TORCH | {"torchvision": "0.28.0"}, needs_torch={"torchvision": "2.13.0"})),
+            "torchvision: 0.28.0 with torch 2.8.0. Install torch 2.13.0, or remove it: it will not import",
         ),
         (
             replace(WELL, packages=Packages(TORCH | {"intel_extension_for_pytorch": "2.7.0"})),
@@ -74,6 +74,9 @@ def test_preflight_problem_warns_at_every_launch(node: Machine, said: str) -> No
         with_around(rootfs="fuse.sshfs"),
         replace(WELL, driver=Driver("580.65", "13.0"), packages=Packages(TORCH, "12.8")),
         replace(WELL, packages=Packages(TORCH | {"torchvision": "0.23.0", "intel_extension_for_pytorch": "2.8.0"})),
+        replace(
+            WELL, packages=Packages({"torch": "2.15.0+cpu", "torchvision": "0.29.2"}, None, {"torchvision": "2.15.0"})
+        ),
         replace(WELL, packages=Packages({"torch": "2.13.0", "torchvision": "0.28.0"})),
     ],
 )

@@ -68,7 +68,7 @@ def test_unwritable_output_folder_raises(entrypoint: Entrypoint, ranks: dict[str
     ("env", "said"),
     [
         ({"TRAIN_MODEL": "resnet81"}, "TRAIN_MODEL=resnet81: "),
-        ({"TRAIN_BATCH_SIZE": "5000"}, "TRAIN_BATCH_SIZE=5000: larger than the training set of 1442 images"),
+        ({"TRAIN_BATCH_SIZE": "5000"}, "TRAIN_BATCH_SIZE=5000: larger than the training set of 1,442 images"),
         ({"TRAIN_RESUME": "nowhere.pt"}, "TRAIN_RESUME=nowhere.pt: no such checkpoint"),
         ({"TRAIN_DATASET": "cifar10", "TRAIN_DOWNLOAD": "0"}, "TRAIN_DATASET=cifar10: "),
     ],

@@ -47,3 +47,24 @@ def test_tensorboard_has_equal_numbers(tmp_path: Path) -> None:
     events.Reload()
     scalars = [(event.step, event.value) for event in events.Scalars("epoch/test_accuracy")]
     assert scalars == [(10, 50.0), (20, 100.0)]
+
+
+def write_steps(folder: Path, steps: range, *, resumed_step: int | None = None) -> None:
+    writer = MetricsWriter(folder, tensorboard=True, resumed_step=resumed_step)
+    for step in steps:
+        writer.write("step", step, {"epoch": step / 10, "loss": 1 / step, "images_per_second": 1.0})
+    writer.close()
+
+
+def test_resumed_run_has_each_step_once(tmp_path: Path) -> None:
+    """A run that was killed at step 9 goes on from its checkpoint at step 5."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    write_steps(tmp_path, range(1, 10))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "st')  # the line that the kill cut off
+    write_steps(tmp_path, range(6, 13), resumed_step=5)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("step/loss")] == list(range(1, 13))

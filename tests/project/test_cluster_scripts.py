@@ -1,0 +1,67 @@
+"""The batch scripts as shells run them, with programs in the place of mpirun, srun and scontrol that report."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from entrypoint.launch.remote import FORWARDED_NAMES, FORWARDED_PREFIXES, forwarded_variables
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = {f"{prefix}SETTING": "1" for prefix in FORWARDED_PREFIXES} | {"CUDA_VISIBLE_DEVICES": "0"}
+SECRETS = {"AWS_SECRET_ACCESS_KEY": "x", "MY_TOKEN": "x", "CCLX": "x"}
+SLURM = {
+    "SLURM_JOB_ID": "40", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "2",
+    "TRAIN_RUN_NAME": "run",
+}  # fmt: skip
+
+
+def run_script(folder: Path, script: str, environ: dict[str, str], code: int = 0) -> str:
+    """Run a script without an image; return the calls of the programs in its place, a line each."""
+    for name in ("mpirun", "srun", "scontrol"):
+        ending = "exit 0" if name == "scontrol" else f"exit {code}"
+        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >>"{folder}/calls"\n{ending}\n')
+        (folder / name).chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    base = {"PATH": path, "HOME": str(folder), "IMAGE": ""}
+    done = subprocess.run(
+        ["bash", str(ROOT / script)], env=base | environ, cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return (folder / "calls").read_text()
+
+
+@pytest.mark.parametrize("script", ["cluster/mpi/train.sh", "cluster/slurm/train-mpi.sbatch"])
+def test_script_passes_what_the_entrypoint_passes(tmp_path: Path, script: str) -> None:
+    environ = SETTINGS | SECRETS | (SLURM if "slurm" in script else {})
+    passed = set(re.findall(r"-x (\S+)", run_script(tmp_path, script, environ)))
+    ours = {name for name in forwarded_variables(environ) if not name.startswith("ENTRYPOINT_")}
+    assert ours - {"MASTER_ADDR"} <= passed
+    assert not passed & set(SECRETS)
+
+
+@pytest.mark.parametrize("script", ["cluster/slurm/train.sbatch", "cluster/slurm/train-mpi.sbatch"])
+@pytest.mark.parametrize(
+    ("array", "requeued"), [({}, "40"), ({"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}, "40_3")]
+)
+def test_preempted_task_of_an_array_requeues_itself_alone(
+    tmp_path: Path, script: str, array: dict[str, str], requeued: str
+) -> None:
+    calls = run_script(tmp_path, script, SLURM | array, code=75)
+    assert calls.splitlines()[-1] == f"scontrol requeue {requeued}"
+
+
+def test_compose_passes_every_setting_of_its_file() -> None:
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    trainers = [service for name, service in services.items() if name != "tensorboard"]
+    assert len(trainers) >= 4
+    assert all(service["env_file"] for service in trainers)
+    shown = re.search(r"grep -E '\^\(([A-Z_|]+)\)_'", (ROOT / "compose.yaml").read_text())
+    assert shown is not None
+    assert {f"{name}_" for name in shown[1].split("|")} == set(FORWARDED_PREFIXES)
+    assert "CUDA_VISIBLE_DEVICES" in FORWARDED_NAMES
