@@ -46,14 +46,17 @@ def detect_plan_inputs(
             master_addr=job.master_addr,
         )
     mask, settled, launcher_affinity = effective_affinity(job)
+    machine = replace(detect_machine(affinity=mask), launcher_affinity=launcher_affinity)
+    # Once on a node: the backend's probe starts two processes that import torch.
+    backend = settings.values.backend if job.local_rank == 0 else "auto"
     return PlanInputs(
         settings,
-        replace(detect_machine(affinity=mask), launcher_affinity=launcher_affinity),
+        machine,
         settled,
         # -I: the trainer uses the packages installed with it, whatever PYTHONPATH, ~/.local or this folder hold.
         command.program or Program("train", (sys.executable, "-I", "-m", "train")),
         environ,
-        backend_problem=find_backend_problem(settings.values.backend, sys.executable),
+        backend_problem=find_backend_problem(backend, sys.executable, machine.oneccl, environ),
         broken_preloads=find_broken_preloads(environ.get("LD_PRELOAD", "")),
         node_group=nodes,
         remote_launcher=find_remote_launcher(settings.values, job, nodes.nnodes, environ),

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from entrypoint.core.errors import UserError
+from entrypoint.machine.comm_backends import find_backend_problem
 from entrypoint.machine.compile_backends import DEFAULT_BACKEND, find_compile_problem
 from entrypoint.machine.shared_libraries import LIBRARY_PATTERNS
 from entrypoint.plan.inputs import PlanInputs
@@ -46,6 +47,7 @@ def run_checks(
         *check_plan(build_plan, fast),
         *check_libraries(inputs),
         *check_compilers(inputs),
+        *check_oneccl(inputs),
         *(check_writable(name, folder) for name, folder in folders),
         check_host_name(),
         *check_imports(inputs.python),
@@ -59,7 +61,7 @@ def check_plan(build_plan: Callable[[], Plan], fast: Sequence[Check]) -> Iterato
     except UserError as error:
         yield from (Check("plan", "failure", line, "see `entrypoint plan`") for line in str(error).splitlines())
         return
-    cores = next(decision.value for decision in plan.decisions if decision.key == "cores")
+    cores = next((decision.value for decision in plan.decisions if decision.key == "cores"), "of other nodes")
     ranks = f"{plan.nodes.nproc_per_node} rank{'s' if plan.nodes.nproc_per_node != 1 else ''}"
     yield Check("plan", "ok", f"{ranks} on {plan.device} by {plan.launcher}, cores {cores}")
     reported = {check.line for check in fast}
@@ -87,6 +89,16 @@ def check_compilers(inputs: PlanInputs) -> Iterator[Check]:
     problem = find_compile_problem(DEFAULT_BACKEND, device, versions, inputs.python)
     state: State = "warning" if problem else "ok"
     yield Check("torch.compile", state, problem or "usable", "TRAIN_COMPILE will be refused" if problem else "")
+
+
+def check_oneccl(inputs: PlanInputs) -> Iterator[Check]:
+    """Check oneCCL by a collective of two processes, if its bindings are installed."""
+    if not inputs.machine.oneccl.folder or inputs.settings.values.backend == "ccl":  # then the plan tries it
+        return
+    problem = find_backend_problem("ccl", inputs.python, inputs.machine.oneccl, inputs.environ)
+    state: State = "warning" if problem else "ok"
+    advice = "LAUNCH_BACKEND=ccl will be refused" if problem else ""
+    yield Check("oneCCL", state, problem or "two processes added a number up", advice)
 
 
 def check_writable(name: str, folder: Path) -> Check:

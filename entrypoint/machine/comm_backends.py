@@ -1,33 +1,75 @@
-"""Check by an import whether the program's Python can use a communication backend."""
+"""Try whether the program's Python can use a communication backend."""
 
 from __future__ import annotations
 
 import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 
 from entrypoint.core.console import last_error_line
+from entrypoint.machine.oneccl import OneCcl, transport_variables
 
-# The code that proves that a backend is available, and the fix if it is not. Every torch build has Gloo and NCCL.
-IMPORT_PROBES = {
-    "ccl": (
-        "import torch, oneccl_bindings_for_pytorch",
-        "install oneccl_bind_pt of torch's own version, from the vendor's wheel index",
-    ),
-    "mpi": (
-        "import sys, torch.distributed as d; d.is_mpi_available() or sys.exit('this torch is built without MPI')",
-        "use a torch that is built from source with MPI",
-    ),
-}
-PROBE_TIMEOUT_S = 60
+# Exits with an error if this torch has no MPI. Every torch build has Gloo and NCCL.
+MPI_PROBE = """
+import sys, torch.distributed as dist
+dist.is_mpi_available() or sys.exit("this torch is built without MPI")
+"""
+MPI_ADVICE = "use a torch that is built from source with MPI"
+# One of two processes that add a number up. An import proves nothing: it succeeds without any transport.
+# os._exit, because oneCCL's own end may hang.
+CCL_PROBE = """
+import os, sys
+from datetime import timedelta
+import torch, torch.distributed as dist
+import oneccl_bindings_for_pytorch
+store, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("ccl", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=30))
+total = torch.ones(1)
+dist.all_reduce(total)
+if total.item() != 2:
+    sys.exit(f"1 + 1 is {total.item()}")
+os._exit(0)
+"""
+CCL_ADVICE = "install oneccl_bind_pt of torch's own version, from the vendor's wheel index"
+# What an MPI launcher puts into a rank's environment: the probe's processes are no ranks of its job.
+MPI_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_", "OMPI_MCA_", "HYDI_", "MPI_LOCAL", "MV2_COMM_")
+PROBE_TIMEOUT_S = 90
 
 
-def find_backend_problem(backend: str, python: str) -> str:
-    """Return why the backend cannot be used and the fix, or an empty string; imports torch for ccl and mpi."""
-    if backend not in IMPORT_PROBES:
+def find_backend_problem(backend: str, python: str, oneccl: OneCcl, environ: Mapping[str, str]) -> str:
+    """Return why the backend cannot be used and the fix, or an empty string; takes seconds for ccl and mpi."""
+    if backend == "mpi":
+        problem, advice = failed_command([python, "-I", "-c", MPI_PROBE], dict(environ)), MPI_ADVICE
+    elif backend == "ccl":
+        problem, advice = try_oneccl(python, oneccl, environ), CCL_ADVICE
+    else:
         return ""
-    code, advice = IMPORT_PROBES[backend]
-    done = subprocess.run(
-        [python, "-I", "-c", code], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
-    )
-    if done.returncode == 0:
-        return ""
-    return f"cannot be used ({last_error_line(done.stderr, 'no reason given')}); {advice}, or set LAUNCH_BACKEND=auto"
+    return f"cannot be used ({problem}); {advice}, or set LAUNCH_BACKEND=auto" if problem else ""
+
+
+def failed_command(command: list[str], environ: dict[str, str]) -> str:
+    """Return the last line of a command's error, empty if it succeeds."""
+    try:
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {PROBE_TIMEOUT_S} s"
+    return last_error_line(done.stderr, "no reason given") if done.returncode else ""
+
+
+def try_oneccl(python: str, oneccl: OneCcl, environ: Mapping[str, str]) -> str:
+    """Add a number up in two processes by oneCCL; return why that fails, empty if it does not."""
+    alone = {name: value for name, value in environ.items() if not name.startswith(MPI_PREFIXES)}
+    transport = transport_variables(oneccl, alone, started_by_mpi=False)
+    alone |= {name: value for name, (value, _) in transport.items()}
+    alone["CCL_ATL_TRANSPORT"] = "ofi"  # MPI as a transport can be tried only inside an MPI job
+    with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:
+        command = [python, "-I", "-c", CCL_PROBE, str(Path(folder, "store"))]
+        with subprocess.Popen(
+            [*command, "1"], env=alone, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as other:
+            problem = failed_command([*command, "0"], alone)
+            other.kill()
+    return problem

@@ -14,6 +14,7 @@ from entrypoint.machine.cgroup import read_limits
 from entrypoint.machine.container import ContainerInfo, detect_container
 from entrypoint.machine.cpu_topology import Cpu, read_topology
 from entrypoint.machine.gpus import Driver, Gpu, read_gpus
+from entrypoint.machine.oneccl import OneCcl, find_oneccl
 from entrypoint.machine.procfs import read_lines
 from entrypoint.machine.python_packages import Packages, read_packages
 from entrypoint.machine.shared_libraries import Library, read_libraries
@@ -45,6 +46,7 @@ class Machine:
     memory_nodes: tuple[int, ...] = ()
     driver: Driver = field(default_factory=Driver)
     packages: Packages = field(default_factory=Packages)
+    oneccl: OneCcl = field(default_factory=OneCcl)
     container: ContainerInfo = field(default_factory=ContainerInfo)
     launcher_affinity: tuple[int, ...] = ()
     busy_cpus: float = 0.0
@@ -83,6 +85,7 @@ def detect_machine(root: Path = Path("/"), affinity: frozenset[int] | None = Non
         memory_nodes=topology.memory_nodes,
         driver=driver,
         packages=read_packages(prefix),
+        oneccl=find_oneccl(prefix),
         container=detect_container(root),
     )
 

@@ -10,6 +10,7 @@ from entrypoint.machine.shared_libraries import split_ld_preload
 from entrypoint.plan.devices import Devices
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, RankPlan
+from entrypoint.plan.oneccl import oneccl_variables
 from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES
 
 # Standard variables that the plan sets unless the user has set them.
@@ -33,6 +34,8 @@ USER_OVERRIDABLE = (
         "PYTHONNOUSERSITE",
     ),
     "ACCELERATE_USE_CPU",
+    *("I_MPI_ROOT", "FI_PROVIDER_PATH", "CCL_ATL_TRANSPORT", "CCL_WORKER_OFFLOAD", "CCL_YIELD"),
+    *("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"),
 )
 # accelerate 1.15, state.py: ranks without a GPU each count as the only one unless this is set.
 ACCELERATE_REASON = "else Hugging Face accelerate trains each rank alone"
@@ -49,6 +52,7 @@ def decide_environment(
     if len({rank.threads for rank in ranks}) == 1:
         wanted["OMP_NUM_THREADS"] = (str(ranks[0].threads), "")
     wanted |= {**runtime, **cuda_variables(inputs, devices), **network_variables(inputs, ranks)}
+    wanted |= oneccl_variables(inputs, ranks)
     if inputs.program.kind != "train" and devices.device == "cpu" and inputs.world_size_for(devices.nproc) > 1:
         wanted["ACCELERATE_USE_CPU"] = ("true", ACCELERATE_REASON)
     if inputs.machine.container.engine == "Apptainer" and not inputs.machine.container.image:

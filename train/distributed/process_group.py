@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.plan.model import Plan, Source
+from train.distributed.peer_watch import UNTIMED_BACKENDS, PeerWatch
 from train.distributed.rendezvous import Peer, local_peer, wait_for_all_ranks
 from train.distributed.shared_memory import SharedMemoryGroup, open_shared_memory
 from train.fd_redirect import STDOUT, redirected
@@ -31,6 +33,7 @@ class ProcessGroup:
     `peers` are all ranks of the job.
     `control` is the group for values on the CPU: Gloo next to another backend, None for the backend itself.
     `memory` is the memory that the ranks of one node share, None if they cannot share any.
+    `watch` ends this rank if another one stops answering, for backends without time limits.
     """
 
     rank: int
@@ -40,6 +43,7 @@ class ProcessGroup:
     control: dist.ProcessGroup | None = None
     peers: tuple[Peer, ...] = ()
     memory: SharedMemoryGroup | None = None
+    watch: PeerWatch | None = None
 
     @property
     def is_main(self) -> bool:
@@ -107,8 +111,13 @@ class ProcessGroup:
             time.sleep(GLOO_DRAIN_S)
 
     def destroy(self) -> None:
-        """Destroy the process group; without this a rank can abort at exit."""
-        if self.world_size > 1 and dist.is_initialized():
+        """Destroy the process group; without this a rank can abort at exit.
+
+        oneCCL may wait for a lost rank here for ever. Its group is left to the end of the process.
+        """
+        if self.watch:
+            self.watch.stop()
+        elif self.world_size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
 
@@ -126,6 +135,7 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
     rank, world_size = group.rank, group.world_size
     limit = timedelta(seconds=plan.collective_timeout_s)
     if world_size > 1:
+        register_backend(plan.backend)
         try:
             store = wait_for_all_ranks(rank, world_size, plan.rendezvous.timeout_s)
             # Gloo in torch 2.8 prints a line for each connection to standard output.
@@ -140,7 +150,8 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
             ) from None
     needs_gloo = world_size > 1 and plan.backend != "gloo"
     control = dist.new_group(backend="gloo", timeout=limit) if needs_gloo else None
-    group = replace(group, control=control)
+    watch = PeerWatch(rank, plan.collective_timeout_s) if world_size > 1 and plan.backend in UNTIMED_BACKENDS else None
+    group = replace(group, control=control, watch=watch)
     if world_size > 1:
         group = replace(group, peers=tuple(group.gather(local_peer(rank))))
         backend = plan.decision("backend")
@@ -148,6 +159,20 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
         if not named_by_user and group.device.type == "cpu" and len({peer.node for peer in group.peers}) == 1:
             group = replace(group, memory=open_shared_memory(rank, world_size, plan.collective_timeout_s))
     return group
+
+
+def register_backend(backend: str) -> None:
+    """Import the package that adds oneCCL's backend to torch; raises `UserError` if that fails."""
+    if backend != "ccl":
+        return
+    try:
+        importlib.import_module("oneccl_bindings_for_pytorch")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise UserError(
+            f"LAUNCH_BACKEND=ccl: oneccl_bindings_for_pytorch cannot be imported ({first_line(error)})."
+            " Set LAUNCH_BACKEND=auto.",
+            ExitCode.MACHINE,
+        ) from None
 
 
 def choose_device(plan: Plan, local_rank: int) -> torch.device:

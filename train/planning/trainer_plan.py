@@ -102,6 +102,10 @@ def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> No
             " Set TRAIN_CHECKPOINT_EVERY=1."
         )
     check_fsdp_settings(given)
+    if settings.gradient_compression == "powersgd" and plan.backend == "ccl" and plan.nodes.world_size > 1:
+        raise UserError(
+            f"{sources['gradient_compression']}: hangs over oneCCL. Set LAUNCH_BACKEND=gloo, or another compression."
+        )
     if settings.ddp_static_graph and settings.grad_accum_steps > 1 and plan.nodes.world_size > 1:
         raise UserError(
             f"{sources['ddp_static_graph']} and {sources['grad_accum_steps']} contradict: only the last micro-batch"

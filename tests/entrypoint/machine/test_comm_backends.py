@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
 
 from entrypoint.machine.comm_backends import find_backend_problem
+from entrypoint.machine.oneccl import OneCcl
 
 
 @pytest.mark.parametrize("backend", ["auto", "gloo", "nccl"])
 def test_find_backend_problem_skips_builtin_backends(backend: str) -> None:
-    assert find_backend_problem(backend, "/no/such/python") == ""
+    assert find_backend_problem(backend, "/no/such/python", OneCcl(), {}) == ""
 
 
 @pytest.mark.parametrize(
@@ -22,4 +24,4 @@ def test_find_backend_problem_skips_builtin_backends(backend: str) -> None:
     ],
 )
 def test_find_backend_problem_names_missing_package(backend: str, said: str) -> None:
-    assert find_backend_problem(backend, sys.executable).startswith(said)
+    assert find_backend_problem(backend, sys.executable, OneCcl(), os.environ).startswith(said)

@@ -1,0 +1,42 @@
+"""Where oneCCL's bindings are, and what they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint.machine.oneccl import OneCcl, find_oneccl, transport_variables
+
+SITE = "lib/python3.11/site-packages/oneccl_bindings_for_pytorch"
+
+
+@pytest.mark.parametrize("providers", ["opt/mpi/libfabric/lib/prov", "lib/prov", ""])
+def test_find_oneccl_finds_providers_where_they_are(tmp_path: Path, providers: str) -> None:
+    folder = tmp_path / SITE
+    (folder / providers).mkdir(parents=True)
+    assert find_oneccl(tmp_path) == OneCcl(str(folder), str(folder / providers) if providers else "")
+
+
+def test_find_oneccl_without_the_package_is_empty(tmp_path: Path) -> None:
+    assert find_oneccl(tmp_path) == OneCcl()
+
+
+INSTALLED = OneCcl("/p", "/p/prov")
+
+
+@pytest.mark.parametrize(
+    ("oneccl", "environ", "by_mpi", "variables"),
+    [
+        (INSTALLED, {}, False, {"I_MPI_ROOT": "/p", "FI_PROVIDER_PATH": "/p/prov", "CCL_ATL_TRANSPORT": "ofi"}),
+        (INSTALLED, {}, True, {"I_MPI_ROOT": "/p", "FI_PROVIDER_PATH": "/p/prov"}),
+        (INSTALLED, {"I_MPI_ROOT": "/mine", "CCL_ATL_TRANSPORT": "mpi"}, False, {"FI_PROVIDER_PATH": "/p/prov"}),
+        (OneCcl("/p", ""), {}, True, {"I_MPI_ROOT": "/p"}),
+        (OneCcl(), {}, False, {"CCL_ATL_TRANSPORT": "ofi"}),
+    ],
+)
+def test_transport_variables_are_set_where_missing(
+    oneccl: OneCcl, environ: dict[str, str], by_mpi: bool, variables: dict[str, str]
+) -> None:
+    found = transport_variables(oneccl, environ, started_by_mpi=by_mpi)
+    assert {name: value for name, (value, _) in found.items()} == variables
