@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import socket
 import struct
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from entrypoint.core.console import log
@@ -16,6 +18,8 @@ SIOCGIFADDR = 0x8915
 
 
 LOG_INTERVAL_S = 10.0
+# A line for each address: address, index, prefix, scope, flags, interface (proc(5)).
+IPV6_INTERFACES = Path("/proc/net/if_inet6")
 
 
 RETRY_INTERVAL_S = 0.5
@@ -57,10 +61,36 @@ def interface_for_route(address: str) -> str:
             own = probe.getsockname()[0]
     except OSError:
         return ""
-    return next((name for _, name in socket.if_nameindex() if interface_address(name) == own), "")
+    return next((name for _, name in socket.if_nameindex() if own in interface_addresses(name)), "")
 
 
 def interface_address(interface: str) -> str:
+    """Return an interface's IPv4 address, else its IPv6 address, empty if it has none that other hosts can reach."""
+    return next(iter(interface_addresses(interface)), "")
+
+
+def interface_addresses(interface: str) -> tuple[str, ...]:
+    """Return an interface's addresses without link-local ones, IPv4 first."""
+    ipv4 = ipv4_address(interface)
+    return (*([ipv4] if ipv4 else []), *ipv6_addresses(interface))
+
+
+def ipv6_addresses(interface: str) -> list[str]:
+    """Return an interface's IPv6 addresses without link-local ones, from /proc/net/if_inet6."""
+    found = []
+    try:
+        lines = IPV6_INTERFACES.read_text().splitlines()
+    except OSError:  # a kernel without IPv6
+        return []
+    for line in lines:
+        digits, *_, name = line.split()
+        address = ipaddress.IPv6Address(int(digits, 16))
+        if name == interface and not address.is_link_local:
+            found.append(str(address))
+    return found
+
+
+def ipv4_address(interface: str) -> str:
     """Return an interface's IPv4 address, empty if it has none (netdevice(7))."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from entrypoint.core.errors import ExitCode, UserError, printable
-from entrypoint.core.network import interface_address, interface_for_route, is_this_host, resolve, retry_until
+from entrypoint.core.network import (
+    interface_address,
+    interface_addresses,
+    interface_for_route,
+    is_this_host,
+    resolve,
+    retry_until,
+)
 from entrypoint.job.detect import Job
 
 
@@ -64,12 +71,17 @@ def rendezvous_variables(environ: Mapping[str, str], timeout_s: float, job: Job)
 
 
 def local_address(environ: Mapping[str, str], timeout_s: float, job: Job) -> str:
-    """Return this node's address in the network that leads to MASTER_ADDR, empty if it has no IPv4 address.
+    """Return this node's address in the network that leads to MASTER_ADDR, empty if it has none.
 
     Raises `UserError` as `rendezvous_variables` does.
     """
     interface = {**environ, **rendezvous_variables(environ, timeout_s, job)}.get("GLOO_SOCKET_IFNAME", "")
     return interface_address(interface.split(",")[0]) if interface else ""
+
+
+def has_network_address(interface: str) -> bool:
+    """Return whether an interface has an IPv4 or IPv6 address that is not a loopback one."""
+    return any(not ipaddress.ip_address(address).is_loopback for address in interface_addresses(interface))
 
 
 def find_own_interface(nodes: tuple[str, ...]) -> str:
@@ -82,11 +94,7 @@ def find_own_interface(nodes: tuple[str, ...]) -> str:
             address = resolve(node)
             if not is_this_host(node) and (interface := interface_for_route(address)):
                 return interface
-    names = [
-        name
-        for _, name in socket.if_nameindex()
-        if interface_address(name) and not interface_address(name).startswith("127.")
-    ]
+    names = [name for _, name in socket.if_nameindex() if has_network_address(name)]
     if len(names) == 1:
         return names[0]
     raise UserError(
