@@ -136,7 +136,7 @@ class EnvironmentPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerPlan:
-    """What only the built-in trainer reads."""
+    """What only the built-in trainer reads; `ipex_packs` is IPEX with packed weights and a fused update."""
 
     data_source: str
     num_workers: int
@@ -144,6 +144,7 @@ class TrainerPlan:
     precision: str
     use_ipex: bool
     saves_checkpoints: bool
+    ipex_packs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

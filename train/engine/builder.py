@@ -16,7 +16,7 @@ from train.acceleration.ipex import optimize_with_ipex
 from train.acceleration.memory_format import set_memory_format
 from train.acceleration.small_conv import use_matmul_for_small_inputs
 from train.acceleration.torch_workarounds import match_optimizer_state_format
-from train.checkpoint.single_file import ResumePoint
+from train.checkpoint.single_file import Checkpoint, ResumePoint
 from train.data.batches import BatchSource
 from train.data.datasets import DataSet, ImageTensors
 from train.data.loader import BatchLoader, ImageDataset
@@ -59,9 +59,10 @@ class ModelBuilder:
             model.init_whitening(self.sample())
         return model
 
-    def build(self, slim: Mapping[str, Tensor] | None = None) -> BuiltModel:
+    def build(self, slim: Mapping[str, Tensor] | None = None, start: ResumePoint | None = None) -> BuiltModel:
         """Return model, optimizer and EMA model on the device; a pruned model takes its shapes from a state.
 
+        IPEX packs the weights and the optimizer's state, so a checkpoint `start` is loaded before it.
         With FSDP2, filters stay contiguous, because FSDP2 requires it. SGD is not fused there, because torch 2.8 does
         not support it.
         """
@@ -91,9 +92,13 @@ class ModelBuilder:
             model = use_matmul_for_small_inputs(
                 model, self.shape, tap_major=settings.gradient_compression != "powersgd"
             )
-        optimizer = build_optimizer(settings, model, fused=fused)
+        packs = self.plan.the_trainer().ipex_packs
+        optimizer = build_optimizer(settings, model, fused=fused and not packs)
         if self.plan.the_trainer().use_ipex:
-            model, optimizer = optimize_with_ipex(model, optimizer, compiling=settings.compile != "off")
+            if start:
+                load_model_and_optimizer(model, optimizer, start.saved)
+            compiling = settings.compile != "off"
+            model, optimizer = optimize_with_ipex(model, optimizer, packs=packs, compiling=compiling)
         return model, optimizer, make_ema(model, settings)
 
     def create_trainer(self, total_steps: int, start: ResumePoint | None) -> Trainer:
@@ -103,13 +108,13 @@ class ModelBuilder:
         slim = None
         if start and self.settings.prune_ratio and not same_shapes(self.create_model(), start.saved.model):
             slim = start.saved.model
-        model, optimizer, average = self.build(slim)
+        model, optimizer, average = self.build(slim, start)
         schedule = lr_schedule(self.settings, total_steps)
         scaler = gradient_scaler(precision, self.group.device)
         state = TrainState(model, optimizer, scaler, ema_model=average, pruned=slim is not None)
         trainer = Trainer(state, schedule, self.settings, self.group, precision)
         if start:
-            restore(trainer, start)
+            restore(trainer, start, loaded=self.plan.the_trainer().use_ipex)
         return trainer
 
     def check_smallest_micro_batch(self) -> None:
@@ -155,17 +160,23 @@ class ModelBuilder:
         )
 
 
-def restore(trainer: Trainer, start: ResumePoint) -> None:
-    """Load a checkpoint's state into the trainer."""
+def load_model_and_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
+    """Load a checkpoint's model and optimizer."""
+    model.load_state_dict(restore_state_metadata(model, saved.model))
+    optimizer.load_state_dict(dict(saved.optimizer))
+    match_optimizer_state_format(optimizer)
+
+
+def restore(trainer: Trainer, start: ResumePoint, *, loaded: bool) -> None:
+    """Load a checkpoint's state into the trainer, whose model and optimizer may be `loaded` already."""
     saved = start.saved
     if trainer.settings.parallelism == "fsdp":
         from train.checkpoint import sharded
 
         sharded.load(start.path, trainer.state.sharded(trainer.group), restore_state_metadata)
     else:
-        trainer.state.model.load_state_dict(restore_state_metadata(trainer.state.model, saved.model))
-        trainer.state.optimizer.load_state_dict(dict(saved.optimizer))
-        match_optimizer_state_format(trainer.state.optimizer)
+        if not loaded:
+            load_model_and_optimizer(trainer.state.model, trainer.state.optimizer, saved)
         if trainer.state.ema_model:
             trainer.state.ema_model.load_state_dict(restore_state_metadata(trainer.state.ema_model, saved.average))
     trainer.state.scaler.load_state_dict(dict(saved.scaler))

@@ -18,6 +18,7 @@ from train.engine.evaluate import EvalResult
 from train.engine.onnx_export import export_onnx
 from train.engine.run import TrainingRun
 from train.models.inspection import count_multiply_adds, count_parameters
+from train.models.pruning import resize_to_state
 from train.models.registry import restore_state_metadata
 from train.report.cpu_wait import cpu_wait_text
 from train.report.metrics import disk_errors_as_user_errors
@@ -35,8 +36,10 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
     if not run.metrics:
         return
     model, evaluated, device = trainer.state.model, trainer.state.eval_model, run.group.device
-    if is_sharded(model):
+    if is_sharded(model) or plan.the_trainer().use_ipex:
         model = evaluated = run.model_builder.create_model()
+        if trainer.state.pruned:
+            resize_to_state(evaluated, eval_state)
         evaluated.load_state_dict(restore_state_metadata(evaluated, eval_state))
         device = torch.device("cpu")
     with original_convolutions(model):

@@ -80,6 +80,19 @@ def decide_compiling(given: ParsedSettings[TrainSettings], problem: str) -> Deci
     return Decision("compile", value, detail, Source.USER, sources["compile"])
 
 
+def why_ipex_does_not_pack(settings: TrainSettings, machine: Machine) -> str:
+    """Return why IPEX does not pack weights and fuse the update, empty if it does.
+
+    Its kernels are for AVX-512 and AMX, and compilers need plain weights (its manual). A copy of a packed model, as EMA
+    makes one, has no plain state dict (IPEX 2.8).
+    """
+    if not {"avx512f", "amx_tile"} & set(machine.cpu_flags):
+        return "no AVX-512 or AMX"
+    if settings.ema_decay:
+        return "EMA copies the model"
+    return "" if settings.compile == "off" else "the model is compiled"
+
+
 def decide_ipex(given: ParsedSettings[TrainSettings], device: str, machine: Machine) -> Decision:
     """Off unless the user asks for it: it gave no speedup (benchmarks/README.md).
 
@@ -92,6 +105,10 @@ def decide_ipex(given: ParsedSettings[TrainSettings], device: str, machine: Mach
         problem = problem or "its kernels do not work with sharded weights (TRAIN_PARALLELISM=fsdp)"
     if requested == "on" and problem:
         raise UserError(f"{given.sources['ipex']}: {problem}. Set TRAIN_IPEX=auto.", ExitCode.MACHINE)
+    if requested == "on":
+        obstacle = why_ipex_does_not_pack(given.values, machine)
+        detail = f"weights and update as PyTorch's: {obstacle}" if obstacle else "weights packed, update fused"
+        return Decision("ipex", "on", detail, Source.USER, given.sources["ipex"])
     if requested != "auto":
         return Decision("ipex", requested, "", Source.USER, given.sources["ipex"])
     return Decision("ipex", "off", problem or "the default: it gave no speedup")

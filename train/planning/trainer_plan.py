@@ -10,7 +10,7 @@ from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.planning.checks import check_trainer_settings
-from train.planning.compute import decide_compiling, decide_ipex, decide_precision
+from train.planning.compute import decide_compiling, decide_ipex, decide_precision, why_ipex_does_not_pack
 from train.planning.techniques import decide_techniques
 from train.planning.unused_settings import unused_settings
 from train.settings import TrainSettings
@@ -60,6 +60,7 @@ def plan_trainer(
         image_shape=dataset.shape,
         precision=precision.value,
         use_ipex=ipex.value == "on",
+        ipex_packs=ipex.value == "on" and not why_ipex_does_not_pack(settings, machine),
         saves_checkpoints=settings.checkpoint_every > 0,
     )
     decisions = (

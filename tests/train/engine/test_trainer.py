@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.conftest import PYTHON, Entrypoint, clean_environment, needs_two_cores
+from tests.conftest import PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 from tests.train.given import SMALL, TWO_RANKS, TWO_RANKS_WHERE_THEY_FIT, imagefolder, losses
 from tests.train.started import Started
 from train.checkpoint.single_file import newest
@@ -194,6 +194,53 @@ def test_ipex_trains_equal_model_and_resumes(entrypoint: Entrypoint) -> None:
     assert "resuming from" in again.out
     assert "OperatorEntry" not in again.err, "what the extension says of operators that it has twice is no news"
     assert losses(entrypoint, "ipex")[-1] == pytest.approx(losses(entrypoint, "plain")[-1], rel=1e-3)
+
+
+# Planned as on a CPU with AVX-512, whatever this one has: oneDNN then packs for what is here.
+PACKS = """
+    import sys
+    import entrypoint.machine.detect as detect
+    flags = "avx2 avx512f" if sys.argv[1] == "packs" else "avx2"
+    detect.read_cpuinfo = lambda root: {"flags": flags}
+    sys.argv = ["entrypoint", "train"]
+    from entrypoint.__main__ import main
+    sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("packs", ["packs", "plain"])
+def test_ipex_resumes_to_the_bit_with_checkpoints_for_others(
+    entrypoint: Entrypoint, optimizer: str, packs: str
+) -> None:
+    if not find_spec("intel_extension_for_pytorch"):
+        pytest.skip("needs Intel's extension, which ends at torch 2.8")
+    file = script(entrypoint.folder, "start.py", PACKS)
+    env = SMALL | {
+        "TRAIN_EPOCHS": "3", "TRAIN_OPTIMIZER": optimizer, "TRAIN_LR": "0.002",
+        "TRAIN_KEEP_CHECKPOINTS": "9", "TRAIN_EXPORT": "onnx", "TRAIN_IPEX": "on", "TRAIN_SCHEDULE": "constant",
+    }  # fmt: skip
+    env |= {"TRAIN_EMA_DECAY": "0.9"} if packs == "plain" else {}
+    command = (PYTHON, str(file), packs)
+    whole = entrypoint(env=env | {"TRAIN_RUN_NAME": "whole"}, command=command)
+    assert whole.code == 0, whole.err
+    assert ("weights packed, update fused" in " ".join(whole.err.split())) == (packs == "packs")
+    assert "deprecated" not in whole.err
+    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "off", "TRAIN_IPEX": "off"})
+    first = min((entrypoint.folder / "runs/whole/checkpoint").glob("step-*.pt"))
+    state = torch.load(first, weights_only=True)
+    plain = torch.load(str(first).replace("/whole/", "/off/"), weights_only=True)
+    for part in ("model", "average"):
+        assert {name: value.shape for name, value in state[part].items()} == {
+            name: value.shape for name, value in plain[part].items()
+        }
+    again = {"TRAIN_RESUME": str(first), "TRAIN_RUN_NAME": "again"}
+    resumed = entrypoint(env=env | again, command=command)
+    assert resumed.code == 0, resumed.err
+    assert entrypoint.summary("again")["weights_sha256"] == entrypoint.summary("whole")["weights_sha256"]
+    allowed = {"TRAIN_RESUME_ALLOW_CHANGED": "1", "TRAIN_IPEX": "off", "TRAIN_RUN_NAME": "other"}
+    entrypoint.train(env=env | again | allowed)
+    assert losses(entrypoint, "other")[-1] == pytest.approx(losses(entrypoint, "whole")[-1], rel=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,41 @@ MISFITS = {"torch": "2.13.0", "intel_extension_for_pytorch": "2.8.0"}
         ),
         ({}, AMX, {"torch": "2.8.0"}, False, "Intel's extension is not installed"),
         ({}, AMX, MISFITS, False, "Intel's extension 2.8.0 does not go with torch 2.13.0"),
-        ({"TRAIN_IPEX": "on"}, (), FITS, True, "(set by you) TRAIN_IPEX=on"),
+        (
+            {"TRAIN_IPEX": "on"},
+            ("avx2",),
+            FITS,
+            True,
+            "(set by you) TRAIN_IPEX=on; weights and update as PyTorch's: no AVX-512 or AMX",
+        ),
+        (
+            {"TRAIN_IPEX": "on"},
+            ("avx2", "avx512f"),
+            FITS,
+            True,
+            "(set by you) TRAIN_IPEX=on; weights packed, update fused",
+        ),
+        (
+            {"TRAIN_IPEX": "on", "TRAIN_EMA_DECAY": "0.9"},
+            AMX,
+            FITS,
+            True,
+            "(set by you) TRAIN_IPEX=on; weights and update as PyTorch's: EMA copies the model",
+        ),
+        (
+            {"TRAIN_IPEX": "on", "TRAIN_COMPILE": "default"},
+            AMX,
+            FITS,
+            True,
+            "(set by you) TRAIN_IPEX=on; weights and update as PyTorch's: the model is compiled",
+        ),
+        (
+            {"TRAIN_IPEX": "on"},
+            ("amx_tile",),
+            FITS,
+            True,
+            "(set by you) TRAIN_IPEX=on; weights packed, update fused",
+        ),
         ({"TRAIN_IPEX": "off"}, AMX, FITS, False, "(set by you) TRAIN_IPEX=off"),
     ],
 )
@@ -74,6 +108,7 @@ def test_ipex_is_used_only_on_request(
     node = replace(make_machine(4), cpu_flags=flags, packages=Packages(versions))
     made = plan_trainer(make_test_plan(make_machine(4)), read_train_settings(environ, {}), SMALL, node)
     assert made.the_trainer().use_ipex is ipex
+    assert made.the_trainer().ipex_packs is (ipex and why.endswith("fused"))
     assert {decision.key: decision.text for decision in made.decisions}["ipex"] == why
 
 
