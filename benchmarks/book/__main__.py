@@ -4,7 +4,9 @@ Our own loop and recipe train the book's CNN on real CIFAR-10 images (CIFAR10_IM
 The variants of an experiment alternate, with one seed per round; results are medians and spread.
 Accuracy and training seconds are those of one run of all epochs.
 Experiments with equal settings share that run. Images per second, first step and spread are those of short runs.
-The book's figures are of other machines, and of Fashion-MNIST (chapter 2) or DenseNet121 on a GPU (chapter 3).
+The book's figures are those that it prints, of other machines and of its models: Fashion-MNIST in chapter 2,
+DenseNet121 in chapter 3, EfficientNet in chapters 7, 10 and 11.
+There is no conclusion on speed without five short runs of each variant, or if other processes took the CPUs.
 So ratios are comparable, seconds are not. What this machine lacks is a row with the reason.
 The benchmark prints a line per experiment and asserts nothing.
 Results are stored in results.json next to the report; a repeated command measures only missing ones.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from entrypoint.core.console import last_error_line
+from entrypoint.machine.detect import detect_machine
 from tools.cifar10_images import unpacked_images
 
 ENTRYPOINT = (sys.executable, "-m", "entrypoint", "train")
@@ -33,6 +34,12 @@ class Runnable(Protocol):
 
     @property
     def settings(self) -> Mapping[str, str]: ...
+
+    @property
+    def needs_cores(self) -> int: ...
+
+    @property
+    def gone(self) -> str: ...
 
 
 @dataclass
@@ -61,6 +68,11 @@ class Measured:
         return statistics.median(self.speeds)
 
     @property
+    def cpu_wait_share(self) -> float:
+        """The median share of the time that threads waited for a CPU, 0 to 1."""
+        return statistics.median([float(one.get("cpu_wait_share", 0.0)) for one in self.short or self.summaries])
+
+    @property
     def accuracy(self) -> float:
         """The median of the test accuracies, in percent."""
         return statistics.median(self.values("test_accuracy"))
@@ -86,6 +98,20 @@ class Measured:
         return (max(self.speeds) - min(self.speeds)) / self.speed
 
 
+# A speed counts from so many short runs on, and up to this share of time without a CPU.
+MIN_ROUNDS, MAX_CPU_WAIT_SHARE = 5, 0.1
+
+
+def speed_doubt(seen: Mapping[str, Measured]) -> str:
+    """Return why these variants' speeds allow no conclusion, empty if they do."""
+    few = [name for name, one in seen.items() if len(one.short) < MIN_ROUNDS]
+    if few:
+        return f"its speed is of fewer than {MIN_ROUNDS} alternating runs ({', '.join(few[:3])})"
+    name = max(seen, key=lambda name: seen[name].cpu_wait_share, default="")
+    share = seen[name].cpu_wait_share if name else 0.0
+    return f"other processes took {100 * share:.0f} % of the time ({name})" if share > MAX_CPU_WAIT_SHARE else ""
+
+
 def alternate(variants: Sequence[Runnable], common: Mapping[str, str], rounds: int) -> dict[str, Measured]:
     """Run all variants alternately, with one seed per round; a variant with an error is not run again."""
     seen = {variant.name: Measured() for variant in variants}
@@ -102,11 +128,27 @@ def run_to_the_end(
     """Run each variant completely; a result in `known` with equal settings is used instead."""
     seen: dict[str, Measured] = {}
     for variant in variants:
-        same = [one for settings, one in known if settings == variant.settings]
-        seen[variant.name] = replace(same[0], short=[]) if same else Measured()
-        if not same:
+        same = [one for settings, one in known if settings == variant.settings and not one.refusal]
+        seen[variant.name] = replace(same[0], short=[]) if same else Measured(refusal=missing_reason(variant))
+        if not same and not seen[variant.name].refusal:
             run({**common, **variant.settings}, seen[variant.name])
     return seen
+
+
+def missing_reason(variant: Runnable) -> str:
+    """Return what this machine or this PyTorch lacks for a variant, empty if nothing is known."""
+    needed = variant.needs_cores
+    if needed > CORES:
+        return f"needs {needed} physical cores, and this machine has {CORES}"
+    return variant.gone
+
+
+def physical_cores() -> int:
+    """Return the physical cores that this process may use."""
+    return len({(cpu.socket, cpu.core) for cpu in detect_machine(affinity=frozenset(os.sched_getaffinity(0))).cpus})
+
+
+CORES = physical_cores()
 
 
 def with_speeds(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.book.experiments import Experiment, Variant
-from benchmarks.book.measure import Measured
+from benchmarks.book.measure import Measured, speed_doubt
 
 HEADERS = ("variant", "book: s", "book: x", "book: %", "images/s", "spread", "x", "training s", "first step s", "%")
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222}
@@ -37,19 +37,24 @@ class Result:
 
 
 def row(variant: Variant, result: Result) -> tuple[str, ...]:
-    """Return a variant's cells; a variant that did not run has the reason as its second and last cell."""
+    """Return a variant's cells; one that did not run has the reason after the book's figures, as its last cell."""
     one = result.seen[variant.name]
-    if not one.summaries:
-        return variant.name, one.refusal
-    base, book_base = next(iter(result.there.values())), result.experiment.variants[0].book_seconds
-    return (
+    book_base = result.experiment.variants[0].book_seconds
+    book = (
         variant.name,
         number(variant.book_seconds, 0),
         number(book_base / variant.book_seconds if book_base and variant.book_seconds else None, 2),
         number(variant.book_accuracy, 2),
+    )
+    if not one.summaries:
+        return (*book, one.refusal)
+    base = next(iter(result.there.values()))
+    doubtful = speed_doubt({"base": base, variant.name: one})
+    return (
+        *book,
         number(one.speed, 0),
         f"{100 * one.spread:.0f} %" if len(one.speeds) > 1 else "–",
-        number(one.speed / base.speed, 2),
+        number(None if doubtful else one.speed / base.speed, 2),
         number(one.seconds, 1),
         number(one.first_step, 2),
         number(one.accuracy, 2),
@@ -89,8 +94,11 @@ def as_html(results: Sequence[Result], conditions: Sequence[str]) -> str:
         parts.append("</tr>")
         for variant in experiment.variants:
             name, *cells = (html.escape(cell) for cell in row(variant, result))
-            wide = f"<td class=why colspan={len(HEADERS) - 1}>" if len(cells) == 1 else "<td>"
-            parts.append(f"<tr><td>{name}</td>{''.join(f'{wide}{cell}</td>' for cell in cells)}</tr>")
+            *first, last = (f"<td>{cell}</td>" for cell in cells)
+            missing = len(HEADERS) - len(cells)
+            if missing > 1:
+                last = last.replace("<td>", f"<td class=why colspan={missing}>", 1)
+            parts.append(f"<tr><td>{name}</td>{''.join(first)}{last}</tr>")
         parts.append(f"</table><p><b>{html.escape(result.conclusion)}</b></p>")
         if experiment.curve and len(result.there) > 1:
             image = base64.b64encode(draw(result)).decode()

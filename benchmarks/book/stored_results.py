@@ -29,7 +29,8 @@ class StoredResults:
 
     def is_missing(self, experiment: Experiment) -> bool:
         """Return whether an experiment has no results yet."""
-        return experiment.title not in self.experiments
+        names = {variant.name for variant in experiment.variants}
+        return set(self.experiments.get(experiment.title, ())) != names
 
     def results(self, experiment: Experiment) -> Mapping[str, Measured]:
         """Return the results of an experiment's variants."""
@@ -40,8 +41,8 @@ class StoredResults:
         return [
             (variant.settings, self.experiments[one.title][variant.name])
             for one in EXPERIMENTS
-            if one.title in self.experiments
             for variant in one.variants
+            if variant.name in self.experiments.get(one.title, ())
         ]
 
     def add(self, experiment: Experiment, seen: Mapping[str, Measured]) -> None:

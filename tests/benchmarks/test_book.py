@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,16 +16,18 @@ from tests.conftest import paint
 from train.settings import read_train_settings
 
 
-def measured(*speeds: float, accuracy: float = 50.0, parameters: int = 100) -> Measured:
-    return Measured(
-        [
-            {
-                "batch_size": 64, "step_seconds": 64 / speed, "test_accuracy": accuracy, "train_seconds": 2.0,
-                "first_step_seconds": 0.5, "parameters": parameters,
-            }
-            for speed in speeds
-        ]
-    )  # fmt: skip
+def measured(
+    *speeds: float, accuracy: float = 50.0, parameters: int = 100, rounds: int = 5, waited: float = 0.0
+) -> Measured:
+    """Return what was seen of a variant: these speeds, each of so many short runs (0: of whole runs alone)."""
+    runs = [
+        {
+            "batch_size": 64, "step_seconds": 64 / speed, "test_accuracy": accuracy, "train_seconds": 2.0,
+            "first_step_seconds": 0.5, "parameters": parameters, "cpu_wait_share": waited,
+        }
+        for speed in speeds
+    ]  # fmt: skip
+    return Measured(runs, runs * rounds)
 
 
 @pytest.mark.parametrize(
@@ -54,10 +57,31 @@ def test_worse_with_ranks_reports_lost_accuracy(accuracies: tuple[float, ...], s
 
 
 def test_medians_and_spread_are_those_of_the_runs() -> None:
-    one = measured(100, 120, 90)
+    one = measured(100, 120, 90, rounds=0)
     assert (one.speed, one.spread) == (pytest.approx(100), pytest.approx(0.3))
     seen = {"whole": measured(100, parameters=1000), "half": measured(150, accuracy=49.0, parameters=500)}
     assert fewer_parameters(seen) == "Of 1,000: 500 parameters, 1.50 times as fast, -1.00 points."
+    seen["half"] = measured(150, accuracy=49.0, parameters=500, rounds=0)
+    assert fewer_parameters(seen).startswith("Of 1,000: 500 parameters, -1.00 points. No conclusion on speed: ")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ({"rounds": 0}, {}, "its speed is of fewer than 5 alternating runs (a)"),
+        ({}, {"rounds": 4}, "its speed is of fewer than 5 alternating runs (b)"),
+        ({"waited": 0.763}, {}, "other processes took 76 % of the time (a)"),
+        ({}, {"waited": 0.11}, "other processes took 11 % of the time (b)"),
+    ],
+)
+def test_disturbed_or_single_runs_give_no_conclusion_on_speed(
+    first: dict[str, Any], second: dict[str, Any], said: str
+) -> None:
+    seen = {"a": measured(10, **first), "b": measured(198.5, **second)}
+    assert faster("b", "a")(seen) == f"No conclusion on speed: {said}."
+    result = Result(Experiment("2", "x", "x", (Variant("a"), Variant("b")), faster("b", "a")), seen)
+    assert "19.85" not in as_markdown([result], [])
+    assert "19.85" not in as_html([result], [])
 
 
 def test_table_row_has_figures_ratios_and_missing_reasons() -> None:
@@ -65,8 +89,8 @@ def test_table_row_has_figures_ratios_and_missing_reasons() -> None:
     experiment = Experiment("2", "Batch size", "256 is faster than 64.", variants, faster("b", "a"), "images/s")
     result = Result(experiment, {"a": measured(100, 110), "b": measured(300), "c": Measured(refusal="no GPU <here>")})
     text = as_markdown([result], ["2 cores"])
-    assert "| b | 76 | 2.41 | 80.01 | 300 | – | 2.86 | 2.0 | 0.50 | 50.00 |" in text
-    assert "| c | no GPU <here> |" in text
+    assert "| b | 76 | 2.41 | 80.01 | 300 | 0 % | 2.86 | 2.0 | 0.50 | 50.00 |" in text
+    assert "| c | – | – | – | no GPU <here> |" in text
     assert "**Holds here: 2.86 times as many images a second, b against a.**" in text
     page = as_html([result], ["2 cores"])
     assert "no GPU &lt;here&gt;" in page
@@ -82,8 +106,46 @@ def test_experiments_use_existing_settings() -> None:
             read_launch_settings(settings, {})
             read_train_settings(settings, {})
     assert {one.chapter for one in EXPERIMENTS} == {
-        *("2", "3.1", "3.2", "4", "5", "6.1", "7"), *("9.1", "9.2", "10.2", "11")
+        *("2", "3", "3.1", "3.2", "4", "5", "6.1", "7"), *("9.1", "9.2", "9.3", "10.2", "11")
     }  # fmt: skip
+
+
+# What the book prints: chapter -> (seconds, accuracy) of its rows.
+PRINTED = {
+    "2": {(148, 83.99), (125, 83.76), (96, None), (76, None), (106, 83.25)},
+    "3": {(118, None), (140, None)},
+    "3.1": {(2264, 74.26), (1443, 74.38)},
+    "3.2": {(2474, 74.68), (2290, 77.57), (1407, 79.90)},
+    "4": {(178, None), (114, None), (102, None), (1318, 70), (946, None)},
+    "5": {(1892, None), (846, None)},
+    "6.1": {
+        *((122, 47.10), (118, 47.26), (113, 45.84), (107, 44.66), (100, 45.18), (89, 42.71), (84, 41.90)),
+        *((81, 40.84), (76, 38.87)),
+    },
+    "7": {(811, 51), (754, None), (486, 51)},
+    "9.1": {(311, None), (189, None), (119, None), (93, None), (73, None), (73, 45.34)},
+    "9.2": {(58, 44.01), (45, 40.11), (37, 38.63)},
+    "9.3": {(53, 43.12), (42, 41.03), (35, 37.99)},
+    "10.2": {
+        *((707, 78.76), (393, 74.82), (276, 72.70), (208, 70.72), (172, 68.34), (142, 69.44), (122, 69.00)),
+        *((109, 68.82),),
+    },
+    "11": {(64, 63.73)},
+}
+
+
+@pytest.mark.parametrize("chapter", PRINTED)
+def test_every_figure_that_the_book_prints_is_in_its_table(chapter: str) -> None:
+    rows = [variant for one in EXPERIMENTS if one.chapter == chapter for variant in one.variants]
+    assert {(row.book_seconds, row.book_accuracy) for row in rows if row.book_seconds} == PRINTED[chapter]
+
+
+def test_rows_beyond_this_machine_keep_their_reason() -> None:
+    wide = Variant("64 threads", {"LAUNCH_THREADS": "4096"}, 73, needs_cores=4096)
+    gone = Variant("aot_ts_nvfuser", gone="PyTorch 2.2 removed nvFuser")
+    seen = run_to_the_end([wide, gone], {}, [])
+    assert seen["64 threads"].refusal.startswith("needs 4096 physical cores, and this machine has ")
+    assert seen["aot_ts_nvfuser"].refusal == "PyTorch 2.2 removed nvFuser"
 
 
 def test_link_first_images_takes_first_of_each_class(tmp_path: Path) -> None:
@@ -95,11 +157,11 @@ def test_link_first_images_takes_first_of_each_class(tmp_path: Path) -> None:
 
 
 def test_speed_from_short_runs_and_accuracy_from_full_runs() -> None:
-    one = measured(100, accuracy=60.0)
+    one = measured(100, accuracy=60.0, rounds=0)
     one.short = measured(200, 220, 240, accuracy=10.0).summaries
     assert (one.speed, one.accuracy, one.spread) == (pytest.approx(220), 60.0, pytest.approx(40 / 220))
     experiment = Experiment("2", "Bias", "None.", (Variant("a"),), faster("b", "a"))
-    assert "| a | – | – | – | 220 | 18 % | 1.00 | 2.0 | 0.50 | 60.00 |" in as_markdown(
+    assert "| a | – | – | – | 220 | 18 % | – | 2.0 | 0.50 | 60.00 |" in as_markdown(
         [Result(experiment, {"a": one})], []
     )
 
