@@ -250,8 +250,10 @@ def try_compile(session: TuningSession, result: Best) -> list[str]:
     if not seen:
         return []
     gain = statistics.median(seen) / result.median(result.best)
-    if gain <= 1 or result.best not in session.startup_s:
+    if gain <= 1:
         return [f"compiled it is no faster ({gain:.2f} times the rate)"]
+    if not {candidate, result.best} <= set(session.startup_s):  # rates of an earlier search
+        return [f"compiled it makes {gain:.2f} times the rate, after a longer start"]
     cost_s = max(0.0, session.startup_s[candidate] - session.startup_s[result.best])
     pays_s = cost_s / (1 - 1 / gain)
     return [

@@ -109,3 +109,35 @@ def test_batch_script_with_several_tasks_names_the_srun_command(more: Slurm) -> 
     text = of_parts(more, f"{' '.join(ENTRYPOINT)} train")
     assert "this batch job has 2 parts" in text
     assert "srun --het-group=0-1 " in text
+
+
+# As enroot's hook 50-slurm-pytorch.sh and many centers' pages have it: all but LOCAL_WORLD_SIZE.
+WRAPPER = """\
+#!/bin/sh
+export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS MASTER_ADDR=node1 MASTER_PORT=61007
+exec "$@"
+"""
+
+
+@pytest.mark.parametrize("shape", [("-N2", "-n2"), ("-N2", "-n4")])
+def test_wrapper_that_exports_rank_variables_changes_nothing(slurm: Slurm, shape: tuple[str, str]) -> None:
+    wrapper = script(slurm.cluster.folder, "wrap.sh", WRAPPER)
+    wrapper.chmod(0o755)
+    options = (*shape, "--cpus-per-task=1", "--cpu-bind=none", "--kill-on-bad-exit=1")
+    env = {**SHORT, "TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "plain"}
+    done = slurm.run("srun", *options, wrapper, *ENTRYPOINT, "train", env=env)
+    assert done.code == 0, done.out
+    assert slurm.cluster.summary("job")["world_size"] == int(shape[1][2:])
+    assert "started by srun on this node" in (slurm.cluster.folder / "runs/job/plan.json").read_text()
+
+
+def test_interactive_shell_of_several_nodes_starts_srun(slurm: Slurm) -> None:
+    """The shell of `salloc` on the first node, with the step's variables that use_interactive_step sets."""
+    step = "SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=1"
+    shell = f"env {step} SLURM_STEP_TASKS_PER_NODE=1 SLURM_STEP_NODELIST=node1 {' '.join(ENTRYPOINT)}"
+    options = ("-N2", "-n2", "--cpus-per-task=2")
+    done = slurm.run("salloc", *options, "sh", "-c", f"{shell} train", env=SHORT)
+    assert done.code == 0, done.out
+    assert slurm.cluster.summary("job")["world_size"] == 2
+    alone = slurm.run("salloc", *options, "sh", "-c", f"{shell} plan --launcher direct", env=SHORT)
+    assert "(set by you) --launcher=direct" in " ".join(alone.out.split())
