@@ -18,7 +18,10 @@ VERSIONS = {"torch": "2.8.0", "intel_extension_for_pytorch": "2.8.0"}
     ("cuda", {"triton": "3.4.0"}, ""),
     ("cuda", {}, "needs triton, which is not installed"),
 ])  # fmt: skip
-def test_find_compile_problem_names_missing_tools(device: str, versions: dict[str, str], problem: str) -> None:
+def test_find_compile_problem_names_missing_tools(
+    device: str, versions: dict[str, str], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("entrypoint.machine.compile_backends.find_noexec_cache", lambda _: "")  # as /tmp in a container
     assert find_compile_problem("inductor", device, versions, PYTHON) == problem
 
 
