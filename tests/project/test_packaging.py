@@ -53,7 +53,7 @@ def test_no_package_is_hidden_by_gitignore() -> None:
 def test_every_import_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {name.split(">")[0].split("=")[0] for name in project["dependencies"]}
-    assert {"filelock", "msgspec", "numpy", "pillow", "torch", "torchvision"} <= declared
+    assert {"msgspec", "numpy", "pillow", "torch", "torchvision"} <= declared
     assert "pydantic" not in declared
 
 
