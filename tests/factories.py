@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import struct
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from entrypoint.job.detect import Job
 from entrypoint.job.node_group import detect_node_group
@@ -91,3 +93,17 @@ class HostilePickle:
 def train_settings(fields: Mapping[str, Any] | None = None, **more: Any) -> TrainSettings:
     """Return the trainer's settings with these fields, validated."""
     return msgspec.convert({**(fields or {}), **more}, TrainSettings, dec_hook=lambda kind, raw: kind(raw))
+
+
+def write_fashion_mnist(data_dir: Path, train: int, test: int) -> None:
+    """Write random images as Fashion-MNIST's files, in the format of the MNIST family."""
+    folder = data_dir / "FashionMNIST/raw"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for split, count in (("train", train), ("t10k", test)):
+        for kind, shape, limit in (("images-idx3", (count, 28, 28), 256), ("labels-idx1", (count,), 10)):
+            data = random.integers(0, limit, shape, dtype=np.uint8)
+            content = struct.pack(">HBB", 0, 8, data.ndim) + struct.pack(f">{data.ndim}I", *shape) + data.tobytes()
+            path = folder / f"{split}-{kind}-ubyte"
+            path.write_bytes(content)
+            path.with_suffix(".gz").write_bytes(gzip.compress(content))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import struct
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 
 from entrypoint.core.errors import UserError
-from tests.factories import train_settings
+from tests.factories import train_settings, write_fashion_mnist
 from train.data.dataset_info import inspect_dataset
 from train.data.datasets import ImageTensors, load
 from train.data.workers import WorkerPoolSpec
@@ -70,22 +67,9 @@ def test_synthetic_classes_are_distinguishable() -> None:
     assert torch.equal(distances.argmin(1), test.labels)
 
 
-def write_idx(path: Path, data: np.ndarray) -> None:
-    """Write the format of the MNIST family (http://yann.lecun.com/exdb/mnist)."""
-    header = struct.pack(">HBB", 0, 8, data.ndim) + struct.pack(f">{data.ndim}I", *data.shape)
-    with gzip.open(path.with_suffix(".gz"), "wb") as file:
-        file.write(header + data.tobytes())
-    path.write_bytes(header + data.tobytes())
-
-
 def test_fashion_mnist_is_read_from_data_dir(tmp_path: Path) -> None:
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
-    folder = tmp_path / "FashionMNIST/raw"
-    folder.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    for split, count in (("train", 30), ("t10k", 20)):
-        write_idx(folder / f"{split}-images-idx3-ubyte", random.integers(0, 256, (count, 28, 28), dtype=np.uint8))
-        write_idx(folder / f"{split}-labels-idx1-ubyte", random.integers(0, 10, count, dtype=np.uint8))
+    write_fashion_mnist(tmp_path, 30, 20)
     settings = TrainSettings(dataset="fashion-mnist", data_dir=tmp_path, download=False)
     data = load(settings, (1, 28, 28), "memory", CREW)
     assert tuple(images(data.train).images.shape) == (30, 28, 28, 1)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import struct
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from entrypoint.core.errors import ExitCode
 from tests.conftest import PYTHON, Entrypoint, paint
+from tests.factories import write_fashion_mnist
 from tests.train.given import imagefolder
 
 pytestmark = pytest.mark.launch
@@ -25,24 +23,11 @@ def mounted(*commands: str) -> tuple[str, ...]:
     return ("unshare", "-m", "sh", "-c", script, "sh", PYTHON, "-m", "entrypoint")
 
 
-def write_idx(path: Path, data: np.ndarray) -> None:
-    """Write the format of the MNIST family."""
-    content = struct.pack(">HBB", 0, 8, data.ndim) + struct.pack(f">{data.ndim}I", *data.shape) + data.tobytes()
-    path.write_bytes(content)
-    with gzip.open(f"{path}.gz", "wb") as file:
-        file.write(content)
-
-
 @pytest.mark.parametrize("download", ["0", "1"])
 def test_dataset_in_a_read_only_folder_trains(entrypoint: Entrypoint, tmp_path: Path, download: str) -> None:
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
-    folder = tmp_path / "data/FashionMNIST/raw"
-    folder.mkdir(parents=True)
-    random = np.random.default_rng(0)
-    for split, count in (("train", 128), ("t10k", 64)):
-        write_idx(folder / f"{split}-images-idx3-ubyte", random.integers(0, 256, (count, 28, 28), dtype=np.uint8))
-        write_idx(folder / f"{split}-labels-idx1-ubyte", random.integers(0, 10, count, dtype=np.uint8))
     data = tmp_path / "data"
+    write_fashion_mnist(data, 128, 64)
     read_only = mounted(f"mount --bind {data} {data}", f"mount -o remount,bind,ro {data}")
     env = {"TRAIN_DATASET": "fashion-mnist", "TRAIN_DATA_DIR": str(data), "TRAIN_DOWNLOAD": download}
     result = entrypoint("train", env={**env, "TRAIN_EPOCHS": "1"}, command=read_only)
