@@ -22,6 +22,10 @@ if [[ -n $IMAGE ]]; then start=(apptainer run --nv "$IMAGE" train); fi
 passed=()
 groups='TRAIN|LAUNCH|OMP|KMP|GOMP|MKL|GLOO|NCCL|CCL|FI|I_MPI|UCX|TORCH|ACCELERATE|APPTAINER'
 for name in $(compgen -e | grep -E "^($groups)_|^(PATH|MASTER_ADDR|MASTER_PORT|CUDA_VISIBLE_DEVICES)\$"); do
+  if [[ ${name^^} =~ (^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY)$ ]]; then
+    echo "$name: not passed to other nodes, because the name is that of a secret" >&2
+    continue
+  fi
   passed+=(-x "$name")
 done
 

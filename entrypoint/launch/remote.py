@@ -11,6 +11,7 @@ from pathlib import Path
 
 from entrypoint.core.console import STATUS_VAR
 from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.secret_names import is_secret
 from entrypoint.job.detect import Job
 from entrypoint.job.ports import JOB_TOKEN_VAR, START_TIME_VAR
 from entrypoint.job.slurm import number
@@ -169,6 +170,9 @@ def with_remote_command(plan: Plan, inputs: PlanInputs) -> Plan:
         count = sum(ranks for _, ranks in hosts)
         flags |= rendezvous_hints(inputs, hosts)
         command = (open_mpi if starter.mpi == "Open MPI" else hydra)(environ, starter, hosts, again)
+        if withheld := withheld_variables(environ):
+            note = f"{', '.join(withheld)}: not passed to other nodes, because the name is that of a secret"
+            plan = replace(plan, warnings=(*plan.warnings, note))
     nodes = replace(plan.nodes, nnodes=node_count(inputs), min_nodes=node_count(inputs), world_size=count)
     environment = replace(plan.environment, variables=flags)
     plan = replace(plan, nodes=nodes, command=command, environment=environment)
@@ -245,5 +249,15 @@ def hydra(
 
 def forwarded_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the names of the variables that ranks on other nodes are given."""
-    names = {name for name in environ if name.startswith(FORWARDED_PREFIXES) or name in FORWARDED_NAMES}
+    names = {name for name in environ if is_wanted(name) and not is_secret(name)}
     return sorted(names | {"MASTER_ADDR", START_TIME_VAR, JOB_TOKEN_VAR, STATUS_VAR})
+
+
+def withheld_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the names of variables that ranks on other nodes would get if they did not look like secrets."""
+    return sorted(name for name in environ if is_wanted(name) and is_secret(name) and name != JOB_TOKEN_VAR)
+
+
+def is_wanted(name: str) -> bool:
+    """Return whether ranks on other nodes use a variable of this name."""
+    return name.startswith(FORWARDED_PREFIXES) or name in FORWARDED_NAMES

@@ -14,7 +14,11 @@ from entrypoint.launch.remote import FORWARDED_NAMES, FORWARDED_PREFIXES, forwar
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {f"{prefix}SETTING": "1" for prefix in FORWARDED_PREFIXES} | {"CUDA_VISIBLE_DEVICES": "0"}
-SECRETS = {"AWS_SECRET_ACCESS_KEY": "x", "MY_TOKEN": "x", "CCLX": "x"}
+SECRETS = {
+    "AWS_SECRET_ACCESS_KEY": "x", "MY_TOKEN": "x", "CCLX": "x", "TORCH_HUB_TOKEN": "x", "TRAIN_API_KEY": "x",
+    "UCX_password": "x",
+}  # fmt: skip
+NO_SECRETS = {"UCX_IB_PKEY": "x", "NCCL_IB_PKEY": "x", "NCCL_KEYS": "x"}
 SLURM = {
     "SLURM_JOB_ID": "40", "SLURM_NTASKS": "2", "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "2",
     "TRAIN_RUN_NAME": "run",
@@ -38,11 +42,12 @@ def run_script(folder: Path, script: str, environ: dict[str, str], code: int = 0
 
 @pytest.mark.parametrize("script", ["cluster/mpi/train.sh", "cluster/slurm/train-mpi.sbatch"])
 def test_script_passes_what_the_entrypoint_passes(tmp_path: Path, script: str) -> None:
-    environ = SETTINGS | SECRETS | (SLURM if "slurm" in script else {})
+    environ = SETTINGS | SECRETS | NO_SECRETS | (SLURM if "slurm" in script else {})
     passed = set(re.findall(r"-x (\S+)", run_script(tmp_path, script, environ)))
     ours = {name for name in forwarded_variables(environ) if not name.startswith("ENTRYPOINT_")}
     assert ours - {"MASTER_ADDR"} <= passed
     assert not passed & set(SECRETS)
+    assert passed >= set(NO_SECRETS)
 
 
 @pytest.mark.parametrize("script", ["cluster/slurm/train.sbatch", "cluster/slurm/train-mpi.sbatch"])

@@ -16,6 +16,7 @@ from entrypoint.launch.remote import (
     read_hosts,
     select_remote_launcher,
     with_remote_command,
+    withheld_variables,
 )
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
 from entrypoint.plan.model import Plan
@@ -199,7 +200,21 @@ def test_find_remote_launcher_heterogeneous_job_raises() -> None:
 
 def test_forwarded_variables_contain_no_secret() -> None:
     secrets = {"GITHUB_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "x", "WANDB_API_KEY": "x", "SSH_AUTH_SOCK": "x"}
-    assert not set(forwarded_variables(secrets)) & set(secrets)
+    withheld = {"TORCH_HUB_TOKEN": "x", "NCCL_SECRET": "x", "UCX_password": "x", "FI_PASSWD": "x", "CCL_KEY": "x"}
+    needed = {"UCX_IB_PKEY": "x", "NCCL_IB_PKEY": "x", "TORCH_TOKENS": "x"}
+    environ = secrets | withheld | needed
+    assert set(forwarded_variables(environ)) & set(environ) == set(needed)
+    assert withheld_variables(environ) == sorted(withheld)
+
+
+@pytest.mark.parametrize("mpi", ["Open MPI", "hydra"])
+def test_plan_names_withheld_secrets_and_shows_no_value(mpi: str) -> None:
+    environ = {"LAUNCH_HOSTS": "a:8,b:8", "TORCH_HUB_TOKEN": "hidden-value", "NCCL_DEBUG": "shown-value"}
+    made = plan(environ, RemoteLauncher("mpirun", mpi, (("a", 8), ("b", 8))), cores=2)
+    assert "TORCH_HUB_TOKEN: not passed to other nodes, because the name is that of a secret" in made.warnings
+    command = " ".join(made.command)
+    assert "NCCL_DEBUG" in command
+    assert not any(word in command for word in ("TORCH_HUB_TOKEN", "hidden-value", "shown-value"))
 
 
 def test_plan_for_hosts_counts_all_their_ranks() -> None:

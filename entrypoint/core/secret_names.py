@@ -1,0 +1,10 @@
+"""Names of variables that hold secrets, by their last word."""
+
+from __future__ import annotations
+
+SECRET_WORDS = frozenset({"TOKEN", "SECRET", "PASSWORD", "PASSWD", "KEY"})
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a variable's last word says that it holds a secret; `UCX_IB_PKEY` is another word."""
+    return name.upper().rpartition("_")[2] in SECRET_WORDS
