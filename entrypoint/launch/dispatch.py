@@ -35,8 +35,8 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
         exec_program(plan, job, environ)
     # The agent's store looks up its own address. Without a DNS server that takes 20 s and prints warnings.
     quiet = {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    if plan.uses_elastic_rendezvous:  # a new store for each start: stale keys cost restarts
-        quiet["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    # A new store for each start: the keys of ranks that were killed would cost further restarts, or stall them.
+    quiet["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     quiet = {name: value for name, value in quiet.items() if name not in environ}
     environ |= {**quiet, AGENT_ONLY_VARS: ",".join(quiet)}
     replace_process(plan.command, {**environ, **plan.environment.variables, PLAN_VAR: plan.to_variable()})
