@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.settings_base import variable_name
 from entrypoint.core.user_dirs import user_cache_dir
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Plan, Source
-from entrypoint.settings import read_launch_settings
+from entrypoint.settings import LaunchSettings, read_launch_settings
+from entrypoint.tune.candidates import ALLOCATOR, BIND, CORES, OPENMP, RANKS, THREADS, WORKERS
 
 VERSION = 1
 # Keys of the stored file. They keep the names of version 0.1, so that its results can be read.
@@ -29,6 +33,11 @@ NOT_SPEED_SETTINGS = (
     "grace_period_s",
     "max_restarts",
 )
+# What candidates differ in, and the form of their values: no path, which could name a library.
+TUNED_VARIABLES = frozenset(
+    {RANKS, THREADS, CORES, OPENMP, ALLOCATOR, BIND, WORKERS, "KMP_BLOCKTIME", "OMP_WAIT_POLICY", "TRAIN_WORKERS"}
+)
+TUNED_VALUE = re.compile(r"[a-z0-9-]{1,20}", re.ASCII)
 # Other variables that affect speed. LAUNCH_* and TRAIN_* have rules of their own.
 SPEED_VARIABLES = (
     *("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "ONEDNN_"),
@@ -38,11 +47,15 @@ SPEED_VARIABLES = (
 
 @dataclass(frozen=True)
 class TunedPlan:
-    """The variables of the best plan, empty if the untuned one is as fast, and the evidence in a few words."""
+    """The variables of the best plan, empty if the untuned one is as fast, and the evidence in a few words.
+
+    `not_used` says why a stored result is passed over, empty if it is used.
+    """
 
     variables: Mapping[str, str]
     evidence: str
     path: Path
+    not_used: str = ""
 
 
 def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
@@ -92,6 +105,8 @@ def store_dir(inputs: PlanInputs) -> Path | None:
 def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> TunedPlan | None:
     """Return the result for this machine and program, None if there is none or another launcher starts the ranks.
 
+    A result that another user could have written is passed over, and so is one that sets what tuning does not set:
+    a variable such as LD_PRELOAD would run code of the user who wrote it.
     `training` returns the trainer's settings for the key. It reads the data set, so it is not called without a folder.
     """
     folder = store_dir(inputs)
@@ -99,16 +114,49 @@ def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> Tuned
         return None
     path = folder / f"{machine_program_key(inputs, training())}.json"
     try:
-        result = json.loads(path.read_text())[RESULT_KEY]
+        text, not_used = read_owned(path)
+        if not_used:
+            return TunedPlan({}, "", path, not_used)
+        result = json.loads(text)[RESULT_KEY]
         if not result:
             return None
-        return TunedPlan(dict(result["variables"]), str(result["evidence"]), path)
+        variables = {str(name): str(value) for name, value in dict(result["variables"]).items()}
+        not_used = why_not_tunable(variables)
+        return TunedPlan({} if not_used else variables, str(result["evidence"]), path, not_used)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
             f"{path}: cannot be read ({printable(error)}); remove it, or set LAUNCH_TUNING_STORE=off"
         ) from None
+
+
+def read_owned(path: Path) -> tuple[str, str]:
+    """Return the text of a file, and why it is not used: empty if this user or root alone can have written it.
+
+    Raises OSError, and ValueError for what is no regular file: a FIFO would block.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_uid not in (0, os.getuid()):
+            return "", f"it belongs to user {status.st_uid}"
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return "", "other users can write it"
+        return file.read(), ""
+
+
+def why_not_tunable(variables: Mapping[str, str]) -> str:
+    """Return why variables are not those of a tuning result, empty if they are."""
+    renamed = {f"{LaunchSettings.PREFIX}{old.upper()}": new for old, new in LaunchSettings.RENAMED.items()}
+    for name, value in variables.items():
+        current = variable_name(LaunchSettings.PREFIX, renamed[name]) if name in renamed else name
+        if current not in TUNED_VARIABLES:
+            return f"it sets {printable(name)}, which tuning does not"
+        if not TUNED_VALUE.fullmatch(value):
+            return f"it sets {name}={printable(value)}"
+    return ""
 
 
 def is_tunable(inputs: PlanInputs) -> bool:
@@ -127,7 +175,10 @@ def apply_tuning(inputs: PlanInputs, tuned: TunedPlan, flags: Mapping[str, str])
 
 
 def annotate(plan: Plan, tuned: TunedPlan) -> Plan:
-    """Return the plan with the evidence, and with the tuned decisions marked as tuned."""
+    """Return the plan with the evidence, and with the tuned decisions marked as tuned; or why they are not used."""
+    if tuned.not_used:
+        note = f"{tuned.path}: a stored tuning result is not used, because {tuned.not_used}. Remove it and tune again."
+        return replace(plan, warnings=(*plan.warnings, note))
     settings = {f"{name}={value}" for name, value in tuned.variables.items()}
     decisions = tuple(
         replace(one, source=Source.TUNED) if one.source == Source.USER and one.setting in settings else one
@@ -148,6 +199,7 @@ def save(path: Path, content: Mapping[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write_text(path, json.dumps(content, indent=2) + "\n")
+        path.chmod(0o644)  # whatever the umask: a result that others can write is not used
     except OSError as error:
         raise UserError(
             f"{path.parent}: cannot be written ({error.strerror}); name a folder that can with LAUNCH_TUNING_STORE"

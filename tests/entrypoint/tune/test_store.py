@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Program
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
-from entrypoint.tune.store import annotate, apply_tuning, load, machine_program_key, store_dir
+from entrypoint.tune.candidates import ALLOCATOR, BIND, CORES, OPENMP, RANKS, THREADS, WORKERS
+from entrypoint.tune.store import annotate, apply_tuning, load, machine_program_key, save, store_dir, why_not_tunable
 from tests.factories import make_machine
 
 SCRIPT = Program("script", ("python", "x.py", "--big"))
@@ -112,3 +114,76 @@ def test_load_unreadable_result_raises(tmp_path: Path, text: str) -> None:
 def test_load_under_launcher_returns_none(tmp_path: Path) -> None:
     asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": ""}}))  # codespell:ignore
     assert load(replace(asked, job=Job(launcher="srun", world_size=2)), dict) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"LD_PRELOAD": "/tmp/evil.so"}, "it sets LD_PRELOAD, which tuning does not"),
+        ({"PYTHONSTARTUP": "/x"}, "it sets PYTHONSTARTUP, which tuning does not"),
+        ({"MY_VAR": "planted"}, "it sets MY_VAR, which tuning does not"),
+        ({"LAUNCH_QUIET": "1"}, "it sets LAUNCH_QUIET, which tuning does not"),
+        ({"LAUNCH_HOSTS": "evil"}, "it sets LAUNCH_HOSTS, which tuning does not"),
+        ({"TRAIN_RESUME": "x"}, "it sets TRAIN_RESUME, which tuning does not"),
+        ({**FOUND, "PATH": "/evil"}, "it sets PATH, which tuning does not"),
+        ({"LAUNCH_OPENMP": "/tmp/evil.so"}, "it sets LAUNCH_OPENMP=/tmp/evil.so"),
+        ({"OMP_WAIT_POLICY": "active\nx"}, r"it sets OMP_WAIT_POLICY=active\nx"),
+    ],
+)
+def test_result_sets_only_what_tuning_sets(tmp_path: Path, variables: dict[str, str], said: str) -> None:
+    asked = kept(tmp_path, json.dumps({"verdict": {"variables": variables, "evidence": ""}}))  # codespell:ignore
+    tuned = load(asked, dict)
+    assert tuned
+    assert (dict(tuned.variables), tuned.not_used) == ({}, said)
+    (warning,) = [one for one in annotate(make_plan(asked), tuned).warnings if "tuning result" in one]
+    assert said in warning
+
+
+def test_every_variable_of_a_candidate_can_be_stored() -> None:
+    names = {RANKS, THREADS, CORES, OPENMP, ALLOCATOR, BIND, WORKERS}
+    assert why_not_tunable(dict.fromkeys(names, "1") | {"KMP_BLOCKTIME": "200", "OMP_WAIT_POLICY": "active"}) == ""
+    assert why_not_tunable({"LAUNCH_BIND": "none"}) == ""  # the name in 0.1
+
+
+def spoil_by_mode(path: Path) -> None:
+    path.chmod(0o664)
+
+
+def spoil_by_owner(path: Path) -> None:
+    if os.getuid():
+        pytest.skip("needs root, to give a file to another user")
+    os.chown(path, 4001, 4001)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"), [(spoil_by_mode, "other users can write it"), (spoil_by_owner, "it belongs to user 4001")]
+)
+def test_result_of_another_user_is_passed_over(tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
+    asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": ""}}))  # codespell:ignore
+    (path,) = tmp_path.glob("*.json")
+    spoil(path)
+    tuned = load(asked, dict)
+    assert tuned
+    assert (dict(tuned.variables), tuned.not_used) == ({}, said)
+
+
+def test_result_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    asked = kept(tmp_path, "{}")
+    (path,) = tmp_path.glob("*.json")
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match="not a regular file"):
+        load(asked, dict)
+
+
+def test_saved_result_is_used_whatever_the_umask(tmp_path: Path) -> None:
+    asked = kept(tmp_path, "{}")
+    (path,) = tmp_path.glob("*.json")
+    before = os.umask(0)
+    try:
+        save(path, {"verdict": {"variables": FOUND, "evidence": "twice as fast"}})  # codespell:ignore
+    finally:
+        os.umask(before)
+    tuned = load(asked, dict)
+    assert tuned
+    assert (dict(tuned.variables), tuned.not_used) == (FOUND, "")
