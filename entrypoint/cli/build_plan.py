@@ -87,7 +87,9 @@ def find_foreign_variable(program: Program | None, environ: Mapping[str, str]) -
 def apply_saved_tuning(command: CommandLine, inputs: PlanInputs) -> tuple[PlanInputs, TunedPlan | None]:
     """Return the inputs with the tuning results for this program and machine, where the user set nothing else."""
     tuned = load(inputs, lambda: settings_affecting_speed(command, inputs))
-    return (apply_tuning(inputs, tuned, command.launch_flags), tuned) if tuned else (inputs, None)
+    if tuned is None or tuned.not_used:
+        return inputs, tuned
+    return apply_tuning(inputs, tuned, command.launch_flags), tuned
 
 
 def settings_affecting_speed(command: CommandLine, inputs: PlanInputs) -> Mapping[str, Any]:
@@ -153,4 +155,4 @@ def run_folders(command: CommandLine, inputs: PlanInputs) -> list[tuple[str, Pat
     from train.settings import read_train_settings
 
     training = read_train_settings(inputs.environ, command.train_flags).values
-    return [("TRAIN_OUTPUT_DIR", training.output_dir), ("TRAIN_CACHE_DIR", cache_folder(training.cache_dir))]
+    return [("TRAIN_OUTPUT_DIR", training.output_dir), ("TRAIN_CACHE_DIR", cache_folder(training.cache_dir).path)]

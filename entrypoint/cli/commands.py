@@ -56,6 +56,8 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return ExitCode.DONE
     if command.command == "verify":
         return verify_command(command)
+    if command.command == "convert-checkpoint":
+        return convert_command(command)
     fallbacks = apply_fallbacks(environ, make=command.launches)
     environ = {**environ, **{name: value for name, (value, _) in fallbacks.items()}}
     if command.command in ("other", "selftest"):
@@ -124,6 +126,13 @@ def doctor_command(command: CommandLine, inputs: PlanInputs) -> int:
     checks = report.run_checks(inputs, plans.planner_for(command, inputs), plans.run_folders(command, inputs))
     print(report.format_report(checks, as_json=command.json))
     return ExitCode.MACHINE if any(check.state == "failure" for check in checks) else ExitCode.DONE
+
+
+def convert_command(command: CommandLine) -> int:
+    """Convert a checkpoint of version 0.1 and print its new path."""
+    assert command.checkpoint is not None
+    print(f"converting {command.checkpoint}: trusting it, because reading it can run code", file=sys.stderr)
+    replace_process((sys.executable, "-I", "-m", "train.engine.convert", str(command.checkpoint)), dict(os.environ))
 
 
 def verify_command(command: CommandLine) -> int:

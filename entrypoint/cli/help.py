@@ -16,6 +16,7 @@ COMMANDS = {
     "tune": "find the fastest plan for `train` or `run SCRIPT` and keep it for later runs",
     "doctor": "check machine, container, packages and plan; exit code 3 if a check fails",
     "verify": "compare the ranks that run on this node with their plans",
+    "convert-checkpoint": "convert a checkpoint of version 0.1; reading it can run code, so only if you trust it",
     "selftest": "test this installation: planning, data, a few real runs (a minute)",
 }
 EXIT_CODES = (

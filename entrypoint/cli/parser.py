@@ -19,6 +19,8 @@ from entrypoint.settings import LaunchSettings
 
 # The command that a `plan` or `tune` is for.
 TARGETS = ("train", "run")
+# Commands that take words of their own after the flags.
+WITH_WORDS = ("verify", "convert-checkpoint")
 SWITCHES = {
     "json": "print plan, checks or ranks as JSON",
     "dry-run": "show the plan and start nothing",
@@ -40,6 +42,7 @@ class CommandLine:
     dry_run: bool = False
     program: Program | None = None
     processes: tuple[int, ...] = ()
+    checkpoint: Path | None = None
     words: tuple[str, ...] = ()
     help_text: str = ""
 
@@ -133,7 +136,7 @@ def split_words(words: Sequence[str], models: Sequence[type[Settings]]) -> tuple
 
 def models_for(command: str, target: str, setting_groups: Mapping[str, type[Settings]]) -> list[type[Settings]]:
     """Return the groups of settings whose flags a command accepts."""
-    if command in ("verify", "selftest"):
+    if command in ("verify", "convert-checkpoint", "selftest"):
         return []
     models: list[type[Settings]] = [LaunchSettings]
     if target != "run":
@@ -145,7 +148,7 @@ def models_for(command: str, target: str, setting_groups: Mapping[str, type[Sett
 
 def build_parser(command: str, models: Sequence[type[Settings]], *, show_all: bool = False) -> Parser:
     """Return the parser of a command; unless `show_all`, help shows the most used settings only."""
-    program = {"run": " SCRIPT|-m MODULE [arguments]", "verify": " [PID ...]"}.get(
+    program = {"run": " SCRIPT|-m MODULE [arguments]", "verify": " [PID ...]", "convert-checkpoint": " PATH"}.get(
         command, f" [{'|'.join(TARGETS)} ...]" if command in ("plan", "tune") else ""
     )
     more = "" if show_all or not models else f" All flags: entrypoint {command} --help-all."
@@ -184,7 +187,7 @@ def read_arguments(
     """Return the command line of a command's flags and the words after them; raises `UserError`."""
     found, unknown = build_parser(command, models).parse_known_args(flags)
     values = vars(found)
-    stray = words if target != "run" and command != "verify" else []
+    stray = words if target != "run" and command not in WITH_WORDS else []
     if unknown or stray:
         raise unknown_word(command, target, [*unknown, *stray][0], models)
     by_group: dict[str, dict[str, str]] = {prefix: {} for prefix in GROUPS}
@@ -200,6 +203,7 @@ def read_arguments(
         dry_run=values["dry_run"],
         program=find_program(words) if target == "run" else None,
         processes=parse_pids(words) if command == "verify" else (),
+        checkpoint=find_checkpoint(words) if command == "convert-checkpoint" else None,
         words=("run", *words) if target == "run" else ("train",),
     )
 
@@ -229,6 +233,23 @@ def parse_pids(words: Sequence[str]) -> tuple[int, ...]:
                 f"verify {printable(word)}: not a process id. Use `entrypoint verify` or `entrypoint verify PID`."
             )
     return tuple(map(int, words))
+
+
+def find_checkpoint(words: Sequence[str]) -> Path:
+    """Return the checkpoint that `convert-checkpoint` was given; raises `UserError` if it is not there."""
+    if len(words) != 1:
+        raise UserError("convert-checkpoint: needs one path. Use `entrypoint convert-checkpoint PATH`.")
+    if not is_there(words[0]):
+        raise UserError(f"{printable(words[0])}: no such checkpoint. Check the path.")
+    return Path(words[0])
+
+
+def is_there(path: str) -> bool:
+    """Return whether a path leads to something; a name that is too long leads to nothing."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def find_program(words: Sequence[str]) -> Program:

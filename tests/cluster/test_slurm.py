@@ -43,7 +43,7 @@ def goes_on(slurm: Slurm, job: str, saved: str) -> None:
     wait_for(slurm.cluster, job, "resuming from runs/job/checkpoint/step-", 120)
     assert slurm.state(job)["Restarts"] == "1"
     text = output(slurm.cluster, job)
-    steps = [int(step) for step in re.findall(r"step[ -]0*(\d+)(?: is saved|\.pt)", text)]
+    steps = [int(step) for step in re.findall(r"step[ -]0*(\d+)(?: is saved|,)", text)]
     assert steps[0] == steps[1], text[-3000:]
     slurm.run("scancel", job)
 

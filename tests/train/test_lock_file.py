@@ -71,7 +71,7 @@ def test_lock_excludes_two_jobs_and_a_crash_leaves_none(entrypoint: Entrypoint) 
     env = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_TENSORBOARD": "0", "TRAIN_RESUME": "auto", "LAUNCH_QUIET": "1"}
     first = Started(entrypoint, env | {"TRAIN_EPOCHS": "100000"})
     first.wait_for("epoch 2/")
-    second = entrypoint("train", env=env)
+    second = entrypoint("train", env=env | {"TRAIN_EPOCHS": "100000"})
     assert second.code == 2
     (line,) = second.error_lines
     (rank,) = children(first.process.pid)

@@ -1,63 +1,55 @@
-"""Checkpoints of sharded models: a folder into which every rank writes its shard, committed atomically.
+"""Checkpoints of sharded models: every rank writes one safetensors file with its shard, rank 0 the index.
 
-torch.distributed.checkpoint writes and reads them, also with another number of ranks. Its own reader executes pickled
-code. The reader here accepts only tensors and the classes that describe them.
+They are written on a background thread, and read with any number of ranks.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
-import shutil
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
+import torch.distributed as dist
+from msgspec.structs import replace
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load as load_parts
-from torch.distributed.checkpoint.state_dict_saver import save as save_parts
+from torch.distributed.tensor import DTensor
 
-from entrypoint.core.atomic_files import sha256_of
 from entrypoint.core.errors import ExitCode, UserError, first_line
-from train.checkpoint import single_file
-from train.checkpoint.single_file import Checkpoint, corrupt_error
+from train.checkpoint import folder as folders
+from train.checkpoint.async_writer import snapshot
+from train.checkpoint.metadata import (
+    EMA,
+    MODEL,
+    OPTIMIZER,
+    Metadata,
+    TensorEntry,
+    TensorPart,
+    corrupt_error,
+    write_error,
+    write_metadata,
+)
+from train.checkpoint.tensor_files import CheckpointReader, write_tensors
 
 T = TypeVar("T")
 # Restores the metadata that a module needs to load a state that consists of tensors only.
 Versions = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Any]]
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
-# Classes allowed in the pickled metadata of a sharded checkpoint (torch.distributed.checkpoint's Metadata).
-ALLOWED_GLOBALS = {
-    "torch.distributed.checkpoint.metadata": {
-        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
-        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
-    },
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "pathlib": {"PosixPath"},
-    "pathlib._local": {"PosixPath"},  # Python 3.13's
-    "torch.serialization": {"_get_layout"},
-    "torch": {"Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool"},
-}  # fmt: skip
+STATE = "state."
 
 
 class Ranks(Protocol):
     """Operations that a checkpoint needs from the process group."""
 
     @property
-    def world_size(self) -> int:
-        """Number of ranks."""
+    def rank(self) -> int:
+        """This rank."""
 
     @property
-    def control(self) -> Any:
-        """Process group for values on the CPU."""
+    def world_size(self) -> int:
+        """Number of ranks."""
 
     def run_on_main(self, make: Callable[[], T]) -> T:
         """Run on rank 0 and return its result on all ranks."""
@@ -79,132 +71,203 @@ class ShardedState:
     ranks: Ranks
 
 
-class MetadataUnpickler(pickle.Unpickler):
-    """Unpickle checkpoint metadata with a list of allowed classes; see "Restricting Globals" in pickle's manual."""
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One rank's rows of a tensor, from row `start` of its `shape` on; `is_part`: other ranks have the rest."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        """Return an allowed class; raises UnpicklingError for any other."""
-        if name not in ALLOWED_GLOBALS.get(module, ()):
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return super().find_class(module, name)
-
-
-class SafeReader(FileSystemReader):
-    """torch's folder reader with restricted unpickling of the metadata."""
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        """Return the checkpoint's metadata."""
-        with (Path(self.path) / ".metadata").open("rb") as file:
-            metadata: Metadata = MetadataUnpickler(file).load()
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
+    value: Tensor
+    shape: tuple[int, ...]
+    start: int
+    is_part: bool
 
 
-class TensorOnlyPlanner(DefaultLoadPlanner):
-    """torch's load planner without pickled objects."""
+@dataclass(frozen=True, kw_only=True)
+class WrittenShards:
+    """What a rank reports after it wrote its file: the file's checksum and index, or why it could not be written."""
 
-    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:  # noqa: ARG002
-        """Raise ValueError for a pickled object."""
-        raise ValueError(f"{read_item.dest_index.fqn} is not a tensor")
+    file: str
+    digest: str = ""
+    entries: Mapping[str, TensorEntry] | None = None
+    error: UserError | None = None
 
 
-def save(folder: Path, checkpoint: Checkpoint, state: ShardedState, keep: int, *, best: bool) -> Path:
-    """Write a sharded checkpoint, then remove all but the newest `keep` and the best; returns its path.
+def prepare_save(
+    folder: Path,
+    metadata: Metadata,
+    state: ShardedState,
+    keep: int,
+    group: dist.ProcessGroup | None,
+    *,
+    best: bool,
+) -> Callable[[], None]:
+    """Copy this rank's shards, and return what writes them; all ranks must call both.
 
-    Raises `UserError` if a rank cannot write its shard or does not see the folder that rank 0 created.
+    Raises `UserError` if a rank does not see the folder that rank 0 made. What is returned raises `UserError` on all
+    ranks if a rank cannot write its file.
     """
-    group = state.ranks
-    path = folder / f"step-{checkpoint.step:09d}{single_file.SHARDED_SUFFIX}"
-    temp_dir = folder / f".{path.name}"
-    group.broadcast_buffers(list(state.model.buffers()))
-    group.run_on_main(lambda: make_temp_dir(temp_dir))
-    if not all(group.gather(temp_dir.is_dir())):
+    ranks = state.ranks
+    path = folders.checkpoint_path(folder, metadata.step)
+    temp_dir = folders.temporary_path(path)
+    ranks.broadcast_buffers(list(state.model.buffers()))
+    ranks.run_on_main(lambda: make_temp_dir(path))
+    if not all(ranks.gather(temp_dir.is_dir())):
         raise UserError(
             f"{folder}: not visible on every node, but every rank writes its shard there."
             " Set TRAIN_OUTPUT_DIR to a folder that all nodes share."
         )
-    writer, alone = FileSystemWriter(temp_dir, sync_files=True), group.world_size == 1
-    try:
-        silence_torch_warnings()
-        save_parts(sharded_tensors(state)[0], storage_writer=writer, process_group=group.control, no_dist=alone)
-    except CheckpointException as error:
-        raise shard_write_error(folder, error) from None
-    group.run_on_main(lambda: commit(temp_dir, path, checkpoint, keep, best=best))
-    return path
+    shards = shards_of(sharded_tensors(state)[0], ranks)
+    stored = {
+        name: Shard(value=snapshot(one.value), shape=one.shape, start=one.start, is_part=one.is_part)
+        for name, one in shards.items()
+        if one.value.numel() and (one.is_part or ranks.rank == 0)
+    }
+    file = f"rank-{ranks.rank:05d}-of-{ranks.world_size:05d}.safetensors"
+
+    def write() -> None:
+        own = write_shards(temp_dir / file, stored)
+        reports: list[Any] = [own]
+        if group:
+            reports = [None] * ranks.world_size
+            dist.all_gather_object(reports, own, group=group)
+        outcome: list[Any] = [None]
+        if ranks.rank == 0:
+            outcome[0] = commit_reports(temp_dir, path, metadata, reports, keep, best=best)
+        if group:
+            dist.broadcast_object_list(outcome, 0, group=group)
+        if outcome[0]:
+            raise outcome[0]
+
+    return write
 
 
-def silence_torch_warnings() -> None:
-    """Silence two torch warnings: a deprecated call in its own writer, and a group of one rank."""
-    for text in ("TypedStorage is deprecated", "torch.distributed is disabled"):
-        warnings.filterwarnings("ignore", text, UserWarning)
-
-
-def make_temp_dir(temp_dir: Path) -> None:
+def make_temp_dir(path: Path) -> None:
     """Create the temporary folder of a checkpoint; removes one that a killed run left behind."""
-    shutil.rmtree(temp_dir, ignore_errors=True)
     try:
-        temp_dir.mkdir(parents=True)
+        folders.prepare(path)
     except OSError as error:
-        raise single_file.write_error(temp_dir.parent, error) from None
+        raise write_error(path.parent, error) from None
 
 
-def commit(temp_dir: Path, path: Path, checkpoint: Checkpoint, keep: int, *, best: bool) -> None:
-    """Rename a checkpoint to its final name after all ranks have written their shards."""
+def write_shards(path: Path, shards: Mapping[str, Shard]) -> WrittenShards:
+    """Write one rank's file, and return its report."""
     try:
-        parts = {file.name: sha256_of(file) for file in sorted(temp_dir.iterdir())}
-        single_file.write(temp_dir / single_file.METADATA_FILE, replace(checkpoint, parts=parts))
-        shutil.rmtree(path, ignore_errors=True)
-        temp_dir.rename(path)
-        single_file.prune_old(path, keep, best=best)
+        digest = write_tensors(path, {name: one.value for name, one in shards.items()})
     except OSError as error:
-        raise single_file.write_error(path.parent, error) from None
+        return WrittenShards(file=path.name, error=write_error(path.parent.parent, error))
+    except Exception as error:  # the other ranks wait for this report
+        cause = f"{path}: this rank cannot write its shard ({first_line(error)})"
+        return WrittenShards(file=path.name, error=UserError(cause, ExitCode.MACHINE))
+    entries = {
+        name: TensorEntry(shape=one.shape, parts=(TensorPart(file=path.name, key=name, start=one.start),))
+        for name, one in shards.items()
+    }
+    return WrittenShards(file=path.name, digest=digest, entries=entries)
 
 
-def shard_write_error(folder: Path, error: CheckpointException) -> UserError:
-    """Return the error for a rank that cannot write its shard."""
-    rank, (cause, _) = next(iter(error.failures.items()))
-    if isinstance(cause, OSError):
-        return single_file.write_error(folder, cause)
-    return UserError(f"{folder}: rank {rank} cannot write its shard ({first_line(cause)}).", ExitCode.MACHINE)
+def commit_reports(
+    temp_dir: Path, path: Path, metadata: Metadata, reports: list[WrittenShards], keep: int, *, best: bool
+) -> UserError | None:
+    """Write index and checksums after all ranks have written their files, and name the checkpoint.
+
+    Returns the error of a rank, or of this one.
+    """
+    failed = next((one.error for one in reports if one.error), None)
+    tensors: dict[str, dict[str, TensorEntry]] = {}
+    for report in reports:
+        for name, entry in (report.entries or {}).items():
+            section, _, own = name.partition("/")
+            before = tensors.setdefault(section, {}).get(own)
+            parts = (*(before.parts if before else ()), *entry.parts)
+            tensors[section][own] = TensorEntry(shape=entry.shape, parts=parts)
+    try:
+        if failed:
+            folders.remove_tree(temp_dir)
+            return failed
+        digests = {one.file: one.digest for one in reports if one.entries}
+        write_metadata(temp_dir, replace(metadata, tensors=tensors), digests)
+        folders.commit(temp_dir, path, keep, best=best)
+    except OSError as error:
+        return failed or write_error(path.parent, error)
+    return None
+
+
+def shards_of(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Ranks) -> dict[str, Shard]:
+    """Return this rank's part of each tensor by `section/name`; all ranks must call this.
+
+    Tensors that are not sharded are the same on every rank.
+    """
+    found = {f"{section}/{name}": one for section, named in tensors.items() for name, one in named.items()}
+    local = {name: one.to_local() if isinstance(one, DTensor) else one for name, one in found.items()}
+    split = sorted(name for name, one in found.items() if isinstance(one, DTensor) and one.ndim)
+    rows = ranks.gather([len(local[name]) for name in split])
+    start = {name: sum(own[index] for own in rows[: ranks.rank]) for index, name in enumerate(split)}
+    return {
+        name: Shard(value=one, shape=tuple(found[name].shape), start=start.get(name, 0), is_part=name in start)
+        for name, one in local.items()
+    }
 
 
 def load(path: Path, state: ShardedState, with_versions: Versions) -> None:
-    """Load model, optimizer and EMA model from a checkpoint; raises `UserError` if it cannot be read."""
-    found, optimizer = sharded_tensors(state)
-    group = state.ranks
-    try:
-        silence_torch_warnings()
-        load_parts(
-            found,
-            storage_reader=SafeReader(path),
-            planner=TensorOnlyPlanner(),
-            process_group=group.control,
-            no_dist=group.world_size == 1,
-        )
-    except CheckpointException as error:
-        raise corrupt_error(path, next(iter(error.failures.values()))[0]) from None
-    except Exception as error:  # with one rank, torch raises the original error
-        raise corrupt_error(path, error) from None
+    """Load model, optimizer and EMA model from a checkpoint; raises `UserError` if it cannot be read.
+
+    An EMA model is loaded only if the checkpoint has one.
+    """
+    reader = CheckpointReader(path)
+    tensors, optimizer = sharded_tensors(state)
+    has_ema = bool(reader.metadata.tensors.get(EMA))
+    if not has_ema:
+        tensors.pop(EMA, None)
+    shards = shards_of(tensors, state.ranks)
+    check_complete(path, reader.metadata, shards)
+    left = {name: one.value.numel() for name, one in shards.items()}
+    wanted = {
+        name: range(one.start, one.start + (len(one.value) if one.value.ndim else 1)) for name, one in shards.items()
+    }
+    for name, rows, value in reader.parts(wanted):
+        target = shards[name].value
+        target = target[rows] if target.ndim else target
+        if target.shape != value.shape:
+            raise corrupt_error(path, ValueError(f"{name} has another shape than the index says"))
+        with torch.no_grad():
+            target.copy_(value)
+        left[name] -= value.numel()
+    missing = next((name for name, count in left.items() if count), None)
+    if missing:
+        raise corrupt_error(path, ValueError(f"{missing} is not complete"))
+    moments: dict[str, Any] = {STATE + name: one for name, one in tensors[OPTIMIZER].items()}
     set_state_dict(
         state.model,
         state.optimizer,
-        model_state_dict=with_versions(state.model, found["model"]),  # type: ignore[arg-type]
-        optim_state_dict={**optimizer, **found["optimizer"]},
+        model_state_dict=with_versions(state.model, tensors[MODEL]),  # type: ignore[arg-type]
+        optim_state_dict={**optimizer, **moments},
         options=OPTIONS,
     )
-    if state.average:
-        state.average.load_state_dict(with_versions(state.average, found["average"]))
+    if state.average and has_ema:
+        state.average.load_state_dict(with_versions(state.average, tensors[EMA]))
 
 
-def sharded_tensors(state: ShardedState) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return this rank's tensors by name, and the optimizer's full state.
+def check_complete(path: Path, metadata: Metadata, shards: Mapping[str, Shard]) -> None:
+    """Raise `UserError` if a tensor is not in the checkpoint, or has another shape there."""
+    for name, one in shards.items():
+        section, _, own = name.partition("/")
+        entry = metadata.tensors.get(section, {}).get(own)
+        if entry is None or entry.shape != one.shape:
+            was = "missing" if entry is None else f"of shape {'x'.join(map(str, entry.shape)) or '1'}"
+            raise corrupt_error(path, ValueError(f"{name} is {was}"))
+
+
+def sharded_tensors(state: ShardedState) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Return this rank's tensors by section and name, and the optimizer's full state.
 
     Non-tensor values of the optimizer come from the settings.
     """
     model, optimizer = get_state_dict(state.model, state.optimizer, options=OPTIONS)
-    moments = {name: one for name, one in optimizer.items() if isinstance(one, Tensor)}
-    own: dict[str, Any] = {"model": model, "optimizer": moments}
+    moments = {
+        name.removeprefix(STATE): one
+        for name, one in optimizer.items()
+        if isinstance(one, Tensor) and name.startswith(STATE)
+    }
+    own: dict[str, dict[str, Any]] = {MODEL: dict(model), OPTIMIZER: moments}
     if state.average:
-        own["average"] = state.average.state_dict()
+        own[EMA] = state.average.state_dict()
     return own, optimizer

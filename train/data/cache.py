@@ -1,151 +1,283 @@
-"""Decoded images on disk, keyed by content, written atomically and shared by ranks and jobs."""
+"""Decoded images on disk, keyed by content, written atomically, verified when opened, shared by ranks and jobs."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from entrypoint.core.atomic_files import atomic_write_text
-from entrypoint.core.errors import UserError
+from entrypoint.core.atomic_files import atomic_write_text, checksum_trailer, verify_checksum
+from entrypoint.core.console import log
+from entrypoint.core.errors import UserError, first_line
 from entrypoint.core.user_dirs import PRIVATE, user_cache_dir
+from train.checkpoint.metadata import read_bytes
+from train.data.cache_owner import others_can_write, owner_name, why_not_trusted
+from train.data.fingerprint import digest_of_file, iter_files
 from train.data.image_folder import ImageList
 from train.lock_file import folder_lock
 from train.settings import ImageShape
 
 # Part of every key. Increase it when decoding or the array layout changes; old entries are not read then.
-VERSION = 3
+VERSION = 4
+ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+NOTES_FILE = "notes.json"
+# Each block of an array's file has a checksum.
+BLOCK_BYTES = 4 << 20
+KEY = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+class DamagedEntry(Exception):
+    """Raised for an entry that does not hold what was written into it."""
+
+
+class Notes(msgspec.Struct, frozen=True, kw_only=True):
+    """What an entry's builder wrote down: left-out files as (split, row, reason), and a CRC-32 of each block."""
+
+    skipped: tuple[tuple[str, int, str], ...]
+    checksums: dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A complete entry: memory-mapped bytes (N, H, W, C) and labels (N,) of both splits, and notes about them."""
+    """A complete entry: memory-mapped bytes (N, H, W, C) and labels (N,) of both splits.
+
+    `skipped` has the files that were left out as (split, row, reason). `key` is a digest of the content of all files.
+    """
 
     train_images: NDArray[np.uint8]
     train_labels: NDArray[np.int64]
     test_images: NDArray[np.uint8]
     test_labels: NDArray[np.int64]
-    notes: dict[str, Any]
+    skipped: tuple[tuple[str, int, str], ...]
+    key: str
 
 
-ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+@dataclass(frozen=True)
+class CacheFolder:
+    """The folder for decoded images, and whether the user named it: only there are entries of other users read."""
+
+    path: Path
+    is_named: bool
+
+    @property
+    def own_files(self) -> Path:
+        """Folder for what this user alone needs: other users can neither write nor remove it."""
+        return self.path / f"known-{os.getuid()}"
 
 
-def load_or_build(
-    listings: tuple[ImageList, ImageList],
-    shape: ImageShape,
-    policy: str,
-    folder: Path,
-    build: Callable[[Path], dict[str, Any]],
-) -> CacheEntry:
-    """Return the entry of these files; it is built first if the cache has none.
+@dataclass(frozen=True)
+class ImageSource:
+    """The images that an entry is made of: files, the shape that they get, and what happens to unreadable ones."""
+
+    listings: tuple[ImageList, ImageList]
+    shape: ImageShape
+    policy: str
+
+    @property
+    def settings(self) -> str:
+        """What besides the files decides on the content of an entry."""
+        return f"{VERSION}/{self.shape}/{self.policy}"
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.listings[0].classes)
+
+
+def load_or_build(source: ImageSource, folder: CacheFolder, build: Callable[[Path], dict[str, Any]]) -> CacheEntry:
+    """Return the entry of these files; it is built first if the cache has none, or a damaged one.
 
     `build` writes the four arrays into a folder and returns the notes. Only one process runs it at a time; others wait.
     The key is a digest of the content of all files, but reading all files is as slow as decoding them.
     So a second key, of each file's size and times, refers to the first one while no file changes.
     The times include the change time, which no program can set.
     """
-    settings = f"{VERSION}/{shape}/{policy}"
-    pointer = folder / "known" / metadata_key(listings, settings)
-    if entry := open_entry(folder, pointer):
+    check_own_files(folder)
+    pointer = folder.own_files / metadata_key(source)
+    if entry := find_entry(source, folder, read_pointer(pointer)):
         return entry
-    with folder_lock(folder / "building.lock", f"another process that decodes images into {folder}"):
-        if entry := open_entry(folder, pointer):
-            return entry
-        key = content_key(listings, settings)
-        if not (folder / key).is_dir():
-            build_entry(folder, key, build)
-        pointer.parent.mkdir(exist_ok=True)
-        atomic_write_text(pointer, key)
-    entry = open_entry(folder, pointer)
+    try:
+        folder.own_files.mkdir(mode=0o700, exist_ok=True)
+        lock = folder_lock(
+            folder.own_files / "building.lock", f"another process that decodes images into {folder.path}"
+        )
+        with lock:
+            if entry := find_entry(source, folder, read_pointer(pointer)):
+                return entry
+            key = content_key(source)
+            entry = find_entry(source, folder, key)
+            if entry is None:
+                build_entry(folder, key, build)
+                entry = find_entry(source, folder, key)
+            atomic_write_text(pointer, key)
+    except OSError as error:
+        raise UserError(
+            f"{folder.path}: the image cache cannot be written ({error.strerror or error}); set TRAIN_CACHE_DIR"
+        ) from None
     if entry is None:
-        raise UserError(f"{folder / key}: the image cache cannot be read back; remove it and run again")
+        raise UserError(f"{folder.path}: the image cache cannot be read back; set TRAIN_CACHE_DIR to another folder")
     return entry
 
 
-def open_entry(folder: Path, pointer: Path) -> CacheEntry | None:
-    """Map the arrays of an entry into memory; return None if the pointer or the entry does not exist."""
+def check_own_files(folder: CacheFolder) -> None:
+    """Raise `UserError` if another user could change which entry this user finds."""
+    path = folder.own_files
+    if path.is_symlink() or (path.exists() and (path.stat().st_uid != os.getuid() or others_can_write(path))):
+        raise UserError(
+            f"TRAIN_CACHE_DIR={folder.path}: another user owns {path.name} or can write it. Remove it or name another"
+            " folder."
+        )
+
+
+def read_pointer(pointer: Path) -> str:
+    """Return the key that a pointer holds, empty if it cannot be read."""
     try:
-        entry = folder / pointer.read_text()
-        notes = json.loads((entry / "notes.json").read_text())
-        # Copy-on-write maps: ranks share the page cache, and a write by mistake does not change the file.
-        arrays = {name: np.load(entry / f"{name}.npy", mmap_mode="c") for name in ARRAYS}
+        text = read_bytes(pointer, 100).decode()
     except (OSError, ValueError):
-        return None
-    return CacheEntry(**arrays, notes=notes)
+        return ""
+    return text if KEY.fullmatch(text) else ""
 
 
-def build_entry(folder: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> None:
-    """Build in a temporary folder, then rename it, so that a visible entry is always complete."""
-    for leftover in folder.glob(".building-*"):  # of a killed build; the lock excludes a running one
-        shutil.rmtree(leftover, ignore_errors=True)
-    temp_dir = Path(tempfile.mkdtemp(prefix=".building-", dir=folder))
+def entry_paths(folder: CacheFolder, key: str) -> tuple[Path, Path]:
+    """Return where the entry of a key may be: under the key, or under this user's name for it.
+
+    The second is for a user who finds an entry of somebody else under the key that cannot be used.
+    """
+    return folder.path / key, folder.path / f"{key}.{os.getuid()}"
+
+
+def find_entry(source: ImageSource, folder: CacheFolder, key: str) -> CacheEntry | None:
+    """Return the entry of a key, None if there is none that can be used; removes a damaged one of this user."""
+    for path in entry_paths(folder, key) if key else ():
+        if not path.is_dir():
+            continue
+        if reason := why_not_trusted(path, folder.is_named):
+            log(f"{path}: decoded images of user {owner_name(path)} are not used: {reason}")
+            continue
+        try:
+            entry = open_entry(source, path, key)
+        except DamagedEntry as error:
+            log(f"{path}: decoded images are damaged ({error}), and are decoded again")
+            if path.stat().st_uid == os.getuid():
+                shutil.rmtree(path)
+            continue
+        except FileNotFoundError:  # another process of this user found it damaged first
+            continue
+        if path.stat().st_uid != os.getuid():
+            log(f"{path}: using decoded images of user {owner_name(path)}")
+        return entry
+    return None
+
+
+def open_entry(source: ImageSource, path: Path, key: str) -> CacheEntry:
+    """Map the arrays of an entry into memory; raises `DamagedEntry` if they are not what was written."""
     try:
-        notes = build(temp_dir)
-        (temp_dir / "notes.json").write_text(json.dumps(notes))
+        notes = msgspec.json.decode(verify_checksum(read_bytes(path / NOTES_FILE)), type=Notes)
+        for name in ARRAYS:
+            if block_checksums(path / f"{name}.npy") != notes.checksums.get(name):
+                raise DamagedEntry(f"the checksum of {name}.npy does not match")
+        # Copy-on-write maps: ranks share the page cache, and a write by mistake does not change the file.
+        arrays = {name: np.load(path / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in ARRAYS}
+    except FileNotFoundError:
+        if not path.is_dir():
+            raise
+        raise DamagedEntry("a file is missing") from None
+    except DamagedEntry:
+        raise
+    except Exception as error:  # numpy parses a header as Python, and raises what that meets
+        raise DamagedEntry(first_line(error)) from None
+    check_arrays(source, arrays)
+    return CacheEntry(**arrays, skipped=notes.skipped, key=key)
+
+
+def check_arrays(source: ImageSource, arrays: dict[str, Any]) -> None:
+    """Raise `DamagedEntry` for arrays that are not images of this shape with a label each."""
+    channels, height, width = source.shape
+    for split in ("train", "test"):
+        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+        if images.dtype != np.uint8 or images.shape[1:] != (height, width, channels) or labels.dtype != np.int64:
+            raise DamagedEntry(f"{split} has another shape or type")
+        if labels.shape != (len(images),) or not len(labels):
+            raise DamagedEntry(f"{split} has {len(images):,} images and {labels.size:,} labels")
+        if labels.min() < 0 or labels.max() >= source.classes:
+            raise DamagedEntry(f"{split} has labels outside of 0 to {source.classes - 1}")
+
+
+def block_checksums(path: Path) -> tuple[int, ...]:
+    """Return the CRC-32 of each block of a file; reads it with as many threads as this process has CPUs."""
+    with path.open("rb") as file, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        size = os.fstat(file.fileno()).st_size
+        starts = range(0, size, BLOCK_BYTES)
+        return tuple(pool.map(lambda start: zlib.crc32(os.pread(file.fileno(), BLOCK_BYTES, start)), starts))
+
+
+def build_entry(folder: CacheFolder, key: str, build: Callable[[Path], dict[str, Any]]) -> None:
+    """Build in a temporary folder, then rename it, so that a visible entry is always complete; raises OSError.
+
+    Other users can read it. Its owner alone can write it.
+    """
+    for leftover in folder.own_files.glob("building-*"):  # of a killed build; the lock excludes a running one
+        if leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+    temp_dir = Path(tempfile.mkdtemp(prefix="building-", dir=folder.own_files))
+    try:
+        skipped = build(temp_dir)["skipped"]
+        checksums = {name: block_checksums(temp_dir / f"{name}.npy") for name in ARRAYS}
+        text = msgspec.json.encode(Notes(skipped=tuple(map(tuple, skipped)), checksums=checksums))
+        (temp_dir / NOTES_FILE).write_bytes(text + checksum_trailer(text))
         for path in temp_dir.iterdir():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        temp_dir.rename(folder / key)
-    except OSError as error:
-        raise UserError(
-            f"{folder}: the image cache cannot be written ({error.strerror or error}); set TRAIN_CACHE_DIR"
-        ) from None
+            path.chmod(0o644)
+        temp_dir.chmod(0o755)
+        usual, own = entry_paths(folder, key)
+        if own.exists():
+            shutil.rmtree(own)
+        temp_dir.rename(own if usual.exists() else usual)
     finally:
         shutil.rmtree(temp_dir, ignore_errors=True)
 
 
-def metadata_key(listings: tuple[ImageList, ImageList], settings: str) -> str:
-    """Return a digest of every file's path, label, size, inode and times."""
-    digest = hashlib.blake2b(settings.encode(), digest_size=16)
-    for path, relative, label in iter_files(listings):
+def metadata_key(source: ImageSource) -> str:
+    """Return a digest of every file's path, label, size, inode and times.
+
+    Where unreadable files are left out, it is also of whether this user can read each file.
+    """
+    digest = hashlib.blake2b(source.settings.encode(), digest_size=16)
+    for path, relative, label in iter_files(source.listings):
         try:
             stat = path.stat()
             state = f"{stat.st_size}\0{stat.st_ino}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}"
+            if source.policy == "skip" and not os.access(path, os.R_OK):
+                state += "\0no permission"
         except OSError as error:  # decoding names it
             state = f"unreadable {error.errno}"
         digest.update(f"{path.parent}\0{relative}\0{label}\0{state}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
-def content_key(listings: tuple[ImageList, ImageList], settings: str) -> str:
+def content_key(source: ImageSource) -> str:
     """Return a digest of every file's path inside its split, label and content."""
-    digest = hashlib.blake2b(settings.encode(), digest_size=16)
-    for path, relative, label in iter_files(listings):
+    digest = hashlib.blake2b(source.settings.encode(), digest_size=16)
+    for path, relative, label in iter_files(source.listings):
         content = digest_of_file(path)
         digest.update(f"{relative}\0{label}\0{content}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
-def digest_of_file(path: Path) -> str:
-    """Return a digest of a file's content, or why it cannot be read."""
-    try:
-        if not S_ISREG(path.stat().st_mode):
-            return "not a file"
-        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
-    except OSError as error:
-        return f"unreadable {error.errno}"
-
-
-def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[Path, str, int]]:
-    """Yield (path, `train/` or `test/` and path inside the split, label) of every file."""
-    for split, listing in zip(("train", "test"), listings, strict=True):
-        skip = len(str(listing.folder)) + 1
-        for path, label in zip(listing.files, listing.labels, strict=True):
-            yield path, f"{split}/{str(path)[skip:]}", label
-
-
-def cache_folder(configured: Path | None) -> Path:
+def cache_folder(configured: Path | None) -> CacheFolder:
     """Return a writable folder for the cache: the configured one, the user's, or a private one in /tmp.
 
     Raises `UserError` if none is writable.
@@ -164,7 +296,7 @@ def cache_folder(configured: Path | None) -> Path:
         except OSError:
             continue
         if configured is not None or folder.stat().st_uid == os.getuid():
-            return folder
+            return CacheFolder(folder, configured is not None)
     raise UserError(
         f"TRAIN_CACHE_DIR={configured or 'unset'}: {candidates[0]} cannot be written; name a folder that can"
     )

@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from entrypoint.core.errors import UserError, first_line
-from train.data.cache import cache_folder, load_or_build
+from train.checkpoint.metadata import DataFingerprint
+from train.data.cache import ImageSource, cache_folder, load_or_build
 from train.data.dataset_info import synthetic_shape
 from train.data.decoding import decode_splits
+from train.data.fingerprint import fingerprint_of_arrays, fingerprint_of_files
 from train.data.image_folder import ImageList, UnreadableImage, list_splits
 from train.data.workers import WorkerPoolSpec
 from train.lock_file import folder_lock
@@ -39,13 +42,32 @@ class ImageTensors:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Both splits, either in memory or as file lists; `shape` is (channels, height, width)."""
+    """Both splits, either in memory or as file lists; `shape` is (channels, height, width).
+
+    `listings` are the files of an image folder, and `content_key` is a digest of all their content, if that is known.
+    """
 
     train: ImageTensors | ImageList
     test: ImageTensors | ImageList
     classes: tuple[str, ...]
     shape: ImageShape
     skipped: tuple[str, ...] = ()
+    listings: tuple[ImageList, ImageList] | None = None
+    content_key: str = ""
+
+    def fingerprint(self, settings: TrainSettings) -> DataFingerprint:
+        """Return what distinguishes this data set from others."""
+        if self.listings:
+            files = fingerprint_of_files(self.listings, settings.seed)
+            return replace(
+                files, content=self.content_key, train_examples=len(self.train), test_examples=len(self.test)
+            )
+        assert isinstance(self.train, ImageTensors)
+        assert isinstance(self.test, ImageTensors)
+        if settings.dataset == "synthetic":  # a function of the settings
+            return DataFingerprint(classes=self.classes, train_examples=len(self.train), test_examples=len(self.test))
+        splits = [(one.images.numpy(), one.labels.numpy()) for one in (self.train, self.test)]
+        return fingerprint_of_arrays(self.classes, *splits)
 
 
 def load(settings: TrainSettings, shape: ImageShape, source: str, worker_pool: WorkerPoolSpec) -> DataSet:
@@ -56,7 +78,7 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, worker_pool: W
     if settings.dataset == "imagefolder":
         listings = list_splits(settings.data_dir, settings.on_unreadable_image)
         if source == "stream":
-            return DataSet(*listings, listings[0].classes, shape, unreadable_entries(listings))
+            return DataSet(*listings, listings[0].classes, shape, unreadable_entries(listings), listings)
         return load_image_folder(settings, listings, shape, worker_pool)
     return LOADERS[settings.dataset](settings)
 
@@ -67,15 +89,18 @@ def load_image_folder(
     """Return an image folder from the cache; it is decoded first if the cache does not have it."""
     policy = settings.on_unreadable_image
     build = partial(decode_splits, listings, shape, policy, worker_pool)
-    entry = load_or_build(listings, shape, policy, cache_folder(settings.cache_dir), build)
+    source = ImageSource(listings, shape, policy)
+    entry = load_or_build(source, cache_folder(settings.cache_dir), build)
     splits = dict(zip(("train", "test"), listings, strict=True))
-    skipped = [str(UnreadableImage(splits[name].files[row], reason)) for name, row, reason in entry.notes["skipped"]]
+    skipped = [str(UnreadableImage(splits[name].files[row], reason)) for name, row, reason in entry.skipped]
     return DataSet(
         ImageTensors(torch.from_numpy(entry.train_images), torch.from_numpy(entry.train_labels)),
         ImageTensors(torch.from_numpy(entry.test_images), torch.from_numpy(entry.test_labels)),
         listings[0].classes,
         shape,
         (*unreadable_entries(listings), *skipped),
+        listings,
+        entry.key,
     )
 
 

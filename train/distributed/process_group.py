@@ -161,6 +161,18 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
     return group
 
 
+def open_save_group(group: ProcessGroup, timeout_s: float) -> dist.ProcessGroup | None:
+    """Return a process group of its own for the threads that save; all ranks must call this.
+
+    Why: the main threads use the other groups at the same time, and ranks must call collectives in the same order.
+    """
+    if group.world_size == 1:
+        return None
+    with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
+        opened: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    return opened
+
+
 def register_backend(backend: str) -> None:
     """Import the package that adds oneCCL's backend to torch; raises `UserError` if that fails."""
     if backend != "ccl":

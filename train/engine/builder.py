@@ -16,7 +16,10 @@ from train.acceleration.ipex import optimize_with_ipex
 from train.acceleration.memory_format import set_memory_format
 from train.acceleration.small_conv import use_matmul_for_small_inputs
 from train.acceleration.torch_workarounds import match_optimizer_state_format
-from train.checkpoint.single_file import Checkpoint, ResumePoint
+from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, Metadata, corrupt_error
+from train.checkpoint.optimizer_state import load_optimizer_tensors
+from train.checkpoint.resume import ResumePoint, check_shapes
+from train.checkpoint.tensor_files import Tensors
 from train.data.batches import BatchSource
 from train.data.datasets import DataSet, ImageTensors
 from train.data.loader import BatchLoader, ImageDataset
@@ -25,10 +28,10 @@ from train.data.stream_feed import StreamSource
 from train.data.workers import WorkerPoolSpec
 from train.distributed.process_group import ProcessGroup
 from train.distributed.sync_batchnorm import convert_sync_batchnorm, has_batchnorm
-from train.engine.optimizer import build_optimizer, lr_schedule, make_ema
+from train.engine.optimizer import build_optimizer, lr_schedule, make_ema, parameter_names
 from train.engine.train_state import TrainState
 from train.engine.train_step import Trainer
-from train.models.inspection import count_parameters, single_image_problem
+from train.models.inspection import count_parameters, dry_run, single_image_problem
 from train.models.pruning import prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.speednet import SpeedNet
@@ -96,7 +99,7 @@ class ModelBuilder:
         optimizer = build_optimizer(settings, model, fused=fused and not packs)
         if self.plan.the_trainer().use_ipex:
             if start:
-                load_model_and_optimizer(model, optimizer, start.saved)
+                load_model_and_optimizer(model, optimizer, start, settings)
             compiling = settings.compile != "off"
             model, optimizer = optimize_with_ipex(model, optimizer, packs=packs, compiling=compiling)
         return model, optimizer, make_ema(model, settings)
@@ -106,8 +109,8 @@ class ModelBuilder:
         precision = self.plan.the_trainer().precision
         configure_tf32(precision, self.group.device)
         slim = None
-        if start and self.settings.prune_ratio and not same_shapes(self.create_model(), start.saved.model):
-            slim = start.saved.model
+        if start and self.settings.prune_ratio and self.settings.parallelism == "ddp":
+            slim = self.pruned_state(start)
         model, optimizer, average = self.build(slim, start)
         schedule = lr_schedule(self.settings, total_steps)
         scaler = gradient_scaler(precision, self.group.device)
@@ -116,6 +119,24 @@ class ModelBuilder:
         if start:
             restore(trainer, start, loaded=self.plan.the_trainer().use_ipex)
         return trainer
+
+    def pruned_state(self, start: ResumePoint) -> Tensors | None:
+        """Return the state of a checkpoint's pruned model, None if it is not pruned; raises `UserError` if it is none.
+
+        A pruned model has the layers of the whole one, and smaller shapes that fit each other.
+        """
+        saved, whole = start.checkpoint.section(MODEL), self.create_model()
+        if same_shapes(whole, saved):
+            return None
+        here, there = shapes_of(whole.state_dict()), shapes_of(saved)
+        smaller = {name: shape for name, shape in there.items() if is_smaller(shape, here.get(name, ()))}
+        check_shapes(start.path, MODEL, there, {**here, **smaller})
+        try:
+            resize_to_state(whole, saved)
+            dry_run(whole, self.shape)
+        except (RuntimeError, ValueError) as error:
+            raise corrupt_error(start.path, error) from None
+        return saved
 
     def check_smallest_micro_batch(self) -> None:
         """Raise `UserError` if a rank may get a micro-batch of one image that BatchNorm cannot be trained on.
@@ -160,28 +181,86 @@ class ModelBuilder:
         )
 
 
-def load_model_and_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
-    """Load a checkpoint's model and optimizer."""
-    model.load_state_dict(restore_state_metadata(model, saved.model))
-    optimizer.load_state_dict(dict(saved.optimizer))
+def is_smaller(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Return whether no dimension of a shape is larger than in the whole model."""
+    return len(shape) == len(whole) and all(new <= old for new, old in zip(shape, whole, strict=True))
+
+
+def load_model_and_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, start: ResumePoint, settings: TrainSettings
+) -> None:
+    """Load a checkpoint's model and optimizer; raises `UserError` if they are of another model."""
+    load_module(model, MODEL, start)
+    try:
+        load_optimizer_tensors(optimizer, parameter_names(settings, model), start.checkpoint.section(OPTIMIZER))
+        check_optimizer_state(optimizer)
+    except ValueError as error:
+        raise corrupt_error(start.path, error) from None
     match_optimizer_state_format(optimizer)
 
 
+def load_module(model: nn.Module, section: str, start: ResumePoint) -> None:
+    """Load a section of a checkpoint into a model; raises `UserError` if it is of another one."""
+    saved = start.checkpoint.section(section)
+    check_shapes(start.path, section, shapes_of(saved), shapes_of(model.state_dict()))
+    model.load_state_dict(restore_state_metadata(model, saved))
+
+
+def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor by name."""
+    return {name: tuple(value.shape) for name, value in tensors.items()}
+
+
+# What an optimizer's step reads of the state of a parameter that has any.
+OPTIMIZER_FIELDS = {torch.optim.SGD: set(), torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"}}
+
+
+def check_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError if the optimizer's loaded state is not of its kind, or has other shapes."""
+    needed = next((fields for kind, fields in OPTIMIZER_FIELDS.items() if isinstance(optimizer, kind)), set())
+    for parameter, state in optimizer.state.items():
+        if missing := needed - set(state):
+            raise ValueError(f"its optimizer state has no {min(missing)}")
+        for field, value in state.items():
+            if value is not None and value.numel() != 1 and value.shape != parameter.shape:
+                raise ValueError(f"{field} of its optimizer state has the shape of no parameter")
+
+
 def restore(trainer: Trainer, start: ResumePoint, *, loaded: bool) -> None:
-    """Load a checkpoint's state into the trainer, whose model and optimizer may be `loaded` already."""
-    saved = start.saved
+    """Load a checkpoint's state into the trainer, whose model and optimizer may be `loaded` already.
+
+    Without an EMA model in the checkpoint, it starts from the checkpoint's weights.
+    """
+    saved, state = start.metadata, trainer.state
     if trainer.settings.parallelism == "fsdp":
         from train.checkpoint import sharded
 
-        sharded.load(start.path, trainer.state.sharded(trainer.group), restore_state_metadata)
-    else:
-        if not loaded:
-            load_model_and_optimizer(trainer.state.model, trainer.state.optimizer, saved)
-        if trainer.state.ema_model:
-            trainer.state.ema_model.load_state_dict(restore_state_metadata(trainer.state.ema_model, saved.average))
-    trainer.state.scaler.load_state_dict(dict(saved.scaler))
-    trainer.state.step, trainer.state.seconds, trainer.state.losses = saved.step, saved.seconds, list(saved.losses)
-    trainer.state.best = saved.best
+        sharded.load(start.path, state.sharded(trainer.group), restore_state_metadata)
+    elif not loaded:
+        load_model_and_optimizer(state.model, state.optimizer, start, trainer.settings)
+    if state.ema_model and not saved.tensors.get(EMA):
+        copy_weights(state.model, state.ema_model.module)
+    elif state.ema_model and trainer.settings.parallelism == "ddp":
+        load_module(state.ema_model, EMA, start)
+    restore_scaler(trainer, saved)
+    state.step, state.seconds, state.losses = start.step, saved.seconds, list(start.losses)
+    state.best = saved.best
+
+
+def copy_weights(model: nn.Module, target: nn.Module) -> None:
+    """Copy the weights and buffers of a model into another one of the same kind."""
+    with torch.no_grad():
+        for ours, theirs in ((target.parameters(), model.parameters()), (target.buffers(), model.buffers())):
+            for own, other in zip(ours, theirs, strict=True):
+                own.copy_(other)
+
+
+def restore_scaler(trainer: Trainer, saved: Metadata) -> None:
+    """Load the loss scale, if the checkpoint and this run have one."""
+    scaler = trainer.state.scaler
+    if saved.scaler and scaler.is_enabled():
+        known = {"scale": saved.scaler.scale, "_growth_tracker": saved.scaler.growth_tracker}
+        scaler.load_state_dict({**scaler.state_dict(), **known})
 
 
 def build_loader(data: DataSet, settings: TrainSettings, group: ProcessGroup, plan: Plan) -> BatchLoader | None:

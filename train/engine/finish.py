@@ -33,6 +33,7 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
     eval_state = full_state_dict(trainer.state.eval_model) if exports_ema else state
     waited = max(run.group.gather(run.cpu_wait.share()))
     skipped = set(run.skipped).union(*run.group.gather(run.source.skipped))
+    run.checkpoint_writer.wait()
     if not run.metrics:
         return
     model, evaluated, device = trainer.state.model, trainer.state.eval_model, run.group.device
@@ -72,7 +73,6 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
         "seed": run.settings.seed,
         "cpu_wait_share": round(waited, 3),
     }
-    run.checkpoint_writer.wait()
     with disk_errors_as_user_errors(run.folder):
         run.metrics.close()
         run.progress.close()

@@ -60,6 +60,13 @@ def parameter_groups(settings: TrainSettings, model: nn.Module) -> list[Any]:
     ]
 
 
+def parameter_names(settings: TrainSettings, model: nn.Module) -> list[str]:
+    """Return the names of the trainable parameters in the order in which the optimizer has them."""
+    named = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    rates: Mapping[str, float] = getattr(model, "lr_multipliers", {}) if settings.optimizer == "sgd" else {}
+    return sorted(named, key=lambda name: rates.get(name, 1.0)) if rates else named
+
+
 def peak_lr(settings: TrainSettings) -> float:
     """Return the peak learning rate of the run."""
     return DEFAULT_LR[settings.optimizer] if settings.lr == "auto" else settings.lr

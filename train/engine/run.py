@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch.distributed as dist
+
 from train.checkpoint.async_writer import AsyncCheckpointWriter
+from train.checkpoint.metadata import DataFingerprint
 from train.data.batches import BatchSource
 from train.distributed.process_group import ProcessGroup
 from train.engine.builder import ModelBuilder
@@ -22,8 +25,8 @@ from train.settings import TrainSettings
 class TrainingRun:
     """Objects that a run's epochs use; `metrics` is None except on rank 0.
 
-    `classes` are the names of the classes, in the order of the model's outputs. `skipped` are the files that were left
-    out before the first batch.
+    `data` is what the run knows of its data set. `skipped` are the files that were left out before the first batch.
+    `save_group` is the process group of the threads that save a sharded model.
     """
 
     settings: TrainSettings
@@ -37,8 +40,9 @@ class TrainingRun:
     model_builder: ModelBuilder
     lock: RunLock
     checkpoint_writer: AsyncCheckpointWriter
-    classes: tuple[str, ...] = ()
+    data: DataFingerprint
     skipped: tuple[str, ...] = ()
+    save_group: dist.ProcessGroup | None = None
     profiler: Profiler | None = None
     cpu_wait: CpuWaitMeter = field(default_factory=CpuWaitMeter)
 
@@ -46,6 +50,11 @@ class TrainingRun:
         """Advance the profiler by one step, and remove it when it is done."""
         if self.profiler and self.profiler.step():
             self.profiler, self.trainer.mark_phase = None, no_phase
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the model's outputs."""
+        return self.data.classes
 
     @property
     def total_steps(self) -> int:

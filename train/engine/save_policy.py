@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import json
+from typing import NoReturn
 
 from entrypoint.core.errors import ExitCode, UserError
-from train.checkpoint import single_file
+from train.checkpoint import replicated
 from train.checkpoint.async_writer import snapshot
-from train.checkpoint.single_file import Checkpoint
+from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, Metadata, Normalization, ScalerState
+from train.checkpoint.optimizer_state import optimizer_tensors
+from train.checkpoint.tensor_files import Checkpoint
 from train.distributed.ddp import iter_local_parameters
+from train.engine.optimizer import parameter_names
 from train.engine.run import TrainingRun
 from train.engine.train_step import Trainer
 from train.preemption import STOP_CONTROLLER, Preempted
@@ -70,37 +74,49 @@ def check_run_lock(run: TrainingRun) -> None:
 
 def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
     """Save a checkpoint after `epoch` finished epochs, on rank 0, or on all ranks if the model is sharded."""
-    trainer = run.trainer
-    whole: dict[str, Any] = {"model": {}, "optimizer": {}}
-    if run.settings.parallelism == "ddp":
-        whole = {"model": trainer.state.model.state_dict(), "optimizer": trainer.state.optimizer.state_dict()}
-        whole["average"] = trainer.state.ema_model.state_dict() if trainer.state.ema_model else {}
-        whole = snapshot(whole) if run.group.is_main else whole
-    made = Checkpoint(
-        epoch=epoch,
-        step=trainer.state.step,
-        seconds=trainer.state.seconds,
-        losses=tuple(trainer.state.losses),
-        scaler=trainer.state.scaler.state_dict(),
-        settings=run.settings.to_json(),
-        best=trainer.state.best,
-        plan=run.model_builder.plan.to_json(),
-        classes=run.classes,
-        **whole,
-    )
-    folder = run.folder / "checkpoint"
+    state, folder, keep = run.trainer.state, run.folder / "checkpoint", run.settings.keep_checkpoints
+    metadata = metadata_of(run, epoch)
     if run.settings.parallelism != "ddp":
         from train.checkpoint import sharded
 
         run.group.run_on_main(lambda: check_run_lock(run))
-        sharded.save(folder, made, trainer.state.sharded(trainer.group), run.settings.keep_checkpoints, best=best)
+        run.checkpoint_writer.wait()
+        part = state.sharded(run.group)
+        run.checkpoint_writer.submit(sharded.prepare_save(folder, metadata, part, keep, run.save_group, best=best))
         return
+    tensors = {
+        MODEL: state.model.state_dict(),
+        OPTIMIZER: optimizer_tensors(state.optimizer, parameter_names(run.settings, state.model)),
+        EMA: state.ema_model.state_dict() if state.ema_model else {},
+    }
     if not run.group.is_main:
         return
     check_run_lock(run)
+    checkpoint = Checkpoint(metadata, snapshot(tensors))
 
     def write() -> None:
         with disk_errors_as_user_errors(folder):
-            single_file.save(folder, made, run.settings.keep_checkpoints, best=best)
+            replicated.save(folder, checkpoint, keep, best=best)
 
     run.checkpoint_writer.submit(write)
+
+
+def metadata_of(run: TrainingRun, epoch: int) -> Metadata:
+    """Return what a checkpoint says besides its tensors."""
+    state, normalize = run.trainer.state, run.source.normalize
+    scaler = state.scaler.state_dict()
+    return Metadata(
+        epoch=epoch,
+        step=state.step,
+        examples=(state.step - epoch * run.source.steps_per_epoch) * run.settings.batch_size,
+        seconds=state.seconds,
+        best=state.best,
+        losses=tuple(state.losses),
+        scaler=ScalerState(scale=scaler["scale"], growth_tracker=scaler["_growth_tracker"]) if scaler else None,
+        normalization=Normalization(
+            mean=tuple(normalize.mean.flatten().tolist()), scale=tuple(normalize.scale.flatten().tolist())
+        ),
+        settings=run.settings.to_json(),
+        plan=json.loads(run.model_builder.plan.to_json()),
+        data=run.data,
+    )

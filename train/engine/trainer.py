@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import nullcontext
 from functools import partial
 
 import torch
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
-from entrypoint.rank.verify import compare_with_plan, observe_rank
-from train.checkpoint import single_file
-from train.checkpoint.async_writer import AsyncCheckpointWriter
 from train.data.datasets import DataSet, load
 from train.data.loader import BatchLoader
 from train.data.workers import WorkerPoolSpec, translate_worker_death
-from train.distributed.ddp import not_resumable_warnings
 from train.distributed.peer_failure import translate_collective_errors
 from train.distributed.process_group import ProcessGroup, init_process_group, local_process
-from train.engine.builder import ModelBuilder, build_loader, build_source
-from train.engine.compile import compile_step
+from train.engine.builder import build_loader
 from train.engine.evaluate import EvalResult, evaluate
 from train.engine.finish import write_summary
 from train.engine.loop import train_epoch
 from train.engine.run import TrainingRun
+from train.engine.run_setup import setup_run
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
-from train.engine.train_step import Trainer
 from train.lock_file import STALE_S, RunLock
 from train.preemption import STOP_CONTROLLER, first_deadline
-from train.report import run_folder
-from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
-from train.report.profiler import Profiler
-from train.report.progress import build_progress
 from train.settings import TrainSettings
-from train.transforms.registry import select_transform
 
 
 def train(given: ParsedSettings[TrainSettings], plan: Plan, started: float) -> None:
@@ -111,100 +102,6 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     return data
 
 
-def setup_run(
-    given: ParsedSettings[TrainSettings],
-    plan: Plan,
-    data: DataSet,
-    loader: BatchLoader | None,
-    group: ProcessGroup,
-    lock: RunLock,
-) -> TrainingRun:
-    """Build the run's model, data source and outputs, and resume from a checkpoint if there is one."""
-    settings = given.values
-    source = build_source(data, loader, settings, group)
-    total_steps, epochs = settings.total_steps(source.steps_per_epoch), settings.total_epochs(source.steps_per_epoch)
-    if settings.prune_ratio and settings.prune_warmup >= epochs:
-        raise UserError(
-            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are {epochs} epochs; lower it,"
-            " so that the pruned model is trained on"
-        )
-    folder, starts = group.run_on_main(lambda: run_folder.open_folder(settings, lock))
-    wanted, changed = settings.to_json(), settings.resume_allow_changed
-    # Rank 0 reads and broadcasts it: the folder may be on a local disk of its node.
-    start = group.run_on_main(lambda: single_file.load_first_valid(starts, wanted, changed=changed)) if starts else None
-    if start:
-        single_file.check_classes(start, data.classes, changed=changed)
-    seen_shape = select_transform(settings, data.shape[0]).shape(data.shape)
-    model_builder = ModelBuilder(settings, plan, seen_shape, len(data.classes), group, source.sample)
-    trainer = model_builder.create_trainer(total_steps, start)
-    first_epoch = start.saved.epoch if start else 0
-    check_trainable(model_builder, trainer, first_epoch, epochs)
-    seen = observe_rank(plan)
-    ranks = group.gather(seen)
-    surprises = group.gather(compare_with_plan(plan, seen))  # each rank compares with its own node's plan
-    metrics: MetricsWriter | None = None
-    if group.is_main:
-        with disk_errors_as_user_errors(folder):
-            run_folder.write_provenance(folder, given, plan, os.environ)
-            run_folder.write_ranks(folder, ranks)
-            resumed_step = start.saved.step if start else None
-            metrics = MetricsWriter(folder, tensorboard=settings.tensorboard, resumed_step=resumed_step)
-    progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
-    before = (*start.skipped, *not_resumable_warnings(settings, group)) if start else ()
-    for line in (*before, *(line for lines in surprises for line in lines)):
-        progress.print(f"warning: {line}")
-    if data.skipped:
-        count = len(data.skipped)
-        what = "1 unreadable image is" if count == 1 else f"{count:,} unreadable images are"
-        progress.print(f"{what} left out, first {data.skipped[0]}")
-    if start:
-        progress.print(f"resuming from {start.path}, epoch {first_epoch + 1}, step {trainer.state.step}")
-    run = TrainingRun(
-        settings,
-        group,
-        source,
-        trainer,
-        folder,
-        metrics,
-        progress,
-        first_epoch,
-        model_builder,
-        lock,
-        AsyncCheckpointWriter(),
-        data.classes,
-        data.skipped,
-    )
-    compile_and_profile(run, total_steps, plan)
-    return run
-
-
-def check_trainable(model_builder: ModelBuilder, trainer: Trainer, first_epoch: int, epochs: int) -> None:
-    """Raise `UserError` before the first epoch for a micro-batch or a pruning that this model does not allow."""
-    settings = model_builder.settings
-    model_builder.check_smallest_micro_batch()
-    if not settings.prune_ratio or trainer.state.pruned:
-        return
-    if first_epoch >= epochs:
-        raise UserError(
-            f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: all {epochs} epochs are trained already, without pruning."
-            " Raise TRAIN_EPOCHS."
-        )
-    model_builder.try_pruning()
-
-
-def compile_and_profile(run: TrainingRun, total_steps: int, plan: Plan) -> None:
-    """Compile the step and start the profiler, if enabled."""
-    if run.settings.compile != "off" and run.trainer.state.step < total_steps:
-        (images, _), *_ = next(run.source.train_batches(0)).micro_batches
-        compile_result = compile_step(run.trainer, total_steps - run.trainer.state.step, images)
-        run.progress.print(compile_result)
-    if run.settings.profile and run.group.is_main:
-        run.profiler = Profiler(
-            run.settings.profile, run.folder, plan.the_trainer().data_source, run.group.device, run.progress.print
-        )
-        run.trainer.mark_phase = run.profiler.phase
-
-
 def train_epochs(run: TrainingRun) -> EvalResult:
     """Train the remaining epochs with evaluation, log and checkpoint after each; return the last result.
 
@@ -242,7 +139,10 @@ def train_epochs(run: TrainingRun) -> EvalResult:
 
 
 def evaluate_run(run: TrainingRun, epochs: int) -> EvalResult:
-    """Evaluate the model after `epochs` finished epochs; raises `Preempted` as `train_epochs` does."""
+    """Evaluate the model after `epochs` finished epochs; raises `Preempted` as `train_epochs` does.
+
+    Raises `UserError` for a loss that is not finite, before anything calls this epoch the best.
+    """
     score = evaluate(
         run.trainer.state.eval_model,
         run.source.test_batches(),
@@ -252,6 +152,12 @@ def evaluate_run(run: TrainingRun, epochs: int) -> EvalResult:
     )
     if score is None:
         save_and_exit(run, epochs)
+    if not math.isfinite(score.loss):
+        raise UserError(
+            f"step {run.trainer.state.step}: the test loss is {score.loss}. Lower TRAIN_LR or set"
+            " TRAIN_MAX_GRAD_NORM=1; the checkpoints before it are kept.",
+            ExitCode.RANK_FAILED,
+        )
     return score
 
 

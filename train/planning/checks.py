@@ -18,16 +18,11 @@ OWN_MODELS = ("cnn", "speednet", "speednet-half")
 REGISTERED = re.compile(r"^@register_model\((?:name=)?(?:\"([^\"]+)\")?\)\n(?:@.*\n)*def (\w+)", re.MULTILINE)
 
 
-def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, *, reads_resume: bool) -> None:
-    """Raise `UserError` for a model, batch, profile or checkpoint that the run would refuse at its start.
-
-    Rank 0's node alone `reads_resume`: the checkpoint may be on its own disk.
-    """
+def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
+    """Raise `UserError` for a model, batch or profile that the run would refuse at its start."""
     check_model_name(given.values.model)
     check_batch_fits(given, dataset)
     check_profile_length(given, dataset)
-    if reads_resume:
-        check_resume_path(given.values)
 
 
 @cache
@@ -83,20 +78,4 @@ def check_profile_length(given: ParsedSettings[TrainSettings], dataset: DatasetI
         raise UserError(
             f"{given.sources['profile']}: needs {needed} steps, {PROFILE_WARM_UP} of them as a warm-up, and this run"
             f" has {steps}. Lower it to {max(0, steps - PROFILE_WARM_UP)} or train longer."
-        )
-
-
-def check_resume_path(settings: TrainSettings) -> None:
-    """Raise `UserError` if TRAIN_RESUME names a checkpoint that is not there."""
-    if settings.resume in ("auto", "off"):
-        return
-    path = Path(settings.resume)
-    try:
-        is_there = path.is_file() or (path.suffix == ".sharded" and path.is_dir())
-    except OSError:  # a name that is too long
-        is_there = False
-    if not is_there:
-        raise UserError(
-            f"TRAIN_RESUME={printable(settings.resume)}: no such checkpoint. Set it to auto, off or a checkpoint's"
-            " path."
         )

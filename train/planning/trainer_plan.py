@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
@@ -11,6 +13,7 @@ from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_deci
 from train.data.dataset_info import DatasetInfo
 from train.planning.checks import check_trainer_settings
 from train.planning.compute import decide_compiling, decide_ipex, decide_precision, why_ipex_does_not_pack
+from train.planning.run_selection import check_resume
 from train.planning.techniques import decide_techniques
 from train.planning.unused_settings import unused_settings
 from train.settings import TrainSettings
@@ -42,7 +45,11 @@ def plan_trainer(
     """
     settings, ranks = given.values, plan.nodes.world_size
     check_contradictions(given, plan)
-    check_trainer_settings(given, dataset, reads_resume=reads_resume)
+    resume, resume_decisions = plan_resume(given, plan, free_name)
+    check_trainer_settings(given, dataset)
+    if reads_resume:
+        names = {"resume": resume["TRAIN_RESUME"], "run_name": resume["TRAIN_RUN_NAME"]} if resume else {}
+        check_resume(msgspec.structs.replace(settings, **names))
     shares = ranks * settings.grad_accum_steps
     if settings.batch_size < shares:
         raise UserError(
@@ -51,7 +58,6 @@ def plan_trainer(
         )
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
     workers, workers_decision = decide_workers(given, plan, dataset, source, machine.container.shm_bytes)
-    resume, resume_decisions = plan_resume(given, plan, free_name)
     precision = decide_precision(given, plan.device, machine)
     ipex = decide_ipex(given, plan.device, machine)
     trainer = TrainerPlan(

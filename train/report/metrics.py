@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
 from entrypoint.core.atomic_files import atomic_open, atomic_write_text
-from train.checkpoint.single_file import write_error
+from entrypoint.core.console import write_stderr
+from entrypoint.core.errors import first_line
+from train.checkpoint.metadata import write_error
 from train.report.run_folder import as_json
 
 
@@ -24,64 +27,116 @@ def disk_errors_as_user_errors(folder: Path) -> Iterator[None]:
 
 
 class MetricsWriter:
-    """Rank 0's writer into the run folder.
+    """Rank 0's writer into the run folder; its files are for people, so no failure of them ends a run.
 
     A resumed run is at step `resumed_step`. Later lines are of steps that were trained after the last checkpoint, and
-    that are trained again: they are removed.
+    that are trained again: they are removed. `warn` prints one line for each file that cannot be written.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool, resumed_step: int | None = None) -> None:
-        self.folder = folder
-        if resumed_step is not None:
-            remove_later_lines(folder / "metrics.jsonl", resumed_step)
-        self.metrics = os.open(folder / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tensorboard: bool,
+        resumed_step: int | None = None,
+        warn: Callable[[str], None] = write_stderr,
+    ) -> None:
+        self.folder, self.warn, self.warned = folder, warn, set[str]()
+        self.metrics: int | None = None
+        self.line_is_open = False
         self.events: Any = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
+        with self.without_failing("metrics.jsonl"):
+            if resumed_step is not None:
+                remove_later_lines(folder / "metrics.jsonl", resumed_step)
+            self.metrics = os.open(folder / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        with self.without_failing("tensorboard"):
+            if tensorboard:
+                from torch.utils.tensorboard import SummaryWriter
 
-            purge_step = None if resumed_step is None else resumed_step + 1
-            self.events = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)  # type: ignore[no-untyped-call]
+                purge_step = None if resumed_step is None else resumed_step + 1
+                self.events = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)  # type: ignore[no-untyped-call]
+
+    @contextmanager
+    def without_failing(self, name: str) -> Iterator[None]:
+        """Turn an error of a file into a line, printed once for the file."""
+        try:
+            yield
+        except Exception as error:  # TensorBoard's and matplotlib's writers raise many types
+            if name not in self.warned:
+                self.warned.add(name)
+                cause = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+                self.warn(f"train: {self.folder / name} cannot be written ({cause}); the training goes on without it")
 
     def write(self, kind: str, step: int, values: dict[str, float | int]) -> None:
-        """Append one line in a single write, so that readers never see a partial line; raises `UserError`."""
-        text = json.dumps({"kind": kind, "step": step, **values}) + "\n"
-        with disk_errors_as_user_errors(self.folder):
-            os.write(self.metrics, text.encode())
+        """Append one line in a single write, so that readers never see a partial line, and events of TensorBoard."""
+        text = json.dumps({"kind": kind, "step": step, **values}, allow_nan=False) + "\n"
+        with self.without_failing("metrics.jsonl"):
+            self.append(text.encode())
+        with self.without_failing("tensorboard"):
             if self.events:
                 for name, value in values.items():
                     self.events.add_scalar(f"{kind}/{name}", value, step)
 
+    def append(self, line: bytes) -> None:
+        """Append a line to metrics.jsonl, after the end of one that a full disk cut; raises OSError."""
+        if self.metrics is None:
+            return
+        if self.line_is_open:
+            line = b"\n" + line
+        written = os.write(self.metrics, line)
+        self.line_is_open = self.line_is_open if not written else written < len(line)
+        if written < len(line):
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
+
     def summary(self, values: dict[str, Any]) -> None:
-        """Write summary.json."""
+        """Write summary.json; raises OSError."""
         atomic_write_text(self.folder / "summary.json", as_json(values))
 
     def close(self) -> None:
         """Flush everything and draw the curves."""
-        if self.events:
-            self.events.close()
+        with self.without_failing("tensorboard"):
+            if self.events:
+                self.events.close()
+        if self.metrics is None:
+            return
         os.close(self.metrics)
-        draw_curves(self.folder)
+        with self.without_failing("curves.png"):
+            draw_curves(self.folder)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a metrics file, without what is none: a full disk or a killed run may cut a line."""
+    found = []
+    for text in path.read_bytes().splitlines():
+        try:
+            line = json.loads(text)
+            found.append({**line, "kind": str(line["kind"]), "step": int(line["step"])})
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            continue
+    return found
 
 
 def remove_later_lines(path: Path, step: int) -> None:
-    """Remove the lines of later steps from metrics.jsonl, and a last line that a killed run did not finish."""
+    """Remove the lines of later steps from metrics.jsonl, and what is no line; raises OSError."""
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(f"{line}\n")
-        except (ValueError, KeyError, TypeError):
-            continue
-    atomic_write_text(path, "".join(kept))
+    kept = [json.dumps(line) for line in read_lines(path) if line["step"] <= step]
+    atomic_write_text(path, "".join(f"{line}\n" for line in kept))
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl; the last ones of a step that was repeated after a restart."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    last = {(line["kind"], line["step"]): line for line in lines}
+    last = {(line["kind"], line["step"]): line for line in read_lines(folder / "metrics.jsonl")}
     return sorted(last.values(), key=lambda line: int(line["step"]))
+
+
+def lines_with(lines: list[dict[str, Any]], kind: str, *fields: str) -> list[dict[str, Any]]:
+    """Return the lines of a kind that have a number in each field."""
+    return [
+        line
+        for line in lines
+        if line["kind"] == kind and all(isinstance(line.get(field), (int, float)) for field in fields)
+    ]
 
 
 def draw_curves(folder: Path) -> None:
@@ -90,8 +145,8 @@ def draw_curves(folder: Path) -> None:
     from matplotlib.figure import Figure
 
     lines = read_metrics(folder)
-    steps = [line for line in lines if line["kind"] == "step"]
-    epochs = [line for line in lines if line["kind"] == "epoch"]
+    steps = lines_with(lines, "step", "epoch", "loss", "images_per_second")
+    epochs = lines_with(lines, "epoch", "epoch", "test_loss", "test_accuracy")
     figure = Figure(figsize=(12, 3.6))
     FigureCanvasAgg(figure)
     loss, accuracy, speed = figure.subplots(1, 3)

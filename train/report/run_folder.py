@@ -18,9 +18,9 @@ from entrypoint.core.errors import UserError
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import ObservedRank
-from train.checkpoint import single_file
+from train.checkpoint import folder as checkpoints
 from train.lock_file import RunLock
-from train.planning.run_lookup import new_run_dir, resumed_run_dir
+from train.planning.run_selection import select_run_dir
 from train.settings import TrainSettings
 
 RECORDED_PACKAGES = (
@@ -50,35 +50,13 @@ def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path
         folder, starts = select_run_dir(settings)
         folder.mkdir(exist_ok=bool(starts) or settings.run_name is not None)
         lock.acquire(folder)
-        single_file.remove_partial(folder / "checkpoint")
+        checkpoints.remove_partial(folder / "checkpoint")
         update_latest_link(output, folder)
     except OSError as error:
         raise UserError(
             f"TRAIN_OUTPUT_DIR={output}: cannot be written ({error.strerror}). Set it to a writable folder."
         ) from None
     return folder, starts
-
-
-def select_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
-    """Return the folder and the checkpoints to resume from by TRAIN_RESUME, newest first."""
-    output, resume = settings.output_dir, settings.resume
-    named = output / settings.run_name if settings.run_name else None
-    before = resumed_run_dir(settings)
-    if before and resume == "auto":
-        starts = single_file.list_newest_first(before / "checkpoint")
-        if starts:
-            return before.resolve(), starts
-    elif before:
-        start = Path(resume)
-        if not start.is_file() and not (start.suffix == single_file.SHARDED_SUFFIX and start.is_dir()):
-            raise UserError(f"TRAIN_RESUME={resume}: no such checkpoint. Set it to auto, off or a checkpoint's path.")
-        return named or before, [start]
-    if named and (named / "settings.json").exists():
-        raise UserError(
-            f"TRAIN_RUN_NAME={settings.run_name}: {named} already holds a run. Choose another name or"
-            " set TRAIN_RESUME=auto to resume it."
-        )
-    return named or new_run_dir(output, settings), []
 
 
 def update_latest_link(output: Path, folder: Path) -> None:
@@ -127,5 +105,5 @@ def versions() -> dict[str, str]:
 
 
 def as_json(data: Any) -> str:
-    """Return data as indented JSON with a newline at its end."""
-    return json.dumps(data, indent=2) + "\n"
+    """Return data as indented JSON with a newline at its end; raises ValueError for a number that is not finite."""
+    return json.dumps(data, indent=2, allow_nan=False) + "\n"

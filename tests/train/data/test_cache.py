@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from entrypoint.core.atomic_files import checksum_trailer
 from entrypoint.core.errors import UserError
 from tests.conftest import paint
-from train.data.cache import CacheEntry, cache_folder, load_or_build
+from train.data.cache import (
+    ARRAYS,
+    CacheEntry,
+    CacheFolder,
+    ImageSource,
+    Notes,
+    block_checksums,
+    cache_folder,
+    load_or_build,
+)
+from train.data.cache_owner import why_not_trusted
 from train.data.decoding import decode_splits
 from train.data.image_folder import list_splits
 from train.data.workers import WorkerPoolSpec
@@ -31,7 +47,7 @@ def load(image_folder: Path, folder: Path, policy: str = "error", count: Path | 
         return decode_splits(listings, SHAPE, policy, CREW, target)
 
     folder.mkdir(exist_ok=True)
-    return load_or_build(listings, SHAPE, policy, folder, build)
+    return load_or_build(ImageSource(listings, SHAPE, policy), CacheFolder(folder, is_named=True), build)
 
 
 def builds(count: Path) -> int:
@@ -108,12 +124,12 @@ def test_cache_failed_build_leaves_no_entry(image_folder: Path, tmp_path: Path) 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        load_or_build(listings, SHAPE, "error", folder, die)
+        load_or_build(ImageSource(listings, SHAPE, "error"), CacheFolder(folder, is_named=True), die)
     assert load(image_folder, folder).train_images.shape == (24, 16, 16, 3)
 
 
 def test_cache_removes_files_of_killed_build(image_folder: Path, tmp_path: Path) -> None:
-    left = tmp_path / "cache/.building-old"
+    left = tmp_path / f"cache/known-{os.getuid()}/building-old"
     left.mkdir(parents=True)
     (left / "train_images.npy").write_bytes(b"half")
     load(image_folder, tmp_path / "cache")
@@ -134,7 +150,7 @@ def test_cache_skips_and_lists_unreadable_images(image_folder: Path, tmp_path: P
     entry = load(image_folder, tmp_path / "cache", policy="skip")
     assert (len(entry.train_images), len(entry.test_images)) == (23, 11)
     assert entry.train_labels.tolist() == [0] * 8 + [1] * 7 + [2] * 8
-    assert entry.notes["skipped"] == [["train", 8, "not an image"], ["test", 1, "empty file"]]
+    assert entry.skipped == (("train", 8, "not an image"), ("test", 1, "empty file"))
 
 
 def test_cache_policy_is_part_of_the_key(image_folder: Path, tmp_path: Path) -> None:
@@ -147,14 +163,199 @@ def test_cache_policy_is_part_of_the_key(image_folder: Path, tmp_path: Path) -> 
 def test_cache_folder_of_user_is_used_or_a_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder(None) == tmp_path / ".cache/reference-training"
+    assert cache_folder(None).path == tmp_path / ".cache/reference-training"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert cache_folder(None) == tmp_path / f"reference-training-{os.getuid()}"
+    assert cache_folder(None).path == tmp_path / f"reference-training-{os.getuid()}"
 
 
 def test_cache_folder_unwritable_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="TRAIN_CACHE_DIR="):
         cache_folder(tmp_path / "file/below")
+
+
+DAMAGES = int(os.environ.get("CACHE_DAMAGES", "200"))
+
+
+def damage(kind: int, data: bytearray, draw: random.Random) -> None:
+    """Change a file's content in place: a bit, its end, a zeroed part, all of it, or its header."""
+    if kind == 0:
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    elif kind == 1:
+        del data[draw.randrange(len(data)) :]
+    elif kind == 2:
+        start = draw.randrange(len(data))
+        data[start : start + 4096] = bytes(len(data[start : start + 4096]))
+    elif kind == 3:
+        data.clear()
+    else:
+        data[draw.randrange(min(128, len(data)))] = draw.randrange(256)
+
+
+def test_cache_any_damage_is_decoded_again(
+    image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache, count, draw = tmp_path / "cache", tmp_path / "count", random.Random(1)
+    good = load(image_folder, cache, count=count)
+    arrays = {name: np.array(getattr(good, name)) for name in ARRAYS}
+    shutil.copytree(cache, tmp_path / "kept")
+    changed = 0
+    for number in range(DAMAGES):
+        shutil.rmtree(cache)
+        shutil.copytree(tmp_path / "kept", cache)
+        file = draw.choice(sorted(path for path in cache.rglob("*") if path.is_file() and path.stat().st_size))
+        data = bytearray(file.read_bytes())
+        damage(number % 5, data, draw)
+        if data == file.read_bytes():
+            continue
+        file.write_bytes(data)
+        changed += 1
+        before = builds(count)
+        entry = load(image_folder, cache, count=count)
+        assert all(np.array_equal(getattr(entry, name), one) for name, one in arrays.items())
+        said = capsys.readouterr().err
+        is_entry = file.parent.name == good.key
+        assert said.count("are damaged") == is_entry == builds(count) - before
+        assert len(said.splitlines()) == is_entry
+    assert changed > 0.8 * DAMAGES
+
+
+def test_cache_missing_file_is_decoded_again(image_folder: Path, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+    entry = load(image_folder, tmp_path / "cache", count=count)
+    for name in ("notes.json", "train_labels.npy"):
+        (tmp_path / "cache" / entry.key / name).unlink()
+        load(image_folder, tmp_path / "cache", count=count)
+    assert builds(count) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("train_labels", np.full(24, -1)),
+        ("train_labels", np.full(24, 3)),
+        ("train_labels", np.zeros(23, dtype=np.int64)),
+        ("train_labels", np.zeros(24, dtype=np.int32)),
+        ("train_images", np.zeros((24, 8, 8, 3), dtype=np.uint8)),
+        ("train_images", np.zeros((24, 16, 16, 3), dtype=np.float32)),
+        ("train_images", np.zeros((23, 16, 16, 3), dtype=np.uint8)),
+        ("test_images", np.zeros((24, 16, 16, 1), dtype=np.uint8)),
+    ],
+)
+def test_cache_entry_of_other_arrays_is_decoded_again(
+    image_folder: Path, tmp_path: Path, name: str, array: NDArray[Any]
+) -> None:
+    count = tmp_path / "count"
+    entry = load(image_folder, tmp_path / "cache", count=count)
+    folder = tmp_path / "cache" / entry.key
+    labels = np.array(entry.train_labels)
+    np.save(folder / f"{name}.npy", array)
+    checksums = {one: block_checksums(folder / f"{one}.npy") for one in ARRAYS}  # as if they were written so
+    text = msgspec.json.encode(Notes(skipped=(), checksums=checksums))
+    (folder / "notes.json").write_bytes(text + checksum_trailer(text))
+    again = load(image_folder, tmp_path / "cache", count=count)
+    assert builds(count) == 2
+    assert np.array_equal(again.train_labels, labels)
+
+
+def run_as(user: int, function: Callable[[], str]) -> str:
+    """Return what a function returns in a process of another user."""
+    if os.getuid():
+        pytest.skip("needs root, to run as other users")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setgroups([])
+            os.setgid(user)
+            os.setuid(user)
+            text = function()
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(writer, text.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return text
+
+
+@pytest.fixture
+def shared(image_folder: Path, tmp_path: Path) -> Path:
+    """A cache folder that everybody may write into, as /tmp."""
+    for folder in (tmp_path, *tmp_path.parents[:1], image_folder):
+        folder.chmod(0o755)
+    tmp_path.parent.parent.chmod(0o755)
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    (tmp_path / "count").touch()
+    (tmp_path / "count").chmod(0o666)
+    return folder
+
+
+def test_cache_two_users_share_a_named_folder(image_folder: Path, shared: Path, tmp_path: Path) -> None:
+    count = tmp_path / "count"
+
+    def use() -> str:
+        return load(image_folder, shared, count=count).key
+
+    first, second = run_as(4001, use), run_as(4002, use)
+    assert first == second
+    assert builds(count) == 1
+    assert run_as(4002, use) == first
+
+
+@pytest.mark.parametrize(
+    ("spoil", "is_named", "reason"),
+    [
+        (lambda entry: entry.chmod(0o777), True, "others can write the folder"),
+        (lambda entry: (entry / "train_images.npy").chmod(0o666), True, "others can write train_images.npy"),
+        (lambda entry: os.chown(entry / "notes.json", 4003, 4003), True, "notes.json belongs to another user"),
+        (lambda entry: (entry / "more").symlink_to("/etc/passwd"), True, "more belongs to another user"),
+        (lambda _: None, False, "TRAIN_CACHE_DIR does not name the folder"),
+    ],
+)
+def test_cache_entry_that_others_could_change_is_not_read(
+    image_folder: Path,
+    shared: Path,
+    tmp_path: Path,
+    spoil: Callable[[Path], None],
+    is_named: bool,
+    reason: str,
+) -> None:
+    count = tmp_path / "count"
+    key = run_as(4001, lambda: load(image_folder, shared, count=count).key)
+    spoil(shared / key)
+    assert why_not_trusted_as(4002, shared / key, is_named) == reason
+    if is_named:
+        assert run_as(4002, lambda: load(image_folder, shared, count=count).key) == key
+        assert builds(count) == 2
+
+
+def why_not_trusted_as(user: int, entry: Path, is_named: bool) -> str:
+    return run_as(user, lambda: why_not_trusted(entry, is_named))
+
+
+def test_cache_pointers_of_another_user_are_refused(image_folder: Path, shared: Path) -> None:
+    (shared / "known-4002").mkdir()
+    said = run_as(4002, lambda: load(image_folder, shared).key)
+    assert said == (
+        f"UserError: TRAIN_CACHE_DIR={shared}: another user owns known-4002 or can write it. Remove it or name another"
+        " folder."
+    )
+
+
+def test_cache_unreadable_file_is_read_by_who_can(image_folder: Path, shared: Path) -> None:
+    """What one user cannot read is not missing for another one."""
+    hidden = sorted(image_folder.glob("train/class0/*"))[1]
+    hidden.chmod(0)
+
+    def use() -> str:
+        return str(len(load(image_folder, shared, policy="skip").train_images))
+
+    assert run_as(4001, use) == "23"
+    assert use() == "24"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.factories import train_settings
-from train.data.cache import load_or_build
+from train.data.cache import CacheFolder, ImageSource, load_or_build
 from train.data.dataset_info import inspect_dataset
 from train.data.decoding import decode_splits, read_image
 from train.data.image_folder import UnreadableImage, list_splits
@@ -227,8 +227,9 @@ def test_memory_and_stream_have_the_same_values(tmp_path: Path) -> None:
     listings = list_splits(folder)
     cache = tmp_path / "cache"
     cache.mkdir()
+    source = ImageSource(listings, shape, "error")
     entry = load_or_build(
-        listings, shape, "error", cache, lambda target: decode_splits(listings, shape, "error", POOL, target)
+        source, CacheFolder(cache, is_named=True), lambda target: decode_splits(listings, shape, "error", POOL, target)
     )
     streamed, labels, bad = ImageDataset(listings, shape)[0, list(range(len(listings[0])))]
     assert not bad

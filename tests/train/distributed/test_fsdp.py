@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import pickle
 import shlex
@@ -16,8 +15,8 @@ from tests.conftest import PYTHON, Entrypoint, needs_two_cores
 from tests.factories import HostilePickle
 from tests.train.given import SMALL, TWO_RANKS, losses
 from tests.train.started import Started
-from train.checkpoint.sharded import MetadataUnpickler
-from train.checkpoint.single_file import METADATA_FILE, newest
+from train.checkpoint.folder import newest
+from train.checkpoint.metadata import CHECKSUM_FILE, METADATA_FILE
 from train.distributed.fsdp import MIN_UNIT_PARAMETERS, iter_fsdp_units
 
 pytestmark = [pytest.mark.launch, needs_two_cores]
@@ -49,7 +48,7 @@ def test_fsdp_equals_one_rank_and_saves_shards(entrypoint: Entrypoint, more: dic
     assert spread["test_accuracy"] == pytest.approx(whole["test_accuracy"], abs=1)
     checkpoint = newest(entrypoint.folder / "runs/spread/checkpoint")
     assert checkpoint is not None
-    one, other = (part.stat().st_size for part in sorted(checkpoint.glob("*.distcp")))
+    one, other = (part.stat().st_size for part in sorted(checkpoint.glob("rank-*.safetensors")))
     assert 0.8 < one / other < 1.25
     kept = 2 + ("TRAIN_EMA_DECAY" in more)  # weights and momentum
     assert one + other == pytest.approx(4 * kept * whole["parameters"], rel=0.1)
@@ -63,7 +62,7 @@ def stopped(entrypoint: Entrypoint, env: dict[str, str]) -> Path:
     assert run.ended()[0] == 75
     found = newest(entrypoint.folder / "runs/stopped/checkpoint")
     assert found is not None
-    assert found.suffix == ".sharded"
+    assert len(list(found.glob("rank-*.safetensors"))) == 2
     return found
 
 
@@ -95,10 +94,10 @@ def test_fsdp_hostile_checkpoint_raises_and_runs_nothing(entrypoint: Entrypoint)
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "run"})
     saved = newest(entrypoint.folder / "runs/run/checkpoint")
     assert saved is not None
-    part = sorted(saved.glob("*.distcp"))[1]
-    contents = {name: (saved / name).read_bytes() for name in (".metadata", METADATA_FILE, part.name)}
+    part = sorted(saved.glob("rank-*.safetensors"))[1]
+    contents = {name: (saved / name).read_bytes() for name in (CHECKSUM_FILE, METADATA_FILE, part.name)}
     spoilt = [(name, content[: len(content) // 2]) for name, content in contents.items()]
-    spoilt += [(".metadata", pickle.dumps(HostilePickle()))]
+    spoilt += [(part.name, pickle.dumps(HostilePickle()))]
     for name, content in spoilt:
         (saved / name).write_bytes(content)
         for ranks in ({}, {"LAUNCH_NPROC_PER_NODE": "1"}):
@@ -108,14 +107,6 @@ def test_fsdp_hostile_checkpoint_raises_and_runs_nothing(entrypoint: Entrypoint)
             assert "cannot be read as a checkpoint (" in result.err
         (saved / name).write_bytes(contents[name])
     assert not (entrypoint.folder / "hostile-was-here").exists()
-
-
-@pytest.mark.versions
-def test_metadata_unpickler_rejects_other_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(pickle.UnpicklingError, match=r"it names \w+\.system"):
-        MetadataUnpickler(io.BytesIO(pickle.dumps(HostilePickle()))).load()
-    assert not list(tmp_path.iterdir())
 
 
 def test_fsdp_full_disk_keeps_previous_checkpoint(entrypoint: Entrypoint) -> None:

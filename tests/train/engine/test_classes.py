@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.conftest import Entrypoint
 from tests.train.given import imagefolder
-from train.checkpoint.single_file import METADATA_FILE
+from train.checkpoint.metadata import read_metadata
 
 pytestmark = pytest.mark.launch
 NAMES = ["class0", "class1", "class2"]
@@ -21,8 +20,7 @@ def test_run_leaves_the_names_of_its_classes(entrypoint: Entrypoint, image_folde
     summary = entrypoint.train(env=imagefolder(image_folder, TRAIN_EPOCHS="1", TRAIN_PARALLELISM=parallelism))
     assert summary["classes"] == NAMES
     (path,) = (entrypoint.folder / "runs/latest/checkpoint").glob("step-*")
-    saved = torch.load(path / METADATA_FILE if path.is_dir() else path, weights_only=True)
-    assert list(saved["classes"]) == NAMES
+    assert list(read_metadata(path)[0].data.classes) == NAMES
 
 
 def rename_class(folder: Path) -> None:
@@ -39,8 +37,8 @@ def add_class(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said", "allowed"),
     [
-        (rename_class, "saved with other classes: class 0 of 3 was class0, is class1 of 3.", 0),
-        (add_class, "saved with other classes: class 3 of 3 was none, is class3 of 4.", 2),
+        (rename_class, "saved with other data: class 0 of 3 was class0, is class1 of 3.", 2),
+        (add_class, "saved with other data: class 3 of 3 was none, is class3 of 4, ", 2),
     ],
 )
 def test_resume_with_other_classes_is_refused(

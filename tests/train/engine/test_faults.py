@@ -17,7 +17,9 @@ from tests.conftest import Entrypoint, paint
 from tests.processes import children
 from tests.train.given import SMALL
 from tests.train.started import Started
-from train.checkpoint.single_file import list_newest_first, load_first_valid
+from train.checkpoint.folder import list_newest_first
+from train.checkpoint.resume import load_first_valid
+from train.report.metrics import read_metrics
 
 pytestmark = pytest.mark.launch
 ENDLESS = {"TRAIN_EPOCHS": "100000", "TRAIN_TENSORBOARD": "0", "TRAIN_RUN_NAME": "run"}
@@ -64,7 +66,6 @@ def remove(folder: Path) -> None:
             "run/checkpoint: cannot be written (No space left on device). Free disk space",
         ),
         (fill, {}, "cannot be written (No space left on device). Free disk space"),
-        (fill, {"TRAIN_CHECKPOINT_EVERY": "0", "TRAIN_LOG_INTERVAL": "1"}, "run: cannot be written (No space left on"),
         (remove, {}, "run/checkpoint: cannot be written (No such file or directory). Free disk space"),
         (forbid, {}, "run/checkpoint: cannot be written (Operation not permitted). Free disk space"),
     ],
@@ -83,17 +84,34 @@ def test_unwritable_disk_ends_run(
     kept = list_newest_first(small_disk / "run/checkpoint")
     for path in kept:
         assert not load_first_valid([path], {}, changed=True).skipped
-    assert bool(kept) is (cause is not remove and "TRAIN_CHECKPOINT_EVERY" not in more)
+    assert bool(kept) is (cause is not remove)
     # Forbidden during a save, what is half written cannot be removed either, until the run goes on.
     assert cause is forbid or not list((small_disk / "run/checkpoint").glob(".*"))
+
+
+def test_full_disk_without_checkpoints_ends_no_training(entrypoint: Entrypoint, small_disk: Path) -> None:
+    more = {"TRAIN_CHECKPOINT_EVERY": "0", "TRAIN_LOG_INTERVAL": "1", "TRAIN_EPOCHS": "400"}
+    run = Started(entrypoint, ENDLESS | SMALL | more)
+    run.wait_for("epoch 2/")
+    fill(small_disk)
+    run.wait_for("epoch 300/")
+    (small_disk / "fill").unlink()
+    code, _, err = run.ended()
+    assert code == 0, err
+    (line,) = err.splitlines()
+    assert line.endswith("metrics.jsonl cannot be written (No space left on device); the training goes on without it")
+    lines = read_metrics(small_disk / "run")
+    assert lines[-1]["epoch"] == 400
+    assert entrypoint.summary("run")["epochs"] == 400
 
 
 def test_half_written_file_of_a_save_is_removed_on_resume(entrypoint: Entrypoint, small_disk: Path) -> None:
     saved = small_disk / "run/checkpoint"
     env = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_EPOCHS": "1"}
     first = entrypoint.train(env=env)
-    half = saved / ".step-000000020.pt.4711"
-    half.write_text("half")
+    half = saved / ".step-000000020"
+    half.mkdir()
+    (half / "model.safetensors").write_text("half")
     forbid(small_disk)
     refused = entrypoint("train", env=env | {"TRAIN_RESUME": "auto"})
     assert refused.code == ExitCode.USAGE

@@ -55,7 +55,7 @@ def test_deadline_saves_a_resumable_checkpoint(
     assert result.code == ExitCode.PREEMPTED, result.err
     assert result.err.startswith(f"entrypoint: preempted: {said}"), result.err
     assert result.err.endswith("Run it again with TRAIN_RESUME=auto.\n")
-    assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
+    assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
 
 
 @pytest.mark.versions
@@ -68,11 +68,12 @@ def test_damaged_checkpoint_is_named_and_the_one_before_resumes(entrypoint: Entr
     assert result.code == 0, result.err
     for one in checkpoints[1:]:
         assert f"warning: skipped {one.relative_to(entrypoint.folder)}: cannot be read as a checkpoint" in result.out
-    assert "resuming from runs/run/checkpoint/step-000000010.pt" in result.out
+    assert "resuming from runs/run/checkpoint/step-000000010" in result.out
     assert entrypoint.summary("run")["weights_sha256"] == whole["weights_sha256"]
 
 
-def damage(path: Path) -> None:
+def damage(checkpoint: Path) -> None:
+    path = checkpoint / "model.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)

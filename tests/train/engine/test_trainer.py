@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -16,9 +17,11 @@ import torch
 from PIL import Image
 
 from tests.conftest import PYTHON, Entrypoint, clean_environment, needs_two_cores, script
+from tests.train.checkpoint.saved import model_of
 from tests.train.given import SMALL, TWO_RANKS, TWO_RANKS_WHERE_THEY_FIT, imagefolder, losses
 from tests.train.started import Started
-from train.checkpoint.single_file import newest
+from train.checkpoint.folder import newest
+from train.checkpoint.metadata import EMA, MODEL, read_metadata
 
 pytestmark = pytest.mark.launch
 
@@ -120,7 +123,7 @@ def test_run_limited_by_steps_ends_within_an_epoch_and_resumes(entrypoint: Entry
     assert [one["step"] for one in steps] == [10, 20, 25]
     assert steps[-1]["lr"] < steps[-2]["lr"] / 2
     entrypoint.train(env=common | {"TRAIN_RUN_NAME": "cut"})
-    (entrypoint.folder / "runs/cut/checkpoint/step-000000025.pt").unlink()
+    shutil.rmtree(entrypoint.folder / "runs/cut/checkpoint/step-000000025")
     again = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "cut", "TRAIN_RESUME": "auto"})
     assert again["weights_sha256"] == whole["weights_sha256"]
     more = {"TRAIN_STEPS": "30", "TRAIN_RESUME": "auto", "TRAIN_RESUME_ALLOW_CHANGED": "1", "TRAIN_RUN_NAME": "cut"}
@@ -135,8 +138,8 @@ def test_resume_continues_after_last_checkpoint(entrypoint: Entrypoint) -> None:
     whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})
     entrypoint.train(env=common | {"TRAIN_RUN_NAME": "cut"})
     checkpoints = sorted((entrypoint.folder / "runs/cut/checkpoint").glob("step-*"))
-    assert [path.name for path in checkpoints] == ["step-000000030.pt", "step-000000040.pt"]
-    checkpoints[-1].unlink()
+    assert [path.name for path in checkpoints] == ["step-000000030", "step-000000040"]
+    shutil.rmtree(checkpoints[-1])
     result = entrypoint("train", env=common | {"TRAIN_RUN_NAME": "cut", "TRAIN_RESUME": "auto"})
     assert "epoch 4" in result.out.splitlines()[0]
     assert "resuming from" in result.out.splitlines()[0]
@@ -171,8 +174,8 @@ def test_bf16_learns_as_well_and_resumes(entrypoint: Entrypoint) -> None:
     summary = entrypoint.train(env=env)
     assert summary["precision"] == "bf16"
     assert summary["test_accuracy"] >= 97
-    newest = max((entrypoint.folder / "runs/half/checkpoint").glob("*.pt"))
-    assert {tensor.dtype for tensor in torch.load(newest, weights_only=True)["model"].values()} == {torch.float32}
+    newest = max((entrypoint.folder / "runs/half/checkpoint").glob("step-*"))
+    assert {tensor.dtype for tensor in model_of(newest).values()} == {torch.float32}
     other = entrypoint("train", env=env | {"TRAIN_PRECISION": "fp32", "TRAIN_RESUME": "auto"})
     assert "TRAIN_PRECISION was bf16, is fp32" in other.err
 
@@ -184,11 +187,11 @@ def test_ipex_trains_equal_model_and_resumes(entrypoint: Entrypoint) -> None:
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "plain", "TRAIN_IPEX": "off"})
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "ipex", "TRAIN_IPEX": "on"})
     assert losses(entrypoint, "ipex") == pytest.approx(losses(entrypoint, "plain"), rel=1e-3)
-    newest = max((entrypoint.folder / "runs/ipex/checkpoint").glob("*.pt"))
-    shapes = {name: tensor.shape for name, tensor in torch.load(newest, weights_only=True)["model"].items()}
-    plain = torch.load(str(newest).replace("/ipex/", "/plain/"), weights_only=True)["model"]
+    newest = max((entrypoint.folder / "runs/ipex/checkpoint").glob("step-*"))
+    shapes = {name: tensor.shape for name, tensor in model_of(newest).items()}
+    plain = model_of(Path(str(newest).replace("/ipex/", "/plain/")))
     assert shapes == {name: tensor.shape for name, tensor in plain.items()}, "a checkpoint of either is the other's"
-    newest.unlink()
+    shutil.rmtree(newest)
     again = entrypoint("train", env=env | {"TRAIN_RUN_NAME": "ipex", "TRAIN_IPEX": "on", "TRAIN_RESUME": "auto"})
     assert again.code == 0, again.err
     assert "resuming from" in again.out
@@ -227,13 +230,11 @@ def test_ipex_resumes_to_the_bit_with_checkpoints_for_others(
     assert ("weights packed, update fused" in " ".join(whole.err.split())) == (packs == "packs")
     assert "deprecated" not in whole.err
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "off", "TRAIN_IPEX": "off"})
-    first = min((entrypoint.folder / "runs/whole/checkpoint").glob("step-*.pt"))
-    state = torch.load(first, weights_only=True)
-    plain = torch.load(str(first).replace("/whole/", "/off/"), weights_only=True)
-    for part in ("model", "average"):
-        assert {name: value.shape for name, value in state[part].items()} == {
-            name: value.shape for name, value in plain[part].items()
-        }
+    first = min((entrypoint.folder / "runs/whole/checkpoint").glob("step-*"))
+    indexes = [read_metadata(path)[0].tensors for path in (first, Path(str(first).replace("/whole/", "/off/")))]
+    for section in (MODEL, EMA):
+        ours, plain = ({name: one.shape for name, one in index.get(section, {}).items()} for index in indexes)
+        assert ours == plain
     again = {"TRAIN_RESUME": str(first), "TRAIN_RUN_NAME": "again"}
     resumed = entrypoint(env=env | again, command=command)
     assert resumed.code == 0, resumed.err
@@ -263,7 +264,7 @@ def test_signal_saves_and_exits_with_one_line(
     assert found == code
     assert f"stopped by {signal.Signals(number).name}" in err
     assert code != 75 or len(err.splitlines()) == 1
-    assert bool(list((entrypoint.folder / "runs/latest/checkpoint").glob("step-*.pt"))) is (code == 75)
+    assert bool(list((entrypoint.folder / "runs/latest/checkpoint").glob("step-*"))) is (code == 75)
 
 
 @pytest.mark.versions
@@ -281,7 +282,7 @@ def test_preempted_run_resumes_with_next_step(
     run.wait_for("epoch 2/3  step 15/")
     run.process.send_signal(signal.SIGTERM)
     assert run.ended()[0] == 75
-    stopped_at = torch.load(newest(entrypoint.folder / "runs/stopped/checkpoint"), weights_only=True)["step"]
+    stopped_at = read_metadata(newest(entrypoint.folder / "runs/stopped/checkpoint"))[0].step
     assert 15 <= stopped_at < 36
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "stopped", "TRAIN_RESUME": "auto"})
     assert losses(entrypoint, "stopped") == losses(entrypoint, "straight")
@@ -319,9 +320,9 @@ def test_gpu_each_setting_trains_and_resumes(entrypoint: Entrypoint, more: dict[
         pytest.skip("needs an NVIDIA GPU")
     env = SMALL | {"TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_RUN_NAME": "run"} | more
     assert entrypoint.train(env=env)["device"].startswith("cuda")
-    newest = max((entrypoint.folder / "runs/run/checkpoint").glob("step-*.pt"))
+    newest = max((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
     digest = entrypoint.summary("run")["weights_sha256"]
-    newest.unlink()
+    shutil.rmtree(newest)
     again = entrypoint("train", env=env | {"TRAIN_RESUME": "auto", "TRAIN_TENSORBOARD": "0"})
     assert again.code == 0, again.err
     if "TRAIN_DETERMINISTIC" in more:

@@ -15,7 +15,8 @@ from torch import nn
 from entrypoint.core.errors import ExitCode, UserError
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores
 from tests.factories import train_settings
-from train.checkpoint.single_file import newest
+from tests.train.checkpoint.saved import model_of
+from train.checkpoint.folder import newest
 from train.models.cnn import CNN
 from train.models.inspection import count_parameters
 from train.models.pruning import layers_to_prune, prune_state, resize_to_state, same_shapes
@@ -150,7 +151,7 @@ def test_stopped_pruned_run_resumes_pruned_and_ends_equal(entrypoint: Entrypoint
     assert process.wait(LAUNCH_LIMIT_S) == ExitCode.PREEMPTED
     saved = newest(entrypoint.folder / "runs/stopped/checkpoint")
     assert saved is not None
-    assert torch.load(saved, weights_only=True)["model"]["layer1.0.weight"].shape[0] == 16
+    assert model_of(saved)["layer1.0.weight"].shape[0] == 16
     again = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "stopped", "TRAIN_RESUME": "auto"})
     assert again["parameters"] == whole["parameters"]
     assert again["test_loss"] == whole["test_loss"]
@@ -162,7 +163,7 @@ def test_run_that_goes_on_past_the_warm_up_is_pruned(entrypoint: Entrypoint) -> 
     pytest.importorskip("torch_pruning")
     common = {"TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1"}
     entrypoint.train(env=common | {"TRAIN_EPOCHS": "2", "TRAIN_RUN_NAME": "trained"})
-    start = {"TRAIN_RESUME": "runs/trained/checkpoint/best.pt", "TRAIN_RESUME_ALLOW_CHANGED": "1"}
+    start = {"TRAIN_RESUME": "runs/trained/checkpoint/best", "TRAIN_RESUME_ALLOW_CHANGED": "1"}
     for warm_up in ("0", "1", "2", "3"):
         more = {"TRAIN_EPOCHS": "4", "TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_WARMUP": warm_up}
         result = entrypoint("train", env=common | start | more | {"TRAIN_RUN_NAME": f"pruned{warm_up}"})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from entrypoint.core.errors import UserError
@@ -28,14 +26,13 @@ def test_classifiers_are_those_that_torchvision_lists() -> None:
         ({"TRAIN_BATCH_SIZE": "5000"}, "TRAIN_BATCH_SIZE=5000: larger than the training set of 1,442 images"),
         ({"TRAIN_PROFILE": "8", "TRAIN_STEPS": "8"}, "TRAIN_PROFILE=8: needs 13 steps, 5 of them as a warm-up"),
         ({"TRAIN_PROFILE": "20", "TRAIN_EPOCHS": "1"}, "this run has 22. Lower it to 17 or train longer."),
-        ({"TRAIN_RESUME": "nofile"}, "TRAIN_RESUME=nofile: no such checkpoint"),
     ],
 )
 def test_setting_that_the_run_would_refuse_is_refused(environ: dict[str, str], said: str) -> None:
     if environ.get("TRAIN_MODEL") and not torchvision_classifiers():
         pytest.skip("needs torchvision")
     with pytest.raises(UserError, match=said) as error:
-        check_trainer_settings(read_train_settings(environ, {}), DIGITS, reads_resume=True)
+        check_trainer_settings(read_train_settings(environ, {}), DIGITS)
     assert error.value.code == 2
 
 
@@ -46,15 +43,7 @@ def test_setting_that_the_run_would_refuse_is_refused(environ: dict[str, str], s
         ({"TRAIN_BATCH_SIZE": "1442"}, DIGITS),
         ({"TRAIN_BATCH_SIZE": "5000"}, DatasetInfo(300_000, (3, 8, 8), counted_all=False, train_images=4)),
         ({"TRAIN_PROFILE": "8", "TRAIN_STEPS": "13"}, DIGITS),
-        ({"TRAIN_RESUME": "auto"}, DIGITS),
     ],
 )
 def test_setting_that_the_run_would_accept_is_accepted(environ: dict[str, str], dataset: DatasetInfo) -> None:
-    check_trainer_settings(read_train_settings(environ, {}), dataset, reads_resume=True)
-
-
-def test_checkpoint_on_the_disk_of_rank_0_is_checked_there_only(tmp_path: Path) -> None:
-    given = read_train_settings({"TRAIN_RESUME": str(tmp_path / "x.pt")}, {})
-    check_trainer_settings(given, DIGITS, reads_resume=False)
-    (tmp_path / "x.pt").touch()
-    check_trainer_settings(given, DIGITS, reads_resume=True)
+    check_trainer_settings(read_train_settings(environ, {}), dataset)

@@ -21,8 +21,8 @@ from train.settings import TrainSettings
         ({"run_name": "mine"}, None),
         ({"resume": "auto"}, "/out/latest"),
         ({"resume": "auto", "run_name": "mine"}, "/out/mine"),
-        ({"resume": "/out/mine/checkpoint/best.pt"}, "/out/mine"),
-        ({"resume": "/best.pt"}, "/"),
+        ({"resume": "/out/mine/checkpoint/best"}, "/out/mine"),
+        ({"resume": "/best"}, "/"),
     ],
 )
 def test_resumed_run_dir_follows_settings(given: dict[str, str], folder: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,60 @@ def test_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [event.step for event in events.Scalars("step/loss")] == list(range(1, 13))
+
+
+CUT_LINES = (
+    '{"kind": "step", "st', "", "null", "[]", '{"step": 3}', '{"kind": "step", "step": "x"}',
+    '{"kind": "step", "step": 1e999}', "\x00" * 50, '{"kind": "step", "step": 3}',
+    '{"kind": "step", "step": 3, "loss": null}', "[" * 100_000,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("cut", CUT_LINES)
+@pytest.mark.parametrize("resumed_step", [None, 5])
+def test_cut_line_ends_no_run(
+    tmp_path: Path, cut: str, resumed_step: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_steps(tmp_path, range(1, 10))
+    for end in ("", "\n"):
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write(cut + end)
+        write_steps(tmp_path, range(6, 13), resumed_step=resumed_step)
+        steps = {line["step"] for line in read_metrics(tmp_path)}
+        assert steps >= {*range(1, 3), *range(7, 13)}
+        (tmp_path / "curves.png").unlink()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard", "curves.png"])
+def test_file_that_cannot_be_written_is_one_line(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if name == "tensorboard":
+        pytest.importorskip("tensorboard")
+        (tmp_path / name).write_text("in its place")
+    else:
+        (tmp_path / name).mkdir()
+    write_steps(tmp_path, range(1, 10))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"train: {tmp_path / name} cannot be written (")
+    assert line.endswith("; the training goes on without it")
+
+
+def test_full_disk_cuts_one_line_and_the_rest_follows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = MetricsWriter(tmp_path, tensorboard=False)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150, hard))
+    try:
+        for step in range(1, 6):
+            writer.write("step", step, {"epoch": 1, "loss": 0.5, "images_per_second": 1.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    for step in range(6, 8):
+        writer.write("step", step, {"epoch": 1, "loss": 0.5, "images_per_second": 1.0})
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 6, 7]
+
+
+def test_json_has_no_number_that_is_not_finite(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        MetricsWriter(tmp_path, tensorboard=False).summary({"test_loss": float("nan")})
+    assert not (tmp_path / "summary.json").exists()

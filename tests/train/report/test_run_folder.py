@@ -9,6 +9,7 @@ import pytest
 
 from entrypoint.core.errors import UserError
 from tests.factories import make_machine, make_test_plan, train_settings
+from tests.train.checkpoint.saved import save
 from train.lock_file import RunLock
 from train.report import run_folder
 from train.settings import TrainSettings, read_train_settings
@@ -35,28 +36,27 @@ def test_existing_named_run_is_not_overwritten(tmp_path: Path) -> None:
 def test_resume_tries_newest_checkpoints_of_newest_run_first(tmp_path: Path) -> None:
     with RunLock() as lock:
         folder, _ = run_folder.open_folder(settings(tmp_path), lock)
-    (folder / "checkpoint").mkdir()
     for step in (1, 20):
-        (folder / f"checkpoint/step-{step:09d}.pt").write_text("")
+        save(folder / "checkpoint", step)
     again, starts = run_folder.open_folder(settings(tmp_path, resume="auto"), RunLock())
     assert again == folder.resolve()
-    assert [start.name for start in starts] == ["step-000000020.pt", "step-000000001.pt"]
+    assert [start.name for start in starts] == ["step-000000020", "step-000000001"]
 
 
 def test_resume_removes_only_half_written_files_of_killed_runs(tmp_path: Path) -> None:
     saved = tmp_path / "mine/checkpoint"
-    (saved / ".step-000000040.sharded/part").mkdir(parents=True)
-    for name in (".step-000000030.pt.4711", "step-000000020.pt", ".nfs0001"):
-        (saved / name).write_text("")
-    (saved / ".best.pt.4711").symlink_to("step-000000020.pt")
-    (saved / "best.pt").symlink_to("step-000000020.pt")
+    saved.mkdir(parents=True)
+    save(saved, 20, best=True)
+    (saved / ".step-000000040").mkdir()
+    (saved / ".best.4711").symlink_to("step-000000020")
+    (saved / ".nfs0001").write_text("")
     with RunLock() as lock:
         run_folder.open_folder(settings(tmp_path, run_name="mine", resume="auto"), lock)
-        (saved / ".step-000000050.pt.4712").write_text("a live run's")
+        (saved / ".step-000000050").mkdir()  # a live run's
         with pytest.raises(UserError, match="is training in this folder"):
             run_folder.open_folder(settings(tmp_path, run_name="mine", resume="auto"), RunLock())
     left = {path.name for path in saved.iterdir()}
-    assert left == {"step-000000020.pt", "best.pt", ".nfs0001", ".step-000000050.pt.4712"}
+    assert left == {"step-000000020", "best", ".nfs0001", ".step-000000050"}
 
 
 def test_resume_without_run_starts_new_run(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""Only names that a run writes are its checkpoints; the newest is by step."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.train.checkpoint.saved import save
+from train.checkpoint.folder import BEST, list_newest_first, list_old_format, newest, remove_partial
+from train.checkpoint.metadata import METADATA_FILE
+from train.checkpoint.tensor_files import CheckpointReader
+
+
+def steps(folder: Path) -> list[int]:
+    return [int(path.name[5:]) for path in list_newest_first(folder)]
+
+
+def test_save_keeps_newest_and_no_partial_files(tmp_path: Path) -> None:
+    for step in (1, 20, 300):
+        save(tmp_path, step, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000000020", "step-000000300"]
+    assert newest(tmp_path) == tmp_path / "step-000000300"
+
+
+def test_newest_is_by_number_not_by_text(tmp_path: Path) -> None:
+    for step in (999_999_999, 1_000_000_000, 10_000_000_000):
+        save(tmp_path, step, keep=2)
+    assert steps(tmp_path) == [10_000_000_000, 1_000_000_000]
+
+
+def test_save_keeps_best_and_newest(tmp_path: Path) -> None:
+    for step in range(1, 6):
+        save(tmp_path, step, keep=2, best=step == 2)
+    assert steps(tmp_path) == [5, 4, 2]
+    assert CheckpointReader(tmp_path / BEST).metadata.step == 2
+    save(tmp_path, 6, keep=2, best=True)
+    assert steps(tmp_path) == [6, 5]
+    assert CheckpointReader(tmp_path / BEST).metadata.step == 6
+
+
+# What users keep next to a run's own checkpoints.
+USERS_NAMES = (
+    *("step-best-for-paper", "step-before-lr-change", "step-000000010-copy", "step-10", "step-000000099.bak"),
+    *("Step-000000099", "my step-000000099", ".step-mine", ".best.txt", "step-000000099 ", "notes.txt"),
+)
+
+
+@pytest.mark.parametrize("as_link", [False, True])
+def test_copies_of_users_are_left_alone(tmp_path: Path, as_link: bool) -> None:
+    folder, elsewhere = tmp_path / "checkpoint", tmp_path / "elsewhere"
+    first = save(folder, 10, keep=1)
+    shutil.copytree(first, elsewhere)
+    for name in USERS_NAMES:
+        shutil.copytree(first, folder / name)
+    if as_link:
+        (folder / "step-000000098").symlink_to(elsewhere)
+    remove_partial(folder)
+    assert steps(folder) == [10]
+    for step in (11, 12):
+        saved = save(folder, step, keep=1)
+        assert newest(folder) == saved
+    assert steps(folder) == [12]
+    assert all((folder / name / METADATA_FILE).is_file() for name in USERS_NAMES)
+
+
+def test_what_was_just_written_is_never_removed(tmp_path: Path) -> None:
+    for step in (80, 90):
+        save(tmp_path, step)
+    saved = save(tmp_path, 10, keep=1)
+    assert saved.is_dir()
+    assert steps(tmp_path) == [90, 10]
+
+
+def test_partial_checkpoints_are_removed_and_replaced_ones_restored(tmp_path: Path) -> None:
+    kept, other = save(tmp_path, 1), save(tmp_path, 2)
+    other.rename(tmp_path / ".step-000000002.replaced")
+    shutil.copytree(kept, tmp_path / ".step-000000001.replaced")
+    (tmp_path / ".step-000000003").mkdir()
+    (tmp_path / ".step-000000003/model.safetensors").write_bytes(b"half")
+    (tmp_path / ".best.4711").symlink_to("step-000000001")
+    (tmp_path / ".nfs0001").write_text("")
+    remove_partial(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".nfs0001", "step-000000001", "step-000000002"]
+    assert CheckpointReader(other).metadata.step == 2
+
+
+def test_old_format_is_listed_apart(tmp_path: Path) -> None:
+    for name in ("step-000000001.pt", "step-000000020.sharded", "step-mine.pt"):
+        (tmp_path / name).write_text("")
+    assert steps(tmp_path) == []
+    assert [path.name for path in list_old_format(tmp_path)] == ["step-000000020.sharded", "step-000000001.pt"]

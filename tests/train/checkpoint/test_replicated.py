@@ -1,0 +1,67 @@
+"""Saving is atomic: a checkpoint is complete or not there."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.train.checkpoint.saved import DATA, SETTINGS, checkpoint, model_of, save
+from train.checkpoint import replicated
+from train.checkpoint.metadata import MODEL, Normalization, ScalerState
+from train.checkpoint.tensor_files import Checkpoint, CheckpointReader
+
+
+def test_checkpoint_round_trip(tmp_path: Path) -> None:
+    more = {
+        "losses": (0.1, 1e-30, 3.0), "best": 12.25, "plan": {"version": 2}, "examples": 128,
+        "scaler": ScalerState(scale=65536.0, growth_tracker=3),
+        "normalization": Normalization(mean=(0.1,), scale=(float(torch.tensor(1 / 3)),)),
+    }  # fmt: skip
+    wanted = checkpoint(7, **more)
+    reader = CheckpointReader(replicated.save(tmp_path / "checkpoint", wanted, keep=1))
+    found = reader.metadata
+    assert {name: getattr(found, name) for name in more} == more
+    assert (found.epoch, found.step, found.seconds, found.settings, found.data) == (1, 7, 2.5, SETTINGS, DATA)
+    whole = reader.whole()
+    assert set(whole) == set(wanted.tensors)
+    for section, tensors in wanted.tensors.items():
+        assert set(whole[section]) == set(tensors)
+        assert all(torch.equal(whole[section][name], one) for name, one in tensors.items())
+
+
+def test_checkpoint_can_be_verified_by_sha256sum(tmp_path: Path) -> None:
+    path = save(tmp_path / "checkpoint", 7)
+    result = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=path, capture_output=True, text=True, check=True)
+    assert result.stdout.count(": OK") == 4
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_memory_format_does_not_change_values(tmp_path: Path, layout: torch.memory_format) -> None:
+    value = torch.randn(2, 3, 4, 5).to(memory_format=layout)
+    made = Checkpoint(checkpoint(1).metadata, {MODEL: {"w": value}})
+    path = replicated.save(tmp_path, made, keep=1)
+    assert torch.equal(CheckpointReader(path).whole()[MODEL]["w"], value)
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 7, best=True, seconds=1.0)
+    path = save(tmp_path, 7, seconds=2.0)
+    assert CheckpointReader(path).metadata.seconds == 2.0
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["best", path.name]
+
+
+def test_full_disk_raises_os_error_and_keeps_old_checkpoint(tmp_path: Path) -> None:
+    before = save(tmp_path / "checkpoint", 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save(tmp_path / "checkpoint", 2, keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((tmp_path / "checkpoint").iterdir()) == [before]
+    assert model_of(before)["w"][0, 0] == 1

@@ -1,0 +1,87 @@
+"""Compare a checkpoint's settings and data with a run's. This module does without torch, so a plan can use it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from entrypoint.core.errors import UserError, printable
+from train.checkpoint.folder import OLD_NAME, OLD_SUFFIXES
+from train.checkpoint.metadata import DataFingerprint, Metadata
+from train.settings import TrainSettings
+
+# Settings that may change on resume: they do not affect the trained weights.
+RESUME_MAY_CHANGE = frozenset(
+    {
+        *("output_dir", "run_name", "resume", "resume_allow_changed", "max_minutes", "checkpoint_every"),
+        *("keep_checkpoints", "log_interval", "progress", "tensorboard", "profile", "export", "data_dir", "cache_dir"),
+        *("download", "data_source", "num_workers", "pin_memory", "prefetch_factor", "eval_batch_size"),
+    }
+)
+# Settings that decide what the tensors of a checkpoint mean. No other value of them can use the same tensors.
+RESUME_MUST_KEEP = ("model", "bias", "optimizer")
+
+
+def refuse_old_format(path: Path) -> None:
+    """Raise `UserError` with the command that converts a checkpoint of version 0.1."""
+    if OLD_NAME.fullmatch(path.name) or (path.suffix in OLD_SUFFIXES and path.exists()):
+        raise UserError(
+            f"{path}: a checkpoint of version 0.1. Reading it can run code. If you trust it, convert it by"
+            f" `entrypoint convert-checkpoint {shlex.quote(str(path))}`."
+        )
+
+
+def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *, changed: bool) -> tuple[str, ...]:
+    """Return the settings that differ, one text each; raises `UserError` if they must not."""
+    before = with_current_names(found.settings)
+    differ = {
+        name: f"TRAIN_{name.upper()} was {printable(before.get(name))}, is {printable(value)}"
+        for name, value in settings.items()
+        if name not in RESUME_MAY_CHANGE and before.get(name) != value
+    }
+    if differ and not changed:
+        raise UserError(
+            f"{path}: saved with other settings: {', '.join(differ.values())}. Restore these settings, start a new run,"
+            " or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway."
+        )
+    fixed = next((differ[name] for name in RESUME_MUST_KEEP if name in differ), "")
+    if fixed:
+        raise UserError(f"{path}: {fixed}. Its tensors fit no other value. Restore it or start a new run.")
+    return tuple(differ.values())
+
+
+def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return saved settings under their current names: checkpoints of version 0.1 have the old ones."""
+    current = {TrainSettings.RENAMED.get(name, name): value for name, value in settings.items()}
+    for name, renamed in TrainSettings.RENAMED_VALUES.items():
+        if isinstance(current.get(name), str):
+            current[name] = renamed.get(current[name], current[name])
+    return current
+
+
+def data_differences(was: DataFingerprint, now: DataFingerprint) -> list[str]:
+    """Return how two data sets differ, one text each; what one of them does not know is not compared."""
+    found = []
+    if was.classes and now.classes and was.classes != now.classes:
+        pairs = zip_longest(was.classes, now.classes, fillvalue="none")
+        index, (old, new) = next((index, pair) for index, pair in enumerate(pairs) if pair[0] != pair[1])
+        found.append(
+            f"class {index} of {len(was.classes)} was {printable(old)}, is {printable(new)} of {len(now.classes)}"
+        )
+    for name, old_count, new_count in (
+        ("training images", was.train_examples, now.train_examples),
+        ("test images", was.test_examples, now.test_examples),
+    ):
+        if old_count and new_count and old_count != new_count:
+            found.append(f"{old_count:,} {name} are now {new_count:,}")
+    if not found and was.files and now.files and was.files != now.files:
+        found.append("files have other names, sizes or classes")
+    same_sample = was.sample_seed == now.sample_seed and was.files == now.files
+    if not found and same_sample and was.sample and now.sample and was.sample != now.sample:
+        found.append("files of the same names and sizes have other bytes")
+    if not found and was.content and now.content and was.content != now.content:
+        found.append("images have other contents")
+    return found

@@ -1,0 +1,129 @@
+"""The checkpoints in a run's `checkpoint` folder: their names, the newest ones, the best one, and which are removed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from entrypoint.core.atomic_files import replace_symlink
+from train.checkpoint.metadata import CHECKSUM_FILE
+
+# Every other name in the folder is the user's: it is neither resumed from nor removed.
+STEP_NAME = re.compile(r"step-(\d{9,})", re.ASCII)
+TEMPORARY_NAME = re.compile(r"\.(?:(step-\d{9,})(\.replaced)?|best\.\d+)", re.ASCII)
+OLD_NAME = re.compile(r"step-(\d{9,})\.(?:pt|sharded)", re.ASCII)
+OLD_SUFFIXES = (".pt", ".sharded")
+# In the folder of a run.
+FOLDER = "checkpoint"
+BEST = "best"
+REPLACED = ".replaced"
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return the path of the checkpoint after `step` steps."""
+    return folder / f"step-{step:09d}"
+
+
+def temporary_path(path: Path) -> Path:
+    """Return where a checkpoint is written before it gets its name."""
+    return path.with_name(f".{path.name}")
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a path leads to a folder that looks like a complete checkpoint."""
+    try:
+        return path.is_dir() and (path / CHECKSUM_FILE).exists()
+    except OSError:  # a name that is too long
+        return False
+
+
+def list_newest_first(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder by step, newest first; links are the user's."""
+    return by_step(folder, STEP_NAME)
+
+
+def list_old_format(folder: Path) -> list[Path]:
+    """Return the checkpoints of version 0.1 by step, newest first."""
+    return by_step(folder, OLD_NAME)
+
+
+def by_step(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    """Return a folder's entries whose whole name matches, by the number in it, the largest first."""
+    try:
+        entries = [entry for entry in os.scandir(folder) if not entry.is_symlink()]
+    except OSError:
+        return []
+    found = ((pattern.fullmatch(entry.name), entry) for entry in entries)
+    steps = [(int(match[1]), entry.name) for match, entry in found if match]
+    return [folder / name for _, name in sorted(steps, reverse=True)]
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the newest checkpoint of a folder, or None if there is none."""
+    return next(iter(list_newest_first(folder)), None)
+
+
+def prepare(path: Path) -> Path:
+    """Return a new empty folder to write a checkpoint into; raises OSError."""
+    temp_dir = temporary_path(path)
+    remove_tree(temp_dir)
+    temp_dir.mkdir(parents=True)
+    return temp_dir
+
+
+def commit(temp_dir: Path, path: Path, keep: int, *, best: bool) -> None:
+    """Give a written checkpoint its name, link it if it is the best, and remove old ones; raises OSError."""
+    sync_folder(temp_dir)
+    replaced = temp_dir.with_name(temp_dir.name + REPLACED)
+    if path.exists():
+        remove_tree(replaced)
+        path.rename(replaced)
+    temp_dir.rename(path)
+    sync_folder(path.parent)
+    remove_tree(replaced)
+    prune_old(path, keep, best=best)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names of a folder's entries to the disk; raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def prune_old(path: Path, keep: int, *, best: bool) -> None:
+    """Link a new checkpoint if it is the best, then remove all but the newest `keep`, the best one and the new one."""
+    link = path.with_name(BEST)
+    if best:
+        replace_symlink(link, path.name)
+    for old in list_newest_first(path.parent)[keep:]:
+        if old != path and old.resolve() != link.resolve():
+            remove_tree(old)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove partial checkpoints of runs that were killed while they saved; raises OSError.
+
+    Requires the run's lock: a partial checkpoint of a live run looks the same. A complete checkpoint that was about to
+    be replaced gets its name back.
+    """
+    for name in os.listdir(folder) if folder.is_dir() else []:
+        found = TEMPORARY_NAME.fullmatch(name)
+        if not found:
+            continue
+        if found[2] and not (folder / found[1]).exists():
+            (folder / name).rename(folder / found[1])
+        else:
+            remove_tree(folder / name)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a file or a folder, if it is there; raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,204 @@
+"""The format of a checkpoint: a folder of safetensors files, `checkpoint.json` and `SHA256SUMS`.
+
+No file of it is pickled, so a checkpoint of a stranger runs no code. `sha256sum -c SHA256SUMS` verifies it by hand.
+This module does without torch, so a plan can read the metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from stat import S_ISREG
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from entrypoint.core.errors import ExitCode, UserError, first_line, printable
+
+METADATA_FILE, CHECKSUM_FILE = "checkpoint.json", "SHA256SUMS"
+# What a checkpoint holds tensors of, in the files and in the index.
+MODEL, OPTIMIZER, EMA = "model", "optimizer", "ema"
+SECTIONS = (MODEL, OPTIMIZER, EMA)
+# A line as `sha256sum` writes it; the name is that of a file in the same folder.
+CHECKSUM_LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.-]{0,200})\n", re.ASCII)
+# Larger files are no metadata of ours.
+MAX_METADATA_BYTES = 256 << 20
+
+Count = Annotated[int, Meta(ge=0)]
+
+
+class DataFingerprint(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run knows of its data set.
+
+    `files` is a digest of relative path, size and label of all files, and `sample` one of the bytes of some of them,
+    which `sample_seed` selects. `content` is a digest of all images. Each is empty where it is not known.
+    """
+
+    classes: tuple[str, ...] = ()
+    train_examples: Count = 0
+    test_examples: Count = 0
+    files: str = ""
+    sample: str = ""
+    sample_seed: int = 0
+    content: str = ""
+
+
+class TensorPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of a tensor, from row `start` on, that are stored as `key` in `file`."""
+
+    file: str
+    key: str
+    start: Count = 0
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """The shape of a tensor, and the parts that hold it."""
+
+    shape: tuple[Count, ...]
+    parts: tuple[TensorPart, ...]
+
+
+class ScalerState(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of fp16's gradient scaler."""
+
+    scale: Annotated[float, Meta(gt=0)]
+    growth_tracker: Count
+
+
+class Normalization(msgspec.Struct, frozen=True, kw_only=True):
+    """What is subtracted from each channel's bytes, and what the rest is multiplied by."""
+
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of `checkpoint.json`: the state after `step` steps and `epoch` finished epochs.
+
+    `examples` counts the examples of the current epoch that were trained on. `seconds` is the training time so far.
+    `losses` holds one loss per step of the current epoch. `best` is the best accuracy saved so far. `plan` is the
+    run's plan. `tensors` is the index of all tensors by section and name. No generator state is saved: order,
+    transforms, mixing and dropout are functions of seed, epoch, step and rank.
+    """
+
+    format: Literal[2] = 2
+    epoch: Count
+    step: Count
+    examples: Count = 0
+    seconds: Annotated[float, Meta(ge=0)] = 0.0
+    best: Annotated[float, Meta(ge=-1, le=100)] = -1.0
+    losses: tuple[float, ...] = ()
+    scaler: ScalerState | None = None
+    normalization: Normalization | None = None
+    settings: dict[str, Any] = {}
+    plan: dict[str, Any] = {}
+    data: DataFingerprint = DataFingerprint()
+    tensors: dict[str, dict[str, TensorEntry]] = {}
+
+
+class CorruptCheckpoint(UserError):
+    """Raised for a missing or corrupt checkpoint; an older one may still be valid."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"{reason}. Set TRAIN_RESUME to another checkpoint.")
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[CorruptCheckpoint], tuple[str]]:
+        """Pickle by the reason, for the broadcast to the other ranks."""
+        return CorruptCheckpoint, (self.reason,)
+
+
+def corrupt_error(path: Path, error: BaseException) -> CorruptCheckpoint:
+    """Return the error for a missing or corrupt checkpoint."""
+    cause = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+    return CorruptCheckpoint(f"{printable(path)}: cannot be read as a checkpoint ({printable(cause)})")
+
+
+def write_error(folder: Path, error: OSError) -> UserError:
+    """Return the error for a run's folder or checkpoints that cannot be written (no space or no permission)."""
+    return UserError(
+        f"{folder}: cannot be written ({error.strerror}). Free disk space or set TRAIN_OUTPUT_DIR;"
+        " earlier checkpoints are kept.",
+        ExitCode.MACHINE,
+    )
+
+
+def write_synced(path: Path, content: bytes) -> str:
+    """Write a file and sync it; return its SHA-256. Raises OSError."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return hashlib.sha256(content).hexdigest()
+
+
+def write_metadata(folder: Path, metadata: Metadata, digests: Mapping[str, str]) -> None:
+    """Write `checkpoint.json` and then `SHA256SUMS`, which completes a checkpoint; raises OSError."""
+    # Python's JSON refuses values that are not finite, and is indented for people.
+    text = json.dumps(msgspec.to_builtins(metadata), indent=1, allow_nan=False) + "\n"
+    digests = {**digests, METADATA_FILE: write_synced(folder / METADATA_FILE, text.encode())}
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
+    write_synced(folder / CHECKSUM_FILE, lines.encode())
+
+
+def read_bytes(path: Path, limit: int | None = None) -> bytes:
+    """Return the content of a regular file; raises OSError, and ValueError for another kind or a larger one.
+
+    A FIFO or a device would block, or never end.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not S_ISREG(status.st_mode):
+            raise ValueError(f"{path.name} is not a file")
+        if limit is not None and status.st_size > limit:
+            raise ValueError(f"{path.name} has {status.st_size:,} bytes")
+        return file.read()
+
+
+def read_checksums(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file by name; raises OSError or ValueError."""
+    digests: dict[str, str] = {}
+    for line in read_bytes(path / CHECKSUM_FILE, MAX_METADATA_BYTES).decode("ascii").splitlines(keepends=True):
+        found = CHECKSUM_LINE.fullmatch(line)
+        if not found or found[2] in digests:
+            raise ValueError(f"{CHECKSUM_FILE} has a line that is no checksum")
+        digests[found[2]] = found[1]
+    if METADATA_FILE not in digests:
+        raise ValueError(f"{CHECKSUM_FILE} does not list {METADATA_FILE}")
+    return digests
+
+
+def check_index(metadata: Metadata, digests: Mapping[str, str]) -> None:
+    """Raise ValueError if the index has unknown sections, or names another set of files than the checksums."""
+    if not set(metadata.tensors) <= set(SECTIONS):
+        raise ValueError(f"{METADATA_FILE} has an unknown section of tensors")
+    indexed = {part.file for named in metadata.tensors.values() for entry in named.values() for part in entry.parts}
+    if indexed != set(digests) - {METADATA_FILE}:
+        raise ValueError(f"{CHECKSUM_FILE} and {METADATA_FILE} name different files")
+
+
+def read_verified(path: Path, digest: str, limit: int | None = None) -> bytes:
+    """Return the content of a file that has this SHA-256; raises OSError or ValueError."""
+    content = read_bytes(path, limit)
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise ValueError(f"the checksum of {path.name} does not match: it was changed or damaged")
+    return content
+
+
+def read_metadata(path: Path) -> tuple[Metadata, dict[str, str]]:
+    """Return the metadata of a checkpoint and the SHA-256 of each file; raises `CorruptCheckpoint`."""
+    try:
+        digests = read_checksums(path)
+        content = read_verified(path / METADATA_FILE, digests[METADATA_FILE], MAX_METADATA_BYTES)
+        metadata = msgspec.json.decode(content, type=Metadata)
+        check_index(metadata, digests)
+    except RecursionError:
+        raise corrupt_error(path, ValueError("its JSON is nested too deeply")) from None
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        raise corrupt_error(path, error) from None
+    return metadata, digests

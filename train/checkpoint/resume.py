@@ -1,0 +1,132 @@
+"""Choose the checkpoint that a run resumes from, and find its place in the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from entrypoint.core.errors import UserError, printable
+from train.checkpoint.compare import compare_settings, data_differences, refuse_old_format, with_current_names
+from train.checkpoint.metadata import SECTIONS, CorruptCheckpoint, DataFingerprint, Metadata
+from train.checkpoint.tensor_files import Checkpoint, CheckpointReader
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Checkpoint that a run resumes from.
+
+    `skipped` has one line for each corrupt one that was passed over, and `changes` one for each accepted difference.
+    `step` and `epoch` are its place in this run.
+    """
+
+    path: Path
+    checkpoint: Checkpoint
+    skipped: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    epoch: int = 0
+    step: int = 0
+    losses: tuple[float, ...] = ()
+
+    @property
+    def metadata(self) -> Metadata:
+        """The checkpoint's metadata."""
+        return self.checkpoint.metadata
+
+
+def load_first_valid(paths: Sequence[Path], settings: Mapping[str, Any], *, changed: bool) -> ResumePoint:
+    """Return the first valid checkpoint; raises `UserError` if none is valid or its settings differ (see `load`)."""
+    skipped: list[CorruptCheckpoint] = []
+    for path in paths:
+        try:
+            return replace(
+                load(path, settings, changed=changed), skipped=tuple(f"skipped {one.reason}" for one in skipped)
+            )
+        except CorruptCheckpoint as error:
+            skipped.append(error)
+    if len(skipped) == 1:
+        raise skipped[0]
+    raise UserError(
+        f"{skipped[0].reason}; {len(skipped) - 1} older checkpoints are corrupt too."
+        " Set TRAIN_RESUME=off to start a new run."
+    )
+
+
+def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> ResumePoint:
+    """Read a checkpoint to the CPU; raises `CorruptCheckpoint` if it is missing or corrupt.
+
+    A sharded one is verified only: each rank reads its own tensors later. Raises `UserError` if the settings differ,
+    unless `changed` allows it, and in any case if they are `RESUME_MUST_KEEP`.
+    """
+    refuse_old_format(path)
+    reader = CheckpointReader(path)
+    reader.verify_files()
+    found = reader.metadata
+    changes = compare_settings(path, found, settings, changed=changed)
+    sharded = settings.get("parallelism") == "fsdp"
+    checkpoint = Checkpoint(found, {} if sharded else reader.whole())
+    return ResumePoint(path, checkpoint, (), changes, found.epoch, found.step, found.losses)
+
+
+def compare_data(start: ResumePoint, now: DataFingerprint, *, changed: bool) -> ResumePoint:
+    """Return the resume point with the accepted differences of the data; raises `UserError` for the others.
+
+    Other classes can be accepted only where each class that is still there keeps its number.
+    """
+    was = start.metadata.data
+    differ = data_differences(was, now)
+    if not differ:
+        return start
+    said = f"{start.path}: saved with other data: {', '.join(differ)}."
+    if not changed:
+        raise UserError(
+            f"{said} Restore the data set, start a new run, or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway."
+        )
+    moved = set(was.classes) & set(now.classes)
+    if was.classes and (
+        len(was.classes) != len(now.classes)
+        or any(was.classes.index(name) != now.classes.index(name) for name in moved)
+    ):
+        raise UserError(f"{said} The model's outputs cannot be mapped to these classes. Start a new run.")
+    return replace(start, changes=(*start.changes, *differ))
+
+
+def map_place(start: ResumePoint, batch_size: int, steps_per_epoch: int, train_examples: int) -> ResumePoint:
+    """Return the resume point with its place in this run, whose epochs may have other steps.
+
+    Raises `UserError` for a place inside an epoch of other images, which this run does not have.
+    """
+    saved = start.metadata
+    old_batch = with_current_names(saved.settings).get("batch_size")
+    same_count = saved.data.train_examples in (0, train_examples)
+    if same_count and old_batch in (None, batch_size):
+        return start
+    if saved.examples and not same_count:
+        raise UserError(
+            f"{start.path}: saved inside epoch {saved.epoch + 1}, after {saved.examples:,} of"
+            f" {saved.data.train_examples:,} images; the data set has {train_examples:,} now. Resume from a checkpoint"
+            " of a finished epoch or start a new run."
+        )
+    inside = min(saved.examples // batch_size, steps_per_epoch)
+    step = saved.epoch * steps_per_epoch + inside
+    mean = sum(saved.losses) / len(saved.losses) if saved.losses else 0.0
+    text = f"step {saved.step} of epochs with other steps is step {step} here"
+    return replace(start, step=step, losses=(mean,) * inside, changes=(*start.changes, text))
+
+
+def check_shapes(
+    path: Path, section: str, saved: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raise `UserError` if a section's tensors are not those of the model: other names or other shapes."""
+    assert section in SECTIONS
+    for name in {**wanted, **saved}:
+        was, now = saved.get(name), wanted.get(name)
+        if was == now:
+            continue
+        there = f"{'x'.join(map(str, was)) or 'one value'} there" if was is not None else "not there"
+        here = f"{'x'.join(map(str, now)) or 'one value'} here" if now is not None else "not here"
+        raise UserError(
+            f"{path}: is of another model: {printable(name)} is {there} and {here}. Restore the settings and images"
+            " that it was saved with, or start a new run."
+        )

@@ -1,0 +1,138 @@
+"""The tensors of a checkpoint: written as safetensors files, and read after a comparison with their checksums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors.torch import load as parse_safetensors
+from safetensors.torch import save as serialize_safetensors
+from torch import Tensor
+
+from train.checkpoint.metadata import (
+    SECTIONS,
+    Metadata,
+    TensorEntry,
+    TensorPart,
+    corrupt_error,
+    read_metadata,
+    read_verified,
+    write_synced,
+)
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint in memory: its metadata, and its tensors by section, empty if each rank reads its own."""
+
+    metadata: Metadata
+    tensors: Mapping[str, Tensors] = field(default_factory=dict)
+
+    def section(self, name: str) -> Tensors:
+        """Return the tensors of a section by name."""
+        return self.tensors.get(name, {})
+
+
+def write_tensors(path: Path, tensors: Tensors) -> str:
+    """Write a safetensors file and sync it; return its SHA-256. Raises OSError."""
+    return write_synced(path, serialize_safetensors({name: one.contiguous() for name, one in tensors.items()}))
+
+
+def whole_entries(tensors: Mapping[str, Tensors], file_of: Mapping[str, str]) -> dict[str, dict[str, TensorEntry]]:
+    """Return the index of tensors that are stored whole, each section in its own file."""
+    return {
+        section: {
+            name: TensorEntry(shape=tuple(one.shape), parts=(TensorPart(file=file_of[section], key=name),))
+            for name, one in named.items()
+        }
+        for section, named in tensors.items()
+    }
+
+
+class CheckpointReader:
+    """Reads a checkpoint's files, each of which is compared with its checksum first.
+
+    Every method raises `CorruptCheckpoint` if a file is missing, damaged or not of this format.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.parsed: tuple[str, Tensors] = ("", {})
+        self.metadata, self.digests = read_metadata(path)
+
+    def verify_files(self) -> None:
+        """Compare every file with its checksum."""
+        try:
+            for name in self.digests:
+                read_verified(self.path / name, self.digests[name])
+        except (OSError, ValueError) as error:
+            raise corrupt_error(self.path, error) from None
+
+    def tensors_of(self, name: str) -> Tensors:
+        """Return the tensors of a file by key; the last file is kept in memory."""
+        if self.parsed[0] != name:
+            try:
+                self.parsed = ("", {})
+                self.parsed = (name, parse_safetensors(read_verified(self.path / name, self.digests[name])))
+            except Exception as error:  # torch and safetensors raise many types for unknown or inconsistent headers
+                raise corrupt_error(self.path, error) from None
+        return self.parsed[1]
+
+    def parts(self, wanted: Mapping[str, range]) -> Iterator[tuple[str, slice, Tensor]]:
+        """Yield (name, rows, value) of each stored part of the wanted rows, one file after the other.
+
+        `wanted` has rows of dimension 0 by `section/name`. Rows count from the first wanted one.
+        """
+        by_file: dict[str, list[tuple[str, range, TensorPart]]] = {}
+        for name, rows in wanted.items():
+            section, _, own = name.partition("/")
+            entry = self.metadata.tensors.get(section, {}).get(own)
+            if entry is None:
+                raise corrupt_error(self.path, ValueError(f"it has no tensor {name}"))
+            for part in entry.parts:
+                by_file.setdefault(part.file, []).append((name, rows, part))
+        for file in sorted(by_file):
+            for name, rows, part in by_file[file]:
+                value = self.tensors_of(file).get(part.key)
+                if value is None:
+                    raise corrupt_error(self.path, ValueError(f"{file} has no tensor {part.key}"))
+                if value.ndim == 0 or not value.numel():
+                    yield name, slice(0, 0) if value.ndim else slice(None), value
+                    continue
+                first, last = max(rows.start, part.start), min(rows.stop, part.start + len(value))
+                if first < last:
+                    at = slice(first - rows.start, last - rows.start)
+                    yield name, at, value[first - part.start : last - part.start]
+
+    def whole(self) -> dict[str, dict[str, Tensor]]:
+        """Return all tensors by section and name, put together from their parts."""
+        found: dict[str, dict[str, Tensor]] = {section: {} for section in SECTIONS}
+        for section, named in self.metadata.tensors.items():
+            shapes = {f"{section}/{name}": entry.shape for name, entry in named.items()}
+            filled = dict.fromkeys(shapes, 0)
+            targets: dict[str, Tensor] = {}
+            for name, rows, value in self.parts(
+                {name: range(shape[0] if shape else 1) for name, shape in shapes.items()}
+            ):
+                targets.setdefault(
+                    name, value if tuple(value.shape) == shapes[name] else self.empty(name, shapes[name], value)
+                )
+                if targets[name] is not value:
+                    targets[name][rows] = value
+                filled[name] += value.numel()
+            for name, shape in shapes.items():
+                if name not in targets or filled[name] != math.prod(shape):
+                    raise corrupt_error(self.path, ValueError(f"{name} is not complete"))
+            found[section] = {name.partition("/")[2]: one for name, one in targets.items()}
+        return found
+
+    def empty(self, name: str, shape: tuple[int, ...], part: Tensor) -> Tensor:
+        """Return an empty tensor for parts of it; an index that asks for more than the files hold is corrupt."""
+        held = sum((self.path / file).stat().st_size for file in self.digests)
+        if tuple(part.shape[1:]) != shape[1:] or math.prod(shape) * part.element_size() > held:
+            raise corrupt_error(self.path, ValueError(f"{name} has another shape than the index says"))
+        return part.new_empty(shape)

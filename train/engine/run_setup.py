@@ -1,0 +1,166 @@
+"""Set up a run on every rank: data source, checkpoint to resume from, model, folder and reports."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from entrypoint.core.errors import UserError
+from entrypoint.core.settings_base import ParsedSettings
+from entrypoint.plan.model import Plan
+from entrypoint.rank.verify import compare_with_plan, observe_rank
+from train.checkpoint.async_writer import AsyncCheckpointWriter
+from train.checkpoint.metadata import DataFingerprint
+from train.checkpoint.resume import ResumePoint, compare_data, load_first_valid, map_place
+from train.data.batches import BatchSource
+from train.data.datasets import DataSet
+from train.data.fingerprint import check_same_data
+from train.data.loader import BatchLoader
+from train.distributed.ddp import not_resumable_warnings
+from train.distributed.process_group import ProcessGroup, open_save_group
+from train.engine.builder import ModelBuilder, build_source
+from train.engine.compile import compile_step
+from train.engine.run import TrainingRun
+from train.engine.train_step import Trainer
+from train.lock_file import RunLock
+from train.report import run_folder
+from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
+from train.report.profiler import Profiler
+from train.report.progress import build_progress
+from train.settings import TrainSettings
+from train.transforms.normalize import Normalize
+from train.transforms.registry import select_transform
+
+
+def setup_run(
+    given: ParsedSettings[TrainSettings],
+    plan: Plan,
+    data: DataSet,
+    loader: BatchLoader | None,
+    group: ProcessGroup,
+    lock: RunLock,
+) -> TrainingRun:
+    """Build the run's model, data source and outputs, and resume from a checkpoint if there is one."""
+    settings = given.values
+    known = exchange_fingerprints(data, settings, group)
+    source = build_source(data, loader, settings, group)
+    total_steps, epochs = settings.total_steps(source.steps_per_epoch), settings.total_epochs(source.steps_per_epoch)
+    if settings.prune_ratio and settings.prune_warmup >= epochs:
+        raise UserError(
+            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are {epochs} epochs; lower it,"
+            " so that the pruned model is trained on"
+        )
+    folder, starts = group.run_on_main(lambda: run_folder.open_folder(settings, lock))
+    # Rank 0 reads and broadcasts it: the folder may be on a local disk of its node.
+    start = group.run_on_main(lambda: find_start(settings, source, known, starts)) if starts else None
+    if start:
+        restore_normalization(source, start)
+    seen_shape = select_transform(settings, data.shape[0]).shape(data.shape)
+    model_builder = ModelBuilder(settings, plan, seen_shape, len(data.classes), group, source.sample)
+    trainer = model_builder.create_trainer(total_steps, start)
+    first_epoch = start.epoch if start else 0
+    check_trainable(model_builder, trainer, first_epoch, epochs)
+    seen = observe_rank(plan)
+    ranks = group.gather(seen)
+    surprises = group.gather(compare_with_plan(plan, seen))  # each rank compares with its own node's plan
+    metrics: MetricsWriter | None = None
+    if group.is_main:
+        with disk_errors_as_user_errors(folder):
+            run_folder.write_provenance(folder, given, plan, os.environ)
+            run_folder.write_ranks(folder, ranks)
+            metrics = MetricsWriter(
+                folder, tensorboard=settings.tensorboard, resumed_step=start.step if start else None
+            )
+    progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
+    before = (*start.skipped, *not_resumable_warnings(settings, group)) if start else ()
+    for line in (*before, *(line for lines in surprises for line in lines)):
+        progress.print(f"warning: {line}")
+    if data.skipped:
+        count = len(data.skipped)
+        what = "1 unreadable image is" if count == 1 else f"{count:,} unreadable images are"
+        progress.print(f"{what} left out, first {data.skipped[0]}")
+    if start:
+        progress.print(f"resuming from {start.path}, epoch {first_epoch + 1}, step {trainer.state.step}")
+        for change in start.changes:
+            progress.print(f"resuming although {change}")
+    run = TrainingRun(
+        settings,
+        group,
+        source,
+        trainer,
+        folder,
+        metrics,
+        progress,
+        first_epoch,
+        model_builder,
+        lock,
+        AsyncCheckpointWriter(),
+        known,
+        data.skipped,
+    )
+    if settings.parallelism == "fsdp":
+        run.save_group = open_save_group(group, plan.collective_timeout_s)
+    compile_and_profile(run, total_steps, plan)
+    return run
+
+
+def exchange_fingerprints(data: DataSet, settings: TrainSettings, group: ProcessGroup) -> DataFingerprint:
+    """Return what rank 0 knows of its data; raises `UserError` on every rank if another node has other data."""
+    own = data.fingerprint(settings) if group.local_rank == 0 else None
+    found = group.gather(own)
+    nodes = {peer.rank: peer.node for peer in group.peers}
+    check_same_data([(f"{nodes[rank]} (rank {rank})" if nodes else "", one) for rank, one in enumerate(found) if one])
+    assert found[0] is not None, "rank 0 is the first rank of its node"
+    return found[0]
+
+
+def find_start(settings: TrainSettings, source: BatchSource, data: DataFingerprint, starts: list[Path]) -> ResumePoint:
+    """Return the newest valid checkpoint and its place in this run; raises `UserError` if it is of another run."""
+    changed = settings.resume_allow_changed
+    start = load_first_valid(starts, settings.to_json(), changed=changed)
+    start = compare_data(start, data, changed=changed)
+    return map_place(start, settings.batch_size, source.steps_per_epoch, data.train_examples)
+
+
+def restore_normalization(source: BatchSource, start: ResumePoint) -> None:
+    """Normalize as the checkpoint's run did, whether its images were in memory or streamed; raises `UserError`."""
+    saved, own = start.metadata.normalization, source.normalize
+    if saved is None:  # converted from version 0.1
+        return
+    channels = own.mean.numel()
+    if not len(saved.mean) == len(saved.scale) == channels:
+        raise UserError(
+            f"{start.path}: saved with {len(saved.mean)} color channels, and the images have {channels}. Restore the"
+            " data set or start a new run."
+        )
+    mean, scale = (torch.tensor(one).view(1, -1, 1, 1).to(own.mean.device) for one in (saved.mean, saved.scale))
+    source.normalize = Normalize(mean, scale, own.layout)
+
+
+def check_trainable(model_builder: ModelBuilder, trainer: Trainer, first_epoch: int, epochs: int) -> None:
+    """Raise `UserError` before the first epoch for a micro-batch or a pruning that this model does not allow."""
+    settings = model_builder.settings
+    model_builder.check_smallest_micro_batch()
+    if not settings.prune_ratio or trainer.state.pruned:
+        return
+    if first_epoch >= epochs:
+        raise UserError(
+            f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: all {epochs} epochs are trained already, without pruning."
+            " Raise TRAIN_EPOCHS."
+        )
+    model_builder.try_pruning()
+
+
+def compile_and_profile(run: TrainingRun, total_steps: int, plan: Plan) -> None:
+    """Compile the step and start the profiler, if enabled."""
+    if run.settings.compile != "off" and run.trainer.state.step < total_steps:
+        (images, _), *_ = next(run.source.train_batches(0)).micro_batches
+        compile_result = compile_step(run.trainer, total_steps - run.trainer.state.step, images)
+        run.progress.print(compile_result)
+    if run.settings.profile and run.group.is_main:
+        run.profiler = Profiler(
+            run.settings.profile, run.folder, plan.the_trainer().data_source, run.group.device, run.progress.print
+        )
+        run.trainer.mark_phase = run.profiler.phase

@@ -1,0 +1,92 @@
+"""Select the run's folder and the checkpoints that it may resume from; the plan and the run use the same rules.
+
+This module does without torch, and changes nothing on disk.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from entrypoint.core.errors import UserError, printable
+from train.checkpoint import folder as checkpoints
+from train.checkpoint.compare import compare_settings, refuse_old_format
+from train.checkpoint.metadata import CorruptCheckpoint, Metadata, read_metadata
+from train.planning.run_lookup import new_run_dir, resumed_run_dir
+from train.settings import TrainSettings
+
+
+def select_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
+    """Return the folder and the checkpoints to resume from by TRAIN_RESUME, newest first."""
+    output, resume = settings.output_dir, settings.resume
+    named = output / settings.run_name if settings.run_name else None
+    before = resumed_run_dir(settings)
+    if before and resume == "auto":
+        starts = checkpoints.list_newest_first(before / checkpoints.FOLDER)
+        if starts:
+            return before.resolve(), starts
+        for old in checkpoints.list_old_format(before / checkpoints.FOLDER):
+            refuse_old_format(old)
+    elif before:
+        start = Path(resume)
+        refuse_old_format(start)
+        if not checkpoints.is_checkpoint(start):
+            raise UserError(
+                f"TRAIN_RESUME={printable(resume)}: no such checkpoint. Set it to auto, off or a checkpoint's path."
+            )
+        in_run = start.resolve().parent.name == checkpoints.FOLDER
+        if in_run and (named is None or named.resolve() == before):
+            refuse_lost_checkpoints(start.resolve(), before)
+            return before, [start]
+        if named:
+            refuse_other_run(settings, named)
+        return named or new_run_dir(output, settings), [start]
+    if named:
+        refuse_other_run(settings, named)
+    return named or new_run_dir(output, settings), []
+
+
+def refuse_lost_checkpoints(start: Path, folder: Path) -> None:
+    """Raise `UserError` if the run has newer checkpoints than the one to resume from.
+
+    Two histories in one folder cannot be distinguished: a later `auto` would resume from the old one.
+    """
+    newest = checkpoints.newest(folder / checkpoints.FOLDER)
+    if newest and newest.name != start.name and checkpoints.is_checkpoint(newest):
+        raise UserError(
+            f"TRAIN_RESUME={start}: {folder.name} has a newer checkpoint, {newest.name}. Set TRAIN_RUN_NAME to a new"
+            " name, or TRAIN_RESUME=auto."
+        )
+
+
+def refuse_other_run(settings: TrainSettings, named: Path) -> None:
+    """Raise `UserError` if the folder that TRAIN_RUN_NAME names holds a run."""
+    if (named / "settings.json").exists():
+        raise UserError(
+            f"TRAIN_RUN_NAME={settings.run_name}: {named} already holds a run. Choose another name or"
+            " set TRAIN_RESUME=auto to resume it."
+        )
+
+
+def check_resume(settings: TrainSettings) -> None:
+    """Raise `UserError` for a run name or a checkpoint that the run would refuse.
+
+    The checkpoint's tensors and data are not looked at.
+    """
+    _, starts = select_run_dir(settings)
+    found = first_readable(starts)
+    if found:
+        path, metadata = found
+        compare_settings(path, metadata, settings.to_json(), changed=settings.resume_allow_changed)
+
+
+def first_readable(starts: list[Path]) -> tuple[Path, Metadata] | None:
+    """Return the first checkpoint whose metadata can be read; raises `UserError` if there is none among several."""
+    errors: list[CorruptCheckpoint] = []
+    for path in starts:
+        try:
+            return path, read_metadata(path)[0]
+        except CorruptCheckpoint as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return None
