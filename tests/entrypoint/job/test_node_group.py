@@ -128,6 +128,19 @@ UNCLAIMED = {
     "PET_NNODES without a rank": ({"PET_NNODES": "2"}, "PET_NNODES=2"),
     "Vertex AI's cluster": ({"CLUSTER_SPEC": CLUSTER}, "CLUSTER_SPEC .with 2 tasks."),
     "TensorFlow's cluster": ({"TF_CONFIG": CLUSTER}, "TF_CONFIG .with 2 tasks."),
+    "Horovod's size": ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "HOROVOD_SIZE=2"),
+    "a node of AWS Batch": (
+        {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "0"},
+        "AWS_BATCH_JOB_NUM_NODES=2",
+    ),
+    "pbsdsh": ({"PBS_NODENUM": "0", "PBS_TASKNUM": "2"}, "PBS_TASKNUM=2"),
+    "pbsdsh's second node": ({"PBS_NODENUM": "1"}, "PBS_NODENUM=1"),
+    "PMI in a batch job": ({"SLURM_JOB_ID": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}, "PMI_SIZE=2"),
+    "PMIx in a batch job": ({"SLURM_JOB_ID": "1", "PMIX_RANK": "1"}, "PMIX_RANK=1"),
+    "PMI in a batch job of two nodes": (
+        {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]", "PMI_RANK": "0", "PMI_SIZE": "2"},
+        "PMI_SIZE=2",
+    ),
     "a batch script on one node": ({"SLURM_JOB_ID": "1", "RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2"),
 }
 
@@ -148,6 +161,9 @@ def test_size_or_rank_that_no_launcher_explains_is_refused(name: str) -> None:
         {"PMI_RANK": "0", "PMI_SIZE": "1"},
         {"NODE_RANK": "0", "TF_CONFIG": "{}", "CLUSTER_SPEC": "[1]"},
         {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "PMIX_RANK": "0"},
+        {"SLURM_JOB_ID": "1", "RANK": "1", "LOCAL_RANK": "1", "NODE_RANK": "1"},
+        {"PBS_JOBID": "1", "PBS_NODENUM": "0", "PBS_TASKNUM": "1"},
+        {"AWS_BATCH_JOB_ID": "1", "AWS_BATCH_JOB_ARRAY_INDEX": "3"},
     ],
 )
 def test_variables_of_a_single_rank_are_accepted(environ: dict[str, str]) -> None:
