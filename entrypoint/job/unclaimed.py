@@ -43,6 +43,9 @@ def unclaimed_rank_variables(environ: Mapping[str, str]) -> Iterator[str]:
         count = count_cluster_tasks(environ.get(name, ""))
         if count > 1:
             yield f"{name} (with {count} tasks)"
+    hosts = environ.get("SM_HOSTS", "")
+    if "," in hosts:
+        yield f"SM_HOSTS={printable(hosts)}"
 
 
 def count_cluster_tasks(text: str) -> int:
