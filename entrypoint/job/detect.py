@@ -171,9 +171,10 @@ def assumed_local_size(row: Launcher, environ: Mapping[str, str], world_size: in
         return number(environ, "LOCAL_WORLD_SIZE", 1)
     if world_size == 1 or is_loopback_name(environ.get("MASTER_ADDR", "")):
         return world_size
+    missing = "" if environ.get(row.local_rank) else f", and {row.local_rank} to this rank's number among them, from 0"
     raise UserError(
         f"{row.world_size}={world_size}: {name_of(row, environ)} does not say how many of these ranks are on this"
-        " node. Set LOCAL_WORLD_SIZE to that number."
+        f" node. Set LOCAL_WORLD_SIZE to that number{missing}."
     )
 
 

@@ -190,6 +190,10 @@ def test_srun_pty_second_task_is_refused() -> None:
             OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": ""},
             "OMPI_COMM_WORLD_LOCAL_RANK is not set: 2 of the 2 ranks are on this node",
         ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+            "Set LOCAL_WORLD_SIZE to that number, and OMPI_COMM_WORLD_LOCAL_RANK to this rank's number among them",
+        ),
         (STEP | {"SLURM_LOCALID": ""}, "SLURM_LOCALID is not set"),
         (
             {"PALS_RANKID": "0", "PMI_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
