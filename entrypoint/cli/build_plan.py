@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from entrypoint.cli.parser import CommandLine
+from entrypoint.core.errors import UserError, printable
 from entrypoint.core.settings_base import ParsedSettings
+from entrypoint.core.user_dirs import why_not_writable
 from entrypoint.job.detect import Job
 from entrypoint.job.launcher_quirks import check_launcher_variables, effective_affinity
 from entrypoint.job.node_group import detect_node_group
@@ -122,18 +124,42 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
     facts = inspect_dataset(given.values)
     inputs = replace(inputs, previous=previous_run(given.values))
     training, plan = with_recipe(given, make_plan(inputs))
-    plan = replace(plan, warnings=(*given.notices, *plan.warnings))
+    problem = () if command.command == "tune" else check_output_dir(given, inputs)  # its trials have their own folder
+    plan = replace(plan, warnings=(*given.notices, *problem, *plan.warnings))
     free_name = new_run_dir(training.values.output_dir, training.values).name if plan.nodes.max_restarts else ""
-    problem = compile_problem(training.values, plan.device, inputs)
+    no_compile = compile_problem(training.values, plan.device, inputs)
     return plan_trainer(
         plan,
         training,
         facts,
         inputs.machine,
         free_name=free_name,
-        compile_problem=problem,
-        reads_resume=inputs.job.rank == 0 and inputs.node_group.node_rank == 0 and inputs.remote_launcher is None,
+        compile_problem=no_compile,
+        reads_resume=is_first_rank_here(inputs),
     )
+
+
+def check_output_dir(given: ParsedSettings[TrainSettings], inputs: PlanInputs) -> tuple[str, ...]:
+    """Return a warning if rank 0 cannot write its run's folder here; raises `UserError` if the user named the folder.
+
+    By default the folder is in the current one, and a plan may be made anywhere.
+    """
+    if not is_first_rank_here(inputs):
+        return ()
+    folder = given.values.output_dir
+    why = why_not_writable(folder)
+    if not why:
+        return ()
+    source = given.sources.get("output_dir", f"TRAIN_OUTPUT_DIR={folder}")
+    line = f"{printable(source)}: cannot be written ({why}). Set it to a writable folder."
+    if "output_dir" in given.sources:
+        raise UserError(line)
+    return (line,)
+
+
+def is_first_rank_here(inputs: PlanInputs) -> bool:
+    """Return whether the first rank of the job, which writes and resumes, runs on this node."""
+    return inputs.job.rank == 0 and inputs.node_group.node_rank == 0 and inputs.remote_launcher is None
 
 
 def compile_problem(settings: TrainSettings, device: str, inputs: PlanInputs) -> str:

@@ -88,6 +88,10 @@ def setting_groups(argv: Sequence[str]) -> dict[str, type[Settings]]:
 
 def plan_command(command: CommandLine, inputs: PlanInputs, started: float) -> int:
     """Make the plan, then print it, or launch what it says."""
+    if command.program and command.program.kind == "notebook":
+        from entrypoint.launch.notebook import convert
+
+        convert(Path(command.program.argv[1]))  # raises for what no script can do, before anything is started
     inputs, tuned = plans.apply_saved_tuning(command, inputs)
     plan = plans.build_plan(command, inputs)
     plan = annotate(plan, tuned) if tuned else plan

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 from entrypoint.cli.help import COMMANDS, GROUPS, HelpFormatter, help_all, help_text, metavar, overview, version_text
+from entrypoint.cli.program import find_checkpoint, find_program
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.settings_base import SettingField, Settings, describe_settings, flag_name
 from entrypoint.plan.model import Program
@@ -233,84 +233,3 @@ def parse_pids(words: Sequence[str]) -> tuple[int, ...]:
                 f"verify {printable(word)}: not a process id. Use `entrypoint verify` or `entrypoint verify PID`."
             )
     return tuple(map(int, words))
-
-
-def find_checkpoint(words: Sequence[str]) -> Path:
-    """Return the checkpoint that `convert-checkpoint` was given; raises `UserError` if it is not there."""
-    if len(words) != 1:
-        raise UserError("convert-checkpoint: needs one path. Use `entrypoint convert-checkpoint PATH`.")
-    if not is_there(words[0]):
-        raise UserError(f"{printable(words[0])}: no such checkpoint. Check the path.")
-    return Path(words[0])
-
-
-def is_there(path: str) -> bool:
-    """Return whether a path leads to something; a name that is too long leads to nothing."""
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):
-        return False
-
-
-def find_program(words: Sequence[str]) -> Program:
-    """Return the user's own program; raises `UserError` where the script does not exist."""
-    if not words:
-        raise UserError("run: no script. Use `entrypoint run SCRIPT` or `entrypoint run -m MODULE`.")
-    if words[0] == "-m":
-        if len(words) == 1:
-            raise UserError("run -m: no module. Use `entrypoint run -m MODULE`.")
-        return Program("module", (sys.executable, "-m", *words[1:]))
-    script = Path(words[0])
-    if not script.exists() and (advice := not_a_script(words)):
-        raise UserError(advice)
-    if not script.exists():
-        raise UserError(f"{printable(words[0])}: no such script in {Path.cwd()}. Check the path.")
-    if script.is_dir() and not (script / "__main__.py").exists():
-        raise UserError(f"{printable(words[0])}: a folder without __main__.py. Name the script in it.")
-    if script.suffix == ".ipynb":
-        from entrypoint.launch.notebook import check_nbconvert
-
-        check_nbconvert(words[0])
-        return Program("notebook", (sys.executable, *words))
-    if problem := why_not_python(script):
-        raise UserError(f"{printable(words[0])}: {problem}")
-    return Program("script", (sys.executable, *words))
-
-
-# Programs that start ranks themselves: the entrypoint takes their place, or runs under them.
-LAUNCHER_PROGRAMS = ("torchrun", "mpirun", "mpiexec", "mpiexec.hydra", "srun", "accelerate", "deepspeed", "horovodrun")
-
-
-def not_a_script(words: Sequence[str]) -> str:
-    """Return what to type instead of words that are no script, such as `torchrun x.py`; empty if unknown."""
-    name = Path(words[0]).name
-    script = next((word for word in words[1:] if word.endswith((".py", ".ipynb"))), "SCRIPT")
-    if re.fullmatch(r"python[0-9.]*", name):
-        return f"run {printable(name)}: it starts Python itself. Use `entrypoint run {printable(script)} …`."
-    if name in LAUNCHER_PROGRAMS:
-        how = "`entrypoint run --launcher torchrun" if name == "torchrun" else "`entrypoint run"
-        return (
-            f"run {name}: the entrypoint starts the ranks itself. Use {how} {printable(script)} …`, or"
-            f" `{name} … -m entrypoint run {printable(script)}`."
-        )
-    if words[0].startswith("-"):
-        return f"run {printable(words[0])}: no such flag before the script. See `entrypoint run --help`."
-    return ""
-
-
-def why_not_python(script: Path) -> str:
-    """Return why a file is no Python script, and what to type instead; empty if it may be one."""
-    if script.is_dir() or script.suffix in (".py", ".pyz", ".pyc", ".zip"):
-        return ""
-    try:
-        with script.open("rb") as file:
-            start = file.read(256)
-    except OSError as error:
-        return f"cannot be read ({error.strerror}). Check its permissions."
-    first = start.split(b"\n", 1)[0]
-    if start.startswith(b"\x7fELF") or (first.startswith(b"#!") and b"python" not in first) or script.suffix == ".sh":
-        return (
-            "not a Python script. Put `entrypoint run YOUR.py` into it where it calls python, and start it by itself:"
-            f" ./{printable(script.name)}"
-        )
-    return ""

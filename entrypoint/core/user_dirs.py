@@ -6,6 +6,7 @@ matplotlib, Triton and inductor then fail or warn. They write below the home fol
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 from collections.abc import Mapping
@@ -49,6 +50,16 @@ def read_user_dirs(environ: Mapping[str, str]) -> UserDirs:
 def is_writable(folder: str) -> bool:
     """Return whether this process may create files in a folder."""
     return bool(folder) and Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
+def why_not_writable(folder: Path) -> str:
+    """Return why a folder cannot be created or written to, in the kernel's words; empty if it can."""
+    place = next(one for one in (folder, *folder.absolute().parents) if os.access(one, os.F_OK))
+    if not place.is_dir():
+        return os.strerror(errno.ENOTDIR)
+    if os.statvfs(place).f_flag & os.ST_RDONLY:
+        return os.strerror(errno.EROFS)
+    return "" if os.access(place, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
 
 
 def has_name(uid: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -12,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from entrypoint.core.errors import UserError
+from entrypoint.core.user_dirs import why_not_writable
 from entrypoint.machine.comm_backends import find_backend_problem
 from entrypoint.machine.compile_backends import DEFAULT_BACKEND, find_compile_problem
 from entrypoint.machine.shared_libraries import LIBRARY_PATTERNS
@@ -103,8 +103,8 @@ def check_oneccl(inputs: PlanInputs) -> Iterator[Check]:
 
 def check_writable(name: str, folder: Path) -> Check:
     """Check whether a folder, or its nearest existing parent, is writable."""
-    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
+    if not why_not_writable(folder):
+        place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
         free = shutil.disk_usage(place).free
         return Check(name, "ok", f"{folder} can be written to, {free / 2**30:,.1f} GiB free")
     return Check(name, "failure", f"{folder} cannot be written to", f"bind a folder there, or set {name} to another")

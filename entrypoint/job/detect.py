@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from entrypoint.core.errors import UserError
 from entrypoint.job.launchers import LAUNCHERS, Launcher, LauncherBinding
 from entrypoint.job.slurm import granted_cpus, is_interactive_step, job_cpus, number, slurm_nodes, without_step
+from entrypoint.job.unclaimed import unclaimed_rank_variables, without_batch_exports
 
 if TYPE_CHECKING:
     from entrypoint.settings import LaunchSettings
@@ -55,14 +56,19 @@ class Job:
 def detect_job(environ: Mapping[str, str], parent: str = "") -> Job:
     """Find the innermost launcher whose variables are all set; `parent` is the name of the parent process.
 
-    Raises `UserError` where a variable is no number, or where the number of ranks on this node is unknown.
+    Raises `UserError` where a variable is no number, where two launchers contradict each other, or where the number
+    of ranks on this node is unknown.
     """
+    given = environ
     if is_interactive_step(environ, parent):
         environ = without_step(environ)
     elif environ.get("SLURM_STEP_NUM_TASKS"):  # SLURM_NTASKS may be the size of the whole job
         environ = {**environ, "SLURM_NTASKS": environ["SLURM_STEP_NUM_TASKS"]}
     rows = [row for row in LAUNCHERS if row.is_present(environ)]
     row = innermost(rows, environ)
+    if row:
+        check_outer_launchers(row, rows, environ)
+        check_single_rank(row, rows, given)
     job = read_rank(row, environ) if row else Job()
     nodes = slurm_nodes(environ)
     master = (row.master_of(environ) if row else "") or (nodes[0] if nodes else "")
@@ -86,6 +92,44 @@ def innermost(rows: list[Launcher], environ: Mapping[str, str]) -> Launcher | No
     return None
 
 
+def check_outer_launchers(row: Launcher, rows: list[Launcher], environ: Mapping[str, str]) -> None:
+    """Raise `UserError` where another launcher started more ranks than the detected row knows of.
+
+    A batch script or a shell's profile may export RANK=0 and WORLD_SIZE=1: each process would then train alone. A
+    launcher inside a task of another one starts at least as many ranks as there are tasks. An agent of torchrun that
+    shares a node with others is started by the user, for a job of its own.
+    """
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        return
+    rank, world_size, _ = row_numbers(row, environ)
+    for other in rows:
+        outer_rank, outer_size, _ = row_numbers(other, environ)
+        if outer_size == 1 or (rank, world_size) == (outer_rank, outer_size):
+            continue
+        if row.name != "torchrun" and world_size >= outer_size:  # an MPI's daemons are tasks of a step
+            continue
+        if world_size > outer_size and local_size(other, environ) in (1, None):
+            continue
+        raise UserError(
+            f"{row.rank}={rank} and {row.world_size}={world_size}: {other.name} started this process as rank"
+            f" {outer_rank} of {outer_size}. Unset {row.rank} and {row.world_size} if a script left them behind."
+        )
+
+
+def check_single_rank(row: Launcher, rows: list[Launcher], environ: Mapping[str, str]) -> None:
+    """Raise `UserError` where WORLD_SIZE=1 is all that claims this process, and another variable says otherwise."""
+    rank, world_size, _ = row_numbers(row, environ)
+    if environ.get("TORCHELASTIC_RUN_ID") or len(rows) > 1 or row.name != "torchrun" or world_size > 1:
+        return
+    others = {name: value for name, value in environ.items() if name not in row.present}
+    found = next(unclaimed_rank_variables(without_batch_exports(others, 1)), "")
+    if found:
+        raise UserError(
+            f"{row.rank}={rank} and {row.world_size}={world_size}: {found} says that there are other ranks. Unset"
+            f" {row.rank} and {row.world_size} if a script left them behind."
+        )
+
+
 def row_numbers(row: Launcher, environ: Mapping[str, str]) -> tuple[int, int, int]:
     """Return rank, world size and local rank by one launcher's variables."""
     return number(environ, row.rank, 0), number(environ, row.world_size, 1), number(environ, row.local_rank, 0)
@@ -106,9 +150,14 @@ def read_rank(row: Launcher, environ: Mapping[str, str]) -> Job:
     for what, value, size in ((row.rank, rank, world_size), (row.local_rank, local_rank, here)):
         if not 0 <= value < size:
             raise UserError(
-                f"{what}={value}: {row.name} says that there are {size} ranks, so this must lie from 0 to"
+                f"{what}={value}: {name_of(row, environ)} says that there are {size} ranks, so this must lie from 0 to"
                 f" {size - 1}; unset what an outer launcher left behind"
             )
+    if here > 1 and not environ.get(row.local_rank):
+        raise UserError(
+            f"{row.local_rank} is not set: {here} of the {world_size} ranks are on this node, and each needs its own"
+            f" cores. Set {row.local_rank} to this rank's number on its node, from 0 to {here - 1}."
+        )
     job_id = next((environ[name] for name in row.job_id if environ.get(name)), "")
     return Job(row.name, rank, world_size, local_rank, here, job_id, row.binding_of(environ))
 
@@ -122,10 +171,16 @@ def assumed_local_size(row: Launcher, environ: Mapping[str, str], world_size: in
         return number(environ, "LOCAL_WORLD_SIZE", 1)
     if world_size == 1 or is_loopback_name(environ.get("MASTER_ADDR", "")):
         return world_size
+    missing = "" if environ.get(row.local_rank) else f", and {row.local_rank} to this rank's number among them, from 0"
     raise UserError(
-        f"{row.world_size}={world_size}: {row.name} does not say how many of these ranks are on this node. Set"
-        " LOCAL_WORLD_SIZE to that number."
+        f"{row.world_size}={world_size}: {name_of(row, environ)} does not say how many of these ranks are on this"
+        f" node. Set LOCAL_WORLD_SIZE to that number{missing}."
     )
+
+
+def name_of(row: Launcher, environ: Mapping[str, str]) -> str:
+    """Return a launcher's name for a message; DeepSpeed and platforms set torchrun's variables too."""
+    return "the launcher" if row.name == "torchrun" and not environ.get("TORCHELASTIC_RUN_ID") else row.name
 
 
 def is_loopback_name(name: str) -> bool:

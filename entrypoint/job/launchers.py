@@ -146,7 +146,7 @@ LAUNCHERS = (
         "RANK",
         "WORLD_SIZE",
         "LOCAL_RANK",
-        ("LOCAL_WORLD_SIZE",),
+        ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),  # the second is DeepSpeed's
         ("TORCHELASTIC_RUN_ID",),
     ),
     Launcher(

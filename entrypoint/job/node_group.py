@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.job.detect import Job, is_loopback_name
+from entrypoint.job.ports import parse_port
 from entrypoint.job.slurm import number
 from entrypoint.job.unclaimed import check_unclaimed_ranks
 from entrypoint.settings import NODE_COUNT, NODE_RANGE, LaunchSettings
@@ -48,9 +49,7 @@ def detect_node_group(settings: ParsedSettings[LaunchSettings], environ: Mapping
     if not claims and job.launcher is None and free:
         nproc = settings.values.nproc_per_node
         check_unclaimed_ranks(environ, None if nproc == "auto" else nproc, len(job.hostnames))
-    if not claims:
-        return NodeGroup()
-    first = claims[0]
+    first = claims[0] if claims else NodeGroup()
     for other in claims[1:]:
         if (first.nnodes, first.node_rank) != (other.nnodes, other.node_rank):
             raise UserError(
@@ -58,7 +57,22 @@ def detect_node_group(settings: ParsedSettings[LaunchSettings], environ: Mapping
                 " and"
                 f" node {other.node_rank} of {other.nnodes}; drop one of the two"
             )
+    ranks_are_mine = job.launcher is None or job.starts_ranks_itself(settings.values)
+    if ranks_are_mine and settings.values.launcher != "direct":
+        return replace(first, nproc_per_node=platform_nproc(environ))
     return first
+
+
+def platform_nproc(environ: Mapping[str, str]) -> int | None:
+    """Return the ranks per node by torchrun's variable, None where it leaves the number open; raises `UserError`."""
+    text = environ.get("PET_NPROC_PER_NODE", "")
+    if text in ("", "auto", "gpu", "cpu", "xpu"):
+        return None
+    if not re.fullmatch(NODE_COUNT, text):
+        raise UserError(
+            f"PET_NPROC_PER_NODE={printable(text)}: not a number of ranks. Set a number from 1, or auto, or unset it."
+        )
+    return int(text)
 
 
 def node_group_claims(
@@ -72,13 +86,12 @@ def node_group_claims(
         yield NodeGroup(
             job.world_size, job.rank, choose_master(environ, job), environ.get("MASTER_PORT", ""), source="srun"
         )
-    elif not job.launcher:
+    elif not job.launcher and values.launcher not in ("direct", "mpirun", "srun") and not values.hosts:
         if environ.get("PET_NNODES") and (environ.get("PET_NODE_RANK") or ":" in environ["PET_NNODES"]):
             yield from_kubernetes(environ)
         if environ.get("SM_HOSTS") and environ.get("SM_CURRENT_HOST"):
             yield from_sagemaker(environ)
-        if values.launcher not in ("direct", "mpirun", "srun") and not values.hosts:
-            yield from from_pods(environ)
+        yield from from_pods(environ, settings)
 
 
 def from_settings(settings: ParsedSettings[LaunchSettings], environ: Mapping[str, str], job: Job) -> NodeGroup:
@@ -107,21 +120,27 @@ def from_kubernetes(environ: Mapping[str, str]) -> NodeGroup:
     if not re.fullmatch(f"{NODE_COUNT}|{NODE_RANGE}", text):
         raise UserError(f"{source}: not a number of nodes; Kubernetes sets it, so unset it if you did")
     min_nodes, count = node_range(text, source)
-    each = environ.get("PET_NPROC_PER_NODE", "")
-    met, _, met_port = environ.get("PET_RDZV_ENDPOINT", "").partition(":")
+    met, met_port = split_endpoint(environ.get("PET_RDZV_ENDPOINT", ""))
     master = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR") or met
+    named = next((name for name in ("MASTER_PORT", "PET_MASTER_PORT") if environ.get(name)), "PET_RDZV_ENDPOINT")
     port = environ.get("MASTER_PORT") or environ.get("PET_MASTER_PORT") or met_port
+    if port:
+        parse_port(port, f"{named}={environ[named]}")
     require_master(master, count, source)
     # Elastic pods have no index. A pod's host name is also the name of its service.
     first = environ.get("HOSTNAME", "").partition(".")[0] == master.partition(".")[0]
     rank = number(environ, "PET_NODE_RANK", 0 if first or min_nodes is None else 1)
     check_node_rank("PET_NODE_RANK", rank, count, source)
-    return NodeGroup(
-        count, rank, master, port, int(each) if each.isdecimal() else None, source=source, min_nodes=min_nodes
-    )
+    return NodeGroup(count, rank, master, port, source=source, min_nodes=min_nodes)
 
 
-def from_pods(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
+def split_endpoint(text: str) -> tuple[str, str]:
+    """Return host and port (empty: none) of `host`, `host:29500` or `[::1]:29500`, as torchrun reads them."""
+    host, _, port = text.rpartition(":") if ":" in text and not text.endswith("]") else (text, "", "")
+    return host.removeprefix("[").removesuffix("]"), port
+
+
+def from_pods(environ: Mapping[str, str], settings: ParsedSettings[LaunchSettings]) -> Iterator[NodeGroup]:
     """Yield the node group of pods with RANK and WORLD_SIZE only: a pod counts as a node (Volcano's pytorch plugin).
 
     Raises `UserError` if WORLD_SIZE may count pods or ranks.
@@ -134,8 +153,8 @@ def from_pods(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
     source = f"WORLD_SIZE={count}"
     if count == 1 and rank == 0:
         return
-    each = environ.get("PET_NPROC_PER_NODE", "")
-    if each.isdecimal() and int(each) > 1 and count > 1:
+    each = platform_nproc(environ) or 1
+    if each > 1 and count > 1:
         raise UserError(
             f"{source}: PET_NPROC_PER_NODE={each} is set without PET_NNODES, so this may count pods or ranks. Set"
             " LAUNCH_NNODES and LAUNCH_NODE_RANK, and unset RANK and WORLD_SIZE."
@@ -143,6 +162,13 @@ def from_pods(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
     check_node_rank("RANK", rank, count, source)
     master = environ.get("MASTER_ADDR", "")
     require_master(master, count, source)
+    nproc = settings.values.nproc_per_node
+    if nproc not in ("auto", 1) and is_loopback_name(master):
+        raise UserError(
+            f"{source} and MASTER_ADDR={master}: would be {count} nodes, all of them this one. To start"
+            f" {settings.sources['nproc_per_node']} ranks here, unset RANK and WORLD_SIZE. For several nodes, set"
+            " MASTER_ADDR to the address of the first one."
+        )
     # A loopback address means that all are on this machine. Kubeflow's pytorch-operator gives rank 0 `localhost`.
     here = is_loopback_name(master) and (rank > 0 or master != "localhost")
     port = environ.get("MASTER_PORT", "")

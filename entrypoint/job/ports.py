@@ -31,8 +31,12 @@ def monitor_ports(port: int) -> tuple[int, ...]:
     return tuple(65000 + (port + step) % 536 for step in range(PORT_ATTEMPTS))
 
 
-def parse_port(text: str) -> int:
-    """Return the rendezvous port that the user or platform sets; raises `UserError` if it is invalid."""
+def parse_port(text: str, source: str = "") -> int:
+    """Return the rendezvous port that the user or platform sets; raises `UserError` if it is invalid.
+
+    `source` is how it is set, by default MASTER_PORT.
+    """
     if not text.isascii() or not text.isdecimal() or not 0 < int(text) < 65536:
-        raise UserError(f"MASTER_PORT={printable(text)}: not a port; expected a number from 1 to 65535")
+        source = source or f"MASTER_PORT={text}"
+        raise UserError(f"{printable(source)}: not a port; expected a number from 1 to 65535")
     return int(text)

@@ -8,18 +8,21 @@ from collections.abc import Iterator, Mapping
 from entrypoint.core.errors import UserError, printable
 
 # A number above 1 means several ranks, or several nodes.
+TORCH_SIZE_VARIABLES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "PET_NNODES")
 SIZE_VARIABLES = (
-    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    *("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "PMI_SIZE", "PMI_LOCAL_SIZE", "MPI_LOCALNRANKS"),
-    *("PALS_LOCAL_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_SIZE", "GROUP_WORLD_SIZE"),
-    *("ROLE_WORLD_SIZE", "PET_NNODES"),
+    *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    *("PMI_SIZE", "PMI_LOCAL_SIZE", "MPI_LOCALNRANKS", "PALS_LOCAL_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"),
+    *("JSM_NAMESPACE_LOCAL_SIZE", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_SIZE"),
+    "AWS_BATCH_JOB_NUM_NODES",
+    "PBS_TASKNUM",  # 1 in the batch script, more in what pbsdsh starts
 )
 # A number above 0 means that there is a rank, or node, before this one.
+TORCH_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "PET_NODE_RANK")
 RANK_VARIABLES = (
-    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "NODE_RANK", "PET_NODE_RANK", "PMI_RANK", "PMI_LOCAL_RANK"),
-    *("MPI_LOCALRANKID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_RANK"),
-    *("MV2_COMM_WORLD_LOCAL_RANK", "PALS_RANKID", "PALS_LOCAL_RANKID", "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID"),
-    *("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"),
+    *("PMI_RANK", "PMI_LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    *("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_RANKID", "PALS_LOCAL_RANKID", "FLUX_TASK_RANK"),
+    *("FLUX_TASK_LOCAL_ID", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"),
+    *("HOROVOD_CROSS_RANK", "AWS_BATCH_JOB_NODE_INDEX", "PBS_NODENUM"),
 )
 # Set only in the ranks of a launcher, and without their number.
 LAUNCHER_ONLY_VARIABLES = ("PMIX_RANK", "ALPS_APP_PE")
@@ -29,7 +32,8 @@ CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
 
 def unclaimed_rank_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield `NAME=VALUE` of each variable that says there are other ranks."""
-    for names, single in ((SIZE_VARIABLES, 1), (RANK_VARIABLES, 0)):
+    sizes, ranks = (*TORCH_SIZE_VARIABLES, *SIZE_VARIABLES), (*TORCH_RANK_VARIABLES, *RANK_VARIABLES)
+    for names, single in ((sizes, 1), (ranks, 0)):
         for name in names:
             text = environ.get(name, "").strip()
             if text and not (text.isdecimal() and text.isascii() and int(text[:9]) <= single):
@@ -39,6 +43,9 @@ def unclaimed_rank_variables(environ: Mapping[str, str]) -> Iterator[str]:
         count = count_cluster_tasks(environ.get(name, ""))
         if count > 1:
             yield f"{name} (with {count} tasks)"
+    hosts = environ.get("SM_HOSTS", "")
+    if "," in hosts:
+        yield f"SM_HOSTS={printable(hosts)}"
 
 
 def count_cluster_tasks(text: str) -> int:
@@ -50,15 +57,28 @@ def count_cluster_tasks(text: str) -> int:
         return 0
 
 
+def without_batch_exports(environ: Mapping[str, str], nodes: int) -> dict[str, str]:
+    """Return the environment without variables that say nothing about this process in a job of Slurm.
+
+    A batch script may export torchrun's variables for its own srun line: on several `nodes` the entrypoint starts srun
+    and replaces them. A shell that srun started (only then is there a step here) has the variables of its PMI. A job
+    submitted from such a shell may inherit PMIX_RANK=0.
+    """
+    if not environ.get("SLURM_JOB_ID"):
+        return dict(environ)
+    names = {"WORLD_SIZE"} if nodes < 2 else set()
+    if not environ.get("SLURM_STEP_ID"):
+        names |= {*SIZE_VARIABLES, *RANK_VARIABLES}
+        names |= {name for name in LAUNCHER_ONLY_VARIABLES if environ.get(name) != "0"}
+    return {name: value for name, value in environ.items() if name in names}
+
+
 def check_unclaimed_ranks(environ: Mapping[str, str], nproc: int | None, nodes: int) -> None:
     """Raise `UserError` for the first of those variables: each process would train alone as rank 0 of 1.
 
-    A WORLD_SIZE equal to the user's `nproc`, the ranks to start here, is no contradiction. A batch script of Slurm may
-    export such variables for its own srun line: on several `nodes` the entrypoint starts srun and replaces them.
+    A WORLD_SIZE equal to the user's `nproc`, the ranks to start here, is no contradiction.
     """
-    if environ.get("SLURM_JOB_ID"):
-        environ = {"WORLD_SIZE": environ.get("WORLD_SIZE", "")} if nodes < 2 else {}
-    found = next(unclaimed_rank_variables(environ), "")
+    found = next(unclaimed_rank_variables(without_batch_exports(environ, nodes)), "")
     if found and found != f"WORLD_SIZE={nproc}":
         raise UserError(
             f"{found}: a launcher has several ranks here, and its other variables do not say which rank this is."

@@ -70,7 +70,9 @@ def check_core_count(inputs: PlanInputs, budget: CpuBudget, nproc: int) -> None:
         return
     if not starts_ranks_here(inputs):
         return
-    source = inputs.settings.sources.get("nproc_per_node", f"{nproc} ranks")
+    from_platform = nproc == inputs.node_group.nproc_per_node
+    default = f"PET_NPROC_PER_NODE={nproc}" if from_platform else f"{nproc} ranks"
+    source = inputs.settings.sources.get("nproc_per_node", default)
     raise UserError(
         f"{source}: more ranks than cores: {budget.text}. Lower it, or set LAUNCH_OVERSUBSCRIBE=1 to share cores.",
         ExitCode.MACHINE,

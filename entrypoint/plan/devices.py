@@ -125,7 +125,7 @@ def decide_nproc(inputs: PlanInputs, visible: tuple[Gpu, ...]) -> tuple[int, Dec
         return values.nproc_per_node, inputs.decide("nproc_per_node", "ranks", str(values.nproc_per_node), "")
     if inputs.node_group.nproc_per_node and (visible or not is_kubeflow_default(inputs)):
         nproc = inputs.node_group.nproc_per_node
-        return nproc, Decision("ranks", str(nproc), f"from the environment with {inputs.node_group.source}")
+        return nproc, Decision("ranks", str(nproc), f"PET_NPROC_PER_NODE={nproc}")
     if visible:
         nproc = len(visible) if values.gpus == "auto" else values.gpus
         return nproc, Decision("ranks", str(nproc), "one per GPU")

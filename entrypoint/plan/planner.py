@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.job.ports import START_TIME_VAR, parse_port, port_from_job_id
 from entrypoint.job.slurm import number
 from entrypoint.job.unclaimed import unclaimed_rank_variables
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.binding import decide_binding
-from entrypoint.plan.devices import decide_backend, decide_devices
+from entrypoint.plan.devices import decide_backend, decide_devices, hosts_setting
 from entrypoint.plan.display import core_map
 from entrypoint.plan.environment import USER_OVERRIDABLE, decide_environment, warn_host_leaks
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
@@ -198,6 +198,13 @@ def check_launcher_setting(inputs: PlanInputs) -> None:
     if job.launcher is None and values.hosts and (inputs.remote_launcher is None or not inputs.remote_launcher.mpi):
         other = sources.get("launcher") or sources.get("nnodes") or "the environment"
         raise UserError(f"{sources['hosts']}: only mpirun uses it, and {other} starts no mpirun. Drop one of the two.")
+    nodes = inputs.node_group
+    by_hand = nodes.nnodes > 1 and nodes.source in sources.values()
+    if by_hand and job.launcher is None and values.launcher in ("direct", "mpirun", "srun"):
+        raise UserError(
+            f"{sources['launcher']} and {nodes.source} contradict: with several nodes, each starts its own ranks."
+            " Drop one of the two."
+        )
     if inputs.environ.get(START_TIME_VAR) or job.launcher is None:
         return
     agrees = values.launcher in ("auto", SAME_LAUNCHER.get(job.launcher, "mpirun"))
@@ -225,13 +232,18 @@ def decide_remote_launcher(inputs: PlanInputs, launcher: RemoteLauncher) -> tupl
 def warn_unused_variables(inputs: PlanInputs, nproc: int) -> tuple[str, ...]:
     """Name what says that there are several ranks, where the user's settings or the batch job say otherwise."""
     job, environ = inputs.job, inputs.environ
-    if job.launcher or inputs.remote_launcher or inputs.node_group.nnodes > 1:
+    if job.launcher or inputs.node_group.nnodes > 1:
         return ()
     lines = []
-    if inputs.settings.values.launcher != "auto" and not environ.get("SLURM_JOB_ID"):
-        unused = ", ".join(unclaimed_rank_variables(environ))
-        if unused:
-            lines.append(f"{unused}: not used, {inputs.settings.sources['launcher']} starts ranks on this node alone")
+    setting = inputs.settings.sources["launcher"] if inputs.is_set_by_user("launcher") else hosts_setting(inputs)
+    if setting and not environ.get("SLURM_JOB_ID"):
+        unused = list(unclaimed_rank_variables(environ))
+        if inputs.settings.values.launcher == "direct" and environ.get("PET_NPROC_PER_NODE", "1") != "1":
+            unused.append(f"PET_NPROC_PER_NODE={printable(environ['PET_NPROC_PER_NODE'])}")
+        why = "starts all ranks" if inputs.remote_launcher else "starts ranks on this node alone"
+        lines += [f"{', '.join(unused)}: not used, {setting} {why}"] if unused else []
+    if inputs.remote_launcher:
+        return tuple(lines)
     if inputs.foreign_variable:
         lines.append(
             f"the script reads {inputs.foreign_variable}, which this launcher does not set;"

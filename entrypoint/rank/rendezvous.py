@@ -58,7 +58,7 @@ def rendezvous_variables(environ: Mapping[str, str], timeout_s: float, job: Job)
     own = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME", "")
     if own or not ipaddress.ip_address(address).is_loopback:
         interface = own or interface_for_route(address)
-    elif is_this_host(name) or job.rank == 0:
+    elif is_this_host(name) or job.rank == job.local_rank:  # on the first node
         interface = find_own_interface(job.hostnames)
     else:
         raise UserError(

@@ -189,6 +189,21 @@ def test_plan_follows_taskset_mask(entrypoint: Entrypoint) -> None:
             2,
             "TRAIN_BATCH_SIZE=64: too small for 1 ranks x 65 micro-batches",
         ),
+        *(
+            (
+                [command],
+                {"TRAIN_OUTPUT_DIR": "/dev/null/x"},
+                2,
+                "TRAIN_OUTPUT_DIR=/dev/null/x: cannot be written (Not a directory). Set it to a writable folder.",
+            )
+            for command in ("plan", "train")
+        ),
+        (
+            ["plan", "--output-dir", "/dev/null"],
+            {},
+            2,
+            "--output-dir=/dev/null: cannot be written (Not a directory)",
+        ),
         (["rank"], {}, 2, "ENTRYPOINT_PLAN: holds no plan."),
     ],
 )

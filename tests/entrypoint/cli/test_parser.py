@@ -95,10 +95,6 @@ def test_plan_of_script_starts_nothing(script: str) -> None:
             ["run", "torchrun", "--nproc-per-node=2", "x.py"],
             "run torchrun: the entrypoint starts the ranks itself. Use `entrypoint run --launcher torchrun x.py …`, or",
         ),
-        (
-            ["run", "mpirun", "-np", "2", "python", "x.py"],
-            "run mpirun: the entrypoint starts the ranks itself. Use `entrypoint run x.py …`, or `mpirun",
-        ),
         (["run", "--epochs", "3", "x.py"], "--epochs: a flag of the trainer."),
         (["plan", "--epochs", "3", "run", "x.py"], "--epochs: a flag of the trainer."),
         (["verify", "abc"], "verify abc: not a process id."),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.core.user_dirs import UserDirs, create_private_dir, fallback_variables, read_user_dirs
+from entrypoint.core.user_dirs import UserDirs, create_private_dir, fallback_variables, read_user_dirs, why_not_writable
 
 PRIVATE = "/tmp/reference-training-7"
 CASES = {
@@ -70,3 +71,22 @@ def test_create_private_dir_other_owner_raises(tmp_path: Path) -> None:
     folder.symlink_to("/etc")
     with pytest.raises(UserError, match="belongs to"):
         create_private_dir(mine)
+
+
+def test_why_not_writable_names_the_cause(tmp_path: Path) -> None:
+    assert why_not_writable(tmp_path / "new/below") == ""
+    (tmp_path / "file").write_text("")
+    assert why_not_writable(tmp_path / "file/x") == "Not a directory"
+    assert why_not_writable(tmp_path / "file") == "Not a directory"
+
+
+def test_why_not_writable_read_only_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = SimpleNamespace(f_flag=os.ST_RDONLY)
+    monkeypatch.setattr("entrypoint.core.user_dirs.os.statvfs", lambda _: flags)
+    assert why_not_writable(tmp_path) == "Read-only file system"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_why_not_writable_without_permission(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert why_not_writable(tmp_path / "x") == "Permission denied"

@@ -48,6 +48,8 @@ SALLOC = {
     "SLURM_STEP_NODELIST": "n1", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "0",
 }  # fmt: skip
 PTY = STEP | {"SLURM_PTY_PORT": "41234", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+SINGLE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+PMI_SHELL = {"PMI_RANK": "0", "PMI_SIZE": "7", "PMIX_RANK": "0"}
 
 CASES = {
     "nobody": ({}, Job()),
@@ -72,8 +74,8 @@ CASES = {
     ),
     "jsrun": (JSM, Job("jsrun", 3, 4, 1, 2, "", LauncherBinding.USER)),
     "jsrun with Open MPI's variables": (
-        JSM | OPEN_MPI,
-        Job("Open MPI", 1, 2, 1, 2, "77", LauncherBinding.LAUNCHER_DEFAULT),
+        JSM | OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"},
+        Job("Open MPI", 3, 4, 1, 2, "77", LauncherBinding.LAUNCHER_DEFAULT),
     ),
     "Cray MPICH": (
         {"PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"},
@@ -101,6 +103,31 @@ CASES = {
         Job("torchrun", 1, 2, 1, 2),
     ),
     "a single rank without its local size": ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, Job("torchrun")),
+    "torchrun alone in each task of a step": (
+        STEP | SINGLE | {"LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "x"},
+        Job("torchrun", job_id="x"),
+    ),
+    "a launcher in each task of a step, one a node": (
+        WRAPPED | {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_SIZE": "2"},
+        Job("torchrun", 2, 4, 0, 2),
+    ),
+    "mpirun's daemons as tasks of a step": (
+        WRAPPED | OPEN_MPI | {"RANK": "", "SLURM_PROCID": "0"},
+        Job("Open MPI", 1, 2, 1, 2, "77", LauncherBinding.LAUNCHER_DEFAULT),
+    ),
+    "a single rank in a step of one task with PMIx": (
+        STEP
+        | SINGLE
+        | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "PMIX_RANK": "0"}
+        | {"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0"},
+        Job("srun", job_id="42"),
+    ),
+    "a single rank in the shell of srun --pty": (PTY | SINGLE | PMI_SHELL, Job("torchrun")),
+    "the shell of srun --pty with PMI": (PTY | PMI_SHELL, Job()),
+    "DeepSpeed": (
+        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_SIZE": "4"},
+        Job("torchrun", 5, 8, 1, 4),
+    ),
     "the shell of salloc": (SALLOC, Job()),
     "the shell of srun --pty": (PTY, Job()),
     "a step whose job has more tasks": (
@@ -138,9 +165,40 @@ def test_srun_pty_second_task_is_refused() -> None:
         (STEP | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_STEP_TASKS_PER_NODE=two"),
         (
             {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"},
-            "WORLD_SIZE=8: torchrun does not say .* LOCAL_WORLD_SIZE",
+            "WORLD_SIZE=8: the launcher does not say .* LOCAL_WORLD_SIZE",
         ),
-        (WRAPPED | {"RANK": "0"}, "WORLD_SIZE=2: torchrun does not say how many"),
+        (WRAPPED | {"RANK": "0"}, "RANK=0 and WORLD_SIZE=2: srun started this process as rank 1 of 2"),
+        (
+            WRAPPED | {"RANK": "0", "LOCAL_WORLD_SIZE": "2"},
+            "RANK=0 and WORLD_SIZE=2: srun started this process as rank 1 of 2",
+        ),
+        (WRAPPED | SINGLE, "RANK=0 and WORLD_SIZE=1: srun started this process as rank 1 of 2"),
+        (OPEN_MPI | SINGLE, "RANK=0 and WORLD_SIZE=1: Open MPI started this process as rank 1 of 2. Unset RANK"),
+        (
+            OPEN_MPI | {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"},
+            "RANK=0 and WORLD_SIZE=4: Open MPI started this process as rank 1 of 2",
+        ),
+        (
+            STEP | OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+            "OMPI_COMM_WORLD_RANK=0 and OMPI_COMM_WORLD_SIZE=1: srun started this process as rank 5 of 7",
+        ),
+        (SINGLE | {"PMI_RANK": "1", "PMI_SIZE": "2"}, "RANK=0 and WORLD_SIZE=1: PMI_SIZE=2 says that there are other"),
+        (SINGLE | {"PMIX_RANK": "0"}, "RANK=0 and WORLD_SIZE=1: PMIX_RANK=0 says"),
+        (SINGLE | {"PET_NNODES": "2"}, "RANK=0 and WORLD_SIZE=1: PET_NNODES=2 says"),
+        (PALS | {"PALS_LOCAL_RANKID": ""}, "PALS_LOCAL_RANKID is not set: 2 of the 4 ranks are on this node"),
+        (
+            OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": ""},
+            "OMPI_COMM_WORLD_LOCAL_RANK is not set: 2 of the 2 ranks are on this node",
+        ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+            "Set LOCAL_WORLD_SIZE to that number, and OMPI_COMM_WORLD_LOCAL_RANK to this rank's number among them",
+        ),
+        (STEP | {"SLURM_LOCALID": ""}, "SLURM_LOCALID is not set"),
+        (
+            {"PALS_RANKID": "0", "PMI_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+            "PALS_LOCAL_RANKID is not set: .* Set PALS_LOCAL_RANKID to this rank's number on its node, from 0 to 1.",
+        ),
         (FLUX | {"FLUX_JOB_SIZE": "4", "FLUX_JOB_NNODES": "2"}, "FLUX_JOB_SIZE=4: Flux does not say how many"),
         (PALS | {"PALS_LOCAL_RANKID": "2"}, "PALS_LOCAL_RANKID=2: PALS says that there are 2 ranks"),
         (JSM | {"JSM_NAMESPACE_LOCAL_SIZE": ""}, "JSM_NAMESPACE_SIZE=4: jsrun does not say"),

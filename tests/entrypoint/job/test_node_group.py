@@ -22,6 +22,7 @@ RANK = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "
 
 # Volcano's pytorch plugin, Vertex AI, PyTorchJob of old operators: a pod each, and no LOCAL_RANK.
 POD = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-0", "MASTER_PORT": "23456"}
+ENDPOINT = {"PET_NNODES": "2", "PET_NODE_RANK": "1"}
 
 CASES = {
     "alone": ({}, NodeGroup()),
@@ -71,7 +72,27 @@ CASES = {
         NodeGroup(),
     ),
     "ranks that the user asked for here": ({"WORLD_SIZE": "2", "LAUNCH_NPROC_PER_NODE": "2"}, NodeGroup()),
-    "two that agree": (HAND | KUBERNETES, NodeGroup(2, 1, "r1", source="LAUNCH_NNODES=2")),
+    "two that agree": (HAND | KUBERNETES, NodeGroup(2, 1, "r1", nproc_per_node=4, source="LAUNCH_NNODES=2")),
+    "ranks per node alone": ({"PET_NPROC_PER_NODE": "3"}, NodeGroup(nproc_per_node=3)),
+    "ranks of a node without its rank": (
+        {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "3"},
+        NodeGroup(nproc_per_node=3),
+    ),
+    "an IPv6 endpoint": (
+        ENDPOINT | {"PET_RDZV_ENDPOINT": "[::1]:29500"},
+        NodeGroup(2, 1, "::1", "29500", source="PET_NNODES=2"),
+    ),
+    "an IPv6 endpoint without a port": (
+        ENDPOINT | {"PET_RDZV_ENDPOINT": "[fe80::1]"},
+        NodeGroup(2, 1, "fe80::1", source="PET_NNODES=2"),
+    ),
+    "an endpoint without a port": (
+        ENDPOINT | {"PET_RDZV_ENDPOINT": "job-0"},
+        NodeGroup(2, 1, "job-0", source="PET_NNODES=2"),
+    ),
+    "nodes that train alone": (KUBERNETES | {"LAUNCH_LAUNCHER": "direct", "RANK": ""}, NodeGroup()),
+    "hosts of SageMaker that train alone": (SAGEMAKER | {"LAUNCH_LAUNCHER": "direct"}, NodeGroup()),
+    "nodes and mpirun": (KUBERNETES | {"LAUNCH_LAUNCHER": "mpirun"}, NodeGroup(nproc_per_node=4)),
 }
 
 
@@ -103,6 +124,15 @@ def test_node_group_comes_from_launcher_or_settings(name: str) -> None:
         (POD | {"RANK": "2"}, "RANK=2: WORLD_SIZE=2 nodes, counted from 0"),
         (POD | {"MASTER_ADDR": ""}, "WORLD_SIZE=2: needs MASTER_ADDR"),
         (POD | {"PET_NPROC_PER_NODE": "2"}, "WORLD_SIZE=2: PET_NPROC_PER_NODE=2 is set without PET_NNODES"),
+        ({"PET_NPROC_PER_NODE": "abc"}, "PET_NPROC_PER_NODE=abc: not a number of ranks. Set a number"),
+        ({"PET_NPROC_PER_NODE": "0"}, "PET_NPROC_PER_NODE=0: not a number of ranks"),
+        (KUBERNETES | {"PET_NPROC_PER_NODE": "-1"}, "PET_NPROC_PER_NODE=-1: not a number of ranks"),
+        (ENDPOINT | {"PET_RDZV_ENDPOINT": "a:b"}, "PET_RDZV_ENDPOINT=a:b: not a port"),
+        (KUBERNETES | {"PET_MASTER_PORT": "b"}, "PET_MASTER_PORT=b: not a port"),
+        (
+            POD | {"RANK": "0", "MASTER_ADDR": "localhost", "LAUNCH_NPROC_PER_NODE": "2"},
+            "WORLD_SIZE=2 and MASTER_ADDR=localhost: .* start LAUNCH_NPROC_PER_NODE=2 ranks here, unset RANK and",
+        ),
         (HAND | POD | {"RANK": "0"}, "LAUNCH_NNODES=2 and WORLD_SIZE=2 contradict each other"),
         (HAND | {"LAUNCH_NNODES": "3"} | SAGEMAKER, "LAUNCH_NNODES=3 and SM_HOSTS=.* contradict"),
     ],
@@ -128,6 +158,20 @@ UNCLAIMED = {
     "PET_NNODES without a rank": ({"PET_NNODES": "2"}, "PET_NNODES=2"),
     "Vertex AI's cluster": ({"CLUSTER_SPEC": CLUSTER}, "CLUSTER_SPEC .with 2 tasks."),
     "TensorFlow's cluster": ({"TF_CONFIG": CLUSTER}, "TF_CONFIG .with 2 tasks."),
+    "Horovod's size": ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "HOROVOD_SIZE=2"),
+    "a node of AWS Batch": (
+        {"AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_NODE_INDEX": "0"},
+        "AWS_BATCH_JOB_NUM_NODES=2",
+    ),
+    "pbsdsh": ({"PBS_NODENUM": "0", "PBS_TASKNUM": "2"}, "PBS_TASKNUM=2"),
+    "pbsdsh's second node": ({"PBS_NODENUM": "1"}, "PBS_NODENUM=1"),
+    "PMI in a batch job": ({"SLURM_JOB_ID": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}, "PMI_SIZE=2"),
+    "PMIx in a batch job": ({"SLURM_JOB_ID": "1", "PMIX_RANK": "1"}, "PMIX_RANK=1"),
+    "PMI in a batch job of two nodes": (
+        {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2]", "PMI_RANK": "0", "PMI_SIZE": "2"},
+        "PMI_SIZE=2",
+    ),
+    "SageMaker's hosts without its own": ({"SM_HOSTS": SAGEMAKER["SM_HOSTS"]}, "SM_HOSTS=.*"),
     "a batch script on one node": ({"SLURM_JOB_ID": "1", "RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2"),
 }
 
@@ -148,6 +192,9 @@ def test_size_or_rank_that_no_launcher_explains_is_refused(name: str) -> None:
         {"PMI_RANK": "0", "PMI_SIZE": "1"},
         {"NODE_RANK": "0", "TF_CONFIG": "{}", "CLUSTER_SPEC": "[1]"},
         {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "PMIX_RANK": "0"},
+        {"SLURM_JOB_ID": "1", "RANK": "1", "LOCAL_RANK": "1", "NODE_RANK": "1"},
+        {"PBS_JOBID": "1", "PBS_NODENUM": "0", "PBS_TASKNUM": "1"},
+        {"AWS_BATCH_JOB_ID": "1", "AWS_BATCH_JOB_ARRAY_INDEX": "3"},
     ],
 )
 def test_variables_of_a_single_rank_are_accepted(environ: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,13 @@ from entrypoint.launch.notebook import check_nbconvert, convert
 from tests.conftest import Entrypoint, needs_two_cores
 
 
-def write_notebook(path: Path, *cells: str) -> Path:
+def write_notebook(path: Path, *cells: str, language: str = "python") -> Path:
     """Write a notebook with code cells, as Jupyter saves it."""
     one = {"cell_type": "code", "execution_count": None, "metadata": {}, "outputs": []}
     text = {"cell_type": "markdown", "metadata": {}, "source": "# The book's chapter"}
     content = {
         "cells": [text, *({**one, "source": cell} for cell in cells)],
-        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+        "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": language}},
         "nbformat": 4,
         "nbformat_minor": 4,
     }
@@ -64,6 +65,17 @@ def test_notebook_trains_on_two_ranks(entrypoint: Entrypoint) -> None:
     assert [line for line in result.out.splitlines() if line.startswith("sum")] == ["sum 2"] * 2
 
 
+@pytest.mark.launch
+@pytest.mark.parametrize("command", [("plan", "run"), ("run",)])
+def test_plan_and_run_refuse_the_same_notebook(entrypoint: Entrypoint, command: tuple[str, ...]) -> None:
+    pytest.importorskip("nbconvert")
+    pytest.importorskip("IPython")
+    write_notebook(entrypoint.folder / "x.ipynb", "await f()")
+    result = entrypoint(*command, "x.ipynb")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("entrypoint: error: run x.ipynb: 'await' outside function, in `await f()`.")
+
+
 def test_file_that_is_no_notebook_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("nbconvert")
     pytest.importorskip("IPython")
@@ -81,3 +93,60 @@ def test_missing_nbconvert_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ) as error:
         check_nbconvert("x.ipynb")
     assert error.value.code == 3
+
+
+def run_cells(folder: Path, *cells: str) -> dict[str, object]:
+    """Convert code cells and run the script, as Python does; return its variables."""
+    pytest.importorskip("nbconvert")
+    pytest.importorskip("IPython")
+    names: dict[str, object] = {"__name__": "__main__"}
+    exec(compile(convert(write_notebook(folder / "x.ipynb", *cells)), "x.py", "exec", dont_inherit=True), names)
+    return names
+
+
+CELLS = {
+    "display": (("display(1, 'a')",), "1 a\n"),
+    "a timed cell": (("%%time\nz = 3", "print(z)"), "3\n"),
+    "a timed cell after an empty line": (("\n%%time\nz = 3", "print(z)"), "3\n"),
+    "the setup of timeit": (("%%timeit -n1 -r 2 z=1\nprint(z)",), "1\n"),
+    "timeit without a setup": (("%%timeit -n 10 -q\nprint(2)",), "2\n"),
+    "capture without a variable": (("%%capture --no-stderr\nprint(1)",), "1\n"),
+    "two cell magics": (("%%capture\n%%time\nprint(1)",), "1\n"),
+    "a timed statement": (("%time z = 4", "y = %time z + 1", "print(z, y)"), "4 5\n"),
+    "a string with a line of an import": (("s = '''\nfrom __future__ import annotations\n'''\nprint(len(s))",), "36\n"),
+    "an import in a later cell": (("x = 'ä'", "'ä'; from __future__ import annotations; print(x)"), "ä\n"),
+    "an import over several lines": (
+        ("'doc'\nfrom __future__ import (\n    annotations,\n    division,\n)\ndef f(x: y): pass\nprint(1)",),
+        "1\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_cells_print_what_jupyter_does(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    cells, printed = CELLS[name]
+    run_cells(tmp_path, *cells)
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize(
+    ("cell", "language", "said"),
+    [
+        ("print('a')", "R", "a notebook in R. Only Python's can run."),
+        ("await f()", "python", "'await' outside function, in `await f()`. Use asyncio.run"),
+        ("%%time\nasync with f: pass", "python", "'async with' outside async function, in `async with f: pass`."),
+        ("%%capture out\nprint(1)", "python", "`%%capture out` keeps the output in a variable, which works in Jupyter"),
+        ("x = = 1", "python", "invalid syntax, in `x = = 1`. Correct the cell."),
+    ],
+)
+def test_what_no_script_can_do_is_one_line(cell: str, language: str, said: str, tmp_path: Path) -> None:
+    pytest.importorskip("nbconvert")
+    pytest.importorskip("IPython")
+    path = write_notebook(tmp_path / "x.ipynb", cell, language=language)
+    with pytest.raises(UserError) as error:
+        convert(path)
+    assert str(error.value).startswith(f"run {path}: {said}"), error.value
+    assert len(str(error.value).splitlines()) == 1

@@ -14,8 +14,10 @@ from entrypoint.job.ports import port_from_job_id
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.gpus import Gpu
 from entrypoint.machine.python_packages import Packages
+from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
 from entrypoint.plan.model import Plan
-from entrypoint.settings import LaunchSettings
+from entrypoint.plan.planner import make_plan
+from entrypoint.settings import LaunchSettings, read_launch_settings
 from tests.conftest import FUZZ_EXAMPLES
 from tests.factories import SCRIPT, make_machine, make_test_plan, reason_for
 from tests.strategies import machines
@@ -58,6 +60,8 @@ def test_quota_limits_threads_not_cores(quota: float, threads: int) -> None:
 def test_more_ranks_than_cores_raises_with_limit() -> None:
     with pytest.raises(UserError, match=r"LAUNCH_NPROC_PER_NODE=3: more ranks than cores: 2 physical cores") as e:
         make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "3"})
+    with pytest.raises(UserError, match=r"PET_NPROC_PER_NODE=3: more ranks than cores"):
+        make_test_plan(make_machine(2), {"PET_NPROC_PER_NODE": "3"})
     assert e.value.code == ExitCode.MACHINE
     with pytest.raises(UserError, match=r"cgroup limit 1\.5 CPUs"):
         make_test_plan(make_machine(8, quota=1.5), {"LAUNCH_NPROC_PER_NODE": "2"})
@@ -302,6 +306,10 @@ def test_launcher_setting_that_agrees_is_accepted(job: Job, launcher: str) -> No
             {"LAUNCH_LAUNCHER": "direct", "RANK": "1", "WORLD_SIZE": "2"},
             "WORLD_SIZE=2, RANK=1: not used, LAUNCH_LAUNCHER=direct starts ranks on this node alone",
         ),
+        (
+            {"LAUNCH_LAUNCHER": "direct", "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "3"},
+            "PET_NNODES=2, PET_NODE_RANK=1, PET_NPROC_PER_NODE=3: not used, LAUNCH_LAUNCHER=direct starts",
+        ),
     ],
 )
 def test_variables_of_other_ranks_without_effect_are_named(environ: dict[str, str], warning: str) -> None:
@@ -310,6 +318,29 @@ def test_variables_of_other_ranks_without_effect_are_named(environ: dict[str, st
         line for line in lines if warning and line.startswith(warning)
     ]
     assert bool(warning) == any("not used" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("environ", "mpi", "setting"),
+    [
+        ({"LAUNCH_LAUNCHER": "mpirun"}, "open-mpi", "LAUNCH_LAUNCHER=mpirun"),
+        ({"LAUNCH_LAUNCHER": "srun"}, "", "LAUNCH_LAUNCHER=srun"),
+        ({"LAUNCH_HOSTS": "a:1,b:1"}, "open-mpi", "LAUNCH_HOSTS=a:1,b:1"),
+    ],
+)
+def test_variables_that_a_remote_launcher_replaces_are_named(environ: dict[str, str], mpi: str, setting: str) -> None:
+    environ = {**environ, "RANK": "1", "WORLD_SIZE": "2"}
+    remote = RemoteLauncher("/usr/bin/it", mpi, (("a", 1), ("b", 1)) if mpi else ())
+    settings = read_launch_settings(environ, {})
+    made = make_plan(PlanInputs(settings, make_machine(4), Job(), SCRIPT, environ, remote_launcher=remote))
+    assert f"WORLD_SIZE=2, RANK=1: not used, {setting} starts all ranks" in made.warnings
+
+
+@pytest.mark.parametrize("launcher", ["direct", "mpirun", "srun"])
+def test_nodes_by_hand_contradict_other_launchers(launcher: str) -> None:
+    environ = {"LAUNCH_LAUNCHER": launcher, "LAUNCH_NNODES": "2", **MASTER}
+    with pytest.raises(UserError, match=f"LAUNCH_LAUNCHER={launcher} and LAUNCH_NNODES=2 contradict"):
+        make_test_plan(make_machine(4), environ)
 
 
 @pytest.mark.parametrize(

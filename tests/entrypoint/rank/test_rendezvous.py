@@ -63,6 +63,8 @@ def test_rendezvous_variables_loopback_on_master_is_allowed() -> None:
             rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)
     else:
         assert rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, HERE)["GLOO_SOCKET_IFNAME"] == own
+    second = Job("srun", 1, 4, 1, 2, hostnames=("192.0.2.9",))
+    assert rendezvous_variables({"MASTER_ADDR": "localhost"}, 1, second)["GLOO_SOCKET_IFNAME"] == own
     other = replace(HERE, hostnames=("192.0.2.9",))
     assert rendezvous_variables({"MASTER_ADDR": "127.0.1.1"}, 1, other)["GLOO_SOCKET_IFNAME"] == own, (
         "the way to the rest"

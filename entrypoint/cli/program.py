@@ -1,0 +1,125 @@
+"""The program that `run` starts: a script, a module or a notebook, or what to type instead."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from entrypoint.core.errors import UserError, printable
+from entrypoint.plan.model import Program
+
+# What Python runs, and what becomes a script.
+PYTHON_SUFFIXES = (".py", ".pyz", ".pyc", ".zip", ".ipynb")
+# Programs that start ranks themselves, and what may follow their options to have the entrypoint run under them.
+LAUNCHER_PROGRAMS = {
+    **dict.fromkeys(("torchrun", "accelerate"), "-m entrypoint run"),
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "srun"), "entrypoint run"),
+    "deepspeed": "--module entrypoint run",
+    "horovodrun": "",
+}
+
+
+def is_there(path: str) -> bool:
+    """Return whether a path leads to something; a name that is too long leads to nothing."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def working_folder() -> str:
+    """Return the working folder for a message; it may be gone."""
+    try:
+        return printable(Path.cwd())
+    except OSError:
+        return "the working folder, which is gone"
+
+
+def find_checkpoint(words: Sequence[str]) -> Path:
+    """Return the checkpoint that `convert-checkpoint` was given; raises `UserError` if it is not there."""
+    if len(words) != 1:
+        raise UserError("convert-checkpoint: needs one path. Use `entrypoint convert-checkpoint PATH`.")
+    if not is_there(words[0]):
+        raise UserError(f"{printable(words[0])}: no such checkpoint. Check the path.")
+    return Path(words[0])
+
+
+def find_program(words: Sequence[str]) -> Program:
+    """Return the user's own program; raises `UserError` where the script does not exist."""
+    if not words:
+        raise UserError("run: no script. Use `entrypoint run SCRIPT` or `entrypoint run -m MODULE`.")
+    if words[0] == "-m":
+        if len(words) == 1:
+            raise UserError("run -m: no module. Use `entrypoint run -m MODULE`.")
+        return Program("module", (sys.executable, "-m", *words[1:]))
+    script = Path(words[0])
+    exists = is_there(words[0])
+    may_be_script = exists and (script.is_dir() or script.suffix in PYTHON_SUFFIXES)
+    if not may_be_script and (advice := not_a_script(words)):
+        raise UserError(advice)
+    if not exists:
+        raise UserError(f"{printable(words[0])}: no such script in {working_folder()}. Check the path.")
+    if script.is_dir() and not (script / "__main__.py").exists():
+        raise UserError(f"{printable(words[0])}: a folder without __main__.py. Name the script in it.")
+    if not script.is_dir() and not script.is_file():
+        raise UserError(
+            f"{printable(words[0])}: a pipe or device, which can be read only once. Save the script as a file."
+        )
+    if script.suffix == ".ipynb":
+        from entrypoint.launch.notebook import check_nbconvert
+
+        check_nbconvert(words[0])
+        return Program("notebook", (sys.executable, *words))
+    if problem := why_not_python(script):
+        raise UserError(f"{printable(words[0])}: {problem}")
+    return Program("script", (sys.executable, *words))
+
+
+def not_a_script(words: Sequence[str]) -> str:
+    """Return what to type instead of words that are no script, such as `torchrun x.py`; empty if they may be one."""
+    name = Path(words[0]).name
+    script = printable(next((word for word in words[1:] if word.endswith((".py", ".ipynb"))), "SCRIPT"))
+    if re.fullmatch(r"python[0-9.]*", name):
+        return f"run {printable(words[0])}: it starts Python itself. Use `entrypoint run {script} …`."
+    if name in LAUNCHER_PROGRAMS:
+        flag = "--launcher torchrun " if name == "torchrun" else ""
+        start, under = "accelerate launch" if name == "accelerate" else name, LAUNCHER_PROGRAMS[name]
+        other = f", or `{start} … {under} {script} …`" if under else ""
+        return f"run {name}: the entrypoint starts the ranks itself. Use `entrypoint run {flag}{script} …`{other}."
+    if words[0].startswith("-"):
+        return f"run {printable(words[0])}: no such flag before the script. See `entrypoint run --help`."
+    path = words[0] if Path(words[0]).is_file() else shutil.which(words[0]) or ""
+    if path and starts_with(Path(path), b"\x7fELF"):
+        return f"run {printable(words[0])}: a program, no Python script. Use `entrypoint run {script} …`."
+    return ""
+
+
+def starts_with(path: Path, magic: bytes) -> bool:
+    """Return whether a file starts with these bytes; False if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(magic)) == magic
+    except OSError:
+        return False
+
+
+def why_not_python(script: Path) -> str:
+    """Return why a file is no Python script, and what to type instead; empty if it may be one."""
+    if script.is_dir() or script.suffix in PYTHON_SUFFIXES:
+        return ""
+    try:
+        with script.open("rb") as file:
+            start = file.read(256)
+    except OSError as error:
+        return f"cannot be read ({error.strerror}). Check its permissions."
+    first = start.split(b"\n", 1)[0]
+    if (first.startswith(b"#!") and b"python" not in first) or script.suffix == ".sh":
+        start_as = script if len(script.parts) > 1 else f"./{script}"
+        return (
+            "not a Python script. Put `entrypoint run YOUR.py` into it where it calls python, and start it by itself:"
+            f" {printable(start_as)}"
+        )
+    return ""

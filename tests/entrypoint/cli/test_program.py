@@ -1,0 +1,86 @@
+"""What `entrypoint run` accepts as a program, and what it advises instead."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from entrypoint.cli.program import find_program
+from entrypoint.core.errors import UserError
+
+LAUNCHERS = {
+    "torchrun": "torchrun … -m entrypoint run",
+    "accelerate": "accelerate launch … -m entrypoint run",
+    "mpirun": "mpirun … entrypoint run",
+    "mpiexec": "mpiexec … entrypoint run",
+    "srun": "srun … entrypoint run",
+    "deepspeed": "deepspeed … --module entrypoint run",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["", "/usr/bin/"])
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_launcher_is_told_how_to_start_the_entrypoint(name: str, folder: str) -> None:
+    with pytest.raises(UserError) as error:
+        find_program([f"{folder}{name}", "-n", "2", "python", "x.py"])
+    assert str(error.value).startswith(f"run {name}: the entrypoint starts the ranks itself. Use `entrypoint run ")
+    assert str(error.value).endswith(f", or `{LAUNCHERS[name]} x.py …`.")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["horovodrun", "x.py"],
+            "run horovodrun: the entrypoint starts the ranks itself. Use `entrypoint run x.py …`.",
+        ),
+        ([sys.executable, "x.py"], f"run {sys.executable}: it starts Python itself. Use `entrypoint run x.py …`."),
+        (["/usr/bin/python3.99", "x.py"], "run /usr/bin/python3.99: it starts Python itself."),
+        (["/usr/bin/env", "python", "x.py"], "run /usr/bin/env: a program, no Python script. Use `entrypoint run x.py"),
+        (["env", "python", "x.py"], "run env: a program, no Python script. Use `entrypoint run x.py …`."),
+        (["env"], "run env: a program, no Python script. Use `entrypoint run SCRIPT …`."),
+        (["--lr=0.1", "x.py"], "run --lr=0.1: no such flag before the script."),
+        (["/dev/null"], "/dev/null: a pipe or device, which can be read only once. Save the script as a file."),
+    ],
+)
+def test_other_words_are_one_line_with_advice(words: list[str], said: str) -> None:
+    with pytest.raises(UserError) as error:
+        find_program(words)
+    assert str(error.value).startswith(said)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["fifo", "fifo.py", "fifo.ipynb"])
+def test_pipe_is_refused_unread(name: str) -> None:
+    os.mkfifo(name)  # reading it would block for ever
+    with pytest.raises(UserError, match=f"^{name}: a pipe or device"):
+        find_program([name])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tool.bin", b"\x7fELF", "run tool.bin: a program, no Python script."),
+        ("x.sh", b"", "x.sh: not a Python script. .* start it by itself: ./x.sh"),
+        ("sub/x", b"#!/bin/sh", "sub/x: not a Python script. .* start it by itself: sub/x"),
+    ],
+)
+def test_file_that_is_no_python_is_refused(name: str, content: bytes, said: str) -> None:
+    Path("sub").mkdir()
+    Path(name).write_bytes(content)
+    with pytest.raises(UserError, match=f"^{said}"):
+        find_program([name])
+
+
+def test_folder_may_have_the_name_of_a_launcher() -> None:
+    Path("deepspeed").mkdir()
+    Path("deepspeed/__main__.py").write_text("")
+    assert find_program(["deepspeed"]).argv == (sys.executable, "deepspeed")
