@@ -9,7 +9,7 @@ import time
 from typing import NoReturn
 
 from entrypoint.core.console import report_error, write_stderr
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode, UserError, first_line, one_line
 from entrypoint.core.process import fast_exit, gc_paused
 from entrypoint.plan.model import PLAN_VAR, Plan
 from train.data.workers import end_workers
@@ -23,8 +23,9 @@ def main() -> int:
     try:
         try:
             return run()
-        except UserError as error:
-            if find_stop_signal(error):
+        except (UserError, RuntimeError, MemoryError) as caught:
+            error = caught if isinstance(caught, UserError) else out_of_memory_error(caught)
+            if error is None or find_stop_signal(caught):
                 raise
             return report_error(error) if should_report(error) else int(error.code)
     except BaseException as error:
@@ -35,6 +36,17 @@ def main() -> int:
     finally:
         STOP_CONTROLLER.ignore()
         end_workers()
+
+
+def out_of_memory_error(error: RuntimeError | MemoryError) -> UserError | None:
+    """Return the error of one line for memory that PyTorch or Python cannot allocate, None for another error."""
+    line = first_line(error)
+    if not isinstance(error, MemoryError) and "can't allocate memory" not in line and "out of memory" not in line:
+        return None
+    return UserError(
+        f"out of memory ({one_line(line)}); lower TRAIN_BATCH_SIZE or TRAIN_IMAGE_SIZE, or take a smaller model",
+        ExitCode.RANK_FAILED,
+    )
 
 
 def find_stop_signal(error: BaseException | None) -> StopSignal | None:

@@ -32,6 +32,8 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 BelowOne = Annotated[float, Meta(ge=0, lt=1)]
 AboveZero = Annotated[float, Meta(gt=0)]
+# Larger ones give the same mix, a half of each image.
+Alpha = Annotated[float, Meta(ge=0, le=1000)]
 
 
 class TrainSettings(Settings, frozen=True, kw_only=True):
@@ -131,10 +133,8 @@ class TrainSettings(Settings, frozen=True, kw_only=True):
             " book: the book's pipeline at 224x224."
         ),
     ] = "auto"
-    mixup_alpha: Annotated[NotNegative, Meta(description="Alpha of mixup's Beta distribution; 0 disables mixup.")] = 0.0
-    cutmix_alpha: Annotated[
-        NotNegative, Meta(description="Alpha of CutMix's Beta distribution; 0 disables CutMix.")
-    ] = 0.0
+    mixup_alpha: Annotated[Alpha, Meta(description="Alpha of mixup's Beta distribution; 0 disables mixup.")] = 0.0
+    cutmix_alpha: Annotated[Alpha, Meta(description="Alpha of CutMix's Beta distribution; 0 disables CutMix.")] = 0.0
 
     epochs: Annotated[Annotated[int, Meta(ge=1, le=10**6)], Meta(description="Passes over the training images.")] = 10
     steps: Annotated[
@@ -241,8 +241,8 @@ class TrainSettings(Settings, frozen=True, kw_only=True):
         Annotated[
             str,
             Meta(
-                pattern=r"^(?!latest$)[^./\x00][^/\x00]{0,199}$",
-                title="a name without slashes that does not begin with a dot and is not `latest`",
+                pattern=r"^(?!latest$)[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]{0,199}$",
+                title="a name without slashes or control characters that does not begin with a dot and is not `latest`",
             ),
         ]
         | None,

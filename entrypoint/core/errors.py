@@ -42,9 +42,14 @@ class PeerLostError(UserError):
 
 def printable(value: object) -> str:
     """Return a value of the user or a launcher as a short printable text for a message."""
-    text = str(value)
-    text = text if text.isprintable() else ascii(text)[1:-1]
+    text = one_line(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def one_line(value: object) -> str:
+    """Return a value as printable text of any length, such as a path; a line break or an escape sequence is escaped."""
+    text = str(value)
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def first_line(error: BaseException) -> str:

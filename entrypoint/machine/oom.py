@@ -55,7 +55,9 @@ def oom_message(before: MemoryEvents, after: MemoryEvents) -> str:
         return ""
     has = "the machine's" if after.limit_bytes is None else f"the {gib(after.limit_bytes)} that this job may use"
     peak = f" (peak {gib(after.peak_bytes)})" if after.peak_bytes else ""
-    advice = "lower TRAIN_BATCH_SIZE or TRAIN_NUM_WORKERS, set TRAIN_DATA_SOURCE=stream, or ask for more"
+    advice = (
+        "lower TRAIN_BATCH_SIZE or TRAIN_NUM_WORKERS, stream an imagefolder (TRAIN_DATA_SOURCE=stream), or ask for more"
+    )
     return f"out of memory, {has}{peak}; {advice}"
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import signal
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from train.__main__ import find_stop_signal
+from entrypoint.core.errors import ExitCode
+from train.__main__ import find_stop_signal, out_of_memory_error
 from train.preemption import StopSignal
 
 
@@ -42,3 +44,29 @@ def test_find_stop_signal_finds_wrapped_signal() -> None:
 
 def test_find_stop_signal_other_error_is_none() -> None:
     assert find_stop_signal(ValueError("of its own")) is None
+
+
+def allocation_error() -> RuntimeError:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("make", "is_one_line"),
+    [
+        (allocation_error, True),
+        (lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nSee"), True),
+        (MemoryError, True),
+        (lambda: RuntimeError("shapes differ"), False),
+    ],
+)
+def test_memory_that_cannot_be_had_is_one_line(
+    make: Callable[[], RuntimeError | MemoryError], is_one_line: bool
+) -> None:
+    error = out_of_memory_error(make())
+    assert (error is not None) is is_one_line
+    if error:
+        assert error.code == ExitCode.RANK_FAILED
+        assert str(error).isprintable()
+        assert str(error).startswith("out of memory (")

@@ -10,9 +10,9 @@ from pathlib import Path
 from entrypoint.core.errors import UserError
 from train.data.image_folder import (
     UnreadableImage,
-    class_names,
+    empty_class_error,
     scan_class,
-    split_folders,
+    split_classes,
     translate_folder_errors,
     unreadable_image_error,
 )
@@ -31,6 +31,7 @@ class DatasetInfo:
     """What is known of a data set: train and test images together, and one image's (channels, height, width).
 
     `becomes` says what its image files become, empty for a set that has no files. `train_images` is 0 if unknown.
+    `loading_bytes` is the memory that each rank needs to load a set that cannot be streamed, 0 if that is little.
     """
 
     images: int
@@ -38,6 +39,7 @@ class DatasetInfo:
     counted_all: bool = True
     becomes: str = ""
     train_images: int = 0
+    loading_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -58,16 +60,15 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
     if settings.dataset in KNOWN:
         return KNOWN[settings.dataset]
     if settings.dataset == "synthetic":
-        images = settings.synthetic_images * 6 // 5
-        return DatasetInfo(images, synthetic_shape(settings), train_images=settings.synthetic_images)
+        return inspect_synthetic(settings)
     counter = ImageCounter(settings.on_unreadable_image)
     with translate_folder_errors(settings.data_dir):
-        train, test = split_folders(settings.data_dir)
-        samples = [counter.count(train / name) for name in class_names(train)]
+        train, test, classes = split_classes(settings.data_dir)
+        samples = [counter.count(train / name) for name in classes]
         train_images = counter.images
-        for name in class_names(test):
+        for name in classes:
             counter.count(test / name)
-    headers = read_headers(samples, train, settings.on_unreadable_image)
+    headers = read_headers(samples, settings.on_unreadable_image)
     shape = target_shape(headers, settings)
     counted_all = counter.images <= MAX_COUNTED
     return DatasetInfo(counter.images, shape, counted_all, headers.describe(shape), train_images)
@@ -83,21 +84,43 @@ class ImageCounter:
     def count(self, folder: Path) -> list[Path]:
         """Count one class; return up to 1,000 of its files, evenly spaced.
 
-        Raises `UserError` for the first entry that cannot be used, unless the policy is `skip`.
+        Raises `UserError` for the first entry that cannot be used, unless the policy is `skip`, and for a class without
+        files.
         """
         kept: list[Path] = []
+        unreadable: list[UnreadableImage] = []
         stride = 1
         for index, found in enumerate(islice(scan_class(folder), MAX_COUNTED + 1 - self.images)):
             if isinstance(found, UnreadableImage):
                 if self.policy == "error":
                     raise unreadable_image_error([found])
+                unreadable.append(found)
                 continue
             self.images += 1
             if index % stride == 0:
                 kept.append(found)
             if len(kept) > 2 * SAMPLED_GRAY_IMAGES:
                 kept, stride = kept[::2], 2 * stride
+        if not kept and self.images <= MAX_COUNTED:
+            raise empty_class_error(folder, unreadable)
         return kept
+
+
+def inspect_synthetic(settings: TrainSettings) -> DatasetInfo:
+    """Return the facts of a synthetic set.
+
+    Each value is 2 bytes while it is made, and then 1. A value of a class's center is 8 bytes, and so is a label.
+    """
+    shape = channels, height, width = synthetic_shape(settings)
+    train, test = settings.synthetic_images, synthetic_test_images(settings)
+    values = channels * height * width
+    loading = 3 * values * train + 8 * values * settings.synthetic_classes + 8 * (train + test)
+    return DatasetInfo(train + test, shape, train_images=train, loading_bytes=loading)
+
+
+def synthetic_test_images(settings: TrainSettings) -> int:
+    """Return the number of test images: a fifth of the training images, and at least one per class."""
+    return max(settings.synthetic_classes, settings.synthetic_images // 5)
 
 
 def synthetic_shape(settings: TrainSettings) -> tuple[int, int, int]:
@@ -140,9 +163,11 @@ class Headers:
         color = "gray" if self.is_gray else "color"
         parts = [color if same else f"{color}, cropped to the shape and resized"]
         if any(mode.startswith("I;16") for mode in self.modes):
-            parts.append("16 bits // 257")
+            parts.append("12 and 16 bits scaled to 8")
         if self.modes & {"I", "F"}:
-            parts.append("32 bits scaled to 8")
+            parts.append(
+                "32 bits scaled to 8, per file, from 0 to 1 (floats), 255 or 65535, whichever holds its values"
+            )
         if self.has_transparency:
             parts.append("transparent parts white")
         if self.is_turned:
@@ -150,7 +175,7 @@ class Headers:
         return "; ".join(parts)
 
 
-def read_headers(samples: list[list[Path]], folder: Path, policy: str) -> Headers:
+def read_headers(samples: list[list[Path]], policy: str) -> Headers:
     """Read the headers of the first image of up to 16 classes, and of up to 1,000 images while all are gray.
 
     Raises `UserError` for an image that cannot be read; with the policy `skip`, only if none can.
@@ -170,8 +195,7 @@ def read_headers(samples: list[list[Path]], folder: Path, policy: str) -> Header
             if policy == "error":
                 raise unreadable_image_error([unreadable]) from None
     if not headers.sizes:
-        seen = str(unreadable) if unreadable else f"{folder}: its classes have no images"
-        raise UserError(f"{seen}; check TRAIN_DATA_DIR")
+        raise UserError(f"{unreadable}; check TRAIN_DATA_DIR")
     return headers
 
 

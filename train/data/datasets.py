@@ -18,10 +18,11 @@ from torch import Tensor
 from entrypoint.core.errors import UserError, first_line
 from train.checkpoint.metadata import DataFingerprint
 from train.data.cache import ImageSource, cache_folder, load_or_build
-from train.data.dataset_info import synthetic_shape
+from train.data.dataset_info import synthetic_shape, synthetic_test_images
 from train.data.decoding import decode_splits
 from train.data.fingerprint import fingerprint_of_arrays, fingerprint_of_files
-from train.data.image_folder import ImageList, UnreadableImage, list_splits
+from train.data.image_folder import ImageList, UnreadableImage, check_classes, list_splits
+from train.data.readable_classes import probe_classes
 from train.data.workers import WorkerPoolSpec
 from train.lock_file import folder_lock
 from train.seeding import make_generator
@@ -78,7 +79,10 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, worker_pool: W
     if settings.dataset == "imagefolder":
         listings = list_splits(settings.data_dir, settings.on_unreadable_image)
         if source == "stream":
-            return DataSet(*listings, listings[0].classes, shape, unreadable_entries(listings), listings)
+            probed: tuple[str, ...] = ()
+            if settings.on_unreadable_image == "skip":  # otherwise the first one that is met ends the run
+                probed = tuple(str(one) for listing in listings for one in probe_classes(listing, shape))
+            return DataSet(*listings, listings[0].classes, shape, (*unreadable_entries(listings), *probed), listings)
         return load_image_folder(settings, listings, shape, worker_pool)
     return LOADERS[settings.dataset](settings)
 
@@ -92,13 +96,15 @@ def load_image_folder(
     source = ImageSource(listings, shape, policy)
     entry = load_or_build(source, cache_folder(settings.cache_dir), build)
     splits = dict(zip(("train", "test"), listings, strict=True))
-    skipped = [str(UnreadableImage(splits[name].files[row], reason)) for name, row, reason in entry.skipped]
+    bad = [UnreadableImage(splits[name].files[row], reason) for name, row, reason in entry.skipped]
+    for listing, labels in zip(listings, (entry.train_labels, entry.test_labels), strict=True):
+        check_classes(listing, set(labels.tolist()), bad)
     return DataSet(
         ImageTensors(torch.from_numpy(entry.train_images), torch.from_numpy(entry.train_labels)),
         ImageTensors(torch.from_numpy(entry.test_images), torch.from_numpy(entry.test_labels)),
         listings[0].classes,
         shape,
-        (*unreadable_entries(listings), *skipped),
+        (*unreadable_entries(listings), *map(str, bad)),
         listings,
         entry.key,
     )
@@ -154,7 +160,7 @@ def load_synthetic(settings: TrainSettings) -> DataSet:
         return ImageTensors(images.to(torch.uint8), labels)
 
     names = tuple(f"class{index}" for index in range(classes))
-    train, test = settings.synthetic_images, max(classes, settings.synthetic_images // 5)
+    train, test = settings.synthetic_images, synthetic_test_images(settings)
     return DataSet(draw(train, "train"), draw(test, "test"), names, (channels, height, width))
 
 

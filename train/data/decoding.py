@@ -19,7 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT
-from train.data.image_folder import ImageList, UnreadableImage, unreadable_image_error
+from train.data.image_folder import ImageList, UnreadableImage, check_classes, unreadable_image_error
 from train.data.pixel_values import NOT_A_FILE, open_image, swaps_sides, visible_image
 from train.data.workers import WorkerPoolSpec, init_worker
 from train.settings import ImageShape
@@ -44,9 +44,8 @@ def decode_splits(
         labels = np.asarray(listing.labels, dtype=np.int64)
         if bad:
             good = np.setdiff1d(np.arange(len(labels)), list(bad))
-            if not len(good):
-                raise unreadable_image_error(list(bad.values()))
             labels = labels[good]
+            check_classes(listing, set(labels.tolist()), bad.values())
             images = np.load(folder / f"{split}_images.npy")[good]
             np.save(folder / f"{split}_images.npy", images)
         np.save(folder / f"{split}_labels.npy", labels)

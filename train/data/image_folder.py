@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import UserError, one_line, printable
 
 # What file managers leave behind; hidden files are passed over as well.
 IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})
@@ -23,8 +23,7 @@ class UnreadableImage:
 
     def __str__(self) -> str:
         """Return the path and the reason."""
-        path = str(self.path)
-        return f"{path if path.isprintable() else ascii(path)[1:-1]}: {self.reason}"
+        return f"{one_line(self.path)}: {one_line(self.reason)}"
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,28 @@ def unreadable_image_error(bad: list[UnreadableImage]) -> UserError:
     """Return the error of one line for images that cannot be read."""
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     return UserError(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
+
+
+def empty_class_error(folder: Path, unreadable: Sequence[UnreadableImage]) -> UserError:
+    """Return the error for a class without an image that can be read, with its unreadable entries."""
+    if not unreadable:
+        return UserError(f"{one_line(folder)}: the class has no images; add some or remove the folder")
+    return UserError(
+        f"{one_line(folder)}: the class has no images that can be read; {len(unreadable):,} cannot, first"
+        f" {unreadable[0]}. Repair them or remove the class."
+    )
+
+
+def check_classes(listing: ImageList, readable: Collection[int], bad: Iterable[UnreadableImage]) -> None:
+    """Raise `UserError` for the first class whose number is not among the `readable` ones.
+
+    `bad` are the images of the split that could not be read.
+    """
+    for label, name in enumerate(listing.classes):
+        if label not in readable:
+            folder = listing.folder / name
+            entries = (*listing.unreadable, *bad)
+            raise empty_class_error(folder, [one for one in entries if one.path.is_relative_to(folder)])
 
 
 @contextmanager
@@ -70,7 +91,7 @@ def split_folders(data_dir: Path | None) -> tuple[Path, Path]:
     train = data_dir / "train"
     test = next((data_dir / name for name in ("test", "val") if (data_dir / name).is_dir()), None)
     if not train.is_dir() or test is None:
-        found = sorted(entry.name for entry in data_dir.iterdir())[:5]
+        found = sorted(printable(entry.name) for entry in data_dir.iterdir())[:5]
         holds = f"holds {', '.join(found)}" if found else "is empty"
         raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {holds}; it needs train/ and test/ (or val/)")
     return train, test
@@ -83,7 +104,7 @@ def class_names(folder: Path) -> tuple[str, ...]:
     """
     entries = [entry for entry in os.scandir(folder) if is_folder(entry) and not entry.name.startswith(".")]
     if not entries:
-        raise UserError(f"{folder}: no class folders; each class is a subfolder with its images")
+        raise UserError(f"{one_line(folder)}: no class folders; each class is a subfolder with its images")
     above = ids_of_ancestors(folder)
     for entry in entries:
         if entry.is_symlink() and folder_id(entry.path) in above:
@@ -92,6 +113,15 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
 
 LINK_UPWARD = "a link to a folder above it"
+
+
+def split_classes(data_dir: Path | None) -> tuple[Path, Path, tuple[str, ...]]:
+    """Return the folders of train and test, and their classes; raises `UserError` where their classes differ."""
+    train, test = split_folders(data_dir)
+    classes, test_classes = class_names(train), class_names(test)
+    if classes != test_classes:
+        raise classes_differ_error(data_dir, (train.name, classes), (test.name, test_classes))
+    return train, test, classes
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -180,8 +210,7 @@ def list_split(folder: Path, classes: tuple[str, ...]) -> ImageList:
             else:
                 unreadable.append(found)
         if len(files) == before:
-            cause = "".join(f" ({one})" for one in unreadable[unreadable_before : unreadable_before + 1])
-            raise UserError(f"{folder / name}: the class has no images{cause}; add some or remove the folder")
+            raise empty_class_error(folder / name, unreadable[unreadable_before:])
         labels.extend([label] * (len(files) - before))
     return ImageList(folder, classes, tuple(files), tuple(labels), tuple(unreadable))
 
@@ -192,10 +221,7 @@ def list_splits(data_dir: Path | None, policy: str = "error") -> tuple[ImageList
     With the policy `error` it also raises for the first entry that cannot be used.
     """
     with translate_folder_errors(data_dir):
-        train, test = split_folders(data_dir)
-        classes, test_classes = class_names(train), class_names(test)
-        if classes != test_classes:
-            raise classes_differ_error(data_dir, (train.name, classes), (test.name, test_classes))
+        train, test, classes = split_classes(data_dir)
         listings = list_split(train, classes), list_split(test, classes)
     unreadable = [one for listing in listings for one in listing.unreadable]
     if unreadable and policy == "error":
@@ -211,7 +237,7 @@ def classes_differ_error(
     for (name, own), (_, other) in ((train, test), (test, train)):
         only = sorted(set(own) - set(other))
         if only:
-            differ.append(f"only in {name}/: {', '.join(only[:5])}")
+            differ.append(f"only in {name}/: {', '.join(map(printable, only[:5]))}")
     return UserError(
         f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the same ones"
     )

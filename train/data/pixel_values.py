@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import stat
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +17,11 @@ GRAY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B"
 ORIENTATION_TAG = 0x0112
 # EXIF orientations from this one on swap width and height (EXIF 2.3, tag 0x0112).
 FIRST_SWAPPING_ORIENTATION = 5
+# Pillow warns of large images and odd tags by printing a line of its source code. What it cannot read, it raises.
+warnings.filterwarnings("ignore", module=r"PIL\.")
 MAX_8_BITS, MAX_16_BITS = 255, 65_535
+# TIFF 6.0, section 3: the bits of a value, and the meaning of its smallest one.
+TIFF_BITS_PER_SAMPLE, TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO = 258, 262, 0
 
 
 def open_image(path: Path) -> Image.Image:
@@ -61,20 +68,38 @@ def on_white(image: Image.Image) -> Image.Image:
 
 
 def to_8_bits(image: Image.Image) -> NDArray[np.uint8]:
-    """Return the gray values of a 16-bit, 32-bit or float image, from 0 to 255.
+    """Return the gray values of a 12-bit, 16-bit, 32-bit or float image, from 0 to 255.
 
-    16-bit values are divided by 257. Files of 32 bits do not say their range: it is the smallest of 1 (floats), 255
-    and 65535 that holds every value. Raises `ValueError` if there is none.
+    Pillow inverts TIFFs whose 0 is white for up to 8 bits only.
     """
+    tags: Mapping[int, Any] = getattr(image, "tag_v2", {})
     values = np.asarray(image)
     if image.mode.startswith("I;16"):
-        gray = (values // 257).astype(np.uint8)
+        gray = scale_integers(values, tags.get(TIFF_BITS_PER_SAMPLE, (16,))[0])
         transparent = image.info.get("transparency")
-        return np.where(values == transparent, np.uint8(MAX_8_BITS), gray) if isinstance(transparent, int) else gray
+        gray = np.where(values == transparent, np.uint8(MAX_8_BITS), gray) if isinstance(transparent, int) else gray
+    else:
+        gray = scale_unknown_range(values, is_float=image.mode == "F")
+    inverted = tags and tags.get(TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO) == TIFF_WHITE_IS_ZERO
+    return ~gray if inverted else gray
+
+
+def scale_integers(values: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    """Return values of so many bits as bytes; those of 16 bits are divided by 257."""
+    gray: NDArray[np.uint8] = (values.astype(np.uint32) * MAX_8_BITS // (2**bits - 1)).astype(np.uint8)
+    return gray
+
+
+def scale_unknown_range(values: NDArray[Any], *, is_float: bool) -> NDArray[np.uint8]:
+    """Return the values of a file of 32 bits, which does not say their range, as bytes.
+
+    The range is the smallest of 1 (floats), 255 and 65535 that holds every value of the file.
+    Raises `ValueError` if there is none.
+    """
     low, high = values.min(), values.max()
     if not (low >= 0 and high <= MAX_16_BITS):  # not so either for NaN
         raise ValueError(f"values from {low} to {high}: the range is unknown, convert the file to 8 or 16 bits")
-    if image.mode == "F":
+    if is_float:
         scale = 255.0 if high <= 1 else 1.0 if high <= MAX_8_BITS else 1 / 257
         return np.rint(values * scale).astype(np.uint8)
     return (values if high <= MAX_8_BITS else values // 257).astype(np.uint8)

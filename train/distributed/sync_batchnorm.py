@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm, pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from entrypoint.core.console import write_stderr
 from train.distributed.process_group import ProcessGroup
 from train.distributed.shared_memory import SharedMemoryGroup
+from train.settings import TrainSettings
 
 
 class SyncBatchNormFunction(torch.autograd.Function):
@@ -126,6 +128,15 @@ def from_batchnorm(norm: Any, memory: SharedMemoryGroup | None = None) -> SyncBa
         setattr(synchronized, name, getattr(norm, name))
     synchronized.memory = memory
     return synchronized.train(norm.training)
+
+
+def warn_without_batchnorm(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> None:
+    """Print that TRAIN_SYNC_BATCHNORM has no effect on this model; the plan does so for the cnn."""
+    value = settings.sync_batchnorm
+    if value == "auto" or settings.model == "cnn" or group.world_size == 1 or has_batchnorm(model):
+        return
+    if group.is_main:
+        write_stderr(f"train: TRAIN_SYNC_BATCHNORM={int(value)} has no effect: {settings.model} has no BatchNorm")
 
 
 def has_batchnorm(model: nn.Module) -> bool:

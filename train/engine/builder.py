@@ -27,7 +27,7 @@ from train.data.memory_feed import MemorySource
 from train.data.stream_feed import StreamSource
 from train.data.workers import WorkerPoolSpec
 from train.distributed.process_group import ProcessGroup
-from train.distributed.sync_batchnorm import convert_sync_batchnorm, has_batchnorm
+from train.distributed.sync_batchnorm import convert_sync_batchnorm, has_batchnorm, warn_without_batchnorm
 from train.engine.optimizer import build_optimizer, lr_schedule, make_ema, parameter_names
 from train.engine.train_state import TrainState
 from train.engine.train_step import Trainer
@@ -112,6 +112,7 @@ class ModelBuilder:
         if start and self.settings.prune_ratio and self.settings.parallelism == "ddp":
             slim = self.pruned_state(start)
         model, optimizer, average = self.build(slim, start)
+        warn_without_batchnorm(model, self.settings, self.group)
         schedule = lr_schedule(self.settings, total_steps)
         scaler = gradient_scaler(precision, self.group.device)
         state = TrainState(model, optimizer, scaler, ema_model=average, pruned=slim is not None)

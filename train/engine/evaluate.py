@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from entrypoint.core.errors import ExitCode, UserError
 from train.acceleration.amp import autocast
 from train.data.batches import IGNORE_LABEL
 from train.distributed.ddp import is_sharded
@@ -36,6 +37,7 @@ def evaluate(
     Shares of ranks may differ in size and may be empty, so counts and sums are reduced instead of means. Buffers such
     as BatchNorm's statistics are broadcast from rank 0 first. All ranks of a sharded model evaluate the same number of
     batches. torchmetrics is not imported because that is slow. A test compares the results.
+    Raises `UserError` if the ranks have no image that can be read.
     """
     spread = is_sharded(model)
     group.broadcast_buffers(list(model.buffers()))
@@ -59,8 +61,9 @@ def evaluate(
     right_count, loss_sum, images_count, stopped = group.sum(totals).tolist()
     if stopped:
         return None
-    count = max(1.0, images_count)
-    return EvalResult(100 * right_count / count, loss_sum / count, int(images_count))
+    if not images_count:
+        raise UserError("no test image can be read any more; check TRAIN_DATA_DIR", ExitCode.RANK_FAILED)
+    return EvalResult(100 * right_count / images_count, loss_sum / images_count, int(images_count))
 
 
 def pad_to_same_length(

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from entrypoint.core.errors import one_line
 from entrypoint.plan.model import Plan
 from train.acceleration.small_conv import original_convolutions
 from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.evaluate import EvalResult
 from train.engine.onnx_export import export_onnx
 from train.engine.run import TrainingRun
+from train.engine.save_policy import check_weights_finite
 from train.models.inspection import count_multiply_adds, count_parameters
 from train.models.pruning import resize_to_state
 from train.models.registry import restore_state_metadata
@@ -26,7 +28,11 @@ from train.report.output import guarded_stdout
 
 
 def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: float) -> None:
-    """Write the summary, the curves and the export, and print the summary."""
+    """Write the summary, the curves and the export, and print the summary.
+
+    Raises `UserError` if a weight is not finite: the last step's loss does not show that.
+    """
+    check_weights_finite(run.trainer)
     trainer = run.trainer
     state = full_state_dict(trainer.state.model)
     exports_ema = trainer.state.ema_model and run.settings.export == "onnx"
@@ -73,13 +79,15 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
         "seed": run.settings.seed,
         "cpu_wait_share": round(waited, 3),
     }
+    if run.profiler:
+        run.progress.print(run.profiler.stop_incomplete())
     with disk_errors_as_user_errors(run.folder):
         run.metrics.close()
         run.progress.close()
         total = round(time.time() - started, 3)
         run.metrics.summary({**summary, "total_seconds": total})
     if run.settings.progress != "off":
-        print_summary(summary, total, run.folder)
+        print_summary(summary, total, run.folder, streamed=plan.the_trainer().data_source == "stream")
     if run.settings.export == "onnx":
         shape, classes = run.model_builder.shape, run.classes
         export_onnx(evaluated, run.source.normalize, shape, classes, run.folder / "model.onnx")
@@ -94,11 +102,12 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -> None:
+def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path, *, streamed: bool) -> None:
     """Print the summary in a few lines."""
     cpu_wait = cpu_wait_text(summary["cpu_wait_share"])
     count = summary["images_skipped"]
-    skipped = f"left out       {count:,} unreadable image{'s' * (count != 1)}\n" if count else ""
+    among = " among those that this run read" if streamed else ""
+    skipped = f"left out       {count:,} unreadable image{'s' * (count != 1)}{among}\n" if count else ""
     waited = f"waiting        {cpu_wait}\n" if cpu_wait else ""
     with guarded_stdout():
         print(
@@ -112,5 +121,5 @@ def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path) -
             f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
             f" {1000 * summary['step_seconds']:,.1f} ms\n"
             f"{skipped}{waited}"
-            f"run folder     {folder}"
+            f"run folder     {one_line(folder)}"
         )

@@ -21,7 +21,9 @@ REGISTERED = re.compile(r"^@register_model\((?:name=)?(?:\"([^\"]+)\")?\)\n(?:@.
 def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
     """Raise `UserError` for a model, batch or profile that the run would refuse at its start."""
     check_model_name(given.values.model)
+    check_bias(given)
     check_batch_fits(given, dataset)
+    check_pruning_length(given.values, dataset)
     check_profile_length(given, dataset)
 
 
@@ -54,6 +56,12 @@ def check_model_name(name: str) -> None:
     )
 
 
+def check_bias(given: ParsedSettings[TrainSettings]) -> None:
+    """Raise `UserError` for a model without biases, unless it is the cnn."""
+    if not given.values.bias and given.values.model != "cnn":
+        raise UserError(f"TRAIN_BIAS=0: only the cnn can do without biases, not {given.values.model}. Unset it.")
+
+
 def check_batch_fits(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
     """Raise `UserError` if a batch is larger than the training set."""
     size, count = given.values.batch_size, dataset.train_images
@@ -65,6 +73,22 @@ def check_batch_fits(given: ParsedSettings[TrainSettings], dataset: DatasetInfo)
         f"{source or f'TRAIN_BATCH_SIZE={size}:'} larger than the training set of {count:,} images."
         f" {'Set TRAIN_BATCH_SIZE lower' if source else 'Lower it'}."
     )
+
+
+def check_pruning_length(settings: TrainSettings, dataset: DatasetInfo) -> None:
+    """Raise `UserError` if TRAIN_STEPS ends within the epochs before pruning.
+
+    A folder whose unreadable images are skipped may have more epochs than its files say.
+    """
+    may_shrink = settings.dataset == "imagefolder" and settings.on_unreadable_image == "skip"
+    if not settings.prune_ratio or not settings.steps or not dataset.counted_all or may_shrink:
+        return
+    steps_per_epoch = dataset.train_images // settings.batch_size
+    if steps_per_epoch and settings.prune_warmup >= settings.total_epochs(steps_per_epoch):
+        raise UserError(
+            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are"
+            f" {settings.total_epochs(steps_per_epoch)} epochs. Lower it, so that the pruned model is trained on."
+        )
 
 
 def check_profile_length(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:

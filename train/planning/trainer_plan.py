@@ -56,6 +56,7 @@ def plan_trainer(
             f"TRAIN_BATCH_SIZE={settings.batch_size}: too small for {ranks} ranks x {settings.grad_accum_steps}"
             f" micro-batches. It is the global batch size; set at least {shares}."
         )
+    check_memory(given, dataset, machine.memory_bytes, len(plan.ranks))
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
     workers, workers_decision = decide_workers(given, plan, dataset, source, machine.container.shm_bytes)
     precision = decide_precision(given, plan.device, machine)
@@ -82,7 +83,7 @@ def plan_trainer(
         *resume_decisions,
     )
     flags = given.as_variables(flags_only=True)
-    plan = replace(plan, warnings=(*plan.warnings, *unused_settings(given, source, ranks)))
+    plan = replace(plan, warnings=(*plan.warnings, *unused_settings(given, source, ranks, workers)))
     return plan.with_variables({**flags, **resume}).with_trainer(trainer, decisions)
 
 
@@ -184,6 +185,21 @@ def decide_images(dataset: DatasetInfo) -> tuple[Decision, ...]:
     if not dataset.becomes:
         return ()
     return (Decision("images", "x".join(map(str, dataset.shape)), dataset.becomes),)
+
+
+def check_memory(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, memory_bytes: int, ranks: int) -> None:
+    """Raise `UserError` for a set that only memory can hold, if the ranks of this node have too little of it.
+
+    `memory_bytes` is 0 if unknown.
+    """
+    needed = dataset.loading_bytes * ranks
+    if memory_bytes and needed > memory_bytes:
+        raise UserError(
+            f"TRAIN_DATASET={given.values.dataset}: loading it takes {needed / 2**30:,.1f} GiB on {ranks} ranks, and"
+            f" this node has {memory_bytes / 2**30:,.1f} GiB. Lower TRAIN_SYNTHETIC_IMAGES, TRAIN_SYNTHETIC_SHAPE or"
+            " TRAIN_SYNTHETIC_CLASSES.",
+            ExitCode.MACHINE,
+        )
 
 
 def decide_data_source(

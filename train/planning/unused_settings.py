@@ -11,11 +11,12 @@ from train.settings import TrainSettings
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What decides whether a setting has an effect: the settings, the data source and the number of ranks."""
+    """What decides whether a setting has an effect: the settings, the data source, and how many ranks and workers."""
 
     settings: TrainSettings
     data_source: str
     world_size: int
+    num_workers: int
 
 
 Reason = Callable[[RunFacts], str]
@@ -31,6 +32,16 @@ def unless_dataset(*names: str) -> Reason:
 def in_memory(run: RunFacts) -> str:
     """Return the reason for settings of loader workers."""
     return "batches come from memory, without loader workers" if run.data_source == "memory" else ""
+
+
+def without_workers(run: RunFacts) -> str:
+    """Return the reason for settings that each loader worker has."""
+    return in_memory(run) or ("" if run.num_workers else "there are no loader workers")
+
+
+def without_batchnorm(run: RunFacts) -> str:
+    """Return the reason for settings of BatchNorm."""
+    return on_one_rank(run) or ("the cnn has no BatchNorm" if run.settings.model == "cnn" else "")
 
 
 def without_pruning(run: RunFacts) -> str:
@@ -51,7 +62,7 @@ def when(condition: Callable[[TrainSettings], bool], reason: str) -> Reason:
 # Field -> why it has no effect, empty if it has one. A value that says "off" is never named.
 UNUSED: Mapping[str, Reason] = {
     "num_workers": in_memory,
-    "prefetch_factor": in_memory,
+    "prefetch_factor": without_workers,
     "cache_dir": lambda run: (
         unless_dataset("imagefolder")(run) or ("streamed images are not cached" if run.data_source == "stream" else "")
     ),
@@ -69,15 +80,17 @@ UNUSED: Mapping[str, Reason] = {
     "gradient_compression": on_one_rank,
     "ddp_static_graph": on_one_rank,
     "ddp_find_unused_parameters": on_one_rank,
-    "sync_batchnorm": on_one_rank,
+    "sync_batchnorm": without_batchnorm,
     "keep_checkpoints": when(lambda settings: settings.checkpoint_every == 0, "TRAIN_CHECKPOINT_EVERY is 0"),
     "resume_allow_changed": when(lambda settings: settings.resume == "off", "TRAIN_RESUME is off"),
 }
 
 
-def unused_settings(given: ParsedSettings[TrainSettings], data_source: str, world_size: int) -> tuple[str, ...]:
+def unused_settings(
+    given: ParsedSettings[TrainSettings], data_source: str, world_size: int, num_workers: int
+) -> tuple[str, ...]:
     """Return a line for each setting of the user that has no effect in this run."""
-    run = RunFacts(given.values, data_source, world_size)
+    run = RunFacts(given.values, data_source, world_size, num_workers)
     defaults = TrainSettings()
     lines = []
     for field, reason_for in UNUSED.items():

@@ -78,6 +78,15 @@ class Profiler:
         self.done = 0
         self.running: profile | None = None
 
+    def stop_incomplete(self) -> str:
+        """Stop a profile that the end of the run cut short; return why there is none."""
+        if self.running:
+            self.running.stop()  # type: ignore[no-untyped-call]
+        return (
+            f"warning: TRAIN_PROFILE={self.steps} wrote no profile: it needs {PROFILE_WARM_UP + self.steps} steps, and"
+            f" {self.done} were left"
+        )
+
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Mark a phase while the profile runs; the first mark of a step starts it."""
         if name == DATA and self.done == PROFILE_WARM_UP and not self.running:

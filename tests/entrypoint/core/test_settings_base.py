@@ -75,10 +75,15 @@ def test_bad_launch_variable_gives_one_line(variable: str, value: str, said_of_i
         ("TRAIN_OPTIMIZER", "sdg", "TRAIN_OPTIMIZER=sdg: no such optimizer. Did you mean sgd?"),
         ("TRAIN_BACH_SIZE", "3", "TRAIN_BACH_SIZE=3: no such variable. Did you mean TRAIN_BATCH_SIZE?"),
         ("TRAIN_RUN_NAME", "../x", "TRAIN_RUN_NAME=../x: not a name without slashes"),
+        ("TRAIN_RUN_NAME", "x\nentrypoint: error: forged", r"TRAIN_RUN_NAME=x\nentrypoint: error: forged: not a name"),
+        ("TRAIN_RUN_NAME", "x\x1b[31m", r"TRAIN_RUN_NAME=x\x1b[31m: not a name without slashes or control"),
+        ("TRAIN_MIXUP_ALPHA", "1e308", "TRAIN_MIXUP_ALPHA=1e308: not a number from 0 to 1,000."),
+        ("TRAIN_CUTMIX_ALPHA", "1001", "TRAIN_CUTMIX_ALPHA=1001: not a number from 0 to 1,000."),
         (
             "TRAIN_RUN_NAME",
             "latest",
-            "TRAIN_RUN_NAME=latest: not a name without slashes that does not begin with a dot and is not `latest`.",
+            "TRAIN_RUN_NAME=latest: not a name without slashes or control characters that does not begin with a dot"
+            " and is not `latest`.",
         ),
         ("TRAIN_SYNTHETIC_SHAPE", "3x32", "TRAIN_SYNTHETIC_SHAPE=3x32: not channels x height x width"),
     ],

@@ -116,7 +116,10 @@ def test_inspect_dataset_keeps_small_image_size(
 def test_inspect_dataset_known_data_reads_nothing() -> None:
     assert inspect_dataset(TrainSettings()) == DatasetInfo(1797, (1, 8, 8), train_images=1442)
     synthetic = TrainSettings(dataset="synthetic", synthetic_images=100, synthetic_shape="2x5x7")
-    assert inspect_dataset(synthetic) == DatasetInfo(120, (2, 5, 7), train_images=100)
+    loading = 3 * 70 * 100 + 8 * 70 * 10 + 8 * 120
+    assert inspect_dataset(synthetic) == DatasetInfo(120, (2, 5, 7), train_images=100, loading_bytes=loading)
+    classes = TrainSettings(dataset="synthetic", synthetic_images=10, synthetic_classes=50)
+    assert inspect_dataset(classes).images == 60
 
 
 def add_link(folder: Path, target: str) -> Path:

@@ -99,6 +99,45 @@ def test_values_of_unknown_range_are_refused_by_name(tmp_path: Path, values: Val
     assert reason in str(found)
 
 
+def write_tiff(path: Path, values: Values, bits: int, photometric: int) -> Path:
+    """Write one uncompressed strip with the tags of TIFF 6.0 that a gray image needs."""
+    data = values.tobytes()
+    if bits == 12:
+        left, right = values.astype(np.uint32).reshape(-1, 2).T
+        data = np.stack([left >> 4, (left & 15) << 4 | right >> 8, right & 255], 1).astype(np.uint8).tobytes()
+    kind = 3 if values.dtype.kind == "f" else 1
+    height, width = values.shape
+    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height, 279: len(data),
+            339: kind}  # fmt: skip
+    fields = b"".join(struct.pack("<HHIHH", tag, 3, 1, value, 0) for tag, value in tags.items())
+    path.write_bytes(
+        b"II" + struct.pack("<HI", 42, 8 + len(data)) + data + struct.pack("<H", len(tags)) + fields + bytes(4)
+    )
+    return path
+
+
+TWELVE = (RAMP // 16).astype(np.uint16)
+# Bits and values of a file, and the bytes that it becomes where 0 is black.
+DEPTHS = {
+    "8-bit": (8, (RAMP // 257).astype(np.uint8), RAMP // 257),
+    "12-bit": (12, TWELVE, TWELVE.astype(np.uint32) * 255 // 4095),
+    "16-bit": (16, RAMP, RAMP // 257),
+    "float": (32, (RAMP / 65535).astype(np.float32), np.rint(RAMP / 257)),
+}
+
+
+@pytest.mark.parametrize("name", DEPTHS)
+@pytest.mark.parametrize("white_is_zero", [False, True])
+def test_tiff_of_each_depth_is_scaled_and_inverted(tmp_path: Path, name: str, white_is_zero: bool) -> None:
+    bits, values, right = DEPTHS[name]
+    found = read_image(write_tiff(tmp_path / "x.tif", values, bits, int(not white_is_zero)), (1, SIDE, SIDE))
+    if bits == 12 and white_is_zero:  # Pillow has no decoder for it
+        assert str(found).endswith("not an image")
+        return
+    assert not isinstance(found, UnreadableImage), found
+    assert np.array_equal(found[:, :, 0], 255 - right if white_is_zero else right)
+
+
 def torchvision_decode(path: Path, mode: str) -> NDArray[np.int64]:
     """Return (height, width, channels) by torchvision's libpng and libjpeg, upright."""
     torchvision = pytest.importorskip("torchvision.io", exc_type=(ImportError, RuntimeError))
@@ -271,7 +310,11 @@ def test_colored_class_of_a_large_gray_set_is_found(tmp_path: Path) -> None:
     ("write", "said"),
     [
         (lambda _, path: GRAY.save(path), "gray"),
-        (lambda _, path: save(RAMP[:8, :8], path), "gray; 16 bits // 257"),
+        (lambda _, path: save(RAMP[:8, :8], path), "gray; 12 and 16 bits scaled to 8"),
+        (
+            lambda _, path: save(RAMP[:8, :8].astype(np.int32), path.with_suffix(".tif")),
+            "gray; 32 bits scaled to 8, per file, from 0 to 1 (floats), 255 or 65535, whichever holds its values",
+        ),
         (lambda _, path: COLOR.convert("RGBA").save(path), "color; transparent parts white"),
         (lambda _, path: COLOR.resize((20, 10)).save(path, exif=bytes(TURNED)), "color; turned as EXIF says"),
         (lambda index, path: COLOR.resize((8 + index, 8)).save(path), "color"),

@@ -10,8 +10,14 @@ import torch
 from torch import nn
 
 from tests.conftest import Entrypoint, needs_two_cores, script
+from tests.factories import train_settings
 from train.distributed.process_group import ProcessGroup
-from train.distributed.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm, has_batchnorm
+from train.distributed.sync_batchnorm import (
+    SyncBatchNorm,
+    convert_sync_batchnorm,
+    has_batchnorm,
+    warn_without_batchnorm,
+)
 
 ALONE = ProcessGroup(0, 1, 0, torch.device("cpu"))
 # Each of two ranks takes its part of one batch of 7 through the layer, and writes down what it computes.
@@ -139,3 +145,23 @@ def test_batchnorm_model_on_two_ranks_learns_as_on_one(entrypoint: Entrypoint) -
     assert one["test_accuracy"] > 90
     assert both["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=0.5)
     assert losses(entrypoint.folder, "own") != expected
+
+
+@pytest.mark.parametrize(
+    ("value", "model", "rank", "ranks", "is_named"),
+    [
+        (False, nn.Linear(2, 2), 0, 2, True),
+        (True, nn.Linear(2, 2), 0, 2, True),
+        (False, nn.Linear(2, 2), 1, 2, False),
+        (False, nn.Linear(2, 2), 0, 1, False),
+        ("auto", nn.Linear(2, 2), 0, 2, False),
+        (False, nn.BatchNorm1d(2), 0, 2, False),
+    ],
+)
+def test_setting_is_named_for_model_without_batchnorm(
+    value: object, model: nn.Module, rank: int, ranks: int, is_named: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = train_settings({"model": "alexnet", "sync_batchnorm": value})
+    warn_without_batchnorm(model, settings, ProcessGroup(rank, ranks, rank, torch.device("cpu")))
+    line = f"train: TRAIN_SYNC_BATCHNORM={int(value is True)} has no effect: alexnet has no BatchNorm\n"
+    assert capsys.readouterr().err == (line if is_named else "")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from entrypoint.core.errors import UserError
 from train.data.batches import IGNORE_LABEL
 from train.distributed.process_group import ProcessGroup
 from train.engine.evaluate import evaluate
@@ -37,8 +38,7 @@ def test_evaluate_ignores_unreadable_images() -> None:
     assert score.accuracy == pytest.approx(200 / 3)
 
 
-def test_evaluate_empty_share_is_no_error() -> None:
-    model = nn.Sequential(nn.Dropout())
-    score = evaluate(model, [], ALONE)
-    assert (score.images, score.accuracy) == (0, 0.0)
-    assert model.training
+@pytest.mark.parametrize("batches", [[], [(torch.zeros(2, 4), torch.full((2,), IGNORE_LABEL))]])
+def test_evaluate_without_any_image_is_an_error(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    with pytest.raises(UserError, match="no test image can be read any more"):
+        evaluate(nn.Sequential(nn.Dropout()), batches, ALONE)

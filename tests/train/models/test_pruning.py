@@ -180,6 +180,7 @@ def test_run_that_goes_on_past_the_warm_up_is_pruned(entrypoint: Entrypoint) -> 
         ({"TRAIN_PRUNE_BACKEND": "nni", "TRAIN_PRUNE_RATIO": "0.001"}, "removes nothing of cnn"),
         ({"TRAIN_MODEL": "shufflenet_v2_x0_5"}, "shufflenet_v2_x0_5 cannot be pruned"),
         ({"TRAIN_MODEL": "vit_b_32", "TRAIN_PRUNE_BACKEND": "nni"}, "vit_b_32 cannot be pruned"),
+        ({"TRAIN_PRUNE_RATIO": "0.99"}, "Lower the ratio: no filter of 64 would be left"),
         ({"TRAIN_MODEL": "vit_b_32"}, "TRAIN_PRUNE_BACKEND=torch-pruning: removes nothing of vit_b_32"),
     ],
 )

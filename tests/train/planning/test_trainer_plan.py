@@ -13,7 +13,7 @@ from entrypoint.machine.container import ContainerInfo
 from entrypoint.plan.model import Plan
 from tests.factories import make_machine, make_test_plan
 from tests.train.given import SMALL_DATASET
-from train.data.dataset_info import DatasetInfo
+from train.data.dataset_info import DatasetInfo, inspect_dataset
 from train.planning.trainer_plan import plan_trainer
 from train.settings import read_train_settings
 
@@ -88,6 +88,33 @@ def test_restartable_ranks_get_the_run_name(environ: dict[str, str], name: str) 
 def test_run_that_cannot_resume_raises(environ: dict[str, str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         plan_trainer(make_test_plan(make_machine(4), environ), read_train_settings(environ, {}), SMALL, make_machine(4))
+
+
+@pytest.mark.parametrize(
+    ("more", "ranks", "refused"),
+    [
+        ({}, 1, False),
+        ({"TRAIN_SYNTHETIC_SHAPE": "3x9999x9999"}, 1, True),
+        ({"TRAIN_SYNTHETIC_IMAGES": "1000000", "TRAIN_SYNTHETIC_SHAPE": "3x64x64"}, 1, False),
+        ({"TRAIN_SYNTHETIC_IMAGES": "1000000", "TRAIN_SYNTHETIC_SHAPE": "3x64x64"}, 2, True),
+        ({"TRAIN_SYNTHETIC_CLASSES": "100000", "TRAIN_SYNTHETIC_SHAPE": "3x999x999"}, 1, True),
+    ],
+)
+def test_synthetic_set_larger_than_memory_is_refused(more: dict[str, str], ranks: int, refused: bool) -> None:
+    environ = {"TRAIN_DATASET": "synthetic", **more}
+    base = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": str(ranks)})
+    given = read_train_settings(environ, {})
+    node = replace(make_machine(4), container=SHM, memory_bytes=64 << 30)
+    facts = inspect_dataset(given.values)
+    if not refused:
+        plan_trainer(base, given, facts, node)
+        return
+    with pytest.raises(
+        UserError, match=r"TRAIN_DATASET=synthetic: loading it takes .* this node has 64\.0 GiB"
+    ) as error:
+        plan_trainer(base, given, facts, node)
+    assert error.value.code == ExitCode.MACHINE
+    plan_trainer(base, given, facts, replace(node, memory_bytes=0))  # unknown
 
 
 @pytest.mark.parametrize(("ranks", "said"), [(2, "optimizer over 2 ranks"), (1, "one rank holds all")])

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from entrypoint.core.settings_base import ParsedSettings
 from tests.factories import train_settings
 from train.planning.unused_settings import UNUSED, unused_settings
 from train.settings import TrainSettings, read_train_settings
 
 FOLDER = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "pets"}
 PRUNED = {"TRAIN_PRUNE_RATIO": "0.5"}
+SPEEDNET = {"TRAIN_MODEL": "speednet"}
 # Variable and value, the environment and source and ranks that make it useless, those that make it useful.
 CASES = [
     ("TRAIN_NUM_WORKERS=8", {}, "memory", 1, FOLDER, "stream", 1),
     ("TRAIN_PREFETCH_FACTOR=4", {}, "memory", 1, FOLDER, "stream", 1),
+    ("TRAIN_PREFETCH_FACTOR=9", {**FOLDER, "TRAIN_NUM_WORKERS": "0"}, "stream", 1, FOLDER, "stream", 1),
     ("TRAIN_CACHE_DIR=c", {}, "memory", 1, FOLDER, "memory", 1),
     ("TRAIN_CACHE_DIR=c", FOLDER, "stream", 1, FOLDER, "memory", 1),
     ("TRAIN_ON_UNREADABLE_IMAGE=skip", {}, "memory", 1, FOLDER, "stream", 1),
@@ -30,10 +33,15 @@ CASES = [
     ("TRAIN_GRADIENT_COMPRESSION=bf16", {}, "memory", 1, {}, "memory", 2),
     ("TRAIN_DDP_STATIC_GRAPH=1", {}, "memory", 1, {}, "memory", 2),
     ("TRAIN_DDP_FIND_UNUSED_PARAMETERS=1", {}, "memory", 1, {}, "memory", 2),
-    ("TRAIN_SYNC_BATCHNORM=0", {}, "memory", 1, {}, "memory", 2),
+    ("TRAIN_SYNC_BATCHNORM=0", SPEEDNET, "memory", 1, SPEEDNET, "memory", 2),
+    ("TRAIN_SYNC_BATCHNORM=0", {}, "memory", 2, SPEEDNET, "memory", 2),
     ("TRAIN_KEEP_CHECKPOINTS=5", {"TRAIN_CHECKPOINT_EVERY": "0"}, "memory", 1, {}, "memory", 1),
     ("TRAIN_RESUME_ALLOW_CHANGED=1", {}, "memory", 1, {"TRAIN_RESUME": "auto"}, "memory", 1),
 ]
+
+
+def workers_of(given: ParsedSettings[TrainSettings]) -> int:
+    return 2 if given.values.num_workers == "auto" else given.values.num_workers
 
 
 @pytest.mark.parametrize(("setting", "without", "source", "ranks", "within", "other_source", "other_ranks"), CASES)
@@ -48,10 +56,12 @@ def test_setting_without_effect_is_named_and_only_then(
 ) -> None:
     name, value = setting.split("=")
     useless = read_train_settings({name: value} | without, {})
-    (line,) = [one for one in unused_settings(useless, source, ranks) if one.startswith(setting)]
+    (line,) = [one for one in unused_settings(useless, source, ranks, workers_of(useless)) if one.startswith(setting)]
     assert line.startswith(f"{setting} has no effect: ")
     useful = read_train_settings(within | {name: value}, {})
-    assert not [one for one in unused_settings(useful, other_source, other_ranks) if one.startswith(setting)]
+    assert not [
+        one for one in unused_settings(useful, other_source, other_ranks, workers_of(useful)) if one.startswith(setting)
+    ]
 
 
 def test_every_row_is_a_setting_and_has_a_case() -> None:
@@ -67,4 +77,4 @@ def test_defaults_are_never_named() -> None:
         "TRAIN_OPTIMIZER": "adam",
         "TRAIN_PRUNE_WARMUP": "1",
     }
-    assert unused_settings(read_train_settings(environ, {}), "memory", 1) == ()
+    assert unused_settings(read_train_settings(environ, {}), "memory", 1, 0) == ()

@@ -33,6 +33,18 @@ def test_diagnosis_names_slowest_phase(seconds: tuple[int, ...], source: str, sa
     assert shares.format_line().startswith(f"data {seconds[0]} %, forward and loss {seconds[1]} %")
 
 
+@pytest.mark.launch
+def test_run_that_ends_before_its_profile_says_so(entrypoint: Entrypoint) -> None:
+    env = {"TRAIN_STEPS": "20", "TRAIN_RUN_NAME": "seen", "TRAIN_RESUME": "auto", "TRAIN_TENSORBOARD": "0"}
+    assert entrypoint("train", env=env).code == 0
+    env |= {"TRAIN_PROFILE": "5", "TRAIN_RESUME_ALLOW_CHANGED": "1", "LAUNCH_QUIET": "1"}
+    for steps, left in (("20", 0), ("27", 7)):
+        result = entrypoint("train", env=env | {"TRAIN_STEPS": steps})
+        assert result.code == 0, result.err
+        assert f"TRAIN_PROFILE=5 wrote no profile: it needs 10 steps, and {left} were left" in result.out + result.err
+    assert not (entrypoint.folder / "runs/seen/profile").exists()
+
+
 @pytest.mark.versions
 @pytest.mark.launch
 def test_profiled_run_continues_training(entrypoint: Entrypoint) -> None:

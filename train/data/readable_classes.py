@@ -1,0 +1,26 @@
+"""Read one image of each class before training, so that a streamed set has no class without images."""
+
+from __future__ import annotations
+
+from train.data.decoding import read_image
+from train.data.image_folder import ImageList, UnreadableImage, check_classes
+from train.settings import ImageShape
+
+
+def probe_classes(listing: ImageList, shape: ImageShape) -> tuple[UnreadableImage, ...]:
+    """Read images of each class until one can be read; return the unreadable ones before it.
+
+    Raises `UserError` for a class without any. It decodes one image of each class, if no image is damaged.
+    """
+    readable: set[int] = set()
+    bad: list[UnreadableImage] = []
+    for path, label in zip(listing.files, listing.labels, strict=True):
+        if label in readable:
+            continue
+        image = read_image(path, shape)
+        if isinstance(image, UnreadableImage):
+            bad.append(image)
+        else:
+            readable.add(label)
+    check_classes(listing, readable, bad)
+    return tuple(bad)
