@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import stat
 from pathlib import Path
 
+# The name of an entry: the key of its content, and the number of a user who could not use the entry of that name.
+ENTRY = re.compile(r"[0-9a-f]{32}(\.\d+)?", re.ASCII)
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -17,6 +20,18 @@ def owner_name(path: Path) -> str:
         return pwd.getpwuid(owner).pw_name
     except KeyError:
         return str(owner)
+
+
+def other_owners(folder: Path) -> tuple[str, ...]:
+    """Return the names of other users who own entries in a cache folder, sorted."""
+    found = set()
+    try:
+        for entry in os.scandir(folder):
+            if ENTRY.fullmatch(entry.name) and entry.stat(follow_symlinks=False).st_uid != os.getuid():
+                found.add(owner_name(Path(entry.path)))
+    except OSError:  # no folder yet
+        return ()
+    return tuple(sorted(found))
 
 
 def others_can_write(path: Path) -> bool:

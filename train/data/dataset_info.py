@@ -8,6 +8,7 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from entrypoint.core.errors import UserError
+from train.data.cache_owner import other_owners
 from train.data.image_folder import (
     UnreadableImage,
     empty_class_error,
@@ -31,6 +32,7 @@ class DatasetInfo:
     """What is known of a data set: train and test images together, and one image's (channels, height, width).
 
     `becomes` says what its image files become, empty for a set that has no files. `train_images` is 0 if unknown.
+    `cache_owners` are other users who have entries in the folder that TRAIN_CACHE_DIR names.
     `loading_bytes` is the memory that each rank needs to load a set that cannot be streamed, 0 if that is little.
     """
 
@@ -40,6 +42,7 @@ class DatasetInfo:
     becomes: str = ""
     train_images: int = 0
     loading_bytes: int = 0
+    cache_owners: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -71,7 +74,9 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
     headers = read_headers(samples, settings.on_unreadable_image)
     shape = target_shape(headers, settings)
     counted_all = counter.images <= MAX_COUNTED
-    return DatasetInfo(counter.images, shape, counted_all, headers.describe(shape), train_images)
+    owners = other_owners(settings.cache_dir) if settings.cache_dir else ()
+    becomes = headers.describe(shape)
+    return DatasetInfo(counter.images, shape, counted_all, becomes, train_images, cache_owners=owners)
 
 
 @dataclass

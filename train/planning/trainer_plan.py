@@ -74,6 +74,7 @@ def plan_trainer(
         *decide_techniques(given, dataset),
         decide_batch(given, ranks),
         *decide_images(dataset),
+        *decide_cache(given, dataset, source),
         source_decision,
         workers_decision,
         precision,
@@ -185,6 +186,15 @@ def decide_images(dataset: DatasetInfo) -> tuple[Decision, ...]:
     if not dataset.becomes:
         return ()
     return (Decision("images", "x".join(map(str, dataset.shape)), dataset.becomes),)
+
+
+def decide_cache(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, source: str) -> tuple[Decision, ...]:
+    """Return whose decoded images may be used besides this user's own."""
+    if source != "memory" or not dataset.cache_owners:
+        return ()
+    reason = f"also entries of {', '.join(dataset.cache_owners)}, where the owner alone can write them"
+    folder = str(given.values.cache_dir)
+    return (Decision("image cache", folder, reason, Source.USER, given.sources["cache_dir"]),)
 
 
 def check_memory(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, memory_bytes: int, ranks: int) -> None:

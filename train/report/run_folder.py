@@ -47,8 +47,7 @@ def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path
         output.mkdir(parents=True, exist_ok=True)
         if not os.access(output, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
-        folder, starts = select_run_dir(settings)
-        folder.mkdir(exist_ok=bool(starts) or settings.run_name is not None)
+        folder, starts = make_run_dir(settings)
         lock.acquire(folder)
         checkpoints.remove_partial(folder / "checkpoint")
         update_latest_link(output, folder)
@@ -57,6 +56,23 @@ def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path
             f"TRAIN_OUTPUT_DIR={output}: cannot be written ({error.strerror}). Set it to a writable folder."
         ) from None
     return folder, starts
+
+
+def make_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
+    """Make the run's folder; return it with the checkpoints to resume from. Raises OSError.
+
+    Of runs that start at the same moment, each takes a name that no other one has.
+    """
+    while True:
+        folder, starts = select_run_dir(settings)
+        is_shared = settings.run_name is not None or folder in [path.parent.parent.resolve() for path in starts]
+        try:
+            folder.mkdir(exist_ok=is_shared)
+        except FileExistsError:
+            if is_shared:  # a file is in its place
+                raise
+            continue
+        return folder, starts
 
 
 def update_latest_link(output: Path, folder: Path) -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.launch.elastic_agent import wait_for_master_agent
-from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 from tests.factories import make_machine, make_test_plan
 from tests.net import free_port, listen_on
-from tests.processes import children
+from tests.processes import children, wait_until
 
 TWICE = {"LAUNCH_MAX_RESTARTS": "2"}
 
@@ -86,6 +86,32 @@ def test_restart_killed_trainer_rank_resumes_from_checkpoint(entrypoint: Entrypo
     assert re.search(r"resuming from \S+/checkpoint/step-\d+", text)
     (run,) = {path.resolve() for path in (entrypoint.folder / "runs").iterdir()}
     assert json.loads((run / "summary.json").read_text())["epochs"] == 60
+
+
+RESTARTS = int(os.environ.get("RESTARTS", "20"))
+
+
+@pytest.mark.slow
+@pytest.mark.launch
+@needs_two_cores
+def test_one_killed_rank_costs_one_restart_each_time(entrypoint: Entrypoint) -> None:
+    """Keys that killed ranks leave in a store cost the next start a restart of its own, or stall it."""
+    env = {
+        "TRAIN_EPOCHS": "6", "TRAIN_BATCH_SIZE": "8", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1",
+        "LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_MAX_RESTARTS": "3",
+    }  # fmt: skip
+    for number in range(RESTARTS):
+        log = entrypoint.folder / f"log{number}"
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                [PYTHON, "-m", "entrypoint", "train"], cwd=entrypoint.folder, stdout=out, stderr=subprocess.STDOUT,
+                env={**clean_environment(), "HOME": str(entrypoint.home), **env, "TRAIN_RUN_NAME": f"run{number}"},
+            )  # fmt: skip
+        wait_until(lambda log=log: "epoch 2/" in log.read_text())
+        os.kill(children(process.pid)[number % 2], signal.SIGKILL)
+        assert process.wait(LAUNCH_LIMIT_S) == 0, log.read_text()[-2000:]
+        assert re.findall(r"restart (\d) of 3", log.read_text()) == ["1"]
+        assert entrypoint.summary(f"run{number}")["epochs"] == 6
 
 
 def test_wait_for_master_agent_late_logs_then_raises(

@@ -28,7 +28,7 @@ from train.data.cache import (
     cache_folder,
     load_or_build,
 )
-from train.data.cache_owner import why_not_trusted
+from train.data.cache_owner import other_owners, why_not_trusted
 from train.data.decoding import decode_splits
 from train.data.image_folder import list_splits
 from train.data.workers import WorkerPoolSpec
@@ -194,6 +194,7 @@ def damage(kind: int, data: bytearray, draw: random.Random) -> None:
         data[draw.randrange(min(128, len(data)))] = draw.randrange(256)
 
 
+@pytest.mark.slow
 def test_cache_any_damage_is_decoded_again(
     image_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -307,6 +308,8 @@ def test_cache_two_users_share_a_named_folder(image_folder: Path, shared: Path, 
     assert first == second
     assert builds(count) == 1
     assert run_as(4002, use) == first
+    assert run_as(4002, lambda: " ".join(other_owners(shared))) == "4001"
+    assert run_as(4001, lambda: " ".join(other_owners(shared))) == ""
 
 
 @pytest.mark.parametrize(

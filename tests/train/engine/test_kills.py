@@ -26,6 +26,7 @@ KILLS = int(os.environ.get("KILLS", "20"))
 # Kills of one run before it may go on to its end.
 SERIES = 5
 MARK = "KILLED_AT_RANDOM"
+KINDS = [(1, "ddp"), (2, "ddp"), (2, "fsdp")] if CORES > 1 else [(1, "ddp")]
 LONG = SMALL | {"TRAIN_EPOCHS": "40", "TRAIN_TENSORBOARD": "0", "TRAIN_EMA_DECAY": "0.9", "LAUNCH_QUIET": "1"}
 
 
@@ -77,13 +78,13 @@ def disturb(entrypoint: Entrypoint, env: dict[str, str], draw: random.Random) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2] if CORES > 1 else [1])
-def test_run_killed_repeatedly_ends_as_if_uninterrupted(entrypoint: Entrypoint, ranks: int) -> None:
-    env = LONG | {"LAUNCH_NPROC_PER_NODE": str(ranks)}
+@pytest.mark.parametrize(("ranks", "parallelism"), KINDS)
+def test_run_killed_repeatedly_ends_as_if_uninterrupted(entrypoint: Entrypoint, ranks: int, parallelism: str) -> None:
+    env = LONG | {"LAUNCH_NPROC_PER_NODE": str(ranks), "TRAIN_PARALLELISM": parallelism}
     whole = entrypoint.train(env=env | {"TRAIN_RUN_NAME": "whole", "TRAIN_CHECKPOINT_EVERY": "0"})
     draw, killed, amid_saving = random.Random(ranks), Counter[str](), 0
     for series in count():
-        if killed.total() - killed[""] >= KILLS // 2:  # a kill that comes after the run's end is made up for
+        if killed.total() - killed[""] >= KILLS // len(KINDS):  # a kill that comes after the run's end is made up for
             break
         name = {"TRAIN_RUN_NAME": f"killed{series}"}
         for _ in range(SERIES):
@@ -94,5 +95,5 @@ def test_run_killed_repeatedly_ends_as_if_uninterrupted(entrypoint: Entrypoint, 
         assert ended["test_loss"] == whole["test_loss"]
         assert ended["steps"] == whole["steps"]
         assert not list((entrypoint.folder / f"runs/killed{series}/checkpoint").glob(".*"))
-        assert killed[""] < max(2, KILLS // 2), "most runs end before they can be killed"
-    print(f"killed with {ranks} ranks: {dict(killed)}, {amid_saving} while a checkpoint was written")
+        assert killed[""] < max(2, KILLS // len(KINDS)), "most runs end before they can be killed"
+    print(f"killed with {ranks} ranks, {parallelism}: {dict(killed)}, {amid_saving} while a checkpoint was written")

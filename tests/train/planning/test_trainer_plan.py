@@ -207,3 +207,20 @@ def test_workers_are_no_more_than_shm_can_serve() -> None:
             node,
         )
     assert error.value.code == ExitCode.MACHINE
+
+
+@pytest.mark.parametrize(
+    ("environ", "owners", "said"),
+    [
+        ({"TRAIN_CACHE_DIR": "/shared"}, ("alice", "bob"), "also entries of alice, bob, where the owner alone can"),
+        ({"TRAIN_CACHE_DIR": "/shared"}, (), ""),
+        ({"TRAIN_CACHE_DIR": "/shared", "TRAIN_DATA_SOURCE": "stream"}, ("alice",), ""),
+    ],
+)
+def test_plan_names_whose_decoded_images_may_be_used(
+    environ: dict[str, str], owners: tuple[str, ...], said: str
+) -> None:
+    made = planned(PETS | environ, replace(SMALL, cache_owners=owners))
+    found = [decision.text for decision in made.decisions if decision.key == "image cache"]
+    assert len(found) == bool(said)
+    assert all(said in text for text in found)
