@@ -254,10 +254,10 @@ class TrainSettings(Settings, frozen=True, kw_only=True):
     ] = None
     resume: Annotated[
         str,
-        Meta(description="auto resumes from the newest checkpoint of the run or of the newest run. off. Or a path."),
+        Meta(description="auto: the newest checkpoint of the run, or of the newest run. Or a path to one."),
     ] = "off"
     resume_allow_changed: Annotated[
-        bool, Meta(description="Resume from a checkpoint even if other settings were changed.")
+        bool, Meta(description="Resume although settings or data changed, where the checkpoint can be mapped.")
     ] = False
     checkpoint_every: Annotated[
         Annotated[int, Meta(ge=0)], Meta(description="Epochs between checkpoints; 0 writes none.")

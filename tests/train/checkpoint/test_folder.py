@@ -73,7 +73,7 @@ def test_what_was_just_written_is_never_removed(tmp_path: Path) -> None:
     assert steps(tmp_path) == [90, 10]
 
 
-def test_partial_checkpoints_are_removed_and_replaced_ones_restored(tmp_path: Path) -> None:
+def test_partial_checkpoints_are_removed_replaced_ones_kept(tmp_path: Path) -> None:
     kept, other = save(tmp_path, 1), save(tmp_path, 2)
     other.rename(tmp_path / ".step-000000002.replaced")
     shutil.copytree(kept, tmp_path / ".step-000000001.replaced")

@@ -101,6 +101,7 @@ def test_changed_batch_size_keeps_the_epochs(entrypoint: Entrypoint, batch_size:
     assert "train loss 0.0000" not in result.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("saved", "now", "code", "said"),
     [
