@@ -61,11 +61,13 @@ def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> R
     """
     refuse_old_format(path)
     reader = CheckpointReader(path)
-    reader.verify_files()
     found = reader.metadata
     changes = compare_settings(path, found, settings, changed=changed)
-    sharded = settings.get("parallelism") == "fsdp"
-    checkpoint = Checkpoint(found, {} if sharded else reader.whole())
+    if settings.get("parallelism") == "fsdp":
+        reader.verify_files()
+        checkpoint = Checkpoint(found)
+    else:
+        checkpoint = Checkpoint(found, reader.whole())
     return ResumePoint(path, checkpoint, (), changes, found.epoch, found.step, found.losses)
 
 

@@ -110,24 +110,27 @@ class CheckpointReader:
 
     def whole(self) -> dict[str, dict[str, Tensor]]:
         """Return all tensors by section and name, put together from their parts."""
+        shapes = {
+            f"{section}/{name}": entry.shape
+            for section, named in self.metadata.tensors.items()
+            for name, entry in named.items()
+        }
+        targets: dict[str, Tensor] = {}
+        filled = dict.fromkeys(shapes, 0)
+        for name, rows, value in self.parts({name: range(shape[0] if shape else 1) for name, shape in shapes.items()}):
+            if name not in targets and tuple(value.shape) == shapes[name]:
+                targets[name] = value
+            else:
+                if name not in targets:
+                    targets[name] = self.empty(name, shapes[name], value)
+                targets[name][rows] = value
+            filled[name] += value.numel()
         found: dict[str, dict[str, Tensor]] = {section: {} for section in SECTIONS}
-        for section, named in self.metadata.tensors.items():
-            shapes = {f"{section}/{name}": entry.shape for name, entry in named.items()}
-            filled = dict.fromkeys(shapes, 0)
-            targets: dict[str, Tensor] = {}
-            for name, rows, value in self.parts(
-                {name: range(shape[0] if shape else 1) for name, shape in shapes.items()}
-            ):
-                targets.setdefault(
-                    name, value if tuple(value.shape) == shapes[name] else self.empty(name, shapes[name], value)
-                )
-                if targets[name] is not value:
-                    targets[name][rows] = value
-                filled[name] += value.numel()
-            for name, shape in shapes.items():
-                if name not in targets or filled[name] != math.prod(shape):
-                    raise corrupt_error(self.path, ValueError(f"{name} is not complete"))
-            found[section] = {name.partition("/")[2]: one for name, one in targets.items()}
+        for name, shape in shapes.items():
+            if name not in targets or filled[name] != math.prod(shape):
+                raise corrupt_error(self.path, ValueError(f"{name} is not complete"))
+            section, _, own = name.partition("/")
+            found[section][own] = targets[name]
         return found
 
     def empty(self, name: str, shape: tuple[int, ...], part: Tensor) -> Tensor:
