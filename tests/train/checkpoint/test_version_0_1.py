@@ -88,13 +88,16 @@ def as_old_folder(path: Path) -> Path:
     return old
 
 
+SPEEDNET = {"TRAIN_MODEL": "speednet", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_SYNTHETIC_IMAGES": "128"}
+
+
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("make", "more"),
     [
         (as_old_file, {"TRAIN_EMA_DECAY": "0.9"}),
-        (as_old_file, {"TRAIN_OPTIMIZER": "adamw"}),
-        (as_old_file, {"TRAIN_MODEL": "speednet", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_SYNTHETIC_IMAGES": "128"}),
+        pytest.param(as_old_file, {"TRAIN_OPTIMIZER": "adamw"}, marks=pytest.mark.slow),
+        pytest.param(as_old_file, SPEEDNET, marks=pytest.mark.slow),
         (as_old_folder, {"TRAIN_PARALLELISM": "fsdp", "TRAIN_EMA_DECAY": "0.9"}),
     ],
 )

@@ -49,7 +49,7 @@ def rename_image(folder: Path) -> None:
     path.rename(path.with_name(f"x{path.name}"))
 
 
-@pytest.mark.parametrize("source", ["memory", "stream"])
+@pytest.mark.parametrize("source", ["memory", pytest.param("stream", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("change", "said", "allowed"),
     [
@@ -173,7 +173,7 @@ wait
 
 
 @needs_two_cores
-@pytest.mark.parametrize("source", ["memory", "stream"])
+@pytest.mark.parametrize("source", ["memory", pytest.param("stream", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("change", "said"),
     [
