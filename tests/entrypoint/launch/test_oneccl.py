@@ -63,7 +63,7 @@ def test_plan_shows_the_variables_of_ccl_and_keeps_the_users(entrypoint: Entrypo
     assert "two processes added a number up" in doctor
 
 
-@pytest.mark.parametrize("name", ["I_MPI_ROOT", "FI_PROVIDER_PATH"])
+@pytest.mark.parametrize("name", ["I_MPI_ROOT", pytest.param("FI_PROVIDER_PATH", marks=pytest.mark.slow)])
 def test_ccl_without_its_transport_is_refused_by_the_plan(entrypoint: Entrypoint, python: str, name: str) -> None:
     command = (python, "-m", "entrypoint")
     result = entrypoint("plan", env=CCL | {name: "/nowhere"}, command=command)
@@ -81,7 +81,9 @@ def test_powersgd_over_ccl_is_refused(entrypoint: Entrypoint, python: str) -> No
     assert "TRAIN_GRADIENT_COMPRESSION=powersgd: hangs over oneCCL" in result.err
 
 
-@pytest.mark.parametrize(("number", "limit_s"), [(signal.SIGKILL, 30), (signal.SIGSTOP, 45)])
+@pytest.mark.parametrize(
+    ("number", "limit_s"), [(signal.SIGKILL, 30), pytest.param(signal.SIGSTOP, 45, marks=pytest.mark.slow)]
+)
 def test_lost_rank_ends_a_job_over_ccl(
     entrypoint: Entrypoint, python: str, number: signal.Signals, limit_s: float
 ) -> None:

@@ -66,6 +66,7 @@ def test_unusable_backend_is_refused_by_plan_and_run(entrypoint: Entrypoint) -> 
         )
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_temporary_folder_without_exec_is_named(entrypoint: Entrypoint, tmp_path: Path) -> None:
     if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:

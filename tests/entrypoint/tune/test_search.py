@@ -57,6 +57,7 @@ def test_tune_stores_fastest_layout_for_later_plans(entrypoint: Entrypoint) -> N
     assert entrypoint.plan("run", file, env=FIXED | {"LAUNCH_TUNING_STORE": "off"})["nodes"]["nproc_per_node"] == 1
 
 
+@pytest.mark.slow
 def test_tune_interrupted_search_resumes(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "speeds.py", SPEEDS)
     env = FIXED | {"TUNE_METRIC": r"([0-9,]+) images/s"}

@@ -211,8 +211,8 @@ PACKS = """
 """
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("packs", ["packs", "plain"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("packs", ["packs", pytest.param("plain", marks=pytest.mark.slow)])
 def test_ipex_resumes_to_the_bit_with_checkpoints_for_others(
     entrypoint: Entrypoint, optimizer: str, packs: str
 ) -> None:

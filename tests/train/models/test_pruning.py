@@ -25,6 +25,7 @@ from train.settings import TrainSettings
 
 SHAPE = (3, 32, 32)
 WITH = ["torch-pruning", "nni"]
+VIT = {"TRAIN_MODEL": "vit_b_32"}
 PRUNED = {"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_TENSORBOARD": "0"}
 
 
@@ -179,9 +180,9 @@ def test_run_that_goes_on_past_the_warm_up_is_pruned(entrypoint: Entrypoint) -> 
         ({"TRAIN_PRUNE_EXCLUDE": "layer4"}, "TRAIN_PRUNE_EXCLUDE=layer4: cnn has no such layer."),
         ({"TRAIN_PRUNE_BACKEND": "nni", "TRAIN_PRUNE_RATIO": "0.001"}, "removes nothing of cnn"),
         ({"TRAIN_MODEL": "shufflenet_v2_x0_5"}, "shufflenet_v2_x0_5 cannot be pruned"),
-        ({"TRAIN_MODEL": "vit_b_32", "TRAIN_PRUNE_BACKEND": "nni"}, "vit_b_32 cannot be pruned"),
+        pytest.param(VIT | {"TRAIN_PRUNE_BACKEND": "nni"}, "vit_b_32 cannot be pruned", marks=pytest.mark.slow),
         ({"TRAIN_PRUNE_RATIO": "0.99"}, "Lower the ratio: no filter of 64 would be left"),
-        ({"TRAIN_MODEL": "vit_b_32"}, "TRAIN_PRUNE_BACKEND=torch-pruning: removes nothing of vit_b_32"),
+        pytest.param(VIT, "torch-pruning: removes nothing of vit_b_32", marks=pytest.mark.slow),
     ],
 )
 def test_impossible_pruning_is_refused_before_the_first_epoch(
