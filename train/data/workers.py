@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,13 +69,25 @@ def end_workers() -> None:
 
 @contextmanager
 def translate_worker_death() -> Iterator[None]:
-    """Convert the death of a loader worker into a `UserError`; DataLoader can raise it at any point."""
+    """Convert the death of a loader worker into a `UserError`; DataLoader can raise it at any point.
+
+    Python only prints an error inside a destructor. DataLoader raises this one again at the next batch.
+    """
+    print_unraisable = sys.unraisablehook
+    sys.unraisablehook = lambda lost: None if is_worker_death(lost.exc_value) else print_unraisable(lost)
     try:
         yield
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+        if not is_worker_death(error):
             raise
         raise worker_lost_error(error) from None
+    finally:
+        sys.unraisablehook = print_unraisable
+
+
+def is_worker_death(error: BaseException | None) -> bool:
+    """Return whether DataLoader raised the error because a loader worker has ended."""
+    return isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
 
 
 @contextmanager

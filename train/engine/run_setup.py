@@ -49,8 +49,8 @@ def setup_run(
     total_steps, epochs = settings.total_steps(source.steps_per_epoch), settings.total_epochs(source.steps_per_epoch)
     if settings.prune_ratio and settings.prune_warmup >= epochs:
         raise UserError(
-            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are {epochs} epochs; lower it,"
-            " so that the pruned model is trained on"
+            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are {epochs} epochs."
+            " Lower it, so that the pruned model is trained on."
         )
     folder, starts = group.run_on_main(lambda: run_folder.open_folder(settings, lock))
     # Rank 0 reads and broadcasts it: the folder may be on a local disk of its node.

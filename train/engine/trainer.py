@@ -153,6 +153,7 @@ def evaluate_run(run: TrainingRun, epochs: int) -> EvalResult:
     if score is None:
         save_and_exit(run, epochs)
     if not math.isfinite(score.loss):
+        check_weights_finite(run.trainer)  # a broken weight is the cause, so its name is the better message
         raise UserError(
             f"step {run.trainer.state.step}: the test loss is {score.loss}. Lower TRAIN_LR or set"
             " TRAIN_MAX_GRAD_NORM=1; the checkpoints before it are kept.",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import textwrap
 
 import pytest
 
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON
-from train.data.workers import worker_lost_error
+from train.data.workers import translate_worker_death, worker_lost_error
 
 # A forked worker of a parent that answers SIGTERM with an exception, as the trainer does.
 FORK = """
@@ -78,3 +79,21 @@ def test_lost_worker_is_reported_only_once() -> None:
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert str(reported).startswith("loader workers: DataLoader worker (pid 7) is killed by signal: Killed; see")
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"), [("DataLoader worker (pid 7) is killed by signal: Killed. ", False), ("another error", True)]
+)
+def test_worker_death_in_a_destructor_prints_nothing(
+    text: str, printed: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Closes:
+        def __del__(self) -> None:
+            raise RuntimeError(text)
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # pytest has one of its own
+    with translate_worker_death():
+        closing = Closes()
+        del closing
+    assert ("Traceback" in capsys.readouterr().err) is printed
+    assert sys.unraisablehook is sys.__unraisablehook__

@@ -130,7 +130,7 @@ def test_run_limited_by_steps_ends_within_an_epoch_and_resumes(entrypoint: Entry
     assert entrypoint.train(env=common | more)["steps"] == 30
     result = entrypoint("train", env=common | {"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_WARMUP": "3"})
     assert result.code == 2
-    assert "TRAIN_PRUNE_WARMUP=3: TRAIN_STEPS=25 are 3 epochs; lower it" in result.err
+    assert "TRAIN_PRUNE_WARMUP=3: TRAIN_STEPS=25 are 3 epochs. Lower it, so" in result.err
 
 
 def test_resume_continues_after_last_checkpoint(entrypoint: Entrypoint) -> None:
