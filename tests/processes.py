@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import time
@@ -40,6 +41,20 @@ def children(pid: int) -> list[int]:
     """Return the processes that a process has started and not yet heard the end of, by whichever of its threads."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return sorted(int(one) for task in tasks for one in task.read_text().split())
+
+
+def process_tree(pid: int) -> list[int]:
+    """Return a process and all that descend from it."""
+    return [pid, *(descendant for child in children(pid) for descendant in process_tree(child))]
+
+
+def own_memory_mib(pid: int) -> float:
+    """Return the memory of a process and its descendants besides pages of files, a shared page counted once.
+
+    Files, such as libraries, are left out: other processes share them too, and how many there are changes.
+    """
+    texts = [Path(f"/proc/{one}/smaps_rollup").read_text() for one in process_tree(pid)]
+    return sum(int(found) for text in texts for found in re.findall(r"^Pss_(?:Anon|Shmem): +(\d+)", text, re.M)) / 1024
 
 
 def with_high_load(folder: Path, running: int = 2) -> tuple[str, ...]:

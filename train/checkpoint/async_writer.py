@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
+import torch
 from torch import Tensor
 
 
 class AsyncCheckpointWriter:
-    """Write checkpoints on a background thread while training continues."""
+    """Write checkpoints on a background thread while training continues.
+
+    All checkpoints are copied into the same memory. Why: memory that is taken and freed for each one leaves holes in
+    the heap. The training fills a part of them, the next copy does not fit, and the process grows.
+    """
 
     def __init__(self) -> None:
         self.pool = ThreadPoolExecutor(1, "checkpoint")
         self.pending: Future[object] | None = None
+        self.buffers: dict[str, dict[str, Tensor]] = {}
+
+    def snapshot(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Mapping[str, Tensor]]:
+        """Return contiguous copies of each section's tensors on the CPU, which the next call overwrites.
+
+        Waits for the previous checkpoint; raises its error.
+        """
+        self.wait()
+        before, self.buffers = self.buffers, {}
+        for section, named in tensors.items():
+            old = before.get(section, {})
+            self.buffers[section] = {name: copy_into(old.get(name), one.detach()) for name, one in named.items()}
+        return self.buffers
 
     def submit(self, write: Callable[[], object]) -> None:
         """Wait for the previous checkpoint, then start writing this one; raises the previous one's error."""
@@ -28,12 +45,8 @@ class AsyncCheckpointWriter:
             pending.result()
 
 
-def snapshot(value: Any) -> Any:
-    """Return a copy of a state on the CPU, which later steps do not change."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {name: snapshot(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(snapshot(one) for one in value)
-    return value
+def copy_into(buffer: Tensor | None, value: Tensor) -> Tensor:
+    """Return a contiguous copy on the CPU, in the buffer if it has this shape and type."""
+    if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+        buffer = torch.empty(value.shape, dtype=value.dtype)
+    return buffer.copy_(value)

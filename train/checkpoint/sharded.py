@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from train.checkpoint import folder as folders
-from train.checkpoint.async_writer import snapshot
+from train.checkpoint.async_writer import AsyncCheckpointWriter
 from train.checkpoint.metadata import (
     EMA,
     MODEL,
@@ -97,6 +97,7 @@ def prepare_save(
     state: ShardedState,
     keep: int,
     group: dist.ProcessGroup | None,
+    writer: AsyncCheckpointWriter,
     *,
     best: bool,
 ) -> Callable[[], None]:
@@ -115,13 +116,17 @@ def prepare_save(
             f"{folder}: not visible on every node, but every rank writes its shard there."
             " Set TRAIN_OUTPUT_DIR to a folder that all nodes share."
         )
-    shards = shards_of(sharded_tensors(state)[0], ranks)
-    stored = {
-        name: Shard(value=snapshot(one.value), shape=one.shape, start=one.start, is_part=one.is_part)
-        for name, one in shards.items()
+    file = f"rank-{ranks.rank:05d}-of-{ranks.world_size:05d}.safetensors"
+    shards = {
+        name: one
+        for name, one in shards_of(sharded_tensors(state)[0], ranks).items()
         if one.value.numel() and (one.is_part or ranks.rank == 0)
     }
-    file = f"rank-{ranks.rank:05d}-of-{ranks.world_size:05d}.safetensors"
+    copies = writer.snapshot({file: {name: one.value for name, one in shards.items()}})[file]
+    stored = {
+        name: Shard(value=copies[name], shape=one.shape, start=one.start, is_part=one.is_part)
+        for name, one in shards.items()
+    }
 
     def write() -> None:
         own = write_shards(temp_dir / file, stored)

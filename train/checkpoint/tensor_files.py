@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
-from safetensors.torch import save as serialize_safetensors
+from safetensors.torch import save_file
 from torch import Tensor
 
 from train.checkpoint.metadata import (
@@ -19,7 +23,6 @@ from train.checkpoint.metadata import (
     corrupt_error,
     read_metadata,
     read_verified,
-    write_synced,
 )
 
 Tensors = Mapping[str, Tensor]
@@ -38,8 +41,25 @@ class Checkpoint:
 
 
 def write_tensors(path: Path, tensors: Tensors) -> str:
-    """Write a safetensors file and sync it; return its SHA-256. Raises OSError."""
-    return write_synced(path, serialize_safetensors({name: one.contiguous() for name, one in tensors.items()}))
+    """Write a safetensors file and sync it; return its SHA-256. Raises OSError.
+
+    It is written from the tensors' memory, without Python's lock: a copy of its bytes would be as large as the model.
+    """
+    try:
+        save_file({name: one.contiguous() for name, one in tensors.items()}, path)
+    except SafetensorError as error:
+        raise os_error_of(error) or error from None
+    with path.open("rb") as file:
+        # The library lets only the owner read its files; the folder's permissions are as the user wants them.
+        os.fchmod(file.fileno(), path.parent.stat().st_mode & 0o666)
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def os_error_of(error: SafetensorError) -> OSError | None:
+    """Return the operating system's error that the library reports as text, None if it is another one."""
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else None
 
 
 def whole_entries(tensors: Mapping[str, Tensors], file_of: Mapping[str, str]) -> dict[str, dict[str, TensorEntry]]:

@@ -88,7 +88,7 @@ def reserve_disk(path: Path) -> None:
 def chunks(listing: ImageList) -> Iterator[tuple[int, tuple[Path, ...]]]:
     """Yield (first row, files) in pieces."""
     for start in range(0, len(listing), CHUNK):
-        yield start, listing.files[start : start + CHUNK]
+        yield start, tuple(listing.files[row] for row in range(start, min(start + CHUNK, len(listing))))
 
 
 def decode_chunk(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from entrypoint.core.errors import UserError
 from train.checkpoint.compare import data_differences
 from train.checkpoint.metadata import DataFingerprint
+from train.data.file_list import FileList
 from train.data.image_folder import ImageList
 
 # Files whose bytes are part of the fingerprint of a streamed set.
@@ -28,9 +29,8 @@ STAT_THREADS, CHUNK = 8, 512
 def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[Path, str, int]]:
     """Yield (path, `train/` or `test/` and path inside the split, label) of every file."""
     for split, listing in zip(("train", "test"), listings, strict=True):
-        skip = len(str(listing.folder)) + 1
-        for path, label in zip(listing.files, listing.labels, strict=True):
-            yield path, f"{split}/{str(path)[skip:]}", label
+        for row, label in enumerate(listing.labels):
+            yield listing.files[row], f"{split}/{listing.files.relative(row)}", label
 
 
 def digest_of_file(path: Path) -> str:
@@ -43,12 +43,12 @@ def digest_of_file(path: Path) -> str:
         return f"unreadable {error.errno}"
 
 
-def sizes_of_files(paths: Sequence[Path]) -> list[int]:
-    """Return the size of each file in bytes, -1 where that is not known."""
+def sizes_of_files(files: FileList, start: int) -> list[int]:
+    """Return the size in bytes of each of the `CHUNK` files from `start` on, -1 where that is not known."""
     sizes = []
-    for path in paths:
+    for row in range(start, min(start + CHUNK, len(files))):
         try:
-            sizes.append(path.stat().st_size)
+            sizes.append(files[row].stat().st_size)
         except OSError:
             sizes.append(-1)
     return sizes
@@ -56,16 +56,18 @@ def sizes_of_files(paths: Sequence[Path]) -> list[int]:
 
 def fingerprint_of_files(listings: tuple[ImageList, ImageList], seed: int) -> DataFingerprint:
     """Return the fingerprint of an image folder: all names, sizes and labels, and the bytes of some files."""
-    files = list(iter_files(listings))
+    train, test = (listing.files for listing in listings)
+    count = len(train) + len(test)
     with ThreadPoolExecutor(STAT_THREADS) as pool:
-        chunks = [[path for path, _, _ in files[start : start + CHUNK]] for start in range(0, len(files), CHUNK)]
-        sizes = chain.from_iterable(pool.map(sizes_of_files, chunks))
+        chunks = [(files, start) for files in (train, test) for start in range(0, len(files), CHUNK)]
+        sizes = chain.from_iterable(pool.map(sizes_of_files, *zip(*chunks, strict=True)))
         digest = hashlib.blake2b(digest_size=16)
-        for (_, relative, label), size in zip(files, sizes, strict=True):
+        for (_, relative, label), size in zip(iter_files(listings), sizes, strict=True):
             digest.update(f"{relative}\0{label}\0{size}\0".encode(errors="surrogateescape"))
-        some = sorted(random.Random(seed).sample(range(len(files)), min(SAMPLED_FILES, len(files))))
+        some = sorted(random.Random(seed).sample(range(count), min(SAMPLED_FILES, count)))
         sample = hashlib.blake2b(digest_size=16)
-        for one in pool.map(digest_of_file, [files[index][0] for index in some]):
+        paths = [train[row] if row < len(train) else test[row - len(train)] for row in some]
+        for one in pool.map(digest_of_file, paths):
             sample.update(one.encode())
     return DataFingerprint(
         classes=listings[0].classes,

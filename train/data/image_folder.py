@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, one_line, printable
+from train.data.file_list import FileList
 
 # What file managers leave behind; hidden files are passed over as well.
 IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})
@@ -28,12 +30,15 @@ class UnreadableImage:
 
 @dataclass(frozen=True)
 class ImageList:
-    """One split: each file with the number of its class, and the entries that cannot be used."""
+    """One split: each file with the number of its class, and the entries that cannot be used.
+
+    Files and labels are in buffers that forked workers share (see `FileList`).
+    """
 
     folder: Path
     classes: tuple[str, ...]
-    files: tuple[Path, ...]
-    labels: tuple[int, ...]
+    files: FileList
+    labels: array[int]
     unreadable: tuple[UnreadableImage, ...] = ()
 
     def __len__(self) -> int:
@@ -199,8 +204,7 @@ def scan_folder(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Pat
 
 def list_split(folder: Path, classes: tuple[str, ...]) -> ImageList:
     """Return all files of a split; raises `UserError` where a class has none."""
-    files: list[Path] = []
-    labels: list[int] = []
+    files, labels = FileList(folder), array("q")
     unreadable: list[UnreadableImage] = []
     for label, name in enumerate(classes):
         before, unreadable_before = len(files), len(unreadable)
@@ -212,7 +216,7 @@ def list_split(folder: Path, classes: tuple[str, ...]) -> ImageList:
         if len(files) == before:
             raise empty_class_error(folder / name, unreadable[unreadable_before:])
         labels.extend([label] * (len(files) - before))
-    return ImageList(folder, classes, tuple(files), tuple(labels), tuple(unreadable))
+    return ImageList(folder, classes, files, labels, tuple(unreadable))
 
 
 def list_splits(data_dir: Path | None, policy: str = "error") -> tuple[ImageList, ImageList]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -50,6 +50,20 @@ class ImageDataset(Dataset[LoadedBatch]):
         return images, labels, bad
 
 
+class RequestQueue:
+    """The requests of the current epoch, which DataLoader draws one by one; each iteration continues with the rest.
+
+    Why: a list of the indices of a whole epoch would grow with the data set.
+    """
+
+    def __init__(self) -> None:
+        self.requests: Iterator[BatchRequest] = iter(())
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        """Return the iterator over the requests that are left."""
+        return self.requests
+
+
 class BatchLoader:
     """Decodes the requested batches in order and ahead of their use, with the planned loader workers, if any.
 
@@ -61,7 +75,7 @@ class BatchLoader:
         self, dataset: ImageDataset, worker_pool: WorkerPoolSpec, settings: TrainSettings, device: torch.device
     ) -> None:
         self.dataset = dataset
-        self.requests: list[BatchRequest] = []
+        self.queue = RequestQueue()
         options: dict[str, Any] = {}
         if worker_pool.processes:
             options = {"prefetch_factor": settings.prefetch_factor, "persistent_workers": True}
@@ -69,7 +83,7 @@ class BatchLoader:
         self.loader: DataLoader[LoadedBatch] | None = DataLoader(
             dataset,
             batch_size=None,
-            sampler=self.requests,
+            sampler=self.queue,
             num_workers=worker_pool.processes,
             worker_init_fn=partial(init_loader_worker, worker_pool.cpus),
             pin_memory=use_pinned_memory(settings, device),
@@ -86,7 +100,7 @@ class BatchLoader:
         """Stop the workers: DataLoader stops them when its last reference is gone."""
         self.batches, self.loader = iter(()), None
 
-    def load(self, requests: list[BatchRequest]) -> Iterator[LoadedBatch]:
+    def load(self, requests: Iterable[BatchRequest]) -> Iterator[LoadedBatch]:
         """Yield each requested batch, and discard the remaining batches of earlier requests.
 
         Raises `UserError` if the workers are lost.
@@ -99,9 +113,9 @@ class BatchLoader:
                 return
             yield batch
 
-    def start(self, requests: list[BatchRequest]) -> None:
+    def start(self, requests: Iterable[BatchRequest]) -> None:
         """Submit the requests to the workers; raises `UserError` if the workers cannot start."""
         assert self.loader is not None, "workers are there between entry and exit"
-        self.requests[:] = requests
+        self.queue.requests = iter(requests)
         with translate_worker_errors():
             self.batches = iter(self.loader)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import tee
 
 import torch
 from torch import Tensor
@@ -39,8 +40,8 @@ class StreamSource:
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this rank's shard of every full batch of the epoch, from step `first` on."""
-        steps = list(self.sampler.epoch(epoch, first))
-        loaded = self.load([(TRAIN, part.indices.tolist()) for parts in steps for part in parts])
+        steps, ahead = tee(self.sampler.epoch(epoch, first))  # keeps the steps that are requested and not yet used
+        loaded = self.load((TRAIN, part.indices.tolist()) for parts in ahead for part in parts)
         for parts in steps:
             yield make_batch(
                 (self.to_device(part, *next(loaded)) for part in parts), self.settings.batch_size, parts[0].mix
@@ -65,11 +66,11 @@ class StreamSource:
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous shard of the test images."""
         slices = eval_batches(self.test_count, EVAL_BATCH_SIZE, self.settings, self.group)
-        for images, labels in self.load([(TEST, list(range(rows.start, rows.stop))) for rows in slices]):
+        for images, labels in self.load((TEST, list(range(rows.start, rows.stop))) for rows in slices):
             images = self.sampler.transform.eval_transform(images.to(self.group.device, non_blocking=True))
             yield self.normalize(images), labels.to(self.group.device, non_blocking=True)
 
-    def load(self, requests: list[BatchRequest]) -> Iterator[tuple[Tensor, Tensor]]:
+    def load(self, requests: Iterable[BatchRequest]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield bytes and labels of each batch in order; unreadable images raise `UserError` or are reported."""
         for images, labels, bad in self.loader.load(requests):
             if bad and self.settings.on_unreadable_image == "error":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from train.acceleration.heap import HeapTrimmer
 from train.checkpoint.async_writer import AsyncCheckpointWriter
 from train.checkpoint.metadata import DataFingerprint
 from train.data.batches import BatchSource
@@ -45,6 +46,7 @@ class TrainingRun:
     save_group: dist.ProcessGroup | None = None
     profiler: Profiler | None = None
     cpu_wait: CpuWaitMeter = field(default_factory=CpuWaitMeter)
+    heap: HeapTrimmer = field(default_factory=HeapTrimmer)
 
     def advance_profiler(self) -> None:
         """Advance the profiler by one step, and remove it when it is done."""

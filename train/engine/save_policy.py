@@ -7,7 +7,6 @@ from typing import NoReturn
 
 from entrypoint.core.errors import ExitCode, UserError
 from train.checkpoint import replicated
-from train.checkpoint.async_writer import snapshot
 from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, Metadata, Normalization, ScalerState
 from train.checkpoint.optimizer_state import optimizer_tensors
 from train.checkpoint.tensor_files import Checkpoint
@@ -80,9 +79,9 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
         from train.checkpoint import sharded
 
         run.group.run_on_main(lambda: check_run_lock(run))
-        run.checkpoint_writer.wait()
-        part = state.sharded(run.group)
-        run.checkpoint_writer.submit(sharded.prepare_save(folder, metadata, part, keep, run.save_group, best=best))
+        writer, part = run.checkpoint_writer, state.sharded(run.group)
+        writer.wait()
+        writer.submit(sharded.prepare_save(folder, metadata, part, keep, run.save_group, writer, best=best))
         return
     tensors = {
         MODEL: state.model.state_dict(),
@@ -92,7 +91,7 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
     if not run.group.is_main:
         return
     check_run_lock(run)
-    checkpoint = Checkpoint(metadata, snapshot(tensors))
+    checkpoint = Checkpoint(metadata, run.checkpoint_writer.snapshot(tensors))
 
     def write() -> None:
         with disk_errors_as_user_errors(folder):

@@ -187,3 +187,4 @@ def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult) -> None:
         best = score.accuracy > run.trainer.state.best
         run.trainer.state.best = max(run.trainer.state.best, score.accuracy)
         save(run, epoch - cut, best=best)
+    run.heap.trim_if_due()

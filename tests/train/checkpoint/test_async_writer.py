@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from train.checkpoint.async_writer import AsyncCheckpointWriter, snapshot
+from train.checkpoint.async_writer import AsyncCheckpointWriter
 
 
 def test_submit_writes_one_checkpoint_at_a_time() -> None:
@@ -41,13 +41,43 @@ def test_async_writer_raises_failure_once_at_next_call(next_call: str) -> None:
     assert not after
 
 
-def test_snapshot_is_an_independent_copy() -> None:
-    weights = torch.arange(6.0).reshape(2, 3)
-    state = {"a": weights, "b": [weights, 1.5, {"c": (weights, None)}], "d": "text"}
-    taken = snapshot(state)
+def test_snapshot_is_an_independent_contiguous_copy() -> None:
+    weights, step = torch.arange(6.0).reshape(2, 3), torch.tensor(1)
+    taken = AsyncCheckpointWriter().snapshot({"model": {"w": weights.T}, "optimizer": {"step": step}, "ema": {}})
     weights += 1
-    first = torch.arange(6.0).reshape(2, 3)
-    assert torch.equal(taken["a"], first)
-    assert torch.equal(taken["b"][0], first)
-    assert torch.equal(taken["b"][2]["c"][0], first)
-    assert (taken["b"][1], taken["b"][2]["c"][1], taken["d"]) == (1.5, None, "text")
+    step += 1
+    assert torch.equal(taken["model"]["w"], torch.arange(6.0).reshape(2, 3).T)
+    assert taken["model"]["w"].is_contiguous()
+    assert taken["optimizer"]["step"] == 1
+    assert taken["ema"] == {}
+
+
+@pytest.mark.parametrize(
+    ("later", "reuses"),
+    [
+        (torch.full((2, 3), 7.0), True),
+        (torch.full((2, 2), 7.0), False),  # a pruned model
+        (torch.full((2, 3), 7), False),
+    ],
+)
+def test_later_snapshot_uses_the_same_memory_for_equal_tensors(later: torch.Tensor, reuses: bool) -> None:
+    saver = AsyncCheckpointWriter()
+    first = saver.snapshot({"model": {"w": torch.zeros(2, 3), "gone": torch.zeros(1)}})["model"]["w"]
+    second = saver.snapshot({"model": {"w": later}})["model"]
+    assert list(second) == ["w"]
+    assert torch.equal(second["w"], later)
+    assert (second["w"].data_ptr() == first.data_ptr()) is reuses
+
+
+def test_snapshot_waits_for_the_checkpoint_that_is_written() -> None:
+    saver, gate, seen = AsyncCheckpointWriter(), threading.Event(), list[float]()
+    taken = saver.snapshot({"model": {"w": torch.zeros(1)}})
+
+    def write() -> None:
+        gate.wait(10)
+        seen.append(float(taken["model"]["w"]))
+
+    saver.submit(write)
+    threading.Timer(0.1, gate.set).start()
+    saver.snapshot({"model": {"w": torch.ones(1)}})
+    assert seen == [0.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -14,12 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from tests.factories import HostilePickle
 from tests.train.checkpoint.saved import SETTINGS, save
 from train.checkpoint.metadata import CHECKSUM_FILE, METADATA_FILE, CorruptCheckpoint, corrupt_error
 from train.checkpoint.resume import load
-from train.checkpoint.tensor_files import CheckpointReader
+from train.checkpoint.tensor_files import CheckpointReader, os_error_of, write_tensors
 
 DAMAGES = int(os.environ.get("CHECKPOINT_DAMAGES", "1000"))
 
@@ -40,6 +43,44 @@ def damage(kind: int, data: bytearray, draw: random.Random, others: list[bytes])
         data[start : start + count] = bytes(len(data[start : start + count]))
     else:
         data[:] = draw.choice(others)
+
+
+@pytest.mark.parametrize(("folder_mode", "file_mode"), [(0o755, 0o644), (0o775, 0o664), (0o700, 0o600)])
+def test_written_file_holds_the_tensors_and_may_be_read_as_its_folder(
+    tmp_path: Path, folder_mode: int, file_mode: int
+) -> None:
+    tensors = {
+        "column-major": torch.arange(6.0).reshape(2, 3).T,
+        "scalar": torch.tensor(3),
+        "half": torch.full((2,), 0.5, dtype=torch.bfloat16),
+        "empty": torch.empty(0, 4),
+    }
+    tmp_path.chmod(folder_mode)
+    path = tmp_path / "model.safetensors"
+    assert write_tensors(path, tensors) == hashlib.sha256(path.read_bytes()).hexdigest()
+    found = load_file(path)
+    assert set(found) == set(tensors)
+    assert all(torch.equal(found[name], value) and found[name].dtype == value.dtype for name, value in tensors.items())
+    assert path.stat().st_mode & 0o777 == file_mode
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_file_that_cannot_be_written_raises_the_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="No such file or directory"):
+        write_tensors(tmp_path / "gone/model.safetensors", {"w": torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("Error while serializing: I/O error: No space left on device (os error 28)", errno.ENOSPC),
+        ('I/O error: Permission denied (os error 13) at path "/runs/.tmpX"', errno.EACCES),
+        ("Error while serializing: header too large", None),
+    ],
+)
+def test_library_error_becomes_the_error_of_the_system(text: str, number: int | None) -> None:
+    found = os_error_of(SafetensorError(text))
+    assert (found.errno if found else None) == number
 
 
 def test_any_damage_is_found(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_list_splits_returns_files_and_classes(image_folder: Path) -> None:
     train, test = list_splits(image_folder)
     assert train.classes == test.classes == ("class0", "class1", "class2")
     assert (len(train.files), len(test.files)) == (24, 12)
-    assert train.labels == (0,) * 8 + (1,) * 8 + (2,) * 8
+    assert list(train.labels) == [0] * 8 + [1] * 8 + [2] * 8
 
 
 def test_list_splits_accepts_val_and_ignores_junk(image_folder: Path) -> None:

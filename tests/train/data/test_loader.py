@@ -73,6 +73,18 @@ def test_loader_leaves_global_rng_unchanged(image_folder: Path) -> None:
     assert torch.equal(found, torch.rand(3))
 
 
+@pytest.mark.parametrize(("count", "ahead"), [(0, 1), (1, 2), (2, 4)])
+def test_loader_draws_requests_as_it_needs_them(image_folder: Path, count: int, ahead: int) -> None:
+    rows = iter(range(20))
+    with loader(image_folder, count) as made:
+        batches = made.load((TRAIN, [row]) for row in rows)
+        next(batches)
+        first = next(rows)
+        assert first <= ahead + 1
+        next(batches)
+        assert next(rows) == first + 2  # one more was drawn for the second batch
+
+
 @pytest.mark.versions
 @pytest.mark.launch
 def test_rank_forks_no_worker_after_rendezvous(entrypoint: Entrypoint, image_folder: Path) -> None:
