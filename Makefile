@@ -1,6 +1,6 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help train plan test test-fast test-all fuzz check docs bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit lock book book-quick clean images sif-cpu-intel sif-cuda image-report image-compare
+.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit lock book book-quick clean images sif-cpu-intel sif-cuda image-report image-compare
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/cpu-intel/*.txt)
@@ -26,6 +26,9 @@ test-all: $(VENV)/installed ## every test that this machine can run, 2,000 examp
 
 fuzz: $(VENV)/installed ## 100,000 generated machines a property, and as many environments (an hour)
 	@FUZZ_EXAMPLES=100000 $(BIN)/python -m pytest -q -m "not launch" $(FUZZED)
+
+fuzz-commands: $(VENV)/installed ## 10,000 random command lines as processes (an hour; FIRST=0 COUNT=10000)
+	@$(BIN)/python -m tests.entrypoint.cli.command_lines $(or $(FIRST),0) $(or $(COUNT),10000)
 
 check: $(VENV)/installed ## format, lint, types, imports, words, shell scripts, Dockerfiles
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash containers/check.sh

@@ -1,17 +1,32 @@
-"""Starts the entrypoint: `python -m entrypoint`."""
+"""Starts the entrypoint: `python -m entrypoint`.
 
-from __future__ import annotations
+Only modules that Python has loaded before are imported here, until `sys.path` is in order.
+"""
 
+import os
 import sys
-from pathlib import Path
 
-# The folder of both packages goes first: a train.py in the user's folder or on PYTHONPATH must not be imported instead.
-# This process only plans, so the user's program is not affected.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+def reorder_path() -> None:
+    """Put this project and Python's own folders before the user's, which are this folder and those of PYTHONPATH.
+
+    A json.py or a train.py of the user must not be imported instead. This process only plans, so the user's program is
+    not affected. The user's folders stay last, because they may have nbconvert.
+    """
+    version = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    first = next((index for index, entry in enumerate(sys.path) if entry.endswith(version)), 0)
+    project = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120  # pathlib is not loaded
+    sys.path[:] = [project, *sys.path[first:], *sys.path[:first]]
+
+
+reorder_path()
 
 
 def main() -> int:
     """Run the command line and return the exit code; a rank's own start imports no more than it needs."""
+    from entrypoint.core.console import open_standard_streams
+
+    open_standard_streams()
     if sys.argv[1:] == ["rank"]:
         from entrypoint.cli.rank_command import main as run
     else:

@@ -20,8 +20,9 @@ from types import TracebackType
 from typing import Self
 
 from entrypoint.core.console import log
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import UserError, printable
 from entrypoint.core.network import LOG_INTERVAL_S
+from entrypoint.core.paths import read_regular
 
 LOCK_NAME = ".lock"
 HEARTBEAT_S = 2.0
@@ -112,8 +113,8 @@ def start_time(pid: int) -> str:
 
 def read_holder(path: Path) -> dict[str, object]:
     """Return the holder of a lock, empty if the file cannot be read."""
-    with suppress(OSError, ValueError):
-        found = json.loads(path.read_text())
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(read_regular(path))
         return dict(found) if isinstance(found, dict) else {}
     return {}
 
@@ -122,12 +123,13 @@ def live_holder(path: Path, stale_s: float, tell: Callable[[str], None]) -> str:
     """Return who holds a lock, empty if that process is gone.
 
     A holder on the same machine is looked up by its process id. A holder elsewhere is alive if it touches the file
-    within `stale_s` seconds.
+    within `stale_s` seconds, and so is one whose process id or start time cannot be read.
     """
     found = read_holder(path)
-    who = f"process {found.get('pid', '?')} on {found.get('node', '?')}"
-    if found.get("pids") == pid_namespace() != "":
-        alive = start_time(int(str(found["pid"]))) == found["born"]
+    pid, born = found.get("pid"), found.get("born")
+    who = f"process {printable(found.get('pid', '?'))} on {printable(found.get('node', '?'))}"
+    if found.get("pids") == pid_namespace() != "" and isinstance(pid, int) and isinstance(born, str):
+        alive = start_time(pid) == born != ""
     else:
         tell(f"{path.parent} is locked by {who}; waiting {stale_s:.0f} s for a sign that it is alive")
         alive = wait_for_heartbeat(path, stale_s)
@@ -135,11 +137,15 @@ def live_holder(path: Path, stale_s: float, tell: Callable[[str], None]) -> str:
 
 
 def remove_stale_lock(path: Path) -> None:
-    """Remove a lock whose holder is gone; of two processes that find it, one moves it."""
+    """Remove a lock whose holder is gone; of two processes that find it, one moves it.
+
+    Raises OSError if nobody can move it.
+    """
     temp_dir = path.with_name(f"{path.name}.{os.getpid()}")
-    with suppress(OSError):
+    with suppress(FileNotFoundError):
         path.rename(temp_dir)
-        temp_dir.unlink()
+        with suppress(OSError):  # it may be a folder
+            temp_dir.unlink()
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from entrypoint.core.console import report_error
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.console import report_error, write_stderr, write_stdout
+from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
 from entrypoint.core.process import gc_paused
 from entrypoint.job.detect import detect_job
 
@@ -35,16 +35,22 @@ with gc_paused():
 def main() -> int:
     """Run the command line and return the exit code; an error is one line on standard error."""
     try:
-        code = run_command(sys.argv[1:], dict(os.environ))
-        sys.stdout.flush()  # a closed pipe is no error yet here
-        return code
+        return run_command(sys.argv[1:], dict(os.environ))
     except UserError as error:
         return report_error(error)
     except BrokenPipeError:  # `entrypoint plan | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return ExitCode.DONE
+    except OSError as error:  # whatever else a machine refuses: a full disk, no more processes or descriptors
+        return report_error(os_error_line(error))
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
+
+
+def os_error_line(error: OSError) -> UserError:
+    """Return the error of one line for what the system refused."""
+    where = f"{printable(error.filename)}: " if error.filename else ""
+    line = f"{where}{error.strerror or first_line(error)}. `entrypoint doctor` checks this machine."
+    return UserError(line, ExitCode.MACHINE)
 
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -52,7 +58,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     started, load = time.time(), cpu_load.take_sample()
     command = parse_command_line(argv, setting_groups(argv), in_image=bool(read_image(Path("/"))))
     if command.command == "help":
-        print(command.help_text)
+        write_stdout(command.help_text)
         return ExitCode.DONE
     if command.command == "verify":
         return verify_command(command)
@@ -96,14 +102,14 @@ def plan_command(command: CommandLine, inputs: PlanInputs, started: float) -> in
     plan = plans.build_plan(command, inputs)
     plan = annotate(plan, tuned) if tuned else plan
     if command.json:
-        print(plan.to_json(indent=2))
+        write_stdout(plan.to_json(indent=2))
     elif not command.launches:
-        print("\n".join(plan_lines(plan, command=True)))
+        write_stdout("\n".join(plan_lines(plan, command=True)))
     if not command.launches:
         return ExitCode.DONE
     if inputs.job.rank == 0 and not inputs.settings.values.quiet:
         only = "launcher" if plan.launcher in REMOTE_LAUNCHERS else ""  # each rank's node shows the rest
-        print("\n".join(plan_lines(plan, only=only)), file=sys.stderr)
+        write_stderr("\n".join(plan_lines(plan, only=only)))
     if plan.program.kind == "notebook" and plan.launcher not in REMOTE_LAUNCHERS:  # there each rank converts it
         from entrypoint.launch.notebook import with_converted_notebook
 
@@ -128,14 +134,14 @@ def doctor_command(command: CommandLine, inputs: PlanInputs) -> int:
     from entrypoint.doctor import report
 
     checks = report.run_checks(inputs, plans.planner_for(command, inputs), plans.run_folders(command, inputs))
-    print(report.format_report(checks, as_json=command.json))
+    write_stdout(report.format_report(checks, as_json=command.json))
     return ExitCode.MACHINE if any(check.state == "failure" for check in checks) else ExitCode.DONE
 
 
 def convert_command(command: CommandLine) -> int:
     """Convert a checkpoint of version 0.1 and print its new path."""
     assert command.checkpoint is not None
-    print(f"converting {command.checkpoint}: trusting it, because reading it can run code", file=sys.stderr)
+    write_stderr(f"converting {one_line(command.checkpoint)}: trusting it, because reading it can run code")
     replace_process((sys.executable, "-I", "-m", "train.engine.convert", str(command.checkpoint)), dict(os.environ))
 
 
@@ -144,5 +150,5 @@ def verify_command(command: CommandLine) -> int:
     from entrypoint.doctor.running_ranks import as_json, describe, verify_running
 
     ranks = verify_running(command.processes)
-    print(as_json(ranks) if command.json else "\n".join(line for one in ranks for line in describe(one)))
+    write_stdout(as_json(ranks) if command.json else "\n".join(line for one in ranks for line in describe(one)))
     return ExitCode.MACHINE if any(one.differences for one in ranks) else ExitCode.DONE

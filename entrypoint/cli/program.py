@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.paths import exists, is_file, is_folder, open_regular, working_folder
 from entrypoint.plan.model import Program
 
 # What Python runs, and what becomes a script.
@@ -22,28 +24,14 @@ LAUNCHER_PROGRAMS = {
 }
 
 
-def is_there(path: str) -> bool:
-    """Return whether a path leads to something; a name that is too long leads to nothing."""
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):
-        return False
-
-
-def working_folder() -> str:
-    """Return the working folder for a message; it may be gone."""
-    try:
-        return printable(Path.cwd())
-    except OSError:
-        return "the working folder, which is gone"
-
-
 def find_checkpoint(words: Sequence[str]) -> Path:
     """Return the checkpoint that `convert-checkpoint` was given; raises `UserError` if it is not there."""
     if len(words) != 1:
         raise UserError("convert-checkpoint: needs one path. Use `entrypoint convert-checkpoint PATH`.")
-    if not is_there(words[0]):
+    if not exists(words[0]):
         raise UserError(f"{printable(words[0])}: no such checkpoint. Check the path.")
+    if not is_file(words[0]) and not is_folder(words[0]):
+        raise UserError(f"{printable(words[0])}: a pipe or device, and no checkpoint. Check the path.")
     return Path(words[0])
 
 
@@ -56,15 +44,17 @@ def find_program(words: Sequence[str]) -> Program:
             raise UserError("run -m: no module. Use `entrypoint run -m MODULE`.")
         return Program("module", (sys.executable, "-m", *words[1:]))
     script = Path(words[0])
-    exists = is_there(words[0])
-    may_be_script = exists and (script.is_dir() or script.suffix in PYTHON_SUFFIXES)
+    there, folder = exists(words[0]), is_folder(words[0])
+    may_be_script = folder or (there and script.suffix in PYTHON_SUFFIXES)
     if not may_be_script and (advice := not_a_script(words)):
         raise UserError(advice)
-    if not exists:
-        raise UserError(f"{printable(words[0])}: no such script in {working_folder()}. Check the path.")
-    if script.is_dir() and not (script / "__main__.py").exists():
+    if not there:
+        here = working_folder()
+        where = printable(here) if here else "the working folder, which was removed"
+        raise UserError(f"{printable(words[0])}: no such script in {where}. Check the path.")
+    if folder and not exists(script / "__main__.py"):
         raise UserError(f"{printable(words[0])}: a folder without __main__.py. Name the script in it.")
-    if not script.is_dir() and not script.is_file():
+    if not folder and not is_file(script):
         raise UserError(
             f"{printable(words[0])}: a pipe or device, which can be read only once. Save the script as a file."
         )
@@ -91,7 +81,7 @@ def not_a_script(words: Sequence[str]) -> str:
         return f"run {name}: the entrypoint starts the ranks itself. Use `entrypoint run {flag}{script} …`{other}."
     if words[0].startswith("-"):
         return f"run {printable(words[0])}: no such flag before the script. See `entrypoint run --help`."
-    path = words[0] if Path(words[0]).is_file() else shutil.which(words[0]) or ""
+    path = words[0] if is_file(words[0]) else shutil.which(words[0]) or ""
     if path and starts_with(Path(path), b"\x7fELF"):
         return f"run {printable(words[0])}: a program, no Python script. Use `entrypoint run {script} …`."
     return ""
@@ -100,7 +90,7 @@ def not_a_script(words: Sequence[str]) -> str:
 def starts_with(path: Path, magic: bytes) -> bool:
     """Return whether a file starts with these bytes; False if it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             return file.read(len(magic)) == magic
     except OSError:
         return False
@@ -108,7 +98,7 @@ def starts_with(path: Path, magic: bytes) -> bool:
 
 def why_not_python(script: Path) -> str:
     """Return why a file is no Python script, and what to type instead; empty if it may be one."""
-    if script.is_dir() or script.suffix in PYTHON_SUFFIXES:
+    if is_folder(script) or script.suffix in PYTHON_SUFFIXES:
         return ""
     try:
         with script.open("rb") as file:

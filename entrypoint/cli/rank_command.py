@@ -16,7 +16,7 @@ def main() -> int:
     try:
         try:
             plan = Plan.from_variable(os.environ[PLAN_VAR])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             raise UserError(
                 f"{PLAN_VAR}: holds no plan. A launcher starts `entrypoint rank`; do not run it by hand."
             ) from None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
 import time
-from pathlib import Path
 
 from entrypoint.core.errors import ExitCode, PeerLostError, UserError
 
@@ -23,6 +23,48 @@ def last_error_line(text: str, otherwise: str) -> str:
     return (text.strip().splitlines() or [otherwise])[-1].removeprefix(error_prefix(ExitCode.USAGE))
 
 
+def open_standard_streams() -> None:
+    """Open /dev/null for each standard stream that the caller closed, and print any text in any encoding.
+
+    Else the first file that this process opens would take the stream's number, and ranks would write into it.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+            os.set_inheritable(descriptor, True)
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # Python's own default for standard error
+
+
+def write_stdout(text: str) -> None:
+    """Print a result on standard output.
+
+    Raises BrokenPipeError if the reader has gone, and `UserError` if it cannot be written for another reason.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        replace_stream(1)
+        raise
+    except OSError as error:
+        replace_stream(1)  # else Python tries again at its end
+        raise UserError(
+            f"standard output: cannot be written ({error.strerror}). Write it to another place.", ExitCode.MACHINE
+        ) from None
+
+
+def replace_stream(descriptor: int) -> None:
+    """Discard what is written to a stream from now on: nobody can read it."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, descriptor)
+    os.close(devnull)
+
+
 def report_error(error: UserError) -> int:
     """Report an error and return its exit code.
 
@@ -30,23 +72,34 @@ def report_error(error: UserError) -> int:
     fail of one cause is shown. The file has the form of torch.distributed.elastic's ErrorHandler, with keys of ours.
     Else it goes to standard error.
     """
-    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if error_file:
-        now_ns = time.time_ns()
-        extra = {
-            "timestamp": str(now_ns // 10**9),
-            "time_ns": now_ns,
-            "refused": True,
-            "code": int(error.code),
-            "lost_peer": isinstance(error, PeerLostError),
-        }
-        Path(error_file).write_text(json.dumps({"message": {"message": str(error), "extraInfo": extra}}))
-    else:
+    if not write_error_file(os.environ.get("TORCHELASTIC_ERROR_FILE", ""), error):
         for line in str(error).splitlines():
             write_stderr(f"{error_prefix(error.code)}{line}")
         if error.code == ExitCode.PREEMPTED:
             report_status(preempted=True)
     return int(error.code)
+
+
+def write_error_file(path: str, error: UserError) -> bool:
+    """Write an error into the agent's file; return whether there is one that can be written."""
+    if not path:
+        return False
+    now_ns = time.time_ns()
+    extra = {
+        "timestamp": str(now_ns // 10**9),
+        "time_ns": now_ns,
+        "refused": True,
+        "code": int(error.code),
+        "lost_peer": isinstance(error, PeerLostError),
+    }
+    text = json.dumps({"message": {"message": str(error), "extraInfo": extra}})
+    try:  # a FIFO that nobody reads would block
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        with os.fdopen(file, "w") as stream:
+            stream.write(text)
+    except OSError:  # a variable of another launcher, or the agent's folder is gone
+        return False
+    return True
 
 
 def report_status(**fields: object) -> None:
@@ -63,9 +116,7 @@ def write_stderr(line: str) -> None:
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, 2)
-        os.close(devnull)
+        replace_stream(2)
 
 
 def log(line: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.paths import is_folder, working_folder
 
 # Python's own candidates in its order (tempfile.gettempdir), then what Docker leaves writable in a read-only container.
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")
@@ -39,7 +40,7 @@ def read_user_dirs(environ: Mapping[str, str]) -> UserDirs:
     own = [environ[name] for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)]
     python_finds = next((folder for folder in (*own, *TEMPORARY) if is_writable(folder)), "")
     return UserDirs(
-        "usable" if is_writable(home) else "read-only" if home not in ("", "/") and Path(home).is_dir() else "missing",
+        "usable" if is_writable(home) else "read-only" if home not in ("", "/") and is_folder(home) else "missing",
         python_finds or (SHARED_MEMORY if is_writable(SHARED_MEMORY) else ""),
         bool(python_finds),
         os.getuid(),
@@ -49,17 +50,35 @@ def read_user_dirs(environ: Mapping[str, str]) -> UserDirs:
 
 def is_writable(folder: str) -> bool:
     """Return whether this process may create files in a folder."""
-    return bool(folder) and Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    return bool(folder) and is_folder(folder) and os.access(folder, os.W_OK | os.X_OK)
 
 
 def why_not_writable(folder: Path) -> str:
     """Return why a folder cannot be created or written to, in the kernel's words; empty if it can."""
-    place = next(one for one in (folder, *folder.absolute().parents) if os.access(one, os.F_OK))
-    if not place.is_dir():
-        return os.strerror(errno.ENOTDIR)
-    if os.statvfs(place).f_flag & os.ST_RDONLY:
-        return os.strerror(errno.EROFS)
+    if not folder.is_absolute() and working_folder() is None:
+        return "the working folder was removed"
+    try:
+        place = nearest_existing(folder)
+        if not place.is_dir():
+            return os.strerror(errno.ENOTDIR)
+        if os.statvfs(place).f_flag & os.ST_RDONLY:
+            return os.strerror(errno.EROFS)
+    except OSError as error:  # a name that is too long, a loop of links, a folder that this user may not enter
+        return error.strerror or type(error).__name__
     return "" if os.access(place, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
+def nearest_existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists; raises OSError."""
+    for place in (folder, *folder.absolute().parents):
+        try:
+            place.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            if place.is_symlink():  # mkdir(2) does not follow a link to nothing
+                raise
+            continue
+        return place
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 def has_name(uid: int) -> bool:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from entrypoint.core.errors import UserError
-from entrypoint.core.user_dirs import why_not_writable
+from entrypoint.core.errors import UserError, one_line
+from entrypoint.core.user_dirs import nearest_existing, why_not_writable
 from entrypoint.machine.comm_backends import find_backend_problem
 from entrypoint.machine.compile_backends import DEFAULT_BACKEND, find_compile_problem
 from entrypoint.machine.shared_libraries import LIBRARY_PATTERNS
@@ -104,10 +104,10 @@ def check_oneccl(inputs: PlanInputs) -> Iterator[Check]:
 def check_writable(name: str, folder: Path) -> Check:
     """Check whether a folder, or its nearest existing parent, is writable."""
     if not why_not_writable(folder):
-        place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-        free = shutil.disk_usage(place).free
-        return Check(name, "ok", f"{folder} can be written to, {free / 2**30:,.1f} GiB free")
-    return Check(name, "failure", f"{folder} cannot be written to", f"bind a folder there, or set {name} to another")
+        free = shutil.disk_usage(nearest_existing(folder)).free
+        return Check(name, "ok", f"{one_line(folder)} can be written to, {free / 2**30:,.1f} GiB free")
+    advice = f"bind a folder there, or set {name} to another"
+    return Check(name, "failure", f"{one_line(folder)} cannot be written to", advice)
 
 
 def check_host_name() -> Check:

@@ -16,6 +16,7 @@ from typing import Any
 
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
+from entrypoint.core.paths import resolve
 from entrypoint.core.user_dirs import PRIVATE, user_cache_dir
 from entrypoint.plan.model import Plan
 
@@ -86,9 +87,10 @@ def write_script(notebook: Path) -> Path:
     """Return the file with the notebook's code; its name holds a digest of it."""
     code = convert(notebook)
     digest = hashlib.blake2b(code.encode(), digest_size=8).hexdigest()
-    folder = user_cache_dir(os.environ) or Path(tempfile.gettempdir(), PRIVATE.format(os.getuid()))
-    path = folder / "notebooks" / f"{notebook.stem}-{digest}.py"
+    path = Path(f"{notebook.stem}-{digest}.py")
     try:
+        folder = user_cache_dir(os.environ) or Path(tempfile.gettempdir(), PRIVATE.format(os.getuid()))
+        path = folder / "notebooks" / path
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         atomic_write_text(path, code)
     except OSError as error:
@@ -117,7 +119,7 @@ def convert(notebook: Path) -> str:
         raise UserError(
             f"run {printable(notebook)}: cannot be converted ({first_line(error)}). Save it again in Jupyter."
         ) from None
-    prelude = PRELUDE.format(folder=str(notebook.resolve().parent))
+    prelude = PRELUDE.format(folder=str(resolve(notebook).parent))
     script = code
     try:
         with warnings.catch_warnings(action="ignore"):  # Python prints them when it runs the script

@@ -7,10 +7,10 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from entrypoint.core.console import STATUS_VAR
 from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.paths import exists, is_folder, read_regular
 from entrypoint.core.secret_names import is_secret
 from entrypoint.job.detect import Job
 from entrypoint.job.ports import JOB_TOKEN_VAR, START_TIME_VAR
@@ -30,7 +30,7 @@ SSH_ALTERNATIVES = (
     "HYDRA_LAUNCHER",
     "I_MPI_HYDRA_BOOTSTRAP",
 )
-HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:(?::| +slots *= *)([1-9][0-9]{0,3}))?")
+HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?:(?::| +slots *= *)([1-9][0-9]{0,3}))?")
 # What ranks on other nodes get: our settings and what steers threads, networks and devices. Nothing else of a
 # user's environment goes over the network, where it may hold secrets.
 FORWARDED_PREFIXES = (
@@ -129,14 +129,14 @@ def read_hosts(text: str) -> tuple[tuple[str, int], ...]:
     """
     if not text:
         return ()
-    file = Path(text)
+    is_list = "/" not in text and (is_folder(text) or not exists(text))  # a folder may have the name of a host
     try:
-        lines = file.read_text().splitlines() if "/" in text or file.is_file() else text.split(",")
+        lines = text.split(",") if is_list else read_regular(text).splitlines()
     except OSError as error:
         raise UserError(f"LAUNCH_HOSTS={printable(text)}: cannot be read ({error.strerror})") from None
     entries = [line.partition("#")[0].strip() for line in lines]
     hosts = []
-    for entry in entries if "/" not in text and not file.is_file() else filter(None, entries):
+    for entry in entries if is_list else filter(None, entries):
         match = HOST.fullmatch(entry)
         if not match:
             raise UserError(

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoint.core.console import last_error_line
+from entrypoint.core.user_dirs import nearest_existing
 from entrypoint.machine.python_packages import minor_version
 
 IPEX = "intel_extension_for_pytorch"
@@ -71,9 +72,13 @@ def find_noexec_cache(environ: Mapping[str, str]) -> str:
 
     Its default cache is `torchinductor_USER` in the temporary folder (torch/_inductor/runtime/cache_dir_utils.py).
     """
-    cache = Path(environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir())
-    folder = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+    try:
+        cache = Path(environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir())
+        folder = nearest_existing(cache)
+        flags = os.statvfs(folder).f_flag
+    except OSError as error:
+        return f"has no cache folder ({error.strerror}). Set TORCHINDUCTOR_CACHE_DIR or TMPDIR"
+    if flags & os.ST_NOEXEC:
         return f"cannot load what it compiles: {folder} is mounted noexec. Set TORCHINDUCTOR_CACHE_DIR or TMPDIR"
     return ""
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
+from entrypoint.core.paths import open_regular
+
 # Debian's libtcmalloc-minimal4 has no unversioned file name without its -dev package. Therefore
 # torch.backends.xeon.run_cpu, which needs exactly libtcmalloc.so, does not find it.
 LIBRARY_PATTERNS: Mapping[str, tuple[str, ...]] = {
@@ -83,7 +85,7 @@ def find_preload_problem(path: Path, architecture: str) -> str:
     if split_ld_preload(str(path)) != [str(path)]:
         return "has a blank or colon in its path, which LD_PRELOAD cannot hold"
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             head = file.read(20)
     except OSError as error:
         return f"cannot be read ({error.strerror})"

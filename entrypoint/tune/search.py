@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,8 +13,9 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from entrypoint.core.console import log
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.console import log, write_stderr, write_stdout
+from entrypoint.core.errors import ExitCode, UserError, one_line
+from entrypoint.core.paths import read_regular
 from entrypoint.core.settings_base import Settings
 from entrypoint.machine.cpu_load import busy_cpus_note, sample_busy_cpus
 from entrypoint.plan.inputs import PlanInputs
@@ -118,7 +118,7 @@ class TuningSession:
         count = sum(map(len, self.rates.values())) + len(self.errors)
         rate = f"{result.rate:,.4g}{UNITS[self.spec.is_trainer]}" if result.rate else "cannot run"
         problem = f": {result.error}" if result.error else ""
-        print(f"  trial {count:>3}  {rate:>14}  {candidate}{problem}", file=sys.stderr, flush=True)
+        write_stderr(f"  trial {count:>3}  {rate:>14}  {candidate}{problem}")
 
     def in_time(self) -> bool:
         """Return whether there is time for another trial."""
@@ -156,8 +156,8 @@ def tune(
         *load_unfinished(path),
     )
     log(
-        f"tuning {' '.join(words)} for up to {settings.minutes:g} minutes. Stop it at any time; results are stored in"
-        f" {path}"
+        f"tuning {one_line(' '.join(words))} for up to {settings.minutes:g} minutes. Stop it at any time; results are"
+        f" stored in {one_line(path)}"
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -169,14 +169,14 @@ def tune(
     if result is None:
         raise UserError(f"tune: no plan gave a rate: {next(iter(session.errors.values()), 'no time for a trial')}")
     variables, evidence = select_result(result, session)
-    print("\n".join(format_report(result, session, compared, plan.nodes.nproc_per_node) + lines))
+    write_stdout("\n".join(format_report(result, session, compared, plan.nodes.nproc_per_node) + lines))
     if not session.in_time() and not is_faster_than_planned(result):
         session.store(None)
-        print("no plan is significantly faster yet, and time is up; run the same command to continue")
+        write_stdout("no plan is significantly faster yet, and time is up; run the same command to continue")
         return ExitCode.DONE
     cut_short = not session.in_time() and any(one != result.best for one in result.ties)
     session.store({"variables": variables, "evidence": evidence})
-    print(evidence + ("; time was up before they could be distinguished" if cut_short else ""))
+    write_stdout(evidence + ("; time was up before they could be distinguished" if cut_short else ""))
     return ExitCode.DONE
 
 
@@ -192,12 +192,12 @@ def trial_spec(inputs: PlanInputs, settings: TuneSettings, words: Sequence[str])
 def load_unfinished(path: Path) -> tuple[dict[Candidate, list[float]], list[float]]:
     """Return the trials and the busy CPUs of an interrupted search; empty after a complete search."""
     try:
-        known = json.loads(path.read_text())
+        known = json.loads(read_regular(path))
         if known[RESULT_KEY]:
             return {}, []
         trials = {Candidate.from_variables(one["variables"]): list(one["rates"]) for one in known["trials"]}
         return trials, list(known[BUSY_CPUS_KEY])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}, []
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import UserError, one_line, printable
+from entrypoint.core.paths import is_folder, open_regular
 from entrypoint.core.settings_base import variable_name
 from entrypoint.core.user_dirs import user_cache_dir
 from entrypoint.plan.inputs import PlanInputs
@@ -89,8 +90,11 @@ def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
 
 def content_of(word: str) -> str:
     """Return the digest of the file with this path, an empty text if there is none."""
-    path = Path(word)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    try:
+        with os.fdopen(open_regular(word), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
 
 
 def store_dir(inputs: PlanInputs) -> Path | None:
@@ -110,7 +114,7 @@ def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> Tuned
     `training` returns the trainer's settings for the key. It reads the data set, so it is not called without a folder.
     """
     folder = store_dir(inputs)
-    if not folder or not os.path.isdir(folder) or not is_tunable(inputs):  # noqa: PTH112  # no error for odd names
+    if not folder or not is_folder(folder) or not is_tunable(inputs):
         return None
     path = folder / f"{machine_program_key(inputs, training())}.json"
     try:
@@ -127,7 +131,7 @@ def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> Tuned
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
-            f"{path}: cannot be read ({printable(error)}); remove it, or set LAUNCH_TUNING_STORE=off"
+            f"{one_line(path)}: cannot be read ({printable(error)}); remove it, or set LAUNCH_TUNING_STORE=off"
         ) from None
 
 
@@ -202,5 +206,6 @@ def save(path: Path, content: Mapping[str, Any]) -> None:
         path.chmod(0o644)  # whatever the umask: a result that others can write is not used
     except OSError as error:
         raise UserError(
-            f"{path.parent}: cannot be written ({error.strerror}); name a folder that can with LAUNCH_TUNING_STORE"
+            f"{one_line(path.parent)}: cannot be written ({error.strerror}). Name another folder with"
+            " LAUNCH_TUNING_STORE."
         ) from None

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.core.console import last_error_line
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import UserError, printable
 from entrypoint.tune.candidates import Candidate
 
 # Seconds until a program has its first rate, and until it exits after SIGTERM.
@@ -165,13 +165,19 @@ def metric_rates(pattern: str, *, lower: bool) -> RateReader:
     """
     try:
         compiled = re.compile(pattern)
-    except re.error as error:
-        raise UserError(f"TUNE_METRIC={pattern}: no pattern ({error}); write one like '([0-9.]+) images/s'") from None
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UserError(
+            f"TUNE_METRIC={printable(pattern)}: no pattern ({printable(error)}); write one like '([0-9.]+) images/s'"
+        ) from None
     if compiled.groups != 1:
-        raise UserError(f"TUNE_METRIC={pattern}: needs one group, around the number: '([0-9.]+) images/s'")
+        raise UserError(f"TUNE_METRIC={printable(pattern)}: needs one group, around the number: '([0-9.]+) images/s'")
 
     def read_rates(_: Path, text: str, __: float | None) -> list[float]:
-        found = [float(word.replace(",", "")) for word in compiled.findall(text)]
+        words = compiled.findall(text)
+        try:
+            found = [float(word.replace(",", "")) for word in words]
+        except ValueError as error:
+            raise UserError(f"TUNE_METRIC={printable(pattern)}: finds no number ({printable(error)})") from None
         return [1 / value for value in found if value] if lower else found
 
     return read_rates

@@ -66,6 +66,55 @@ def test_run_lock_with_remote_heartbeat_is_held(tmp_path: Path, monkeypatch: pyt
             near.acquire(tmp_path)
 
 
+ODD_HOLDERS: tuple[dict[str, object], ...] = (
+    {"pid": "seven"},
+    {"pid": None},
+    {"pid": 1.5},
+    {"pid": [7]},
+    {"born": 5},
+    {"born": None},
+    {"pid": "x\n" * 99, "node": "\x1b[2J"},
+)
+
+
+@pytest.mark.parametrize("change", ODD_HOLDERS, ids=str)
+def test_holder_that_nobody_can_look_up_is_waited_for(
+    tmp_path: Path, change: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / LOCK_NAME).write_text(json.dumps(identity() | change))
+    with RunLock(stale_s=0.3) as lock:
+        lock.acquire(tmp_path)
+        assert lock.is_held
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"entrypoint: {tmp_path} is locked by process ")
+    assert line.isprintable()
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "folder", "nested", "missing keys"])
+def test_what_is_no_lock_file_is_taken_away(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / LOCK_NAME
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_text("[" * 100_000 if kind == "nested" else json.dumps({"pids": identity()["pids"]}))
+    with RunLock(stale_s=0.3) as lock:
+        lock.acquire(tmp_path)
+        assert lock.is_held
+
+
+def test_lock_that_cannot_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / LOCK_NAME).write_text("")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with RunLock(stale_s=0.3) as lock, pytest.raises(PermissionError):
+        lock.acquire(tmp_path)
+
+
 @pytest.mark.launch
 def test_lock_excludes_two_jobs_and_a_crash_leaves_none(entrypoint: Entrypoint) -> None:
     env = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_TENSORBOARD": "0", "TRAIN_RESUME": "auto", "LAUNCH_QUIET": "1"}

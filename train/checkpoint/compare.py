@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.paths import exists
 from train.checkpoint.folder import OLD_NAME, OLD_SUFFIXES
 from train.checkpoint.metadata import DataFingerprint, Metadata
 from train.settings import TrainSettings
@@ -27,7 +28,7 @@ RESUME_MUST_KEEP = ("model", "bias", "optimizer")
 
 def refuse_old_format(path: Path) -> None:
     """Raise `UserError` with the command that converts a checkpoint of version 0.1."""
-    if OLD_NAME.fullmatch(path.name) or (path.suffix in OLD_SUFFIXES and path.exists()):
+    if OLD_NAME.fullmatch(path.name) or (path.suffix in OLD_SUFFIXES and exists(path)):
         raise UserError(
             f"{path}: a checkpoint of version 0.1. Reading it can run code. If you trust it, convert it by"
             f" `entrypoint convert-checkpoint {shlex.quote(str(path))}`."

@@ -10,6 +10,7 @@ import tempfile
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -287,7 +288,8 @@ def cache_folder(configured: Path | None) -> CacheFolder:
     else:
         own = user_cache_dir(os.environ)
         candidates = [own] if own else []
-        candidates.append(Path(tempfile.gettempdir(), PRIVATE.format(os.getuid())))
+        with suppress(OSError):  # no temporary folder can be written to
+            candidates.append(Path(tempfile.gettempdir(), PRIVATE.format(os.getuid())))
     for folder in candidates:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -297,6 +299,5 @@ def cache_folder(configured: Path | None) -> CacheFolder:
             continue
         if configured is not None or folder.stat().st_uid == os.getuid():
             return CacheFolder(folder, configured is not None)
-    raise UserError(
-        f"TRAIN_CACHE_DIR={configured or 'unset'}: {candidates[0]} cannot be written; name a folder that can"
-    )
+    tried = candidates[0] if candidates else "no folder"
+    raise UserError(f"TRAIN_CACHE_DIR={configured or 'unset'}: {tried} cannot be written; name a folder that can")

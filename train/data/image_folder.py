@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, one_line, printable
+from entrypoint.core.paths import resolve
 from train.data.file_list import FileList
 
 # What file managers leave behind; hidden files are passed over as well.
@@ -81,8 +82,8 @@ def translate_folder_errors(data_dir: Path | None) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"TRAIN_DATA_DIR={printable(data_dir)}: {printable(error.filename)} cannot be read ({error.strerror});"
-            " check its permissions"
+            f"TRAIN_DATA_DIR={printable(data_dir)}: {printable(error.filename or data_dir)} cannot be read"
+            f" ({error.strerror}); check its permissions"
         ) from None
 
 
@@ -163,7 +164,7 @@ def folder_id(path: str | Path) -> tuple[int, int] | None:
 
 def ids_of_ancestors(folder: Path) -> frozenset[tuple[int, int]]:
     """Return device and inode of a folder and of all folders above it, along its path and along its links."""
-    chains = (folder.absolute(), folder.resolve())
+    chains = (folder.absolute(), resolve(folder))
     found = (folder_id(path) for chain in chains for path in (chain, *chain.parents))
     return frozenset(one for one in found if one)
 

@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+from entrypoint.core.paths import exists, read_regular, resolve
 from entrypoint.plan.inputs import PreviousRun
 from entrypoint.plan.model import RankPlan
 from train.settings import TrainSettings
@@ -17,7 +18,7 @@ def resumed_run_dir(settings: TrainSettings) -> Path | None:
         return None
     if settings.resume == "auto":
         return settings.output_dir / (settings.run_name or "latest")
-    return Path(settings.resume).resolve().parent.parent  # of the folder with its checkpoints
+    return resolve(Path(settings.resume)).parent.parent  # of the folder with its checkpoints
 
 
 def previous_run(settings: TrainSettings) -> PreviousRun | None:
@@ -27,7 +28,7 @@ def previous_run(settings: TrainSettings) -> PreviousRun | None:
     """
     folder = resumed_run_dir(settings)
     try:
-        plan = json.loads((folder / "plan.json").read_text()) if folder else None
+        plan = json.loads(read_regular(folder / "plan.json")) if folder else None
         if plan is None:
             return None
         ranks = tuple(RankPlan(rank["local_rank"], tuple(rank["cpus"]), rank["threads"]) for rank in plan["ranks"])
@@ -35,7 +36,7 @@ def previous_run(settings: TrainSettings) -> PreviousRun | None:
             ranks=ranks,
             reserved_cpus=plan.get("binding", {}).get("reserved_cpus", plan.get("neighbours", 0)),  # codespell:ignore
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -43,4 +44,4 @@ def new_run_dir(output: Path, settings: TrainSettings) -> Path:
     """Return a folder name of the moment that nobody has yet."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model}-{settings.dataset}"
     taken = (output / (name if count == 1 else f"{name}-{count}") for count in range(1, 10_000))
-    return next(folder for folder in taken if not folder.exists())
+    return next(folder for folder in taken if not exists(folder))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.paths import exists, resolve
 from train.checkpoint import folder as checkpoints
 from train.checkpoint.compare import compare_settings, refuse_old_format
 from train.checkpoint.metadata import CorruptCheckpoint, Metadata, read_metadata
@@ -23,7 +24,7 @@ def select_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
     if before and resume == "auto":
         starts = checkpoints.list_newest_first(before / checkpoints.FOLDER)
         if starts:
-            return before.resolve(), starts
+            return resolve(before), starts
         for old in checkpoints.list_old_format(before / checkpoints.FOLDER):
             refuse_old_format(old)
     elif before:
@@ -33,9 +34,9 @@ def select_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
             raise UserError(
                 f"TRAIN_RESUME={printable(resume)}: no such checkpoint. Set it to auto, off or a checkpoint's path."
             )
-        in_run = start.resolve().parent.name == checkpoints.FOLDER
-        if in_run and (named is None or named.resolve() == before):
-            refuse_lost_checkpoints(start.resolve(), before)
+        in_run = resolve(start).parent.name == checkpoints.FOLDER
+        if in_run and (named is None or resolve(named) == before):
+            refuse_lost_checkpoints(resolve(start), before)
             return before, [start]
         if named:
             refuse_other_run(settings, named)
@@ -60,7 +61,7 @@ def refuse_lost_checkpoints(start: Path, folder: Path) -> None:
 
 def refuse_other_run(settings: TrainSettings, named: Path) -> None:
     """Raise `UserError` if the folder that TRAIN_RUN_NAME names holds a run."""
-    if (named / "settings.json").exists():
+    if exists(named / "settings.json"):
         raise UserError(
             f"TRAIN_RUN_NAME={settings.run_name}: {named} already holds a run. Choose another name or"
             " set TRAIN_RESUME=auto to resume it."

@@ -13,6 +13,7 @@ from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_deci
 from train.data.dataset_info import DatasetInfo
 from train.planning.checks import check_trainer_settings
 from train.planning.compute import decide_compiling, decide_ipex, decide_precision, why_ipex_does_not_pack
+from train.planning.model_size import check_model_memory
 from train.planning.run_selection import check_resume
 from train.planning.techniques import decide_techniques
 from train.planning.unused_settings import unused_settings
@@ -57,6 +58,7 @@ def plan_trainer(
             f" micro-batches. It is the global batch size; set at least {shares}."
         )
     check_memory(given, dataset, machine.memory_bytes, len(plan.ranks))
+    check_model_memory(given, dataset.shape, plan, machine)
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
     workers, workers_decision = decide_workers(given, plan, dataset, source, machine.container.shm_bytes)
     precision = decide_precision(given, plan.device, machine)

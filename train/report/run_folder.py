@@ -15,6 +15,7 @@ from typing import Any
 
 from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
 from entrypoint.core.errors import UserError
+from entrypoint.core.paths import resolve, working_folder
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import ObservedRank
@@ -65,7 +66,7 @@ def make_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
     """
     while True:
         folder, starts = select_run_dir(settings)
-        is_shared = settings.run_name is not None or folder in [path.parent.parent.resolve() for path in starts]
+        is_shared = settings.run_name is not None or folder in [resolve(path.parent.parent) for path in starts]
         try:
             folder.mkdir(exist_ok=is_shared)
         except FileExistsError:
@@ -77,7 +78,7 @@ def make_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
 
 def update_latest_link(output: Path, folder: Path) -> None:
     """Point the link `latest` in the output folder to this run, atomically."""
-    if folder.parent.resolve() != output.resolve():
+    if resolve(folder.parent) != resolve(output):
         return
     replace_symlink(output / "latest", folder.name)
 
@@ -106,7 +107,8 @@ def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ:
     launch["LAUNCH_RESERVE_CPUS"] = str(plan.binding.reserved_cpus)  # another thread count would round differently
     words = [f"{name}={shlex.quote(value)}" for name, value in (launch | variables).items()]
     command = [shlex.quote(sys.executable), "-I", "-m", "entrypoint", "train"]
-    return f"cd {shlex.quote(str(Path.cwd()))} && env {' '.join([*words, *command])}"
+    here = working_folder()
+    return f"{f'cd {shlex.quote(str(here))} && ' if here else ''}env {' '.join([*words, *command])}"
 
 
 def versions() -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.cli.program import find_program
+from entrypoint.cli.program import find_checkpoint, find_program
 from entrypoint.core.errors import UserError
 
 LAUNCHERS = {
@@ -63,6 +63,39 @@ def test_pipe_is_refused_unread(name: str) -> None:
     os.mkfifo(name)  # reading it would block for ever
     with pytest.raises(UserError, match=f"^{name}: a pipe or device"):
         find_program([name])
+
+
+@pytest.mark.parametrize("suffix", ["", ".py", ".ipynb", ".sh", "/x.py"])
+@pytest.mark.parametrize("name", ["x" * 300, "loop", "loop.py"])
+def test_name_that_no_file_has_is_no_script(name: str, suffix: str) -> None:
+    for link in ("loop", "loop.py"):
+        Path(link).symlink_to(link)
+    with pytest.raises(UserError, match=r": no such script in /.*\. Check the path\.$"):
+        find_program([name + suffix])
+
+
+def test_script_in_a_removed_folder_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UserError, match="no such script in the working folder, which was removed"):
+        find_program(["x.py"])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("x" * 300, "no such checkpoint"),
+        ("loop", "no such checkpoint"),
+        ("fifo", "a pipe or device, and no checkpoint"),
+        ("/dev/zero", "a pipe or device, and no checkpoint"),
+    ],
+)
+def test_path_that_is_no_checkpoint_is_refused_unread(name: str, said: str) -> None:
+    Path("loop").symlink_to("loop")
+    os.mkfifo("fifo")
+    with pytest.raises(UserError, match=said):
+        find_checkpoint([name])
 
 
 @pytest.mark.parametrize(

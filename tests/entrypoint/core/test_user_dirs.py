@@ -78,6 +78,28 @@ def test_why_not_writable_names_the_cause(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert why_not_writable(tmp_path / "file/x") == "Not a directory"
     assert why_not_writable(tmp_path / "file") == "Not a directory"
+    assert why_not_writable(tmp_path / ("x" * 300)) == "File name too long"
+    assert why_not_writable(tmp_path / "new" / ("x" * 300)) == ""  # found out when the folder above is there
+    (tmp_path / "loop").symlink_to("loop")
+    assert why_not_writable(tmp_path / "loop/x") == "Too many levels of symbolic links"
+    (tmp_path / "dangling").symlink_to("nowhere")
+    assert why_not_writable(tmp_path / "dangling") == "No such file or directory"
+
+
+def test_why_not_writable_in_a_removed_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert why_not_writable(Path("runs")) == "the working folder was removed"
+    assert why_not_writable(tmp_path / "runs") == ""
+
+
+@pytest.mark.parametrize("name", ["HOME", "TMPDIR"])
+@pytest.mark.parametrize("folder", ["x" * 300, "/dev/null/x", "/proc/self/fd/999"])
+def test_odd_home_is_a_missing_one(name: str, folder: str) -> None:
+    found = read_user_dirs({name: folder})
+    assert found.home == "missing"
+    assert found.temporary != folder
 
 
 def test_why_not_writable_read_only_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

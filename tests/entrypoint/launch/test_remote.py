@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -65,11 +66,31 @@ def test_hostfile_accepts_open_mpi_format(tmp_path: Path) -> None:
         ("r1:0", "r1:0 is no host"),
         ("/nowhere/hosts", "cannot be read"),
         ("-oProxyCommand=x", "is no host"),
+        ("/dev/zero", r"cannot be read \(Not a regular file\)"),
+        ("x" * 300, "is no host"),
+        ("x" * 300 + "/hosts", r"cannot be read \(File name too long\)"),
+        ("fifo", r"cannot be read \(Not a regular file\)"),
+        ("./fifo", r"cannot be read \(Not a regular file\)"),
+        ("./folder", r"cannot be read \(Is a directory\)"),
+        ("binary", "is no host"),
+        ("empty", "names no host"),
     ],
 )
-def test_ranks_per_host_invalid_raises(text: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_ranks_per_host_invalid_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("fifo")  # reading it would block
+    Path("folder").mkdir()
+    Path("binary").write_bytes(bytes(range(256)))
+    Path("empty").write_text("")
+    with pytest.raises(UserError, match=said) as error:
         read_hosts(text)
+    assert str(error.value).isprintable()
+
+
+def test_host_may_have_the_name_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r1").mkdir()
+    assert read_hosts("r1") == (("r1", 0),)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -91,4 +92,12 @@ def test_find_broken_preloads_reports_unloadable_files(tmp_path: Path, monkeypat
         f"{tmp_path}/other.so": f"is not for {platform.machine()}",
         "./text.so": "is not a shared library",
         "/no/such.so": "cannot be read (No such file or directory)",
+    }
+
+
+def test_preload_that_never_ends_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.so")
+    assert find_broken_preloads(f"{tmp_path}/fifo.so:/dev/zero") == {
+        f"{tmp_path}/fifo.so": "cannot be read (Not a regular file)",
+        "/dev/zero": "cannot be read (Not a regular file)",
     }

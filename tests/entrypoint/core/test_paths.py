@@ -1,0 +1,88 @@
+"""Paths that a user may name, and that no file system has."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from entrypoint.core import paths
+
+
+def make(folder: Path, kind: str) -> Path:
+    """Make a path of a kind; relative ones are in the working folder."""
+    path = folder / kind
+    if kind == "file":
+        path.write_bytes(b"text \xff")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(path))
+    elif kind == "loop":
+        path.symlink_to(path)
+    elif kind == "long name":
+        return folder / ("x" * 300)
+    elif kind == "below a file":
+        (folder / "a").write_text("")
+        return folder / "a/b"
+    elif kind == "device":
+        return Path("/dev/zero")
+    return path
+
+
+# exists, is_file, is_folder, and what opening it says.
+KINDS = {
+    "file": (True, True, False, ""),
+    "folder": (True, False, True, "Is a directory"),
+    "fifo": (True, False, False, "Not a regular file"),
+    "socket": (True, False, False, "No such device or address"),
+    "device": (True, False, False, "Not a regular file"),
+    "loop": (False, False, False, "Too many levels of symbolic links"),
+    "long name": (False, False, False, "File name too long"),
+    "below a file": (False, False, False, "Not a directory"),
+    "nothing": (False, False, False, "No such file or directory"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_path_has_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, (*answers, said) = make(tmp_path, kind), KINDS[kind]
+    assert [paths.exists(path), paths.is_file(path), paths.is_folder(path)] == answers
+    assert paths.resolve(path).is_absolute()
+    if not said:
+        assert paths.read_regular(path) == "text \ufffd"
+        return
+    with pytest.raises(OSError, match=said):
+        paths.read_regular(path)
+
+
+def test_large_file_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(paths.MAX_TEXT_BYTES + 1)
+    with pytest.raises(OSError, match="File too large"):
+        paths.read_regular(tmp_path / "sparse")
+
+
+def test_refused_file_is_closed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="Not a regular file"):
+        paths.open_regular(tmp_path / "fifo")
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_working_folder_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert paths.working_folder() == tmp_path
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert paths.working_folder() is None
+    assert paths.resolve(Path("x")) == Path("x")
+    assert not paths.exists("x")
