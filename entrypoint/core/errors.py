@@ -41,9 +41,13 @@ class PeerLostError(UserError):
 
 
 def printable(value: object) -> str:
-    """Return a value of the user or a launcher as a short printable text for a message."""
+    """Return a value of the user or a launcher as a short printable text for a message.
+
+    A path may have 400 characters, another text 80.
+    """
     text = one_line(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    limit = 400 if "/" in text else 80
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def one_line(value: object) -> str:

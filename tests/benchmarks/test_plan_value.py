@@ -40,6 +40,7 @@ def test_busy_process_ends_with_its_scenario() -> None:
     assert len(SCENARIOS) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_runner_returns_rate_or_last_error_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LAUNCH_RESERVE_CPUS", "0")  # else plans differ where suites run next to it between two of them

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.core.console import last_error_line, report_error
-from entrypoint.core.errors import ExitCode, PeerLostError, UserError, did_you_mean
+from entrypoint.core.errors import ExitCode, PeerLostError, UserError, did_you_mean, printable
 
 
 def test_report_error_prints_one_line_returns_code(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,3 +76,11 @@ def test_readme_lists_every_exit_code() -> None:
 )
 def test_last_error_line_strips_error_prefix(said: str, last: str) -> None:
     assert last_error_line(said, "nothing") == last
+
+
+@pytest.mark.parametrize(
+    ("value", "length"), [("x" * 80, 80), ("x" * 81, 80), ("/data/" + "x" * 300, 306), ("/data/" + "x" * 3000, 400)]
+)
+def test_printable_cuts_values_and_keeps_paths(value: str, length: int) -> None:
+    assert len(printable(value)) == length
+    assert printable(value)[:77] == value[:77]

@@ -63,7 +63,8 @@ def test_plan_shows_the_variables_of_ccl_and_keeps_the_users(entrypoint: Entrypo
     assert "two processes added a number up" in doctor
 
 
-@pytest.mark.parametrize("name", ["I_MPI_ROOT", pytest.param("FI_PROVIDER_PATH", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["I_MPI_ROOT", "FI_PROVIDER_PATH"])
 def test_ccl_without_its_transport_is_refused_by_the_plan(entrypoint: Entrypoint, python: str, name: str) -> None:
     command = (python, "-m", "entrypoint")
     result = entrypoint("plan", env=CCL | {name: "/nowhere"}, command=command)

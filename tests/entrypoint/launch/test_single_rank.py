@@ -40,7 +40,7 @@ def needs_pid_namespace() -> None:
         pytest.skip(f"needs a PID namespace that it may make: {tried.stderr.strip()}")
 
 
-@pytest.fixture(params=["a shell", "an init", "nobody"])
+@pytest.fixture(params=["a shell", pytest.param("an init", marks=pytest.mark.slow), "nobody"])
 def below(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """The words that start a command as a shell's child, as the child of PID 1, and as PID 1 itself."""
     if request.param != "a shell":

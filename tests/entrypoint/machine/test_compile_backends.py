@@ -45,7 +45,7 @@ def test_find_ipex_problem_names_torch_version(device: str, versions: dict[str, 
 @pytest.mark.launch
 @pytest.mark.parametrize(("backend", "said"), [
     ("eager", ""),
-    ("aot_eager", ""),
+    pytest.param("aot_eager", "", marks=pytest.mark.slow),
     ("nosuch", "has no such backend, only "),
     ("tvm", "cannot be used ("),
 ])  # fmt: skip

@@ -134,7 +134,7 @@ def test_resnet_with_half_its_convolutions_replaced_is_equal() -> None:
 
 @pytest.mark.launch
 @needs_two_cores
-@pytest.mark.parametrize("compress", ["off", "powersgd"])
+@pytest.mark.parametrize("compress", ["off", pytest.param("powersgd", marks=pytest.mark.slow)])
 def test_small_conv_two_ranks_share_gradients(entrypoint: Entrypoint, compress: str) -> None:
     pytest.importorskip("torchvision")
     more = {"TRAIN_MODEL": "resnet18", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_BATCH_SIZE": "40"}

@@ -98,7 +98,7 @@ SPEEDNET = {"TRAIN_MODEL": "speednet", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAI
         (as_old_file, {"TRAIN_EMA_DECAY": "0.9"}),
         pytest.param(as_old_file, {"TRAIN_OPTIMIZER": "adamw"}, marks=pytest.mark.slow),
         pytest.param(as_old_file, SPEEDNET, marks=pytest.mark.slow),
-        (as_old_folder, {"TRAIN_PARALLELISM": "fsdp", "TRAIN_EMA_DECAY": "0.9"}),
+        pytest.param(as_old_folder, {"TRAIN_PARALLELISM": "fsdp", "TRAIN_EMA_DECAY": "0.9"}, marks=pytest.mark.slow),
     ],
 )
 def test_converted_run_resumes_bitwise_equal(entrypoint: Entrypoint, make: Any, more: dict[str, str]) -> None:

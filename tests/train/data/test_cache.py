@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -287,9 +288,9 @@ def run_as(user: int, function: Callable[[], str]) -> str:
 @pytest.fixture
 def shared(image_folder: Path, tmp_path: Path) -> Path:
     """A cache folder that everybody may write into, as /tmp."""
-    for folder in (tmp_path, *tmp_path.parents[:1], image_folder):
-        folder.chmod(0o755)
-    tmp_path.parent.parent.chmod(0o755)
+    for folder in (image_folder, tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder.is_relative_to(tempfile.gettempdir()):
+            folder.chmod(folder.stat().st_mode | 0o755)
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o1777)

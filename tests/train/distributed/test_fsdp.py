@@ -36,7 +36,11 @@ def test_fsdp_units_are_large_sequence_elements_inner_first() -> None:
 
 @pytest.mark.versions
 @pytest.mark.parametrize(
-    "more", [{}, {"TRAIN_EMA_DECAY": "0.9", "TRAIN_GRAD_ACCUM_STEPS": "2", "TRAIN_MAX_GRAD_NORM": "1"}]
+    "more",
+    [
+        {"TRAIN_EMA_DECAY": "0.9", "TRAIN_GRAD_ACCUM_STEPS": "2", "TRAIN_MAX_GRAD_NORM": "1"},
+        pytest.param({}, marks=pytest.mark.slow),
+    ],
 )
 def test_fsdp_equals_one_rank_and_saves_shards(entrypoint: Entrypoint, more: dict[str, str]) -> None:
     common = SMALL | more | {"TRAIN_EPOCHS": "2", "TRAIN_LR": "0.01", "TRAIN_EVAL_BATCH_SIZE": "63"}  # 64 images a rank

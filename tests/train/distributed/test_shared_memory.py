@@ -88,7 +88,10 @@ def test_shared_memory_sums_and_means_are_correct(tmp_path: Path, count: int) ->
 
 @pytest.mark.parametrize(
     ("how", "limit_s", "said"),
-    [("ends", "30", "connection closed by rank 2"), ("hangs", "1", "timed out waiting 1 s for rank 2")],
+    [
+        ("ends", "30", "connection closed by rank 2"),
+        pytest.param("hangs", "1", "timed out waiting 1 s for rank 2", marks=pytest.mark.slow),
+    ],
 )
 def test_shared_memory_lost_rank_is_reported_by_others(tmp_path: Path, how: str, limit_s: str, said: str) -> None:
     reported = ranks(tmp_path, LOST, 3, how, LIMIT_S=limit_s)

@@ -127,6 +127,7 @@ def losses(folder: Path, name: str) -> list[float]:
     return [line["loss"] for line in map(json.loads, lines) if line["kind"] == "step"][:4]
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @needs_two_cores
 def test_batchnorm_model_on_two_ranks_learns_as_on_one(entrypoint: Entrypoint) -> None:

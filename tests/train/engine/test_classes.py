@@ -38,7 +38,9 @@ def add_class(folder: Path) -> None:
     ("change", "said", "allowed"),
     [
         (rename_class, "saved with other data: class 0 of 3 was class0, is class1 of 3.", 2),
-        (add_class, "saved with other data: class 3 of 3 was none, is class3 of 4, ", 2),
+        pytest.param(
+            add_class, "saved with other data: class 3 of 3 was none, is class3 of 4, ", 2, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_resume_with_other_classes_is_refused(

@@ -94,6 +94,7 @@ def test_unwritable_disk_ends_run(
     assert cause is forbid or not list((small_disk / "run/checkpoint").glob(".*"))
 
 
+@pytest.mark.slow
 def test_full_disk_without_checkpoints_ends_no_training(entrypoint: Entrypoint, small_disk: Path) -> None:
     more = {"TRAIN_CHECKPOINT_EVERY": "0", "TRAIN_LOG_INTERVAL": "1", "TRAIN_EPOCHS": "400"}
     run = Started(entrypoint, ENDLESS | SMALL | more)

@@ -20,7 +20,11 @@ RANKS = {"LAUNCH_NPROC_PER_NODE": "2"}
         ({"TRAIN_BATCH_SIZE": "1"}, 2),
         ({"TRAIN_BATCH_SIZE": "8", "TRAIN_GRAD_ACCUM_STEPS": "8"}, 16),
         pytest.param({"TRAIN_BATCH_SIZE": "2", "TRAIN_SYNC_BATCHNORM": "0", **RANKS}, 4, marks=needs_two_cores),
-        pytest.param({"TRAIN_BATCH_SIZE": "3", "TRAIN_SYNC_BATCHNORM": "0", **RANKS}, 4, marks=needs_two_cores),
+        pytest.param(
+            {"TRAIN_BATCH_SIZE": "3", "TRAIN_SYNC_BATCHNORM": "0", **RANKS},
+            4,
+            marks=[needs_two_cores, pytest.mark.slow],
+        ),
     ],
 )
 def test_batchnorm_on_one_image_is_refused_before_training(
@@ -40,8 +44,8 @@ def test_batchnorm_on_one_image_is_refused_before_training(
     [
         {"TRAIN_BATCH_SIZE": "2"},
         {"TRAIN_BATCH_SIZE": "1", "TRAIN_MODEL": "cnn"},
-        {"TRAIN_BATCH_SIZE": "1", "TRAIN_SYNTHETIC_SHAPE": "3x64x64"},
-        pytest.param({"TRAIN_BATCH_SIZE": "2", **RANKS}, marks=needs_two_cores),
+        pytest.param({"TRAIN_BATCH_SIZE": "1", "TRAIN_SYNTHETIC_SHAPE": "3x64x64"}, marks=pytest.mark.slow),
+        pytest.param({"TRAIN_BATCH_SIZE": "2", **RANKS}, marks=[needs_two_cores, pytest.mark.slow]),
     ],
 )
 def test_batches_that_batchnorm_can_take_are_trained(entrypoint: Entrypoint, env: dict[str, str]) -> None:

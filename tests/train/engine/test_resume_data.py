@@ -54,9 +54,9 @@ def rename_image(folder: Path) -> None:
     ("change", "said", "allowed"),
     [
         (remove_images, "24 training images are now 6", 2),  # fewer than a batch
-        (double_images, "24 training images are now 48", 0),
+        pytest.param(double_images, "24 training images are now 48", 0, marks=pytest.mark.slow),
         (change_bytes, "files of the same names and sizes have other bytes", 0),
-        (rename_image, "files have other names, sizes or classes", 0),
+        pytest.param(rename_image, "files have other names, sizes or classes", 0, marks=pytest.mark.slow),
     ],
 )
 def test_resume_on_changed_images_is_refused(
@@ -78,6 +78,7 @@ def test_resume_on_changed_images_is_refused(
         assert "train loss 0.0000" not in again.out
 
 
+@pytest.mark.slow
 def test_other_source_normalizes_as_the_checkpoint_did(entrypoint: Entrypoint, image_folder: Path) -> None:
     env = imagefolder(image_folder, TRAIN_RUN_NAME="run", TRAIN_EPOCHS="3") | QUIET
     whole = entrypoint.train(env=env | {"TRAIN_RUN_NAME": "whole", "TRAIN_DATA_SOURCE": "memory"})
@@ -88,7 +89,10 @@ def test_other_source_normalizes_as_the_checkpoint_did(entrypoint: Entrypoint, i
     assert (again["test_accuracy"], again["test_loss"]) == (whole["test_accuracy"], whole["test_loss"])
 
 
-@pytest.mark.parametrize(("batch_size", "steps"), [("32", 60), ("128", 15), ("100", 18)])
+@pytest.mark.parametrize(
+    ("batch_size", "steps"),
+    [("100", 18), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("32", 60), ("128", 15)))],
+)
 def test_changed_batch_size_keeps_the_epochs(entrypoint: Entrypoint, batch_size: str, steps: int) -> None:
     env = SMALL | QUIET | {"TRAIN_EPOCHS": "3", "TRAIN_RUN_NAME": "run"}
     cut_after_first_epoch(entrypoint, env)
@@ -178,8 +182,8 @@ wait
     ("change", "said"),
     [
         (swap_classes, "files have other names, sizes or classes"),
-        (remove_images, "24 training images are now 6"),
-        (change_bytes, "files of the same names and sizes have other bytes"),
+        pytest.param(remove_images, "24 training images are now 6", marks=pytest.mark.slow),
+        pytest.param(change_bytes, "files of the same names and sizes have other bytes", marks=pytest.mark.slow),
         (lambda _: None, ""),
     ],
 )

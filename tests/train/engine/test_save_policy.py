@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.core.errors import ExitCode
-from tests.conftest import CORES, Entrypoint
+from tests.conftest import CORES, Entrypoint, needs_two_cores
 from tests.train.given import SMALL, TWO_RANKS
 from tests.train.started import Started
 
@@ -21,7 +21,7 @@ RUN = SMALL | {
 }
 
 
-@pytest.mark.parametrize("ranks", [{}, TWO_RANKS] if CORES > 1 else [{}])
+@pytest.mark.parametrize("ranks", [{}, pytest.param(TWO_RANKS, marks=[pytest.mark.slow, needs_two_cores])])
 def test_sigusr2_saves_and_the_run_continues_unchanged(entrypoint: Entrypoint, ranks: dict[str, str]) -> None:
     run = Started(entrypoint, RUN | ranks | {"TRAIN_CHECKPOINT_EVERY": "9"})
     run.wait_for("epoch 3/10  step 22/")

@@ -90,7 +90,10 @@ def test_command_txt_reproduces_the_run(entrypoint: Entrypoint) -> None:
     "settings",
     [
         {"TRAIN_OPTIMIZER": "adamw", "TRAIN_SCHEDULE": "cosine", "TRAIN_WARMUP": "0.1"},
-        {"TRAIN_OPTIMIZER": "adam", "TRAIN_SCHEDULE": "constant", "TRAIN_LABEL_SMOOTHING": "0.1"},
+        pytest.param(
+            {"TRAIN_OPTIMIZER": "adam", "TRAIN_SCHEDULE": "constant", "TRAIN_LABEL_SMOOTHING": "0.1"},
+            marks=pytest.mark.slow,
+        ),
         {"TRAIN_MAX_GRAD_NORM": "1", "TRAIN_GRAD_ACCUM_STEPS": "4", "TRAIN_BIAS": "0", "TRAIN_DETERMINISTIC": "1"},
     ],
 )
@@ -211,8 +214,9 @@ PACKS = """
 """
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("packs", ["packs", pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("packs", ["packs", "plain"])
 def test_ipex_resumes_to_the_bit_with_checkpoints_for_others(
     entrypoint: Entrypoint, optimizer: str, packs: str
 ) -> None:
@@ -268,7 +272,10 @@ def test_signal_saves_and_exits_with_one_line(
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize(("source", "ranks"), [("memory", {}), ("stream", TWO_RANKS_WHERE_THEY_FIT)])
+@pytest.mark.parametrize(
+    ("source", "ranks"),
+    [("memory", {}), pytest.param("stream", TWO_RANKS_WHERE_THEY_FIT, marks=pytest.mark.slow)],
+)
 def test_preempted_run_resumes_with_next_step(
     entrypoint: Entrypoint, image_folder: Path, source: str, ranks: dict[str, str]
 ) -> None:

@@ -42,10 +42,16 @@ WAYS = [
     pytest.param((), "", ("--nproc-per-node", "1"), id="one rank"),
     pytest.param((), "", ("--nproc-per-node", "2"), marks=needs_two_cores, id="agent"),
     pytest.param(
-        ("mpirun.openmpi", "mpirun"), "Open MPI", HOSTS, marks=(pytest.mark.openmpi, needs_two_cores), id="Open MPI"
+        ("mpirun.openmpi", "mpirun"),
+        "Open MPI",
+        HOSTS,
+        marks=(pytest.mark.openmpi, needs_two_cores, pytest.mark.slow),
+        id="Open MPI",
     ),
 ]
-HYDRA = pytest.param(("mpiexec.hydra",), "HYDRA", HOSTS, marks=(pytest.mark.hydra, needs_two_cores), id="hydra")
+HYDRA = pytest.param(
+    ("mpiexec.hydra",), "HYDRA", HOSTS, marks=(pytest.mark.hydra, needs_two_cores, pytest.mark.slow), id="hydra"
+)
 
 
 @pytest.mark.parametrize(("names", "said", "words"), [*WAYS, HYDRA])
