@@ -48,7 +48,7 @@ FREE_WITH_HOLES = """
 
 
 @pytest.mark.parametrize(("seconds", "least", "most"), [(0, -5, 5), (3600, 150, 200)])
-def test_trimmed_heap_gives_back_what_lies_between_blocks_in_use(seconds: int, least: int, most: int) -> None:
+def test_trim_returns_pages_between_used_blocks(seconds: int, least: int, most: int) -> None:
     command = [PYTHON, "-c", textwrap.dedent(FREE_WITH_HOLES), str(seconds)]
     environment = {**os.environ, "GLIBC_TUNABLES": GLIBC_TUNABLES_VALUE}
     done = subprocess.run(command, capture_output=True, text=True, timeout=LAUNCH_LIMIT_S, check=True, env=environment)

@@ -46,9 +46,7 @@ def damage(kind: int, data: bytearray, draw: random.Random, others: list[bytes])
 
 
 @pytest.mark.parametrize(("folder_mode", "file_mode"), [(0o755, 0o644), (0o775, 0o664), (0o700, 0o600)])
-def test_written_file_holds_the_tensors_and_may_be_read_as_its_folder(
-    tmp_path: Path, folder_mode: int, file_mode: int
-) -> None:
+def test_written_file_has_tensors_and_mode_of_its_folder(tmp_path: Path, folder_mode: int, file_mode: int) -> None:
     tensors = {
         "column-major": torch.arange(6.0).reshape(2, 3).T,
         "scalar": torch.tensor(3),
@@ -65,7 +63,7 @@ def test_written_file_holds_the_tensors_and_may_be_read_as_its_folder(
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
 
-def test_file_that_cannot_be_written_raises_the_error_of_the_system(tmp_path: Path) -> None:
+def test_unwritable_file_raises_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="No such file or directory"):
         write_tensors(tmp_path / "gone/model.safetensors", {"w": torch.zeros(1)})
 
@@ -78,7 +76,7 @@ def test_file_that_cannot_be_written_raises_the_error_of_the_system(tmp_path: Pa
         ("Error while serializing: header too large", None),
     ],
 )
-def test_library_error_becomes_the_error_of_the_system(text: str, number: int | None) -> None:
+def test_library_error_becomes_os_error(text: str, number: int | None) -> None:
     found = os_error_of(SafetensorError(text))
     assert (found.errno if found else None) == number
 
