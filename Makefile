@@ -4,8 +4,6 @@
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/cpu-intel/*.txt)
-# Two workers, each with whole modules, since these share fixtures.
-SPREAD := -n 2 --dist loadfile
 FUZZED := $(addprefix tests/entrypoint/,plan/test_cpu_budget.py plan/test_core_assignment.py plan/test_planner.py cli/test_any_environment.py)
 
 help: ## list the targets
@@ -18,10 +16,10 @@ plan: $(VENV)/installed ## show what `make train` would do here, and why
 	@$(BIN)/entrypoint plan
 
 test: $(VENV)/installed ## test every module on this machine, in under 10 minutes
-	@$(BIN)/python -m pytest $(SPREAD) -m "not slow" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 test-fast: $(VENV)/installed ## test what starts no process, within a minute: before each commit
-	@FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-20} $(BIN)/python -m pytest -q $(SPREAD) -m "not launch and not slow" $(PYTEST_ARGS)
+	@FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-20} $(BIN)/python -m pytest -q -m "not launch and not slow" $(PYTEST_ARGS)
 
 test-all: $(VENV)/installed ## every test that this machine can run, 2,000 examples a property
 	@FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-2000} $(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -115,6 +115,7 @@ def test_lock_that_cannot_be_removed_is_an_error(tmp_path: Path, monkeypatch: py
         lock.acquire(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_lock_excludes_two_jobs_and_a_crash_leaves_none(entrypoint: Entrypoint) -> None:
     env = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_TENSORBOARD": "0", "TRAIN_RESUME": "auto", "LAUNCH_QUIET": "1"}

@@ -46,7 +46,8 @@ def write_tensors(path: Path, tensors: Tensors) -> str:
     It is written from the tensors' memory, without Python's lock: a copy of its bytes would be as large as the model.
     """
     try:
-        save_file({name: one.contiguous() for name, one in tensors.items()}, path)
+        # The library renames from an absolute path: a relative one fails where a mount lies over the working folder.
+        save_file({name: one.contiguous() for name, one in tensors.items()}, path.absolute())
     except SafetensorError as error:
         raise os_error_of(error) or error from None
     with path.open("rb") as file:

@@ -87,6 +87,7 @@ def test_lightning_trains_over_all_ranks(entrypoint: Entrypoint) -> None:
     assert {"rank 0 of 2: 4 steps", "rank 1 of 2: 4 steps"} <= set(result.out.splitlines())
 
 
+@pytest.mark.slow
 @needs("pytorch_lightning")
 @pytest.mark.openmpi
 def test_lightning_trains_over_mpirun_ranks_in_a_batch_job(entrypoint: Entrypoint) -> None:

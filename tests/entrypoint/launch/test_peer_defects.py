@@ -168,6 +168,7 @@ def wait_for_loaders(folder: Path) -> dict[int, set[str]]:
     raise AssertionError("two ranks with a loader each were never seen at once")
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @needs_two_cores
 @pytest.mark.parametrize("bind", ["ranks", "threads"])

@@ -9,6 +9,8 @@ import os
 import pickle
 import random
 import socket
+import subprocess
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON
 from tests.factories import HostilePickle
 from tests.train.checkpoint.saved import SETTINGS, save
 from train.checkpoint.metadata import CHECKSUM_FILE, METADATA_FILE, CorruptCheckpoint, corrupt_error
@@ -266,3 +269,26 @@ def test_corrupt_error_pickles(tmp_path: Path) -> None:
     refused = corrupt_error(tmp_path, ValueError("cut"))
     again = pickle.loads(pickle.dumps(refused))
     assert (str(again), again.reason, again.code) == (str(refused), refused.reason, refused.code)
+
+
+# The working folder is below the mount; the same path leads to what is mounted over it.
+UNDER_A_MOUNT = """
+    import sys
+    from pathlib import Path
+
+    import torch
+
+    from train.checkpoint.tensor_files import write_tensors
+
+    print(write_tensors(Path(sys.argv[1]), {"weight": torch.ones(4)}))
+"""
+
+
+@pytest.mark.launch
+def test_tensors_are_written_where_a_mount_lies_over_the_folder(tmp_path: Path) -> None:
+    mount = 'cd "$0" && mount --bind "$0" "$0" && exec "$@"'
+    command = ("unshare", "--mount", "bash", "-c", mount, tmp_path, PYTHON, "-c", textwrap.dedent(UNDER_A_MOUNT), "x")
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LAUNCH_LIMIT_S)
+    if "unshare" in result.stderr or "mount:" in result.stderr:
+        pytest.skip(f"needs the right to mount: {result.stderr.strip()}")
+    assert result.stdout.strip() == hashlib.sha256((tmp_path / "x").read_bytes()).hexdigest(), result.stderr

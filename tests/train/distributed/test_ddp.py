@@ -55,6 +55,7 @@ def test_powersgd_accepts_many_layers_and_batchnorm(entrypoint: Entrypoint) -> N
     assert len(losses(entrypoint)) == int(COMMON["TRAIN_EPOCHS"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compress", ["powersgd", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_powersgd_resume_warns_of_lost_state(entrypoint: Entrypoint, compress: str) -> None:
     env = (

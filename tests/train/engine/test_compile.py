@@ -142,6 +142,7 @@ def test_inductor_trains_to_equal_accuracy_and_logs_first_step(entrypoint: Entry
     assert re.search(r"first step [\d,]+ ms, then [\d,.]+ ms$", result.out, re.M)
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.launch
 def test_failing_compiler_gives_one_line(entrypoint: Entrypoint) -> None:

@@ -111,6 +111,7 @@ def test_full_disk_without_checkpoints_ends_no_training(entrypoint: Entrypoint, 
     assert entrypoint.summary("run")["epochs"] == 400
 
 
+@pytest.mark.slow
 def test_half_written_file_of_a_save_is_removed_on_resume(entrypoint: Entrypoint, small_disk: Path) -> None:
     saved = small_disk / "run/checkpoint"
     env = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_EPOCHS": "1"}

@@ -30,6 +30,7 @@ SAMPLES = 15
 CLASSES, EACH = 10, 1000
 
 
+@pytest.mark.slow
 def test_memory_and_open_files_are_flat(entrypoint: Entrypoint) -> None:
     run = Started(entrypoint, {"TRAIN_DATASET": "digits", "TRAIN_EPOCHS": str(EPOCHS), "TRAIN_KEEP_CHECKPOINTS": "3"})
     process, resident_mb, files = Path(f"/proc/{run.process.pid}"), list[float](), list[int]()

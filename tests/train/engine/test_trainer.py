@@ -183,6 +183,7 @@ def test_bf16_learns_as_well_and_resumes(entrypoint: Entrypoint) -> None:
     assert "TRAIN_PRECISION was bf16, is fp32" in other.err
 
 
+@pytest.mark.slow
 def test_ipex_trains_equal_model_and_resumes(entrypoint: Entrypoint) -> None:
     if not find_spec("intel_extension_for_pytorch"):
         pytest.skip("needs Intel's extension, which ends at torch 2.8")
@@ -336,6 +337,7 @@ def test_gpu_each_setting_trains_and_resumes(entrypoint: Entrypoint, more: dict[
         assert entrypoint.summary("run")["weights_sha256"] == digest
 
 
+@pytest.mark.slow
 @pytest.mark.images
 @needs_two_cores
 def test_one_cifar10_epoch_beats_the_books_ten(entrypoint: Entrypoint, cifar10_images: Path) -> None:

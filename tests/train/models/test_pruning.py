@@ -120,6 +120,7 @@ def test_prune_unsupported_model_raises() -> None:
     assert error.value.code == ExitCode.MACHINE
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @needs_two_cores
 def test_pruned_model_on_two_ranks_equals_one_rank(entrypoint: Entrypoint) -> None:

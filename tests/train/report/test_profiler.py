@@ -33,6 +33,7 @@ def test_diagnosis_names_slowest_phase(seconds: tuple[int, ...], source: str, sa
     assert shares.format_line().startswith(f"data {seconds[0]} %, forward and loss {seconds[1]} %")
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_run_that_ends_before_its_profile_says_so(entrypoint: Entrypoint) -> None:
     env = {"TRAIN_STEPS": "20", "TRAIN_RUN_NAME": "seen", "TRAIN_RESUME": "auto", "TRAIN_TENSORBOARD": "0"}
