@@ -139,5 +139,7 @@ def test_interactive_shell_of_several_nodes_starts_srun(slurm: Slurm) -> None:
     done = slurm.run("salloc", *options, "sh", "-c", f"{shell} train", env=SHORT)
     assert done.code == 0, done.out
     assert slurm.cluster.summary("job")["world_size"] == 2
-    alone = slurm.run("salloc", *options, "sh", "-c", f"{shell} plan --launcher direct", env=SHORT)
+    alone = slurm.run(
+        "salloc", *options, "sh", "-c", f"{shell} plan --launcher direct", env=SHORT | {"TRAIN_RUN_NAME": "alone"}
+    )
     assert "(set by you) --launcher=direct" in " ".join(alone.out.split())

@@ -51,7 +51,8 @@ RARER = [
     {"TRAIN_MODEL": "resnet18", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_LR": "0.001", **OPTIONS[other]}
     for other in ("compile", "fp16", "prune", "ema", "accumulate", "mixup")
 ] + [
-    {"TRAIN_MODEL": "mnasnet0_5", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", **OPTIONS["prune"]}  # insists on its version
+    # insists on its version
+    {"TRAIN_MODEL": "mnasnet0_5", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_LR": "0.001", **OPTIONS["prune"]}
 ] + [{"TRAIN_PRUNE_BACKEND": "nni", **OPTIONS["prune"]}]  # fmt: skip
 SHARED: dict[str, dict[str, str]] = {
     "static graph": {"TRAIN_DDP_STATIC_GRAPH": "1"},
