@@ -51,7 +51,7 @@ def test_docker_run_accepts_every_command(docker: Docker, image: str, bound: Pat
     assert docker.run(image, "python", "-c", "import torch; print(torch.__version__)").code == 0
     assert docker.run(image, "pln").err == (
         "entrypoint: error: pln: no such command. Did you mean plan?"
-        " Use one of: train, run, plan, tune, doctor, verify, selftest.\n"
+        " Use one of: train, run, plan, tune, doctor, verify, convert-checkpoint, selftest.\n"
     )
 
 
