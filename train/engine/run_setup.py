@@ -25,6 +25,7 @@ from train.engine.compile import compile_step
 from train.engine.run import TrainingRun
 from train.engine.train_step import Trainer
 from train.lock_file import RunLock
+from train.planning.checks import check_epochs_after_pruning
 from train.report import run_folder
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.profiler import Profiler
@@ -47,11 +48,7 @@ def setup_run(
     known = exchange_fingerprints(data, settings, group)
     source = build_source(data, loader, settings, group)
     total_steps, epochs = settings.total_steps(source.steps_per_epoch), settings.total_epochs(source.steps_per_epoch)
-    if settings.prune_ratio and settings.prune_warmup >= epochs:
-        raise UserError(
-            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are {epochs} epochs."
-            " Lower it, so that the pruned model is trained on."
-        )
+    check_epochs_after_pruning(settings, epochs)  # here the unreadable images are left out
     folder, starts = group.run_on_main(lambda: run_folder.open_folder(settings, lock))
     # Rank 0 reads and broadcasts it: the folder may be on a local disk of its node.
     start = group.run_on_main(lambda: find_start(settings, source, known, starts)) if starts else None

@@ -84,10 +84,16 @@ def check_pruning_length(settings: TrainSettings, dataset: DatasetInfo) -> None:
     if not settings.prune_ratio or not settings.steps or not dataset.counted_all or may_shrink:
         return
     steps_per_epoch = dataset.train_images // settings.batch_size
-    if steps_per_epoch and settings.prune_warmup >= settings.total_epochs(steps_per_epoch):
+    if steps_per_epoch:
+        check_epochs_after_pruning(settings, settings.total_epochs(steps_per_epoch))
+
+
+def check_epochs_after_pruning(settings: TrainSettings, epochs: int) -> None:
+    """Raise `UserError` if no epoch of the run is left to train the pruned model."""
+    if settings.prune_ratio and settings.prune_warmup >= epochs:
         raise UserError(
-            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are"
-            f" {settings.total_epochs(steps_per_epoch)} epochs. Lower it, so that the pruned model is trained on."
+            f"TRAIN_PRUNE_WARMUP={settings.prune_warmup}: TRAIN_STEPS={settings.steps} are {epochs} epochs."
+            " Lower it, so that the pruned model is trained on."
         )
 
 
