@@ -12,7 +12,6 @@ from entrypoint.core.console import report_error, write_stderr
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line
 from entrypoint.core.process import fast_exit, gc_paused
 from entrypoint.plan.model import PLAN_VAR, Plan
-from train.data.workers import end_workers
 from train.preemption import STOP_CONTROLLER, Preempted, StopSignal
 from train.settings import read_train_settings
 
@@ -35,7 +34,6 @@ def main() -> int:
         return report_stop(stopped)
     finally:
         STOP_CONTROLLER.ignore()
-        end_workers()
 
 
 def out_of_memory_error(error: RuntimeError | MemoryError) -> UserError | None:

@@ -117,7 +117,10 @@ class TrainSettings(Settings, frozen=True, kw_only=True):
     ] = "auto"
     num_workers: Annotated[
         Auto | Annotated[int, Meta(ge=0, le=1024)],
-        Meta(description="Loader workers per rank when streaming. auto: one per thread of the rank."),
+        Meta(
+            description="Threads per rank that decode when streaming. auto: one per thread of the rank, and more if"
+            " files are slow to read."
+        ),
     ] = "auto"
     cache_dir: Annotated[
         Path | None, Meta(description="Folder for decoded images. Unset: the user's cache folder.")
@@ -125,12 +128,12 @@ class TrainSettings(Settings, frozen=True, kw_only=True):
     pin_memory: Annotated[
         Auto | bool, Meta(description="Copy batches to a GPU from pinned memory. auto: if there is a GPU.")
     ] = "auto"
-    prefetch_factor: Annotated[Positive, Meta(description="Batches that each loader worker prepares ahead.")] = 2
+    prefetch_factor: Annotated[Positive, Meta(description="Batches that are decoded ahead of the one in use.")] = 2
     transforms: Annotated[
-        Literal["auto", "none", "flip-crop", "book"],
+        Literal["auto", "none", "flip-crop", "imagenet", "book"],
         Meta(
             description="Augmentation. auto: flip-crop for color images, none for grayscale."
-            " book: the book's pipeline at 224x224."
+            " imagenet: random resized crop and flip. book: the book's pipeline at 224x224."
         ),
     ] = "auto"
     mixup_alpha: Annotated[Alpha, Meta(description="Alpha of mixup's Beta distribution; 0 disables mixup.")] = 0.0

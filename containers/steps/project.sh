@@ -21,6 +21,8 @@ cp -r "$here"/{pyproject.toml,README.md,LICENSE,entrypoint,train} "$source"
 rm -rf "$venv"/lib/python3.11/site-packages/reference_training-*.dist-info/{direct_url.json,uv_cache.json}
 sed -i '/direct_url.json\|uv_cache.json/d' "$venv"/lib/python3.11/site-packages/reference_training-*.dist-info/RECORD
 cp "$here/containers/entrypoint.pth" "$venv/lib/python3.11/site-packages/"
+bash "$here/containers/jpeg_kernel.sh" "$venv/bin/python" "$source"
+[[ -f $venv/lib/python3.11/site-packages/reference_training_jpeg.so ]]
 
 mkdir -p "$ours"
 cp -r "$here"/{pyproject.toml,README.md,LICENSE,tests,tools} "$ours/"

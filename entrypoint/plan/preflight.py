@@ -75,10 +75,10 @@ def check_image_mount(inputs: PlanInputs) -> Check:
 
 
 def check_shm(inputs: PlanInputs) -> Check:
-    """Check /dev/shm, which loader workers pass batches through; if it is full they die of SIGBUS."""
+    """Check /dev/shm, which the workers of a DataLoader pass batches through; if it is full they die of SIGBUS."""
     shm = inputs.machine.container.shm_bytes
     seen = f"{shm / 2**20:,.0f} MiB"
-    if shm >= SHM_BYTES or inputs.program.kind == "train":  # the trainer plans its workers by its size
+    if shm >= SHM_BYTES or inputs.program.kind == "train":  # the trainer decodes in threads
         return Check("/dev/shm", "ok", seen)
     advice = "Start with --shm-size=2g (Docker) or use no loader workers, which may die of a bus error"
     return Check("/dev/shm", "warning", seen, advice)

@@ -178,25 +178,21 @@ def test_docker_plan_respects_container_limits(docker: Docker, limit: str) -> No
         assert value in seen[what] if what == "node" else value == seen[what]
 
 
-def test_shm_too_small_for_workers_is_reported_before_training(docker: Docker, bound: Path) -> None:
+def test_streaming_needs_little_shared_memory(docker: Docker, bound: Path) -> None:
     from tests.conftest import paint
 
     paint(bound / "train", each=8)
     paint(bound / "test", each=4)
     env = {
         "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "/data", "TRAIN_DATA_SOURCE": "stream",
-        "TRAIN_NUM_WORKERS": "4",
-        "TRAIN_IMAGE_SIZE": "224", "TRAIN_BATCH_SIZE": "16",
+        "TRAIN_NUM_WORKERS": "4", "TRAIN_IMAGE_SIZE": "224", "TRAIN_BATCH_SIZE": "16",
     }  # fmt: skip
     options = ("-v", f"{bound}:/data:ro", *(word for name in env for word in ("-e", f"{name}={env[name]}")))
-    refused = docker.run("cpu-intel", options=(*options, "--shm-size=16m"))
-    assert refused.code == 3
-    assert "TRAIN_NUM_WORKERS=4: /dev/shm has 16 MiB" in refused.err
-    assert "Lower it to 1, or start with a larger --shm-size" in refused.err
+    small = docker.run("cpu-intel", options=(*options, *SHORT, "--shm-size=1m"))
+    assert small.code == 0, small.err
+    assert re.search(r"^ *JPEG decoder +compiled", small.out, re.MULTILINE), small.out
     doctor = docker.run("cpu-intel", "doctor", options=("--shm-size=16m",))
     assert re.search(r"^ok +/dev/shm +16 MiB", doctor.out, re.MULTILINE)
-    enough = docker.run("cpu-intel", options=(*options, *SHORT, "--shm-size=256m"))
-    assert enough.code == 0, enough.err
 
 
 def test_docker_cuda_without_driver_fails_with_one_line(docker: Docker) -> None:

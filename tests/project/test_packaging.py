@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / "containers/venv.sh"
+JPEG_KERNEL = ROOT / "containers/jpeg_kernel.sh"
 
 
 def test_wheel_contains_every_package(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_wheel_contains_every_package(tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for name in ("entrypoint", "train") for path in (ROOT / name).rglob("*.py")}
     assert modules <= names
-    assert {"entrypoint/py.typed", "train/py.typed"} <= names
+    assert {"entrypoint/py.typed", "train/py.typed", "train/data/jpeg_kernel.cpp"} <= names
 
 
 def test_no_package_is_hidden_by_gitignore() -> None:
@@ -136,3 +137,18 @@ def test_clone_in_a_path_with_a_blank_works(tmp_path: Path) -> None:
     done = subprocess.run(["make", "plan"], cwd=clone, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "plan: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("compiler", "missing"),
+    [
+        ("no-such-compiler", "no no-such-compiler (Debian: apt install g++ libjpeg-dev)"),
+        ("true", "the installed Pillow brings no libjpeg"),
+    ],
+)
+def test_missing_compiler_is_one_line(tmp_path: Path, compiler: str, missing: str) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    command = ["bash", JPEG_KERNEL, tmp_path / "venv/bin/python", ROOT]
+    env = {**os.environ, "CXX": compiler}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+    assert done.stdout == f"jpeg_kernel.sh: no JPEG kernel, Pillow decodes: {missing}\n"

@@ -33,6 +33,7 @@ class DatasetInfo:
 
     `becomes` says what its image files become, empty for a set that has no files. `train_images` is 0 if unknown.
     `cache_owners` are other users who have entries in the folder that TRAIN_CACHE_DIR names.
+    `has_kernel` says whether the compiled JPEG decoder is there.
     `loading_bytes` is the memory that each rank needs to load a set that cannot be streamed, 0 if that is little.
     """
 
@@ -43,6 +44,7 @@ class DatasetInfo:
     train_images: int = 0
     loading_bytes: int = 0
     cache_owners: tuple[str, ...] = ()
+    has_kernel: bool = False
 
     @property
     def bytes(self) -> int:
@@ -64,6 +66,8 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         return KNOWN[settings.dataset]
     if settings.dataset == "synthetic":
         return inspect_synthetic(settings)
+    from train.data.jpeg_kernel import jpeg_kernel
+
     counter = ImageCounter(settings.on_unreadable_image)
     with translate_folder_errors(settings.data_dir):
         train, test, classes = split_classes(settings.data_dir)
@@ -76,7 +80,10 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
     counted_all = counter.images <= MAX_COUNTED
     owners = other_owners(settings.cache_dir) if settings.cache_dir else ()
     becomes = headers.describe(shape)
-    return DatasetInfo(counter.images, shape, counted_all, becomes, train_images, cache_owners=owners)
+    has_kernel = jpeg_kernel() is not None
+    return DatasetInfo(
+        counter.images, shape, counted_all, becomes, train_images, cache_owners=owners, has_kernel=has_kernel
+    )
 
 
 @dataclass
@@ -152,10 +159,13 @@ class Headers:
 
     def add(self, path: Path) -> None:
         """Read one header; raises whatever Pillow's plug-in raises."""
-        from train.data.pixel_values import open_image, swaps_sides
+        from PIL import Image
 
-        with open_image(path) as image:
-            turned = swaps_sides(image)
+        from train.data.pixel_values import open_image, orientation_of
+        from train.transforms.image_part import swaps_sides
+
+        with open_image(path) as file, Image.open(file) as image:
+            turned = swaps_sides(orientation_of(image))
             self.is_turned |= turned
             self.has_transparency |= image.has_transparency_data
             self.modes.add(image.mode)

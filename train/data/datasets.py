@@ -19,11 +19,11 @@ from entrypoint.core.errors import UserError, first_line
 from train.checkpoint.metadata import DataFingerprint
 from train.data.cache import ImageSource, cache_folder, load_or_build
 from train.data.dataset_info import synthetic_shape, synthetic_test_images
-from train.data.decoding import decode_splits
+from train.data.decode_splits import decode_splits
 from train.data.fingerprint import fingerprint_of_arrays, fingerprint_of_files
 from train.data.image_folder import ImageList, UnreadableImage, check_classes, list_splits
 from train.data.readable_classes import probe_classes
-from train.data.workers import WorkerPoolSpec
+from train.data.workers import WorkerSpec
 from train.lock_file import folder_lock
 from train.seeding import make_generator
 from train.settings import ImageShape, TrainSettings
@@ -71,10 +71,10 @@ class DataSet:
         return fingerprint_of_arrays(self.classes, *splits)
 
 
-def load(settings: TrainSettings, shape: ImageShape, source: str, worker_pool: WorkerPoolSpec) -> DataSet:
+def load(settings: TrainSettings, shape: ImageShape, source: str, workers: WorkerSpec) -> DataSet:
     """Return the configured data set; raises `UserError` if it is not available.
 
-    Every rank of a node calls this at once; one of them decodes, with the processes of `worker_pool`.
+    Every rank of a node calls this at once; one of them decodes, with the threads of `workers`.
     """
     if settings.dataset == "imagefolder":
         listings = list_splits(settings.data_dir, settings.on_unreadable_image)
@@ -83,16 +83,16 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, worker_pool: W
             if settings.on_unreadable_image == "skip":  # otherwise the first one that is met ends the run
                 probed = tuple(str(one) for listing in listings for one in probe_classes(listing, shape))
             return DataSet(*listings, listings[0].classes, shape, (*unreadable_entries(listings), *probed), listings)
-        return load_image_folder(settings, listings, shape, worker_pool)
+        return load_image_folder(settings, listings, shape, workers)
     return LOADERS[settings.dataset](settings)
 
 
 def load_image_folder(
-    settings: TrainSettings, listings: tuple[ImageList, ImageList], shape: ImageShape, worker_pool: WorkerPoolSpec
+    settings: TrainSettings, listings: tuple[ImageList, ImageList], shape: ImageShape, workers: WorkerSpec
 ) -> DataSet:
     """Return an image folder from the cache; it is decoded first if the cache does not have it."""
     policy = settings.on_unreadable_image
-    build = partial(decode_splits, listings, shape, policy, worker_pool)
+    build = partial(decode_splits, listings, shape, policy, workers)
     source = ImageSource(listings, shape, policy)
     entry = load_or_build(source, cache_folder(settings.cache_dir), build)
     splits = dict(zip(("train", "test"), listings, strict=True))

@@ -1,121 +1,244 @@
-"""A rank's loader workers and the images that they decode; forked once, before the rank has threads."""
+"""The batches of a streamed data set, which a rank's threads read and decode ahead of the training loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import partial
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from threading import Event, Lock
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from train.data.batches import IGNORE_LABEL, use_pinned_memory
-from train.data.decoding import read_image
+from train.data.decoding import decode_image, failure_reason, read_file
 from train.data.image_folder import ImageList, UnreadableImage
-from train.data.workers import WorkerPoolSpec, init_loader_worker, translate_worker_errors
+from train.data.workers import WorkerSpec, WorkerThreads
 from train.settings import ImageShape, TrainSettings
+from train.transforms.image_part import Crop, Pixels
 
 TRAIN, TEST = 0, 1
-# A split, and the rows of a batch in it.
-BatchRequest = tuple[int, list[int]]
+# Images of a task at most: few, so that all threads work on the batch that is needed next.
+CHUNK = 16
+# With more threads than this, a file system is not faster.
+MAX_THREADS = 64
+# Files from which on the times to read and decode one are known well enough.
+MEASURED_FILES = 64
 LoadedBatch = tuple[Tensor, Tensor, list[UnreadableImage]]
 
 
-class ImageDataset(Dataset[LoadedBatch]):
-    """The images of both splits, read one batch at a time.
+@dataclass(frozen=True)
+class BatchRequest:
+    """The images of a batch: their split, their rows in it, and a crop for each if they differ."""
 
-    Unreadable images are returned as values, because the exception of a worker does not reach the rank unchanged.
-    """
+    split: int
+    rows: Sequence[int]
+    crops: Sequence[Crop] = ()
 
-    def __init__(self, splits: tuple[ImageList, ImageList], shape: ImageShape) -> None:
-        self.splits, self.shape = splits, shape
+
+@dataclass
+class LoadTimes:
+    """What a rank's threads took (s): to read files, and to decode them; and how long the training loop waited."""
+
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    wait_s: float = 0.0
+    files: int = 0
+    lock: Lock = field(default_factory=Lock, repr=False)
+
+    def add(self, read_s: float, decode_s: float, files: int) -> None:
+        """Add what one task took."""
+        with self.lock:
+            self.read_s += read_s
+            self.decode_s += decode_s
+            self.files += files
+
+    def threads_to_keep_busy(self, cores: int) -> int:
+        """Return how many threads keep so many cores busy, although each of them waits for files."""
+        if self.files < MEASURED_FILES:
+            return cores
+        return min(MAX_THREADS, ceil(cores * (1 + self.read_s / max(self.decode_s, 1e-9)) - 0.5))
+
+
+@dataclass(frozen=True)
+class ImageDataset:
+    """The images of both splits; `crop` is what evaluation sees, and training where a request has no crops."""
+
+    splits: tuple[ImageList, ImageList]
+    shape: ImageShape
+    crop: Crop | None = None
 
     def __getitem__(self, request: BatchRequest) -> LoadedBatch:
         """Return (N, H, W, C) bytes, labels, and the unreadable images (labeled IGNORE_LABEL)."""
-        split, rows = request
-        listing = self.splits[split]
         channels, height, width = self.shape
-        images = torch.zeros(len(rows), height, width, channels, dtype=torch.uint8)
-        labels = torch.full((len(rows),), IGNORE_LABEL)
-        bad: list[UnreadableImage] = []
-        for index, row in enumerate(rows):
-            image = read_image(listing.files[row], self.shape)
-            if isinstance(image, UnreadableImage):
-                bad.append(image)
-            else:
-                images[index] = torch.from_numpy(image)
-                labels[index] = listing.labels[row]
-        return images, labels, bad
+        batch = PendingBatch(self, request, torch.empty(len(request.rows), height, width, channels, dtype=torch.uint8))
+        batch.decode(0, len(request.rows), LoadTimes())
+        return batch.result()
 
 
-class RequestQueue:
-    """The requests of the current epoch, which DataLoader draws one by one; each iteration continues with the rest.
+class PendingBatch:
+    """A batch that threads decode piece by piece into its bytes, (N, H, W, C)."""
 
-    Why: a list of the indices of a whole epoch would grow with the data set.
-    """
+    def __init__(self, dataset: ImageDataset, request: BatchRequest, buffer: Tensor) -> None:
+        self.dataset, self.request, self.buffer = dataset, request, buffer
+        self.images = buffer[: len(request.rows)]
+        self.pixels: Pixels = self.images.numpy()
+        listing = dataset.splits[request.split]
+        self.labels = torch.tensor([listing.labels[row] for row in request.rows], dtype=torch.int64)
+        self.bad: dict[int, UnreadableImage] = {}
+        self.left, self.lock, self.done = len(request.rows), Lock(), Event()
+        self.cancelled = False
+        self.error: BaseException | None = None
 
-    def __init__(self) -> None:
-        self.requests: Iterator[BatchRequest] = iter(())
+    def decode(self, start: int, stop: int, times: LoadTimes) -> None:
+        """Read and decode the images from `start` to `stop`; errors are kept for `result`."""
+        read_s, cpu = 0.0, time.thread_time()
+        try:
+            for index in range(start, stop):
+                if self.cancelled:
+                    break
+                read_s += self.decode_one(index)
+        except BaseException as error:  # `result` raises it in the training loop
+            self.error = error
+        finally:
+            times.add(read_s, time.thread_time() - cpu, stop - start)
+            with self.lock:
+                self.left -= stop - start
+                if not self.left:
+                    self.done.set()
 
-    def __iter__(self) -> Iterator[BatchRequest]:
-        """Return the iterator over the requests that are left."""
-        return self.requests
+    def decode_one(self, index: int) -> float:
+        """Read and decode one image; return how long reading took (s)."""
+        row, began = self.request.rows[index], time.monotonic()
+        path = self.dataset.splits[self.request.split].files[row]
+        crop = self.request.crops[index] if self.request.crops else self.dataset.crop
+        read = began
+        try:
+            data = read_file(path)
+            read = time.monotonic()
+            decode_image(path, data, self.pixels[index], crop)
+        except Exception as error:  # Pillow's plug-ins raise what their parsers meet
+            self.bad[index] = UnreadableImage(path, failure_reason(path, error))
+            self.pixels[index] = 0
+        return read - began
+
+    def wait(self) -> None:
+        """Wait until all images are decoded. Signals are handled within a second."""
+        while not self.done.wait(1.0):
+            pass
+
+    def result(self) -> LoadedBatch:
+        """Return the decoded batch; raises what a thread met."""
+        if self.error:
+            raise self.error
+        for index in self.bad:
+            self.labels[index] = IGNORE_LABEL
+        return self.images, self.labels, [self.bad[index] for index in sorted(self.bad)]
+
+
+class Buffers:
+    """Memory of batches, used again and again: new memory costs a page fault for each 4 KiB."""
+
+    def __init__(self, shape: ImageShape, *, pinned: bool) -> None:
+        self.shape, self.pinned = shape, pinned
+        self.free: list[Tensor] = []
+
+    def take(self, count: int) -> Tensor:
+        """Return bytes of any values for `count` images or more, (N, H, W, C)."""
+        while self.free:
+            buffer = self.free.pop()
+            if len(buffer) >= count:  # a smaller one is of another split, and is dropped
+                return buffer
+        channels, height, width = self.shape
+        return torch.empty(count, height, width, channels, dtype=torch.uint8, pin_memory=self.pinned)
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Keep the memory of a batch that is no longer in use."""
+        if not self.pinned:  # PyTorch itself keeps pinned memory, and waits until the copy from it is done
+            self.free.append(buffer)
 
 
 class BatchLoader:
-    """Decodes the requested batches in order and ahead of their use, with the planned loader workers, if any.
+    """Decodes the requested batches in order and ahead of their use, with the planned threads, if any.
 
-    The workers are forked once, on entry, before the process group exists.
-    Why: the group's threads register with Python, and a fork at that moment can deadlock (gh-112275, fixed in 3.11.10).
+    With `may_grow` there are more threads than planned where files take long to read.
     """
 
     def __init__(
-        self, dataset: ImageDataset, worker_pool: WorkerPoolSpec, settings: TrainSettings, device: torch.device
+        self,
+        dataset: ImageDataset,
+        workers: WorkerSpec,
+        settings: TrainSettings,
+        device: torch.device,
+        *,
+        may_grow: bool = False,
     ) -> None:
-        self.dataset = dataset
-        self.queue = RequestQueue()
-        options: dict[str, Any] = {}
-        if worker_pool.processes:
-            options = {"prefetch_factor": settings.prefetch_factor, "persistent_workers": True}
-        self.batches: Iterator[LoadedBatch] = iter(())
-        self.loader: DataLoader[LoadedBatch] | None = DataLoader(
-            dataset,
-            batch_size=None,
-            sampler=self.queue,
-            num_workers=worker_pool.processes,
-            worker_init_fn=partial(init_loader_worker, worker_pool.cpus),
-            pin_memory=use_pinned_memory(settings, device),
-            generator=torch.Generator(),  # otherwise it advances the generator of the model's weights
-            **options,
-        )
+        self.dataset, self.workers, self.may_grow = dataset, workers, may_grow
+        self.ahead = settings.prefetch_factor if workers.count else 0
+        self.buffers = Buffers(dataset.shape, pinned=use_pinned_memory(settings, device))
+        self.threads, self.times = WorkerThreads(workers.cpus), LoadTimes()
+        self.pending: deque[PendingBatch] = deque()
 
     def __enter__(self) -> Self:
-        """Fork the workers; raises `UserError` if that fails."""
-        self.start([])
+        """Start the threads."""
+        self.threads.grow(self.workers.count)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Stop the workers: DataLoader stops them when its last reference is gone."""
-        self.batches, self.loader = iter(()), None
+        """End the threads. After an error this does not wait for them: one may hang in a file system."""
+        for batch in self.pending:
+            batch.cancelled = True
+        if error is None:
+            self.threads.stop()
 
     def load(self, requests: Iterable[BatchRequest]) -> Iterator[LoadedBatch]:
-        """Yield each requested batch, and discard the remaining batches of earlier requests.
+        """Yield each requested batch; the images stay valid until the next one is drawn.
 
-        Raises `UserError` if the workers are lost.
+        Batches of earlier requests that nobody drew are dropped.
         """
-        self.start(requests)
-        while True:
-            with translate_worker_errors():
-                batch = next(self.batches, None)
-            if batch is None:
-                return
-            yield batch
+        self.drop_pending()
+        for request in requests:
+            self.start(request)
+            if len(self.pending) > self.ahead:
+                yield from self.finish_first()
+        while self.pending:
+            yield from self.finish_first()
 
-    def start(self, requests: Iterable[BatchRequest]) -> None:
-        """Submit the requests to the workers; raises `UserError` if the workers cannot start."""
-        assert self.loader is not None, "workers are there between entry and exit"
-        self.queue.requests = iter(requests)
-        with translate_worker_errors():
-            self.batches = iter(self.loader)
+    def start(self, request: BatchRequest) -> None:
+        """Have the threads decode a batch."""
+        batch = PendingBatch(self.dataset, request, self.buffers.take(len(request.rows)))
+        self.pending.append(batch)
+        count = len(request.rows)
+        if not self.workers.count:
+            batch.decode(0, count, self.times)
+            return
+        size = max(1, min(CHUNK, ceil(count / len(self.threads))))
+        for first in range(0, count, size):
+            stop = min(first + size, count)
+            self.threads.tasks.put(lambda first=first, stop=stop: batch.decode(first, stop, self.times))  # type: ignore[misc]
+
+    def finish_first(self) -> Iterator[LoadedBatch]:
+        """Yield the oldest batch when it is decoded, and take its memory back when the next one is drawn."""
+        batch = self.pending[0]
+        began = time.monotonic()
+        if self.workers.count:
+            batch.wait()
+        self.times.wait_s += time.monotonic() - began
+        self.pending.popleft()
+        if self.may_grow:
+            self.threads.grow(self.times.threads_to_keep_busy(self.workers.count))
+        yield batch.result()
+        self.buffers.give_back(batch.buffer)
+
+    def drop_pending(self) -> None:
+        """Drop what was requested and not drawn, when no thread writes to it any more."""
+        for batch in self.pending:
+            batch.cancelled = True
+        while self.pending:
+            batch = self.pending.popleft()
+            batch.wait()
+            self.buffers.give_back(batch.buffer)

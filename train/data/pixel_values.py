@@ -6,17 +6,17 @@ import stat
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
+
+from train.transforms.image_part import ORIENTATIONS, UPRIGHT
 
 # Modes of Pillow without color. A palette may have colors.
 GRAY_MODES = frozenset({"1", "L", "LA", "La", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"})
 ORIENTATION_TAG = 0x0112
-# EXIF orientations from this one on swap width and height (EXIF 2.3, tag 0x0112).
-FIRST_SWAPPING_ORIENTATION = 5
 # Pillow warns of large images and odd tags by printing a line of its source code. What it cannot read, it raises.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 MAX_8_BITS, MAX_16_BITS = 255, 65_535
@@ -24,32 +24,31 @@ MAX_8_BITS, MAX_16_BITS = 255, 65_535
 TIFF_BITS_PER_SAMPLE, TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO = 258, 262, 0
 
 
-def open_image(path: Path) -> Image.Image:
-    """Open an image file, and read its header only; raises `OSError` for anything but a regular file.
+def open_image(path: Path) -> BinaryIO:
+    """Open an image file; raises `OSError` for anything but a regular file.
 
     Opening a named pipe would wait for ever.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(NOT_A_FILE)
-    return Image.open(path)
+    return path.open("rb", buffering=0)
 
 
 NOT_A_FILE = "not a regular file"
 
 
-def swaps_sides(image: Image.Image) -> bool:
-    """Return whether an image's EXIF orientation swaps width and height."""
-    orientation = image.getexif().get(ORIENTATION_TAG, 1)
-    return isinstance(orientation, int) and orientation >= FIRST_SWAPPING_ORIENTATION
+def orientation_of(image: Image.Image) -> int:
+    """Return an image's EXIF orientation, 1 (upright) if it has none or an unknown one."""
+    orientation = image.getexif().get(ORIENTATION_TAG, UPRIGHT)
+    return orientation if orientation in ORIENTATIONS else UPRIGHT
 
 
-def visible_image(image: Image.Image, channels: int) -> Image.Image:
-    """Return an image as a viewer shows it, in mode L for one channel, else RGB.
+def convert_to_visible(image: Image.Image, channels: int) -> Image.Image:
+    """Return an image as a viewer shows it, but not turned, in mode L for one channel, else RGB.
 
     Raises `ValueError` for pixel values whose range is unknown.
     """
-    image.load()  # Pillow's TIFF plug-in turns the image itself here, and removes the tag
-    ImageOps.exif_transpose(image, in_place=True)
+    image.load()
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         image = Image.fromarray(to_8_bits(image))
     if image.mode == "La":  # Pillow converts it to LA only

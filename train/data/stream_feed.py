@@ -1,4 +1,4 @@
-"""Batches that loader workers decode during training, for data sets too large for memory."""
+"""Batches that are decoded during training, for data sets too large for memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRAY_STATS = ((127.5,), (64.0,))
 
 
 class StreamSource:
-    """The batches of one rank, decoded by the planned loader workers ahead of the training loop."""
+    """The batches of one rank, decoded by the planned threads ahead of the training loop."""
 
     def __init__(self, loader: BatchLoader, settings: TrainSettings, group: ProcessGroup) -> None:
         self.loader, self.settings, self.group = loader, settings, group
@@ -41,11 +41,16 @@ class StreamSource:
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this rank's shard of every full batch of the epoch, from step `first` on."""
         steps, ahead = tee(self.sampler.epoch(epoch, first))  # keeps the steps that are requested and not yet used
-        loaded = self.load((TRAIN, part.indices.tolist()) for parts in ahead for part in parts)
+        loaded = self.load(self.request(part) for parts in ahead for part in parts)
         for parts in steps:
             yield make_batch(
                 (self.to_device(part, *next(loaded)) for part in parts), self.settings.batch_size, parts[0].mix
             )
+
+    def request(self, part: MicroBatchIndices) -> BatchRequest:
+        """Return what the loader needs to know of a micro-batch."""
+        crops = self.sampler.transform.train_crops
+        return BatchRequest(TRAIN, part.indices.tolist(), crops(part.transform_params) if crops else ())
 
     def to_device(
         self, part: MicroBatchIndices, images: Tensor, labels: Tensor
@@ -60,13 +65,13 @@ class StreamSource:
 
     def sample(self) -> Tensor:
         """Return some training images, transformed for evaluation, on the CPU."""
-        images, _, _ = self.dataset[TRAIN, list(range(self.train_count)[sample_slice(self.train_count)])]
+        images, _, _ = self.dataset[BatchRequest(TRAIN, range(self.train_count)[sample_slice(self.train_count)])]
         return self.normalize(self.sampler.transform.eval_transform(images.to(self.group.device))).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous shard of the test images."""
         slices = eval_batches(self.test_count, EVAL_BATCH_SIZE, self.settings, self.group)
-        for images, labels in self.load((TEST, list(range(rows.start, rows.stop))) for rows in slices):
+        for images, labels in self.load(BatchRequest(TEST, range(rows.start, rows.stop)) for rows in slices):
             images = self.sampler.transform.eval_transform(images.to(self.group.device, non_blocking=True))
             yield self.normalize(images), labels.to(self.group.device, non_blocking=True)
 

@@ -25,7 +25,7 @@ from train.data.datasets import DataSet, ImageTensors
 from train.data.loader import BatchLoader, ImageDataset
 from train.data.memory_feed import MemorySource
 from train.data.stream_feed import StreamSource
-from train.data.workers import WorkerPoolSpec
+from train.data.workers import WorkerSpec
 from train.distributed.process_group import ProcessGroup
 from train.distributed.sync_batchnorm import convert_sync_batchnorm, has_batchnorm, warn_without_batchnorm
 from train.engine.optimizer import build_optimizer, lr_schedule, make_ema, parameter_names
@@ -36,6 +36,7 @@ from train.models.pruning import prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.speednet import SpeedNet
 from train.settings import ImageShape, TrainSettings
+from train.transforms.registry import select_transform
 
 BuiltModel = tuple[nn.Module, torch.optim.Optimizer, AveragedModel | None]
 
@@ -269,10 +270,12 @@ def build_loader(data: DataSet, settings: TrainSettings, group: ProcessGroup, pl
     if isinstance(data.train, ImageTensors) or isinstance(data.test, ImageTensors):
         return None
     sharing = plan.ranks if plan.binding.cpu_binding == "none" else (plan.ranks[group.local_rank],)
-    worker_pool = WorkerPoolSpec(
-        frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.the_trainer().num_workers
-    )
-    return BatchLoader(ImageDataset((data.train, data.test), data.shape), worker_pool, settings, group.device)
+    workers = WorkerSpec(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.the_trainer().num_workers)
+    channels, height, width = data.shape
+    eval_crop = select_transform(settings, channels).eval_crop
+    crop = eval_crop((width, height)) if eval_crop else None
+    dataset = ImageDataset((data.train, data.test), data.shape, crop)
+    return BatchLoader(dataset, workers, settings, group.device, may_grow=settings.num_workers == "auto")
 
 
 def build_source(

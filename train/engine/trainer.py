@@ -14,7 +14,7 @@ from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
 from train.data.datasets import DataSet, load
 from train.data.loader import BatchLoader
-from train.data.workers import WorkerPoolSpec, translate_worker_death
+from train.data.workers import WorkerSpec
 from train.distributed.peer_failure import translate_collective_errors
 from train.distributed.process_group import ProcessGroup, init_process_group, local_process
 from train.engine.builder import build_loader
@@ -56,7 +56,7 @@ def train_distributed(
         lock = RunLock(
             stale_s=min(STALE_S, plan.collective_timeout_s / 2)
         )  # all ranks wait for rank 0, which acquires it
-        with translate_collective_errors(group.rank, group.peers), translate_worker_death(), lock:
+        with translate_collective_errors(group.rank, group.peers), lock:
             run = setup_run(given, plan, data, loader, group, lock)
             try:
                 deadline = first_deadline(settings.max_minutes, plan.grace_period_s, started, os.environ)
@@ -82,11 +82,11 @@ def seed_and_set_determinism(settings: TrainSettings) -> None:
 
 def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     """Return the data set; raises `UserError` if it is smaller than a batch."""
-    worker_pool = WorkerPoolSpec(
+    workers = WorkerSpec(
         frozenset(cpu for rank in plan.ranks for cpu in rank.cpus), sum(rank.threads for rank in plan.ranks)
     )
     channels, height, width = plan.the_trainer().image_shape
-    data = load(settings, (channels, height, width), plan.the_trainer().data_source, worker_pool)
+    data = load(settings, (channels, height, width), plan.the_trainer().data_source, workers)
     count, tested = len(data.train), len(data.test)
     if settings.parallelism == "fsdp" and tested < plan.nodes.world_size:
         raise UserError(

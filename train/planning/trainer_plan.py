@@ -21,10 +21,6 @@ from train.settings import TrainSettings
 
 # Decoded images may use this fraction of the job's memory; the rest is for the model and the page cache.
 MEMORY_SHARE = 0.25
-# Batches that each loader worker has in /dev/shm besides its prefetched ones.
-IN_FLIGHT_BATCHES = 1
-# The fraction of /dev/shm that loader workers may use; Gloo and NCCL put their own buffers there.
-SHM_SHARE = 0.5
 
 
 def plan_trainer(
@@ -60,7 +56,7 @@ def plan_trainer(
     check_memory(given, dataset, machine.memory_bytes, len(plan.ranks))
     check_model_memory(given, dataset.shape, plan, machine)
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
-    workers, workers_decision = decide_workers(given, plan, dataset, source, machine.container.shm_bytes)
+    workers, workers_decision = decide_workers(given, plan, source)
     precision = decide_precision(given, plan.device, machine)
     ipex = decide_ipex(given, plan.device, machine)
     trainer = TrainerPlan(
@@ -184,10 +180,17 @@ def decide_batch(given: ParsedSettings[TrainSettings], ranks: int) -> Decision:
 
 
 def decide_images(dataset: DatasetInfo) -> tuple[Decision, ...]:
-    """Return what the image files of a folder become."""
+    """Return what the image files of a folder become, and what decodes them."""
     if not dataset.becomes:
         return ()
-    return (Decision("images", "x".join(map(str, dataset.shape)), dataset.becomes),)
+    decoder = ("compiled", "crops and resizes while it decodes") if dataset.has_kernel else ("Pillow", NO_KERNEL)
+    return (
+        Decision("images", "x".join(map(str, dataset.shape)), dataset.becomes),
+        Decision("JPEG decoder", *decoder),
+    )
+
+
+NO_KERNEL = "the set-up found no C++ compiler or libjpeg headers"
 
 
 def decide_cache(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, source: str) -> tuple[Decision, ...]:
@@ -217,46 +220,42 @@ def check_memory(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, mem
 def decide_data_source(
     given: ParsedSettings[TrainSettings], dataset: DatasetInfo, memory_bytes: int
 ) -> tuple[str, Decision]:
-    """Keep small datasets in memory as bytes, stream large ones through loader workers."""
+    """Keep small datasets in memory as bytes, and stream large ones; raises `UserError` for what cannot be done."""
     more = "" if dataset.counted_all else "over "
     size = f"{more}{dataset.images:,} images, {dataset.bytes / 2**20:,.0f} MiB decoded"
     requested, can_stream = given.values.data_source, given.values.dataset == "imagefolder"
+    cuts_from_files = given.values.transforms == "imagenet"
+    if cuts_from_files and not can_stream:
+        raise UserError(
+            f"{given.sources['transforms']}: needs image files, and TRAIN_DATASET is {given.values.dataset}. Use"
+            " flip-crop, or TRAIN_DATASET=imagefolder."
+        )
     if requested == "stream" and not can_stream:
         raise UserError(
             f"{given.sources['data_source']}: only imagefolder can be streamed, and TRAIN_DATASET is"
             f" {given.values.dataset}. Unset it."
         )
     if requested != "auto":
+        if requested == "memory" and cuts_from_files:
+            raise UserError(
+                f"{given.sources['data_source']} and {given.sources['transforms']} contradict: random resized crops are"
+                " cut out of the files. Drop one of the two."
+            )
         return requested, make_decision("data source", requested, "", size, given.sources.get("data_source", ""))
+    if cuts_from_files:
+        return "stream", Decision("data source", "stream", "random resized crops are cut out of the files")
     fits = dataset.counted_all and dataset.bytes <= memory_bytes * MEMORY_SHARE
     if not can_stream or fits:
         return "memory", Decision("data source", "memory", f"{size}, once")
     return "stream", Decision("data source", "stream", f"{size}: over a quarter of memory")
 
 
-def decide_workers(
-    given: ParsedSettings[TrainSettings], plan: Plan, dataset: DatasetInfo, source: str, shm_bytes: int
-) -> tuple[int, Decision]:
-    """Return the loader workers of each rank: none for data in memory, no more than /dev/shm can hold.
-
-    Raises `UserError` where the user asks for more: a worker that finds /dev/shm full dies of SIGBUS.
-    """
+def decide_workers(given: ParsedSettings[TrainSettings], plan: Plan, source: str) -> tuple[int, Decision]:
+    """Return the threads of each rank that decode: none for data in memory."""
     requested = given.values.num_workers
     if source == "memory":
         return 0, Decision("loader workers", "0", "batches come from memory")
-    channels, height, width = dataset.shape
-    ahead = given.values.prefetch_factor + IN_FLIGHT_BATCHES
-    worker_bytes = ahead * given.values.batch_size * channels * height * width  # one worker on every rank
-    fitting = int(shm_bytes * SHM_SHARE) // worker_bytes
-    room = f"/dev/shm has {shm_bytes / 2**20:,.0f} MiB, a worker per rank needs {worker_bytes / 2**20:,.0f} MiB"
     if requested != "auto":
-        if requested > fitting:
-            raise UserError(
-                f"{given.sources['num_workers']}: {room}. Lower it to {fitting}, or start with a larger --shm-size.",
-                ExitCode.MACHINE,
-            )
         return requested, make_decision("loader workers", str(requested), "", "", given.sources.get("num_workers", ""))
     workers = min(rank.threads for rank in plan.ranks)
-    if workers > fitting:
-        return fitting, Decision("loader workers", str(fitting), f"{room}; a larger --shm-size allows {workers}")
-    return workers, Decision("loader workers", str(workers), "one per thread of the rank")
+    return workers, Decision("loader workers", str(workers), "one per thread of the rank; more if files are slow")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from train.settings import ImageShape, TrainSettings
-from train.transforms import book, flip_crop
+from train.transforms import book, flip_crop, imagenet
+from train.transforms.image_part import Crop, Size
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Transform:
     `side` is the height and width of the result, None if the size is unchanged.
     `is_permutation` means that pixels are only moved. Then results do not depend on how many images are transformed at
     once.
+    `train_crops(params)` returns each image's crop, and `eval_crop(size)` that of evaluation, for a transform that cuts
+    images out of their files. Without them an image is the largest part in the middle.
     """
 
     sample_params: Callable[[int, int, torch.Generator], Tensor] | None
@@ -29,6 +32,8 @@ class Transform:
     eval_transform: Callable[[Tensor], Tensor]
     side: int | None = None
     is_permutation: bool = True
+    train_crops: Callable[[Tensor], Sequence[Crop]] | None = None
+    eval_crop: Callable[[Size], Crop] | None = None
 
     def shape(self, shape: ImageShape) -> ImageShape:
         """Return (channels, height, width) of a transformed image."""
@@ -44,6 +49,13 @@ TRANSFORMS: Mapping[str, Transform] = {
     "none": Transform(None, lambda images, rows, _: images.index_select(0, rows), identity),
     "flip-crop": Transform(flip_crop.sample_params, flip_crop.apply, identity),
     "book": Transform(book.sample_params, book.apply, book.eval_transform, book.CROP, is_permutation=False),
+    "imagenet": Transform(
+        imagenet.sample_params,
+        imagenet.apply,
+        identity,
+        train_crops=imagenet.train_crops,
+        eval_crop=imagenet.eval_crop,
+    ),
 }
 
 

@@ -140,9 +140,14 @@ def test_book_maps_global_ranks_beyond_cpus_of_node_2() -> None:
     assert made.ranks[1].cpus == (2, 3), "rank 5 is local rank 1"
 
 
-def cpus_of(process: int) -> str:
-    status = Path(f"/proc/{process}/status").read_text()
-    return next(line.split()[1] for line in status.splitlines() if line.startswith("Cpus_allowed_list"))
+def cpus_of_loaders(process: int) -> set[str]:
+    """Return the CPU lists of a rank's threads that decode."""
+    found = set()
+    for status in Path(f"/proc/{process}/task").glob("*/status"):
+        lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+        if int(lines["SigBlk"], 16) >> (signal.SIGTERM - 1) & 1:  # they alone block the signals that end a run
+            found.add(lines["Cpus_allowed_list"])
+    return found
 
 
 def ranks_below(folder: Path) -> Iterator[tuple[int, int]]:
@@ -158,13 +163,13 @@ def ranks_below(folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def wait_for_loaders(folder: Path) -> dict[int, set[str]]:
-    """Return for each of two ranks the CPU lists of it and its loader, which comes and goes with each epoch."""
+    """Return for each of two ranks the CPU lists of its threads that decode."""
     deadline = time.monotonic() + LAUNCH_LIMIT_S
     while time.monotonic() < deadline:
-        found = list(ranks_below(folder))
-        if sorted(rank for rank, _ in found) == [0, 0, 1, 1]:
-            with suppress(FileNotFoundError, ProcessLookupError):  # one has ended between two looks
-                return {rank: {cpus_of(process) for of, process in found if of == rank} for rank in (0, 1)}
+        with suppress(FileNotFoundError, ProcessLookupError):  # one has ended between two looks
+            found = {rank: cpus_of_loaders(process) for rank, process in ranks_below(folder)}
+            if len(found) == 2 and all(found.values()):
+                return found
     raise AssertionError("two ranks with a loader each were never seen at once")
 
 
@@ -172,8 +177,8 @@ def wait_for_loaders(folder: Path) -> dict[int, set[str]]:
 @pytest.mark.launch
 @needs_two_cores
 @pytest.mark.parametrize("bind", ["ranks", "threads"])
-def test_book_script_loader_processes_are_unpinned(entrypoint: Entrypoint, tmp_path: Path, bind: str) -> None:
-    """Two ranks on two cores, read from /proc while they train: every process of a rank is on the rank's own core."""
+def test_loader_threads_stay_on_the_cores_of_their_rank(entrypoint: Entrypoint, tmp_path: Path, bind: str) -> None:
+    """Two ranks on two cores, read from /proc while they train: what a rank decodes with is on the rank's own core."""
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     for split in ("train", "test"):
         paint(tmp_path / "images" / split, each=100)

@@ -84,6 +84,6 @@ def test_preflight_harmless_state_has_no_warning(node: Machine) -> None:
     assert lines(node) == []
 
 
-def test_trainer_workers_are_planned_by_shm_size() -> None:
+def test_trainer_needs_no_shared_memory_for_its_loader() -> None:
     node = replace(WELL, container=ContainerInfo(shm_bytes=64 << 20))
     assert lines(node, Program("train", ("python", "-m", "train"))) == []

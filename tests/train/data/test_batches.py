@@ -16,7 +16,7 @@ from train.data.image_folder import list_splits
 from train.data.loader import BatchLoader, ImageDataset
 from train.data.memory_feed import MemorySource
 from train.data.stream_feed import StreamSource
-from train.data.workers import WorkerPoolSpec
+from train.data.workers import WorkerSpec
 from train.distributed.process_group import ProcessGroup
 from train.seeding import make_generator
 from train.settings import TrainSettings
@@ -133,14 +133,12 @@ def test_streamed_and_cached_batches_have_equal_images(image_folder: Path, tmp_p
         dataset="imagefolder", data_dir=image_folder, batch_size=5, cache_dir=tmp_path / "cache", eval_batch_size=4
     )
     shape = (3, 16, 16)
-    cached = load(settings, shape, "memory", WorkerPoolSpec(frozenset({0}), 1))
+    cached = load(settings, shape, "memory", WorkerSpec(frozenset({0}), 1))
     assert isinstance(cached.train, ImageTensors)
     assert isinstance(cached.test, ImageTensors)
     memory = MemorySource(cached.train, cached.test, shape, settings, group(1, 2))
-    worker_pool = WorkerPoolSpec(frozenset({0}), workers)
-    with BatchLoader(
-        ImageDataset(list_splits(image_folder), shape), worker_pool, settings, torch.device("cpu")
-    ) as loader:
+    workers = WorkerSpec(frozenset({0}), workers)
+    with BatchLoader(ImageDataset(list_splits(image_folder), shape), workers, settings, torch.device("cpu")) as loader:
         stream = StreamSource(loader, settings, group(1, 2))
         stream.normalize = memory.normalize
         sources: tuple[BatchSource, BatchSource] = (memory, stream)

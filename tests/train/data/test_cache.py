@@ -30,12 +30,12 @@ from train.data.cache import (
     load_or_build,
 )
 from train.data.cache_owner import other_owners, why_not_trusted
-from train.data.decoding import decode_splits
+from train.data.decode_splits import decode_splits
 from train.data.image_folder import list_splits
-from train.data.workers import WorkerPoolSpec
+from train.data.workers import WorkerSpec
 
 SHAPE = (3, 16, 16)
-CREW = WorkerPoolSpec(frozenset(os.sched_getaffinity(0)), 2)
+CREW = WorkerSpec(frozenset(os.sched_getaffinity(0)), 2)
 
 
 def load(image_folder: Path, folder: Path, policy: str = "error", count: Path | None = None) -> CacheEntry:

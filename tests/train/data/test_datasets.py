@@ -12,10 +12,10 @@ from entrypoint.core.errors import UserError
 from tests.factories import train_settings, write_fashion_mnist
 from train.data.dataset_info import inspect_dataset
 from train.data.datasets import ImageTensors, load
-from train.data.workers import WorkerPoolSpec
+from train.data.workers import WorkerSpec
 from train.settings import TrainSettings
 
-CREW = WorkerPoolSpec(frozenset({0}), 1)
+CREW = WorkerSpec(frozenset({0}), 1)
 
 
 def images(split: object) -> ImageTensors:

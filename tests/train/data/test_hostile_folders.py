@@ -26,12 +26,12 @@ from train.data.datasets import ImageTensors, load
 from train.data.image_folder import ImageList
 from train.data.loader import BatchLoader, ImageDataset
 from train.data.stream_feed import StreamSource
-from train.data.workers import WorkerPoolSpec
+from train.data.workers import WorkerSpec
 from train.distributed.process_group import ProcessGroup
 from train.settings import TrainSettings
 
 FORGED = "entrypoint: error: forged"
-POOL = WorkerPoolSpec(frozenset({0}), 1)
+POOL = WorkerSpec(frozenset({0}), 1)
 ALONE = ProcessGroup(0, 1, 0, torch.device("cpu"))
 # Images of the folder without the odd entry: train and test.
 COUNTS = {"train": 24, "test": 12}
@@ -104,7 +104,7 @@ def feed(settings: TrainSettings, source: str) -> tuple[dict[str, int], set[str]
     train, test = data.train, data.test
     assert isinstance(train, ImageList)
     with BatchLoader(
-        ImageDataset((train, test), data.shape), WorkerPoolSpec(POOL.cpus, 0), settings, ALONE.device
+        ImageDataset((train, test), data.shape), WorkerSpec(POOL.cpus, 0), settings, ALONE.device
     ) as loader:
         stream = StreamSource(loader, settings, ALONE)
         batches = [part for batch in stream.train_batches(0) for part in batch.micro_batches]

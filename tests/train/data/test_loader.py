@@ -1,11 +1,12 @@
-"""A rank's loader workers: forked once, before the rank has threads, and there to its end."""
+"""A rank's loader: batches in order and ahead of their use, by threads."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
-from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -15,20 +16,31 @@ from tests.conftest import Entrypoint
 from tests.processes import children, has_ended, wait_until
 from tests.train.given import TWO_RANKS_WHERE_THEY_FIT, imagefolder
 from tests.train.started import Started
+from train.data.batches import IGNORE_LABEL
+from train.data.decoding import read_file
 from train.data.image_folder import list_splits
-from train.data.loader import TEST, TRAIN, BatchLoader, BatchRequest, ImageDataset
-from train.data.workers import WorkerPoolSpec
+from train.data.loader import (
+    MAX_THREADS,
+    TEST,
+    TRAIN,
+    BatchLoader,
+    BatchRequest,
+    Buffers,
+    ImageDataset,
+    LoadTimes,
+)
+from train.data.workers import WorkerSpec
 from train.settings import TrainSettings
+from train.transforms.image_part import Box
 
 SHAPE = (3, 16, 16)
-BATCHES: list[BatchRequest] = [(TRAIN, [3, 1]), (TEST, [0, 2, 4]), (TRAIN, [7])]
+BATCHES = [BatchRequest(TRAIN, [3, 1]), BatchRequest(TEST, [0, 2, 4]), BatchRequest(TRAIN, [7])]
 
 
-def loader(image_folder: Path, workers: int) -> BatchLoader:
-    worker_pool = WorkerPoolSpec(frozenset(os.sched_getaffinity(0)), workers)
-    return BatchLoader(
-        ImageDataset(list_splits(image_folder), SHAPE), worker_pool, TrainSettings(), torch.device("cpu")
-    )
+def loader(image_folder: Path, workers: int, *, may_grow: bool = False) -> BatchLoader:
+    spec = WorkerSpec(frozenset(os.sched_getaffinity(0)), workers)
+    dataset = ImageDataset(list_splits(image_folder), SHAPE)
+    return BatchLoader(dataset, spec, TrainSettings(), torch.device("cpu"), may_grow=may_grow)
 
 
 @pytest.fixture(params=[0, 1, 2])
@@ -47,21 +59,24 @@ def test_loader_yields_both_splits_in_order(workers: BatchLoader) -> None:
 
 
 def test_loader_drops_batches_not_consumed(workers: BatchLoader) -> None:
-    next(workers.load([(TRAIN, [row]) for row in range(20)]))
-    found = [images for images, _, _ in workers.load([(TEST, [5])])]
+    next(workers.load([BatchRequest(TRAIN, [row]) for row in range(20)]))
+    found = [images for images, _, _ in workers.load([BatchRequest(TEST, [5])])]
     assert len(found) == 1
-    assert torch.equal(found[0], workers.dataset[TEST, [5]][0])
+    assert torch.equal(found[0], workers.dataset[BatchRequest(TEST, [5])][0])
 
 
-def test_loader_keeps_its_workers_until_exit(image_folder: Path) -> None:
-    before = set(active_children())
+def test_loader_keeps_its_threads_until_exit(image_folder: Path) -> None:
+    def threads() -> set[threading.Thread]:
+        return {one for one in threading.enumerate() if one.name.startswith("loader-")}
+
+    assert not threads()
     with loader(image_folder, 2) as made:
-        began = set(active_children()) - before
+        began = threads()
         assert len(began) == 2
         for wanted in ([], BATCHES, BATCHES[:1]):
             list(made.load(wanted))
-            assert set(active_children()) - before == began
-    assert set(active_children()) == before
+            assert threads() == began
+    assert not threads()
 
 
 def test_loader_leaves_global_rng_unchanged(image_folder: Path) -> None:
@@ -73,35 +88,95 @@ def test_loader_leaves_global_rng_unchanged(image_folder: Path) -> None:
     assert torch.equal(found, torch.rand(3))
 
 
-@pytest.mark.parametrize(("count", "ahead"), [(0, 1), (1, 2), (2, 4)])
+@pytest.mark.parametrize(("count", "ahead"), [(0, 0), (1, 2), (2, 2)])
 def test_loader_draws_requests_as_it_needs_them(image_folder: Path, count: int, ahead: int) -> None:
     rows = iter(range(20))
     with loader(image_folder, count) as made:
-        batches = made.load((TRAIN, [row]) for row in rows)
+        batches = made.load(BatchRequest(TRAIN, [row]) for row in rows)
         next(batches)
         first = next(rows)
-        assert first <= ahead + 1
+        assert first == ahead + 1
         next(batches)
         assert next(rows) == first + 2  # one more was drawn for the second batch
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_loader_returns_unreadable_images_in_their_places(image_folder: Path, count: int) -> None:
+    with loader(image_folder, count) as made:
+        files = made.dataset.splits[TRAIN].files
+        files[2].write_bytes(b"no image")
+        files[5].unlink()
+        ((images, labels, bad),) = made.load([BatchRequest(TRAIN, range(8))])
+    assert [row for row, label in enumerate(labels.tolist()) if label == IGNORE_LABEL] == [2, 5]
+    assert [one.reason for one in bad] == ["not an image", "No such file or directory"]
+    assert not images[2].any()
+    assert not images[5].any()
+
+
+def test_error_in_a_thread_reaches_the_training_loop(image_folder: Path) -> None:
+    def crop(_: object) -> Box:
+        raise KeyboardInterrupt
+
+    with loader(image_folder, 2) as made, pytest.raises(KeyboardInterrupt):
+        list(made.load([BatchRequest(TRAIN, [0], (crop,))]))
+
+
+def test_buffers_are_used_again_where_they_are_large_enough() -> None:
+    buffers = Buffers(SHAPE, pinned=False)
+    first = buffers.take(4)
+    buffers.give_back(first)
+    assert buffers.take(3) is first
+    buffers.give_back(first)
+    larger = buffers.take(5)
+    assert len(larger) == 5
+    assert buffers.free == []
+
+
+@pytest.mark.parametrize(
+    ("read_s", "decode_s", "files", "threads"),
+    [
+        (0.0, 1.0, 1000, 2),
+        (0.1, 1.0, 1000, 2),  # reading is quick
+        (1.0, 1.0, 1000, 4),
+        (9.0, 1.0, 1000, 20),
+        (1000.0, 1.0, 1000, MAX_THREADS),
+        (9.0, 1.0, 10, 2),  # too few to know
+    ],
+)
+def test_threads_grow_with_the_time_to_read(read_s: float, decode_s: float, files: int, threads: int) -> None:
+    times = LoadTimes()
+    times.add(read_s, decode_s, files)
+    assert times.threads_to_keep_busy(2) == threads
+
+
+@pytest.mark.parametrize(("grows", "threads"), [(True, 8), (False, 2)])
+def test_slow_files_get_more_threads_unless_a_number_is_set(
+    image_folder: Path, monkeypatch: pytest.MonkeyPatch, grows: bool, threads: int
+) -> None:
+    def slow(path: Path) -> bytes | None:
+        time.sleep(0.02)  # a network file system
+        return read_file(path)
+
+    monkeypatch.setattr("train.data.loader.read_file", slow)
+    with loader(image_folder, 2, may_grow=grows) as made:
+        for _ in made.load([BatchRequest(TRAIN, range(20))] * 10):
+            pass
+        assert len(made.threads) >= threads if grows else len(made.threads) == threads
+        assert made.times.read_s > made.times.decode_s
+        assert made.times.wait_s > 0
+
+
 @pytest.mark.versions
 @pytest.mark.launch
-def test_rank_forks_no_worker_after_rendezvous(entrypoint: Entrypoint, image_folder: Path) -> None:
+def test_streaming_rank_forks_no_process(entrypoint: Entrypoint, image_folder: Path) -> None:
     env = imagefolder(
         image_folder, TRAIN_DATA_SOURCE="stream", TRAIN_NUM_WORKERS="2", TRAIN_EPOCHS="100000", TRAIN_TENSORBOARD="0"
     )
     run = Started(entrypoint, env | TWO_RANKS_WHERE_THEY_FIT)
-
-    def workers() -> list[int]:
-        ranks = children(run.process.pid) if TWO_RANKS_WHERE_THEY_FIT else [run.process.pid]
-        return [worker for rank in ranks for worker in children(rank)]
-
-    run.wait_for("epoch 1/")
-    first = workers()
     run.wait_for("epoch 3/")
-    assert workers() == first
-    assert len(first) == 2 * int(TWO_RANKS_WHERE_THEY_FIT.get("LAUNCH_NPROC_PER_NODE", "1"))
+    ranks = children(run.process.pid)
+    assert len(ranks) == int(TWO_RANKS_WHERE_THEY_FIT.get("LAUNCH_NPROC_PER_NODE", "1"))
+    assert not [child for rank in ranks for child in children(rank)]
     run.process.send_signal(signal.SIGTERM)
     assert run.ended()[0] == 75
-    wait_until(lambda: all(map(has_ended, first)))
+    wait_until(lambda: all(map(has_ended, ranks)))

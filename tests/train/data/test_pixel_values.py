@@ -14,14 +14,15 @@ from PIL import Image
 from tests.factories import train_settings
 from train.data.cache import CacheFolder, ImageSource, load_or_build
 from train.data.dataset_info import inspect_dataset
-from train.data.decoding import decode_splits, read_image
+from train.data.decode_splits import decode_splits
+from train.data.decoding import read_image
 from train.data.image_folder import UnreadableImage, list_splits
-from train.data.loader import ImageDataset
-from train.data.workers import WorkerPoolSpec
+from train.data.loader import BatchRequest, ImageDataset
+from train.data.workers import WorkerSpec
 
 SIDE = 32
 RAMP = np.tile(np.linspace(0, 65535, SIDE).astype(np.uint16), (SIDE, 1))
-POOL = WorkerPoolSpec(frozenset({0}), 1)
+POOL = WorkerSpec(frozenset({0}), 1)
 Values = NDArray[np.generic]
 
 
@@ -231,7 +232,7 @@ def test_exif_orientation_turns_the_image(tmp_path: Path, orientation: int, suff
 @pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "LAB", "HSV", "La", "RGBa", "PA", "RGBX", "F", "I", "1"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_every_mode_of_pillow_is_converted(mode: str, channels: int) -> None:
-    from train.data.pixel_values import visible_image
+    from train.data.pixel_values import convert_to_visible
 
     gray = Image.fromarray(np.full((4, 4), 200, np.uint8))
     images = {
@@ -242,7 +243,7 @@ def test_every_mode_of_pillow_is_converted(mode: str, channels: int) -> None:
         "HSV": lambda: Image.merge("HSV", [Image.new("L", (4, 4), value) for value in (0, 0, 200)]),
     }
     image = images.get(mode, lambda: (gray if mode in ("F", "I", "1") else gray.convert("RGB")).convert(mode))()
-    seen = np.asarray(visible_image(image, channels))
+    seen = np.asarray(convert_to_visible(image, channels))
     assert seen.shape == ((4, 4) if channels == 1 else (4, 4, 3))
     if mode != "1":  # which dithers
         assert np.abs(seen.astype(int) - 200).max() <= 2
@@ -270,7 +271,7 @@ def test_memory_and_stream_have_the_same_values(tmp_path: Path) -> None:
     entry = load_or_build(
         source, CacheFolder(cache, is_named=True), lambda target: decode_splits(listings, shape, "error", POOL, target)
     )
-    streamed, labels, bad = ImageDataset(listings, shape)[0, list(range(len(listings[0])))]
+    streamed, labels, bad = ImageDataset(listings, shape)[BatchRequest(0, range(len(listings[0])))]
     assert not bad
     assert np.array_equal(streamed.numpy(), entry.train_images)
     assert labels.tolist() == entry.train_labels.tolist()

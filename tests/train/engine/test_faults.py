@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +12,6 @@ import pytest
 
 from entrypoint.core.errors import ExitCode
 from tests.conftest import Entrypoint, paint
-from tests.processes import children
 from tests.train.given import SMALL
 from tests.train.started import Started
 from train.checkpoint.folder import list_newest_first
@@ -173,19 +170,6 @@ def streamed(tmp_path: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_killed_loader_worker_ends_run(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
-    run = Started(entrypoint, ENDLESS | streamed)
-    run.wait_for("epoch 2/")
-    (rank,) = children(run.process.pid)
-    os.kill(children(rank)[0], signal.SIGKILL)
-    code, _, err = run.ended()
-    assert code == ExitCode.RANK_FAILED
-    assert len(err.splitlines()) == 1, err
-    # Python's queue may meet the end first, during a batch, or DataLoader, which looks after its workers.
-    assert re.search(r"error: loader workers: (DataLoader worker \(pid|a worker exited while it sent)", err), err
-    assert "see `df /dev/shm` and the memory limit, or lower TRAIN_NUM_WORKERS" in err
-
-
 def test_deleted_images_end_run(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
     run = Started(entrypoint, ENDLESS | streamed)
     run.wait_for("epoch 2/")
@@ -198,13 +182,10 @@ def test_deleted_images_end_run(entrypoint: Entrypoint, streamed: dict[str, str]
     assert "set TRAIN_ON_UNREADABLE_IMAGE=skip" in err
 
 
-def test_full_shared_memory_ends_run(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
+def test_streaming_needs_no_shared_memory(entrypoint: Entrypoint, streamed: dict[str, str]) -> None:
     if subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode:
         pytest.skip("needs the right to make a mount namespace (root)")
-    own = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"', "sh")
-    run = Started(entrypoint, ENDLESS | streamed, *own)
-    run.wait_for("epoch 2/")
-    fill(Path(f"/proc/{run.process.pid}/root/dev/shm"))
+    own = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=64k tmpfs /dev/shm && exec "$@"', "sh")
+    run = Started(entrypoint, ENDLESS | streamed | {"TRAIN_EPOCHS": "2"}, *own)
     code, _, err = run.ended()
-    assert code == ExitCode.RANK_FAILED, err
-    assert "see `df /dev/shm`" in err
+    assert code == 0, err

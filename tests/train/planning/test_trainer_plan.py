@@ -186,27 +186,42 @@ def test_data_dir_is_read_from_environment(tmp_path: Path) -> None:
     assert given.values.data_dir == tmp_path
 
 
-STREAM = PETS | {"TRAIN_DATA_SOURCE": "stream", "TRAIN_BATCH_SIZE": "256"}
+CROPS = {"TRAIN_TRANSFORMS": "imagenet"}
 
 
-def test_workers_are_no_more_than_shm_can_serve() -> None:
-    node = replace(make_machine(4), container=ContainerInfo(shm_bytes=64 << 20))
-    made = plan_trainer(make_test_plan(node), read_train_settings(STREAM, {}), DatasetInfo(100, (3, 32, 32)), node)
-    assert made.the_trainer().num_workers == 4
-    crowded = plan_trainer(make_test_plan(node), read_train_settings(STREAM, {}), DatasetInfo(100, (3, 96, 96)), node)
-    assert crowded.the_trainer().num_workers == 1
-    (why,) = (decision.text for decision in crowded.decisions if decision.key == "loader workers")
-    assert why == "/dev/shm has 64 MiB, a worker per rank needs 20 MiB; a larger --shm-size allows 4"
-    with pytest.raises(
-        UserError, match=r"TRAIN_NUM_WORKERS=3: /dev/shm has 64 MiB.*\. Lower it to 1, or start with"
-    ) as error:
-        plan_trainer(
-            make_test_plan(node),
-            read_train_settings(STREAM | {"TRAIN_NUM_WORKERS": "3"}, {}),
-            DatasetInfo(100, (3, 96, 96)),
-            node,
-        )
-    assert error.value.code == ExitCode.MACHINE
+def test_random_resized_crops_are_streamed() -> None:
+    made = planned(PETS | CROPS, SMALL)
+    assert made.the_trainer().data_source == "stream"
+    (why,) = [one.reason for one in made.decisions if one.key == "data source"]
+    assert why == "random resized crops are cut out of the files"
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        (
+            PETS | CROPS | {"TRAIN_DATA_SOURCE": "memory"},
+            "TRAIN_DATA_SOURCE=memory and TRAIN_TRANSFORMS=imagenet co",
+        ),
+        ({"TRAIN_DATASET": "cifar10"} | CROPS, "TRAIN_TRANSFORMS=imagenet: needs image files, and TRAIN_DATASET is ci"),
+    ],
+)
+def test_random_resized_crops_without_files_are_refused(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        planned(environ, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("has_kernel", "value", "why"),
+    [
+        (True, "compiled", "crops and resizes while it decodes"),
+        (False, "Pillow", "the set-up found no C++ compiler or libjpeg headers"),
+    ],
+)
+def test_plan_names_the_jpeg_decoder(has_kernel: bool, value: str, why: str) -> None:
+    made = planned(PETS, DatasetInfo(100, (3, 32, 32), becomes="color", has_kernel=has_kernel))
+    (found,) = [one for one in made.decisions if one.key == "JPEG decoder"]
+    assert (found.value, found.reason) == (value, why)
 
 
 @pytest.mark.parametrize(

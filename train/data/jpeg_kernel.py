@@ -1,0 +1,118 @@
+"""The compiled JPEG decoder: reads, crops and resizes a JPEG in one sweep, without Python's lock.
+
+The set-up compiles `jpeg_kernel.cpp` against the libjpeg of the installed Pillow, so both decode to the same bytes.
+Without a compiler or libjpeg's headers there is no kernel, and Pillow does the same more slowly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import sysconfig
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from train.data.pixel_values import ORIENTATION_TAG
+from train.transforms.image_part import ORIENTATIONS, UPRIGHT, Crop, Pixels, find_part, fit_crop, swaps_sides, turn
+
+EXIF_START = b"Exif\0\0"
+LIBRARY = "reference_training_jpeg.so"
+Header = ctypes.c_int * 4
+Region = ctypes.c_int * 4
+FloatBox = ctypes.c_float * 4
+
+
+class JpegKernel:
+    """The functions of the compiled library; each thread has its own decoder inside."""
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        self.open_file, self.decode_part = library.jpeg_kernel_open, library.jpeg_kernel_decode
+        self.open_file.argtypes = (ctypes.c_char_p, ctypes.c_size_t, Header)
+        size = (ctypes.c_int, ctypes.c_int, ctypes.c_int)
+        self.decode_part.argtypes = (ctypes.c_int, Region, FloatBox, *size, ctypes.c_void_p)
+
+    def decode(self, data: bytes, target: Pixels, crop: Crop) -> bool:
+        """Decode a JPEG into contiguous (height, width, channels) bytes; return whether the kernel could.
+
+        False means that nothing is written, or only a part: then it is Pillow's turn.
+        """
+        height, width, channels = target.shape
+        header = Header()
+        if self.open_file(data, len(data), header):
+            return False
+        *stored, exif_segments, is_gray = header
+        orientation = exif_orientation(data) if exif_segments else UPRIGHT
+        if orientation not in ORIENTATIONS or (channels == 1 and not is_gray):
+            return False
+        part = find_part((stored[0], stored[1]), (width, height), crop, orientation, scalable=True)
+        swapped = swaps_sides(orientation)
+        turned = (
+            target
+            if orientation == UPRIGHT
+            else np.empty((width, height, channels) if swapped else target.shape, np.uint8)
+        )
+        rows, columns = turned.shape[:2]
+        region, box = Region(*part.region), FloatBox(*part.box)
+        if self.decode_part(part.scale, region, box, columns, rows, channels, turned.ctypes.data):
+            return False
+        if turned is not target:
+            target[:] = turn(turned, orientation)
+        return True
+
+
+def exif_orientation(data: bytes) -> int:
+    """Return the EXIF orientation of a JPEG with one Exif segment, 0 if the segment is odd."""
+    start = data.find(EXIF_START)
+    length = int.from_bytes(data[start - 2 : start], "big")
+    exif = Image.Exif()
+    try:
+        exif.load(data[start : start - 2 + length])
+        orientation = exif.get(ORIENTATION_TAG, UPRIGHT)
+    except Exception:  # Pillow raises what its parser meets: SyntaxError, struct.error, ValueError
+        return 0
+    return orientation if orientation in ORIENTATIONS else 0
+
+
+def kernel_path() -> Path:
+    """Return where the set-up puts the compiled library."""
+    return Path(sysconfig.get_path("platlib"), LIBRARY)
+
+
+@cache
+def jpeg_kernel() -> JpegKernel | None:
+    """Return the compiled decoder, None if there is none for the installed Pillow."""
+    try:
+        return JpegKernel(kernel_path())
+    except (OSError, AttributeError):
+        return None
+
+
+def check_kernel(path: Path) -> str:
+    """Return how the library at a path differs from Pillow, empty if it decodes to the same bytes."""
+    from train.data.decoding import decode_with_pillow
+
+    try:
+        kernel = JpegKernel(path)
+    except (OSError, AttributeError) as error:
+        return f"it cannot be loaded ({error})"
+    random = np.random.default_rng(0)
+    for width, height, sampling in ((61, 47, 2), (200, 331, 1), (300, 200, 0), (640, 500, 2)):
+        noise = random.integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), dtype=np.uint8)
+        image = Image.fromarray(noise.repeat(4, 0).repeat(4, 1)[:height, :width])
+        image.save(file := BytesIO(), "JPEG", subsampling=sampling)
+        for side in (32, 50, 224):
+            found, crop = np.zeros((side, side, 3), np.uint8), fit_crop((side, side))
+            if not kernel.decode(file.getvalue(), found, crop):
+                return "it declines a plain JPEG"
+            if not np.array_equal(found, decode_with_pillow(file, found.shape, crop)):
+                return f"its pixels differ from Pillow's at {width}x{height} to {side}x{side}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(check_kernel(Path(sys.argv[1])) or 0)
