@@ -133,6 +133,15 @@ def script(folder: Path, name: str, text: str) -> Path:
     return path
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases as slow that `slow_except` does not name, before pytest selects by markers."""
+    for item in items:
+        for marker in item.iter_markers("slow_except"):
+            if marker.args[0] not in item.name.partition("[")[2]:
+                item.add_marker(pytest.mark.slow)
+
+
 def pytest_configure() -> None:
     """Handle signals that a shell's job in the background or under nohup ignores, as would all that it starts.
 

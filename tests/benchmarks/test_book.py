@@ -198,6 +198,7 @@ def test_full_runs_are_made_once_and_short_runs_give_speed() -> None:
     assert seen["too large"].short == []
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_variants_alternate_and_a_refused_one_keeps_its_error() -> None:
     variants = [Variant("plain"), Variant("too large", {"TRAIN_BATCH_SIZE": "100000"})]

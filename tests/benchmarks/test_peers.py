@@ -13,6 +13,7 @@ from tests.conftest import PYTHON, paint
 pytestmark = pytest.mark.launch
 
 
+@pytest.mark.slow_except("ours")
 @pytest.mark.parametrize("peer", ["plain loop", "ours"])
 def test_peer_returns_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer: str) -> None:
     pytest.importorskip("torchvision")

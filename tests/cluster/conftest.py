@@ -187,12 +187,17 @@ class Cluster:
         return [line["train_loss"] for line in map(json.loads, lines) if "train_loss" in line]
 
 
+def skip_without_nodes() -> None:
+    """Skip the test where no program makes nodes."""
+    if not os.environ.get("CLUSTER_NODES"):
+        pytest.skip("needs several nodes: CLUSTER_NODES names no program that makes them")
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Two nodes, new for each test: what one breaks, the next does not see."""
-    tool, ssh = os.environ.get("CLUSTER_NODES", ""), os.environ.get("CLUSTER_SSH", "")
-    if not tool:
-        pytest.skip("needs several nodes: CLUSTER_NODES names no program that makes them")
+    skip_without_nodes()
+    tool, ssh = os.environ["CLUSTER_NODES"], os.environ.get("CLUSTER_SSH", "")
     nodes = Cluster(tool, ssh, tmp_path)
     nodes.do("up", "2")
     try:

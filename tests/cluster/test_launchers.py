@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import ALL, ENTRYPOINT, Cluster, Slurm, Started, in_all
+from tests.cluster.conftest import ALL, ENTRYPOINT, Cluster, Slurm, Started, in_all, skip_without_nodes
 from tests.conftest import LAUNCH_LIMIT_S, script
 
 pytestmark = pytest.mark.cluster
@@ -76,8 +76,10 @@ class Alone:
 
 
 @pytest.fixture(scope="module")
-def subset(cifar10_images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def subset(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """The same few of CIFAR-10's images each time."""
+    skip_without_nodes()
+    cifar10_images: Path = request.getfixturevalue("cifar10_images")  # unpacking them takes long
     folder = tmp_path_factory.mktemp("subset")
     for part, each in SUBSET.items():
         for label in sorted((cifar10_images / part).iterdir()):

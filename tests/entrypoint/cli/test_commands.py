@@ -62,6 +62,7 @@ def test_books_script_runs_unchanged_on_two_bound_ranks(entrypoint: Entrypoint) 
     assert [first["threads"], second["threads"]] == [rank["threads"] for rank in planned]
 
 
+@pytest.mark.slow
 def test_books_script_runs_with_one_rank(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "book.py", BOOK_SCRIPT)
     result = entrypoint("run", "book.py")
@@ -77,6 +78,7 @@ def test_module_runs_from_current_folder(entrypoint: Entrypoint) -> None:
     assert result.out == "tool ['a', '--b']\n"
 
 
+@pytest.mark.slow_except(".-command0")
 @pytest.mark.parametrize("command", [(PYTHON, "-m", "entrypoint"), (str(CONSOLE_COMMAND),)])
 @pytest.mark.parametrize("pythonpath", ["", "."])
 def test_user_script_train_py_is_not_the_trainer(
@@ -264,6 +266,7 @@ def test_run_under_user_torchrun_starts_no_ranks(entrypoint: Entrypoint) -> None
     assert result.err.count("plan: ") == 1
 
 
+@pytest.mark.slow_except("none")
 @needs_two_cores
 @pytest.mark.openmpi
 @pytest.mark.parametrize("bind", ["none", "core"])

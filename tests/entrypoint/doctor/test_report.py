@@ -36,6 +36,7 @@ def test_doctor_json_has_every_check(entrypoint: Entrypoint) -> None:
     assert torch["seen"][0].isdigit()
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_doctor_failures_have_a_remedy_and_exit_code_3(entrypoint: Entrypoint) -> None:
     (entrypoint.folder / "file").write_text("")

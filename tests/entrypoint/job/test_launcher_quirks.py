@@ -106,6 +106,7 @@ def test_open_mpi_ranks_on_one_cpu_share_it(entrypoint: Entrypoint) -> None:
     assert "OMP_WAIT_POLICY" in result.err
 
 
+@pytest.mark.slow_except("own0")
 @pytest.mark.versions
 @pytest.mark.parametrize(("own", "threads"), [({}, len(ALL) // 2), ({"OMP_NUM_THREADS": "1"}, 1)])
 def test_torchrun_single_thread_is_not_a_user_setting(

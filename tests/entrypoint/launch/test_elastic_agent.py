@@ -55,6 +55,7 @@ def test_restart_killed_rank_restarts_all_and_succeeds(entrypoint: Entrypoint) -
     assert "restart 1 of 2: rank 1 of this job" in result.err
 
 
+@pytest.mark.slow_except("75")
 @pytest.mark.launch
 @pytest.mark.parametrize("code", [2, 3, 75])
 def test_restart_not_retryable_code_is_not_restarted(entrypoint: Entrypoint, code: int) -> None:

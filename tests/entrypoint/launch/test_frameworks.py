@@ -38,6 +38,7 @@ ACCELERATE = """
 """
 
 
+@pytest.mark.slow_except("2")
 @needs("accelerate")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_accelerate_trains_over_all_ranks(entrypoint: Entrypoint, ranks: int) -> None:
@@ -79,6 +80,7 @@ BATCH = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @needs("pytorch_lightning")
 def test_lightning_trains_over_all_ranks(entrypoint: Entrypoint) -> None:
     file = script(entrypoint.folder, "x.py", LIGHTNING)

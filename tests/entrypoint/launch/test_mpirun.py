@@ -98,6 +98,7 @@ def test_mpirun_signal_forwarded_orphans_not_awaited(tmp_path: Path) -> None:
     assert time.monotonic() - began < 20, "its sleeping child still holds standard error"
 
 
+@pytest.mark.slow_except("2-sent2")
 @pytest.mark.parametrize(
     ("grace_s", "sent", "heard"),
     [

@@ -49,6 +49,7 @@ def test_notebook_runs_with_arguments_magics_and_neighbors(entrypoint: Entrypoin
         assert f"entrypoint: skipped {skipped}" in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @needs_two_cores
 def test_notebook_trains_on_two_ranks(entrypoint: Entrypoint) -> None:
@@ -65,6 +66,7 @@ def test_notebook_trains_on_two_ranks(entrypoint: Entrypoint) -> None:
     assert [line for line in result.out.splitlines() if line.startswith("sum")] == ["sum 2"] * 2
 
 
+@pytest.mark.slow_except("command0")
 @pytest.mark.launch
 @pytest.mark.parametrize("command", [("plan", "run"), ("run",)])
 def test_plan_and_run_refuse_the_same_notebook(entrypoint: Entrypoint, command: tuple[str, ...]) -> None:

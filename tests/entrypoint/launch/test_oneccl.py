@@ -50,6 +50,7 @@ def test_ccl_trains_to_the_accuracy_of_gloo(entrypoint: Entrypoint, python: str,
     assert seen["FI_PROVIDER_PATH"] == f"{seen['I_MPI_ROOT']}/opt/mpi/libfabric/lib/prov"
 
 
+@pytest.mark.slow
 def test_plan_shows_the_variables_of_ccl_and_keeps_the_users(entrypoint: Entrypoint, python: str) -> None:
     command = (python, "-m", "entrypoint")
     shown = entrypoint("plan", env=CCL | {"CCL_WORKER_OFFLOAD": "1"}, command=command).out
@@ -82,6 +83,7 @@ def test_powersgd_over_ccl_is_refused(entrypoint: Entrypoint, python: str) -> No
     assert "TRAIN_GRADIENT_COMPRESSION=powersgd: hangs over oneCCL" in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "limit_s"), [(signal.SIGKILL, 30), pytest.param(signal.SIGSTOP, 45, marks=pytest.mark.slow)]
 )
@@ -109,6 +111,7 @@ def test_lost_rank_ends_a_job_over_ccl(
         process.kill()
 
 
+@pytest.mark.slow
 def test_script_of_the_users_gets_the_variables_of_ccl(entrypoint: Entrypoint, python: str) -> None:
     script(
         entrypoint.folder,

@@ -56,6 +56,7 @@ def test_pods_of_the_trainer_write_one_run(tmp_path: Path) -> None:
     assert json.loads((folder / "summary.json").read_text())["world_size"] == 2
 
 
+@pytest.mark.slow
 def test_pod_whose_peer_never_comes_ends_in_its_time_limit(tmp_path: Path) -> None:
     environ = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "RANK": "1"}
     ended = subprocess.run(

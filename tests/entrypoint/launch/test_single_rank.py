@@ -48,6 +48,7 @@ def below(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return {"a shell": (), "an init": INIT, "nobody": PID_1}[request.param]
 
 
+@pytest.mark.slow_except("nobody")
 @pytest.mark.launch
 def test_oom_kill_is_reported_with_limit_and_code_5(
     entrypoint: Entrypoint, limited: tuple[str, ...], below: tuple[str, ...]
@@ -68,6 +69,7 @@ OLD_KILL = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_oom_kill_of_a_child_does_not_change_the_exit_code(entrypoint: Entrypoint, limited: tuple[str, ...]) -> None:
     outlives = script(entrypoint.folder, "outlives.py", OLD_KILL)

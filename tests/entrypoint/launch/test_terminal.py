@@ -101,6 +101,7 @@ def test_suspend_without_job_control_is_ignored(entrypoint: Entrypoint) -> None:
         assert screen.ended() == 128 + signal.SIGINT
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 @needs_two_cores
 def test_suspend_extends_grace_period(entrypoint: Entrypoint) -> None:

@@ -42,6 +42,7 @@ def test_find_ipex_problem_names_torch_version(device: str, versions: dict[str, 
     assert find_ipex_problem(device, versions) == problem
 
 
+@pytest.mark.slow_except("eager")
 @pytest.mark.launch
 @pytest.mark.parametrize(("backend", "said"), [
     ("eager", ""),

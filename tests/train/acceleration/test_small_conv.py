@@ -132,6 +132,7 @@ def test_resnet_with_half_its_convolutions_replaced_is_equal() -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-4 * scale, msg=name)
 
 
+@pytest.mark.slow_except("off")
 @pytest.mark.launch
 @needs_two_cores
 @pytest.mark.parametrize("compress", ["off", pytest.param("powersgd", marks=pytest.mark.slow)])

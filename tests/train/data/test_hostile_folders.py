@@ -238,6 +238,7 @@ PROCESSES = [
 ]
 
 
+@pytest.mark.slow_except("pipe-train")
 @pytest.mark.launch
 @pytest.mark.parametrize(("kind", "split", "policy", "source"), PROCESSES)
 def test_odd_entry_in_a_real_run(
@@ -257,6 +258,7 @@ def test_odd_entry_in_a_real_run(
     assert "left out       1 unreadable image" in result.out
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_large_image_prints_no_source_code(entrypoint: Entrypoint, image_folder: Path) -> None:
     Image.new("1", (10_000, 10_000)).save(image_folder / "train/class0/000.jpg", "PNG")

@@ -23,6 +23,7 @@ def mounted(*commands: str) -> tuple[str, ...]:
     return ("unshare", "-m", "sh", "-c", script, "sh", PYTHON, "-m", "entrypoint")
 
 
+@pytest.mark.slow_except("1")
 @pytest.mark.parametrize("download", ["0", "1"])
 def test_dataset_in_a_read_only_folder_trains(entrypoint: Entrypoint, tmp_path: Path, download: str) -> None:
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))

@@ -22,6 +22,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses(alone)
 
 
+@pytest.mark.slow_except("more0")
 @pytest.mark.versions
 @pytest.mark.parametrize(
     ("more", "to"),

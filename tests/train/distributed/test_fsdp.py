@@ -113,6 +113,7 @@ def test_fsdp_hostile_checkpoint_raises_and_runs_nothing(entrypoint: Entrypoint)
     assert not (entrypoint.folder / "hostile-was-here").exists()
 
 
+@pytest.mark.slow
 def test_fsdp_full_disk_keeps_previous_checkpoint(entrypoint: Entrypoint) -> None:
     env = SPREAD | {"TRAIN_EPOCHS": "3", "TRAIN_RUN_NAME": "run", "TRAIN_PROGRESS": "off"}
     entrypoint.train(env=env | {"TRAIN_RUN_NAME": "other", "TRAIN_EPOCHS": "1"})

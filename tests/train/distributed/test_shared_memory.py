@@ -99,6 +99,7 @@ def test_shared_memory_lost_rank_is_reported_by_others(tmp_path: Path, how: str,
     assert COLLECTIVE_ERROR.search(said)
 
 
+@pytest.mark.slow
 def test_shared_memory_off_across_pid_namespaces(tmp_path: Path) -> None:
     apart = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc")
     if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:

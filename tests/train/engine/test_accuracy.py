@@ -35,6 +35,7 @@ def count_right(checkpoint: Path, file: str, prefix: str) -> tuple[int, int]:
     return sum(one == label for one, label in zip(chosen, test.labels.tolist(), strict=True)), len(test)
 
 
+@pytest.mark.slow_except("more2")
 @pytest.mark.parametrize(
     ("more", "file", "prefix"),
     [

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.launch
 NAMES = ["class0", "class1", "class2"]
 
 
+@pytest.mark.slow_except("ddp")
 @pytest.mark.parametrize("parallelism", ["ddp", "fsdp"])
 def test_run_leaves_the_names_of_its_classes(entrypoint: Entrypoint, image_folder: Path, parallelism: str) -> None:
     summary = entrypoint.train(env=imagefolder(image_folder, TRAIN_EPOCHS="1", TRAIN_PARALLELISM=parallelism))

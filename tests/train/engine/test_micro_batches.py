@@ -14,6 +14,7 @@ IMAGES = {
 RANKS = {"LAUNCH_NPROC_PER_NODE": "2"}
 
 
+@pytest.mark.slow_except("env0")
 @pytest.mark.parametrize(
     ("env", "least"),
     [

@@ -23,6 +23,7 @@ CLASSES = tuple("abcdefghij")
 HALF = Normalize.from_stats(torch.tensor([120.0, 121, 122]), torch.tensor([60.0, 61, 62]), torch.device("cpu"))
 
 
+@pytest.mark.slow_except("cnn")
 @pytest.mark.parametrize("name", ["cnn", "resnet18"])
 def test_onnxruntime_gives_equal_logits_for_any_batch_size(tmp_path: Path, name: str) -> None:
     runtime = pytest.importorskip("onnxruntime")

@@ -41,6 +41,7 @@ def test_unreadable_images_are_skipped_on_request(entrypoint: Entrypoint, image_
     assert "class1/000.jpg: not an image" in result.out + result.err
 
 
+@pytest.mark.slow_except("ranks0")
 @pytest.mark.parametrize("ranks", [{}, TWO_RANKS_WHERE_THEY_FIT])
 def test_loss_not_finite_stops_and_keeps_last_good_checkpoint(entrypoint: Entrypoint, ranks: dict[str, str]) -> None:
     env = SMALL | ranks | {"TRAIN_SCHEDULE": "constant", "TRAIN_RUN_NAME": "mine", "TRAIN_EPOCHS": "2"}

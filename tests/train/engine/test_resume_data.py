@@ -49,6 +49,7 @@ def rename_image(folder: Path) -> None:
     path.rename(path.with_name(f"x{path.name}"))
 
 
+@pytest.mark.slow_except("remove_images")
 @pytest.mark.parametrize("source", ["memory", pytest.param("stream", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("change", "said", "allowed"),
@@ -176,6 +177,7 @@ wait
 """
 
 
+@pytest.mark.slow_except("swap_classes")
 @needs_two_cores
 @pytest.mark.parametrize("source", ["memory", pytest.param("stream", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(

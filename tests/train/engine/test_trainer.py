@@ -53,6 +53,7 @@ def test_first_command_reaches_97_percent_and_writes_all_files(entrypoint: Entry
     assert f"test accuracy  {summary['test_accuracy']:.2f} %" in result.out
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 @needs_two_cores
 def test_two_ranks_equal_one_rank_in_loss_and_accuracy(entrypoint: Entrypoint) -> None:
@@ -85,6 +86,7 @@ def test_command_txt_reproduces_the_run(entrypoint: Entrypoint) -> None:
     assert (again["seed"], again["threads"]) == (first["seed"], first["threads"]) == (7, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.parametrize(
     "settings",
@@ -101,6 +103,7 @@ def test_each_recipe_learns(entrypoint: Entrypoint, settings: dict[str, str]) ->
     assert entrypoint.train(env=SMALL | settings | {"TRAIN_EPOCHS": "5"})["test_accuracy"] > 90
 
 
+@pytest.mark.slow
 def test_torchvision_model_trains(entrypoint: Entrypoint, image_folder: Path) -> None:
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     env = imagefolder(image_folder, TRAIN_MODEL="resnet18", TRAIN_EPOCHS="1")
@@ -117,6 +120,7 @@ def test_image_folder_trains_from_memory_and_stream(entrypoint: Entrypoint, imag
     assert summary["test_accuracy"] == 100
 
 
+@pytest.mark.slow
 def test_run_limited_by_steps_ends_within_an_epoch_and_resumes(entrypoint: Entrypoint) -> None:
     common = SMALL | {"TRAIN_STEPS": "25", "TRAIN_DETERMINISTIC": "1"}
     whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})
@@ -249,6 +253,7 @@ def test_ipex_resumes_to_the_bit_with_checkpoints_for_others(
     assert losses(entrypoint, "other")[-1] == pytest.approx(losses(entrypoint, "whole")[-1], rel=1e-2)
 
 
+@pytest.mark.slow_except("15-1-75-ranks1")
 @pytest.mark.parametrize(
     ("number", "every", "code", "ranks"),
     [

@@ -159,6 +159,7 @@ def test_stopped_pruned_run_resumes_pruned_and_ends_equal(entrypoint: Entrypoint
     assert again["test_loss"] == whole["test_loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.launch
 def test_run_that_goes_on_past_the_warm_up_is_pruned(entrypoint: Entrypoint) -> None:
     """The book's chapter 6: a trained model is pruned, then trained further."""
@@ -174,6 +175,7 @@ def test_run_that_goes_on_past_the_warm_up_is_pruned(entrypoint: Entrypoint) -> 
         assert entrypoint.summary(f"pruned{warm_up}")["parameters"] < 155_530
 
 
+@pytest.mark.slow_except("env0")
 @pytest.mark.launch
 @pytest.mark.parametrize(
     ("env", "said"),

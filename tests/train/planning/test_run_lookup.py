@@ -47,6 +47,7 @@ def test_previous_run_unreadable_plan_is_none(tmp_path: Path, text: str | None) 
     assert previous_run(settings) == PreviousRun(ranks=before.ranks, reserved_cpus=1)
 
 
+@pytest.mark.slow_except("0")
 @needs_two_cores
 @pytest.mark.launch
 @pytest.mark.parametrize("left", [0, 1])

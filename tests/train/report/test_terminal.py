@@ -54,6 +54,7 @@ HYDRA = pytest.param(
 )
 
 
+@pytest.mark.slow_except("one rank")
 @pytest.mark.parametrize(("names", "said", "words"), [*WAYS, HYDRA])
 @pytest.mark.parametrize("typed", [True, False], ids=["Ctrl-C", "SIGTERM"])
 def test_terminal_stop_saves_and_reports_once(
@@ -74,6 +75,7 @@ def test_terminal_stop_saves_and_reports_once(
 RANKS = pytest.mark.parametrize("ranks", ["1", pytest.param("2", marks=needs_two_cores)])
 
 
+@pytest.mark.slow_except("one rank")
 @pytest.mark.parametrize(("names", "said", "words"), WAYS)  # hydra ends all when it can print no more
 def test_closed_terminal_saves_and_ends_run(
     entrypoint: Entrypoint, names: tuple[str, ...], said: str, words: tuple[str, ...]
