@@ -18,7 +18,18 @@ from train.data.image_folder import UnreadableImage
 from train.data.jpeg_kernel import jpeg_kernel
 from train.data.pixel_values import NOT_A_FILE, convert_to_visible, open_image, orientation_of
 from train.settings import ImageShape
-from train.transforms.image_part import Crop, ImagePart, Pixels, Size, find_part, fit_crop, swaps_sides, turn
+from train.transforms.image_part import (
+    PLAIN_VIEW,
+    ImagePart,
+    Pixels,
+    Size,
+    View,
+    find_part,
+    fit_crop,
+    reorder,
+    swaps_sides,
+    turn,
+)
 
 JPEG_START = b"\xff\xd8\xff"
 # Pillow's formats whose pixels libjpeg decodes. MPO are the photos of phones, with several JPEGs in a file.
@@ -27,20 +38,20 @@ JPEG_FORMATS = frozenset({"JPEG", "MPO"})
 MAX_READ_BYTES = 256 << 20
 
 
-def read_image(path: Path, shape: ImageShape, crop: Crop | None = None) -> Pixels | UnreadableImage:
+def read_image(path: Path, shape: ImageShape, view: View = PLAIN_VIEW) -> Pixels | UnreadableImage:
     """Return an image as (height, width, channels) bytes; `shape` is (channels, height, width)."""
     channels, height, width = shape
     target = np.empty((height, width, channels), dtype=np.uint8)
-    return read_into(path, target, crop) or target
+    return read_into(path, target, view) or target
 
 
-def read_into(path: Path, target: Pixels, crop: Crop | None = None) -> UnreadableImage | None:
+def read_into(path: Path, target: Pixels, view: View = PLAIN_VIEW) -> UnreadableImage | None:
     """Read an image into contiguous (height, width, channels) bytes, cropped and scaled to their size.
 
-    Without a crop, it is the largest one in the middle with the same aspect. An unreadable image is returned.
+    An unreadable image is returned.
     """
     try:
-        decode_image(path, read_file(path), target, crop)
+        decode_image(path, read_file(path), target, view)
     except Exception as error:  # Pillow's plug-ins raise what their parsers meet: OSError, SyntaxError, struct.error
         return UnreadableImage(path, failure_reason(path, error))
     return None
@@ -53,22 +64,21 @@ def read_file(path: Path) -> bytes | None:
         return file.read(size) if size <= MAX_READ_BYTES else None
 
 
-def decode_image(path: Path, data: bytes | None, target: Pixels, crop: Crop | None = None) -> None:
+def decode_image(path: Path, data: bytes | None, target: Pixels, view: View = PLAIN_VIEW) -> None:
     """Decode a file's content (None: the file itself) into the target, (height, width, channels) bytes.
 
     Raises whatever Pillow raises for a file that it cannot read.
     """
-    height, width, _ = target.shape
-    crop = crop or fit_crop((width, height))
     kernel = jpeg_kernel()
-    if not (kernel and data and data.startswith(JPEG_START) and kernel.decode(data, target, crop)):
-        target[:] = decode_with_pillow(BytesIO(data) if data is not None else path, target.shape, crop)
+    if not (kernel and data and data.startswith(JPEG_START) and kernel.decode(data, target, view)):
+        target[:] = decode_with_pillow(BytesIO(data) if data is not None else path, target.shape, view)
 
 
-def decode_with_pillow(file: BytesIO | Path, size: tuple[int, ...], crop: Crop) -> Pixels:
+def decode_with_pillow(file: BytesIO | Path, size: tuple[int, ...], view: View = PLAIN_VIEW) -> Pixels:
     """Return the (height, width, channels) bytes of an image."""
     height, width, channels = size
     output, orientation = (width, height), 1
+    crop = view.crop or fit_crop(output)
     with Image.open(file) as image:
         if image.format in JPEG_FORMATS:
             orientation = orientation_of(image)
@@ -85,7 +95,7 @@ def decode_with_pillow(file: BytesIO | Path, size: tuple[int, ...], crop: Crop) 
         pixels = resize_part(
             convert_to_visible(image, channels), part, output[::-1] if swaps_sides(orientation) else output
         )
-    return turn(pixels.reshape(*pixels.shape[:2], channels), orientation)
+    return reorder(turn(pixels.reshape(*pixels.shape[:2], channels), orientation), view)
 
 
 def reduce_decoding(image: Image.Image, scale: int) -> bool:

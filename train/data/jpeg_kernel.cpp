@@ -42,7 +42,7 @@ struct Axis {
   int most = 0;                // input pixels of one output pixel
   bool identity = false;
 
-  void set(int in_size, float low, float high, int out_size) {
+  void set(int in_size, float low, float high, int out_size, const int *order = nullptr) {
     const double scale = double(high - low) / out_size, support = std::max(scale, 1.0), step = 1.0 / support;
     const int room = int(std::ceil(support)) * 2 + 1;
     std::vector<double> exact(room);
@@ -65,6 +65,8 @@ struct Axis {
       taps[out] = {first, used, own};
       most = std::max(most, used);
     }
+    const std::vector<Taps> own = taps;
+    for (int out = 0; order && out < out_size; ++out) taps[out] = own[order[out]];
     identity = low == 0 && high == float(in_size) && in_size == out_size;
   }
 
@@ -180,9 +182,7 @@ class Decoder {
     jpeg_save_markers(&info_, JPEG_APP0 + 1, 0xFFFF);
     created_ = true;
   }
-  ~Decoder() {
-    if (created_) jpeg_destroy_decompress(&info_);
-  }
+  ~Decoder() { jpeg_destroy_decompress(&info_); }  // does nothing if none was created
 
   int open(const uint8_t *data, size_t size, int *header) {
     opened_ = false;
@@ -199,7 +199,8 @@ class Decoder {
     return 0;
   }
 
-  int decode(int scale, const int *region, const float *box, int width, int height, int channels, uint8_t *out) {
+  int decode(int scale, const int *region, const float *box, int width, int height, int channels,
+             const int *columns, uint8_t *out) {
     if (!opened_) return 1;
     opened_ = false;
     if (setjmp(failure_.jump)) return fail();
@@ -207,7 +208,7 @@ class Decoder {
     info_.out_color_space = JCS_EXT_RGBX;
     jpeg_start_decompress(&info_);
     if (region[2] > int(info_.output_width) || region[3] > int(info_.output_height)) return fail();
-    across_.set(region[2] - region[0], box[0], box[2], width);
+    across_.set(region[2] - region[0], box[0], box[2], width, columns);
     across_.split();
     down_.set(region[3] - region[1], box[1], box[3], height);
     sweep(region, width, height, channels, out);
@@ -264,13 +265,12 @@ class Decoder {
   void write_row(const Taps &taps, int wide, int channels, uint8_t *out) {
     const uint8_t *merged = down_.identity ? rows_[0] : merged_.data();
 #ifdef AVX2
-    static const bool avx2 = __builtin_cpu_supports("avx2");
-    if (avx2 && !down_.identity) merge_rows_avx2(rows_.data(), taps, wide, merged_.data());
-    if (avx2 && channels == 3) return resize_row_avx2(merged, across_, out);
-#else
-    const bool avx2 = false;
+    if (__builtin_cpu_supports("avx2")) {
+      if (!down_.identity) merge_rows_avx2(rows_.data(), taps, wide, merged_.data());
+      return channels == 3 ? resize_row_avx2(merged, across_, out) : resize_row(merged, across_, channels, out);
+    }
 #endif
-    if (!avx2 && !down_.identity) merge_rows(rows_.data(), taps, wide, merged_.data());
+    if (!down_.identity) merge_rows(rows_.data(), taps, wide, merged_.data());
     resize_row(merged, across_, channels, out);
   }
 
@@ -291,9 +291,9 @@ extern "C" {
 int jpeg_kernel_open(const uint8_t *data, size_t size, int *header) { return decoder.open(data, size, header); }
 
 // Decodes at 1/scale. `region` is (left, top, right, bottom) in the decoded image, and `box` is the part inside it that
-// becomes the output, (height, width, channels) bytes.
+// becomes the output, (height, width, channels) bytes. `columns` says where each of its columns comes from, or is null.
 int jpeg_kernel_decode(int scale, const int *region, const float *box, int width, int height, int channels,
-                       uint8_t *out) {
-  return decoder.decode(scale, region, box, width, height, channels, out);
+                       const int *columns, uint8_t *out) {
+  return decoder.decode(scale, region, box, width, height, channels, columns, out);
 }
 }

@@ -17,7 +17,18 @@ import numpy as np
 from PIL import Image
 
 from train.data.pixel_values import ORIENTATION_TAG
-from train.transforms.image_part import ORIENTATIONS, UPRIGHT, Crop, Pixels, find_part, fit_crop, swaps_sides, turn
+from train.transforms.image_part import (
+    ORIENTATIONS,
+    PLAIN_VIEW,
+    UPRIGHT,
+    Pixels,
+    View,
+    find_part,
+    fit_crop,
+    reorder,
+    swaps_sides,
+    turn,
+)
 
 EXIF_START = b"Exif\0\0"
 LIBRARY = "reference_training_jpeg.so"
@@ -34,9 +45,9 @@ class JpegKernel:
         self.open_file, self.decode_part = library.jpeg_kernel_open, library.jpeg_kernel_decode
         self.open_file.argtypes = (ctypes.c_char_p, ctypes.c_size_t, Header)
         size = (ctypes.c_int, ctypes.c_int, ctypes.c_int)
-        self.decode_part.argtypes = (ctypes.c_int, Region, FloatBox, *size, ctypes.c_void_p)
+        self.decode_part.argtypes = (ctypes.c_int, Region, FloatBox, *size, ctypes.c_void_p, ctypes.c_void_p)
 
-    def decode(self, data: bytes, target: Pixels, crop: Crop) -> bool:
+    def decode(self, data: bytes, target: Pixels, view: View = PLAIN_VIEW) -> bool:
         """Decode a JPEG into contiguous (height, width, channels) bytes; return whether the kernel could.
 
         False means that nothing is written, or only a part: then it is Pillow's turn.
@@ -49,19 +60,20 @@ class JpegKernel:
         orientation = exif_orientation(data) if exif_segments else UPRIGHT
         if orientation not in ORIENTATIONS or (channels == 1 and not is_gray):
             return False
+        crop = view.crop or fit_crop((width, height))
         part = find_part((stored[0], stored[1]), (width, height), crop, orientation, scalable=True)
-        swapped = swaps_sides(orientation)
-        turned = (
-            target
-            if orientation == UPRIGHT
-            else np.empty((width, height, channels) if swapped else target.shape, np.uint8)
-        )
-        rows, columns = turned.shape[:2]
         region, box = Region(*part.region), FloatBox(*part.box)
-        if self.decode_part(part.scale, region, box, columns, rows, channels, turned.ctypes.data):
+        upright = orientation == UPRIGHT
+        size = (width, height, channels) if swaps_sides(orientation) else target.shape
+        direct = upright and view.rows is None
+        decoded = target if direct else np.empty(size, np.uint8)
+        columns = view.columns.ctypes.data if upright and view.columns is not None else None
+        if self.decode_part(part.scale, region, box, *size[1::-1], channels, columns, decoded.ctypes.data):
             return False
-        if turned is not target:
-            target[:] = turn(turned, orientation)
+        if not upright:
+            target[:] = reorder(turn(decoded, orientation), view)
+        elif view.rows is not None:
+            np.take(decoded, view.rows, axis=0, out=target, mode="clip")  # without a mode it copies once more
         return True
 
 
@@ -106,10 +118,10 @@ def check_kernel(path: Path) -> str:
         image = Image.fromarray(noise.repeat(4, 0).repeat(4, 1)[:height, :width])
         image.save(file := BytesIO(), "JPEG", subsampling=sampling)
         for side in (32, 50, 224):
-            found, crop = np.zeros((side, side, 3), np.uint8), fit_crop((side, side))
-            if not kernel.decode(file.getvalue(), found, crop):
+            found = np.zeros((side, side, 3), np.uint8)
+            if not kernel.decode(file.getvalue(), found):
                 return "it declines a plain JPEG"
-            if not np.array_equal(found, decode_with_pillow(file, found.shape, crop)):
+            if not np.array_equal(found, decode_with_pillow(file, found.shape)):
                 return f"its pixels differ from Pillow's at {width}x{height} to {side}x{side}"
     return ""
 

@@ -19,7 +19,7 @@ from train.data.decoding import decode_image, failure_reason, read_file
 from train.data.image_folder import ImageList, UnreadableImage
 from train.data.workers import WorkerSpec, WorkerThreads
 from train.settings import ImageShape, TrainSettings
-from train.transforms.image_part import Crop, Pixels
+from train.transforms.image_part import PLAIN_VIEW, Pixels, View
 
 TRAIN, TEST = 0, 1
 # Images of a task at most: few, so that all threads work on the batch that is needed next.
@@ -33,11 +33,11 @@ LoadedBatch = tuple[Tensor, Tensor, list[UnreadableImage]]
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """The images of a batch: their split, their rows in it, and a crop for each if they differ."""
+    """The images of a batch: their split, their rows in it, and a view for each if they differ."""
 
     split: int
     rows: Sequence[int]
-    crops: Sequence[Crop] = ()
+    views: Sequence[View] = ()
 
 
 @dataclass
@@ -66,11 +66,11 @@ class LoadTimes:
 
 @dataclass(frozen=True)
 class ImageDataset:
-    """The images of both splits; `crop` is what evaluation sees, and training where a request has no crops."""
+    """The images of both splits; `view` is what evaluation sees, and training where a request has no views."""
 
     splits: tuple[ImageList, ImageList]
     shape: ImageShape
-    crop: Crop | None = None
+    view: View = PLAIN_VIEW
 
     def __getitem__(self, request: BatchRequest) -> LoadedBatch:
         """Return (N, H, W, C) bytes, labels, and the unreadable images (labeled IGNORE_LABEL)."""
@@ -115,12 +115,12 @@ class PendingBatch:
         """Read and decode one image; return how long reading took (s)."""
         row, began = self.request.rows[index], time.monotonic()
         path = self.dataset.splits[self.request.split].files[row]
-        crop = self.request.crops[index] if self.request.crops else self.dataset.crop
+        view = self.request.views[index] if self.request.views else self.dataset.view
         read = began
         try:
             data = read_file(path)
             read = time.monotonic()
-            decode_image(path, data, self.pixels[index], crop)
+            decode_image(path, data, self.pixels[index], view)
         except Exception as error:  # Pillow's plug-ins raise what their parsers meet
             self.bad[index] = UnreadableImage(path, failure_reason(path, error))
             self.pixels[index] = 0

@@ -49,15 +49,17 @@ class StreamSource:
 
     def request(self, part: MicroBatchIndices) -> BatchRequest:
         """Return what the loader needs to know of a micro-batch."""
-        crops = self.sampler.transform.train_crops
-        return BatchRequest(TRAIN, part.indices.tolist(), crops(part.transform_params) if crops else ())
+        views, (_, height, width) = self.sampler.transform.train_views, self.dataset.shape
+        return BatchRequest(
+            TRAIN, part.indices.tolist(), views(part.transform_params, (width, height)) if views else ()
+        )
 
     def to_device(
         self, part: MicroBatchIndices, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return a micro-batch's images as the model gets them, on the device, with their labels."""
         images = images.to(self.group.device, non_blocking=True)
-        if self.sampler.transform.sample_params:  # without parameters `apply` would only copy
+        if self.sampler.transform.sample_params and not self.sampler.transform.train_views:
             images = self.sampler.transform.apply(
                 images, torch.arange(len(images), device=images.device), part.transform_params
             )

@@ -36,6 +36,7 @@ from train.models.pruning import prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.speednet import SpeedNet
 from train.settings import ImageShape, TrainSettings
+from train.transforms.image_part import PLAIN_VIEW, View
 from train.transforms.registry import select_transform
 
 BuiltModel = tuple[nn.Module, torch.optim.Optimizer, AveragedModel | None]
@@ -273,8 +274,8 @@ def build_loader(data: DataSet, settings: TrainSettings, group: ProcessGroup, pl
     workers = WorkerSpec(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.the_trainer().num_workers)
     channels, height, width = data.shape
     eval_crop = select_transform(settings, channels).eval_crop
-    crop = eval_crop((width, height)) if eval_crop else None
-    dataset = ImageDataset((data.train, data.test), data.shape, crop)
+    view = View(eval_crop((width, height))) if eval_crop else PLAIN_VIEW
+    dataset = ImageDataset((data.train, data.test), data.shape, view)
     return BatchLoader(dataset, workers, settings, group.device, may_grow=settings.num_workers == "auto")
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from train.transforms.image_part import Size, View
 
 # The largest shift in pixels for images of 32x32. It scales with the image height.
 MAX_SHIFT_AT_32PX = 2
@@ -37,6 +40,20 @@ def apply(images: Tensor, rows: Tensor, params: Tensor) -> Tensor:
     )
     pixels = ((rows[:, None] * height + row_indices) * width)[:, :, None] + columns[:, None, :]
     return images.view(-1, channels).index_select(0, pixels.view(-1)).view(len(rows), height, width, channels)
+
+
+def train_views(params: Tensor, output: Size) -> list[View]:
+    """Return for each image what `apply` does to it, for a decoder that writes an output of this size."""
+    width, height = output
+    most = max_shift(height)
+    device = torch.device("cpu")
+    rows = shift_table(height, most, device).numpy().astype(np.intc)
+    columns = shift_table(width, most, device).numpy().astype(np.intc)
+    mirrored = np.ascontiguousarray(columns[:, ::-1])
+    return [
+        View(None, rows[down + most], (mirrored if flipped else columns)[across + most])
+        for down, across, flipped in params.tolist()
+    ]
 
 
 def shift_table(size: int, most: int, device: torch.device) -> Tensor:

@@ -19,6 +19,19 @@ Box = tuple[float, float, float, float]
 # Returns the box of an upright image of this size that becomes the output.
 Crop = Callable[[Size], Box]
 
+
+class View(NamedTuple):
+    """What of an image is seen: a crop (None: the largest one in the middle), then its pixels in another order.
+
+    `rows` and `columns` say from which row and column of the output each pixel comes, None for its own.
+    """
+
+    crop: Crop | None = None
+    rows: NDArray[np.intc] | None = None
+    columns: NDArray[np.intc] | None = None
+
+
+PLAIN_VIEW = View()
 # libjpeg decodes at a half, a quarter or an eighth in less time. Its other scales take longer than the whole image.
 SCALES = (8, 4, 2)
 # The decoded part stays so many times as large as the output. Scaling down averages the missing detail away.
@@ -109,3 +122,9 @@ def turn(pixels: Pixels, orientation: int) -> Pixels:
     swapped, columns_reversed, rows_reversed = ORIENTATIONS[orientation]
     pixels = pixels.swapaxes(0, 1) if swapped else pixels
     return pixels[:: -1 if rows_reversed else 1, :: -1 if columns_reversed else 1]
+
+
+def reorder(pixels: Pixels, view: View) -> Pixels:
+    """Return (height, width, channels) pixels in the order of a view."""
+    pixels = pixels if view.rows is None else pixels[view.rows]
+    return pixels if view.columns is None else pixels[:, view.columns]

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from functools import partial
 from math import exp, log, sqrt
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from train.transforms.image_part import Box, Crop, Size, fit_crop
+from train.transforms.image_part import Box, Crop, Size, View, fit_crop
 
 AREA = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
@@ -22,6 +23,7 @@ TRIES = 10
 EVAL_SHARE = 224 / 256
 # For each try an area and a ratio, then the place across and down, then whether to flip.
 DRAWS = 2 * TRIES + 3
+FLIP_SHARE = 0.5
 
 
 def sample_params(count: int, _: int, random: torch.Generator) -> Tensor:
@@ -29,9 +31,13 @@ def sample_params(count: int, _: int, random: torch.Generator) -> Tensor:
     return torch.rand(count, DRAWS, generator=random)
 
 
-def train_crops(params: Tensor) -> list[Crop]:
-    """Return a random crop for each image."""
-    return [partial(random_crop, draws) for draws in params.tolist()]
+def train_views(params: Tensor, output: Size) -> list[View]:
+    """Return a random crop for each image, and whether it is flipped."""
+    mirrored = np.arange(output[0] - 1, -1, -1, dtype=np.intc)
+    return [
+        View(partial(random_crop, draws), None, mirrored if draws[-1] < FLIP_SHARE else None)
+        for draws in params.tolist()
+    ]
 
 
 def random_crop(draws: Sequence[float], size: Size) -> Box:
@@ -64,11 +70,3 @@ def eval_crop(output: Size) -> Crop:
         return left + across, top + down, right - across, bottom - down
 
     return crop
-
-
-def apply(images: Tensor, rows: Tensor, params: Tensor) -> Tensor:
-    """Return the images `rows` of cropped (N, H, W, C) images, flipped where the last draw says so."""
-    images = images.index_select(0, rows)
-    flipped = (params[:, -1] < 0.5).nonzero().flatten().to(images.device)
-    images[flipped] = images[flipped].flip(2)
-    return images

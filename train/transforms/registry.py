@@ -10,7 +10,7 @@ from torch import Tensor
 
 from train.settings import ImageShape, TrainSettings
 from train.transforms import book, flip_crop, imagenet
-from train.transforms.image_part import Crop, Size
+from train.transforms.image_part import Crop, Size, View
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Transform:
     `side` is the height and width of the result, None if the size is unchanged.
     `is_permutation` means that pixels are only moved. Then results do not depend on how many images are transformed at
     once.
-    `train_crops(params)` returns each image's crop, and `eval_crop(size)` that of evaluation, for a transform that cuts
-    images out of their files. Without them an image is the largest part in the middle.
+    `train_views(params, size)` returns for each image what a decoder does instead of `apply`, if it can.
+    `eval_crop(size)` is the crop of evaluation; without it an image is the largest part in the middle.
     """
 
     sample_params: Callable[[int, int, torch.Generator], Tensor] | None
@@ -32,7 +32,7 @@ class Transform:
     eval_transform: Callable[[Tensor], Tensor]
     side: int | None = None
     is_permutation: bool = True
-    train_crops: Callable[[Tensor], Sequence[Crop]] | None = None
+    train_views: Callable[[Tensor, Size], Sequence[View]] | None = None
     eval_crop: Callable[[Size], Crop] | None = None
 
     def shape(self, shape: ImageShape) -> ImageShape:
@@ -45,16 +45,17 @@ def identity(images: Tensor) -> Tensor:
     return images
 
 
+def select(images: Tensor, rows: Tensor, _: Tensor) -> Tensor:
+    """Return the images `rows` unchanged."""
+    return images.index_select(0, rows)
+
+
 TRANSFORMS: Mapping[str, Transform] = {
-    "none": Transform(None, lambda images, rows, _: images.index_select(0, rows), identity),
-    "flip-crop": Transform(flip_crop.sample_params, flip_crop.apply, identity),
+    "none": Transform(None, select, identity),
+    "flip-crop": Transform(flip_crop.sample_params, flip_crop.apply, identity, train_views=flip_crop.train_views),
     "book": Transform(book.sample_params, book.apply, book.eval_transform, book.CROP, is_permutation=False),
     "imagenet": Transform(
-        imagenet.sample_params,
-        imagenet.apply,
-        identity,
-        train_crops=imagenet.train_crops,
-        eval_crop=imagenet.eval_crop,
+        imagenet.sample_params, select, identity, train_views=imagenet.train_views, eval_crop=imagenet.eval_crop
     ),
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
@@ -13,8 +13,10 @@ from PIL import Image
 
 from train.data.decoding import decode_with_pillow
 from train.data.jpeg_kernel import JpegKernel
-from train.transforms.image_part import Box, Crop, Pixels, Size, fit_crop
+from train.transforms.image_part import PLAIN_VIEW, Box, Pixels, Size, View
 
+# All of an image, of any aspect.
+WHOLE = View(lambda size: (0.0, 0.0, float(size[0]), float(size[1])))
 # Options of Pillow's encoder.
 KINDS: dict[str, dict[str, object]] = {
     "4:4:4": {"subsampling": 0},
@@ -42,8 +44,8 @@ def jpeg(image: Image.Image, **options: object) -> bytes:
     return file.getvalue()
 
 
-def random_crop(draw: random.Random) -> Crop:
-    """Return a crop of any place and size, and of fractions of pixels."""
+def random_view(draw: random.Random, output: Size) -> View:
+    """Return a crop of any place and size, and of fractions of pixels; sometimes the pixels in another order."""
     left, top, across, down = (draw.random() for _ in range(4))
 
     def crop(size: Size) -> Box:
@@ -51,7 +53,8 @@ def random_crop(draw: random.Random) -> Crop:
         x, y = left * (size[0] - width), top * (size[1] - height)
         return x, y, x + width, y + height
 
-    return crop
+    columns, rows = (np.array(draw.choices(range(side), k=side), dtype=np.intc) for side in output)
+    return View(crop, rows if draw.random() < 0.3 else None, columns if draw.random() < 0.5 else None)
 
 
 def damaged(draw: random.Random, data: bytes) -> bytes:
@@ -90,14 +93,13 @@ def random_files(seed: int, count: int) -> Iterator[bytes]:
         yield damaged(draw, jpeg(image, **options, exif=exif))
 
 
-def compare(kernel: JpegKernel, data: bytes, size: Size, crop: Crop | None = None) -> str:
+def compare(kernel: JpegKernel, data: bytes, size: Size, view: View = PLAIN_VIEW) -> str:
     """Return `declined`, `equal`, or what differs between the kernel and Pillow."""
-    crop = crop or fit_crop(size)
     found: Pixels = np.zeros((size[1], size[0], 3), np.uint8)
-    if not kernel.decode(data, found, crop):
+    if not kernel.decode(data, found, view):
         return "declined"
     try:
-        expected = decode_with_pillow(BytesIO(data), found.shape, crop)
+        expected = decode_with_pillow(BytesIO(data), found.shape, view)
     except Exception as error:  # Pillow raises what its parsers meet
         return f"Pillow refuses it: {error}"
     return "equal" if np.array_equal(found, expected) else "other pixels"
@@ -106,9 +108,8 @@ def compare(kernel: JpegKernel, data: bytes, size: Size, crop: Crop | None = Non
 def main(path: str, seed: int, count: int) -> None:
     """Decode damaged files with the library at a path, and print how often each result came."""
     kernel, results = JpegKernel(Path(path)), dict.fromkeys(("declined", "equal"), 0)
-    whole: Callable[[Size], Box] = lambda size: (0.0, 0.0, float(size[0]), float(size[1]))  # noqa: E731
     for data in random_files(seed, count):
-        result = compare(kernel, data, (40, 30), whole)
+        result = compare(kernel, data, (40, 30), WHOLE)
         results[result] = results.get(result, 0) + 1
     print(results)
 

@@ -7,7 +7,6 @@ import random
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,10 @@ from PIL import Image
 
 import train.data.jpeg_kernel
 from tests.conftest import PYTHON
-from tests.train.data.jpeg_files import KINDS, compare, damaged, image_of, jpeg, random_crop, random_files
+from tests.train.data.jpeg_files import KINDS, WHOLE, compare, damaged, image_of, jpeg, random_files, random_view
 from train.data.decoding import read_image
 from train.data.jpeg_kernel import JpegKernel, check_kernel, jpeg_kernel, kernel_path
-from train.transforms.image_part import Box, Size
+from train.transforms.image_part import PLAIN_VIEW, View
 
 ROOT = Path(__file__).parents[3]
 SOURCE = Path(train.data.jpeg_kernel.__file__).with_suffix(".cpp")
@@ -44,14 +43,14 @@ def test_kernel_decodes_to_the_bytes_of_pillow(kernel: JpegKernel, kind: str) ->
         for side in (1, 8, 32, 100, 224):
             size = side, draw.randint(1, 2 * side)
             assert compare(kernel, data, size) == "equal", (size, "fitted")
-            assert compare(kernel, data, size, random_crop(draw)) == "equal", (size, "random crop")
+            assert compare(kernel, data, size, random_view(draw, size)) == "equal", (size, "random view")
 
 
 def test_kernel_keeps_an_image_of_the_right_size(kernel: JpegKernel) -> None:
     image = image_of(random.Random(0), 57, 43)
     data = jpeg(image, subsampling=0)
     found = np.zeros((43, 57, 3), np.uint8)
-    assert kernel.decode(data, found, lambda size: (0.0, 0.0, float(size[0]), float(size[1])))
+    assert kernel.decode(data, found, WHOLE)
     assert np.abs(found.astype(int) - np.asarray(image)).mean() < 12, "a JPEG's own loss"
     assert compare(kernel, data, (57, 43)) == "equal"
 
@@ -61,7 +60,7 @@ def test_kernel_decodes_gray_images(kernel: JpegKernel, tmp_path: Path, channels
     path = tmp_path / "x.jpg"
     path.write_bytes(jpeg(image_of(random.Random(1), 61, 40, "L")))
     target = np.zeros((20, 30, channels), np.uint8)
-    assert kernel.decode(path.read_bytes(), target, lambda size: (0.0, 0.0, float(size[0]), float(size[1])))
+    assert kernel.decode(path.read_bytes(), target, WHOLE)
     with Image.open(path) as image:
         expected = np.asarray(image.resize((30, 20), Image.Resampling.BILINEAR), dtype=int)
     assert np.abs(target.astype(int) - expected[:, :, None]).max() <= 1
@@ -74,7 +73,7 @@ def test_kernel_turns_images_as_pillow(kernel: JpegKernel, orientation: int) -> 
     data = jpeg(image_of(draw, 83, 51), exif=exif)
     for size in ((24, 24), (20, 31), (83, 51), (51, 83)):
         assert compare(kernel, data, size) == "equal"
-        assert compare(kernel, data, size, random_crop(draw)) == "equal"
+        assert compare(kernel, data, size, random_view(draw, size)) == "equal"
 
 
 def two_exif_segments(data: bytes) -> bytes:
@@ -113,22 +112,18 @@ DECLINED: dict[str, bytes] = {
 @pytest.mark.parametrize("what", DECLINED)
 def test_kernel_leaves_the_rest_to_pillow(kernel: JpegKernel, what: str) -> None:
     target = np.zeros((8, 8, 3), np.uint8)
-    assert not kernel.decode(DECLINED[what], target, lambda size: (0.0, 0.0, float(size[0]), float(size[1])))
+    assert not kernel.decode(DECLINED[what], target, WHOLE)
     assert compare(kernel, PLAIN, (8, 8)) == "equal", "the decoder is whole afterwards"
 
 
 def test_kernel_leaves_color_images_in_a_gray_set_to_pillow(kernel: JpegKernel) -> None:
     target = np.zeros((8, 8, 1), np.uint8)
-    assert not kernel.decode(PLAIN, target, lambda size: (0.0, 0.0, float(size[0]), float(size[1])))
+    assert not kernel.decode(PLAIN, target, WHOLE)
 
 
 def test_kernel_agrees_with_pillow_on_damaged_files(kernel: JpegKernel) -> None:
     """A kernel that gave pixels where Pillow gives others, or none, would train on what the library path does not."""
-
-    def whole(size: Size) -> Box:
-        return 0.0, 0.0, float(size[0]), float(size[1])
-
-    results = [compare(kernel, data, (40, 30), whole) for data in random_files(0, 400)]
+    results = [compare(kernel, data, (40, 30), WHOLE) for data in random_files(0, 400)]
     assert set(results) == {"declined", "equal"}
     assert results.count("equal") > 20
     assert results.count("declined") > 100
@@ -158,8 +153,8 @@ def test_check_names_what_is_wrong_with_a_library(tmp_path: Path) -> None:
 
 @needs_kernel
 def test_check_finds_other_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_off(self: JpegKernel, data: bytes, target: np.ndarray, crop: Callable[[Size], Box]) -> bool:
-        done = decode(self, data, target, crop)
+    def one_off(self: JpegKernel, data: bytes, target: np.ndarray, view: View = PLAIN_VIEW) -> bool:
+        done = decode(self, data, target, view)
         target[0, 0, 0] ^= 1
         return done
 

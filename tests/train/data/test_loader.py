@@ -31,7 +31,7 @@ from train.data.loader import (
 )
 from train.data.workers import WorkerSpec
 from train.settings import TrainSettings
-from train.transforms.image_part import Box
+from train.transforms.image_part import Box, View
 
 SHAPE = (3, 16, 16)
 BATCHES = [BatchRequest(TRAIN, [3, 1]), BatchRequest(TEST, [0, 2, 4]), BatchRequest(TRAIN, [7])]
@@ -118,7 +118,7 @@ def test_error_in_a_thread_reaches_the_training_loop(image_folder: Path) -> None
         raise KeyboardInterrupt
 
     with loader(image_folder, 2) as made, pytest.raises(KeyboardInterrupt):
-        list(made.load([BatchRequest(TRAIN, [0], (crop,))]))
+        list(made.load([BatchRequest(TRAIN, [0], (View(crop),))]))
 
 
 def test_buffers_are_used_again_where_they_are_large_enough() -> None:
