@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from train.data.load_times import LoadReport
 from train.distributed.process_group import ProcessGroup
 from train.seeding import epoch_permutation, make_generator, shard_slice
 from train.settings import ImageShape, TrainSettings
@@ -52,6 +53,9 @@ class BatchSource(Protocol):
 
     def sample(self) -> Tensor:
         """Return some training images, transformed for evaluation, on the CPU and identical on every rank."""
+
+    def load_report(self, train_seconds: float) -> LoadReport | None:
+        """Return what the loading cost a training of so many seconds, None for images in memory."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from threading import Event, Lock
 from types import TracebackType
@@ -17,6 +17,7 @@ from torch import Tensor
 from train.data.batches import IGNORE_LABEL, use_pinned_memory
 from train.data.decoding import decode_image, failure_reason, read_file
 from train.data.image_folder import ImageList, UnreadableImage
+from train.data.load_times import LoadTimes
 from train.data.workers import WorkerSpec, WorkerThreads
 from train.settings import ImageShape, TrainSettings
 from train.transforms.image_part import PLAIN_VIEW, Pixels, View
@@ -24,10 +25,6 @@ from train.transforms.image_part import PLAIN_VIEW, Pixels, View
 TRAIN, TEST = 0, 1
 # Images of a task at most: few, so that all threads work on the batch that is needed next.
 CHUNK = 16
-# With more threads than this, a file system is not faster.
-MAX_THREADS = 64
-# Files from which on the times to read and decode one are known well enough.
-MEASURED_FILES = 64
 LoadedBatch = tuple[Tensor, Tensor, list[UnreadableImage]]
 
 
@@ -38,30 +35,6 @@ class BatchRequest:
     split: int
     rows: Sequence[int]
     views: Sequence[View] = ()
-
-
-@dataclass
-class LoadTimes:
-    """What a rank's threads took (s): to read files, and to decode them; and how long the training loop waited."""
-
-    read_s: float = 0.0
-    decode_s: float = 0.0
-    wait_s: float = 0.0
-    files: int = 0
-    lock: Lock = field(default_factory=Lock, repr=False)
-
-    def add(self, read_s: float, decode_s: float, files: int) -> None:
-        """Add what one task took."""
-        with self.lock:
-            self.read_s += read_s
-            self.decode_s += decode_s
-            self.files += files
-
-    def threads_to_keep_busy(self, cores: int) -> int:
-        """Return how many threads keep so many cores busy, although each of them waits for files."""
-        if self.files < MEASURED_FILES:
-            return cores
-        return min(MAX_THREADS, ceil(cores * (1 + self.read_s / max(self.decode_s, 1e-9)) - 0.5))
 
 
 @dataclass(frozen=True)
@@ -214,7 +187,9 @@ class BatchLoader:
         self.pending.append(batch)
         count = len(request.rows)
         if not self.workers.count:
+            began = time.monotonic()
             batch.decode(0, count, self.times)
+            self.add_wait(batch, time.monotonic() - began)
             return
         size = max(1, min(CHUNK, ceil(count / len(self.threads))))
         for first in range(0, count, size):
@@ -227,12 +202,17 @@ class BatchLoader:
         began = time.monotonic()
         if self.workers.count:
             batch.wait()
-        self.times.wait_s += time.monotonic() - began
+        self.add_wait(batch, time.monotonic() - began)
         self.pending.popleft()
         if self.may_grow:
             self.threads.grow(self.times.threads_to_keep_busy(self.workers.count))
         yield batch.result()
         self.buffers.give_back(batch.buffer)
+
+    def add_wait(self, batch: PendingBatch, seconds: float) -> None:
+        """Count the time that the training loop waited for a batch of training images."""
+        if batch.request.split == TRAIN:
+            self.times.wait_s += seconds
 
     def drop_pending(self) -> None:
         """Drop what was requested and not drawn, when no thread writes to it any more."""

@@ -18,6 +18,7 @@ from train.data.batches import (
     use_pinned_memory,
 )
 from train.data.datasets import ImageTensors
+from train.data.load_times import LoadReport
 from train.distributed.process_group import ProcessGroup
 from train.settings import ImageShape, TrainSettings
 from train.transforms.normalize import Normalize
@@ -73,6 +74,10 @@ class MemorySource:
         """Return some training images, transformed for evaluation, on the CPU."""
         images = self.sampler.transform.eval_transform(self.train.images[sample_slice(len(self.train))])
         return self.normalize(images.to(self.group.device)).cpu()
+
+    def load_report(self, _: float) -> LoadReport | None:
+        """Return None: images in memory are not loaded."""
+        return None
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous shard of the test images."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator
 from itertools import tee
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from entrypoint.core.console import write_stderr
 from train.data.batches import Batch, MicroBatchIndices, eval_batches, make_batch, make_sampler, sample_slice
 from train.data.image_folder import unreadable_image_error
+from train.data.load_times import LoadReport
 from train.data.loader import TEST, TRAIN, BatchLoader, BatchRequest
 from train.distributed.process_group import ProcessGroup
 from train.settings import TrainSettings
@@ -58,12 +60,15 @@ class StreamSource:
         self, part: MicroBatchIndices, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return a micro-batch's images as the model gets them, on the device, with their labels."""
+        began = time.monotonic()
         images = images.to(self.group.device, non_blocking=True)
         if self.sampler.transform.sample_params and not self.sampler.transform.train_views:
             images = self.sampler.transform.apply(
                 images, torch.arange(len(images), device=images.device), part.transform_params
             )
-        return part.apply_mix(self.normalize(images), labels.to(self.group.device, non_blocking=True))
+        normalized = self.normalize(images)
+        self.loader.times.copy_s += time.monotonic() - began
+        return part.apply_mix(normalized, labels.to(self.group.device, non_blocking=True))
 
     def sample(self) -> Tensor:
         """Return some training images, transformed for evaluation, on the CPU."""
@@ -76,6 +81,10 @@ class StreamSource:
         for images, labels in self.load(BatchRequest(TEST, range(rows.start, rows.stop)) for rows in slices):
             images = self.sampler.transform.eval_transform(images.to(self.group.device, non_blocking=True))
             yield self.normalize(images), labels.to(self.group.device, non_blocking=True)
+
+    def load_report(self, train_seconds: float) -> LoadReport | None:
+        """Return what the loading cost a training of so many seconds."""
+        return self.loader.times.report(train_seconds, len(self.loader.threads))
 
     def load(self, requests: Iterable[BatchRequest]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield bytes and labels of each batch in order; unreadable images raise `UserError` or are reported."""

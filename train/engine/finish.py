@@ -38,6 +38,8 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
     exports_ema = trainer.state.ema_model and run.settings.export == "onnx"
     eval_state = full_state_dict(trainer.state.eval_model) if exports_ema else state
     waited = max(run.group.gather(run.cpu_wait.share()))
+    reports = run.group.gather(run.source.load_report(trainer.state.seconds))
+    loading = max((one for one in reports if one), default=None)
     skipped = set(run.skipped).union(*run.group.gather(run.source.skipped))
     run.checkpoint_writer.wait()
     if not run.metrics:
@@ -79,6 +81,14 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
         "seed": run.settings.seed,
         "cpu_wait_share": round(waited, 3),
     }
+    if loading:
+        summary |= {
+            "data_share": round(loading.share, 3),
+            "data_slow_part": loading.part,
+            "loader_workers": loading.workers,
+            "read_ms": round(loading.read_ms, 3),
+            "decode_ms": round(loading.decode_ms, 3),
+        }
     if run.profiler:
         run.progress.print(run.profiler.stop_incomplete())
     with disk_errors_as_user_errors(run.folder):
@@ -87,7 +97,7 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
         total = round(time.time() - started, 3)
         run.metrics.summary({**summary, "total_seconds": total})
     if run.settings.progress != "off":
-        print_summary(summary, total, run.folder, streamed=plan.the_trainer().data_source == "stream")
+        print_summary(summary, total, run.folder, loading.text(plan.the_trainer().num_workers) if loading else "")
     if run.settings.export == "onnx":
         shape, classes = run.model_builder.shape, run.classes
         export_onnx(evaluated, run.source.normalize, shape, classes, run.folder / "model.onnx")
@@ -102,13 +112,14 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path, *, streamed: bool) -> None:
+def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path, loading: str) -> None:
     """Print the summary in a few lines."""
     cpu_wait = cpu_wait_text(summary["cpu_wait_share"])
     count = summary["images_skipped"]
-    among = " among those that this run read" if streamed else ""
+    among = " among those that this run read" if summary["feed"] == "stream" else ""
     skipped = f"left out       {count:,} unreadable image{'s' * (count != 1)}{among}\n" if count else ""
     waited = f"waiting        {cpu_wait}\n" if cpu_wait else ""
+    loaded = f"loading        {loading}\n" if loading else ""
     with guarded_stdout():
         print(
             f"test accuracy  {summary['test_accuracy']:.2f} % of {summary['test_images']:,} images"
@@ -120,6 +131,6 @@ def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path, *
             f"computed in    {summary['precision']} on {summary['world_size']} x {summary['device']} with"
             f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
             f" {1000 * summary['step_seconds']:,.1f} ms\n"
-            f"{skipped}{waited}"
+            f"{skipped}{waited}{loaded}"
             f"run folder     {one_line(folder)}"
         )

@@ -20,14 +20,12 @@ from train.data.batches import IGNORE_LABEL
 from train.data.decoding import read_file
 from train.data.image_folder import list_splits
 from train.data.loader import (
-    MAX_THREADS,
     TEST,
     TRAIN,
     BatchLoader,
     BatchRequest,
     Buffers,
     ImageDataset,
-    LoadTimes,
 )
 from train.data.workers import WorkerSpec
 from train.settings import TrainSettings
@@ -130,23 +128,6 @@ def test_buffers_are_used_again_where_they_are_large_enough() -> None:
     larger = buffers.take(5)
     assert len(larger) == 5
     assert buffers.free == []
-
-
-@pytest.mark.parametrize(
-    ("read_s", "decode_s", "files", "threads"),
-    [
-        (0.0, 1.0, 1000, 2),
-        (0.1, 1.0, 1000, 2),  # reading is quick
-        (1.0, 1.0, 1000, 4),
-        (9.0, 1.0, 1000, 20),
-        (1000.0, 1.0, 1000, MAX_THREADS),
-        (9.0, 1.0, 10, 2),  # too few to know
-    ],
-)
-def test_threads_grow_with_the_time_to_read(read_s: float, decode_s: float, files: int, threads: int) -> None:
-    times = LoadTimes()
-    times.add(read_s, decode_s, files)
-    assert times.threads_to_keep_busy(2) == threads
 
 
 @pytest.mark.parametrize(("grows", "threads"), [(True, 8), (False, 2)])
