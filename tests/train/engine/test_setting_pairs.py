@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from tests.conftest import Entrypoint, needs_two_cores
+from tests.conftest import Entrypoint, needs_two_cores, paint
 from tests.net import free_port
 
 pytestmark = [pytest.mark.launch, pytest.mark.slow]
@@ -102,6 +102,37 @@ def test_settings_of_several_ranks_train_or_raise(entrypoint: Entrypoint) -> Non
     environs = [a | OPTIONS[other] for a in SHARED.values() for other in ("accumulate", "compile", "prune")]
     environs += [FSDP | one for one in (OPTIONS["no bias"], {"TRAIN_EXPORT": "onnx"}, {"TRAIN_MODEL": "resnet18"})]
     check(entrypoint, [TWO | one for one in environs], "--nproc-per-node=2", "--oversubscribe=1")
+
+
+def streamed(tmp_path: Path) -> list[dict[str, str]]:
+    """Return what streams image files, with the transforms of this feed and with threads or none."""
+    paint(tmp_path / "files/train", each=8, size=(40, 30))
+    paint(tmp_path / "files/test", each=4, size=(40, 30))
+    files = {
+        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path / "files"), "TRAIN_DATA_SOURCE": "stream",
+        "TRAIN_IMAGE_SIZE": "16", "TRAIN_BATCH_SIZE": "12", "TRAIN_MODEL": "speednet-half",
+    }  # fmt: skip
+    return [
+        files | {"TRAIN_TRANSFORMS": transforms, "TRAIN_NUM_WORKERS": workers}
+        for transforms, workers in (("flip-crop", "2"), ("imagenet", "2"), ("imagenet", "0"), ("none", "1"))
+    ]
+
+
+def test_any_setting_trains_from_a_stream(entrypoint: Entrypoint, tmp_path: Path) -> None:
+    feeds = streamed(tmp_path)
+    losses = check(entrypoint, [feed | one for one in ({}, *OPTIONS.values()) for feed in feeds])
+    for index in range(0, len(losses), len(feeds)):
+        assert losses[index + 1] == losses[index + 2], "the number of threads changes nothing"
+
+
+@needs_two_cores
+def test_two_ranks_equal_one_rank_from_a_stream(entrypoint: Entrypoint, tmp_path: Path) -> None:
+    feeds = streamed(tmp_path)
+    environs = [feed | one for one in ({}, OPTIONS["accumulate"], OPTIONS["cutmix"]) for feed in feeds]
+    learnt = check(entrypoint, environs)
+    two = check(entrypoint, [TWO | one for one in environs], "--nproc-per-node=2", "--oversubscribe=1")
+    for environ, one, both in zip(environs, learnt, two, strict=True):
+        assert both == pytest.approx(one, rel=1e-5), environ
 
 
 @pytest.mark.versions
