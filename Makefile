@@ -1,6 +1,6 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit lock book book-quick clean images sif-cpu-intel sif-cuda image-report image-compare
+.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit bench-stream lock book book-quick clean images sif-cpu-intel sif-cuda image-report image-compare
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/cpu-intel/*.txt)
@@ -42,6 +42,9 @@ bench-launch: $(VENV)/installed ## time from the command to a script's first lin
 
 bench-limit: $(VENV)/installed ## a step compared with the best matrix product, and the cost of the loop
 	@$(BIN)/python -m benchmarks.limit
+
+bench-stream: $(VENV)/installed ## images per second from JPEGs to batches, compared with other loaders (20 minutes)
+	@$$(bash benchmarks/stream/peers.sh $(VENV)) -m benchmarks.stream $(BENCH_ARGS)
 
 bench-peers: $(VENV)/installed ## images per second and seconds of the whole command, compared with peers
 	@$(BIN)/python -m benchmarks.peers

@@ -31,7 +31,7 @@ from train.lock_file import folder_lock
 from train.settings import ImageShape
 
 # Part of every key. Increase it when decoding or the array layout changes; old entries are not read then.
-VERSION = 5
+VERSION = 6
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 NOTES_FILE = "notes.json"
 # Each block of an array's file has a checksum.

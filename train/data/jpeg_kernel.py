@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import sysconfig
 from functools import cache
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import PIL
 from PIL import Image
 
 from train.data.pixel_values import ORIENTATION_TAG
@@ -91,8 +91,8 @@ def exif_orientation(data: bytes) -> int:
 
 
 def kernel_path() -> Path:
-    """Return where the set-up puts the compiled library."""
-    return Path(sysconfig.get_path("platlib"), LIBRARY)
+    """Return where the set-up puts the compiled library: next to the Pillow that it was compiled for."""
+    return Path(PIL.__file__).parents[1] / LIBRARY
 
 
 @cache

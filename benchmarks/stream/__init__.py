@@ -1,0 +1,1 @@
+"""Images per second from JPEG files to normalized batches, compared with other loaders."""

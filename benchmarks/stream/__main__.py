@@ -1,0 +1,152 @@
+"""Images per second from JPEG files to normalized batches, compared with other loaders: `make bench-stream`.
+
+Conditions: one process with two workers or threads, files in the page cache unless a row says `cold`.
+Data: photo-like JPEGs that the benchmark writes itself, 768 of 500x375 (60 to 130 KB) and 4,096 of 96x96.
+Task: to evaluate, resize and cut out the middle; to train, random resized crop and flip; normalized floats out.
+`limit` decodes whole images with libjpeg-turbo in two threads and drops them.
+All rows alternate ROUNDS times, each in a process of its own, for SECONDS after its workers have started.
+Figures are medians. Memory is the PSS of all processes while they load, imports included.
+`training` is the whole trainer, from the stream and from memory.
+Rows whose packages are not installed say so: `make bench-stream` installs them into .venv-stream.
+Claim: ahead of every row but the limit, at 0.6 of it or more, with no more memory than torchvision's reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.stream.data import SETS, make_folder
+from benchmarks.stream.loaders import LOADERS
+
+ROOT = Path(__file__).resolve().parents[2]
+SIDES = {"500x375": 224, "96x96": 96}
+COLD = ("ours", "torchvision's reference")
+# Model, image size, batch size, steps.
+TRAININGS = {"the book's CNN at 64": ("cnn", 64, 64, 24), "ResNet-18 at 128": ("resnet18", 128, 32, 10)}
+Figures = dict[str, list[dict[str, float]]]
+
+
+def main() -> None:
+    """Print a table for each data set and task, then the trainer's rates."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.stream", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--sets", nargs="*", choices=[*SETS], default=[*SETS])
+    parser.add_argument("--only", nargs="*", choices=[*LOADERS], default=[*LOADERS])
+    parser.add_argument("--no-training", action="store_true")
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), f"bench-stream-{os.getuid()}"))
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for name in given.sets:
+        data = make_folder(given.folder, name)
+        for split in ("test", "train"):
+            print_loaders(data, name, split, given)
+        if not given.no_training:
+            print_training(data, name, given.rounds)
+
+
+def print_loaders(data: Path, name: str, split: str, given: argparse.Namespace) -> None:
+    """Measure all loaders in turns, and print their medians."""
+    figures: Figures = defaultdict(list)
+    missing: dict[str, str] = {}
+    for _ in range(given.rounds):
+        for row, loader, cold in rows(given.only):
+            if row in missing:
+                continue
+            if cold:
+                drop_cached(data / split)
+            found = measure(loader, data, split, SIDES[name], given.seconds)
+            if isinstance(found, str):
+                missing[row] = found
+            else:
+                figures[row].append(found)
+    best = median(figures.get("limit: decoding alone", []), "images_per_second")
+    task = "training crop and flip" if split == "train" else "evaluation"
+    print(f"\n{name} to {SIDES[name]}x{SIDES[name]}, {task}: images/s (quartiles), of the limit, PSS")
+    for row, values in sorted(figures.items(), key=lambda item: -median(item[1], "images_per_second")):
+        speeds = [one["images_per_second"] for one in values]
+        low, _, high = statistics.quantiles(speeds, n=4) if len(speeds) > 1 else (speeds[0], 0, speeds[0])
+        speed = statistics.median(speeds)
+        share = f"{speed / best:5.2f}" if best else "    -"
+        memory = median(values, "pss_mib")
+        print(f"  {row:28} {speed:8,.0f} ({low:,.0f} to {high:,.0f})  {share}  {memory:6,.0f} MiB", flush=True)
+    for row, why in missing.items():
+        print(f"  {row:28} not measured: {why}")
+
+
+def rows(only: list[str]) -> Iterator[tuple[str, str, bool]]:
+    """Yield the name of each row, its loader, and whether its files are read from the disk."""
+    for loader in only:
+        yield loader, loader, False
+        if loader in COLD:
+            yield f"{loader}, cold", loader, True
+
+
+def median(values: list[dict[str, float]], name: str) -> float:
+    """Return the median of a figure, 0 if there is none."""
+    return statistics.median(one[name] for one in values) if values else 0.0
+
+
+def drop_cached(folder: Path) -> None:
+    """Have the kernel forget the files' content."""
+    for path in folder.glob("*/*.jpg"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def measure(loader: str, data: Path, split: str, side: int, seconds: float) -> dict[str, float] | str:
+    """Return a loader's figures, or in one line why there are none."""
+    command = [sys.executable, "-m", "benchmarks.stream.measure", loader, str(data), split, str(side), str(seconds)]
+    env = {**os.environ, "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=180, check=False)
+    except subprocess.TimeoutExpired:
+        return "no end after 180 s"
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:100]
+    found: dict[str, float] = json.loads(lines[-1])
+    return found
+
+
+def print_training(data: Path, name: str, rounds: int) -> None:
+    """Train from the stream and from memory in turns, and print the medians."""
+    for title, (model, side, batch, steps) in TRAININGS.items():
+        speeds: dict[str, list[float]] = defaultdict(list)
+        for _ in range(rounds):
+            for source in ("stream", "memory"):
+                env = {
+                    "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(data), "TRAIN_DATA_SOURCE": source,
+                    "TRAIN_MODEL": model, "TRAIN_IMAGE_SIZE": str(side), "TRAIN_BATCH_SIZE": str(batch),
+                    "TRAIN_STEPS": str(steps * 4), "TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "off",
+                    "TRAIN_CHECKPOINT_EVERY": "0", "LAUNCH_QUIET": "1", "TRAIN_CACHE_DIR": str(data.parent / "cache"),
+                }  # fmt: skip
+                speeds[source].append(train(env))
+        ratio = statistics.median(a / b for a, b in zip(speeds["stream"], speeds["memory"], strict=True))
+        text = ", ".join(f"{source} {statistics.median(found):,.0f}" for source, found in speeds.items())
+        print(f"  training {title} from {name}: {text} images/s, {ratio:.2f}", flush=True)
+
+
+def train(env: dict[str, str]) -> float:
+    """Return the images per second of a training, without its first step."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [sys.executable, "-m", "entrypoint", "train"], cwd=folder, env={**os.environ, **env}, check=True,
+            capture_output=True,
+        )  # fmt: skip
+        summary = json.loads(Path(folder, "runs/latest/summary.json").read_text())
+        return float(summary["batch_size"] / summary["step_seconds"])
+
+
+if __name__ == "__main__":
+    main()

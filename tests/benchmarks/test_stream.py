@@ -1,0 +1,50 @@
+"""The benchmark of loaders, on a few small files."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benchmarks.stream import __main__ as stream
+from benchmarks.stream import data
+from tests.conftest import PYTHON
+
+pytestmark = pytest.mark.launch
+
+
+@pytest.fixture
+def small_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(data.SETS, "96x96", (96, 96, 80, 16, 90))
+    return data.make_folder(tmp_path, "96x96")
+
+
+def test_set_is_made_once(small_set: Path, tmp_path: Path) -> None:
+    files = sorted(small_set.glob("*/*/*.jpg"))
+    assert len(files) == 96
+    times = [path.stat().st_mtime_ns for path in files]
+    assert data.make_folder(tmp_path, "96x96") == small_set
+    assert [path.stat().st_mtime_ns for path in files] == times
+
+
+@pytest.mark.slow_except("ours-train")
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("loader", ["ours", "torchvision's reference", "torchvision decode_jpeg"])
+def test_loader_returns_speed_and_memory(small_set: Path, loader: str, split: str) -> None:
+    pytest.importorskip("torchvision")
+    found = stream.measure(loader, small_set, split, 32, 0.5)
+    assert isinstance(found, dict), found
+    assert found["images_per_second"] > 0
+    assert found["pss_mib"] > 50
+
+
+def test_loader_that_is_not_there_says_so(small_set: Path) -> None:
+    found = stream.measure("no such loader", small_set, "train", 32, 0.5)
+    assert found == "KeyError: 'no such loader'"
+
+
+def test_help_is_printed() -> None:
+    done = subprocess.run([PYTHON, "-m", "benchmarks.stream", "--help"], check=False, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "--rounds" in done.stdout
