@@ -48,13 +48,13 @@ def main() -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     for name in given.sets:
         data = make_folder(given.folder, name)
-        for split in ("test", "train"):
-            print_loaders(data, name, split, given)
+        for task in ("evaluate", "train"):
+            print_loaders(data, name, task, given)
         if not given.no_training:
             print_training(data, name, given.rounds)
 
 
-def print_loaders(data: Path, name: str, split: str, given: argparse.Namespace) -> None:
+def print_loaders(data: Path, name: str, task: str, given: argparse.Namespace) -> None:
     """Measure all loaders in turns, and print their medians."""
     figures: Figures = defaultdict(list)
     missing: dict[str, str] = {}
@@ -63,15 +63,15 @@ def print_loaders(data: Path, name: str, split: str, given: argparse.Namespace) 
             if row in missing:
                 continue
             if cold:
-                drop_cached(data / split)
-            found = measure(loader, data, split, SIDES[name], given.seconds)
+                drop_cached(data / "train")
+            found = measure(loader, data, task, SIDES[name], given.seconds)
             if isinstance(found, str):
                 missing[row] = found
             else:
                 figures[row].append(found)
     best = median(figures.get("limit: decoding alone", []), "images_per_second")
-    task = "training crop and flip" if split == "train" else "evaluation"
-    print(f"\n{name} to {SIDES[name]}x{SIDES[name]}, {task}: images/s (quartiles), of the limit, PSS")
+    what = "training crop and flip" if task == "train" else "evaluation"
+    print(f"\n{name} to {SIDES[name]}x{SIDES[name]}, {what}: images/s (quartiles), of the limit, PSS")
     for row, values in sorted(figures.items(), key=lambda item: -median(item[1], "images_per_second")):
         speeds = [one["images_per_second"] for one in values]
         low, _, high = statistics.quantiles(speeds, n=4) if len(speeds) > 1 else (speeds[0], 0, speeds[0])
@@ -104,9 +104,9 @@ def drop_cached(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measure(loader: str, data: Path, split: str, side: int, seconds: float) -> dict[str, float] | str:
+def measure(loader: str, data: Path, task: str, side: int, seconds: float) -> dict[str, float] | str:
     """Return a loader's figures, or in one line why there are none."""
-    command = [sys.executable, "-m", "benchmarks.stream.measure", loader, str(data), split, str(side), str(seconds)]
+    command = [sys.executable, "-m", "benchmarks.stream.measure", loader, str(data), task, str(side), str(seconds)]
     env = {**os.environ, "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
     try:
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=180, check=False)

@@ -27,11 +27,6 @@ class Task:
     side: int
 
     @property
-    def split(self) -> str:
-        """The folder of the images."""
-        return "train" if self.trains else "test"
-
-    @property
     def resized(self) -> int:
         """The shorter side before the middle is cut out."""
         return self.side * 8 // 7
@@ -53,9 +48,10 @@ def ours(task: Task) -> Iterator[int]:
     from train.transforms.imagenet import eval_crop
 
     settings = TrainSettings(batch_size=BATCH, transforms="imagenet", eval_batch_size=BATCH)
-    group = ProcessGroup(0, 1, 0, 1, torch.device("cpu"))
+    group = ProcessGroup(0, 1, 0, torch.device("cpu"))
     shape = (3, task.side, task.side)
-    dataset = ImageDataset(list_splits(task.data), shape, View(eval_crop((task.side, task.side))))
+    images, _ = list_splits(task.data)
+    dataset = ImageDataset((images, images), shape, View(eval_crop((task.side, task.side))))
     workers = WorkerSpec(frozenset(os.sched_getaffinity(0)), WORKERS)
     with BatchLoader(dataset, workers, settings, group.device) as loader:
         source = StreamSource(loader, settings, group)
@@ -107,7 +103,7 @@ def reference(task: Task) -> Iterator[int]:
     """Load as torchvision's reference script."""
     from torchvision.datasets import ImageFolder
 
-    return data_loader(ImageFolder(task.data / task.split, pillow_transform(task)), shuffle=task.trains)
+    return data_loader(ImageFolder(task.data / "train", pillow_transform(task)), shuffle=task.trains)
 
 
 def decode_jpeg(task: Task) -> Iterator[int]:
@@ -127,7 +123,7 @@ def decode_jpeg(task: Task) -> Iterator[int]:
     def load(path: str) -> Any:
         return decode_image(read_file(path), ImageReadMode.RGB)
 
-    return data_loader(ImageFolder(task.data / task.split, v2.Compose([*size, *end]), loader=load), shuffle=task.trains)
+    return data_loader(ImageFolder(task.data / "train", v2.Compose([*size, *end]), loader=load), shuffle=task.trains)
 
 
 def timm(task: Task) -> Iterator[int]:
@@ -135,7 +131,7 @@ def timm(task: Task) -> Iterator[int]:
     import torch
     from timm.data import create_dataset, create_loader
 
-    dataset = create_dataset("", root=str(task.data / task.split))
+    dataset = create_dataset("", root=str(task.data / "train"))
     return count_batches(
         create_loader(
             dataset, (3, task.side, task.side), BATCH, is_training=task.trains, num_workers=WORKERS,
@@ -150,7 +146,7 @@ def webdataset(task: Task) -> Iterator[int]:
     import webdataset as wds
 
     transform = pillow_transform(task)
-    shards = make_tar_shards(task.data, task.split)
+    shards = make_tar_shards(task.data, "train")
     data = wds.WebDataset(shards, shardshuffle=False, empty_check=False).decode("pil").to_tuple("jpg")
     return data_loader(data.map_tuple(transform))
 
@@ -162,7 +158,7 @@ def streaming(task: Task) -> Iterator[int]:
     from torch.utils.data import Dataset
 
     transform = pillow_transform(task)
-    shards = StreamingDataset(local=str(make_mds(task.data, task.split)), batch_size=BATCH, shuffle=task.trains)
+    shards = StreamingDataset(local=str(make_mds(task.data, "train")), batch_size=BATCH, shuffle=task.trains)
 
     class Images(Dataset[Any]):
         def __len__(self) -> int:
@@ -182,7 +178,7 @@ def spdl(task: Task) -> Iterator[int]:
     import torch
     from spdl.pipeline import PipelineBuilder
 
-    files = [str(path) for path in sorted((task.data / task.split).glob("*/*.jpg"))]
+    files = [str(path) for path in sorted((task.data / "train").glob("*/*.jpg"))]
     side = task.side
     middle = f"scale={task.resized}:{task.resized}:force_original_aspect_ratio=increase,crop={side}:{side}"
     mean, std = (torch.tensor(one).view(1, 3, 1, 1) for one in (MEAN, STD))
@@ -210,18 +206,25 @@ def spdl(task: Task) -> Iterator[int]:
                 yield order[start : start + BATCH]
 
     pipeline = PipelineBuilder().add_source(paths()).pipe(decode, concurrency=WORKERS).add_sink(2)
-    with pipeline.build(num_threads=WORKERS).auto_stop() as running:
+    running = pipeline.build(num_threads=WORKERS)
+    with running.auto_stop():
         for batch in running:
             yield len(batch)
 
 
 def dali(task: Task) -> Iterator[int]:
     """Load by DALI on the CPU."""
+    import sysconfig
+
+    import nvidia
+
+    # torch's own `nvidia` folder hides that of DALI, which is in another environment.
+    nvidia.__path__.append(f"{sysconfig.get_path('purelib')}/nvidia")
     from nvidia.dali import fn, pipeline_def, types
 
     @pipeline_def(batch_size=BATCH, num_threads=WORKERS, device_id=None)
     def pipeline() -> Any:
-        files, _ = fn.readers.file(file_root=str(task.data / task.split), random_shuffle=task.trains)
+        files, _ = fn.readers.file(file_root=str(task.data / "train"), random_shuffle=task.trains)
         mirror: Any = 0
         if task.trains:
             images = fn.decoders.image_random_crop(files, device="cpu", output_type=types.RGB)
@@ -249,7 +252,7 @@ def limit(task: Task) -> Iterator[int]:
 
     import simplejpeg
 
-    files = sorted((task.data / task.split).glob("*/*.jpg"))
+    files = sorted((task.data / "train").glob("*/*.jpg"))
 
     def decode(some: list[Path]) -> int:
         for path in some:

@@ -1,4 +1,4 @@
-"""One measurement in a process: `python -m benchmarks.stream.measure LOADER DATA train|test SIDE SECONDS`."""
+"""One measurement in a process: `python -m benchmarks.stream.measure LOADER DATA TASK SIDE SECONDS`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.stream.loaders import LOADERS, WORKERS, Task
+from benchmarks.stream.loaders import LOADERS, Task
 
 
 def pss_mib() -> float:
@@ -32,12 +32,12 @@ def descendants(process: int) -> list[int]:
     return found
 
 
-def main(name: str, data: Path, split: str, side: int, seconds: float) -> None:
+def main(name: str, data: Path, task: str, side: int, seconds: float) -> None:
     """Print images per second and memory as JSON; the first batches, with which workers start, do not count."""
     import torch
 
-    torch.set_num_threads(WORKERS)
-    batches = LOADERS[name](Task(data, split == "train", side))
+    torch.set_num_threads(1)  # the two workers have the cores
+    batches = LOADERS[name](Task(data, task == "train", side))
     warm = time.monotonic() + min(1.5, seconds / 2)
     for _ in range(3):
         next(batches)

@@ -11,8 +11,8 @@ if [[ ! -x $peers/bin/python ]]; then
   echo "import site; site.addsitedir('$site')" >"$("$peers/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
   uv=("$venv/tools/bin/uv" pip install --quiet --python "$peers/bin/python" --no-deps)
   for package in "simplejpeg" "timm huggingface-hub pyyaml tqdm" "webdataset braceexpand" \
-    "mosaicml-streaming zstandard xxhash brotli python-snappy cramjam" "spdl spdl-core spdl-io" \
-    "nvidia-dali-cuda120 astunparse six dm-tree wrapt attrs absl-py makefun gast"; do
+    "mosaicml-streaming transformers tokenizers regex zstandard zstd catalogue xxhash brotli python-snappy cramjam" "spdl spdl-core spdl-io" \
+    "nvidia-dali-cuda120 nvidia-nvimgcodec-cu12 nvidia-libnvcomp-cu12 optree astunparse six dm-tree wrapt attrs absl-py makefun gast"; do
     # shellcheck disable=SC2086
     "${uv[@]}" $package >&2 || echo "peers.sh: not installed: $package" >&2
   done

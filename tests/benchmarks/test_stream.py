@@ -29,11 +29,11 @@ def test_set_is_made_once(small_set: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow_except("ours-train")
-@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("task", ["train", "evaluate"])
 @pytest.mark.parametrize("loader", ["ours", "torchvision's reference", "torchvision decode_jpeg"])
-def test_loader_returns_speed_and_memory(small_set: Path, loader: str, split: str) -> None:
+def test_loader_returns_speed_and_memory(small_set: Path, loader: str, task: str) -> None:
     pytest.importorskip("torchvision")
-    found = stream.measure(loader, small_set, split, 32, 0.5)
+    found = stream.measure(loader, small_set, task, 32, 0.5)
     assert isinstance(found, dict), found
     assert found["images_per_second"] > 0
     assert found["pss_mib"] > 50

@@ -46,7 +46,10 @@ class BatchSource(Protocol):
     skipped: set[str]  # files that this rank could not read, each with the reason
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Yield the epoch's full batches from step `first` on; the remaining images are not used."""
+        """Yield the epoch's full batches from step `first` on; the remaining images are not used.
+
+        A batch is valid until the next one is drawn.
+        """
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's shard of the test images; each image is on exactly one rank."""

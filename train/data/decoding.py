@@ -7,6 +7,7 @@ give the same bytes.
 from __future__ import annotations
 
 import os
+import stat
 from io import BytesIO
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from entrypoint.core.errors import first_line
 from train.data.image_folder import UnreadableImage
 from train.data.jpeg_kernel import jpeg_kernel
-from train.data.pixel_values import NOT_A_FILE, convert_to_visible, open_image, orientation_of
+from train.data.pixel_values import NOT_A_FILE, convert_to_visible, orientation_of
 from train.settings import ImageShape
 from train.transforms.image_part import (
     PLAIN_VIEW,
@@ -59,9 +60,19 @@ def read_into(path: Path, target: Pixels, view: View = PLAIN_VIEW) -> Unreadable
 
 def read_file(path: Path) -> bytes | None:
     """Return a file's content, None for a very large one; raises `OSError` for anything but a regular file."""
-    with open_image(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        return file.read(size) if size <= MAX_READ_BYTES else None
+    # A pipe would wait for ever when opened. `os` takes a third of the time of an open file object.
+    if not stat.S_ISREG((found := path.stat()).st_mode):
+        raise OSError(NOT_A_FILE)
+    if found.st_size > MAX_READ_BYTES:
+        return None
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = [os.read(handle, found.st_size + 1)]
+        while parts[-1] and sum(map(len, parts)) <= MAX_READ_BYTES:  # one read gives all, if no signal comes between
+            parts.append(os.read(handle, found.st_size + 1))
+    finally:
+        os.close(handle)
+    return b"".join(parts)
 
 
 def decode_image(path: Path, data: bytes | None, target: Pixels, view: View = PLAIN_VIEW) -> None:

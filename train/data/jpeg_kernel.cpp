@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>  // for jpeglib.h
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include <jpeglib.h>
@@ -21,7 +22,7 @@ namespace {
 constexpr int kPrecision = 22;  // bits after the point of a weight, as in Pillow's Resample.c
 constexpr int kHalf = 1 << (kPrecision - 1);
 constexpr int kLowBits = 11, kLowMask = (1 << kLowBits) - 1;  // of a weight
-constexpr int kPixel = 4;                                     // decoded rows are RGBX
+constexpr int kPixel = 3;                                     // bytes of RGB
 constexpr int kBlock = 16;                                    // bytes that are merged at once
 // Columns and rows around the region, because the chroma at a region's own edge has no neighbors.
 constexpr int kMargin = 16;
@@ -38,7 +39,7 @@ struct Taps {
 struct Axis {
   std::vector<Taps> taps;
   std::vector<int> weights;
-  std::vector<int16_t> parts;  // the weights for resize_row_avx2
+  std::vector<int16_t> parts;  // the weights for AVX2
   int most = 0;                // input pixels of one output pixel
   bool identity = false;
 
@@ -83,11 +84,13 @@ struct Axis {
           at[8] = int16_t(taps[out].weights[tap] >> kLowBits);
         }
   }
+
+  const int16_t *part(int out) const { return &parts[size_t(out) * ((most + 1) / 2) * 16]; }
 };
 
 uint8_t round_sum(int sum) { return uint8_t(std::min(sum >> kPrecision, 255)); }
 
-// Writes a row of RGBX pixels resized, as RGB or as the first channel only.
+// Writes a row of RGB pixels resized, as RGB or as the first channel only.
 void resize_row(const uint8_t *row, const Axis &axis, int channels, uint8_t *out) {
   for (const Taps &taps : axis.taps)
     for (int channel = 0; channel < channels; ++channel) {
@@ -120,35 +123,33 @@ AVX2 __m256i round_sums(__m256i low, __m256i high) {
 // As resize_row for three channels.
 AVX2 void resize_row_avx2(const uint8_t *row, const Axis &axis, uint8_t *out) {
   const __m256i spread =
-      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 4, -1, 1, -1, 5, -1, 2, -1, 6, -1, 3, -1, 7, -1));
-  const __m256i *weights = reinterpret_cast<const __m256i *>(axis.parts.data());
-  const int pairs = (axis.most + 1) / 2, width = int(axis.taps.size());
-  for (int x = 0; x < width; ++x, weights += pairs) {
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1));
+  for (int x = 0, width = int(axis.taps.size()); x < width; ++x) {
     const Taps &taps = axis.taps[x];
+    const __m256i *weights = reinterpret_cast<const __m256i *>(axis.part(x));
     __m256i sums = _mm256_setzero_si256();
-    for (int pair = 0; 2 * pair < taps.count; ++pair) {
+    for (int tap = 0; tap < taps.count; tap += 2) {
       int64_t two;
-      std::memcpy(&two, row + kPixel * (taps.first + 2 * pair), sizeof two);
+      std::memcpy(&two, row + kPixel * (taps.first + tap), sizeof two);
       const __m256i values = _mm256_shuffle_epi8(_mm256_set1_epi64x(two), spread);
-      sums = add_products(sums, values, _mm256_loadu_si256(weights + pair));
+      sums = add_products(sums, values, _mm256_loadu_si256(weights++));
     }
     sums = round_sums(sums, _mm256_castsi128_si256(_mm256_extracti128_si256(sums, 1)));
     sums = _mm256_packs_epi32(sums, sums);
     const int bytes = _mm_cvtsi128_si32(_mm256_castsi256_si128(_mm256_packus_epi16(sums, sums)));
-    std::memcpy(out + 3 * x, &bytes, x + 1 < width ? kPixel : 3);
+    std::memcpy(out + kPixel * x, &bytes, x + 1 < width ? 4 : kPixel);  // the next pixel overwrites the fourth byte
   }
 }
 
-AVX2 void merge_rows_avx2(const uint8_t *const *rows, const Taps &taps, int size, uint8_t *out) {
+AVX2 void merge_rows_avx2(const uint8_t *const *rows, const int16_t *parts, int count, int size, uint8_t *out) {
   for (int i = 0; i < size; i += kBlock) {
     __m256i low[2] = {}, high[2] = {};
-    for (int tap = 0; tap < taps.count; tap += 2) {
-      const int next = tap + 1 < taps.count ? tap + 1 : tap;
-      const int first = taps.weights[tap], second = next > tap ? taps.weights[next] : 0;
+    for (int tap = 0; tap < count; tap += 2) {
+      const __m128i *weights = reinterpret_cast<const __m128i *>(parts + tap / 2 * 16);
       const __m128i row = _mm_loadu_si128(reinterpret_cast<const __m128i *>(rows[tap] + i));
-      const __m128i other = _mm_loadu_si128(reinterpret_cast<const __m128i *>(rows[next] + i));
-      const __m256i low_weights = _mm256_set1_epi32((second & kLowMask) << 16 | (first & kLowMask));
-      const __m256i high_weights = _mm256_set1_epi32((second >> kLowBits) << 16 | first >> kLowBits);
+      const __m128i other = _mm_loadu_si128(reinterpret_cast<const __m128i *>(rows[tap + 1] + i));
+      const __m256i low_weights = _mm256_broadcastsi128_si256(_mm_loadu_si128(weights));
+      const __m256i high_weights = _mm256_broadcastsi128_si256(_mm_loadu_si128(weights + 1));
       const __m256i values[2] = {_mm256_cvtepu8_epi16(_mm_unpacklo_epi8(row, other)),
                                  _mm256_cvtepu8_epi16(_mm_unpackhi_epi8(row, other))};
       for (int part = 0; part < 2; ++part) {
@@ -201,16 +202,16 @@ class Decoder {
 
   int decode(int scale, const int *region, const float *box, int width, int height, int channels,
              const int *columns, uint8_t *out) {
-    if (!opened_) return 1;
-    opened_ = false;
+    if (!std::exchange(opened_, false)) return 1;
     if (setjmp(failure_.jump)) return fail();
     info_.scale_num = 1, info_.scale_denom = unsigned(scale);
-    info_.out_color_space = JCS_EXT_RGBX;
+    info_.out_color_space = JCS_RGB;
     jpeg_start_decompress(&info_);
     if (region[2] > int(info_.output_width) || region[3] > int(info_.output_height)) return fail();
     across_.set(region[2] - region[0], box[0], box[2], width, columns);
     across_.split();
     down_.set(region[3] - region[1], box[1], box[3], height);
+    down_.split();
     sweep(region, width, height, channels, out);
     jpeg_abort_decompress(&info_);
     return 0;
@@ -245,15 +246,14 @@ class Decoder {
     const size_t before = size_t(region[0] - int(left)) * kPixel, stride = size_t(info_.output_width) * kPixel + kBlock;
     kept_.resize(stride * down_.most);
     merged_.resize(size_t(wide) + 2 * kBlock);
-    rows_.resize(down_.most);  // a member, because an error jumps over destructors
+    rows_.assign(down_.most + 1, kept_.data());  // a member, because an error jumps over destructors
     for (int row = start - region[1], next = 0; next < height; ++row) {
       uint8_t *kept = &kept_[stride * (row > 0 ? row % down_.most : 0)];
       jpeg_read_scanlines(&info_, &kept, 1);
       for (; next < height && down_.taps[next].first + down_.taps[next].count == row + 1; ++next) {
-        const Taps &taps = down_.taps[next];
-        for (int tap = 0; tap < taps.count; ++tap)
-          rows_[tap] = &kept_[stride * ((taps.first + tap) % down_.most) + before];
-        write_row(taps, wide, channels, out + size_t(next) * width * channels);
+        for (int tap = 0, first = down_.taps[next].first; tap < down_.taps[next].count; ++tap)
+          rows_[tap] = &kept_[stride * ((first + tap) % down_.most) + before];
+        write_row(next, wide, channels, out + size_t(next) * width * channels);
       }
     }
     while (!complete_ && info_.output_scanline < info_.output_height) {  // the file may be cut: Pillow reads all of it
@@ -262,11 +262,12 @@ class Decoder {
     }
   }
 
-  void write_row(const Taps &taps, int wide, int channels, uint8_t *out) {
+  void write_row(int row, int wide, int channels, uint8_t *out) {
+    const Taps &taps = down_.taps[row];
     const uint8_t *merged = down_.identity ? rows_[0] : merged_.data();
 #ifdef AVX2
     if (__builtin_cpu_supports("avx2")) {
-      if (!down_.identity) merge_rows_avx2(rows_.data(), taps, wide, merged_.data());
+      if (!down_.identity) merge_rows_avx2(rows_.data(), down_.part(row), taps.count, wide, merged_.data());
       return channels == 3 ? resize_row_avx2(merged, across_, out) : resize_row(merged, across_, channels, out);
     }
 #endif

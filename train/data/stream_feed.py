@@ -39,15 +39,18 @@ class StreamSource:
             torch.tensor(mean), torch.tensor(deviation), group.device, channels_last=settings.channels_last
         )
         self.skipped: set[str] = set()
+        self.buffers: dict[int, Tensor] = {}
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Yield this rank's shard of every full batch of the epoch, from step `first` on."""
+        """Yield this rank's shard of every full batch of the epoch, from step `first` on.
+
+        A batch is valid until the next one is drawn.
+        """
         steps, ahead = tee(self.sampler.epoch(epoch, first))  # keeps the steps that are requested and not yet used
         loaded = self.load(self.request(part) for parts in ahead for part in parts)
         for parts in steps:
-            yield make_batch(
-                (self.to_device(part, *next(loaded)) for part in parts), self.settings.batch_size, parts[0].mix
-            )
+            on_device = (self.to_device(index, part, *next(loaded)) for index, part in enumerate(parts))
+            yield make_batch(on_device, self.settings.batch_size, parts[0].mix)
 
     def request(self, part: MicroBatchIndices) -> BatchRequest:
         """Return what the loader needs to know of a micro-batch."""
@@ -57,18 +60,32 @@ class StreamSource:
         )
 
     def to_device(
-        self, part: MicroBatchIndices, images: Tensor, labels: Tensor
+        self, index: int, part: MicroBatchIndices, images: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return a micro-batch's images as the model gets them, on the device, with their labels."""
+        """Return a step's micro-batch as the model gets it, on the device, with its labels.
+
+        On a CPU its memory is that of the same micro-batch of the step before.
+        """
         began = time.monotonic()
         images = images.to(self.group.device, non_blocking=True)
         if self.sampler.transform.sample_params and not self.sampler.transform.train_views:
             images = self.sampler.transform.apply(
                 images, torch.arange(len(images), device=images.device), part.transform_params
             )
-        normalized = self.normalize(images)
+        normalized = self.normalize(images, self.buffer(index, images.numel()))
         self.loader.times.copy_s += time.monotonic() - began
         return part.apply_mix(normalized, labels.to(self.group.device, non_blocking=True))
+
+    def buffer(self, index: int, size: int) -> Tensor | None:
+        """Return memory for so many floats of the step's micro-batch, None on a GPU, which keeps freed memory itself.
+
+        Why: new memory costs a page fault for each 4 KiB.
+        """
+        if self.group.device.type != "cpu":
+            return None
+        if index not in self.buffers or self.buffers[index].numel() < size:
+            self.buffers[index] = torch.empty(size)
+        return self.buffers[index]
 
     def sample(self) -> Tensor:
         """Return some training images, transformed for evaluation, on the CPU."""
@@ -80,7 +97,10 @@ class StreamSource:
         slices = eval_batches(self.test_count, EVAL_BATCH_SIZE, self.settings, self.group)
         for images, labels in self.load(BatchRequest(TEST, range(rows.start, rows.stop)) for rows in slices):
             images = self.sampler.transform.eval_transform(images.to(self.group.device, non_blocking=True))
-            yield self.normalize(images), labels.to(self.group.device, non_blocking=True)
+            yield (
+                self.normalize(images, self.buffer(0, images.numel())),
+                labels.to(self.group.device, non_blocking=True),
+            )
 
     def load_report(self, train_seconds: float) -> LoadReport | None:
         """Return what the loading cost a training of so many seconds."""

@@ -26,11 +26,15 @@ class Normalize:
         layout = memory_format(channels_last=channels_last)
         return Normalize(mean.view(shape).to(device), scale.view(shape).to(device), layout)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return (N, H, W, C) bytes as (N, C, H, W) floats in `layout`, on the device of `mean`."""
+    def __call__(self, images: Tensor, buffer: Tensor | None = None) -> Tensor:
+        """Return (N, H, W, C) bytes as (N, C, H, W) floats in `layout`, on the device of `mean`.
+
+        With a buffer, a vector of at least as many floats, they are written there.
+        """
         count, height, width, channels = images.shape
         # One contiguous row per image: broadcasting over the short channel axis is much slower.
-        floats = images.to(self.mean.device, non_blocking=True).reshape(count, -1).float()
+        rows = images.to(self.mean.device, non_blocking=True).reshape(count, -1)
+        floats = rows.float() if buffer is None else buffer[: rows.numel()].view(rows.shape).copy_(rows)
         mean, scale = (part.flatten().repeat(height * width) for part in (self.mean, self.scale))
         floats = floats.sub_(mean).mul_(scale).view(count, height, width, channels).permute(0, 3, 1, 2)
         return floats.contiguous(memory_format=self.layout)

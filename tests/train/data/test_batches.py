@@ -142,8 +142,10 @@ def test_streamed_and_cached_batches_have_equal_images(image_folder: Path, tmp_p
         stream = StreamSource(loader, settings, group(1, 2))
         stream.normalize = memory.normalize
         sources: tuple[BatchSource, BatchSource] = (memory, stream)
-        trained = [[part for batch in source.train_batches(1) for part in batch.micro_batches] for source in sources]
-        tested = [list(source.test_batches()) for source in sources]
+        trained = [
+            [(x.clone(), y) for batch in source.train_batches(1) for x, y in batch.micro_batches] for source in sources
+        ]  # a streamed batch is valid until the next one is drawn
+        tested = [[(x.clone(), y) for x, y in source.test_batches()] for source in sources]
     for (x, y), (xs, ys) in zip(trained[0] + tested[0], trained[1] + tested[1], strict=True):
         assert torch.equal(y, ys)
         assert torch.equal(x, xs)
