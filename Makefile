@@ -43,7 +43,7 @@ bench-launch: $(VENV)/installed ## time from the command to a script's first lin
 bench-limit: $(VENV)/installed ## a step compared with the best matrix product, and the cost of the loop
 	@$(BIN)/python -m benchmarks.limit
 
-bench-stream: $(VENV)/installed ## images per second from JPEGs to batches, compared with other loaders (20 minutes)
+bench-stream: $(VENV)/installed ## images per second from JPEGs to batches, compared with other loaders (an hour)
 	@$$(bash benchmarks/stream/peers.sh $(VENV)) -m benchmarks.stream $(BENCH_ARGS)
 
 bench-peers: $(VENV)/installed ## images per second and seconds of the whole command, compared with peers

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import ENTRYPOINT, Cluster, Started, in_all
+from tests.cluster.conftest import ENTRYPOINT, Cluster, Started, in_all, skip_without_nodes
 from tests.conftest import LAUNCH_LIMIT_S
 
 pytestmark = pytest.mark.cluster
@@ -31,6 +31,7 @@ def agent(cluster: Cluster, number: int, **more: str) -> Started:
 @pytest.fixture(scope="module")
 def accuracy(tmp_path_factory: pytest.TempPathFactory) -> float:
     """What one process reaches that nothing happens to."""
+    skip_without_nodes()
     one = Cluster("", "", tmp_path_factory.mktemp("alone"))
     words = (*ENTRYPOINT, "train")
     subprocess.run(

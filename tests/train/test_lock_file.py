@@ -45,6 +45,7 @@ def test_lock_of_a_dead_or_replaced_process_is_taken_at_once(tmp_path: Path, cha
         assert lock.is_held
 
 
+@pytest.mark.slow_except("far")
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", json.dumps({"node": "far", "pid": 7, "pids": "another", "born": "1"})]
 )

@@ -157,6 +157,7 @@ def test_judge_names_each_fault(code: int, out: str, err: str, said: str) -> Non
     assert judge(Case(0, ("plan",)), 2, "", "entrypoint: error: x\n") == []
 
 
+@pytest.mark.launch
 def test_process_that_hangs_is_named(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text("import time\ntime.sleep(60)\n")
     found = run_as_process(Case(0, ("run", str(tmp_path / "endless.py"))), limit_s=1)

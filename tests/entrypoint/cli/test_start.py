@@ -34,6 +34,7 @@ def imported(folder: Path, *words: str) -> set[str]:
 SHADOWED = ("json", "re", "typing", "pathlib", "dataclasses", "subprocess", "argparse", "enum", "msgspec", "train")
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize("command", [(sys.executable, "-m", "entrypoint"), (str(CONSOLE_COMMAND),)], ids=["-m", "name"])
 @pytest.mark.parametrize("words", [("plan",), ("plan", "run", "x.py"), ("verify", "1"), ("rank",)], ids=" ".join)
 def test_users_own_modules_are_not_imported(tmp_path: Path, command: tuple[str, ...], words: tuple[str, ...]) -> None:
@@ -57,6 +58,7 @@ def test_users_own_modules_are_not_imported(tmp_path: Path, command: tuple[str, 
     assert done.returncode == (0 if words[0] == "plan" else 2)
 
 
+@pytest.mark.launch
 def test_users_script_still_imports_its_own_modules(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("print('my own json')")
     (tmp_path / "x.py").write_text("import json")
@@ -72,11 +74,13 @@ def test_users_script_still_imports_its_own_modules(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (0, "my own json\n", "")
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize("words", [("plan", "run", "x.py"), ("plan", "train"), ("--help",), ("run", "--help-all")])
 def test_planning_commands_import_no_torch(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert not imported(tmp_path, *words) & set(NEVER)
 
 
+@pytest.mark.launch
 def test_run_command_imports_no_trainer(tmp_path: Path) -> None:
     loaded = imported(tmp_path, "run", "--dry-run", "x.py")
     assert not {name for name in loaded if name == "train" or name.startswith(("train.", "entrypoint.tune.search"))}

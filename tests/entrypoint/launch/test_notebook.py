@@ -78,6 +78,7 @@ def test_plan_and_run_refuse_the_same_notebook(entrypoint: Entrypoint, command: 
     assert result.err.startswith("entrypoint: error: run x.ipynb: 'await' outside function, in `await f()`.")
 
 
+@pytest.mark.launch
 def test_file_that_is_no_notebook_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("nbconvert")
     pytest.importorskip("IPython")

@@ -16,6 +16,7 @@ def test_find_backend_problem_skips_builtin_backends(backend: str) -> None:
     assert find_backend_problem(backend, "/no/such/python", OneCcl(), {}) == ""
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize(
     ("backend", "said"),
     [

@@ -135,12 +135,12 @@ def test_slow_files_get_more_threads_unless_a_number_is_set(
     image_folder: Path, monkeypatch: pytest.MonkeyPatch, grows: bool, threads: int
 ) -> None:
     def slow(path: Path) -> bytes | None:
-        time.sleep(0.02)  # a network file system
+        time.sleep(0.01)  # a network file system
         return read_file(path)
 
     monkeypatch.setattr("train.data.loader.read_file", slow)
     with loader(image_folder, 2, may_grow=grows) as made:
-        for _ in made.load([BatchRequest(TRAIN, range(20))] * 10):
+        for _ in made.load([BatchRequest(TRAIN, range(16))] * 8):
             pass
         assert len(made.threads) >= threads if grows else len(made.threads) == threads
         assert made.times.read_s > made.times.decode_s

@@ -44,6 +44,7 @@ def test_onnxruntime_gives_equal_logits_for_any_batch_size(tmp_path: Path, name:
         model.train()
 
 
+@pytest.mark.slow
 def test_small_conv_is_exported_as_convolution(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     onnx = pytest.importorskip("onnx")
@@ -69,6 +70,7 @@ def test_run_exports_its_model_as_onnx(entrypoint: Entrypoint) -> None:
     assert 100 * float(right) == pytest.approx(summary["test_accuracy"], abs=0.01)
 
 
+@pytest.mark.slow
 def test_export_onnx_failure_leaves_no_partial_file(tmp_path: Path) -> None:
     class Stubborn(CNN):
         def forward(self, images: torch.Tensor) -> torch.Tensor:

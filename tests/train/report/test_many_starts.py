@@ -29,6 +29,7 @@ def start_at(moment: float, output: Path, name: str | None) -> str:
         return folder.name
 
 
+@pytest.mark.launch
 @pytest.mark.parametrize("name", [None, pytest.param("mine", marks=pytest.mark.slow)])
 def test_many_starts_within_a_second_have_a_folder_each(tmp_path: Path, name: str | None) -> None:
     context = multiprocessing.get_context("fork")

@@ -78,6 +78,7 @@ CUT_LINES = (
 )  # fmt: skip
 
 
+@pytest.mark.slow_except("5-")
 @pytest.mark.parametrize("cut", CUT_LINES)
 @pytest.mark.parametrize("resumed_step", [None, 5])
 def test_cut_line_ends_no_run(
