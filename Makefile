@@ -19,7 +19,7 @@ test: $(VENV)/installed ## test every module on this machine, in under 10 minute
 	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 test-fast: $(VENV)/installed ## test what starts no process, within a minute: before each commit
-	@FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-20} $(BIN)/python -m pytest -q -m "not launch and not slow" $(PYTEST_ARGS)
+	@FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-20} $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not launch and not slow" $(PYTEST_ARGS)
 
 test-all: $(VENV)/installed ## every test that this machine can run, 2,000 examples a property
 	@FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-2000} $(BIN)/python -m pytest $(PYTEST_ARGS)

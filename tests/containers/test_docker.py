@@ -190,7 +190,9 @@ def test_streaming_needs_little_shared_memory(docker: Docker, bound: Path) -> No
     options = ("-v", f"{bound}:/data:ro", *(word for name in env for word in ("-e", f"{name}={env[name]}")))
     small = docker.run("cpu-intel", options=(*options, *SHORT, "--shm-size=1m"))
     assert small.code == 0, small.err
-    assert re.search(r"^ *JPEG decoder +compiled", small.out, re.MULTILINE), small.out
+    for image in ("cpu-intel", "cuda"):
+        plan = docker.run(image, "plan", options=options)
+        assert re.search(r"^ *JPEG decoder +compiled", plan.out, re.MULTILINE), plan.out + plan.err
     doctor = docker.run("cpu-intel", "doctor", options=("--shm-size=16m",))
     assert re.search(r"^ok +/dev/shm +16 MiB", doctor.out, re.MULTILINE)
 

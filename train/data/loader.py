@@ -127,7 +127,8 @@ class Buffers:
             if len(buffer) >= count:  # a smaller one is of another split, and is dropped
                 return buffer
         channels, height, width = self.shape
-        return torch.empty(count, height, width, channels, dtype=torch.uint8, pin_memory=self.pinned)
+        with torch.inference_mode(mode=False):  # training uses what evaluation allocates
+            return torch.empty(count, height, width, channels, dtype=torch.uint8, pin_memory=self.pinned)
 
     def give_back(self, buffer: Tensor) -> None:
         """Keep the memory of a batch that is no longer in use."""

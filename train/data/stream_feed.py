@@ -84,7 +84,8 @@ class StreamSource:
         if self.group.device.type != "cpu":
             return None
         if index not in self.buffers or self.buffers[index].numel() < size:
-            self.buffers[index] = torch.empty(size)
+            with torch.inference_mode(mode=False):  # what evaluation allocates, training could not write to
+                self.buffers[index] = torch.empty(size)
         return self.buffers[index]
 
     def sample(self) -> Tensor:

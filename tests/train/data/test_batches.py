@@ -149,3 +149,19 @@ def test_streamed_and_cached_batches_have_equal_images(image_folder: Path, tmp_p
     for (x, y), (xs, ys) in zip(trained[0] + tested[0], trained[1] + tested[1], strict=True):
         assert torch.equal(y, ys)
         assert torch.equal(x, xs)
+
+
+def test_memory_of_evaluation_is_used_again_in_training(image_folder: Path) -> None:
+    """Evaluation's batches are larger than training's, and are made in inference mode."""
+    settings = TrainSettings(dataset="imagefolder", data_dir=image_folder, batch_size=4, eval_batch_size=12)
+    dataset = ImageDataset(list_splits(image_folder), (3, 16, 16))
+    with BatchLoader(dataset, WorkerSpec(frozenset({0}), 1), settings, torch.device("cpu")) as loader:
+        stream = StreamSource(loader, settings, group())
+        with torch.inference_mode():
+            evaluated = [images.clone() for images, _ in stream.test_batches()]
+        trained = [part[0].clone() for batch in stream.train_batches(0) for part in batch.micro_batches]
+        weight = torch.ones(1, requires_grad=True)
+        for batch in stream.train_batches(0):
+            (batch.micro_batches[0][0] * weight).sum().backward()
+    assert len(evaluated) == 1
+    assert len(trained) == 6

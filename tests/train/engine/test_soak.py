@@ -74,6 +74,7 @@ def test_memory_of_a_streamed_run_is_flat(entrypoint: Entrypoint, tmp_path: Path
         time.sleep(max(0.0, began + 60 * minutes - time.monotonic()))
         found = []
         for _ in range(SAMPLES):
+            assert run.process.poll() is None, run.ended()
             found.append(own_memory_mib(run.process.pid))
             time.sleep(1)
         return median(found)
