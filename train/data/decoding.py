@@ -49,10 +49,12 @@ def read_image(path: Path, shape: ImageShape, view: View = PLAIN_VIEW) -> Pixels
 def read_into(path: Path, target: Pixels, view: View = PLAIN_VIEW) -> UnreadableImage | None:
     """Read an image into contiguous (height, width, channels) bytes, cropped and scaled to their size.
 
-    An unreadable image is returned.
+    An unreadable image is returned; raises `MemoryError` if memory is short.
     """
     try:
         decode_image(path, read_file(path), target, view)
+    except MemoryError:  # the file may be good
+        raise
     except Exception as error:  # Pillow's plug-ins raise what their parsers meet: OSError, SyntaxError, struct.error
         return UnreadableImage(path, failure_reason(path, error))
     return None

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>  // for jpeglib.h
 #include <cstring>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -194,7 +195,6 @@ class Decoder {
     jpeg_read_header(&info_, TRUE);
     const bool plain = info_.num_components == 1 || info_.num_components == 3;
     if (!plain || !count_exif(&header[2]) || uint64_t(info_.image_width) * info_.image_height > kMaxPixels) return fail();
-    complete_ = data[size - 2] == 0xFF && data[size - 1] == JPEG_EOI;
     header[0] = int(info_.image_width), header[1] = int(info_.image_height), header[3] = info_.num_components == 1;
     opened_ = true;
     return 0;
@@ -213,8 +213,7 @@ class Decoder {
     down_.set(region[3] - region[1], box[1], box[3], height);
     down_.split();
     sweep(region, width, height, channels, out);
-    jpeg_abort_decompress(&info_);
-    return 0;
+    return jpeg_finish_decompress(&info_) ? 0 : fail();
   }
 
  private:
@@ -237,11 +236,12 @@ class Decoder {
   void sweep(const int *region, int width, int height, int channels, uint8_t *out) {
     JDIMENSION left = 0, columns = info_.output_width;
     const int from = std::max(0, region[0] - kMargin), to = std::min(int(columns), region[2] + kMargin);
-    if (from > 0 || to < int(columns)) {
+    const bool cuts = !info_.progressive_mode;  // missing scans are smoothed over with all neighbors
+    if (cuts && (from > 0 || to < int(columns))) {
       left = JDIMENSION(from), columns = JDIMENSION(to - from);
       jpeg_crop_scanline(&info_, &left, &columns);  // sets `left` to the start of a block
     }
-    const int start = std::max(0, region[1] - kMargin), wide = (region[2] - region[0]) * kPixel;
+    const int start = cuts ? std::max(0, region[1] - kMargin) : 0, wide = (region[2] - region[0]) * kPixel;
     if (start > 0) jpeg_skip_scanlines(&info_, JDIMENSION(start));
     const size_t before = size_t(region[0] - int(left)) * kPixel, stride = size_t(info_.output_width) * kPixel + kBlock;
     kept_.resize(stride * down_.most);
@@ -256,10 +256,10 @@ class Decoder {
         write_row(next, wide, channels, out + size_t(next) * width * channels);
       }
     }
-    while (!complete_ && info_.output_scanline < info_.output_height) {  // the file may be cut: Pillow reads all of it
-      uint8_t *kept = kept_.data();
-      jpeg_read_scanlines(&info_, &kept, 1);
-    }
+    // Damage below the region counts too, as for Pillow. The library does not look at what is skipped to the end.
+    const JDIMENSION rest = info_.output_height - info_.output_scanline;
+    if (rest > 1) jpeg_skip_scanlines(&info_, rest - 1);
+    if (uint8_t *last = kept_.data(); rest) jpeg_read_scanlines(&info_, &last, 1);
   }
 
   void write_row(int row, int wide, int channels, uint8_t *out) {
@@ -277,7 +277,7 @@ class Decoder {
 
   jpeg_decompress_struct info_{};
   Failure failure_{};
-  bool created_ = false, opened_ = false, complete_ = false;
+  bool created_ = false, opened_ = false;
   Axis across_, down_;
   std::vector<uint8_t> kept_, merged_;
   std::vector<const uint8_t *> rows_;
@@ -294,7 +294,7 @@ int jpeg_kernel_open(const uint8_t *data, size_t size, int *header) { return dec
 // Decodes at 1/scale. `region` is (left, top, right, bottom) in the decoded image, and `box` is the part inside it that
 // becomes the output, (height, width, channels) bytes. `columns` says where each of its columns comes from, or is null.
 int jpeg_kernel_decode(int scale, const int *region, const float *box, int width, int height, int channels,
-                       const int *columns, uint8_t *out) {
+                       const int *columns, uint8_t *out) try {
   return decoder.decode(scale, region, box, width, height, channels, columns, out);
-}
+} catch (const std::bad_alloc &) { return 1; }
 }

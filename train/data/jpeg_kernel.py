@@ -31,6 +31,8 @@ from train.transforms.image_part import (
 )
 
 EXIF_START = b"Exif\0\0"
+# JPEG (ITU T.81, table B.1).
+MARKER, APP1, START_OF_SCAN = 0xFF, 0xE1, 0xDA
 LIBRARY = "reference_training_jpeg.so"
 Header = ctypes.c_int * 4
 Region = ctypes.c_int * 4
@@ -77,13 +79,26 @@ class JpegKernel:
         return True
 
 
+def exif_segment(data: bytes) -> bytes:
+    """Return the content of a JPEG's first Exif segment, empty if there is none before the image."""
+    place = 2
+    while data[place] == MARKER and data[place + 1] != START_OF_SCAN:
+        if data[place + 1] == MARKER:  # markers may be padded
+            place += 1
+            continue
+        length = int.from_bytes(data[place + 2 : place + 4], "big")
+        segment = data[place + 4 : place + 2 + length]
+        if data[place + 1] == APP1 and segment.startswith(EXIF_START):
+            return segment
+        place += 2 + length
+    return b""
+
+
 def exif_orientation(data: bytes) -> int:
     """Return the EXIF orientation of a JPEG with one Exif segment, 0 if the segment is odd."""
-    start = data.find(EXIF_START)
-    length = int.from_bytes(data[start - 2 : start], "big")
     exif = Image.Exif()
     try:
-        exif.load(data[start : start - 2 + length])
+        exif.load(exif_segment(data))
         orientation = exif.get(ORIENTATION_TAG, UPRIGHT)
     except Exception:  # Pillow raises what its parser meets: SyntaxError, struct.error, ValueError
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from threading import Event, Lock
@@ -14,6 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from entrypoint.core.errors import ExitCode, UserError, first_line
 from train.data.batches import IGNORE_LABEL, use_pinned_memory
 from train.data.decoding import decode_image, failure_reason, read_file
 from train.data.image_folder import ImageList, UnreadableImage
@@ -69,16 +71,18 @@ class PendingBatch:
 
     def decode(self, start: int, stop: int, times: LoadTimes) -> None:
         """Read and decode the images from `start` to `stop`; errors are kept for `result`."""
-        read_s, cpu = 0.0, time.thread_time()
+        reads: list[float] = []
+        cpu = time.thread_time()
         try:
             for index in range(start, stop):
                 if self.cancelled:
                     break
-                read_s += self.decode_one(index)
+                reads.append(self.decode_one(index))
         except BaseException as error:  # `result` raises it in the training loop
             self.error = error
         finally:
-            times.add(read_s, time.thread_time() - cpu, stop - start)
+            # The quickest stands for all: others may have waited for a core or for Python's lock.
+            times.add(min(reads, default=0.0) * len(reads), time.thread_time() - cpu, len(reads))
             with self.lock:
                 self.left -= stop - start
                 if not self.left:
@@ -94,6 +98,8 @@ class PendingBatch:
             data = read_file(path)
             read = time.monotonic()
             decode_image(path, data, self.pixels[index], view)
+        except MemoryError:  # the file may be good
+            raise
         except Exception as error:  # Pillow's plug-ins raise what their parsers meet
             self.bad[index] = UnreadableImage(path, failure_reason(path, error))
             self.pixels[index] = 0
@@ -158,8 +164,12 @@ class BatchLoader:
         self.pending: deque[PendingBatch] = deque()
 
     def __enter__(self) -> Self:
-        """Start the threads."""
-        self.threads.grow(self.workers.count)
+        """Start the threads; raises `UserError` if the system does not allow so many."""
+        try:
+            self.threads.grow(self.workers.count)
+        except RuntimeError as error:
+            count = self.workers.count
+            raise UserError(f"TRAIN_NUM_WORKERS={count}: {first_line(error)}. Lower it.", ExitCode.MACHINE) from None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -206,7 +216,8 @@ class BatchLoader:
         self.add_wait(batch, time.monotonic() - began)
         self.pending.popleft()
         if self.may_grow:
-            self.threads.grow(self.times.threads_to_keep_busy(self.workers.count))
+            with suppress(RuntimeError):  # the system allows no more threads
+                self.threads.grow(self.times.threads_to_keep_busy(self.workers.count))
         yield batch.result()
         self.buffers.give_back(batch.buffer)
 

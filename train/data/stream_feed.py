@@ -19,6 +19,8 @@ from train.settings import TrainSettings
 from train.transforms.normalize import Normalize
 
 EVAL_BATCH_SIZE = 256
+# Lines about unreadable images, for each rank.
+MAX_WARNINGS = 50
 # ImageNet's channel statistics as byte values. Why: those of a streamed set are not known before training.
 IMAGENET_STATS = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 GRAY_STATS = ((127.5,), (64.0,))
@@ -117,7 +119,11 @@ class StreamSource:
             yield images, labels
 
     def warn_once(self, message: str) -> None:
-        """Report once that an unreadable image is left out."""
-        if message not in self.skipped:
-            self.skipped.add(message)
+        """Report once that an unreadable image is left out; many are counted in the summary only."""
+        if message in self.skipped:
+            return
+        self.skipped.add(message)
+        if len(self.skipped) <= MAX_WARNINGS:
             write_stderr(f"train: skipped {message}")
+        if len(self.skipped) == MAX_WARNINGS:
+            write_stderr("train: further unreadable images are not printed; images_skipped in summary.json counts them")

@@ -15,7 +15,7 @@ from train.data.datasets import ImageTensors, load
 from train.data.image_folder import list_splits
 from train.data.loader import BatchLoader, ImageDataset
 from train.data.memory_feed import MemorySource
-from train.data.stream_feed import StreamSource
+from train.data.stream_feed import MAX_WARNINGS, StreamSource
 from train.data.workers import WorkerSpec
 from train.distributed.process_group import ProcessGroup
 from train.seeding import make_generator
@@ -165,3 +165,16 @@ def test_memory_of_evaluation_is_used_again_in_training(image_folder: Path) -> N
             (batch.micro_batches[0][0] * weight).sum().backward()
     assert len(evaluated) == 1
     assert len(trained) == 6
+
+
+def test_many_unreadable_images_are_counted_only(image_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = TrainSettings(dataset="imagefolder", data_dir=image_folder, batch_size=4)
+    dataset = ImageDataset(list_splits(image_folder), (3, 16, 16))
+    with BatchLoader(dataset, WorkerSpec(frozenset({0}), 0), settings, torch.device("cpu")) as loader:
+        stream = StreamSource(loader, settings, group())
+        for index in range(2 * MAX_WARNINGS):
+            stream.warn_once(f"image {index}")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == MAX_WARNINGS + 1
+    assert lines[-1].endswith("images_skipped in summary.json counts them")
+    assert len(stream.skipped) == 2 * MAX_WARNINGS

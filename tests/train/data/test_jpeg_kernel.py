@@ -109,6 +109,72 @@ DECLINED: dict[str, bytes] = {
 }
 
 
+def scans_of(data: bytes) -> list[int]:
+    """Return where each scan of a JPEG begins."""
+    return [place for place in range(len(data) - 1) if data[place : place + 2] == b"\xff\xda"]
+
+
+@pytest.mark.parametrize("scans", range(1, 10))
+def test_progressive_file_without_late_scans_is_equal(kernel: JpegKernel, scans: int) -> None:
+    """libjpeg smooths what the missing scans would have said, with all neighbors of a block."""
+    draw = random.Random(7)
+    data = jpeg(image_of(draw, 230, 170), progressive=True, quality=85)
+    starts = scans_of(data)
+    assert len(starts) > scans
+    cut = data[: starts[scans]] + b"\xff\xd9"
+    for _ in range(4):
+        assert compare(kernel, cut, (50, 40), random_view(draw, (50, 40))) in ("equal", "declined")
+    assert compare(kernel, cut, (50, 40)) in ("equal", "declined")
+
+
+def test_exif_in_another_segment_is_not_the_orientation(kernel: JpegKernel) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    comment = b"\xff\xfe" + (len(exif.tobytes()) + 2).to_bytes(2, "big") + exif.tobytes()
+    upright = Image.Exif()
+    upright[0x0112] = 1
+    data = jpeg(image_of(random.Random(8), 60, 40), exif=upright)
+    assert compare(kernel, data[:2] + comment + data[2:], (30, 20)) == "equal"
+
+
+def test_damage_below_the_crop_counts(kernel: JpegKernel) -> None:
+    """Whether a file can be read must not depend on the crop that is drawn."""
+    data = bytearray(jpeg(image_of(random.Random(9), 200, 200), quality=90))
+    data[-400:-200] = bytes(200)
+    top = View(lambda size: (0.0, 0.0, float(size[0]), size[1] / 4))
+    found = np.zeros((20, 20, 3), np.uint8)
+    assert kernel.decode(bytes(data), found) == kernel.decode(bytes(data), found, top) is False
+
+
+SHORT_OF_MEMORY = """
+import resource, sys
+import numpy as np
+from io import BytesIO
+from PIL import Image
+from train.data.decoding import decode_image
+Image.new("RGB", (13000, 13000)).save(file := BytesIO(), "JPEG")
+target = np.zeros((9, 9, 3), np.uint8)
+decode_image(None, file.getvalue()[:2] + file.getvalue()[2:], np.zeros((1, 1, 3), np.uint8))
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[1]), -1))
+try:
+    decode_image(None, file.getvalue(), np.zeros((12000, 300, 3), np.uint8))
+except MemoryError:
+    print("MemoryError")
+else:
+    print("decoded")
+"""
+
+
+@needs_kernel
+@pytest.mark.launch
+@pytest.mark.parametrize("room", [1 << 20, 8 << 20])
+def test_short_memory_is_a_memory_error(room: int) -> None:
+    done = subprocess.run([PYTHON, "-c", SHORT_OF_MEMORY, str(room)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout in ("MemoryError\n", "decoded\n")
+
+
 @pytest.mark.parametrize("what", DECLINED)
 def test_kernel_leaves_the_rest_to_pillow(kernel: JpegKernel, what: str) -> None:
     target = np.zeros((8, 8, 3), np.uint8)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint
 from tests.processes import children, has_ended, wait_until
 from tests.train.given import TWO_RANKS_WHERE_THEY_FIT, imagefolder
@@ -117,6 +118,35 @@ def test_error_in_a_thread_reaches_the_training_loop(image_folder: Path) -> None
 
     with loader(image_folder, 2) as made, pytest.raises(KeyboardInterrupt):
         list(made.load([BatchRequest(TRAIN, [0], (View(crop),))]))
+
+
+def test_short_memory_is_no_unreadable_image(image_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("train.data.loader.decode_image", short)
+    with loader(image_folder, 1) as made, pytest.raises(MemoryError):
+        list(made.load([BatchRequest(TRAIN, [0])]))
+
+
+def test_threads_that_cannot_start_are_one_line(image_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(UserError, match=r"TRAIN_NUM_WORKERS=3: can't start new thread\. Lower it\."):
+        loader(image_folder, 3).__enter__()
+
+
+def test_one_file_that_waited_makes_no_slow_disk(image_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def waits_once(path: Path) -> bytes | None:
+        time.sleep(0.05 if path.name == "000.jpg" else 0)
+        return read_file(path)
+
+    monkeypatch.setattr("train.data.loader.read_file", waits_once)
+    with loader(image_folder, 1) as made:
+        list(made.load([BatchRequest(TRAIN, range(16))]))
+        assert made.times.read_s < 0.05
 
 
 def test_buffers_are_used_again_where_they_are_large_enough() -> None:
