@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -314,7 +315,8 @@ def run_as_process(case: Case, limit_s: float = PROCESS_LIMIT_S) -> list[str]:
         populate(folder)
         where = Path(temporary, "gone") if case.removed_folder else folder
         where.mkdir(exist_ok=True)
-        steps = ['cd "$0"', *(['rmdir "$0"'] if case.removed_folder else [])]
+        remove = f'{shutil.which("rmdir")} "$0"'  # the case's own PATH may be broken
+        steps = ['cd "$0"', *([remove] if case.removed_folder else [])]
         steps += [f"exec {stream}>&-" for stream in case.closed]
         command = ["/bin/sh", "-c", f'{"; ".join(steps)}; exec "$@"', str(where), sys.executable, "-m", "entrypoint"]
         out, err = Path(temporary, "out"), Path(temporary, "err")
