@@ -19,18 +19,7 @@ from train.data.image_folder import UnreadableImage
 from train.data.jpeg_kernel import jpeg_kernel
 from train.data.pixel_values import NOT_A_FILE, convert_to_visible, orientation_of
 from train.settings import ImageShape
-from train.transforms.image_part import (
-    PLAIN_VIEW,
-    ImagePart,
-    Pixels,
-    Size,
-    View,
-    find_part,
-    fit_crop,
-    reorder,
-    swaps_sides,
-    turn,
-)
+from train.transforms.image_part import PLAIN_VIEW, UPRIGHT, ImagePart, Pixels, View, arrange, find_part
 
 JPEG_START = b"\xff\xd8\xff"
 # Pillow's formats whose pixels libjpeg decodes. MPO are the photos of phones, with several JPEGs in a file.
@@ -53,11 +42,16 @@ def read_into(path: Path, target: Pixels, view: View = PLAIN_VIEW) -> Unreadable
     """
     try:
         decode_image(path, read_file(path), target, view)
-    except MemoryError:  # the file may be good
-        raise
     except Exception as error:  # Pillow's plug-ins raise what their parsers meet: OSError, SyntaxError, struct.error
-        return UnreadableImage(path, failure_reason(path, error))
+        return unreadable_image(path, error)
     return None
+
+
+def unreadable_image(path: Path, error: Exception) -> UnreadableImage:
+    """Return a file with the reason why it could not be read; raises a `MemoryError` again: the file may be good."""
+    if isinstance(error, MemoryError):
+        raise error
+    return UnreadableImage(path, failure_reason(path, error))
 
 
 def read_file(path: Path) -> bytes | None:
@@ -90,41 +84,35 @@ def decode_image(path: Path, data: bytes | None, target: Pixels, view: View = PL
 def decode_with_pillow(file: BytesIO | Path, size: tuple[int, ...], view: View = PLAIN_VIEW) -> Pixels:
     """Return the (height, width, channels) bytes of an image."""
     height, width, channels = size
-    output, orientation = (width, height), 1
-    crop = view.crop or fit_crop(output)
+    output, orientation = (width, height), UPRIGHT
     with Image.open(file) as image:
-        if image.format in JPEG_FORMATS:
+        is_jpeg = image.format in JPEG_FORMATS
+        if is_jpeg:
             orientation = orientation_of(image)
-            part = find_part(image.size, output, crop, orientation, scalable=True)
-            part = (
-                part
-                if reduce_decoding(image, part.scale)
-                else find_part(image.size, output, crop, orientation, scalable=False)
-            )
         else:
             image.load()  # Pillow's TIFF plug-in turns the image itself here, and removes the tag
             ImageOps.exif_transpose(image, in_place=True)
-            part = find_part(image.size, output, crop, scalable=False)
-        pixels = resize_part(
-            convert_to_visible(image, channels), part, output[::-1] if swaps_sides(orientation) else output
-        )
-    return reorder(turn(pixels.reshape(*pixels.shape[:2], channels), orientation), view)
+        part = find_part(image.size, output, view, orientation, scalable=is_jpeg)
+        if not reduce_decoding(image, part.scale):
+            part = find_part(image.size, output, view, orientation, scalable=False)
+        pixels = resize_part(convert_to_visible(image, channels), part)
+    return arrange(pixels.reshape(*pixels.shape[:2], channels), orientation, view)
 
 
 def reduce_decoding(image: Image.Image, scale: int) -> bool:
-    """Have Pillow decode a JPEG at 1/scale; return whether it will."""
+    """Have Pillow decode a JPEG at 1/scale, or any image whole at 1; return whether it will."""
     width, height = image.size
     if scale > 1:
         image.draft(None, (max(1, width // scale), max(1, height // scale)))
     return image.size == (-(-width // scale), -(-height // scale))
 
 
-def resize_part(image: Image.Image, part: ImagePart, output: Size) -> Pixels:
-    """Return the part of an image resized to (width, height), antialiased bilinear: rows first, then columns.
+def resize_part(image: Image.Image, part: ImagePart) -> Pixels:
+    """Return the part of an image resized, antialiased bilinear: rows first, then columns.
 
     Each step rounds to bytes. Why two: from version 13 on, Pillow itself chooses which of them comes first.
     """
-    image = image.crop(part.region)
+    image, output = image.crop(part.region), part.output
     left, top, right, bottom = part.box
     image = image.resize((image.width, output[1]), Image.Resampling.BILINEAR, box=(0, top, image.width, bottom))
     return np.asarray(image.resize(output, Image.Resampling.BILINEAR, box=(left, 0, right, output[1])))

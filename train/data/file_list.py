@@ -1,4 +1,4 @@
-"""The paths of many files in two buffers, which loader workers share with their rank."""
+"""The paths of many files in two buffers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 class FileList:
     """Paths of files below a folder, without a Python object for each.
 
-    Why: a forked worker that reads an object writes its reference count. The kernel then copies the object's page for
-    this worker, so every worker would end up with a copy of all paths.
+    Why: objects take several times the memory, and a forked process that reads one writes its reference count. The
+    kernel then copies the object's page, so every such process would end up with a copy of all paths.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -33,7 +33,7 @@ class UnreadableImage:
 class ImageList:
     """One split: each file with the number of its class, and the entries that cannot be used.
 
-    Files and labels are in buffers that forked workers share (see `FileList`).
+    Files and labels are in buffers, without an object for each (see `FileList`).
     """
 
     folder: Path

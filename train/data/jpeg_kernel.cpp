@@ -70,6 +70,7 @@ struct Axis {
     const std::vector<Taps> own = taps;
     for (int out = 0; order && out < out_size; ++out) taps[out] = own[order[out]];
     identity = low == 0 && high == float(in_size) && in_size == out_size;
+    split();
   }
 
   // A weight of 23 bits is too wide for a product of 16 bits. Its low 11 bits are in the lower half of a register and
@@ -209,9 +210,7 @@ class Decoder {
     jpeg_start_decompress(&info_);
     if (region[2] > int(info_.output_width) || region[3] > int(info_.output_height)) return fail();
     across_.set(region[2] - region[0], box[0], box[2], width, columns);
-    across_.split();
     down_.set(region[3] - region[1], box[1], box[3], height);
-    down_.split();
     sweep(region, width, height, channels, out);
     return jpeg_finish_decompress(&info_) ? 0 : fail();
   }

@@ -17,18 +17,7 @@ import PIL
 from PIL import Image
 
 from train.data.pixel_values import ORIENTATION_TAG
-from train.transforms.image_part import (
-    ORIENTATIONS,
-    PLAIN_VIEW,
-    UPRIGHT,
-    Pixels,
-    View,
-    find_part,
-    fit_crop,
-    reorder,
-    swaps_sides,
-    turn,
-)
+from train.transforms.image_part import ORIENTATIONS, PLAIN_VIEW, UPRIGHT, Pixels, View, arrange, find_part
 
 EXIF_START = b"Exif\0\0"
 # JPEG (ITU T.81, table B.1).
@@ -62,18 +51,16 @@ class JpegKernel:
         orientation = exif_orientation(data) if exif_segments else UPRIGHT
         if orientation not in ORIENTATIONS or (channels == 1 and not is_gray):
             return False
-        crop = view.crop or fit_crop((width, height))
-        part = find_part((stored[0], stored[1]), (width, height), crop, orientation, scalable=True)
+        part = find_part((stored[0], stored[1]), (width, height), view, orientation, scalable=True)
         region, box = Region(*part.region), FloatBox(*part.box)
         upright = orientation == UPRIGHT
-        size = (width, height, channels) if swaps_sides(orientation) else target.shape
         direct = upright and view.rows is None
-        decoded = target if direct else np.empty(size, np.uint8)
+        decoded = target if direct else np.empty((*part.output[::-1], channels), np.uint8)
         columns = view.columns.ctypes.data if upright and view.columns is not None else None
-        if self.decode_part(part.scale, region, box, *size[1::-1], channels, columns, decoded.ctypes.data):
+        if self.decode_part(part.scale, region, box, *part.output, channels, columns, decoded.ctypes.data):
             return False
         if not upright:
-            target[:] = reorder(turn(decoded, orientation), view)
+            target[:] = arrange(decoded, orientation, view)
         elif view.rows is not None:
             np.take(decoded, view.rows, axis=0, out=target, mode="clip")  # without a mode it copies once more
         return True

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from train.data.batches import IGNORE_LABEL, use_pinned_memory
-from train.data.decoding import decode_image, failure_reason, read_file
+from train.data.decoding import decode_image, read_file, unreadable_image
 from train.data.image_folder import ImageList, UnreadableImage
 from train.data.load_times import LoadTimes
 from train.data.workers import WorkerSpec, WorkerThreads
@@ -98,10 +98,8 @@ class PendingBatch:
             data = read_file(path)
             read = time.monotonic()
             decode_image(path, data, self.pixels[index], view)
-        except MemoryError:  # the file may be good
-            raise
         except Exception as error:  # Pillow's plug-ins raise what their parsers meet
-            self.bad[index] = UnreadableImage(path, failure_reason(path, error))
+            self.bad[index] = unreadable_image(path, error)
             self.pixels[index] = 0
         return read - began
 
@@ -197,10 +195,7 @@ class BatchLoader:
         batch = PendingBatch(self.dataset, request, self.buffers.take(len(request.rows)))
         self.pending.append(batch)
         count = len(request.rows)
-        if not self.workers.count:
-            began = time.monotonic()
-            batch.decode(0, count, self.times)
-            self.add_wait(batch, time.monotonic() - began)
+        if not self.workers.count:  # `finish_first` decodes it
             return
         size = max(1, min(CHUNK, ceil(count / len(self.threads))))
         for first in range(0, count, size):
@@ -213,7 +208,10 @@ class BatchLoader:
         began = time.monotonic()
         if self.workers.count:
             batch.wait()
-        self.add_wait(batch, time.monotonic() - began)
+        else:
+            batch.decode(0, len(batch.request.rows), self.times)
+        if batch.request.split == TRAIN:
+            self.times.wait_s += time.monotonic() - began
         self.pending.popleft()
         if self.may_grow:
             with suppress(RuntimeError):  # the system allows no more threads
@@ -221,16 +219,12 @@ class BatchLoader:
         yield batch.result()
         self.buffers.give_back(batch.buffer)
 
-    def add_wait(self, batch: PendingBatch, seconds: float) -> None:
-        """Count the time that the training loop waited for a batch of training images."""
-        if batch.request.split == TRAIN:
-            self.times.wait_s += seconds
-
     def drop_pending(self) -> None:
         """Drop what was requested and not drawn, when no thread writes to it any more."""
         for batch in self.pending:
             batch.cancelled = True
         while self.pending:
             batch = self.pending.popleft()
-            batch.wait()
+            if self.workers.count:
+                batch.wait()
             self.buffers.give_back(batch.buffer)

@@ -51,11 +51,15 @@ UPRIGHT = 1
 
 
 class ImagePart(NamedTuple):
-    """How to make the output from a file: decode at 1/scale, cut the region out, and resize the box inside it."""
+    """How to make the output from a file: decode at 1/scale, cut the region out, and resize the box inside it.
+
+    `output` is the size of what comes out, before `arrange` turns it upright.
+    """
 
     scale: int
     region: tuple[int, int, int, int]
     box: Box
+    output: Size
 
 
 def fit_crop(output: Size) -> Crop:
@@ -79,14 +83,14 @@ def swaps_sides(orientation: int) -> bool:
     return ORIENTATIONS[orientation][0]
 
 
-def find_part(stored: Size, output: Size, crop: Crop, orientation: int = UPRIGHT, *, scalable: bool) -> ImagePart:
+def find_part(stored: Size, output: Size, view: View, orientation: int = UPRIGHT, *, scalable: bool) -> ImagePart:
     """Return the part of a file's pixels, as they are stored, that becomes an output of this size.
 
-    `output` and the crop are upright; what `turn` gets must have the stored orientation. `scalable` is for JPEGs.
+    `output` and the view are upright. `scalable` is for JPEGs.
     """
     swapped = swaps_sides(orientation)
     visible = stored[::-1] if swapped else stored
-    box = stored_box(crop(visible), visible, orientation)
+    box = stored_box((view.crop or fit_crop(output))(visible), visible, orientation)
     width, height = output[::-1] if swapped else output
     scale = 1
     if scalable:
@@ -94,7 +98,7 @@ def find_part(stored: Size, output: Size, crop: Crop, orientation: int = UPRIGHT
         scale = next((one for one in SCALES if one <= room), 1)
     left, right, box_left, box_right = decoded_range(box[0], box[2], stored[0], scale, width)
     top, bottom, box_top, box_bottom = decoded_range(box[1], box[3], stored[1], scale, height)
-    return ImagePart(scale, (left, top, right, bottom), (box_left, box_top, box_right, box_bottom))
+    return ImagePart(scale, (left, top, right, bottom), (box_left, box_top, box_right, box_bottom), (width, height))
 
 
 def decoded_range(low: float, high: float, size: int, scale: int, output: int) -> tuple[int, int, float, float]:
@@ -117,14 +121,10 @@ def stored_box(box: Box, visible: Size, orientation: int) -> Box:
     return (top, left, bottom, right) if swapped else (left, top, right, bottom)
 
 
-def turn(pixels: Pixels, orientation: int) -> Pixels:
-    """Return (height, width, channels) pixels upright."""
+def arrange(pixels: Pixels, orientation: int, view: View) -> Pixels:
+    """Return (height, width, channels) pixels as they are stored upright, and in the order of the view."""
     swapped, columns_reversed, rows_reversed = ORIENTATIONS[orientation]
     pixels = pixels.swapaxes(0, 1) if swapped else pixels
-    return pixels[:: -1 if rows_reversed else 1, :: -1 if columns_reversed else 1]
-
-
-def reorder(pixels: Pixels, view: View) -> Pixels:
-    """Return (height, width, channels) pixels in the order of a view."""
+    pixels = pixels[:: -1 if rows_reversed else 1, :: -1 if columns_reversed else 1]
     pixels = pixels if view.rows is None else pixels[view.rows]
     return pixels if view.columns is None else pixels[:, view.columns]
