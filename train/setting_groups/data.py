@@ -1,0 +1,75 @@
+"""Which images are read, and how they reach the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from entrypoint.core.settings_base import Auto
+from train.setting_groups.model import ModelSettings
+from train.setting_groups.value_types import Alpha, Positive
+
+
+class DataSettings(ModelSettings, frozen=True, kw_only=True):
+    """Which images are read, and how they reach the model."""
+
+    dataset: Annotated[
+        Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "synthetic"],
+        Meta(description="Dataset. digits needs no download; imagefolder reads TRAIN_DATA_DIR."),
+    ] = "digits"
+    data_dir: Annotated[
+        Path | None,
+        Meta(description="imagefolder: the folder with train/ and test/ (or val/). Other datasets: download folder."),
+    ] = None
+    download: Annotated[bool, Meta(description="Download fashion-mnist and cifar10 if they are missing.")] = True
+    image_size: Annotated[
+        Auto | Annotated[int, Meta(ge=4, le=4096)],
+        Meta(description="Side of imagefolder's images in pixels. auto: their own size, or 224 above 96 pixels."),
+    ] = "auto"
+    on_unreadable_image: Annotated[
+        Literal["error", "skip"],
+        Meta(description="What to do with an image that cannot be read: stop and name it, or skip and count it."),
+    ] = "error"
+    synthetic_images: Annotated[
+        Annotated[int, Meta(ge=10, le=10**8)],
+        Meta(description="synthetic: training images. Test images: a fifth of them."),
+    ] = 2560
+    synthetic_classes: Annotated[
+        Annotated[int, Meta(ge=2, le=10**5)], Meta(description="synthetic: number of classes.")
+    ] = 10
+    synthetic_shape: Annotated[
+        Annotated[
+            str,
+            Meta(pattern=r"^[1-9]\d{0,3}x[1-9]\d{0,3}x[1-9]\d{0,3}$", title="channels x height x width, as 3x32x32"),
+        ],
+        Meta(description="synthetic: channels x height x width."),
+    ] = "3x32x32"
+    data_source: Annotated[
+        Literal["auto", "memory", "stream"],
+        Meta(description="memory keeps all decoded images in memory. stream decodes them in loader workers."),
+    ] = "auto"
+    num_workers: Annotated[
+        Auto | Annotated[int, Meta(ge=0, le=1024)],
+        Meta(
+            description="Threads per rank that decode when streaming. auto: one per thread of the rank, and more if"
+            " files are slow to read."
+        ),
+    ] = "auto"
+    cache_dir: Annotated[
+        Path | None, Meta(description="Folder for decoded images. Unset: the user's cache folder.")
+    ] = None
+    pin_memory: Annotated[
+        Auto | bool, Meta(description="Copy batches to a GPU from pinned memory. auto: if there is a GPU.")
+    ] = "auto"
+    prefetch_factor: Annotated[Positive, Meta(description="Batches that are decoded ahead of the one in use.")] = 2
+    transforms: Annotated[
+        Literal["auto", "none", "flip-crop", "imagenet", "book"],
+        Meta(
+            description="Augmentation. auto: flip-crop for color images, none for grayscale."
+            " imagenet: random resized crop and flip. book: the book's pipeline at 224x224."
+        ),
+    ] = "auto"
+    mixup_alpha: Annotated[Alpha, Meta(description="Alpha of mixup's Beta distribution; 0 disables mixup.")] = 0.0
+    cutmix_alpha: Annotated[Alpha, Meta(description="Alpha of CutMix's Beta distribution; 0 disables CutMix.")] = 0.0

@@ -1,0 +1,51 @@
+"""What is trained: model, pruning and average of the weights."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from entrypoint.core.settings_base import Settings
+from train.setting_groups.value_types import BelowOne
+
+
+class ModelSettings(Settings, frozen=True, kw_only=True):
+    """What is trained: model, pruning and average of the weights."""
+
+    recipe: Annotated[
+        Literal["default", "speedrun"],
+        Meta(
+            description="Preset. speedrun trains CIFAR-10 fast: it sets model, batch size, learning rate and epochs."
+            " Your own settings win."
+        ),
+    ] = "default"
+    model: Annotated[
+        str,
+        Meta(description="cnn (the book's), speednet, speednet-half, or any torchvision classifier such as resnet18."),
+    ] = "cnn"
+    bias: Annotated[bool, Meta(description="Bias parameters in the layers of cnn.")] = True
+    prune_ratio: Annotated[
+        BelowOne,
+        Meta(description="Fraction of each layer's filters to prune, smallest L1 norm first; 0 disables pruning."),
+    ] = 0.0
+    prune_backend: Annotated[Literal["torch-pruning", "nni"], Meta(description="Library that prunes.")] = (
+        "torch-pruning"
+    )
+    prune_layer_types: Annotated[
+        Annotated[
+            str, Meta(pattern=r"^(conv2d|linear)(,(conv2d|linear))*$", title="conv2d, linear, or both with a comma")
+        ],
+        Meta(description="Types of layers to prune: conv2d, linear, or both with a comma."),
+    ] = "conv2d"
+    prune_exclude: Annotated[str, Meta(description="Layers to keep unpruned, with commas: conv1,layer1.")] = ""
+    prune_warmup: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="Epochs before pruning; training continues after it.")
+    ] = 1
+    ema_decay: Annotated[
+        BelowOne,
+        Meta(
+            description="Decay of the exponential moving average (EMA) of the weights, used for evaluation and export;"
+            " 0 disables it."
+        ),
+    ] = 0.0

@@ -1,0 +1,58 @@
+"""How a step is computed, on one rank or many."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from entrypoint.core.settings_base import Auto
+from train.setting_groups.optimization import OptimizationSettings
+from train.setting_groups.value_types import Positive
+
+
+class PerformanceSettings(OptimizationSettings, frozen=True, kw_only=True):
+    """How a step is computed, on one rank or many."""
+
+    precision: Annotated[
+        Literal["auto", "fp32", "tf32", "bf16", "fp16"],
+        Meta(
+            description="bf16 and fp16 use autocast with fp32 weights; tf32 is for GPUs."
+            " auto: bf16 where the hardware supports it."
+        ),
+    ] = "fp32"
+    compile: Annotated[
+        Literal["off", "default", "reduce-overhead", "max-autotune", "auto"],
+        Meta(description="torch.compile and its mode. auto measures whether compilation pays off."),
+    ] = "off"
+    compile_backend: Annotated[
+        Annotated[str, Meta(pattern=r"^[\w.-]{1,100}$", title="the name of a backend")],
+        Meta(description="Backend of torch.compile."),
+    ] = "inductor"
+    ipex: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(description="Intel Extension for PyTorch. auto: off, because it gave no speedup."),
+    ] = "auto"
+    deterministic: Annotated[bool, Meta(description="Use deterministic kernels only; slower on CUDA.")] = False
+    channels_last: Annotated[bool, Meta(description="Use the channels-last memory format.")] = True
+    sync_batchnorm: Annotated[
+        Auto | bool,
+        Meta(description="Compute BatchNorm statistics over all ranks. auto and 1: yes. 0: each rank its own."),
+    ] = "auto"
+    ddp_find_unused_parameters: Annotated[
+        bool,
+        Meta(description="DDP's find_unused_parameters: set to 1 if some parameters get no gradient in a step."),
+    ] = False
+    ddp_static_graph: Annotated[bool, Meta(description="DDP's static_graph: every step uses the same graph.")] = False
+    gradient_compression: Annotated[
+        Literal["off", "bf16", "fp16", "powersgd"],
+        Meta(
+            description="Gradient compression for DDP; may reduce accuracy."
+            " Resuming with powersgd is not bitwise identical."
+        ),
+    ] = "off"
+    parallelism: Annotated[
+        Literal["ddp", "fsdp"],
+        Meta(description="ddp replicates the model. fsdp (FSDP2) shards parameters, gradients and optimizer state."),
+    ] = "ddp"
+    eval_batch_size: Annotated[Auto | Positive, Meta(description="Images per evaluation step of a rank.")] = "auto"
