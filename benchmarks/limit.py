@@ -102,14 +102,16 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     count = BATCH * steps
     images = ImageTensors(torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (count,)))
     feed = MemorySource(images, images, shape, settings, group)
-    model = set_memory_format(build_model(name, shape, 10, bias=True), channels_last=True, contiguous_weights=True)
+    model = set_memory_format(
+        build_model(TrainSettings(model=name), shape, 10), channels_last=True, contiguous_weights=True
+    )
     ((pixels, labels),) = next(feed.train_batches(0)).micro_batches
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(pixels), labels).backward()  # type: ignore[no-untyped-call]
     use_matmul_for_small_inputs(model, shape)
     optimizer = build_optimizer(settings, model)
     state = TrainState(model, optimizer, gradient_scaler("fp32", group.device))
-    trainer = Trainer(state, lr_schedule(settings, 10**6), settings, group, "fp32")
+    trainer = Trainer(state, lr_schedule(settings, 10**6, 10**6), settings, group, "fp32")
     clock = Clock(DATA)
     trainer.mark_phase = clock.phase
 

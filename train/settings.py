@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from entrypoint.core.settings_base import Auto, ParsedSettings, read_settings
+from train.setting_groups.model import ModelSettings as ModelSettings
 from train.setting_groups.performance import PerformanceSettings
 from train.setting_groups.value_types import AboveZero, Positive
 
@@ -18,7 +19,9 @@ NOT_SPEED = frozenset(
         *("data_dir", "download", "on_unreadable_image", "synthetic_images", "cache_dir", "epochs", "steps", "lr"),
         *("momentum", "weight_decay", "schedule", "warmup", "seed", "eval_batch_size", "output_dir", "run_name"),
         *("max_minutes", "resume", "resume_allow_changed", "checkpoint_every", "keep_checkpoints", "log_interval"),
-        *("progress", "profile", "export", "tensorboard", "prune_warmup", "label_smoothing"),
+        *("progress", "profile", "export", "tensorboard", "prune_warmup", "label_smoothing", "model_path", "weights"),
+        *("weights_strict", "head", "head_lr", "lr_layer_decay", "normalize", "min_lr", "lr_step_epochs"),
+        *("lr_gamma", "decay_fraction", "decay_norms"),
     }
 )
 
@@ -36,7 +39,7 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
     PREFIX: ClassVar[str] = "TRAIN_"
     # Shown by `--help`; `--help-all` shows every setting.
     BASIC: ClassVar[tuple[str, ...]] = (
-        *("recipe", "model", "dataset", "data_dir", "image_size", "epochs", "batch_size", "lr", "precision"),
+        *("recipe", "model", "weights", "dataset", "data_dir", "image_size", "epochs", "batch_size", "lr", "precision"),
         *("compile", "output_dir", "run_name", "resume", "seed"),
     )
     RENAMED: ClassVar[Mapping[str, str]] = {

@@ -43,9 +43,11 @@ def ours(task: Task) -> Iterator[int]:
     from train.data.stream_feed import StreamSource
     from train.data.workers import WorkerSpec
     from train.distributed.process_group import ProcessGroup
+    from train.planning.normalization import IMAGENET
     from train.settings import TrainSettings
     from train.transforms.image_part import View
     from train.transforms.imagenet import eval_crop
+    from train.transforms.normalize import Normalize
 
     settings = TrainSettings(batch_size=BATCH, transforms="imagenet", eval_batch_size=BATCH)
     group = ProcessGroup(0, 1, 0, torch.device("cpu"))
@@ -54,7 +56,8 @@ def ours(task: Task) -> Iterator[int]:
     dataset = ImageDataset((images, images), shape, View(eval_crop((task.side, task.side))))
     workers = WorkerSpec(frozenset(os.sched_getaffinity(0)), WORKERS)
     with BatchLoader(dataset, workers, settings, group.device) as loader:
-        source = StreamSource(loader, settings, group)
+        mean, deviation = (torch.tensor(one) * 255 for one in IMAGENET)
+        source = StreamSource(loader, settings, group, Normalize.from_stats(mean, deviation, group.device))
         epoch = 0
         while True:
             if task.trains:

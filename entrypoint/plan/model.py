@@ -136,7 +136,10 @@ class EnvironmentPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerPlan:
-    """What only the built-in trainer reads; `ipex_packs` is IPEX with packed weights and a fused update."""
+    """What only the built-in trainer reads; `ipex_packs` is IPEX with packed weights and a fused update.
+
+    `normalization` is mean and standard deviation of each channel from 0 to 1, None for the training images' own.
+    """
 
     data_source: str
     num_workers: int
@@ -145,6 +148,7 @@ class TrainerPlan:
     use_ipex: bool
     saves_checkpoints: bool
     ipex_packs: bool = False
+    normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

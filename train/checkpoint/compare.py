@@ -37,7 +37,8 @@ def refuse_old_format(path: Path) -> None:
 
 def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *, changed: bool) -> tuple[str, ...]:
     """Return the settings that differ, one text each; raises `UserError` if they must not."""
-    before = with_current_names(found.settings)
+    # A setting that is newer than the checkpoint had its default.
+    before = {**TrainSettings().to_json(), **with_current_names(found.settings)}
     differ = {
         name: f"TRAIN_{name.upper()} was {printable(before.get(name))}, is {printable(value)}"
         for name, value in settings.items()

@@ -33,6 +33,7 @@ class DatasetInfo:
 
     `becomes` says what its image files become, empty for a set that has no files. `train_images` is 0 if unknown.
     `cache_owners` are other users who have entries in the folder that TRAIN_CACHE_DIR names.
+    `classes` are their names, in the order of the model's outputs.
     `has_kernel` says whether the compiled JPEG decoder is there.
     `loading_bytes` is the memory that each rank needs to load a set that cannot be streamed, 0 if that is little.
     """
@@ -45,6 +46,7 @@ class DatasetInfo:
     loading_bytes: int = 0
     cache_owners: tuple[str, ...] = ()
     has_kernel: bool = False
+    classes: tuple[str, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -53,10 +55,13 @@ class DatasetInfo:
         return self.images * channels * height * width
 
 
+# As torchvision names them; a test compares.
+FASHION = (*("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),)
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 KNOWN = {
-    "digits": DatasetInfo(1797, (1, 8, 8), train_images=1442),
-    "fashion-mnist": DatasetInfo(70_000, (1, 28, 28), train_images=60_000),
-    "cifar10": DatasetInfo(60_000, (3, 32, 32), train_images=50_000),
+    "digits": DatasetInfo(1797, (1, 8, 8), train_images=1442, classes=tuple(map(str, range(10)))),
+    "fashion-mnist": DatasetInfo(70_000, (1, 28, 28), train_images=60_000, classes=FASHION),
+    "cifar10": DatasetInfo(60_000, (3, 32, 32), train_images=50_000, classes=CIFAR10),
 }
 
 
@@ -82,7 +87,14 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
     becomes = headers.describe(shape)
     has_kernel = jpeg_kernel() is not None
     return DatasetInfo(
-        counter.images, shape, counted_all, becomes, train_images, cache_owners=owners, has_kernel=has_kernel
+        counter.images,
+        shape,
+        counted_all,
+        becomes,
+        train_images,
+        cache_owners=owners,
+        has_kernel=has_kernel,
+        classes=tuple(classes),
     )
 
 
@@ -127,12 +139,18 @@ def inspect_synthetic(settings: TrainSettings) -> DatasetInfo:
     train, test = settings.synthetic_images, synthetic_test_images(settings)
     values = channels * height * width
     loading = 3 * values * train + 8 * values * settings.synthetic_classes + 8 * (train + test)
-    return DatasetInfo(train + test, shape, train_images=train, loading_bytes=loading)
+    classes = synthetic_classes(settings)
+    return DatasetInfo(train + test, shape, train_images=train, loading_bytes=loading, classes=classes)
 
 
 def synthetic_test_images(settings: TrainSettings) -> int:
     """Return the number of test images: a fifth of the training images, and at least one per class."""
     return max(settings.synthetic_classes, settings.synthetic_images // 5)
+
+
+def synthetic_classes(settings: TrainSettings) -> tuple[str, ...]:
+    """Return the names of a synthetic set's classes."""
+    return tuple(f"class{index}" for index in range(settings.synthetic_classes))
 
 
 def synthetic_shape(settings: TrainSettings) -> tuple[int, int, int]:

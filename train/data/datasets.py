@@ -18,7 +18,7 @@ from torch import Tensor
 from entrypoint.core.errors import UserError, first_line
 from train.checkpoint.metadata import DataFingerprint
 from train.data.cache import ImageSource, cache_folder, load_or_build
-from train.data.dataset_info import synthetic_shape, synthetic_test_images
+from train.data.dataset_info import synthetic_classes, synthetic_shape, synthetic_test_images
 from train.data.decode_splits import decode_splits
 from train.data.fingerprint import fingerprint_of_arrays, fingerprint_of_files
 from train.data.image_folder import ImageList, UnreadableImage, check_classes, list_splits
@@ -159,7 +159,7 @@ def load_synthetic(settings: TrainSettings) -> DataSet:
             images[start : start + 4096] += centres[labels[start : start + 4096]].to(torch.int16)
         return ImageTensors(images.to(torch.uint8), labels)
 
-    names = tuple(f"class{index}" for index in range(classes))
+    names = synthetic_classes(settings)
     train, test = settings.synthetic_images, synthetic_test_images(settings)
     return DataSet(draw(train, "train"), draw(test, "test"), names, (channels, height, width))
 

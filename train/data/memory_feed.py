@@ -34,7 +34,13 @@ class MemorySource:
     """The batches of one rank from images in memory, which are moved to the device if they fit there."""
 
     def __init__(
-        self, train: ImageTensors, test: ImageTensors, shape: ImageShape, settings: TrainSettings, group: ProcessGroup
+        self,
+        train: ImageTensors,
+        test: ImageTensors,
+        shape: ImageShape,
+        settings: TrainSettings,
+        group: ProcessGroup,
+        normalize: Normalize | None = None,
     ) -> None:
         self.settings = settings
         self.skipped: set[str] = set()
@@ -42,7 +48,7 @@ class MemorySource:
         self.sampler = make_sampler(len(train), shape, settings, group)
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.pinned = use_pinned_memory(settings, group.device)
-        self.normalize = channel_stats(train.images, group.device, channels_last=settings.channels_last)
+        self.normalize = normalize or channel_stats(train.images, group.device, channels_last=settings.channels_last)
         self.train = to_device(train, group.device)
         self.test = test
         share = max(1, settings.batch_size // group.world_size) * train.images[:1].nbytes

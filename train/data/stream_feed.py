@@ -21,27 +21,23 @@ from train.transforms.normalize import Normalize
 EVAL_BATCH_SIZE = 256
 # Lines about unreadable images, for each rank.
 MAX_WARNINGS = 50
-# ImageNet's channel statistics as byte values. Why: those of a streamed set are not known before training.
-IMAGENET_STATS = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
-GRAY_STATS = ((127.5,), (64.0,))
 
 
 class StreamSource:
     """The batches of one rank, decoded by the planned threads ahead of the training loop."""
 
-    def __init__(self, loader: BatchLoader, settings: TrainSettings, group: ProcessGroup) -> None:
+    def __init__(
+        self, loader: BatchLoader, settings: TrainSettings, group: ProcessGroup, normalize: Normalize | None = None
+    ) -> None:
         self.loader, self.settings, self.group = loader, settings, group
         self.dataset = loader.dataset
         shape, (train, test) = self.dataset.shape, self.dataset.splits
         self.train_count, self.test_count = len(train), len(test)
         self.sampler = make_sampler(self.train_count, shape, settings, group)
         self.steps_per_epoch = self.sampler.steps_per_epoch
-        mean, deviation = IMAGENET_STATS if shape[0] == 3 else GRAY_STATS
-        self.normalize = Normalize.from_stats(
-            torch.tensor(mean), torch.tensor(deviation), group.device, channels_last=settings.channels_last
-        )
         self.skipped: set[str] = set()
         self.buffers: dict[int, Tensor] = {}
+        self.normalize = normalize or self.measure_normalization()
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this rank's shard of every full batch of the epoch, from step `first` on.
@@ -89,6 +85,14 @@ class StreamSource:
             with torch.inference_mode(mode=False):  # what evaluation allocates, training could not write to
                 self.buffers[index] = torch.empty(size)
         return self.buffers[index]
+
+    def measure_normalization(self) -> Normalize:
+        """Return the normalization by some training images, transformed for evaluation: TRAIN_NORMALIZE=data."""
+        images, _, _ = self.dataset[BatchRequest(TRAIN, range(self.train_count)[sample_slice(self.train_count)])]
+        pixels = self.sampler.transform.eval_transform(images).float().flatten(0, 2)
+        return Normalize.from_stats(
+            pixels.mean(0), pixels.std(0), self.group.device, channels_last=self.settings.channels_last
+        )
 
     def sample(self) -> Tensor:
         """Return some training images, transformed for evaluation, on the CPU."""

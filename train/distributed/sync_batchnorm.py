@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.functional import batch_norm, pad
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from entrypoint.core.console import write_stderr
+from entrypoint.core.errors import UserError
 from train.distributed.process_group import ProcessGroup
 from train.distributed.shared_memory import SharedMemoryGroup
 from train.settings import TrainSettings
@@ -106,12 +108,47 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance, momentum)
 
 
+class SyncBatchNormAct(SyncBatchNorm):
+    """The same with the dropout and the activation that timm's `BatchNormAct2d` has after it."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the activations of the normalized batch."""
+        result: Tensor = self.act(self.drop(super().forward(input)))
+        return result
+
+
+def has_activation(module: nn.Module) -> bool:
+    """Return whether a module is timm's BatchNorm with an activation after it."""
+    return type(module).__name__ == "BatchNormAct2d" and hasattr(module, "act") and hasattr(module, "drop")
+
+
+PLAIN_BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, SyncBatchNorm, SyncBatchNormAct)
+
+
+def check_batchnorm_classes(model: nn.Module) -> None:
+    """Raise `UserError` for a BatchNorm with a forward pass of its own, which synchronization would replace."""
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and type(module) not in PLAIN_BATCHNORM and not has_activation(module):
+            raise UserError(
+                f"TRAIN_SYNC_BATCHNORM: {name or 'the model'} is a {type(module).__name__}, which cannot be"
+                " synchronized over ranks. Set TRAIN_SYNC_BATCHNORM=0, or use nn.BatchNorm2d."
+            )
+
+
 def convert_sync_batchnorm(model: nn.Module, group: ProcessGroup, *, compiled: bool = False) -> nn.Module:
     """Return the model with every BatchNorm replaced by one over all ranks, with its weights and statistics.
 
     A model to be compiled uses the process group, because the compiler cannot trace shared memory.
     """
+    check_batchnorm_classes(model)
     if group.device.type == "cuda":
+        if any(has_activation(module) for module in model.modules()):
+            layers: Any = importlib.import_module("timm.layers")
+            with_activations: nn.Module = layers.convert_sync_batchnorm(model)
+            return with_activations
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         return converted
     if isinstance(model, _BatchNorm):
@@ -123,9 +160,12 @@ def convert_sync_batchnorm(model: nn.Module, group: ProcessGroup, *, compiled: b
 
 def from_batchnorm(norm: Any, memory: SharedMemoryGroup | None = None) -> SyncBatchNorm:
     """Return the synchronized equivalent of a BatchNorm, with the same parameters."""
-    synchronized = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+    kind = SyncBatchNormAct if has_activation(norm) else SyncBatchNorm
+    synchronized = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
         setattr(synchronized, name, getattr(norm, name))
+    if isinstance(synchronized, SyncBatchNormAct):
+        synchronized.drop, synchronized.act = norm.drop, norm.act
     synchronized.memory = memory
     return synchronized.train(norm.training)
 

@@ -17,7 +17,7 @@ from train.acceleration.memory_format import set_memory_format
 from train.acceleration.small_conv import use_matmul_for_small_inputs
 from train.acceleration.torch_workarounds import match_optimizer_state_format
 from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, Metadata, corrupt_error
-from train.checkpoint.optimizer_state import load_optimizer_tensors
+from train.checkpoint.optimizer_state import check_optimizer_state, load_optimizer_tensors
 from train.checkpoint.resume import ResumePoint, check_shapes
 from train.checkpoint.tensor_files import Tensors
 from train.data.batches import BatchSource
@@ -31,12 +31,17 @@ from train.distributed.sync_batchnorm import convert_sync_batchnorm, has_batchno
 from train.engine.optimizer import build_optimizer, lr_schedule, make_ema, parameter_names
 from train.engine.train_state import TrainState
 from train.engine.train_step import Trainer
+from train.models.freezing import freeze
+from train.models.head import head_names
 from train.models.inspection import count_parameters, dry_run, single_image_problem
 from train.models.pruning import prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.speednet import SpeedNet
+from train.models.weights import FittedWeights, load_weights
+from train.planning.optimizers import SGD
 from train.settings import ImageShape, TrainSettings
 from train.transforms.image_part import PLAIN_VIEW, View
+from train.transforms.normalize import Normalize
 from train.transforms.registry import select_transform
 
 BuiltModel = tuple[nn.Module, torch.optim.Optimizer, AveragedModel | None]
@@ -53,19 +58,26 @@ class ModelBuilder:
     settings: TrainSettings
     plan: Plan
     shape: ImageShape
-    classes: int
+    classes: tuple[str, ...]
     group: ProcessGroup
     sample: Callable[[], Tensor] | None = None
 
     def create_model(self) -> nn.Module:
-        """Return a new unpruned model on the CPU."""
-        model = build_model(self.settings.model, self.shape, self.classes, bias=self.settings.bias)
+        """Return a new unpruned model on the CPU, with random weights."""
+        model = build_model(self.settings, self.shape, len(self.classes))
         if isinstance(model, SpeedNet) and self.sample:
             model.init_whitening(self.sample())
         return model
 
-    def build(self, slim: Mapping[str, Tensor] | None = None, start: ResumePoint | None = None) -> BuiltModel:
+    def build(
+        self,
+        slim: Mapping[str, Tensor] | None = None,
+        start: ResumePoint | None = None,
+        weights: FittedWeights | None = None,
+    ) -> BuiltModel:
         """Return model, optimizer and EMA model on the device; a pruned model takes its shapes from a state.
+
+        A new run may start from `weights`.
 
         IPEX packs the weights and the optimizer's state, so a checkpoint `start` is loaded before it.
         With FSDP2, filters stay contiguous, because FSDP2 requires it. SGD is not fused there, because torch 2.8 does
@@ -75,8 +87,12 @@ class ModelBuilder:
         model = self.create_model()
         if slim is not None:
             resize_to_state(model, slim)
+        if weights:
+            weights.load_into(model)
+        head = head_names(model, len(self.classes))
         if group.world_size > 1 and settings.sync_batchnorm and has_batchnorm(model):
             model = convert_sync_batchnorm(model, group, compiled=settings.compile != "off")
+        freeze(model, settings.freeze, len(self.classes))
         fused = self.plan.the_trainer().precision != "fp16"
         if group.world_size > 1 and settings.parallelism == "fsdp":
             from train.distributed.fsdp import apply_fsdp
@@ -84,7 +100,8 @@ class ModelBuilder:
             average = make_ema(model, settings)
             for one in filter(None, (model, average.module if average else None)):
                 apply_fsdp(one, group)
-            return model, build_optimizer(settings, model, fused=fused and settings.optimizer != "sgd"), average
+            fused = fused and settings.optimizer.lower() != SGD
+            return model, build_optimizer(settings, model, head, fused=fused), average
         eager = (
             settings.compile in ("off", "auto") and not self.plan.the_trainer().use_ipex
         )  # compilers and IPEX choose their own weight layout
@@ -98,24 +115,33 @@ class ModelBuilder:
                 model, self.shape, tap_major=settings.gradient_compression != "powersgd"
             )
         packs = self.plan.the_trainer().ipex_packs
-        optimizer = build_optimizer(settings, model, fused=fused and not packs)
+        optimizer = build_optimizer(settings, model, head, fused=fused and not packs)
         if self.plan.the_trainer().use_ipex:
             if start:
-                load_model_and_optimizer(model, optimizer, start, settings)
+                load_model_and_optimizer(model, optimizer, start)
             compiling = settings.compile != "off"
             model, optimizer = optimize_with_ipex(model, optimizer, packs=packs, compiling=compiling)
         return model, optimizer, make_ema(model, settings)
 
-    def create_trainer(self, total_steps: int, start: ResumePoint | None) -> Trainer:
+    def load_weights(self) -> FittedWeights | None:
+        """Return the weights that a new run starts from, read by rank 0 alone; raises `UserError`."""
+        if not self.settings.weights:
+            return None
+        with torch.random.fork_rng(devices=[]):
+            return self.group.run_on_main(
+                lambda: load_weights(self.settings, self.create_model(), self.shape, self.classes)
+            )
+
+    def create_trainer(self, total_steps: int, steps_per_epoch: int, start: ResumePoint | None) -> Trainer:
         """Return the trainer of a new run or of a resumed one."""
         precision = self.plan.the_trainer().precision
         configure_tf32(precision, self.group.device)
         slim = None
         if start and self.settings.prune_ratio and self.settings.parallelism == "ddp":
             slim = self.pruned_state(start)
-        model, optimizer, average = self.build(slim, start)
+        model, optimizer, average = self.build(slim, start, None if start else self.load_weights())
         warn_without_batchnorm(model, self.settings, self.group)
-        schedule = lr_schedule(self.settings, total_steps)
+        schedule = lr_schedule(self.settings, total_steps, steps_per_epoch)
         scaler = gradient_scaler(precision, self.group.device)
         state = TrainState(model, optimizer, scaler, ema_model=average, pruned=slim is not None)
         trainer = Trainer(state, schedule, self.settings, self.group, precision)
@@ -189,13 +215,11 @@ def is_smaller(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
     return len(shape) == len(whole) and all(new <= old for new, old in zip(shape, whole, strict=True))
 
 
-def load_model_and_optimizer(
-    model: nn.Module, optimizer: torch.optim.Optimizer, start: ResumePoint, settings: TrainSettings
-) -> None:
+def load_model_and_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, start: ResumePoint) -> None:
     """Load a checkpoint's model and optimizer; raises `UserError` if they are of another model."""
     load_module(model, MODEL, start)
     try:
-        load_optimizer_tensors(optimizer, parameter_names(settings, model), start.checkpoint.section(OPTIMIZER))
+        load_optimizer_tensors(optimizer, parameter_names(optimizer, model), start.checkpoint.section(OPTIMIZER))
         check_optimizer_state(optimizer)
     except ValueError as error:
         raise corrupt_error(start.path, error) from None
@@ -214,21 +238,6 @@ def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
-# What an optimizer's step reads of the state of a parameter that has any.
-OPTIMIZER_FIELDS = {torch.optim.SGD: set(), torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"}}
-
-
-def check_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if the optimizer's loaded state is not of its kind, or has other shapes."""
-    needed = next((fields for kind, fields in OPTIMIZER_FIELDS.items() if isinstance(optimizer, kind)), set())
-    for parameter, state in optimizer.state.items():
-        if missing := needed - set(state):
-            raise ValueError(f"its optimizer state has no {min(missing)}")
-        for field, value in state.items():
-            if value is not None and value.numel() != 1 and value.shape != parameter.shape:
-                raise ValueError(f"{field} of its optimizer state has the shape of no parameter")
-
-
 def restore(trainer: Trainer, start: ResumePoint, *, loaded: bool) -> None:
     """Load a checkpoint's state into the trainer, whose model and optimizer may be `loaded` already.
 
@@ -240,7 +249,7 @@ def restore(trainer: Trainer, start: ResumePoint, *, loaded: bool) -> None:
 
         sharded.load(start.path, state.sharded(trainer.group), restore_state_metadata)
     elif not loaded:
-        load_model_and_optimizer(state.model, state.optimizer, start, trainer.settings)
+        load_model_and_optimizer(state.model, state.optimizer, start)
     if state.ema_model and not saved.tensors.get(EMA):
         copy_weights(state.model, state.ema_model.module)
     elif state.ema_model and trainer.settings.parallelism == "ddp":
@@ -280,11 +289,22 @@ def build_loader(data: DataSet, settings: TrainSettings, group: ProcessGroup, pl
 
 
 def build_source(
-    data: DataSet, loader: BatchLoader | None, settings: TrainSettings, group: ProcessGroup
+    data: DataSet,
+    loader: BatchLoader | None,
+    settings: TrainSettings,
+    group: ProcessGroup,
+    normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
 ) -> BatchSource:
-    """Return the batch source for a data set in memory or a streamed one."""
+    """Return the batch source for a data set in memory or a streamed one.
+
+    `normalization` is mean and standard deviation of each channel from 0 to 1, None for the training images' own.
+    """
+    known = None
+    if normalization:
+        mean, deviation = (torch.tensor(one) * 255 for one in normalization)
+        known = Normalize.from_stats(mean, deviation, group.device, channels_last=settings.channels_last)
     if loader:
-        return StreamSource(loader, settings, group)
+        return StreamSource(loader, settings, group, known)
     assert isinstance(data.train, ImageTensors)
     assert isinstance(data.test, ImageTensors)
-    return MemorySource(data.train, data.test, data.shape, settings, group)
+    return MemorySource(data.train, data.test, data.shape, settings, group, known)

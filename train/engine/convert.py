@@ -28,7 +28,7 @@ from train.checkpoint.metadata import (
 )
 from train.checkpoint.tensor_files import Checkpoint
 from train.checkpoint.version_0_1 import OldCheckpoint, read_old_checkpoint
-from train.engine.optimizer import parameter_names
+from train.engine.optimizer import build_optimizer, parameter_names
 from train.models.registry import build_model
 from train.settings import TrainSettings
 from train.transforms.registry import select_transform
@@ -85,8 +85,8 @@ def named_optimizer(old: OldCheckpoint, settings: TrainSettings) -> Mapping[str,
     channels, height, width = plan["trainer"]["image_shape"] if "trainer" in plan else plan["training"]["shape"]
     shape = select_transform(settings, channels).shape((channels, height, width))
     classes = len(list(old.model.values())[-1])  # the head's bias or weight comes last
-    model = build_model(settings.model, shape, classes, bias=settings.bias)
-    names = parameter_names(settings, model)
+    model = build_model(settings, shape, classes)
+    names = parameter_names(build_optimizer(settings, model), model)
     by_number = {str(index): name for index, name in enumerate(names)}
     numbered = ((key.partition("."), value) for key, value in old.optimizer.items())
     return {f"{by_number[number]}.{field}": value for (number, _, field), value in numbered}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,66 +12,106 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from entrypoint.core.errors import UserError, first_line, printable
 from train.acceleration.torch_workarounds import skip_dynamo_import, unwrap_step
+from train.models.head import in_modules
+from train.planning.optimizers import SGD, find_optimizer, parse_arguments, peak_lr
 from train.settings import TrainSettings
 
-# Peak learning rates for the CNN on CIFAR-10 and digits at the default batch size.
-DEFAULT_LR = {"sgd": 0.05, "adam": 0.001, "adamw": 0.001}
 ONECYCLE_WARMUP = 0.25
+# The part of a name up to the number of its block: `layer1.0` of `layer1.0.conv1.weight`.
+BLOCK = re.compile(r"(?:[^.]+\.)*?[^.]*\d(?:\.\d+)*(?=\.)")
 
 
-def build_optimizer(settings: TrainSettings, model: nn.Module, *, fused: bool = True) -> torch.optim.Optimizer:
-    """Return the optimizer; `set_lr` sets its learning rate before each step.
+def build_optimizer(
+    settings: TrainSettings, model: nn.Module, head: tuple[str, ...] = (), *, fused: bool = True
+) -> torch.optim.Optimizer:
+    """Return the optimizer; `set_lr` sets its learning rate before each step. `head` names the modules of the head.
 
     Do not fuse it for scaled fp16 gradients. They usually overflow in the first step, which is skipped. torch 2.8's
-    fused SGD leaves momentum uninitialized then.
+    fused SGD leaves momentum uninitialized then. Raises `UserError` for arguments that the optimizer refuses.
     """
-    lr = peak_lr(settings)
-    common: dict[str, Any] = {"lr": lr, "weight_decay": settings.weight_decay, "fused": fused}
-    parameters = parameter_groups(settings, model)
+    known = find_optimizer(settings)
+    kind: type[torch.optim.Optimizer] = getattr(importlib.import_module(f"{known.package}.optim"), known.name)
+    arguments: dict[str, Any] = {"lr": peak_lr(settings), **parse_arguments(settings)}
+    if "weight_decay" in known.defaults:
+        arguments["weight_decay"] = settings.weight_decay
+    if "fused" in known.defaults:
+        arguments["fused"] = fused
+    if settings.optimizer.lower() == SGD:
+        arguments |= {"momentum": settings.momentum, "nesterov": settings.momentum > 0}
+    groups = parameter_groups(settings, model, head)
     if settings.compile == "off":
         skip_dynamo_import()
-    optimizer: torch.optim.Optimizer
-    if settings.optimizer == "sgd":
-        nesterov = settings.momentum > 0
-        optimizer = torch.optim.SGD(parameters, momentum=settings.momentum, nesterov=nesterov, **common)
-    else:
-        kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
-        optimizer = kind(parameters, **common)
+    try:
+        optimizer = kind(groups, **arguments)
+    except (ValueError, TypeError, IndexError) as error:
+        raise UserError(
+            f"TRAIN_OPTIMIZER_ARGS={printable(settings.optimizer_args)}: {known.name} refuses them"
+            f" ({first_line(error)}). Correct them."
+        ) from None
     if settings.compile == "off":
         unwrap_step(optimizer)
     return optimizer
 
 
-def parameter_groups(settings: TrainSettings, model: nn.Module) -> list[Any]:
-    """Return the trainable parameters, grouped by learning-rate multiplier if the model defines `lr_multipliers`.
+def parameter_groups(settings: TrainSettings, model: nn.Module, head: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return the trainable parameters, grouped by learning-rate factor (`rate`) and weight decay.
 
-    Multipliers apply to SGD only. The weight decay per step is the same in all groups.
+    Factors of the model's own `lr_multipliers` apply to SGD only, and leave the weight decay per step the same.
     """
-    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    rates: Mapping[str, float] = getattr(model, "lr_multipliers", {}) if settings.optimizer == "sgd" else {}
-    if not rates:
-        return list(named.values())
-    return [
-        {
-            "params": [parameter for name, parameter in named.items() if rates.get(name, 1.0) == rate],
-            "rate": rate,
-            "weight_decay": settings.weight_decay / rate,
-        }
-        for rate in sorted({rates.get(name, 1.0) for name in named})
-    ]
+    multipliers: Mapping[str, float] = {}
+    if settings.optimizer.lower() == SGD:
+        multipliers = getattr(model, "lr_multipliers", {})
+    factors = lr_factors(settings, model, head)
+    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        own = multipliers.get(name, 1.0)
+        decays = settings.decay_norms or parameter.ndim > 1
+        key = (own * factors[name], settings.weight_decay / own if decays else 0.0)
+        group = groups.setdefault(key, {"params": [], "rate": key[0], "weight_decay": key[1]})
+        group["params"].append(parameter)
+    return [groups[key] for key in sorted(groups)]
 
 
-def parameter_names(settings: TrainSettings, model: nn.Module) -> list[str]:
-    """Return the names of the trainable parameters in the order in which the optimizer has them."""
-    named = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    rates: Mapping[str, float] = getattr(model, "lr_multipliers", {}) if settings.optimizer == "sgd" else {}
-    return sorted(named, key=lambda name: rates.get(name, 1.0)) if rates else named
+def lr_factors(settings: TrainSettings, model: nn.Module, head: tuple[str, ...]) -> dict[str, float]:
+    """Return the factor of each parameter's learning rate by TRAIN_LR_LAYER_DECAY and TRAIN_HEAD_LR.
+
+    The head has the peak learning rate, the last block one decay less, and so on to the input (BEiT, arXiv:2106.08254).
+    """
+    names = [name for name, _ in model.named_parameters()]
+    depths = block_depths(model, head)
+    deepest = max(depths.values(), default=0) + 1
+    decayed = {name: settings.lr_layer_decay ** (deepest - depths.get(name, deepest)) for name in names}
+    head_rate = settings.head_lr / peak_lr(settings) if settings.head_lr else 1.0
+    return {name: head_rate if in_modules(name, head) else decayed[name] for name in names}
 
 
-def peak_lr(settings: TrainSettings) -> float:
-    """Return the peak learning rate of the run."""
-    return DEFAULT_LR[settings.optimizer] if settings.lr == "auto" else settings.lr
+def block_depths(model: nn.Module, head: tuple[str, ...]) -> dict[str, int]:
+    """Return the number of the block of each parameter outside of the head, counted from the input.
+
+    A block is what has a number in its name. Parameters without one belong to the block before them.
+    """
+    blocks: list[str] = []
+    depths: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        if in_modules(name, head):
+            continue
+        found = BLOCK.match(name)
+        block = found[0] if found else ""
+        is_new = block not in blocks and parameter.ndim > 1
+        if not blocks or (block and is_new):
+            blocks.append(block)
+        depths[name] = blocks.index(block) if block and block in blocks else len(blocks) - 1
+    return depths
+
+
+def parameter_names(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
+    """Return the names of the trained parameters in the order in which the optimizer has them."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -78,26 +120,32 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group.get("rate", 1.0)
 
 
-def lr_schedule(settings: TrainSettings, total_steps: int) -> Callable[[int], float]:
+def lr_schedule(settings: TrainSettings, total_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
     """Return the learning rate as a function of the step, counted from 0.
 
     It depends on nothing else, so a resumed run continues with the same rates. One-cycle is piecewise linear
-    (Smith, 2018, arXiv:1803.09820). Cosine follows SGDR (arXiv:1608.03983).
+    (Smith, 2018, arXiv:1803.09820). Cosine follows SGDR (arXiv:1608.03983), and warm-up, stable, decay MiniCPM
+    (arXiv:2404.06395).
     """
-    peak = peak_lr(settings)
+    peak, low = peak_lr(settings), settings.min_lr
     share = settings.warmup
     if share == "auto":
         share = ONECYCLE_WARMUP if settings.schedule == "onecycle" else 0.0
     warm_steps = share * total_steps
+    decay_steps = settings.decay_fraction * total_steps
 
     def lr(step: int) -> float:
         if step < warm_steps:
             return peak * (step + 1) / (warm_steps + 1)
         left = (total_steps - step) / max(1.0, total_steps - warm_steps)
         if settings.schedule == "onecycle":
-            return peak * left
+            return low + (peak - low) * left
         if settings.schedule == "cosine":
-            return peak * 0.5 * (1 + math.cos(math.pi * (1 - left)))
+            return low + (peak - low) * 0.5 * (1 + math.cos(math.pi * (1 - left)))
+        if settings.schedule == "step":
+            return max(low, peak * settings.lr_gamma ** (step // (settings.lr_step_epochs * steps_per_epoch)))
+        if settings.schedule == "wsd":
+            return low + (peak - low) * min(1.0, (total_steps - step) / max(1.0, decay_steps))
         return peak
 
     return lr

@@ -46,7 +46,7 @@ def setup_run(
     """Build the run's model, data source and outputs, and resume from a checkpoint if there is one."""
     settings = given.values
     known = exchange_fingerprints(data, settings, group)
-    source = build_source(data, loader, settings, group)
+    source = build_source(data, loader, settings, group, plan.the_trainer().normalization)
     total_steps, epochs = settings.total_steps(source.steps_per_epoch), settings.total_epochs(source.steps_per_epoch)
     check_epochs_after_pruning(settings, epochs)  # here the unreadable images are left out
     folder, starts = group.run_on_main(lambda: run_folder.open_folder(settings, lock))
@@ -55,8 +55,8 @@ def setup_run(
     if start:
         restore_normalization(source, start)
     seen_shape = select_transform(settings, data.shape[0]).shape(data.shape)
-    model_builder = ModelBuilder(settings, plan, seen_shape, len(data.classes), group, source.sample)
-    trainer = model_builder.create_trainer(total_steps, start)
+    model_builder = ModelBuilder(settings, plan, seen_shape, data.classes, group, source.sample)
+    trainer = model_builder.create_trainer(total_steps, source.steps_per_epoch, start)
     first_epoch = start.epoch if start else 0
     check_trainable(model_builder, trainer, first_epoch, epochs)
     seen = observe_rank(plan)

@@ -85,7 +85,7 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
         return
     tensors = {
         MODEL: state.model.state_dict(),
-        OPTIMIZER: optimizer_tensors(state.optimizer, parameter_names(run.settings, state.model)),
+        OPTIMIZER: optimizer_tensors(state.optimizer, parameter_names(state.optimizer, state.model)),
         EMA: state.ema_model.state_dict() if state.ema_model else {},
     }
     if not run.group.is_main:

@@ -10,13 +10,13 @@ from entrypoint.core.errors import first_line
 from train.settings import ImageShape
 
 
-def dry_run(model: nn.Module, shape: tuple[int, int, int], device: torch.device | None = None) -> None:
-    """Run one blank (C, H, W) image through the model in evaluation mode, then restore its mode; errors propagate."""
+def dry_run(model: nn.Module, shape: tuple[int, int, int], device: torch.device | None = None) -> object:
+    """Return what the model makes of one blank (C, H, W) image in evaluation mode, then restore its mode."""
     training = model.training
     model.eval()
     try:
         with torch.no_grad():
-            model(torch.zeros(1, *shape, device=device))
+            return model(torch.zeros(1, *shape, device=device))
     finally:
         model.train(training)
 

@@ -1,4 +1,4 @@
-"""Models by name: the book's CNN, SpeedNet, and every torchvision classifier."""
+"""Models by name: the book's CNN, SpeedNet, torchvision's and timm's classifiers, and the user's own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from entrypoint.core.errors import UserError, did_you_mean, first_line, printable
 from train.models.cnn import CNN, GrayscaleToRGB
+from train.models.factory import TIMM_PREFIX, describe_failure, factory_model, is_factory, timm_model
 from train.models.inspection import dry_run
 from train.models.speednet import WIDTHS, SpeedNet
-from train.settings import ImageShape
+from train.settings import ImageShape, ModelSettings
 
 # Classifiers with auxiliary heads return a tuple in training mode. Only the main head is trained here.
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -21,23 +22,28 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def build_model(name: str, shape: ImageShape, classes: int, *, bias: bool) -> nn.Module:
+def build_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.Module:
     """Return a newly initialized model for (channels, height, width) images.
 
-    Raises `UserError` for an unknown name, or for images that the model cannot process.
+    Raises `UserError` for an unknown name, for images that the model cannot process, and for other than one logit for
+    each class.
     """
+    name = settings.model
     if name == "cnn":
         if min(shape[1:]) < 4:
             raise UserError(f"TRAIN_MODEL=cnn: needs at least 4x4 pixels, and the images have {shape[1]}x{shape[2]}")
-        return CNN(shape, classes, bias=bias)
-    if name in WIDTHS and bias:
-        speednet = SpeedNet(WIDTHS[name], shape, classes)
-        check_input_shape(speednet, name, shape)
-        return speednet
-    if not bias:
+        return CNN(shape, classes, bias=settings.bias)
+    if not settings.bias:
         raise UserError(f"TRAIN_BIAS=0: only the cnn can do without biases, not {name}; leave it unset")
-    model = torchvision_model(name, shape, classes)
-    check_input_shape(model, name, shape)
+    if name in WIDTHS:
+        model: nn.Module = SpeedNet(WIDTHS[name], shape, classes)
+    elif is_factory(name):
+        model = factory_model(settings, shape, classes)
+    elif name.startswith(TIMM_PREFIX):
+        model = timm_model(settings, shape, classes)
+    else:
+        model = torchvision_model(name, shape, classes)
+    check_outputs(model, name, shape, classes)
     return model
 
 
@@ -75,12 +81,25 @@ def torchvision_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
     return GrayscaleToRGB(model) if shape[0] == 1 else model
 
 
-def check_input_shape(model: nn.Module, name: str, shape: ImageShape) -> None:
-    """Run one blank image through the model; raises `UserError` if the model cannot process its size."""
+def check_outputs(model: nn.Module, name: str, shape: ImageShape, classes: int) -> None:
+    """Run one blank image through the model; raises `UserError` if it cannot process it or returns no logits."""
     try:
-        dry_run(model, shape)
+        outputs = dry_run(model, shape)
     except (RuntimeError, ValueError, AssertionError) as error:
         raise incompatible_input_error(name, shape, error) from None
+    except Exception as error:  # the user's own model may raise anything
+        raise UserError(f"TRAIN_MODEL={printable(name)}: the model {describe_failure(error)}. Correct it.") from None
+    if not isinstance(outputs, Tensor):
+        raise UserError(
+            f"TRAIN_MODEL={printable(name)}: the model returns {printable(type(outputs).__name__)} and not a tensor of"
+            " logits. Return the logits alone."
+        )
+    if tuple(outputs.shape) != (1, classes):
+        got = "x".join(map(str, outputs.shape)) or "one value"
+        raise UserError(
+            f"TRAIN_MODEL={printable(name)}: the model returns {got} for one image, and {classes} classes need"
+            f" 1x{classes}. Make its last layer as large as num_classes."
+        )
 
 
 def incompatible_input_error(name: str, shape: ImageShape, error: Exception) -> UserError:
@@ -88,4 +107,4 @@ def incompatible_input_error(name: str, shape: ImageShape, error: Exception) -> 
     size = f"{shape[0]}x{shape[1]}x{shape[2]}"
     cause = first_line(error)
     to_do = "take another model, or for an imagefolder TRAIN_IMAGE_SIZE=224"
-    return UserError(f"TRAIN_MODEL={name}: cannot take {size} images ({cause}); {to_do}")
+    return UserError(f"TRAIN_MODEL={printable(name)}: cannot take {size} images ({cause}); {to_do}")

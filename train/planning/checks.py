@@ -10,6 +10,7 @@ from pathlib import Path
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.settings_base import ParsedSettings
 from train.data.dataset_info import DatasetInfo
+from train.planning.optimizers import TIMM_PREFIX, parse_arguments, peak_lr
 from train.settings import PROFILE_WARM_UP, TrainSettings
 
 # Models of this project.
@@ -22,6 +23,7 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     """Raise `UserError` for a model, batch or profile that the run would refuse at its start."""
     check_model_name(given.values.model)
     check_bias(given)
+    check_optimizer(given)
     check_batch_fits(given, dataset)
     check_pruning_length(given.values, dataset)
     check_profile_length(given, dataset)
@@ -44,7 +46,7 @@ def torchvision_classifiers() -> tuple[str, ...]:
 def check_model_name(name: str) -> None:
     """Raise `UserError` for a model that is neither this project's nor torchvision's."""
     known = torchvision_classifiers()
-    if name in OWN_MODELS or name in known:
+    if name in OWN_MODELS or name in known or ":" in name:  # an import path or timm's: the model report checks it
         return
     if not known:
         raise UserError(
@@ -60,6 +62,22 @@ def check_bias(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for a model without biases, unless it is the cnn."""
     if not given.values.bias and given.values.model != "cnn":
         raise UserError(f"TRAIN_BIAS=0: only the cnn can do without biases, not {given.values.model}. Unset it.")
+
+
+def check_optimizer(given: ParsedSettings[TrainSettings]) -> None:
+    """Raise `UserError` for an unknown optimizer, its arguments, or learning rates that contradict each other."""
+    settings = given.values
+    parse_arguments(settings)
+    if settings.optimizer.lower().startswith(TIMM_PREFIX) and settings.parallelism == "fsdp":
+        raise UserError(
+            f"{given.sources['optimizer']} and {given.sources['parallelism']} contradict: timm's optimizers are not"
+            " sharded. Use one of torch.optim."
+        )
+    if settings.schedule != "constant" and settings.min_lr > peak_lr(settings):
+        raise UserError(
+            f"{given.sources['min_lr']}: above the peak learning rate of {peak_lr(settings):g}. Lower it, or raise"
+            " TRAIN_LR."
+        )
 
 
 def check_batch_fits(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:

@@ -6,12 +6,13 @@ from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Plan
+from train.planning.optimizers import SGD
 from train.settings import ImageShape, TrainSettings
 
 # Bytes of a weight: they are fp32 with every precision.
 WEIGHT_BYTES = 4
 LARGE_PIXELS = 224
-# Tensors of the weights' size that an optimizer keeps.
+# Tensors of the weights' size that an optimizer keeps; others are taken to keep one.
 OPTIMIZER_STATES = {"sgd": 1, "adam": 2, "adamw": 2}
 SPEEDNET_FILTERS = {"speednet": 64, "speednet-half": 32}
 
@@ -29,17 +30,21 @@ def count_large_weights(model: str, shape: ImageShape) -> tuple[int, int]:
     return 0, 0
 
 
+def model_input_shape(settings: TrainSettings, shape: ImageShape) -> ImageShape:
+    """Return (channels, height, width) of the images that reach the model: the book's pipeline crops them."""
+    return (shape[0], LARGE_PIXELS, LARGE_PIXELS) if settings.transforms == "book" else shape
+
+
 def weight_memory(settings: TrainSettings, shape: ImageShape) -> tuple[int, int]:
     """Return the number of those weights, and the bytes that they take on a rank.
 
     DDP also keeps gradients, optimizer states and the EMA on every rank. FSDP shards them.
     """
-    if settings.transforms == "book":
-        shape = (shape[0], LARGE_PIXELS, LARGE_PIXELS)
-    trained, fixed = count_large_weights(settings.model, shape)
+    trained, fixed = count_large_weights(settings.model, model_input_shape(settings, shape))
     copies = 1
     if settings.parallelism == "ddp":
-        states = 0 if settings.optimizer == "sgd" and not settings.momentum else OPTIMIZER_STATES[settings.optimizer]
+        name = settings.optimizer.lower()
+        states = 0 if name == SGD and not settings.momentum else OPTIMIZER_STATES.get(name, 1)
         copies += 1 + states + (settings.ema_decay > 0)
     return trained + fixed, WEIGHT_BYTES * (trained * copies + fixed)
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Decision, make_decision
 from train.data.dataset_info import DatasetInfo
+from train.planning.model_report import ModelReport
+from train.planning.optimizers import peak_lr
 from train.settings import TrainSettings
 
 
@@ -33,10 +35,13 @@ TECHNIQUES: Mapping[str, tuple[str, object, str]] = {
 }
 
 
-def decide_techniques(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> tuple[Decision, ...]:
-    """Return the decisions of model, optimizer, transforms and the techniques that are on."""
+def decide_techniques(
+    given: ParsedSettings[TrainSettings], dataset: DatasetInfo, report: ModelReport
+) -> tuple[Decision, ...]:
+    """Return the decisions of model, weights, optimizer, transforms and the techniques that are on."""
     return (
         decide_model(given),
+        *decide_weights(given, report),
         decide_optimizer(given),
         decide_transforms(given, dataset),
         *(
@@ -54,11 +59,31 @@ def decide_model(given: ParsedSettings[TrainSettings]) -> Decision:
     return make_decision("model", model, reason, detail, given.sources.get("model", ""))
 
 
+def decide_weights(given: ParsedSettings[TrainSettings], report: ModelReport) -> tuple[Decision, ...]:
+    """Return which weights the model starts from, and which layers are not trained."""
+    settings, found = given.values, []
+    if settings.weights:
+        found.append(make_decision("weights", settings.weights, "", report.weights, given.sources["weights"]))
+    if settings.freeze:
+        trained = f"{report.trainable:,} of {report.parameters:,} parameters are trained"
+        found.append(make_decision("frozen", settings.freeze, "", trained, given.sources["freeze"]))
+    return tuple(found)
+
+
 def decide_optimizer(given: ParsedSettings[TrainSettings]) -> Decision:
     """Return the optimizer, with its learning rate and schedule."""
     settings = given.values
-    rate = "default" if settings.lr == "auto" else f"{settings.lr:g}"
-    detail = f"learning rate {rate}, schedule {settings.schedule}"
+    detail = f"learning rate {peak_lr(settings):g}, schedule {settings.schedule}"
+    if settings.min_lr and settings.schedule != "constant":
+        detail += f" down to {settings.min_lr:g}"
+    if settings.head_lr:
+        detail += f", head {settings.head_lr:g}"
+    if settings.lr_layer_decay < 1:
+        detail += f", a factor of {settings.lr_layer_decay:g} for each block before"
+    if not settings.decay_norms:
+        detail += "; no weight decay for biases and normalization layers"
+    if settings.optimizer_args:
+        detail += f"; {settings.optimizer_args}"
     return make_decision("optimizer", settings.optimizer, "", detail, given.sources.get("optimizer", ""))
 
 

@@ -13,7 +13,9 @@ from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_deci
 from train.data.dataset_info import DatasetInfo
 from train.planning.checks import check_trainer_settings
 from train.planning.compute import decide_compiling, decide_ipex, decide_precision, why_ipex_does_not_pack
+from train.planning.model_report import ModelReport
 from train.planning.model_size import check_model_memory
+from train.planning.normalization import decide_normalization
 from train.planning.run_selection import check_resume
 from train.planning.techniques import decide_techniques
 from train.planning.unused_settings import unused_settings
@@ -31,11 +33,13 @@ def plan_trainer(
     *,
     free_name: str = "",
     compile_problem: str = "",
+    model_report: ModelReport | None = None,
     reads_resume: bool = True,
 ) -> Plan:
     """Return the plan with the trainer's part, and the trainer's flags as variables.
 
     `free_name` is a run name that no run has yet, for a run that must have a name.
+    `model_report` is what a child process found, for settings that only the model itself can answer.
     `compile_problem` says why the backend of torch.compile cannot be used.
     `reads_resume` says that a checkpoint to resume from is on this node.
     Raises `UserError` where a batch has fewer images than there are ranks and micro-batches.
@@ -59,6 +63,8 @@ def plan_trainer(
     workers, workers_decision = decide_workers(given, plan, source)
     precision = decide_precision(given, plan.device, machine)
     ipex = decide_ipex(given, plan.device, machine)
+    of_weights = model_report.normalization if model_report else None
+    normalization, normalization_decision = decide_normalization(given, dataset.shape[0], source, of_weights)
     trainer = TrainerPlan(
         data_source=source,
         num_workers=workers,
@@ -67,13 +73,15 @@ def plan_trainer(
         use_ipex=ipex.value == "on",
         ipex_packs=ipex.value == "on" and not why_ipex_does_not_pack(settings, machine),
         saves_checkpoints=settings.checkpoint_every > 0,
+        normalization=normalization,
     )
     decisions = (
-        *decide_techniques(given, dataset),
+        *decide_techniques(given, dataset, model_report or ModelReport()),
         decide_batch(given, ranks),
         *decide_images(dataset),
         *decide_cache(given, dataset, source),
         source_decision,
+        normalization_decision,
         workers_decision,
         precision,
         decide_compiling(given, compile_problem),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from entrypoint.core.settings_base import ParsedSettings
+from train.planning.optimizers import SGD, find_optimizer
 from train.settings import TrainSettings
 
 
@@ -59,6 +60,11 @@ def when(condition: Callable[[TrainSettings], bool], reason: str) -> Reason:
     return lambda run: reason if condition(run.settings) else ""
 
 
+def without_weight_decay(settings: TrainSettings) -> bool:
+    """Return whether the optimizer has no weight decay, or it is 0 anyway."""
+    return "weight_decay" not in find_optimizer(settings).defaults
+
+
 # Field -> why it has no effect, empty if it has one. A value that says "off" is never named.
 UNUSED: Mapping[str, Reason] = {
     "num_workers": in_memory,
@@ -76,7 +82,16 @@ UNUSED: Mapping[str, Reason] = {
     "prune_layer_types": without_pruning,
     "prune_exclude": without_pruning,
     "prune_warmup": without_pruning,
-    "momentum": when(lambda settings: settings.optimizer != "sgd", "only TRAIN_OPTIMIZER=sgd has it"),
+    "momentum": when(lambda settings: settings.optimizer.lower() != SGD, "only TRAIN_OPTIMIZER=sgd has it"),
+    "weight_decay": when(without_weight_decay, "the optimizer has none"),
+    "decay_norms": when(without_weight_decay, "the optimizer has no weight decay"),
+    "min_lr": when(lambda settings: settings.schedule == "constant", "TRAIN_SCHEDULE is constant"),
+    "lr_step_epochs": when(lambda settings: settings.schedule != "step", "TRAIN_SCHEDULE is not step"),
+    "lr_gamma": when(lambda settings: settings.schedule != "step", "TRAIN_SCHEDULE is not step"),
+    "decay_fraction": when(lambda settings: settings.schedule != "wsd", "TRAIN_SCHEDULE is not wsd"),
+    "weights_strict": when(lambda settings: not settings.weights, "TRAIN_WEIGHTS is not set"),
+    "head": when(lambda settings: not settings.weights, "TRAIN_WEIGHTS is not set"),
+    "model_path": when(lambda settings: ":" not in settings.model, "TRAIN_MODEL is no package.module:function"),
     "gradient_compression": on_one_rank,
     "ddp_static_graph": on_one_rank,
     "ddp_find_unused_parameters": on_one_rank,

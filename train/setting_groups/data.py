@@ -71,5 +71,18 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
             " imagenet: random resized crop and flip. book: the book's pipeline at 224x224."
         ),
     ] = "auto"
+    normalize: Annotated[
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^(auto|data|imagenet|\d*\.?\d+(,\d*\.?\d+)*/\d*\.?\d+(,\d*\.?\d+)*)$",
+                title="auto, data, imagenet, or MEAN/STD of each channel as 0.5,0.5,0.5/0.25,0.25,0.25",
+            ),
+        ],
+        Meta(
+            description="Input normalization. auto: that of TRAIN_WEIGHTS, else data in memory and imagenet for"
+            " streams. data: the training images' own. Or MEAN/STD of each channel, from 0 to 1."
+        ),
+    ] = "auto"
     mixup_alpha: Annotated[Alpha, Meta(description="Alpha of mixup's Beta distribution; 0 disables mixup.")] = 0.0
     cutmix_alpha: Annotated[Alpha, Meta(description="Alpha of CutMix's Beta distribution; 0 disables CutMix.")] = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -21,9 +22,32 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = "default"
     model: Annotated[
-        str,
-        Meta(description="cnn (the book's), speednet, speednet-half, or any torchvision classifier such as resnet18."),
+        Annotated[str, Meta(min_length=1, max_length=300, title="the name of a model")],
+        Meta(
+            description="cnn (the book's), speednet, speednet-half, any torchvision classifier such as resnet18,"
+            " timm:NAME, or your own as package.module:function."
+        ),
     ] = "cnn"
+    model_path: Annotated[
+        Path | None, Meta(description="Folder of your own model's module, if it is no installed package.")
+    ] = None
+    weights: Annotated[
+        str,
+        Meta(
+            description="Weights to start from: a file (safetensors, or a state dict), a run folder, or pretrained for"
+            " those of torchvision and timm. Unset: random."
+        ),
+    ] = ""
+    weights_strict: Annotated[
+        bool, Meta(description="Refuse weights that do not fill all layers but the head. 0 loads what fits.")
+    ] = True
+    head: Annotated[
+        Literal["auto", "new"],
+        Meta(description="The last layer. auto: from the weights, or new if they have other classes. new: always new."),
+    ] = "auto"
+    freeze: Annotated[
+        str, Meta(description="Layers that are not trained: backbone (all but the head), or names with commas.")
+    ] = ""
     bias: Annotated[bool, Meta(description="Bias parameters in the layers of cnn.")] = True
     prune_ratio: Annotated[
         BelowOne,

@@ -72,7 +72,7 @@ def test_bad_launch_variable_gives_one_line(variable: str, value: str, said_of_i
         ("TRAIN_EPOCHS", "ten", "TRAIN_EPOCHS=ten: not a whole number from 1"),
         ("TRAIN_LR", "-1", "TRAIN_LR=-1: not auto or a number above 0."),
         ("TRAIN_LR", "nan", "TRAIN_LR=nan: not auto or a number above 0."),
-        ("TRAIN_OPTIMIZER", "sdg", "TRAIN_OPTIMIZER=sdg: no such optimizer. Did you mean sgd?"),
+        ("TRAIN_SCHEDULE", "cosin", "TRAIN_SCHEDULE=cosin: no such schedule. Did you mean cosine?"),
         ("TRAIN_BACH_SIZE", "3", "TRAIN_BACH_SIZE=3: no such variable. Did you mean TRAIN_BATCH_SIZE?"),
         ("TRAIN_RUN_NAME", "../x", "TRAIN_RUN_NAME=../x: not a name without slashes"),
         ("TRAIN_RUN_NAME", "x\nentrypoint: error: forged", r"TRAIN_RUN_NAME=x\nentrypoint: error: forged: not a name"),

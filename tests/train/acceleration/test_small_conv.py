@@ -15,6 +15,7 @@ from train.acceleration.memory_format import set_memory_format
 from train.acceleration.small_conv import SmallConv2d, original_convolutions, use_matmul_for_small_inputs
 from train.models.inspection import count_multiply_adds
 from train.models.registry import build_model
+from train.settings import TrainSettings
 
 LAST = torch.channels_last
 
@@ -110,7 +111,7 @@ def test_small_conv_gradients_have_filter_strides(kernel: int, tap_major: bool) 
 def test_resnet_with_half_its_convolutions_replaced_is_equal() -> None:
     pytest.importorskip("torchvision")
     torch.manual_seed(0)
-    plain = build_model("resnet18", (3, 32, 32), 10, bias=True)
+    plain = build_model(TrainSettings(model="resnet18"), (3, 32, 32), 10)
     changed = use_matmul_for_small_inputs(
         set_memory_format(deepcopy(plain), channels_last=True, contiguous_weights=True), (3, 32, 32)
     )

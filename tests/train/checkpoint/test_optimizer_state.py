@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from tests.factories import train_settings
-from train.checkpoint.optimizer_state import load_optimizer_tensors, optimizer_tensors
-from train.engine.builder import check_optimizer_state
+from train.checkpoint.optimizer_state import check_optimizer_state, load_optimizer_tensors, optimizer_tensors
 from train.engine.optimizer import build_optimizer, parameter_names, set_lr
 from train.models.registry import build_model
 from train.settings import TrainSettings
@@ -17,7 +16,7 @@ from train.settings import TrainSettings
 def stepped(settings: TrainSettings) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a model and its optimizer after three steps."""
     torch.manual_seed(0)
-    model = build_model(settings.model, (3, 32, 32), 10, bias=settings.bias)
+    model = build_model(settings, (3, 32, 32), 10)
     optimizer = build_optimizer(settings, model)
     for _ in range(3):
         set_lr(optimizer, 0.01)
@@ -37,16 +36,16 @@ def stepped(settings: TrainSettings) -> tuple[nn.Module, torch.optim.Optimizer]:
 def test_optimizer_round_trip_by_name(fields: dict[str, object]) -> None:
     settings = train_settings(fields)
     model, optimizer = stepped(settings)
-    tensors = optimizer_tensors(optimizer, parameter_names(settings, model))
+    tensors = optimizer_tensors(optimizer, parameter_names(optimizer, model))
     by_parameter = {id(parameter): name for name, parameter in model.named_parameters()}
     for parameter, state in optimizer.state.items():
         for field, value in state.items():
             if value is not None:
                 assert torch.equal(tensors[f"{by_parameter[id(parameter)]}.{field}"], value)
     other_model, other = stepped(settings)
-    load_optimizer_tensors(other, parameter_names(settings, other_model), tensors)
+    load_optimizer_tensors(other, parameter_names(other, other_model), tensors)
     check_optimizer_state(other)
-    again = optimizer_tensors(other, parameter_names(settings, other_model))
+    again = optimizer_tensors(other, parameter_names(other, other_model))
     assert again.keys() == tensors.keys()
     assert all(torch.equal(again[name], value) for name, value in tensors.items())
 
@@ -54,10 +53,10 @@ def test_optimizer_round_trip_by_name(fields: dict[str, object]) -> None:
 def test_hyperparameters_come_from_the_settings() -> None:
     saved = train_settings(weight_decay=0.1, momentum=0.9)
     model, optimizer = stepped(saved)
-    tensors = optimizer_tensors(optimizer, parameter_names(saved, model))
+    tensors = optimizer_tensors(optimizer, parameter_names(optimizer, model))
     now = train_settings(weight_decay=0.3, momentum=0.5)
     other_model, other = stepped(now)
-    load_optimizer_tensors(other, parameter_names(now, other_model), tensors)
+    load_optimizer_tensors(other, parameter_names(other, other_model), tensors)
     assert (other.param_groups[0]["weight_decay"], other.param_groups[0]["momentum"]) == (0.3, 0.5)
 
 
@@ -71,7 +70,7 @@ def test_hyperparameters_come_from_the_settings() -> None:
 def test_tensors_of_no_parameter_are_refused(change: dict[str, torch.Tensor], said: str) -> None:
     settings = train_settings(optimizer="adam")
     model, optimizer = stepped(settings)
-    names = parameter_names(settings, model)
+    names = parameter_names(optimizer, model)
     with pytest.raises(ValueError, match=said):
         load_optimizer_tensors(optimizer, names, {**optimizer_tensors(optimizer, names), **change})
 
@@ -79,7 +78,7 @@ def test_tensors_of_no_parameter_are_refused(change: dict[str, torch.Tensor], sa
 def test_state_that_is_not_complete_is_refused() -> None:
     settings = train_settings(optimizer="adam")
     model, optimizer = stepped(settings)
-    names = parameter_names(settings, model)
+    names = parameter_names(optimizer, model)
     tensors = optimizer_tensors(optimizer, names)
     load_optimizer_tensors(optimizer, names, {name: one for name, one in tensors.items() if "exp_avg_sq" not in name})
     with pytest.raises(ValueError, match="its optimizer state has no exp_avg_sq"):

@@ -23,7 +23,7 @@ from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER
 from train.checkpoint.tensor_files import CheckpointReader
 from train.checkpoint.version_0_1 import METADATA_FILE, MetadataUnpickler
 from train.engine.convert import convert
-from train.engine.optimizer import parameter_names
+from train.engine.optimizer import build_optimizer, parameter_names
 from train.models.registry import build_model
 from train.planning.run_lookup import previous_run
 from train.settings import TrainSettings
@@ -60,9 +60,9 @@ def as_old_file(path: Path) -> Path:
     whole = reader.whole()
     settings = train_settings(reader.metadata.settings)
     shape = reader.metadata.plan["trainer"]["image_shape"]
-    model = build_model(settings.model, tuple(shape), len(reader.metadata.data.classes), bias=settings.bias)
+    model = build_model(settings, tuple(shape), len(reader.metadata.data.classes))
     state: dict[int, dict[str, torch.Tensor]] = {}
-    for index, name in enumerate(parameter_names(settings, model)):
+    for index, name in enumerate(parameter_names(build_optimizer(settings, model), model)):
         named = {key: one for key, one in whole[OPTIMIZER].items() if key.rpartition(".")[0] == name}
         state[index] = {key.rpartition(".")[2]: one for key, one in named.items()}
     optimizer = {"state": state, "param_groups": [{"lr": 0.1}]}

@@ -96,7 +96,7 @@ def imagefolder(folder: Path, **settings: object) -> TrainSettings:
 def test_inspect_dataset_counts_and_sizes_a_folder(image_folder: Path) -> None:
     has_kernel = jpeg_kernel() is not None
     assert inspect_dataset(imagefolder(image_folder)) == DatasetInfo(
-        36, (3, 16, 16), becomes="color", train_images=24, has_kernel=has_kernel
+        36, (3, 16, 16), becomes="color", train_images=24, has_kernel=has_kernel, classes=("class0", "class1", "class2")
     )
 
 
@@ -118,10 +118,14 @@ def test_inspect_dataset_keeps_small_image_size(
 
 
 def test_inspect_dataset_known_data_reads_nothing() -> None:
-    assert inspect_dataset(TrainSettings()) == DatasetInfo(1797, (1, 8, 8), train_images=1442)
+    assert inspect_dataset(TrainSettings()) == DatasetInfo(
+        1797, (1, 8, 8), train_images=1442, classes=tuple("0123456789")
+    )
     synthetic = TrainSettings(dataset="synthetic", synthetic_images=100, synthetic_shape="2x5x7")
     loading = 3 * 70 * 100 + 8 * 70 * 10 + 8 * 120
-    assert inspect_dataset(synthetic) == DatasetInfo(120, (2, 5, 7), train_images=100, loading_bytes=loading)
+    assert inspect_dataset(synthetic) == DatasetInfo(
+        120, (2, 5, 7), train_images=100, loading_bytes=loading, classes=tuple(f"class{one}" for one in range(10))
+    )
     classes = TrainSettings(dataset="synthetic", synthetic_images=10, synthetic_classes=50)
     assert inspect_dataset(classes).images == 60
 

@@ -30,7 +30,7 @@ def test_onnxruntime_gives_equal_logits_for_any_batch_size(tmp_path: Path, name:
     if name != "cnn":
         pytest.importorskip("torchvision")
     torch.manual_seed(0)
-    model = build_model(name, SHAPE, 10, bias=True).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = build_model(TrainSettings(model=name), SHAPE, 10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     export_onnx(model, HALF, SHAPE, CLASSES, tmp_path / "model.onnx")
     assert model.training, "the model itself is left as it was"
     session = runtime.InferenceSession(str(tmp_path / "model.onnx"))
@@ -48,7 +48,7 @@ def test_onnxruntime_gives_equal_logits_for_any_batch_size(tmp_path: Path, name:
 def test_small_conv_is_exported_as_convolution(tmp_path: Path) -> None:
     pytest.importorskip("torchvision")
     onnx = pytest.importorskip("onnx")
-    model = use_matmul_for_small_inputs(build_model("resnet18", SHAPE, 10, bias=True), SHAPE)
+    model = use_matmul_for_small_inputs(build_model(TrainSettings(model="resnet18"), SHAPE, 10), SHAPE)
     export_onnx(model, HALF, SHAPE, CLASSES, tmp_path / "model.onnx")
     nodes = onnx.load(tmp_path / "model.onnx").graph.node
     assert sum(node.op_type == "Conv" for node in nodes) == 20

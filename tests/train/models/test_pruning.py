@@ -60,10 +60,10 @@ def test_pruned_cnn_has_the_books_parameters(library: str) -> None:
 def test_pruned_resnet_runs_and_learns(library: str) -> None:
     needs(library)
     pytest.importorskip("torchvision")
-    model = build_model("resnet18", SHAPE, 10, bias=True)
+    model = build_model(TrainSettings(model="resnet18"), SHAPE, 10)
     before = copy.deepcopy(model.state_dict())
     slim = prune_state(model, before, SHAPE, settings(prune_backend=library, model="resnet18"))
-    cut = build_model("resnet18", SHAPE, 10, bias=True)
+    cut = build_model(TrainSettings(model="resnet18"), SHAPE, 10)
     assert not same_shapes(cut, slim)
     resize_to_state(cut, slim)
     assert same_shapes(cut, slim)

@@ -10,6 +10,7 @@ from entrypoint.core.errors import UserError
 from train.models.cnn import CNN
 from train.models.inspection import count_parameters
 from train.models.registry import build_model, restore_state_metadata
+from train.settings import TrainSettings
 
 try:
     import torchvision  # noqa: F401
@@ -26,7 +27,7 @@ needs_torchvision = pytest.mark.skipif(bool(NO_TORCHVISION), reason=NO_TORCHVISI
     [((1, 28, 28), True, 1_630_090), ((3, 32, 32), True, 2_122_186), ((1, 28, 28), False, 1_629_472)],
 )
 def test_cnn_has_the_books_parameters(shape: tuple[int, int, int], bias: bool, parameters: int) -> None:
-    assert count_parameters(build_model("cnn", shape, 10, bias=bias)) == parameters
+    assert count_parameters(build_model(TrainSettings(model="cnn", bias=bias), shape, 10)) == parameters
 
 
 class BooksOrder(CNN):
@@ -72,7 +73,7 @@ def test_cnn_accepts_any_size_and_channels(shape: tuple[int, int, int]) -> None:
     ],
 )
 def test_build_model_finds_torchvision_models(name: str, shape: tuple[int, int, int]) -> None:
-    model = build_model(name, shape, 5, bias=True)
+    model = build_model(TrainSettings(model=name), shape, 5)
     model.train()
     assert model(torch.zeros(2, *shape)).shape == (2, 5)
 
@@ -80,7 +81,7 @@ def test_build_model_finds_torchvision_models(name: str, shape: tuple[int, int, 
 @needs_torchvision
 @pytest.mark.parametrize("name", ["mnasnet0_5", "resnet18"])
 def test_state_dict_of_tensors_is_loaded_for_any_model_version(name: str) -> None:
-    saved, model = (build_model(name, (3, 32, 32), 5, bias=True) for _ in range(2))
+    saved, model = (build_model(TrainSettings(model=name), (3, 32, 32), 5) for _ in range(2))
     state = {name: value.clone() for name, value in saved.state_dict().items()}
     model.load_state_dict(restore_state_metadata(model, state))
     for name, value in model.state_dict().items():
@@ -100,9 +101,9 @@ def test_state_dict_of_tensors_is_loaded_for_any_model_version(name: str) -> Non
 )
 def test_build_model_wrong_input_raises(name: str, shape: tuple[int, int, int], bias: bool, said: str) -> None:
     with pytest.raises(UserError, match=said.split("(")[0]):
-        build_model(name, shape, 5, bias=bias)
+        build_model(TrainSettings(model=name, bias=bias), shape, 5)
 
 
 def test_cnn_needs_four_pixels() -> None:
     with pytest.raises(UserError, match="needs at least 4x4 pixels"):
-        build_model("cnn", (1, 3, 8), 10, bias=True)
+        build_model(TrainSettings(model="cnn"), (1, 3, 8), 10)

@@ -11,7 +11,7 @@ from entrypoint.core.errors import ExitCode, UserError
 from tests.factories import make_machine, make_test_plan
 from train.models.registry import build_model
 from train.planning.model_size import check_model_memory, count_large_weights, weight_memory
-from train.settings import ImageShape, read_train_settings
+from train.settings import ImageShape, TrainSettings, read_train_settings
 
 PLENTY: ImageShape = (3, 4096, 4096)
 
@@ -41,7 +41,7 @@ def build_model_unchecked(model: str, shape: ImageShape) -> torch.nn.Module:
 
 
 def test_a_real_model_has_at_least_these_weights() -> None:
-    made = build_model("cnn", (1, 28, 28), 10, bias=True)
+    made = build_model(TrainSettings(model="cnn"), (1, 28, 28), 10)
     assert 0.9 < count_large_weights("cnn", (1, 28, 28))[0] / sum(one.numel() for one in made.parameters()) <= 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from train.data.dataset_info import KNOWN
+from train.planning.model_report import ModelReport
 from train.planning.techniques import TECHNIQUES, decide_techniques
 from train.settings import TrainSettings, read_train_settings
 
@@ -16,14 +17,14 @@ ON = {
 
 
 def shown(environ: dict[str, str], dataset: str = "cifar10") -> dict[str, tuple[str, str]]:
-    decisions = decide_techniques(read_train_settings(environ, {}), KNOWN[dataset])
+    decisions = decide_techniques(read_train_settings(environ, {}), KNOWN[dataset], ModelReport())
     return {one.key: (one.value, one.text) for one in decisions}
 
 
 def test_default_run_shows_model_optimizer_and_transforms() -> None:
     assert shown({}) == {
         "model": ("cnn", "the default"),
-        "optimizer": ("sgd", "learning rate default, schedule onecycle"),
+        "optimizer": ("sgd", "learning rate 0.05, schedule onecycle"),
         "transforms": ("flip-crop", "color images are flipped and shifted"),
     }
     assert shown({}, "digits")["transforms"][0] == "none"

@@ -1,0 +1,113 @@
+"""A user's own model and weights, through the entrypoint: planned, trained, resumed, on one rank and two."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.conftest import Entrypoint, needs_two_cores
+from tests.train.given import SMALL, TWO_RANKS, losses
+
+pytestmark = pytest.mark.launch
+
+MODULE = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes, in_channels=1):
+        super().__init__()
+        self.stem = nn.Conv2d(in_channels, 8, 3, bias=False)
+        self.norm1 = nn.BatchNorm2d(8)
+        self.body = nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, images):
+        return self.head(self.body(self.norm1(self.stem(images)).relu()).flatten(1))
+"""
+OWN = {**SMALL, "TRAIN_MODEL": "own_net:Net", "TRAIN_EPOCHS": "2", "TRAIN_LR": "0.01", "TRAIN_TENSORBOARD": "0"}
+
+
+@pytest.fixture
+def own(entrypoint: Entrypoint) -> dict[str, str]:
+    """Return the environment of a run that has trained the own model, and left its weights as `own.safetensors`."""
+    (entrypoint.folder / "code").mkdir()
+    (entrypoint.folder / "code/own_net.py").write_text(MODULE)
+    environ = {**OWN, "TRAIN_MODEL_PATH": str(entrypoint.folder / "code")}
+    entrypoint.train("--run-name=first", env=environ)
+    weights = load_file(entrypoint.folder / "runs/first/checkpoint/best/model.safetensors")
+    save_file({f"module.{name}": one for name, one in weights.items()}, entrypoint.folder / "own.safetensors")
+    return {**environ, "TRAIN_WEIGHTS": str(entrypoint.folder / "own.safetensors")}
+
+
+def test_fine_tuned_backbone_stays_as_it_was(entrypoint: Entrypoint, own: dict[str, str]) -> None:
+    tuned = {**own, "TRAIN_FREEZE": "backbone", "TRAIN_HEAD": "new"}
+    plan = entrypoint.plan("train", env=tuned)
+    reasons = {one["key"]: one["reason"] for one in plan["decisions"]}
+    assert reasons["weights"] == "13 tensors loaded; new: head.weight, head.bias"
+    assert reasons["frozen"] == "170 of 1,458 parameters are trained"
+    entrypoint.train("--run-name=tuned", env=tuned)
+    before = load_file(entrypoint.folder / "runs/first/checkpoint/best/model.safetensors")
+    after = load_file(entrypoint.folder / "runs/tuned/checkpoint/best/model.safetensors")
+    changed = {name for name, one in after.items() if not one.equal(before[name])}
+    assert changed == {"head.weight", "head.bias"}
+
+
+@needs_two_cores
+def test_two_ranks_learn_what_one_learns(entrypoint: Entrypoint, own: dict[str, str]) -> None:
+    tuned = {
+        **own, "TRAIN_FREEZE": "stem", "TRAIN_OPTIMIZER": "adamw", "TRAIN_OPTIMIZER_ARGS": "betas=0.9,0.95",
+        "TRAIN_LR_LAYER_DECAY": "0.7", "TRAIN_HEAD_LR": "0.02", "TRAIN_DECAY_NORMS": "0", "TRAIN_SCHEDULE": "wsd",
+    }  # fmt: skip
+    entrypoint.train("--run-name=one", env=tuned)
+    entrypoint.train("--run-name=two", env={**tuned, **TWO_RANKS})
+    assert losses(entrypoint, "two") == pytest.approx(losses(entrypoint, "one"), rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["rmsprop", "adafactor"])
+def test_fine_tuning_resumes_bitwise_equal(entrypoint: Entrypoint, own: dict[str, str], optimizer: str) -> None:
+    tuned = {**own, "TRAIN_OPTIMIZER": optimizer, "TRAIN_FREEZE": "norm1"}
+    entrypoint.train("--run-name=whole", env=tuned)
+    entrypoint.train("--run-name=cut", env={**tuned, "TRAIN_SCHEDULE": "constant", "TRAIN_EPOCHS": "1"})
+    entrypoint.train("--run-name=straight", env={**tuned, "TRAIN_SCHEDULE": "constant"})
+    changed = {"TRAIN_SCHEDULE": "constant", "TRAIN_RESUME_ALLOW_CHANGED": "1", "TRAIN_RESUME": "auto"}
+    entrypoint.train("--run-name=cut", env={**tuned, **changed})
+    digests = [
+        json.loads((entrypoint.folder / f"runs/{name}/summary.json").read_text())["weights_sha256"]
+        for name in ("cut", "straight", "whole")
+    ]
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"TRAIN_MODEL": "own_net:Nett"}, "no Nett in own_net. Did you mean Net?"),
+        ({"TRAIN_MODEL": "resnet18"}, "fits nothing of resnet18"),
+        ({"TRAIN_WEIGHTS": "nobody.pth"}, "TRAIN_WEIGHTS=nobody.pth: no such file"),
+        ({"TRAIN_FREEZE": "heat"}, "no layer is called heat. Did you mean head?"),
+        ({"TRAIN_OPTIMIZER": "adamw", "TRAIN_OPTIMIZER_ARGS": "betas=3,4"}, "AdamW refuses them"),
+        ({"TRAIN_OPTIMIZER": "adamq"}, "no such optimizer. Did you mean adam"),
+        ({"TRAIN_NORMALIZE": "0.5,0.5,0.5/1,1,1"}, "the images have 1 channel"),
+        ({"TRAIN_MIN_LR": "1"}, "above the peak learning rate of 0.01"),
+    ],
+)
+def test_refused_by_the_plan_and_by_the_run(
+    entrypoint: Entrypoint, own: dict[str, str], more: dict[str, str], said: str
+) -> None:
+    for command in ("plan", "train"):
+        result = entrypoint(command, env={**own, **more, "LAUNCH_QUIET": "1"})
+        assert result.code == 2
+        assert said in result.err
+        assert len(result.err.splitlines()) == 1
+
+
+def test_weights_of_other_classes_are_refused(entrypoint: Entrypoint, own: dict[str, str]) -> None:
+    run = {**own, "TRAIN_WEIGHTS": str(entrypoint.folder / "runs/first"), "TRAIN_SYNTHETIC_CLASSES": "9"}
+    assert "new: head.weight" in entrypoint("plan", env=run).out.replace("\n", " ")
+    digits = {**run, "TRAIN_DATASET": "digits"}
+    digits.pop("TRAIN_SYNTHETIC_CLASSES")
+    result = entrypoint("train", env={**digits, "LAUNCH_QUIET": "1"})
+    assert result.code == 2
+    assert "its classes are class0, class1, class2 and 7 more, and the data set has 0, 1, 2" in result.err

@@ -1,0 +1,102 @@
+"""A user's own model: by import path, or by timm's name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from entrypoint.core.errors import UserError
+from tests.factories import train_settings
+from train.models.registry import build_model
+
+MODULE = """
+from torch import nn
+
+def plain(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
+
+def sized(num_classes, in_channels, image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
+
+def anything(**options):
+    return plain(options["num_classes"])
+
+class Net(nn.Sequential):
+    def __init__(self, num_classes, width=4):
+        super().__init__(nn.Conv2d(3, width, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, num_classes))
+
+class holder:
+    inner = plain
+
+def strange(classes): return None
+def raises(num_classes): raise KeyError("lost")
+def empty(num_classes): return nn.Identity()
+def number(num_classes): return 3
+def five(num_classes): return nn.Sequential(nn.Flatten(), nn.Linear(192, 5))
+class Pair(nn.Linear):
+    def forward(self, images): return super().forward(images.flatten(1)), None
+def pair(num_classes): return Pair(192, num_classes)
+class Odd(nn.Linear):
+    def forward(self, images): raise KeyError("inside")
+def odd(num_classes): return Odd(192, num_classes)
+text = "no function"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own_models.py").write_text(MODULE)
+    (tmp_path / "broken_module.py").write_text("import json\nraise RuntimeError('half way')\n")
+    (tmp_path / "leaving_module.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "needy_module.py").write_text("import nobody_has_this\n")
+    yield tmp_path
+    sys.modules.pop("own_models", None)
+    sys.path[:] = [one for one in sys.path if one != str(tmp_path)]
+
+
+@pytest.mark.parametrize("name", ["plain", "sized", "anything", "Net", "holder.inner"])
+def test_factory_builds_the_model(folder: Path, name: str) -> None:
+    model = build_model(train_settings(model=f"own_models:{name}", model_path=folder), (3, 8, 8), 7)
+    assert model(torch.zeros(2, 3, 8, 8)).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("own_models:strange", "takes no num_classes but (classes)"),
+        ("own_models:raises", "raised KeyError: 'lost' in own_models.py, line 21"),
+        ("own_models:empty", "has no parameters"),
+        ("own_models:number", "returns int and not an nn.Module"),
+        ("own_models:five", "returns 1x5 for one image, and 7 classes need 1x7"),
+        ("own_models:pair", "returns tuple and not a tensor"),
+        ("own_models:odd", "the model raised KeyError: 'inside'"),
+        ("own_models:text", "cannot be called"),
+        ("own_models:plian", "no plian in own_models. Did you mean plain?"),
+        ("nobody:plain", "no module nobody is installed or in TRAIN_MODEL_PATH="),
+        ("broken_module:x", "its module raised RuntimeError: half way in broken_module.py, line 2"),
+        ("leaving_module:x", "its module raised SystemExit"),
+        ("needy_module:x", "it needs nobody_has_this"),
+    ],
+)
+def test_factory_that_cannot_be_used_is_one_line(folder: Path, name: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        build_model(train_settings(model=name, model_path=folder), (3, 8, 8), 7)
+    line = str(caught.value)
+    assert line.startswith(f"TRAIN_MODEL={name}: ")
+    assert said in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(("name", "shape"), [("resnet18", (1, 32, 32)), ("vit_tiny_patch16_224", (3, 64, 64))])
+def test_timm_model_takes_the_images(name: str, shape: tuple[int, int, int]) -> None:
+    pytest.importorskip("timm", reason="timm is not installed")
+    assert build_model(train_settings(model=f"timm:{name}"), shape, 5)(torch.zeros(2, *shape)).shape == (2, 5)
+
+
+def test_unknown_timm_model_suggests_a_name() -> None:
+    pytest.importorskip("timm", reason="timm is not installed")
+    with pytest.raises(UserError, match=r"no such model in timm .*Did you mean resnet18"):
+        build_model(train_settings(model="timm:resnet19"), (3, 32, 32), 5)

@@ -1,0 +1,153 @@
+"""Weights of a file: what fits is loaded, what is new is said, and another model's are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from entrypoint.core.errors import UserError
+from tests.factories import train_settings
+from train.checkpoint.metadata import Normalization
+from train.models.freezing import freeze
+from train.models.head import head_names
+from train.models.registry import build_model
+from train.models.weights import load_weights, published_normalization
+from train.models.weights_origin import find_weights_file, origin_header, read_origin
+
+SHAPE = (3, 32, 32)
+FIVE = tuple("abcde")
+NORMALIZATION = Normalization(mean=(1.0, 2.0, 3.0), scale=(0.1, 0.2, 0.3))
+
+
+def resnet(classes: int = 5, **settings: object) -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(train_settings({"model": "resnet18", **settings}), SHAPE, classes)
+
+
+def written(path: Path, state: dict[str, Tensor], classes: tuple[str, ...] = ()) -> str:
+    header = origin_header(classes, NORMALIZATION) if classes else None
+    save_file({name: one.contiguous() for name, one in state.items()}, path, metadata=header)
+    return str(path)
+
+
+def test_all_weights_are_loaded(tmp_path: Path) -> None:
+    source, model = resnet(), resnet()
+    for parameter in source.parameters():
+        nn.init.normal_(parameter)
+    file = written(tmp_path / "a.safetensors", source.state_dict(), FIVE)
+    fitted = load_weights(train_settings(model="resnet18", weights=file), model, SHAPE, FIVE)
+    fitted.load_into(model)
+    assert all(torch.equal(one, model.state_dict()[name]) for name, one in source.state_dict().items())
+    assert fitted.describe() == "122 tensors loaded; nothing is new"
+
+
+def test_head_of_another_size_is_new(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.safetensors", resnet(1000).state_dict())
+    fitted = load_weights(train_settings(model="resnet18", weights=file), resnet(), SHAPE, FIVE)
+    assert fitted.new == ("fc.weight", "fc.bias")
+    assert fitted.describe() == "120 tensors loaded; new: fc.weight, fc.bias"
+
+
+def test_new_head_is_asked_for(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.safetensors", resnet().state_dict(), tuple("vwxyz"))
+    settings = {"model": "resnet18", "weights": file}
+    with pytest.raises(UserError, match=r"its classes are v, w, x and 2 more, and the data set has a, b, c.*HEAD=new"):
+        load_weights(train_settings(settings), resnet(), SHAPE, FIVE)
+    fitted = load_weights(train_settings({**settings, "head": "new"}), resnet(), SHAPE, FIVE)
+    assert fitted.new == ("fc.weight", "fc.bias")
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("resnet34", "is of another model than resnet18: layer1.2.bn1.bias is 64 there and not here"),
+        ("resnet50", "is of another model than resnet18: layer1.0.conv1.weight is 64x64x1x1 there and 64x64x3x3 here"),
+        ("vgg11", "fits nothing of resnet18"),
+    ],
+)
+def test_weights_of_another_model_are_refused(tmp_path: Path, other: str, said: str) -> None:
+    file = written(tmp_path / "a.safetensors", build_model(train_settings(model=other), SHAPE, 5).state_dict())
+    with pytest.raises(UserError, match=said) as caught:
+        load_weights(train_settings(model="resnet18", weights=file), resnet(), SHAPE, FIVE)
+    assert "\n" not in str(caught.value)
+
+
+def test_lenient_weights_load_what_fits(tmp_path: Path) -> None:
+    other = build_model(train_settings(model="resnet34"), SHAPE, 5)
+    file = written(tmp_path / "a.safetensors", other.state_dict())
+    settings = train_settings(model="resnet18", weights=file, weights_strict=False)
+    fitted = load_weights(settings, resnet(), SHAPE, FIVE)
+    assert "122 tensors loaded; nothing is new; left over: layer1.2.bn1.bias" in fitted.describe()
+
+
+def test_grayscale_model_takes_weights_of_color(tmp_path: Path) -> None:
+    gray = build_model(train_settings(model="resnet18"), (1, 32, 32), 5)
+    for name, state in (("gray", gray.state_dict()), ("color", resnet().state_dict())):
+        file = written(tmp_path / f"{name}.safetensors", state)
+        fitted = load_weights(train_settings(model="resnet18", weights=file), gray, (1, 32, 32), FIVE)
+        fitted.load_into(gray)
+        assert len(fitted.tensors) == 122
+
+
+def test_folder_of_a_run_means_its_weights(tmp_path: Path) -> None:
+    run = tmp_path / "runs/a"
+    run.mkdir(parents=True)
+    with pytest.raises(UserError, match=r"has no model\.safetensors"):
+        find_weights_file(str(run))
+    written(run / "model.safetensors", resnet().state_dict(), FIVE)
+    assert find_weights_file(str(run)) == run / "model.safetensors"
+    assert read_origin(run / "model.safetensors").normalization == NORMALIZATION
+    with pytest.raises(UserError, match="no such file"):
+        find_weights_file(str(tmp_path / "nobody"))
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("resnet18", "fc"), ("vgg11", "classifier.6"), ("squeezenet1_1", "classifier.1"), ("swin_t", "head"),
+        ("vit_b_16", "heads.head"), ("densenet121", "classifier"), ("cnn", "fc2"), ("convnext_tiny", "classifier.2"),
+    ],
+)  # fmt: skip
+def test_head_of_each_kind_of_model_is_found(name: str, head: str) -> None:
+    side = 224 if name == "vit_b_16" else 64
+    assert head_names(build_model(train_settings(model=name), (3, side, side), 7), 7) == (head,)
+
+
+def test_frozen_backbone_keeps_weights_and_statistics() -> None:
+    model = resnet()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    assert freeze(model, "backbone", 5) == 512 * 5 + 5
+    model.train()
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=1.0)
+    model(torch.randn(4, *SHAPE)).square().sum().backward()
+    optimizer.step()
+    changed = {name for name, one in model.state_dict().items() if not torch.equal(one, before[name])}
+    assert changed == {"fc.weight", "fc.bias"}
+
+
+def test_frozen_layers_by_name() -> None:
+    model = resnet()
+    freeze(model, "conv1, layer1,layer2.0.bn1.weight", 5)
+    frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
+    assert {"conv1.weight", "layer1.1.bn2.bias", "layer2.0.bn1.weight"} <= frozen
+    assert not any(name.startswith(("layer3", "layer2.0.bn1.bias", "bn1")) for name in frozen)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("layer9", "no layer is called layer9. Did you mean layer"), ("backbone,fc", "leaves nothing to train")],
+)
+def test_freezing_what_is_not_there_is_one_line(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        freeze(resnet(), text, 5)
+
+
+def test_normalization_of_published_weights() -> None:
+    assert published_normalization("resnet18") == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert published_normalization("cnn") is None
+    pytest.importorskip("timm", reason="timm is not installed")
+    assert published_normalization("timm:vit_tiny_patch16_224") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))

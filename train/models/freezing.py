@@ -1,0 +1,61 @@
+"""Layers that keep their weights: TRAIN_FREEZE."""
+
+from __future__ import annotations
+
+from types import MethodType
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from entrypoint.core.errors import UserError, did_you_mean, printable
+from train.models.head import head_names, in_modules
+
+BACKBONE = "backbone"
+
+
+def freeze(model: nn.Module, text: str, classes: int) -> int:
+    """Freeze the layers that TRAIN_FREEZE names; return the number of parameters that stay trainable.
+
+    A BatchNorm layer without trainable parameters keeps its statistics too. Raises `UserError` for a name that no
+    parameter has, and if nothing is left to train.
+    """
+    if not text:
+        return sum(one.numel() for one in model.parameters() if one.requires_grad)
+    source = f"TRAIN_FREEZE={printable(text)}"
+    names = [name for name, _ in model.named_parameters()]
+    head = head_names(model, classes)
+    wanted = tuple(part.strip() for part in text.split(",") if part.strip())
+    if wanted == (BACKBONE,) and not head:
+        raise UserError(f"{source}: no last layer with {classes} outputs was found. Name the layers, with commas.")
+    for part in wanted:
+        if part != BACKBONE and not any(is_inside(name, part) for name in names):
+            hint = did_you_mean(part, sorted({name.rpartition(".")[0] for name in names}))
+            raise UserError(f"{source}: no layer is called {printable(part)}. {hint}Name layers, or `backbone`.")
+    for name, parameter in model.named_parameters():
+        is_backbone = BACKBONE in wanted and not in_modules(name, head)
+        if is_backbone or any(is_inside(name, part) for part in wanted):
+            parameter.requires_grad_(False)
+    trainable = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    if not trainable:
+        raise UserError(f"{source}: leaves nothing to train. Freeze fewer layers.")
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and is_frozen(module):
+            module.eval()
+            module.train = MethodType(stay_in_evaluation, module)  # type: ignore[method-assign]
+    return trainable
+
+
+def is_inside(parameter: str, layer: str) -> bool:
+    """Return whether a parameter is a layer's, or is called so itself."""
+    return parameter == layer or parameter.startswith(f"{layer}.")
+
+
+def is_frozen(module: nn.Module) -> bool:
+    """Return whether a module has parameters, and none of them is trained."""
+    parameters = list(module.parameters(recurse=False))
+    return bool(parameters) and not any(one.requires_grad for one in parameters)
+
+
+def stay_in_evaluation(module: nn.Module, _: bool = True) -> nn.Module:
+    """Ignore a change of mode: a frozen layer stays as it is evaluated."""
+    return module

@@ -1,0 +1,275 @@
+"""Read a state dict from a file that may be anybody's: safetensors, or what `torch.save` writes.
+
+A pickle can name any function to call. Here only the few that build tensors are known, and they are this module's own.
+Whatever else a file holds, such as an optimizer or a program's arguments, becomes an object that does nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from entrypoint.core.errors import UserError, first_line, printable
+from train.checkpoint.metadata import read_bytes
+
+# Keys below which training programs keep the weights, the best ones first: timm and torchvision keep an average too.
+WEIGHT_KEYS = ("model_ema", "state_dict_ema", "state_dict", "model", "model_state_dict")
+# Prefixes of wrappers: DDP, torch.compile, `AveragedModel`.
+WRAPPER_PREFIXES = ("module.", "_orig_mod.")
+# torch/serialization.py: a file of torch before 1.6 starts with this number, then the version of its format.
+LEGACY_MAGIC, LEGACY_VERSION = 0x1950A86A20F9469CFC6C, 1001
+STORAGE_TYPES = {
+    "DoubleStorage": torch.float64, "FloatStorage": torch.float32, "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16, "LongStorage": torch.int64, "IntStorage": torch.int32,
+    "ShortStorage": torch.int16, "CharStorage": torch.int8, "ByteStorage": torch.uint8, "BoolStorage": torch.bool,
+}  # fmt: skip
+MAX_DIMENSIONS = 16
+
+
+class Ignored:
+    """Stands for an object of a class that no state dict needs; takes whatever a pickle does to it."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Take any arguments."""
+
+    def __setstate__(self, _: object) -> None:
+        """Take any state."""
+
+    def __setitem__(self, _: object, __: object) -> None:
+        """Take an entry of a dictionary."""
+
+    def append(self, _: object) -> None:
+        """Take an item of a list."""
+
+    def extend(self, _: object) -> None:
+        """Take items of a list."""
+
+    def add(self, _: object) -> None:
+        """Take an item of a set."""
+
+
+class NamedEntries(dict[object, object]):
+    """Stands for an ordered dictionary, without the attributes that `nn.Module.state_dict` gives it."""
+
+    def __setstate__(self, _: object) -> None:
+        """Take the attributes."""
+
+
+@dataclass(frozen=True)
+class StorageRef:
+    """A named block of `count` values in the file."""
+
+    key: str
+    dtype: torch.dtype
+    count: int
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """A tensor in a block: what `torch.save` writes of it, before its values are read."""
+
+    storage: StorageRef
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def rebuild_tensor(storage: object, offset: object, shape: object, stride: object, *_: object) -> TensorRef:
+    """Return the tensor that a pickle describes; raises ValueError for one that exceeds its block."""
+    numbers = isinstance(shape, tuple) and isinstance(stride, tuple) and isinstance(storage, StorageRef)
+    if not numbers or len(shape) != len(stride) or len(shape) > MAX_DIMENSIONS:  # type: ignore[arg-type]
+        raise ValueError("a tensor is described wrongly")
+    assert isinstance(shape, tuple)
+    assert isinstance(stride, tuple)
+    assert isinstance(storage, StorageRef)
+    if not all(isinstance(one, int) and one >= 0 for one in (offset, *shape, *stride)):
+        raise ValueError("a tensor is described wrongly")
+    assert isinstance(offset, int)
+    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else -1
+    if offset + last >= storage.count:
+        raise ValueError("a tensor is larger than its values in the file")
+    return TensorRef(storage, offset, shape, stride)
+
+
+def rebuild_parameter(tensor: object, *_: object) -> object:
+    """Return the tensor of a parameter."""
+    return tensor
+
+
+# Functions that a file may name. Each is replaced by one of this module that only describes a tensor.
+KNOWN_GLOBALS: Mapping[tuple[str, str], Any] = {
+    ("torch._utils", "_rebuild_tensor_v2"): rebuild_tensor,
+    ("torch._utils", "_rebuild_tensor"): rebuild_tensor,
+    ("torch._utils", "_rebuild_parameter"): rebuild_parameter,
+    ("torch._utils", "_rebuild_parameter_with_state"): rebuild_parameter,
+    ("collections", "OrderedDict"): NamedEntries,
+}
+
+
+class StateDictUnpickler(pickle.Unpickler):
+    """Unpickles descriptions of tensors, and runs no code of the file's choice."""
+
+    def __init__(self, file: io.BufferedIOBase | io.BytesIO) -> None:
+        super().__init__(file, encoding="latin1")
+        self.storages: dict[str, StorageRef] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what stands for a global name: one of `KNOWN_GLOBALS`, a type of values, or an idle class."""
+        if module == "torch" and name in STORAGE_TYPES:
+            return STORAGE_TYPES[name]
+        return KNOWN_GLOBALS.get((module, name), Ignored)
+
+    def persistent_load(self, pid: Any) -> object:
+        """Return the block that a persistent id names; raises ValueError for another kind of id."""
+        if not (isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage" and isinstance(pid[1], torch.dtype)):
+            raise ValueError("it holds values of an unknown kind")
+        key, count = str(pid[2]), pid[4]
+        if not isinstance(count, int) or count < 0:
+            raise ValueError("a block of values is described wrongly")
+        found = StorageRef(key, pid[1], count)
+        if self.storages.setdefault(key, found) != found:
+            raise ValueError("a block of values is described twice")
+        return found
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by name, without the prefixes of wrappers; raises `UserError`."""
+    try:
+        content = read_bytes(path)
+        found = read_safetensors(path) if is_safetensors(content) else read_pickled(content)
+    except MemoryError:
+        raise unreadable(path, "it asks for more memory than there is") from None
+    except RecursionError:
+        raise unreadable(path, "it is nested too deeply") from None
+    except OSError as error:
+        raise unreadable(path, error.strerror or first_line(error)) from None
+    except (
+        *(ValueError, TypeError, AttributeError, LookupError, EOFError, OverflowError, RuntimeError),
+        *(pickle.UnpicklingError, zipfile.BadZipFile, SafetensorError, NotImplementedError, struct.error),
+    ) as error:
+        raise unreadable(path, first_line(error) or type(error).__name__) from None
+    return without_wrappers(found)
+
+
+def unreadable(path: Path, cause: str) -> UserError:
+    """Return the error for a file that is no state dict."""
+    return UserError(
+        f"TRAIN_WEIGHTS={printable(path)}: cannot be read as weights ({printable(cause)}). Give it a safetensors file"
+        " or a state dict that torch.save wrote."
+    )
+
+
+def is_safetensors(content: bytes) -> bool:
+    """Return whether a file is no pickle and no zip file: safetensors starts with a length and then JSON."""
+    return content[8:9] == b"{" and not content.startswith(b"PK")
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file; raises SafetensorError."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+
+
+def read_pickled(content: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a file that `torch.save` wrote, in the format before or since torch 1.6."""
+    file = io.BytesIO(content)
+    if not zipfile.is_zipfile(file):
+        return read_legacy(content)
+    with zipfile.ZipFile(file) as archive:
+        names = {name.split("/", 1)[-1]: name for name in archive.namelist()}
+        if "data.pkl" not in names:
+            raise ValueError("it is a zip file without data.pkl")
+        if "byteorder" in names and read_entry(archive, names["byteorder"]) != b"little":
+            raise ValueError("its numbers are big-endian")
+        unpickler = StateDictUnpickler(io.BytesIO(read_entry(archive, names["data.pkl"])))
+        refs = find_weights(unpickler.load())
+        blocks = {key: read_entry(archive, names[f"data/{key}"]) for key in {ref.storage.key for ref in refs.values()}}
+    return materialize(refs, blocks)
+
+
+def read_entry(archive: zipfile.ZipFile, name: str) -> bytes:
+    """Return a file of an archive; raises ValueError for a compressed one, which could be of any size."""
+    if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
+        raise ValueError("it is a compressed zip file, which torch does not write")
+    return archive.read(name)
+
+
+def read_legacy(content: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a file of torch before 1.6: pickles one after the other, and then the blocks."""
+    file = io.BytesIO(content)
+    if StateDictUnpickler(file).load() != LEGACY_MAGIC or StateDictUnpickler(file).load() != LEGACY_VERSION:
+        raise ValueError("it is not of torch.save")
+    StateDictUnpickler(file).load()  # sizes of C types where it was written
+    unpickler = StateDictUnpickler(file)
+    refs = find_weights(unpickler.load())
+    keys = StateDictUnpickler(file).load()
+    if not isinstance(keys, list):
+        raise ValueError("it has no list of blocks")
+    blocks: dict[str, bytes] = {}
+    for key in map(str, keys):
+        (count,) = struct.unpack("<q", file.read(8))
+        size = unpickler.storages[key].dtype.itemsize * unpickler.storages[key].count
+        if count != unpickler.storages[key].count:
+            raise ValueError("a block has another size than described")
+        blocks[key] = file.read(size)
+    return materialize(refs, blocks)
+
+
+def find_weights(found: object) -> dict[str, TensorRef]:
+    """Return the tensors of what a file holds: a state dict, or one below a usual key; raises ValueError."""
+    if not isinstance(found, dict):
+        raise ValueError("it holds no dictionary of tensors")
+    for key in WEIGHT_KEYS:
+        if isinstance(inner := found.get(key), dict) and any(isinstance(one, TensorRef) for one in inner.values()):
+            found = inner
+            break
+    refs = {name: one for name, one in found.items() if isinstance(name, str) and isinstance(one, TensorRef)}
+    if not refs:
+        raise ValueError(f"it has no tensors by name, also not below {', '.join(WEIGHT_KEYS)}")
+    return refs
+
+
+def materialize(refs: Mapping[str, TensorRef], blocks: Mapping[str, bytes]) -> dict[str, Tensor]:
+    """Return the tensors with their values; raises ValueError for a block that is too short.
+
+    `rebuild_tensor` has checked that each lies within its block.
+    """
+    flat: dict[str, Tensor] = {}
+    for ref in refs.values():
+        storage = ref.storage
+        if storage.key in flat:
+            continue
+        content = blocks[storage.key]
+        if len(content) != storage.count * storage.dtype.itemsize:
+            raise ValueError("it was cut short")
+        flat[storage.key] = torch.empty(0, dtype=storage.dtype)
+        if content:
+            flat[storage.key] = torch.frombuffer(bytearray(content), dtype=storage.dtype)
+    return {
+        name: flat[ref.storage.key].as_strided(ref.shape, ref.stride, ref.offset).clone() for name, ref in refs.items()
+    }
+
+
+def without_wrappers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state without the prefixes that wrappers add, and without their own tensors."""
+    for prefix in iter_prefixes(state):
+        state = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    return dict(state)
+
+
+def iter_prefixes(state: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield the prefixes of wrappers, outer ones first, that all names have but `AveragedModel`'s counter."""
+    names = [name for name in state if name != "n_averaged"]
+    while names and (found := next((one for one in WRAPPER_PREFIXES if all(n.startswith(one) for n in names)), "")):
+        yield found
+        names = [name.removeprefix(found) for name in names]

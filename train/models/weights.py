@@ -1,0 +1,212 @@
+"""Start from weights of a file, or from those that torchvision and timm publish."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import torch
+from torch import Tensor, nn
+
+from entrypoint.core.atomic_files import atomic_open
+from entrypoint.core.errors import ExitCode, UserError, first_line, printable
+from train.models.cnn import GrayscaleToRGB
+from train.models.factory import TIMM_PREFIX, import_timm, is_factory
+from train.models.head import head_names, in_modules
+from train.models.state_dict_file import read_state_dict
+from train.models.weights_origin import WeightsOrigin, find_weights_file, read_origin
+from train.settings import ImageShape, ModelSettings
+
+PRETRAINED = "pretrained"
+# Extra classifiers of torchvision's GoogLeNet and Inception, which are trained without here.
+AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+# Counters of BatchNorm that old files do not have; nothing reads them.
+OPTIONAL = "num_batches_tracked"
+NAMED = 3
+
+
+@dataclass(frozen=True)
+class FittedWeights:
+    """The tensors that a model takes from a file, by its own names; `new` and `unused` are names of the others."""
+
+    tensors: Mapping[str, Tensor]
+    new: tuple[str, ...]
+    unused: tuple[str, ...]
+
+    def describe(self) -> str:
+        """Return how many tensors were loaded, and which were not."""
+        new = f"new: {name_some(self.new)}" if self.new else "nothing is new"
+        unused = f"; left over: {name_some(self.unused)}" if self.unused else ""
+        return f"{len(self.tensors):,} tensors loaded; {new}{unused}"
+
+    def load_into(self, model: nn.Module) -> None:
+        """Copy the tensors into the model."""
+        own = without_adapter(model).state_dict()
+        with torch.no_grad():
+            for name, value in self.tensors.items():
+                own[name].copy_(value)
+
+
+def name_some(names: tuple[str, ...]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return printable(", ".join(names[:NAMED]) + more)
+
+
+def without_adapter(model: nn.Module) -> nn.Module:
+    """Return the model inside of the adapter for grayscale images."""
+    return model.model if isinstance(model, GrayscaleToRGB) else model
+
+
+def load_weights(
+    settings: ModelSettings, model: nn.Module, shape: ImageShape, classes: tuple[str, ...]
+) -> FittedWeights:
+    """Return the tensors for a model by TRAIN_WEIGHTS; raises `UserError` for a file that does not fit."""
+    if settings.weights == PRETRAINED:
+        state, origin = published_state(settings, shape), WeightsOrigin()
+    else:
+        path = find_weights_file(settings.weights)
+        state, origin = read_state_dict(path), read_origin(path)
+    return fit_weights(settings, model, state, origin, classes)
+
+
+def fit_weights(
+    settings: ModelSettings,
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    origin: WeightsOrigin,
+    classes: tuple[str, ...],
+) -> FittedWeights:
+    """Match a state's tensors with the model's by name and shape; raises `UserError` where they do not fit.
+
+    Only the head may be new: a file of another model often shares some names. TRAIN_WEIGHTS_STRICT=0 allows more.
+    """
+    source = f"TRAIN_WEIGHTS={printable(settings.weights)}"
+    inner = without_adapter(model)
+    own = inner.state_dict()
+    if inner is not model and any(name.startswith("model.") for name in state):
+        state = {name.removeprefix("model."): value for name, value in state.items()}
+    head = head_names(inner, len(classes))
+    same = {name for name in own if name in state and own[name].shape == state[name].shape}
+    if settings.head == "new":
+        same = {name for name in same if not in_modules(name, head)}
+    elif head and origin.classes and origin.classes != classes and all_in(same, own, head):
+        raise UserError(
+            f"{source}: its classes are {name_some(origin.classes)}, and the data set has {name_some(classes)}. Set"
+            " TRAIN_HEAD=new to train a new last layer."
+        )
+    unused = tuple(name for name in state if name not in own and not name.startswith(AUXILIARY))
+    new = tuple(name for name in own if name not in same and not name.endswith(OPTIONAL))
+    strange = [name for name in new if not in_modules(name, head)]
+    if not any(not in_modules(name, head) for name in same):
+        raise UserError(
+            f"{source}: fits nothing of {printable(settings.model)}: it has {name_some(tuple(state))}, and the model"
+            f" has {name_some(tuple(own))}. Set TRAIN_MODEL to the model that it is of."
+        )
+    if settings.weights_strict and (strange or unused):
+        name = strange[0] if strange else unused[0]
+        raise UserError(
+            f"{source}: is of another model than {printable(settings.model)}: {printable(name)} is"
+            f" {shape_text(state.get(name))} there and {shape_text(own.get(name))} here. Set TRAIN_MODEL to that"
+            " model, or TRAIN_WEIGHTS_STRICT=0 to load what fits."
+        )
+    return FittedWeights({name: state[name] for name in own if name in same}, new, unused)
+
+
+def all_in(same: set[str], own: Mapping[str, Tensor], head: tuple[str, ...]) -> bool:
+    """Return whether the head's tensors are all among those that fit."""
+    return all(name in same for name in own if in_modules(name, head))
+
+
+def shape_text(tensor: Tensor | None) -> str:
+    """Return a tensor's shape, or that there is none."""
+    return "not" if tensor is None else "x".join(map(str, tensor.shape)) or "one value"
+
+
+def published_state(settings: ModelSettings, shape: ImageShape) -> dict[str, Tensor]:
+    """Return the weights that a model's library publishes, from its cache or the network; raises `UserError`."""
+    name = settings.model
+    if name.startswith(TIMM_PREFIX):
+        return timm_state(name, shape)
+    path = torchvision_file(name)
+    if not path.exists():
+        download(name, path)
+    return read_state_dict(path)
+
+
+def torchvision_weights(name: str) -> Any:
+    """Return torchvision's entry of a model's best weights; raises `UserError` if there are none."""
+    from torchvision import models
+
+    known = name in models.list_models(module=models)
+    if is_factory(name) or not known or not len(weights := models.get_model_weights(name)):
+        raise UserError(
+            f"TRAIN_WEIGHTS=pretrained: nobody publishes weights of {printable(name)}. Use torchvision's or timm's"
+            " model, or a file."
+        )
+    return weights.DEFAULT
+
+
+def torchvision_file(name: str) -> Path:
+    """Return where torch.hub keeps the weights of a torchvision model."""
+    return Path(torch.hub.get_dir(), "checkpoints", torchvision_weights(name).url.rsplit("/", 1)[-1])
+
+
+def download(name: str, path: Path) -> None:
+    """Download the weights of a torchvision model; raises `UserError`. Its URL ends with the start of a checksum."""
+    weights = torchvision_weights(name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            prefix = path.stem.rpartition("-")[2]
+            torch.hub.download_url_to_file(weights.url, str(part), hash_prefix=prefix, progress=False)
+            with atomic_open(path) as file:
+                file.write(part.read_bytes())
+        finally:
+            part.unlink(missing_ok=True)
+    except (OSError, URLError, RuntimeError) as error:
+        raise UserError(
+            f"TRAIN_WEIGHTS=pretrained: {printable(path.name)} is not in {printable(path.parent)} and cannot be"
+            f" downloaded ({first_line(error)}). Put it there, or name a file.",
+            ExitCode.MACHINE,
+        ) from None
+
+
+def timm_state(name: str, shape: ImageShape) -> dict[str, Tensor]:
+    """Return the weights that timm publishes for a model; raises `UserError` if they cannot be had."""
+    timm = import_timm(name)
+    try:
+        arguments = {"pretrained": True, "in_chans": shape[0]}
+        try:
+            model = timm.create_model(name.removeprefix(TIMM_PREFIX), img_size=shape[1:], **arguments)
+        except TypeError:
+            model = timm.create_model(name.removeprefix(TIMM_PREFIX), **arguments)
+    except Exception as error:  # the Hugging Face client raises many types
+        raise UserError(
+            f"TRAIN_WEIGHTS=pretrained: the weights of {printable(name)} are in no cache and cannot be downloaded"
+            f" ({printable(first_line(error))}). Name a file, or fill the cache of huggingface_hub.",
+            ExitCode.MACHINE,
+        ) from None
+    found: dict[str, Tensor] = model.state_dict()
+    return found
+
+
+def published_normalization(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Return mean and standard deviation (of 1) that a library's weights were trained with, None if it says none."""
+    if name.startswith(TIMM_PREFIX):
+        config = import_timm(name).get_pretrained_cfg(name.removeprefix(TIMM_PREFIX))
+        return (tuple(config.mean), tuple(config.std)) if config else None
+    from torchvision import models
+
+    if is_factory(name) or name not in models.list_models(module=models):
+        return None
+    weights: Any = models.get_model_weights(name)
+    if not len(weights):
+        return None
+    preset = weights.DEFAULT.transforms()
+    return tuple(preset.mean), tuple(preset.std)

@@ -1,0 +1,74 @@
+"""Ask a child process what a model and its weights are: the plan itself does without torch."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+
+import msgspec
+
+from entrypoint.core.console import last_error_line
+from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.settings_base import ParsedSettings
+from train.settings import ImageShape, TrainSettings
+
+PROBE_TIMEOUT_S = 600
+
+
+class ModelQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child process builds: the trainer's variables, the images' shape and the classes."""
+
+    variables: dict[str, str]
+    shape: ImageShape
+    classes: tuple[str, ...]
+
+
+class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child process found; `error` and `code` say why the model or its weights cannot be used.
+
+    `weights` says what was loaded. `normalization` is mean and standard deviation of the weights' images, from 0 to 1.
+    `trainable` counts the parameters that are trained, out of `parameters`.
+    """
+
+    error: str = ""
+    code: int = 0
+    weights: str = ""
+    normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    parameters: int = 0
+    trainable: int = 0
+
+
+def needs_report(settings: TrainSettings) -> bool:
+    """Return whether only the model itself shows if the settings can be used."""
+    plain = settings.optimizer in ("sgd", "adam", "adamw") and not settings.optimizer_args
+    return bool(":" in settings.model or settings.weights or settings.freeze or not plain)
+
+
+def ask_about_model(
+    given: ParsedSettings[TrainSettings], recipe: Mapping[str, str], shape: ImageShape, classes: tuple[str, ...],
+    python: str,
+) -> ModelReport:  # fmt: skip
+    """Return the report of a child process; raises `UserError` if the model or its weights cannot be used.
+
+    `recipe` are the variables that a recipe sets. The import of torch in the child takes some seconds.
+    """
+    variables = {**recipe, **given.as_variables()}
+    question = msgspec.json.encode(ModelQuestion(variables=variables, shape=shape, classes=classes))
+    command = [python, "-I", "-m", "train.engine.model_probe"]
+    try:
+        done = subprocess.run(command, input=question, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"TRAIN_MODEL={given.values.model}: was not built within {PROBE_TIMEOUT_S} s. Take a smaller model.",
+            ExitCode.MACHINE,
+        ) from None
+    try:
+        report = msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=ModelReport)
+    except msgspec.MsgspecError:
+        cause = last_error_line(done.stderr.decode(errors="replace"), f"exit code {done.returncode}")
+        raise UserError(
+            f"TRAIN_MODEL={given.values.model}: cannot be built ({cause}). Take another model.", ExitCode.MACHINE
+        ) from None
+    if report.error:
+        raise UserError(report.error, ExitCode(report.code))
+    return report
