@@ -21,7 +21,7 @@ NOT_SPEED = frozenset(
         *("max_minutes", "resume", "resume_allow_changed", "checkpoint_every", "keep_checkpoints", "log_interval"),
         *("progress", "profile", "export", "tensorboard", "prune_warmup", "label_smoothing", "model_path", "weights"),
         *("weights_strict", "head", "head_lr", "lr_layer_decay", "normalize", "min_lr", "lr_step_epochs"),
-        *("lr_gamma", "decay_fraction", "decay_norms"),
+        *("lr_gamma", "decay_fraction", "decay_norms", "evaluate", "evaluation_file"),
     }
 )
 
@@ -102,6 +102,12 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0, le=1000)],
         Meta(description="Steps to profile after a warm-up: operators, phases, a trace and advice."),
     ] = 0
+    evaluate: Annotated[
+        str, Meta(description="Evaluate this run, checkpoint or model.safetensors, and train nothing.")
+    ] = ""
+    evaluation_file: Annotated[
+        Path | None, Meta(description="evaluate: also write the result as JSON, with the confusion matrix.")
+    ] = None
     export: Annotated[Literal["off", "onnx"], Meta(description="Also write the trained model as model.onnx.")] = "off"
     tensorboard: Annotated[bool, Meta(description="Write TensorBoard events.")] = True
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from entrypoint.cli.parser import CommandLine
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.paths import working_folder
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.core.user_dirs import why_not_writable
 from entrypoint.job.detect import Job
@@ -119,14 +120,22 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
     from train.data.dataset_info import inspect_dataset
     from train.planning.recipes import with_recipe
     from train.planning.run_lookup import new_run_dir, previous_run
+    from train.planning.trained_run import with_trained_settings
     from train.planning.trainer_plan import plan_trainer
     from train.settings import read_train_settings
 
+    if working_folder() is None:
+        raise UserError("The working folder was removed, and torch cannot be loaded in it. Change to another folder.")
     given = read_train_settings(inputs.environ, command.train_flags)
+    given, trained, adopted = with_trained_settings(given) if given.values.evaluate else (given, None, {})
     facts = inspect_dataset(given.values)
+    if trained and given.values.dataset == "imagefolder":
+        facts = replace(facts, shape=trained.shape)
     inputs = replace(inputs, previous=previous_run(given.values))
     training, plan = with_recipe(given, make_plan(inputs))
-    problem = () if command.command == "tune" else check_output_dir(given, inputs)  # its trials have their own folder
+    plan = plan.with_variables(adopted)
+    writes_none = command.command == "tune" or trained  # the trials of `tune` have their own folder
+    problem = () if writes_none else check_output_dir(given, inputs)
     plan = replace(plan, warnings=(*given.notices, *problem, *plan.warnings))
     free_name = new_run_dir(training.values.output_dir, training.values).name if plan.nodes.max_restarts else ""
     report = model_report(training, plan, facts, inputs)

@@ -64,6 +64,10 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return verify_command(command)
     if command.command == "convert-checkpoint":
         return convert_command(command)
+    if command.command == "predict":
+        return predict_command(command, environ)
+    if command.command == "evaluate" and not command.train_flags.get("evaluate"):
+        raise UserError("evaluate: needs a trained model. Use `entrypoint evaluate RUN`.")
     fallbacks = apply_fallbacks(environ, make=command.launches)
     environ = {**environ, **{name: value for name, (value, _) in fallbacks.items()}}
     if command.command in ("other", "selftest"):
@@ -87,9 +91,10 @@ def setting_groups(argv: Sequence[str]) -> dict[str, type[Settings]]:
     if argv[:1] == ["run"]:
         return {}
     from entrypoint.tune.search import TuneSettings
+    from train.predict_settings import PredictSettings
     from train.settings import TrainSettings
 
-    return {"train": TrainSettings, "tune": TuneSettings}
+    return {"train": TrainSettings, "tune": TuneSettings, "predict": PredictSettings}
 
 
 def plan_command(command: CommandLine, inputs: PlanInputs, started: float) -> int:
@@ -143,6 +148,17 @@ def convert_command(command: CommandLine) -> int:
     assert command.checkpoint is not None
     write_stderr(f"converting {one_line(command.checkpoint)}: trusting it, because reading it can run code")
     replace_process((sys.executable, "-I", "-m", "train.engine.convert", str(command.checkpoint)), dict(os.environ))
+
+
+def predict_command(command: CommandLine, environ: Mapping[str, str]) -> int:
+    """Start the program that predicts; it is one process without ranks."""
+    from train.predict_settings import read_predict_settings
+
+    given = read_predict_settings(environ, command.predict_flags)
+    if len(command.words) < 2:
+        raise UserError("predict: needs a trained model and images. Use `entrypoint predict RUN IMAGE ...`.")
+    words = (sys.executable, "-I", "-m", "train.engine.predict", *command.words)
+    replace_process(words, {**environ, **given.as_variables()})
 
 
 def verify_command(command: CommandLine) -> int:

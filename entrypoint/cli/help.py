@@ -13,6 +13,8 @@ COMMANDS = {
     "train": "train with the built-in trainer",
     "run": "run your own training script or module",
     "plan": "show what `train` or `run SCRIPT` would do, and why; start nothing",
+    "evaluate": "evaluate a trained model: a run folder, a checkpoint, or its model.safetensors",
+    "predict": "print the class of each image by a trained model",
     "tune": "find the fastest plan for `train` or `run SCRIPT` and keep it for later runs",
     "doctor": "check machine, container, packages and plan; exit code 3 if a check fails",
     "verify": "compare the ranks that run on this node with their plans",
@@ -25,7 +27,12 @@ EXIT_CODES = (
 )
 # More choices than these are listed in the text of a flag, not next to it.
 MAX_METAVAR_CHOICES = 3
-GROUPS = {"LAUNCH_": "launcher settings", "TRAIN_": "trainer settings", "TUNE_": "tuner settings"}
+GROUPS = {
+    "LAUNCH_": "launcher settings",
+    "TRAIN_": "trainer settings",
+    "TUNE_": "tuner settings",
+    "PREDICT_": "settings of predict",
+}
 
 
 class HelpFormatter(argparse.HelpFormatter):

@@ -20,7 +20,9 @@ from entrypoint.settings import LaunchSettings
 # The command that a `plan` or `tune` is for.
 TARGETS = ("train", "run")
 # Commands that take words of their own after the flags.
-WITH_WORDS = ("verify", "convert-checkpoint")
+WITH_WORDS = ("verify", "convert-checkpoint", "predict")
+# Commands whose flags may follow their words.
+MIXED = ("evaluate", "predict")
 SWITCHES = {
     "json": "print plan, checks or ranks as JSON",
     "dry-run": "show the plan and start nothing",
@@ -37,6 +39,7 @@ class CommandLine:
     command: str
     launch_flags: Mapping[str, str] = field(default_factory=dict)
     train_flags: Mapping[str, str] = field(default_factory=dict)
+    predict_flags: Mapping[str, str] = field(default_factory=dict)
     tune_flags: Mapping[str, str] = field(default_factory=dict)
     json: bool = False
     dry_run: bool = False
@@ -100,6 +103,10 @@ def parse_command_line(
             target = words[0]
             more, words = split_words(words[1:], known)
             flags += more
+    if command in MIXED:
+        flags, words = collect_flags(flags, words, known)
+    if command == "evaluate":
+        flags, words = [*flags, *(f"--evaluate={word}" for word in words[:1])], words[1:]
     models = models_for(command, target, setting_groups)
     show_all = "--help-all" in flags
     if show_all or {"--help", "-h"} & set(flags):
@@ -134,10 +141,24 @@ def split_words(words: Sequence[str], models: Sequence[type[Settings]]) -> tuple
     return flags, rest
 
 
+def collect_flags(flags: list[str], words: list[str], models: Sequence[type[Settings]]) -> tuple[list[str], list[str]]:
+    """Return the flags before, between and after the words, and the words; `--` ends the flags."""
+    plain: list[str] = []
+    while words:
+        if words[0] == "--":
+            return flags, [*plain, *words[1:]]
+        plain.append(words.pop(0))
+        more, words = split_words(words, models)
+        flags = [*flags, *more]
+    return flags, plain
+
+
 def models_for(command: str, target: str, setting_groups: Mapping[str, type[Settings]]) -> list[type[Settings]]:
     """Return the groups of settings whose flags a command accepts."""
     if command in ("verify", "convert-checkpoint", "selftest"):
         return []
+    if command == "predict":
+        return [setting_groups["predict"]]
     models: list[type[Settings]] = [LaunchSettings]
     if target != "run":
         models += [setting_groups["train"]] if "train" in setting_groups else []
@@ -148,9 +169,13 @@ def models_for(command: str, target: str, setting_groups: Mapping[str, type[Sett
 
 def build_parser(command: str, models: Sequence[type[Settings]], *, show_all: bool = False) -> Parser:
     """Return the parser of a command; unless `show_all`, help shows the most used settings only."""
-    program = {"run": " SCRIPT|-m MODULE [arguments]", "verify": " [PID ...]", "convert-checkpoint": " PATH"}.get(
-        command, f" [{'|'.join(TARGETS)} ...]" if command in ("plan", "tune") else ""
-    )
+    program = {
+        "run": " SCRIPT|-m MODULE [arguments]",
+        "verify": " [PID ...]",
+        "convert-checkpoint": " PATH",
+        "evaluate": " RUN [flags]",
+        "predict": " RUN IMAGE ... [flags]",
+    }.get(command, f" [{'|'.join(TARGETS)} ...]" if command in ("plan", "tune") else "")
     more = "" if show_all or not models else f" All flags: entrypoint {command} --help-all."
     parser = Parser(
         prog=f"entrypoint {command}",
@@ -199,18 +224,21 @@ def read_arguments(
         launch_flags=by_group["LAUNCH_"],
         train_flags=by_group["TRAIN_"],
         tune_flags=by_group["TUNE_"],
+        predict_flags=by_group["PREDICT_"],
         json=values["json"],
         dry_run=values["dry_run"],
         program=find_program(words) if target == "run" else None,
         processes=parse_pids(words) if command == "verify" else (),
         checkpoint=find_checkpoint(words) if command == "convert-checkpoint" else None,
-        words=("run", *words) if target == "run" else ("train",),
+        words=("run", *words) if target == "run" else tuple(words) if command == "predict" else ("train",),
     )
 
 
 def unknown_word(command: str, target: str, word: str, models: Sequence[type[Settings]]) -> UserError:
     """Return the error for a word that the command does not accept."""
     name = word.partition("=")[0]
+    if name in TARGETS:
+        return UserError(f"{command} {name}: takes no program. Use `entrypoint {command}` or `entrypoint plan {name}`.")
     if not name.startswith("-"):
         return UserError(
             f"{printable(name)}: unexpected. Use `entrypoint run {printable(name)}` to run your own script."

@@ -38,8 +38,11 @@ def replace_symlink(link: Path, target: str) -> None:
     """Point a symbolic link to a target, replacing an existing link atomically; raises OSError."""
     temporary = link.with_name(f".{link.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
-    temporary.replace(link)
+    try:
+        temporary.symlink_to(target)
+        temporary.replace(link)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 CHECKSUM_TRAILER = b"\nsha256 "

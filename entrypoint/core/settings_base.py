@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origi
 import msgspec
 
 from entrypoint.core.errors import UserError, did_you_mean, printable
+from entrypoint.core.secret_names import value_to_show
 from entrypoint.core.setting_types import default_text, expected_text, metas_of, parse_value, strip_meta, union_members
 
 # A Kubernetes service called `train` puts these into every pod of its namespace.
@@ -169,7 +170,8 @@ def check_unknown_variables(model: type[Settings], environ: Mapping[str, str]) -
     if unknown:
         raise UserError(
             "\n".join(
-                f"{name}={printable(environ[name])}: no such variable. {did_you_mean(name.upper(), current)}"
+                f"{name}={printable(value_to_show(name, environ[name]))}: no such variable."
+                f" {did_you_mean(name.upper(), current)}"
                 "`entrypoint --help-all` lists all variables."
                 for name in sorted(unknown)
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.secret_names import value_to_show
 from entrypoint.machine.shared_libraries import Library, split_ld_preload
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Source
@@ -101,8 +102,8 @@ def ignored_variables(inputs: PlanInputs, runtime: str) -> tuple[str, ...]:
     """Warn of variables of Intel's runtime that the user has set and GNU's ignores."""
     own = [name for name in inputs.environ if name.startswith("KMP_")] if runtime == "gnu" else []
     return tuple(
-        f"{name}={printable(inputs.environ[name])} has no effect: only Intel's OpenMP runtime reads it."
-        " LAUNCH_OPENMP=intel selects it."
+        f"{name}={printable(value_to_show(name, inputs.environ[name]))} has no effect: only Intel's OpenMP runtime"
+        " reads it. LAUNCH_OPENMP=intel selects it."
         for name in sorted(own)
     )
 

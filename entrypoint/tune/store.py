@@ -38,6 +38,8 @@ NOT_SPEED_SETTINGS = (
 TUNED_VARIABLES = frozenset(
     {RANKS, THREADS, CORES, OPENMP, ALLOCATOR, BIND, WORKERS, "KMP_BLOCKTIME", "OMP_WAIT_POLICY", "TRAIN_WORKERS"}
 )
+# A result has a few hundred bytes.
+MAX_RESULT_BYTES = 1 << 20
 TUNED_VALUE = re.compile(r"[a-z0-9-]{1,20}", re.ASCII)
 # Other variables that affect speed. LAUNCH_* and TRAIN_* have rules of their own.
 SPEED_VARIABLES = (
@@ -126,7 +128,7 @@ def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> Tuned
             return None
         variables = {str(name): str(value) for name, value in dict(result["variables"]).items()}
         not_used = why_not_tunable(variables)
-        return TunedPlan({} if not_used else variables, str(result["evidence"]), path, not_used)
+        return TunedPlan({} if not_used else variables, printable(str(result["evidence"])), path, not_used)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -148,6 +150,8 @@ def read_owned(path: Path) -> tuple[str, str]:
             return "", f"it belongs to user {status.st_uid}"
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return "", "other users can write it"
+        if status.st_size > MAX_RESULT_BYTES:
+            raise ValueError(f"it has {status.st_size:,} bytes")
         return file.read(), ""
 
 
@@ -175,7 +179,14 @@ def apply_tuning(inputs: PlanInputs, tuned: TunedPlan, flags: Mapping[str, str])
     """
     environ = {**tuned.variables, **inputs.environ}
     machine = replace(inputs.machine, busy_cpus=0.0)
-    return replace(inputs, environ=environ, settings=read_launch_settings(environ, flags), machine=machine)
+    try:
+        settings = read_launch_settings(environ, flags)
+    except UserError as error:
+        raise UserError(
+            f"{one_line(tuned.path)}: the tuning result cannot be used ({error}). Remove it, or set"
+            " LAUNCH_TUNING_STORE=off."
+        ) from None
+    return replace(inputs, environ=environ, settings=settings, machine=machine)
 
 
 def annotate(plan: Plan, tuned: TunedPlan) -> Plan:

@@ -20,6 +20,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("output_dir", "run_name", "resume", "resume_allow_changed", "max_minutes", "checkpoint_every"),
         *("keep_checkpoints", "log_interval", "progress", "tensorboard", "profile", "export", "data_dir", "cache_dir"),
         *("download", "data_source", "num_workers", "pin_memory", "prefetch_factor", "eval_batch_size"),
+        *("evaluate", "evaluation_file"),
     }
 )
 # Settings that decide what the tensors of a checkpoint mean. No other value of them can use the same tensors.
@@ -78,7 +79,7 @@ def data_differences(was: DataFingerprint, now: DataFingerprint) -> list[str]:
         ("test images", was.test_examples, now.test_examples),
     ):
         if old_count and new_count and old_count != new_count:
-            found.append(f"{old_count:,} {name} are now {new_count:,}")
+            found.append(f"{new_count:,} {name} instead of {old_count:,}")
     if not found and was.files and now.files and was.files != now.files:
         found.append("files have other names, sizes or classes")
     same_sample = was.sample_seed == now.sample_seed and was.files == now.files

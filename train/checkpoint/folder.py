@@ -7,11 +7,11 @@ import re
 import shutil
 from pathlib import Path
 
-from entrypoint.core.atomic_files import replace_symlink
-from train.checkpoint.metadata import CHECKSUM_FILE
+import msgspec
 
-# Every other name in the folder is the user's: it is neither resumed from nor removed.
-STEP_NAME = re.compile(r"step-(\d{9,})", re.ASCII)
+from entrypoint.core.atomic_files import replace_symlink
+from train.checkpoint.metadata import CHECKSUM_FILE, METADATA_FILE, STEP_NAME, read_bytes
+
 TEMPORARY_NAME = re.compile(r"\.(?:(step-\d{9,})(\.replaced)?|best\.\d+)", re.ASCII)
 OLD_NAME = re.compile(r"step-(\d{9,})\.(?:pt|sharded)", re.ASCII)
 OLD_SUFFIXES = (".pt", ".sharded")
@@ -37,6 +37,26 @@ def is_checkpoint(path: Path) -> bool:
         return path.is_dir() and (path / CHECKSUM_FILE).exists()
     except OSError:  # a name that is too long
         return False
+
+
+class StepNumber(msgspec.Struct):
+    """The step in `checkpoint.json`."""
+
+    step: int
+
+
+def is_own(path: Path) -> bool:
+    """Return whether a folder with a checkpoint's name is one that a run wrote, damaged or not.
+
+    A copy under another step's name is the user's, and so is a folder without checksums.
+    """
+    found = STEP_NAME.fullmatch(path.name)
+    if not found or not (path / CHECKSUM_FILE).is_file():
+        return False
+    try:
+        return msgspec.json.decode(read_bytes(path / METADATA_FILE), type=StepNumber).step == int(found[1])
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
+        return True
 
 
 def list_newest_first(folder: Path) -> list[Path]:
@@ -100,7 +120,8 @@ def prune_old(path: Path, keep: int, *, best: bool) -> None:
     link = path.with_name(BEST)
     if best:
         replace_symlink(link, path.name)
-    for old in list_newest_first(path.parent)[keep:]:
+    own = [one for one in list_newest_first(path.parent) if is_own(one)]
+    for old in own[keep:]:
         if old != path and old.resolve() != link.resolve():
             remove_tree(old)
 

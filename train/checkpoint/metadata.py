@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ MODEL, OPTIMIZER, EMA = "model", "optimizer", "ema"
 SECTIONS = (MODEL, OPTIMIZER, EMA)
 # A line as `sha256sum` writes it; the name is that of a file in the same folder.
 CHECKSUM_LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.-]{0,200})\n", re.ASCII)
+# Every other name in the folder of checkpoints is the user's: it is neither resumed from nor removed.
+STEP_NAME = re.compile(r"step-(\d{9,})", re.ASCII)
 # Larger files are no metadata of ours.
 MAX_METADATA_BYTES = 256 << 20
 
@@ -90,7 +93,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Count
     step: Count
     examples: Count = 0
-    seconds: Annotated[float, Meta(ge=0)] = 0.0
+    seconds: Annotated[float, Meta(ge=0, le=1e10)] = 0.0
     best: Annotated[float, Meta(ge=-1, le=100)] = -1.0
     losses: tuple[float, ...] = ()
     scaler: ScalerState | None = None
@@ -182,6 +185,28 @@ def check_index(metadata: Metadata, digests: Mapping[str, str]) -> None:
         raise ValueError(f"{CHECKSUM_FILE} and {METADATA_FILE} name different files")
 
 
+def check_place(name: str, metadata: Metadata) -> None:
+    """Raise ValueError if a checkpoint's step is not that of its name, or not where its epochs and examples say.
+
+    Those of version 0.1 do not say how many examples an epoch has.
+    """
+    if (found := STEP_NAME.fullmatch(name)) and int(found[1]) != metadata.step:
+        raise ValueError(f"its name says step {int(found[1])} and {METADATA_FILE} says step {metadata.step}")
+    if not math.isfinite(sum(metadata.losses)):
+        raise ValueError("its losses are not finite")
+    batch, count = metadata.settings.get("batch_size"), metadata.data.train_examples
+    if not isinstance(batch, int) or not 0 < batch <= count:
+        return
+    inside, rest = divmod(metadata.examples, batch)
+    epoch = count // batch
+    if rest or inside > epoch or metadata.step != metadata.epoch * epoch + inside:
+        raise ValueError(
+            f"its step {metadata.step} is not the one after {metadata.epoch} epochs and {metadata.examples} examples"
+        )
+    if len(metadata.losses) != inside:
+        raise ValueError(f"it has {len(metadata.losses)} losses for {inside} steps of its epoch")
+
+
 def read_verified(path: Path, digest: str, limit: int | None = None) -> bytes:
     """Return the content of a file that has this SHA-256; raises OSError or ValueError."""
     content = read_bytes(path, limit)
@@ -197,6 +222,7 @@ def read_metadata(path: Path) -> tuple[Metadata, dict[str, str]]:
         content = read_verified(path / METADATA_FILE, digests[METADATA_FILE], MAX_METADATA_BYTES)
         metadata = msgspec.json.decode(content, type=Metadata)
         check_index(metadata, digests)
+        check_place(path.name, metadata)
     except RecursionError:
         raise corrupt_error(path, ValueError("its JSON is nested too deeply")) from None
     except (OSError, ValueError, msgspec.MsgspecError) as error:

@@ -83,8 +83,9 @@ def load_optimizer_tensors(optimizer: torch.optim.Optimizer, names: Sequence[str
 def check_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError if the loaded state is not what this optimizer's own step makes, or has other shapes.
 
-    SGD may lack its momentum, which it then starts.
+    SGD may lack its momentum, which it then starts: at 0 for one parameter, as its fused step cannot.
     """
+    start_missing_momentum(optimizer)
     groups = [(group, parameter) for group in optimizer.param_groups for parameter in group["params"]]
     expected: dict[tuple[int, torch.Size], dict[str, Any]] = {}
     for group, parameter in groups:
@@ -104,6 +105,22 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer) -> None:
             shape = fitting.shape if isinstance(fitting, Tensor) else parameter.shape
             if value.shape != shape:
                 raise ValueError(f"{field} of its optimizer state has the shape of no parameter")
+
+
+def start_missing_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Start the momentum of parameters that have none at 0 if others have one, which gives the same first step.
+
+    A parameter that got no gradient yet has none.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        states = [(one, optimizer.state[one]) for one in group["params"]]
+        if group["dampening"] or not any(state.get("momentum_buffer") is not None for _, state in states):
+            continue
+        for parameter, state in states:
+            if state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def state_after_a_step(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor) -> dict[str, Any]:

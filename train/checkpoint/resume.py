@@ -94,6 +94,16 @@ def compare_data(start: ResumePoint, now: DataFingerprint, *, changed: bool) -> 
     return replace(start, changes=(*start.changes, *differ))
 
 
+def check_length(start: ResumePoint, total_steps: int) -> ResumePoint:
+    """Return the resume point; raises `UserError` if it is later than the end of this run."""
+    if start.step > total_steps:
+        raise UserError(
+            f"{start.path}: is after step {start.step:,}, and this run ends with step {total_steps:,}. Raise"
+            " TRAIN_EPOCHS or TRAIN_STEPS, or start a new run."
+        )
+    return start
+
+
 def map_place(start: ResumePoint, batch_size: int, steps_per_epoch: int, train_examples: int) -> ResumePoint:
     """Return the resume point with its place in this run, whose epochs may have other steps.
 

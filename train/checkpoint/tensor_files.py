@@ -40,14 +40,14 @@ class Checkpoint:
         return self.tensors.get(name, {})
 
 
-def write_tensors(path: Path, tensors: Tensors) -> str:
-    """Write a safetensors file and sync it; return its SHA-256. Raises OSError.
+def write_tensors(path: Path, tensors: Tensors, header: Mapping[str, str] | None = None) -> str:
+    """Write a safetensors file with this header and sync it; return its SHA-256. Raises OSError.
 
     It is written from the tensors' memory, without Python's lock: a copy of its bytes would be as large as the model.
     """
     try:
         # The library renames from an absolute path: a relative one fails where a mount lies over the working folder.
-        save_file({name: one.contiguous() for name, one in tensors.items()}, path.absolute())
+        save_file({name: one.contiguous() for name, one in tensors.items()}, path.absolute(), dict(header or {}))
     except SafetensorError as error:
         raise os_error_of(error) or error from None
     with path.open("rb") as file:

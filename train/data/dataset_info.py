@@ -75,7 +75,7 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
 
     counter = ImageCounter(settings.on_unreadable_image)
     with translate_folder_errors(settings.data_dir):
-        train, test, classes = split_classes(settings.data_dir)
+        train, test, classes = split_classes(settings.data_dir, only_test=bool(settings.evaluate))
         samples = [counter.count(train / name) for name in classes]
         train_images = counter.images
         for name in classes:

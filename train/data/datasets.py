@@ -17,7 +17,8 @@ from torch import Tensor
 
 from entrypoint.core.errors import UserError, first_line
 from train.checkpoint.metadata import DataFingerprint
-from train.data.cache import ImageSource, cache_folder, load_or_build
+from train.data.cache import cache_folder, load_or_build
+from train.data.cache_entry import ImageSource
 from train.data.dataset_info import synthetic_classes, synthetic_shape, synthetic_test_images
 from train.data.decode_splits import decode_splits
 from train.data.fingerprint import fingerprint_of_arrays, fingerprint_of_files
@@ -77,7 +78,7 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, workers: Worke
     Every rank of a node calls this at once; one of them decodes, with the threads of `workers`.
     """
     if settings.dataset == "imagefolder":
-        listings = list_splits(settings.data_dir, settings.on_unreadable_image)
+        listings = list_splits(settings.data_dir, settings.on_unreadable_image, only_test=bool(settings.evaluate))
         if source == "stream":
             probed: tuple[str, ...] = ()
             if settings.on_unreadable_image == "skip":  # otherwise the first one that is met ends the run

@@ -7,7 +7,6 @@ give the same bytes.
 from __future__ import annotations
 
 import os
-import stat
 from io import BytesIO
 from pathlib import Path
 
@@ -17,7 +16,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from entrypoint.core.errors import first_line
 from train.data.image_folder import UnreadableImage
 from train.data.jpeg_kernel import jpeg_kernel
-from train.data.pixel_values import NOT_A_FILE, convert_to_visible, orientation_of
+from train.data.pixel_values import (
+    EMPTY_FILE,
+    NOT_A_FILE,
+    TOO_LARGE,
+    check_image_file,
+    convert_to_visible,
+    orientation_of,
+)
 from train.settings import ImageShape
 from train.transforms.image_part import PLAIN_VIEW, UPRIGHT, ImagePart, Pixels, View, arrange, find_part
 
@@ -57,15 +63,14 @@ def unreadable_image(path: Path, error: Exception) -> UnreadableImage:
 def read_file(path: Path) -> bytes | None:
     """Return a file's content, None for a very large one; raises `OSError` for anything but a regular file."""
     # A pipe would wait for ever when opened. `os` takes a third of the time of an open file object.
-    if not stat.S_ISREG((found := path.stat()).st_mode):
-        raise OSError(NOT_A_FILE)
-    if found.st_size > MAX_READ_BYTES:
+    size = check_image_file(path)
+    if size > MAX_READ_BYTES:
         return None
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        parts = [os.read(handle, found.st_size + 1)]
+        parts = [os.read(handle, size + 1)]
         while parts[-1] and sum(map(len, parts)) <= MAX_READ_BYTES:  # one read gives all, if no signal comes between
-            parts.append(os.read(handle, found.st_size + 1))
+            parts.append(os.read(handle, size + 1))
     finally:
         os.close(handle)
     return b"".join(parts)
@@ -124,10 +129,8 @@ def failure_reason(path: Path, error: Exception) -> str:
         return "empty file" if is_empty(path) else "not an image"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
-    if str(error) == NOT_A_FILE:
-        return NOT_A_FILE
-    if is_empty(path):
-        return "empty file"
+    if str(error) in (NOT_A_FILE, EMPTY_FILE, TOO_LARGE):
+        return str(error)
     return f"broken image ({first_line(error) or type(error).__name__})"
 
 

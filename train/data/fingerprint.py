@@ -19,6 +19,7 @@ from train.checkpoint.compare import data_differences
 from train.checkpoint.metadata import DataFingerprint
 from train.data.file_list import FileList
 from train.data.image_folder import ImageList
+from train.data.pixel_values import MAX_FILE_BYTES
 
 # Files whose bytes are part of the fingerprint of a streamed set.
 SAMPLED_FILES = 256
@@ -36,9 +37,12 @@ def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[Path, st
 def digest_of_file(path: Path) -> str:
     """Return a digest of a file's content, or why it cannot be read."""
     try:
-        if not S_ISREG(path.stat().st_mode):
+        status = path.stat()
+        if not S_ISREG(status.st_mode):
             return "not a file"
-        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+        if status.st_size > MAX_FILE_BYTES:
+            return "too large"
+        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if status.st_size else "empty"
     except OSError as error:
         return f"unreadable {error.errno}"
 

@@ -87,8 +87,11 @@ def translate_folder_errors(data_dir: Path | None) -> Iterator[None]:
         ) from None
 
 
-def split_folders(data_dir: Path | None) -> tuple[Path, Path]:
-    """Return the folders of train and test (or val); raises `UserError` where one is missing."""
+def split_folders(data_dir: Path | None, *, only_test: bool = False) -> tuple[Path, Path]:
+    """Return the folders of train and test (or val); raises `UserError` where one is missing.
+
+    With `only_test`, both are the folder to evaluate: test/, val/, or the folder itself if its subfolders are classes.
+    """
     if data_dir is None:
         raise UserError("TRAIN_DATASET=imagefolder: needs TRAIN_DATA_DIR, the folder that holds train/ and test/")
     if not data_dir.is_dir():
@@ -96,6 +99,8 @@ def split_folders(data_dir: Path | None) -> tuple[Path, Path]:
         raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what}; name the one that holds train/ and test/")
     train = data_dir / "train"
     test = next((data_dir / name for name in ("test", "val") if (data_dir / name).is_dir()), None)
+    if only_test:
+        return (test or data_dir,) * 2
     if not train.is_dir() or test is None:
         found = sorted(printable(entry.name) for entry in data_dir.iterdir())[:5]
         holds = f"holds {', '.join(found)}" if found else "is empty"
@@ -121,9 +126,9 @@ def class_names(folder: Path) -> tuple[str, ...]:
 LINK_UPWARD = "a link to a folder above it"
 
 
-def split_classes(data_dir: Path | None) -> tuple[Path, Path, tuple[str, ...]]:
+def split_classes(data_dir: Path | None, *, only_test: bool = False) -> tuple[Path, Path, tuple[str, ...]]:
     """Return the folders of train and test, and their classes; raises `UserError` where their classes differ."""
-    train, test = split_folders(data_dir)
+    train, test = split_folders(data_dir, only_test=only_test)
     classes, test_classes = class_names(train), class_names(test)
     if classes != test_classes:
         raise classes_differ_error(data_dir, (train.name, classes), (test.name, test_classes))
@@ -220,14 +225,17 @@ def list_split(folder: Path, classes: tuple[str, ...]) -> ImageList:
     return ImageList(folder, classes, files, labels, tuple(unreadable))
 
 
-def list_splits(data_dir: Path | None, policy: str = "error") -> tuple[ImageList, ImageList]:
+def list_splits(
+    data_dir: Path | None, policy: str = "error", *, only_test: bool = False
+) -> tuple[ImageList, ImageList]:
     """Return train and test; raises `UserError` where their classes differ.
 
     With the policy `error` it also raises for the first entry that cannot be used.
     """
     with translate_folder_errors(data_dir):
-        train, test, classes = split_classes(data_dir)
-        listings = list_split(train, classes), list_split(test, classes)
+        train, test, classes = split_classes(data_dir, only_test=only_test)
+        tested = list_split(test, classes)
+        listings = tested if train == test else list_split(train, classes), tested
     unreadable = [one for listing in listings for one in listing.unreadable]
     if unreadable and policy == "error":
         raise unreadable_image_error(unreadable)

@@ -20,12 +20,6 @@ from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, Metadata, corrupt_e
 from train.checkpoint.optimizer_state import check_optimizer_state, load_optimizer_tensors
 from train.checkpoint.resume import ResumePoint, check_shapes
 from train.checkpoint.tensor_files import Tensors
-from train.data.batches import BatchSource
-from train.data.datasets import DataSet, ImageTensors
-from train.data.loader import BatchLoader, ImageDataset
-from train.data.memory_feed import MemorySource
-from train.data.stream_feed import StreamSource
-from train.data.workers import WorkerSpec
 from train.distributed.process_group import ProcessGroup
 from train.distributed.sync_batchnorm import convert_sync_batchnorm, has_batchnorm, warn_without_batchnorm
 from train.engine.optimizer import build_optimizer, lr_schedule, make_ema, parameter_names
@@ -40,9 +34,6 @@ from train.models.speednet import SpeedNet
 from train.models.weights import FittedWeights, load_weights
 from train.planning.optimizers import SGD
 from train.settings import ImageShape, TrainSettings
-from train.transforms.image_part import PLAIN_VIEW, View
-from train.transforms.normalize import Normalize
-from train.transforms.registry import select_transform
 
 BuiltModel = tuple[nn.Module, torch.optim.Optimizer, AveragedModel | None]
 
@@ -273,38 +264,3 @@ def restore_scaler(trainer: Trainer, saved: Metadata) -> None:
     if saved.scaler and scaler.is_enabled():
         known = {"scale": saved.scaler.scale, "_growth_tracker": saved.scaler.growth_tracker}
         scaler.load_state_dict({**scaler.state_dict(), **known})
-
-
-def build_loader(data: DataSet, settings: TrainSettings, group: ProcessGroup, plan: Plan) -> BatchLoader | None:
-    """Return this rank's loader of a streamed data set, or None for a data set in memory."""
-    if isinstance(data.train, ImageTensors) or isinstance(data.test, ImageTensors):
-        return None
-    sharing = plan.ranks if plan.binding.cpu_binding == "none" else (plan.ranks[group.local_rank],)
-    workers = WorkerSpec(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.the_trainer().num_workers)
-    channels, height, width = data.shape
-    eval_crop = select_transform(settings, channels).eval_crop
-    view = View(eval_crop((width, height))) if eval_crop else PLAIN_VIEW
-    dataset = ImageDataset((data.train, data.test), data.shape, view)
-    return BatchLoader(dataset, workers, settings, group.device, may_grow=settings.num_workers == "auto")
-
-
-def build_source(
-    data: DataSet,
-    loader: BatchLoader | None,
-    settings: TrainSettings,
-    group: ProcessGroup,
-    normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None,
-) -> BatchSource:
-    """Return the batch source for a data set in memory or a streamed one.
-
-    `normalization` is mean and standard deviation of each channel from 0 to 1, None for the training images' own.
-    """
-    known = None
-    if normalization:
-        mean, deviation = (torch.tensor(one) * 255 for one in normalization)
-        known = Normalize.from_stats(mean, deviation, group.device, channels_last=settings.channels_last)
-    if loader:
-        return StreamSource(loader, settings, group, known)
-    assert isinstance(data.train, ImageTensors)
-    assert isinstance(data.test, ImageTensors)
-    return MemorySource(data.train, data.test, data.shape, settings, group, known)

@@ -1,9 +1,9 @@
-"""Evaluate accuracy and loss of a split over all ranks, each image counted exactly once."""
+"""Evaluate a split over all ranks, each image counted exactly once: accuracy, loss and the confusion matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,82 @@ from train.distributed.process_group import ProcessGroup
 
 @dataclass(frozen=True)
 class EvalResult:
-    """Accuracy in percent, mean loss and the number of evaluated images."""
+    """Accuracy in percent, mean loss and the number of evaluated images.
+
+    `top5` is the percentage of images whose class is among the five most likely, 0 for fewer than six classes.
+    `confusion` counts images by class (row) and predicted class (column), up to 1,000 classes. `class_accuracy` is the
+    percentage of each class, None for a class without images.
+    """
 
     accuracy: float
     loss: float
     images: int
+    top5: float = 0.0
+    confusion: tuple[tuple[int, ...], ...] = ()
+    class_accuracy: tuple[float | None, ...] = ()
+
+
+# A matrix of more classes is no longer looked at, and takes longer to count than the model.
+MAX_CONFUSION_CLASSES = 1000
+TOP = 5
+
+
+@dataclass
+class EvalCounts:
+    """What a rank has counted so far, as tensors that can be summed over the ranks."""
+
+    classes: int
+    device: torch.device
+    totals: Tensor = field(init=False)
+    pairs: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Start at zero."""
+        self.totals = torch.zeros(5, dtype=torch.float64, device=self.device)
+        count = self.classes**2 if self.has_matrix else 2 * self.classes
+        self.pairs = torch.zeros(count, dtype=torch.float64, device=self.device)
+
+    @property
+    def has_matrix(self) -> bool:
+        """Whether every pair of classes is counted."""
+        return self.classes <= MAX_CONFUSION_CLASSES
+
+    def stop(self) -> None:
+        """Note that a rank was asked to stop."""
+        self.totals[3] = 1
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch of (N, classes) fp32 logits; images with IGNORE_LABEL do not count."""
+        counted = labels != IGNORE_LABEL
+        predicted = logits.argmax(1)
+        right = (predicted == labels) & counted
+        loss = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORE_LABEL)
+        top5 = torch.zeros((), device=logits.device)
+        if logits.shape[1] > TOP:
+            top5 = ((logits.topk(TOP).indices == labels[:, None]).any(1) & counted).sum()
+        zero = torch.zeros((), dtype=torch.float64, device=logits.device)
+        self.totals += torch.stack([one.to(torch.float64) for one in (right.sum(), loss, counted.sum(), zero, top5)])
+        if not self.classes:
+            return
+        known, own = predicted[counted], labels[counted]
+        if self.has_matrix:
+            self.pairs += torch.bincount(own * self.classes + known, minlength=self.classes**2)
+        else:
+            hits = own[own == known]
+            self.pairs += torch.cat([torch.bincount(one, minlength=self.classes) for one in (own, hits)])
+
+    def result(self, totals: list[float], pairs: Tensor) -> EvalResult:
+        """Return the result of the sums over all ranks."""
+        right, loss, images, _, top5 = totals
+        confusion: tuple[tuple[int, ...], ...] = ()
+        if self.has_matrix:
+            matrix = pairs.view(self.classes, self.classes)
+            confusion = tuple(tuple(int(one) for one in row) for row in matrix.tolist())
+            own, correct = matrix.sum(1).tolist(), matrix.diagonal().tolist()
+        else:
+            own, correct = (one.tolist() for one in pairs.chunk(2))
+        by_class = tuple(100 * hit / count if count else None for hit, count in zip(correct, own, strict=True))
+        return EvalResult(100 * right / images, loss / images, int(images), 100 * top5 / images, confusion, by_class)
 
 
 def evaluate(
@@ -31,39 +102,38 @@ def evaluate(
     group: ProcessGroup,
     precision: str = "fp32",
     stop: Callable[[], bool] = lambda: False,
+    classes: int = 0,
 ) -> EvalResult | None:
     """Return the result over all ranks' batches, the same on every rank; None if any rank's `stop` returns true.
 
     Shares of ranks may differ in size and may be empty, so counts and sums are reduced instead of means. Buffers such
     as BatchNorm's statistics are broadcast from rank 0 first. All ranks of a sharded model evaluate the same number of
-    batches. torchmetrics is not imported because that is slow. A test compares the results.
+    batches. With `classes`, the result has the confusion matrix. torchmetrics is not imported, because that takes
+    longer than to load torch. A test compares the results.
     Raises `UserError` if the ranks have no image that can be read.
     """
     spread = is_sharded(model)
     group.broadcast_buffers(list(model.buffers()))
-    totals = torch.zeros(4, dtype=torch.float64, device=group.device)
+    counts = EvalCounts(classes, group.device)
     model.eval()
     with torch.inference_mode():
         for images, labels in pad_to_same_length(batches, group) if spread else batches:
             if group.all_reduce_max_async(int(stop()))() if spread else stop():
-                totals[3] = 1
+                counts.stop()
                 break
             with autocast(precision, group.device):
                 logits = model(images)
-            logits = logits.float()
-            counted = labels != IGNORE_LABEL
-            right = (logits.argmax(1) == labels) & counted
-            loss = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORE_LABEL)
-            totals[:3] += torch.stack((right.sum(), loss, counted.sum())).to(torch.float64)
+            counts.add(logits.float(), labels)
     model.train()
     if spread:
         model.reshard()  # type: ignore[operator]  # the root module keeps gathered weights until a backward pass
-    right_count, loss_sum, images_count, stopped = group.sum(totals).tolist()
-    if stopped:
+    sums = group.sum(torch.cat((counts.totals, counts.pairs)))
+    totals = sums[:5].tolist()
+    if totals[3]:
         return None
-    if not images_count:
+    if not totals[2]:
         raise UserError("no test image can be read any more; check TRAIN_DATA_DIR", ExitCode.RANK_FAILED)
-    return EvalResult(100 * right_count / images_count, loss_sum / images_count, int(images_count))
+    return counts.result(totals, sums[5:])
 
 
 def pad_to_same_length(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import one_line
 from entrypoint.plan.model import Plan
 from train.acceleration.small_conv import original_convolutions
+from train.checkpoint.metadata import Normalization
+from train.checkpoint.tensor_files import write_tensors
 from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.evaluate import EvalResult
 from train.engine.onnx_export import export_onnx
@@ -22,6 +27,7 @@ from train.engine.save_policy import check_weights_finite
 from train.models.inspection import count_multiply_adds, count_parameters
 from train.models.pruning import resize_to_state
 from train.models.registry import restore_state_metadata
+from train.models.weights_origin import WEIGHTS_FILE, WeightsOrigin, origin_header
 from train.report.cpu_wait import cpu_wait_text
 from train.report.metrics import disk_errors_as_user_errors
 from train.report.output import guarded_stdout
@@ -35,8 +41,7 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
     check_weights_finite(run.trainer)
     trainer = run.trainer
     state = full_state_dict(trainer.state.model)
-    exports_ema = trainer.state.ema_model and run.settings.export == "onnx"
-    eval_state = full_state_dict(trainer.state.eval_model) if exports_ema else state
+    eval_state = full_state_dict(trainer.state.eval_model) if trainer.state.ema_model else state
     waited = max(run.group.gather(run.cpu_wait.share()))
     reports = run.group.gather(run.source.load_report(trainer.state.seconds))
     loading = max((one for one in reports if one), default=None)
@@ -59,6 +64,7 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
         "test_accuracy": round(score.accuracy, 4),
         "test_loss": score.loss,
         "test_images": score.images,
+        **({"test_top5_accuracy": round(score.top5, 4)} if score.top5 else {}),
         "epochs": run.epochs,
         "steps": trainer.state.step,
         "train_seconds": round(trainer.state.seconds, 3),
@@ -95,12 +101,48 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
         run.metrics.close()
         run.progress.close()
         total = round(time.time() - started, 3)
+        values = evaluation_values(score, run.classes)
+        atomic_write_text(run.folder / "evaluation.json", json.dumps(values, allow_nan=False) + "\n")
+        write_weights(run, eval_state)
         run.metrics.summary({**summary, "total_seconds": total})
     if run.settings.progress != "off":
         print_summary(summary, total, run.folder, loading.text(plan.the_trainer().num_workers) if loading else "")
     if run.settings.export == "onnx":
         shape, classes = run.model_builder.shape, run.classes
         export_onnx(evaluated, run.source.normalize, shape, classes, run.folder / "model.onnx")
+
+
+def evaluation_values(score: EvalResult, classes: tuple[str, ...]) -> dict[str, Any]:
+    """Return an evaluation as JSON types, with the accuracy of each class and the confusion matrix."""
+    by_class = dict(zip(classes, score.class_accuracy, strict=True)) if score.class_accuracy else {}
+    return {
+        "accuracy": score.accuracy,
+        "loss": score.loss,
+        "images": score.images,
+        "top5_accuracy": score.top5 or None,
+        "class_accuracy": by_class,
+        "classes": list(classes),
+        "confusion": score.confusion or None,
+    }
+
+
+def write_weights(run: TrainingRun, state: Mapping[str, Tensor]) -> None:
+    """Write model.safetensors: the weights that were evaluated last, with classes and normalization; raises OSError."""
+    normalize = run.source.normalize
+    origin = WeightsOrigin(
+        classes=run.classes,
+        normalization=Normalization(
+            mean=tuple(normalize.mean.flatten().tolist()), scale=tuple(normalize.scale.flatten().tolist())
+        ),
+        settings=run.settings.to_json(),
+        shape=run.model_builder.plan.the_trainer().image_shape,
+    )
+    temporary = run.folder / f".{WEIGHTS_FILE}.{os.getpid()}"
+    try:
+        write_tensors(temporary, {name: one.detach().cpu() for name, one in state.items()}, origin_header(origin))
+        temporary.replace(run.folder / WEIGHTS_FILE)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
@@ -114,6 +156,7 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 
 def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path, loading: str) -> None:
     """Print the summary in a few lines."""
+    top5 = f" (top 5: {summary['test_top5_accuracy']:.2f} %)" if "test_top5_accuracy" in summary else ""
     cpu_wait = cpu_wait_text(summary["cpu_wait_share"])
     count = summary["images_skipped"]
     among = " among those that this run read" if summary["feed"] == "stream" else ""
@@ -122,7 +165,7 @@ def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path, l
     loaded = f"loading        {loading}\n" if loading else ""
     with guarded_stdout():
         print(
-            f"test accuracy  {summary['test_accuracy']:.2f} % of {summary['test_images']:,} images"
+            f"test accuracy  {summary['test_accuracy']:.2f} %{top5} of {summary['test_images']:,} images"
             f" after {summary['epochs']} epochs, {summary['steps']:,} steps\n"
             f"training       {summary['train_seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s,"
             f" the whole command {total_seconds:.1f} s\n"

@@ -8,7 +8,10 @@ import io
 import json
 import logging
 import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,5 +73,50 @@ def export_onnx(
             f"TRAIN_EXPORT=onnx: the model cannot be exported ({cause}). Set TRAIN_EXPORT=off; the run is saved.",
             ExitCode.MACHINE,
         ) from None
+    check_logits(whole, content, shape)
     with atomic_open(path) as file:
         file.write(content)
+
+
+# Images of different sizes of batches: one, and more than the export saw.
+CHECKED_BATCHES = (1, 3)
+# Of the largest logit. Kernels that fuse and reorder sums differ by about 1e-6.
+TOLERANCE = 1e-3
+
+
+def check_logits(model: nn.Module, content: bytes, shape: ImageShape) -> None:
+    """Raise `UserError` if the file's logits are not the model's, on random pixels.
+
+    onnxruntime computes them if it is installed, else the slower reference of the onnx package.
+    """
+    run = onnx_runner(content)
+    random = torch.Generator().manual_seed(0)
+    for count in CHECKED_BATCHES:
+        pixels = torch.randint(0, 256, (count, *shape), generator=random).float()
+        with torch.inference_mode():
+            expected = model(pixels)
+        found = torch.from_numpy(run(pixels.numpy()))
+        error = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+        if found.shape != expected.shape or not error <= TOLERANCE:
+            raise UserError(
+                f"TRAIN_EXPORT=onnx: the file's logits differ from the model's by {100 * error:.2g} %, so it was not"
+                " written. Set TRAIN_EXPORT=off; the run is saved.",
+                ExitCode.MACHINE,
+            )
+
+
+def onnx_runner(content: bytes) -> Callable[[Any], Any]:
+    """Return a function from an array of pixels to the array of logits that a file computes."""
+    if find_spec("onnxruntime"):
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = torch.get_num_threads()
+        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        return lambda pixels: session.run(None, {"pixels": pixels})[0]
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(onnx.load_model_from_string(content))
+    return lambda pixels: next(iter(evaluator.run(None, {"pixels": pixels})))

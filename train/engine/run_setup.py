@@ -8,21 +8,24 @@ from pathlib import Path
 import torch
 
 from entrypoint.core.errors import UserError
+from entrypoint.core.paths import exists
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import compare_with_plan, observe_rank
 from train.checkpoint.async_writer import AsyncCheckpointWriter
 from train.checkpoint.metadata import DataFingerprint
-from train.checkpoint.resume import ResumePoint, compare_data, load_first_valid, map_place
+from train.checkpoint.resume import ResumePoint, check_length, compare_data, load_first_valid, map_place
 from train.data.batches import BatchSource
 from train.data.datasets import DataSet
 from train.data.fingerprint import check_same_data
 from train.data.loader import BatchLoader
 from train.distributed.ddp import not_resumable_warnings
 from train.distributed.process_group import ProcessGroup, open_save_group
-from train.engine.builder import ModelBuilder, build_source
+from train.engine.batch_source import build_source
+from train.engine.builder import ModelBuilder
 from train.engine.compile import compile_step
 from train.engine.run import TrainingRun
+from train.engine.same_settings import check_same_settings, settings_to_compare
 from train.engine.train_step import Trainer
 from train.lock_file import RunLock
 from train.planning.checks import check_epochs_after_pruning
@@ -45,6 +48,7 @@ def setup_run(
 ) -> TrainingRun:
     """Build the run's model, data source and outputs, and resume from a checkpoint if there is one."""
     settings = given.values
+    compare_settings(settings, plan, group)
     known = exchange_fingerprints(data, settings, group)
     source = build_source(data, loader, settings, group, plan.the_trainer().normalization)
     total_steps, epochs = settings.total_steps(source.steps_per_epoch), settings.total_epochs(source.steps_per_epoch)
@@ -68,7 +72,7 @@ def setup_run(
             run_folder.write_provenance(folder, given, plan, os.environ)
             run_folder.write_ranks(folder, ranks)
             metrics = MetricsWriter(
-                folder, tensorboard=settings.tensorboard, resumed_step=start.step if start else None
+                folder, tensorboard=settings.tensorboard, resumed_step=start.step if start else first_step(folder)
             )
     progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
     before = (*start.skipped, *not_resumable_warnings(settings, group)) if start else ()
@@ -103,12 +107,28 @@ def setup_run(
     return run
 
 
+def first_step(folder: Path) -> int | None:
+    """Return 0 if a run begins again in a folder that has its metrics from before, None for a new folder."""
+    return 0 if exists(folder / "metrics.jsonl") else None
+
+
+def compare_settings(settings: TrainSettings, plan: Plan, group: ProcessGroup) -> None:
+    """Raise `UserError` on every rank if a node was given other settings, or has another plan."""
+    own = settings_to_compare(settings, plan.the_trainer()) if group.local_rank == 0 else None
+    check_same_settings([(node_name(group, rank), one) for rank, one in enumerate(group.gather(own)) if one])
+
+
+def node_name(group: ProcessGroup, rank: int) -> str:
+    """Return the name of a rank's node."""
+    node = next((peer.node for peer in group.peers if peer.rank == rank), "")
+    return f"{node} (rank {rank})" if node else f"rank {rank}"
+
+
 def exchange_fingerprints(data: DataSet, settings: TrainSettings, group: ProcessGroup) -> DataFingerprint:
     """Return what rank 0 knows of its data; raises `UserError` on every rank if another node has other data."""
     own = data.fingerprint(settings) if group.local_rank == 0 else None
     found = group.gather(own)
-    nodes = {peer.rank: peer.node for peer in group.peers}
-    check_same_data([(f"{nodes[rank]} (rank {rank})" if nodes else "", one) for rank, one in enumerate(found) if one])
+    check_same_data([(node_name(group, rank), one) for rank, one in enumerate(found) if one])
     assert found[0] is not None, "rank 0 is the first rank of its node"
     return found[0]
 
@@ -118,7 +138,8 @@ def find_start(settings: TrainSettings, source: BatchSource, data: DataFingerpri
     changed = settings.resume_allow_changed
     start = load_first_valid(starts, settings.to_json(), changed=changed)
     start = compare_data(start, data, changed=changed)
-    return map_place(start, settings.batch_size, source.steps_per_epoch, data.train_examples)
+    start = map_place(start, settings.batch_size, source.steps_per_epoch, data.train_examples)
+    return check_length(start, settings.total_steps(source.steps_per_epoch))
 
 
 def restore_normalization(source: BatchSource, start: ResumePoint) -> None:

@@ -17,8 +17,9 @@ from train.data.loader import BatchLoader
 from train.data.workers import WorkerSpec
 from train.distributed.peer_failure import translate_collective_errors
 from train.distributed.process_group import ProcessGroup, init_process_group, local_process
-from train.engine.builder import build_loader
+from train.engine.batch_source import build_loader
 from train.engine.evaluate import EvalResult, evaluate
+from train.engine.evaluation import evaluate_trained
 from train.engine.finish import write_summary
 from train.engine.loop import train_epoch
 from train.engine.run import TrainingRun
@@ -57,6 +58,10 @@ def train_distributed(
             stale_s=min(STALE_S, plan.collective_timeout_s / 2)
         )  # all ranks wait for rank 0, which acquires it
         with translate_collective_errors(group.rank, group.peers), lock:
+            if settings.evaluate:
+                evaluate_trained(settings, plan, data, loader, group)
+                group.drain()
+                return
             run = setup_run(given, plan, data, loader, group, lock)
             try:
                 deadline = first_deadline(settings.max_minutes, plan.grace_period_s, started, os.environ)
@@ -95,7 +100,7 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
             " each"
             " needs one at least"
         )
-    if count < settings.batch_size:
+    if count < settings.batch_size and not settings.evaluate:
         raise UserError(
             f"TRAIN_BATCH_SIZE={settings.batch_size}: larger than the training set of {count} images. Lower it."
         )
@@ -149,6 +154,7 @@ def evaluate_run(run: TrainingRun, epochs: int) -> EvalResult:
         run.group,
         run.trainer.precision,
         lambda: STOP_CONTROLLER.stop_requested,
+        len(run.classes),
     )
     if score is None:
         save_and_exit(run, epochs)

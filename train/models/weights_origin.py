@@ -1,74 +1,84 @@
-"""Where weights come from: the file behind TRAIN_WEIGHTS, and what is known of the run that trained them."""
+"""Where weights come from: the file behind a path, and what is known of the run that trained them; without torch."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from safetensors import SafetensorError, safe_open
 
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.paths import is_file, is_folder
 from train.checkpoint.metadata import METADATA_FILE, CorruptCheckpoint, Normalization, read_metadata
 
 WEIGHTS_FILE = "model.safetensors"
 # In a checkpoint; the average is what a run evaluates and exports.
 EMA_FILE = "ema.safetensors"
+# The entry of a safetensors file's header that holds the origin as JSON.
+HEADER_KEY = "reference_training"
 
 
-@dataclass(frozen=True)
-class WeightsOrigin:
-    """The classes and the normalization that weights were trained with, empty and None where nothing says it."""
+class WeightsOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run says of its weights; everything is empty for a file of another program.
+
+    `shape` is (channels, height, width) of the decoded images. `settings` are the run's.
+    """
 
     classes: tuple[str, ...] = ()
     normalization: Normalization | None = None
+    settings: dict[str, Any] = {}
+    shape: tuple[int, int, int] | None = None
 
 
-def find_weights_file(text: str) -> Path:
+def find_weights_file(text: str, variable: str = "TRAIN_WEIGHTS") -> Path:
     """Return the file that a path means: itself, or the weights of a run folder or a checkpoint.
 
     Raises `UserError` where there is none.
     """
     path = Path(text)
-    if not path.is_dir():
-        if path.exists():
-            return path
+    if is_file(path):
+        return path
+    if not is_folder(path):
         raise UserError(
-            f"TRAIN_WEIGHTS={printable(text)}: no such file. Name a file of weights, a run folder, or `pretrained`."
+            f"{variable}={printable(text)}: no such file. Name a file of weights, a run folder or a checkpoint."
         )
     for folder in (path, path / "checkpoint/best"):
-        names = (EMA_FILE, WEIGHTS_FILE) if (folder / METADATA_FILE).is_file() else (WEIGHTS_FILE,)
+        names = (EMA_FILE, WEIGHTS_FILE) if is_file(folder / METADATA_FILE) else (WEIGHTS_FILE,)
         for name in names:
-            if (folder / name).is_file():
+            if is_file(folder / name):
                 return folder / name
     raise UserError(
-        f"TRAIN_WEIGHTS={printable(text)}: the folder has no {WEIGHTS_FILE}. Name a file, a run folder or a checkpoint."
+        f"{variable}={printable(text)}: the folder has no {WEIGHTS_FILE}. Name a file, a run folder or a checkpoint."
     )
 
 
 def read_origin(path: Path) -> WeightsOrigin:
     """Return what a file of this trainer says of its weights, and nothing for other files."""
-    if (path.parent / METADATA_FILE).is_file():
+    if is_file(path.parent / METADATA_FILE):
         try:
             metadata, _ = read_metadata(path.parent)
         except CorruptCheckpoint:
             return WeightsOrigin()  # the tensors are still safetensors
-        return WeightsOrigin(metadata.data.classes, metadata.normalization)
+        trainer = metadata.plan.get("trainer")
+        try:
+            shape = msgspec.convert((trainer or {}).get("image_shape"), type=tuple[int, int, int] | None)
+        except (msgspec.ValidationError, AttributeError):
+            shape = None
+        return WeightsOrigin(
+            classes=metadata.data.classes,
+            normalization=metadata.normalization,
+            settings=metadata.settings,
+            shape=shape,
+        )
     try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-        classes = tuple(msgspec.json.decode(header.get("classes", "[]"), type=list[str]))
-        text = header.get("normalization", "")
-        return WeightsOrigin(classes, msgspec.json.decode(text, type=Normalization) if text else None)
-    except (SafetensorError, OSError, ValueError, msgspec.MsgspecError):
+        with safe_open(path, framework="np") as file:
+            text = (file.metadata() or {}).get(HEADER_KEY, "{}")
+        return msgspec.json.decode(text, type=WeightsOrigin)
+    except (SafetensorError, OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return WeightsOrigin()  # no file of this trainer
 
 
-def origin_header(classes: tuple[str, ...], normalization: Normalization) -> dict[str, str]:
+def origin_header(origin: WeightsOrigin) -> dict[str, str]:
     """Return the header of a safetensors file from which `read_origin` reads."""
-    return {
-        "format": "pt",
-        "classes": json.dumps(classes, ensure_ascii=True),
-        "normalization": json.dumps(msgspec.to_builtins(normalization)),
-    }
+    return {"format": "pt", HEADER_KEY: msgspec.json.encode(origin).decode()}

@@ -41,7 +41,7 @@ def select_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
         if named:
             refuse_other_run(settings, named)
         return named or new_run_dir(output, settings), [start]
-    if named:
+    if named and resume != "auto":  # with auto, a run that ended before its first checkpoint begins again
         refuse_other_run(settings, named)
     return named or new_run_dir(output, settings), []
 

@@ -17,7 +17,7 @@ from train.planning.model_report import ModelReport
 from train.planning.model_size import check_model_memory
 from train.planning.normalization import decide_normalization
 from train.planning.run_selection import check_resume
-from train.planning.techniques import decide_techniques
+from train.planning.techniques import decide_model, decide_techniques
 from train.planning.unused_settings import unused_settings
 from train.settings import TrainSettings
 
@@ -46,6 +46,8 @@ def plan_trainer(
     """
     settings, ranks = given.values, plan.nodes.world_size
     check_contradictions(given, plan)
+    if settings.evaluate:
+        return plan_evaluation(given, plan, dataset, machine)
     resume, resume_decisions = plan_resume(given, plan, free_name)
     check_trainer_settings(given, dataset)
     if reads_resume:
@@ -92,6 +94,30 @@ def plan_trainer(
     flags = given.as_variables(flags_only=True)
     plan = replace(plan, warnings=(*plan.warnings, *unused_settings(given, source, ranks, workers)))
     return plan.with_variables({**flags, **resume}).with_trainer(trainer, decisions)
+
+
+def plan_evaluation(given: ParsedSettings[TrainSettings], plan: Plan, dataset: DatasetInfo, machine: Machine) -> Plan:
+    """Return the plan of an evaluation, which trains nothing and writes no run folder."""
+    settings = given.values
+    source = "stream" if settings.dataset == "imagefolder" else "memory"
+    workers, workers_decision = decide_workers(given, plan, source)
+    precision = decide_precision(given, plan.device, machine)
+    trainer = TrainerPlan(
+        data_source=source,
+        num_workers=workers,
+        image_shape=dataset.shape,
+        precision=precision.value,
+        use_ipex=False,
+        saves_checkpoints=False,
+    )
+    decisions = (
+        make_decision("evaluate", settings.evaluate, "", "trains nothing", given.sources["evaluate"]),
+        decide_model(given),
+        *decide_images(dataset),
+        workers_decision,
+        precision,
+    )
+    return plan.with_variables(given.as_variables(flags_only=True)).with_trainer(trainer, decisions)
 
 
 def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> None:

@@ -6,14 +6,15 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from errno import ENOSPC
+from errno import EINVAL, ENOSPC
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 from entrypoint.core.atomic_files import atomic_open, atomic_write_text
 from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import first_line
-from train.checkpoint.metadata import write_error
+from train.checkpoint.metadata import read_bytes, write_error
 from train.report.run_folder import as_json
 
 
@@ -48,7 +49,7 @@ class MetricsWriter:
         with self.without_failing("metrics.jsonl"):
             if resumed_step is not None:
                 remove_later_lines(folder / "metrics.jsonl", resumed_step)
-            self.metrics = os.open(folder / "metrics.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self.metrics = open_to_append(folder / "metrics.jsonl")
         with self.without_failing("tensorboard"):
             if tensorboard:
                 from torch.utils.tensorboard import SummaryWriter
@@ -104,10 +105,25 @@ class MetricsWriter:
             draw_curves(self.folder)
 
 
+def open_to_append(path: Path) -> int:
+    """Return the descriptor of a regular file to append to; raises OSError for another kind.
+
+    A FIFO would block until somebody reads it.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    if not S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(EINVAL, "not a regular file")
+    return descriptor
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file, without what is none: a full disk or a killed run may cut a line."""
+    """Return the lines of a metrics file, without what is none: a full disk or a killed run may cut a line.
+
+    Raises OSError, and ValueError for what is no regular file.
+    """
     found = []
-    for text in path.read_bytes().splitlines():
+    for text in read_bytes(path).splitlines():
         try:
             line = json.loads(text)
             found.append({**line, "kind": str(line["kind"]), "step": int(line["step"])})

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
-from entrypoint.core.errors import UserError
-from entrypoint.core.paths import resolve, working_folder
+from entrypoint.core.console import write_stderr
+from entrypoint.core.errors import UserError, one_line
+from entrypoint.core.paths import exists, is_file, resolve, working_folder
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import ObservedRank
@@ -50,6 +51,7 @@ def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path
             raise PermissionError(13, "Permission denied")
         folder, starts = make_run_dir(settings)
         lock.acquire(folder)
+        check_entries(folder)
         checkpoints.remove_partial(folder / "checkpoint")
         update_latest_link(output, folder)
     except OSError as error:
@@ -57,6 +59,26 @@ def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path
             f"TRAIN_OUTPUT_DIR={output}: cannot be written ({error.strerror}). Set it to a writable folder."
         ) from None
     return folder, starts
+
+
+# What a run writes into its folder as regular files.
+WRITTEN = (
+    *("plan.json", "settings.json", "versions.json", "command.txt", "ranks.json", "summary.json", "curves.png"),
+    *("model.onnx", "model.safetensors", "evaluation.json", "report.html"),
+)
+
+
+def check_entries(folder: Path) -> None:
+    """Raise `UserError` for an entry of a run's folder that the run could not replace, before anything is trained.
+
+    A copy that follows links makes folders of them.
+    """
+    best = folder / checkpoints.FOLDER / checkpoints.BEST
+    wrong = [folder / name for name in WRITTEN if exists(folder / name) and not is_file(folder / name)]
+    wrong += [best] if exists(best) and not best.is_symlink() else []
+    if wrong:
+        kind = "link to the best checkpoint" if wrong[0] == best else "file"
+        raise UserError(f"{one_line(wrong[0])}: is in the place of the run's {kind}. Rename or remove it.")
 
 
 def make_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
@@ -80,7 +102,11 @@ def update_latest_link(output: Path, folder: Path) -> None:
     """Point the link `latest` in the output folder to this run, atomically."""
     if resolve(folder.parent) != resolve(output):
         return
-    replace_symlink(output / "latest", folder.name)
+    link = output / "latest"
+    if link.exists() and not link.is_symlink():
+        write_stderr(f"train: {one_line(link)} is no link, so it is left as it is")
+    else:
+        replace_symlink(link, folder.name)
 
 
 def write_provenance(

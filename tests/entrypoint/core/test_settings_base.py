@@ -165,3 +165,11 @@ def test_renamed_settings_exist_under_their_new_name(model: type[LaunchSettings]
     assert set(model.RENAMED.values()) <= set(model.__struct_fields__)
     assert not {*model.RENAMED, *model.DROPPED} & set(model.__struct_fields__)
     assert set(model.BASIC) <= set(model.__struct_fields__)
+
+
+@pytest.mark.parametrize("name", ["TRAIN_HUB_TOKEN", "TRAIN_API_KEY", "TRAIN_APIKEY", "train_password"])
+def test_value_of_a_secret_is_not_printed(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_train_settings({name: "s3cr3t"}, {})
+    assert "s3cr3t" not in str(caught.value)
+    assert f"{name}=(hidden): no such variable." in str(caught.value)

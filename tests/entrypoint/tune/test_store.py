@@ -19,7 +19,16 @@ from entrypoint.plan.model import Program
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
 from entrypoint.tune.candidates import ALLOCATOR, BIND, CORES, OPENMP, RANKS, THREADS, WORKERS
-from entrypoint.tune.store import annotate, apply_tuning, load, machine_program_key, save, store_dir, why_not_tunable
+from entrypoint.tune.store import (
+    RESULT_KEY,
+    annotate,
+    apply_tuning,
+    load,
+    machine_program_key,
+    save,
+    store_dir,
+    why_not_tunable,
+)
 from tests.factories import make_machine
 
 SCRIPT = Program("script", ("python", "x.py", "--big"))
@@ -187,3 +196,25 @@ def test_saved_result_is_used_whatever_the_umask(tmp_path: Path) -> None:
     tuned = load(asked, dict)
     assert tuned
     assert (dict(tuned.variables), tuned.not_used) == (FOUND, "")
+
+
+def test_huge_result_is_one_line(tmp_path: Path) -> None:
+    given = inputs({"LAUNCH_TUNING_STORE": str(tmp_path)})
+    path = tmp_path / f"{machine_program_key(given, {})}.json"
+    path.touch()
+    os.truncate(path, 30 << 30)
+    with pytest.raises(UserError, match=r"cannot be read \(it has 32,212,254,720 bytes\)"):
+        load(given, dict)
+
+
+def test_value_that_no_setting_takes_names_the_result(tmp_path: Path) -> None:
+    given = inputs({"LAUNCH_TUNING_STORE": str(tmp_path)})
+    path = tmp_path / f"{machine_program_key(given, {})}.json"
+    result = {"variables": {"LAUNCH_ALLOCATOR": "evil"}, "evidence": "fast \x1b[31m"}
+    path.write_text(json.dumps({RESULT_KEY: result}))
+    path.chmod(0o600)
+    tuned = load(given, dict)
+    assert tuned is not None
+    assert "\x1b" not in tuned.evidence
+    with pytest.raises(UserError, match=r"\.json: the tuning result cannot be used \(LAUNCH_ALLOCATOR=evil: no such"):
+        apply_tuning(given, tuned, {})

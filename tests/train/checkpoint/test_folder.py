@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.checkpoint.saved import save
+from tests.train.checkpoint.saved import SETTINGS, save
 from train.checkpoint.folder import BEST, list_newest_first, list_old_format, newest, remove_partial
 from train.checkpoint.metadata import METADATA_FILE
+from train.checkpoint.resume import load_first_valid
 from train.checkpoint.tensor_files import CheckpointReader
 
 
@@ -63,6 +64,20 @@ def test_copies_of_users_are_left_alone(tmp_path: Path, as_link: bool) -> None:
         assert newest(folder) == saved
     assert steps(folder) == [12]
     assert all((folder / name / METADATA_FILE).is_file() for name in USERS_NAMES)
+
+
+def test_copy_under_another_step_is_the_users(tmp_path: Path) -> None:
+    first = save(tmp_path, 10, keep=1)
+    shutil.copytree(first, tmp_path / "step-000000099")
+    for step in (909, 919):
+        (tmp_path / f"step-{step:09d}").mkdir()
+        (tmp_path / f"step-{step:09d}/notes.txt").write_text("mine")
+    for step in (11, 12):
+        save(tmp_path, step, keep=1)
+    assert steps(tmp_path) == [919, 909, 99, 12]
+    start = load_first_valid(list_newest_first(tmp_path), SETTINGS, changed=False)
+    assert start.step == 12
+    assert "its name says step 99 and checkpoint.json says step 10" in start.skipped[-1]
 
 
 def test_what_was_just_written_is_never_removed(tmp_path: Path) -> None:

@@ -17,15 +17,15 @@ from train.checkpoint.tensor_files import Checkpoint, CheckpointReader
 
 def test_checkpoint_round_trip(tmp_path: Path) -> None:
     more = {
-        "losses": (0.1, 1e-30, 3.0), "best": 12.25, "plan": {"version": 2}, "examples": 128,
+        "losses": (0.1, 1e-30, 3.0), "best": 12.25, "plan": {"version": 2}, "examples": 192,
         "scaler": ScalerState(scale=65536.0, growth_tracker=3),
         "normalization": Normalization(mean=(0.1,), scale=(float(torch.tensor(1 / 3)),)),
     }  # fmt: skip
-    wanted = checkpoint(7, **more)
+    wanted = checkpoint(13, **more)
     reader = CheckpointReader(replicated.save(tmp_path / "checkpoint", wanted, keep=1))
     found = reader.metadata
     assert {name: getattr(found, name) for name in more} == more
-    assert (found.epoch, found.step, found.seconds, found.settings, found.data) == (1, 7, 2.5, SETTINGS, DATA)
+    assert (found.epoch, found.step, found.seconds, found.settings, found.data) == (1, 13, 2.5, SETTINGS, DATA)
     whole = reader.whole()
     assert set(whole) == set(wanted.tensors)
     for section, tensors in wanted.tensors.items():

@@ -12,7 +12,15 @@ from entrypoint.core.errors import UserError
 from tests.train.checkpoint.saved import DATA, SETTINGS, checkpoint, save
 from train.checkpoint.folder import list_newest_first
 from train.checkpoint.metadata import CHECKSUM_FILE, CorruptCheckpoint, DataFingerprint
-from train.checkpoint.resume import ResumePoint, check_shapes, compare_data, load, load_first_valid, map_place
+from train.checkpoint.resume import (
+    ResumePoint,
+    check_length,
+    check_shapes,
+    compare_data,
+    load,
+    load_first_valid,
+    map_place,
+)
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
@@ -69,8 +77,8 @@ def start(**more: Any) -> ResumePoint:
         ({"classes": ("dog", "zebra")}, "class 0 of 2 was cat, is dog of 2"),
         ({"classes": ("bird", "cat", "dog")}, "class 0 of 2 was cat, is bird of 3"),
         ({"classes": ("cat",)}, "class 1 of 2 was dog, is none of 1"),
-        ({"train_examples": 160}, "640 training images are now 160"),
-        ({"test_examples": 65}, "64 test images are now 65"),
+        ({"train_examples": 160}, "160 training images instead of 640"),
+        ({"test_examples": 65}, "65 test images instead of 64"),
         ({"files": "e" * 32}, "files have other names, sizes or classes"),
         ({"sample": "6" * 32}, "files of the same names and sizes have other bytes"),
         ({"content": "d" * 32}, "images have other contents"),
@@ -156,3 +164,30 @@ def test_tensors_of_another_model_are_named(
     with pytest.raises(UserError, match=f"saved: is of another model: {said}"):
         check_shapes(Path("saved"), "model", saved, wanted)
     check_shapes(Path("saved"), "model", wanted, wanted)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"epoch": 5}, {"epoch": 10**15}, {"examples": 64}, {"examples": 1}, {"examples": 10**12},
+        {"losses": (0.5,) * 4}, {"losses": ()}, {"losses": (1e308,) * 3}, {"seconds": 1e308},
+    ],
+)  # fmt: skip
+def test_place_that_cannot_be_is_refused(tmp_path: Path, place: dict[str, Any]) -> None:
+    path = save(tmp_path, 13, **place)
+    with pytest.raises(CorruptCheckpoint, match="cannot be read as a checkpoint"):
+        load_first_valid([path], SETTINGS, changed=False)
+
+
+def test_checkpoint_after_the_end_of_the_run_is_refused(tmp_path: Path) -> None:
+    start = load_first_valid([save(tmp_path, 13)], SETTINGS, changed=False)
+    assert check_length(start, 13) == start
+    with pytest.raises(UserError, match="is after step 13, and this run ends with step 12"):
+        check_length(start, 12)
+
+
+def test_setting_newer_than_the_checkpoint_had_its_default(tmp_path: Path) -> None:
+    path = save(tmp_path, 10)
+    load_first_valid([path], {**SETTINGS, "head": "auto"}, changed=False)
+    with pytest.raises(UserError, match="TRAIN_HEAD was auto, is new"):
+        load_first_valid([path], {**SETTINGS, "head": "new"}, changed=False)

@@ -19,16 +19,8 @@ from numpy.typing import NDArray
 from entrypoint.core.atomic_files import checksum_trailer
 from entrypoint.core.errors import UserError
 from tests.conftest import paint
-from train.data.cache import (
-    ARRAYS,
-    CacheEntry,
-    CacheFolder,
-    ImageSource,
-    Notes,
-    block_checksums,
-    cache_folder,
-    load_or_build,
-)
+from train.data.cache import CacheFolder, cache_folder, load_or_build
+from train.data.cache_entry import ARRAYS, CacheEntry, ImageSource, Notes, block_checksums
 from train.data.cache_owner import other_owners, why_not_trusted
 from train.data.decode_splits import decode_splits
 from train.data.image_folder import list_splits
@@ -260,6 +252,60 @@ def test_cache_entry_of_other_arrays_is_decoded_again(
     again = load(image_folder, tmp_path / "cache", count=count)
     assert builds(count) == 2
     assert np.array_equal(again.train_labels, labels)
+
+
+def forge(entry: Path, change: Callable[[dict[str, NDArray[Any]], list[Any]], None]) -> None:
+    """Change an entry as somebody who also writes its checksums."""
+    arrays = {name: np.load(entry / f"{name}.npy") for name in ARRAYS}
+    skipped: list[Any] = []
+    change(arrays, skipped)
+    for name, value in arrays.items():
+        np.save(entry / f"{name}.npy", value)
+    checksums = {name: block_checksums(entry / f"{name}.npy") for name in ARRAYS}
+    text = msgspec.json.encode({"skipped": skipped, "checksums": checksums})
+    (entry / "notes.json").write_bytes(text + checksum_trailer(text))
+
+
+def half(arrays: dict[str, NDArray[Any]], _: list[Any]) -> None:
+    for name in ("train_images", "train_labels"):
+        arrays[name] = arrays[name][::2].copy()
+
+
+def other_labels(arrays: dict[str, NDArray[Any]], _: list[Any]) -> None:
+    arrays["train_labels"] = arrays["train_labels"][::-1].copy()
+
+
+def other_order(arrays: dict[str, NDArray[Any]], _: list[Any]) -> None:
+    arrays["train_images"] = np.asfortranarray(arrays["train_images"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        half,
+        other_labels,
+        other_order,
+        lambda _, skipped: skipped.append(["train", 10**9, "x"]),
+        lambda _, skipped: skipped.append(["train", 2**80, "x"]),
+        lambda _, skipped: skipped.append(["train", -5, "x"]),
+        lambda _, skipped: skipped.append(["evil", 0, "x"]),
+        lambda _, skipped: skipped.append(["train", 3, "x"]),
+    ],
+)
+def test_forged_entry_is_decoded_again(
+    image_folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[dict[str, NDArray[Any]], list[Any]], None],
+) -> None:
+    cache, count = tmp_path / "cache", tmp_path / "count"
+    good = load(image_folder, cache, count=count)
+    images = np.array(good.train_images)
+    forge(cache / good.key, change)
+    again = load(image_folder, cache, count=count)
+    assert builds(count) == 2
+    assert np.array_equal(again.train_images, images)
+    assert "decoded images are damaged (" in capsys.readouterr().err
 
 
 def run_as(user: int, function: Callable[[], str]) -> str:

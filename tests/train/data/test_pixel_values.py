@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.factories import train_settings
-from train.data.cache import CacheFolder, ImageSource, load_or_build
+from train.data.cache import CacheFolder, load_or_build
+from train.data.cache_entry import ImageSource
 from train.data.dataset_info import inspect_dataset
 from train.data.decode_splits import decode_splits
-from train.data.decoding import read_image
+from train.data.decoding import failure_reason, read_image
+from train.data.fingerprint import digest_of_file
 from train.data.image_folder import UnreadableImage, list_splits
 from train.data.loader import BatchRequest, ImageDataset
+from train.data.pixel_values import check_image_file
 from train.data.workers import WorkerSpec
 
 SIDE = 32
@@ -330,3 +334,14 @@ def test_plan_says_what_images_become(tmp_path: Path, write: Callable[[int, Path
 TURNED = Image.Exif()
 TURNED[0x0112] = 6
 TURNED = TURNED.tobytes()
+
+
+@pytest.mark.parametrize(("size", "said"), [(0, "empty file"), (3 << 30, "larger than 2 GiB")])
+def test_file_of_no_sensible_size_is_not_read(tmp_path: Path, size: int, said: str) -> None:
+    path = tmp_path / "a.jpg"
+    path.touch()
+    os.truncate(path, size)
+    with pytest.raises(OSError, match=said) as caught:
+        check_image_file(path)
+    assert failure_reason(path, caught.value) == said
+    assert digest_of_file(path) in ("empty", "too large")

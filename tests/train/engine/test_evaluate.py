@@ -42,3 +42,30 @@ def test_evaluate_ignores_unreadable_images() -> None:
 def test_evaluate_without_any_image_is_an_error(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     with pytest.raises(UserError, match="no test image can be read any more"):
         evaluate(nn.Sequential(nn.Dropout()), batches, ALONE)
+
+
+@pytest.mark.parametrize("classes", [7, 1500])
+def test_details_equal_torchmetrics(classes: int) -> None:
+    metrics = pytest.importorskip("torchmetrics.classification")
+    logits = torch.randn(400, classes, generator=make_generator("x"))
+    labels = torch.randint(0, classes, (400,), generator=make_generator("y"))
+    logits[torch.arange(200), labels[:200]] += 2
+    known = labels.clone()
+    labels[5] = IGNORE_LABEL
+    score = evaluate(
+        nn.Identity(), [(logits[:150], labels[:150]), (logits[150:], labels[150:])], ALONE, classes=classes
+    )
+    kept = torch.arange(400) != 5
+    logits, known = logits[kept], known[kept]
+    top5 = metrics.MulticlassAccuracy(num_classes=classes, average="micro", top_k=5)
+    assert score.top5 == pytest.approx(100 * float(top5(logits, known)), abs=1e-4)
+    by_class = metrics.MulticlassAccuracy(num_classes=classes, average="none")(logits, known)
+    assert len(score.class_accuracy) == classes
+    for index, share in enumerate(score.class_accuracy):
+        assert (share is None) == (index not in known)
+        assert share is None or share == pytest.approx(100 * float(by_class[index]), abs=1e-3)
+    if classes <= 1000:
+        matrix = metrics.MulticlassConfusionMatrix(num_classes=classes)(logits, known)
+        assert [list(row) for row in score.confusion] == matrix.tolist()
+    else:
+        assert score.confusion == ()

@@ -12,7 +12,7 @@ from entrypoint.core.errors import ExitCode, UserError
 from tests.conftest import Entrypoint
 from train.acceleration.small_conv import SmallConv2d, use_matmul_for_small_inputs
 from train.data.datasets import load_digits
-from train.engine.onnx_export import export_onnx
+from train.engine.onnx_export import NormalizedModel, check_logits, export_onnx
 from train.models.cnn import CNN
 from train.models.registry import build_model
 from train.settings import TrainSettings
@@ -20,6 +20,7 @@ from train.transforms.normalize import Normalize
 
 SHAPE = (3, 32, 32)
 CLASSES = tuple("abcdefghij")
+GRAY = Normalize.from_stats(torch.tensor([120.0]), torch.tensor([60.0]), torch.device("cpu"))
 HALF = Normalize.from_stats(torch.tensor([120.0, 121, 122]), torch.tensor([60.0, 61, 62]), torch.device("cpu"))
 
 
@@ -80,3 +81,18 @@ def test_export_onnx_failure_leaves_no_partial_file(tmp_path: Path) -> None:
         export_onnx(Stubborn(SHAPE, 10), HALF, SHAPE, CLASSES, tmp_path / "model.onnx")
     assert error.value.code == ExitCode.MACHINE
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("runtime", [True, False])
+def test_file_with_other_logits_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: bool) -> None:
+    if not runtime:
+        monkeypatch.setattr("train.engine.onnx_export.find_spec", lambda _: None)
+    model = CNN((1, 8, 8), 10)
+    export_onnx(model, GRAY, (1, 8, 8), CLASSES, tmp_path / "good.onnx")
+    assert (tmp_path / "good.onnx").exists()
+    content = (tmp_path / "good.onnx").read_bytes()
+    with torch.no_grad():
+        model.fc2.bias[3] += 0.5
+    whole = NormalizedModel(model.eval(), GRAY)
+    with pytest.raises(UserError, match=r"^TRAIN_EXPORT=onnx: the file's logits differ from the model's by"):
+        check_logits(whole, content, (1, 8, 8))

@@ -54,8 +54,8 @@ def rename_image(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said", "allowed"),
     [
-        (remove_images, "24 training images are now 6", 2),  # fewer than a batch
-        pytest.param(double_images, "24 training images are now 48", 0, marks=pytest.mark.slow),
+        (remove_images, "6 training images instead of 24", 2),  # fewer than a batch
+        pytest.param(double_images, "48 training images instead of 24", 0, marks=pytest.mark.slow),
         (change_bytes, "files of the same names and sizes have other bytes", 0),
         pytest.param(rename_image, "files have other names, sizes or classes", 0, marks=pytest.mark.slow),
     ],
@@ -168,6 +168,7 @@ for rank in 0 1; do
   (
     export RANK=$rank TRAIN_CACHE_DIR=cache$rank
     eval "export TRAIN_DATA_DIR=\\$DATA_OF_$rank"
+    [ "$rank$SETTING_OF_1" = 1 ] || [ $rank = 0 ] || export "${{SETTING_OF_1?}}"
     code=0
     "$1" -m entrypoint train >$rank.out 2>$rank.err || code=$?
     echo $code >$rank.code
@@ -177,6 +178,24 @@ wait
 """
 
 
+def two_nodes(entrypoint: Entrypoint, env: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Return the exit codes and the errors of two nodes with addresses of their own on this host."""
+    words = ("unshare", "--net", "sh", "-ec", TWO_NODES, "sh", PYTHON)
+    if not shutil.which("ip") or subprocess.run([*words[:4], MAKE_NET], capture_output=True, check=False).returncode:
+        pytest.skip("needs a network namespace (root) and iproute2's ip")
+    subprocess.run(
+        words,
+        cwd=entrypoint.folder,
+        env={**clean_environment(), "SETTING_OF_1": "", **env, "HOME": str(entrypoint.home)},
+        check=True,
+        timeout=LAUNCH_LIMIT_S,
+    )
+    codes, errors = (
+        [(entrypoint.folder / f"{rank}.{name}").read_text() for rank in (0, 1)] for name in ("code", "err")
+    )
+    return codes, errors
+
+
 @pytest.mark.slow_except("swap_classes")
 @needs_two_cores
 @pytest.mark.parametrize("source", ["memory", pytest.param("stream", marks=pytest.mark.slow)])
@@ -184,7 +203,7 @@ wait
     ("change", "said"),
     [
         (swap_classes, "files have other names, sizes or classes"),
-        pytest.param(remove_images, "24 training images are now 6", marks=pytest.mark.slow),
+        pytest.param(remove_images, "6 training images instead of 24", marks=pytest.mark.slow),
         pytest.param(change_bytes, "files of the same names and sizes have other bytes", marks=pytest.mark.slow),
         (lambda _: None, ""),
     ],
@@ -197,22 +216,36 @@ def test_nodes_with_other_data_are_refused(
     change(other)
     env = imagefolder(image_folder, TRAIN_DATA_SOURCE=source, TRAIN_BATCH_SIZE="4", TRAIN_EPOCHS="1") | QUIET
     env |= {"LAUNCH_CPU_BINDING": "none", "DATA_OF_0": str(image_folder), "DATA_OF_1": str(other)}
-    words = ("unshare", "--net", "sh", "-ec", TWO_NODES, "sh", PYTHON)
-    if not shutil.which("ip") or subprocess.run([*words[:4], MAKE_NET], capture_output=True, check=False).returncode:
-        pytest.skip("needs a network namespace (root) and iproute2's ip")
-    subprocess.run(
-        words,
-        cwd=entrypoint.folder,
-        env={**clean_environment(), **env, "HOME": str(entrypoint.home)},
-        check=True,
-        timeout=LAUNCH_LIMIT_S,
-    )
-    codes, errors = (
-        [(entrypoint.folder / f"{rank}.{name}").read_text() for rank in (0, 1)] for name in ("code", "err")
-    )
+    codes, errors = two_nodes(entrypoint, env)
     assert codes == (["2\n"] * 2 if said else ["0\n"] * 2), errors
     for err in errors:
         errors_of_rank = [line for line in err.splitlines() if " failed first: " not in line]
         assert len(errors_of_rank) == bool(said), err
         assert said in err
         assert not said or " (rank 1) has other data than " in err
+
+
+@needs_two_cores
+@pytest.mark.slow_except("TRAIN_LR")
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("TRAIN_LR=0.2", "TRAIN_LR: is 0.2 on "),
+        ("TRAIN_SEED=3", "TRAIN_SEED: is 3 on "),
+        ("TRAIN_BATCH_SIZE=8", "TRAIN_BATCH_SIZE: is 8 on "),
+        ("TRAIN_EPOCHS=2", "TRAIN_EPOCHS: is 2 on "),
+        ("TRAIN_MODEL=speednet-half", "TRAIN_MODEL: is speednet-half on "),
+        ("TRAIN_DATA_SOURCE=stream", "TRAIN_DATA_SOURCE: is stream on "),
+        ("TRAIN_TENSORBOARD=0", ""),
+    ],
+)
+def test_nodes_with_other_settings_are_refused(
+    entrypoint: Entrypoint, image_folder: Path, setting: str, said: str
+) -> None:
+    env = imagefolder(image_folder, TRAIN_BATCH_SIZE="4", TRAIN_EPOCHS="1") | QUIET
+    env |= {"LAUNCH_CPU_BINDING": "none", "DATA_OF_0": str(image_folder), "DATA_OF_1": str(image_folder)}
+    codes, errors = two_nodes(entrypoint, env | {"SETTING_OF_1": setting})
+    assert codes == (["2\n"] * 2 if said else ["0\n"] * 2), errors
+    for err in errors:
+        assert said in err
+        assert "Traceback" not in err

@@ -16,7 +16,7 @@ from train.models.freezing import freeze
 from train.models.head import head_names
 from train.models.registry import build_model
 from train.models.weights import load_weights, published_normalization
-from train.models.weights_origin import find_weights_file, origin_header, read_origin
+from train.models.weights_origin import WeightsOrigin, find_weights_file, origin_header, read_origin
 
 SHAPE = (3, 32, 32)
 FIVE = tuple("abcde")
@@ -29,7 +29,7 @@ def resnet(classes: int = 5, **settings: object) -> nn.Module:
 
 
 def written(path: Path, state: dict[str, Tensor], classes: tuple[str, ...] = ()) -> str:
-    header = origin_header(classes, NORMALIZATION) if classes else None
+    header = origin_header(WeightsOrigin(classes=classes, normalization=NORMALIZATION)) if classes else None
     save_file({name: one.contiguous() for name, one in state.items()}, path, metadata=header)
     return str(path)
 

@@ -66,7 +66,6 @@ def test_copied_checkpoint_starts_a_new_run_folder(output: Path) -> None:
     ("fields", "said"),
     [
         ({"run_name": "a"}, "TRAIN_RUN_NAME=a: a already holds a run"),
-        ({"run_name": "b", "resume": "auto"}, "TRAIN_RUN_NAME=b: b already holds a run"),
         ({"run_name": "b", "resume": "a/checkpoint/step-000000044"}, "TRAIN_RUN_NAME=b: b already holds a run"),
         ({"resume": "a/checkpoint/step-000000022"}, "a has a newer checkpoint, step-000000044. Set TRAIN_RUN_NAME"),
         ({"resume": "a/checkpoint/best"}, "a has a newer checkpoint, step-000000044. Set TRAIN_RUN_NAME"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 from pathlib import Path
 
@@ -127,3 +128,21 @@ def test_json_has_no_number_that_is_not_finite(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         MetricsWriter(tmp_path, tensorboard=False).summary({"test_loss": float("nan")})
     assert not (tmp_path / "summary.json").exists()
+
+
+@pytest.mark.parametrize("resumed_step", [None, 3])
+@pytest.mark.parametrize("kind", ["FIFO", "endless", "folder"])
+def test_metrics_file_that_is_none_ends_no_run(tmp_path: Path, kind: str, resumed_step: int | None) -> None:
+    path = tmp_path / "metrics.jsonl"
+    if kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    said: list[str] = []
+    writer = MetricsWriter(tmp_path, tensorboard=False, resumed_step=resumed_step, warn=said.append)
+    writer.write("step", 1, {"epoch": 0.5, "loss": 1.0, "images_per_second": 1.0})
+    writer.close()
+    assert len(said) == 1
+    assert "metrics.jsonl cannot be written" in said[0]

@@ -89,3 +89,26 @@ def test_versions_list_missing_packages() -> None:
     found = run_folder.versions()
     assert found["torch"][0].isdigit()
     assert set(run_folder.RECORDED_PACKAGES) <= set(found)
+
+
+@pytest.mark.parametrize("name", ["settings.json", "summary.json", "model.onnx", "checkpoint/best"])
+def test_entry_that_cannot_be_replaced_is_named_before_the_start(tmp_path: Path, name: str) -> None:
+    (tmp_path / "run" / name).mkdir(parents=True)
+    with pytest.raises(UserError, match=f"run/{name}: is in the place of the run's"):
+        run_folder.open_folder(settings(tmp_path, run_name="run", resume="auto"), RunLock())
+
+
+def test_latest_that_is_no_link_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "latest").mkdir()
+    run_folder.open_folder(settings(tmp_path, run_name="run"), RunLock())
+    assert (tmp_path / "latest").is_dir()
+    assert not (tmp_path / "latest").is_symlink()
+    assert "latest is no link, so it is left as it is" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "run"]
+
+
+def test_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/settings.json").write_text("{}")
+    folder, starts = run_folder.open_folder(settings(tmp_path, run_name="run", resume="auto"), RunLock())
+    assert (folder, starts) == (tmp_path / "run", [])

@@ -1,0 +1,150 @@
+"""What becomes of a trained model: `evaluate` and `predict`, from a run, a checkpoint or a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tests.conftest import Entrypoint, needs_two_cores, paint
+from tests.train.given import TWO_RANKS, imagefolder
+
+pytestmark = pytest.mark.launch
+
+QUIET = {"LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0"}
+
+
+@pytest.fixture
+def trained(entrypoint: Entrypoint, image_folder: Path) -> Path:
+    """Return the folder of a run on three classes of painted images."""
+    entrypoint.train("--run-name=a", env=imagefolder(image_folder, TRAIN_EPOCHS="4", TRAIN_EMA_DECAY="0.5") | QUIET)
+    return entrypoint.folder / "runs/a"
+
+
+def test_run_leaves_weights_and_an_evaluation(entrypoint: Entrypoint, trained: Path) -> None:
+    values = json.loads((trained / "evaluation.json").read_text())
+    assert values["classes"] == ["class0", "class1", "class2"]
+    assert sum(map(sum, values["confusion"])) == values["images"] == 12
+    right = sum(values["confusion"][one][one] for one in range(3))
+    assert values["accuracy"] == pytest.approx(100 * right / 12) == entrypoint.summary("a")["test_accuracy"]
+    assert set(values["class_accuracy"]) == {"class0", "class1", "class2"}
+    average = load_file(trained / "checkpoint/step-000000012/ema.safetensors")
+    state = load_file(trained / "model.safetensors")
+    assert all(state[name].equal(average[f"module.{name}"]) for name in state)
+
+
+@pytest.mark.parametrize("what", ["", "model.safetensors", "checkpoint/step-000000012"])
+@pytest.mark.parametrize("ranks", [{}, pytest.param(TWO_RANKS, marks=needs_two_cores)])
+def test_evaluation_finds_the_accuracy_of_the_run(
+    entrypoint: Entrypoint, trained: Path, what: str, ranks: dict[str, str]
+) -> None:
+    report = entrypoint.folder / "report.json"
+    result = entrypoint("evaluate", trained / what, "--evaluation-file", report, env=QUIET | ranks)
+    assert result.code == 0, result.err
+    found, own = (json.loads(one.read_text()) for one in (report, trained / "evaluation.json"))
+    assert found["confusion"] == own["confusion"]
+    assert found["loss"] == pytest.approx(own["loss"], rel=1e-4)
+    assert f"accuracy  {own['accuracy']:.2f} % of 12 images" in result.out
+
+
+def test_evaluation_on_other_data_goes_by_the_names_of_classes(
+    entrypoint: Entrypoint, trained: Path, image_folder: Path
+) -> None:
+    other = entrypoint.folder / "other"
+    shutil.copytree(image_folder / "test", other)
+    shutil.rmtree(other / "class0")
+    report = entrypoint.folder / "report.json"
+    words = ("evaluate", trained, "--data-dir", other, "--evaluation-file", report)
+    assert entrypoint(*words, env=QUIET).code == 0
+    found, own = (json.loads(one.read_text()) for one in (report, trained / "evaluation.json"))
+    assert found["confusion"] == [[0, 0, 0], *own["confusion"][1:]]
+    (other / "class2").rename(other / "zebra")
+    result = entrypoint(*words, env=QUIET)
+    assert result.code == 2
+    assert "the model knows no class zebra; it knows class0, class1, class2" in result.err
+
+
+def test_file_that_is_no_trained_model_is_refused(entrypoint: Entrypoint, trained: Path) -> None:
+    plain = entrypoint.folder / "plain.safetensors"
+    save_file(load_file(trained / "model.safetensors"), plain)
+    for path, said in ((plain, "does not say its classes"), (entrypoint.folder / "nobody", "no such file")):
+        for words in (("evaluate", path), ("predict", path, "a.png"), ("plan", "--evaluate", path)):
+            result = entrypoint(*words, env=QUIET)
+            assert result.code == 2
+            assert said in result.err
+            assert len(result.err.splitlines()) == 1
+
+
+def test_file_cannot_choose_code_to_import(entrypoint: Entrypoint, trained: Path) -> None:
+    evil = entrypoint.folder / "evil"
+    evil.mkdir()
+    (evil / "evil_net.py").write_text("open('evil-was-here', 'w')\n")
+    path = trained / "model.safetensors"
+    with safe_open(path, framework="pt") as file:
+        origin = json.loads(file.metadata()["reference_training"])
+    origin["settings"] |= {"model": "evil_net:make", "model_path": str(evil)}
+    save_file(load_file(path), path, {"reference_training": json.dumps(origin)})
+    for words in (("evaluate", path), ("predict", path, trained / "curves.png")):
+        result = entrypoint(*words, env=QUIET)
+        assert result.code == 2
+        assert "a file may not choose" in result.err
+    assert not list(entrypoint.folder.rglob("evil-was-here"))
+
+
+def predict(entrypoint: Entrypoint, *words: str | Path) -> Any:
+    result = entrypoint("predict", *words, "--format=json", env=QUIET)
+    assert result.code == 0, result.err
+    return json.loads(result.out)
+
+
+def test_predictions_are_those_of_the_evaluation(entrypoint: Entrypoint, trained: Path, image_folder: Path) -> None:
+    found = predict(entrypoint, trained, image_folder / "test", "--top", "3", "--batch-size=5")
+    assert len(found) == 12
+    confusion = json.loads((trained / "evaluation.json").read_text())["confusion"]
+    counted = [[0] * 3 for _ in range(3)]
+    for one in found:
+        names = [prediction["class"] for prediction in one["predictions"]]
+        shares = [prediction["probability"] for prediction in one["predictions"]]
+        assert sorted(names) == ["class0", "class1", "class2"]
+        assert sum(shares) == pytest.approx(1, abs=1e-4)
+        assert shares == sorted(shares, reverse=True)
+        counted[int(Path(one["file"]).parent.name[-1])][int(names[0][-1])] += 1
+    assert counted == confusion
+
+
+def test_bad_image_is_named_and_the_rest_goes_on(entrypoint: Entrypoint, trained: Path, image_folder: Path) -> None:
+    good = next((image_folder / "test/class1").iterdir())
+    bad = entrypoint.folder / "a\nb,c.png"
+    bad.write_text("no image")
+    result = entrypoint("predict", trained, bad, "nobody.jpg", good, "--format", "csv", env=QUIET)
+    assert result.code == 2
+    rows = list(csv.DictReader(io.StringIO(result.out)))
+    assert [row["file"] for row in rows] == [str(good)]
+    assert "a\\nb,c.png: not an image" in result.err
+    assert "nobody.jpg: No such file or directory" in result.err
+    assert "2 of 3 images cannot be read" in result.err
+    table = entrypoint("predict", trained, good, env=QUIET)
+    assert table.out.startswith(f"{good}  class")
+
+
+def test_pruned_and_gray_models_predict(entrypoint: Entrypoint, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        paint(tmp_path / "gray" / split, mode="L")
+    env = imagefolder(tmp_path / "gray", TRAIN_PRUNE_RATIO="0.5", TRAIN_TRANSFORMS="imagenet") | QUIET
+    entrypoint.train("--run-name=gray", env=env | {"TRAIN_BATCH_SIZE": "6"})
+    found = predict(entrypoint, "runs/gray", tmp_path / "gray/test/class1")
+    assert len(found) == 8
+
+
+@pytest.mark.parametrize("words", [("evaluate",), ("predict",), ("predict", "runs/a")])
+def test_missing_words_say_what_to_type(entrypoint: Entrypoint, words: tuple[str, ...]) -> None:
+    result = entrypoint(*words)
+    assert result.code == 2
+    assert f"Use `entrypoint {words[0]} RUN" in result.err

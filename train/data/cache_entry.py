@@ -1,0 +1,138 @@
+"""One entry of the image cache: what it holds, and whether that is what was written."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from entrypoint.core.atomic_files import verify_checksum
+from entrypoint.core.errors import first_line
+from train.checkpoint.metadata import read_bytes
+from train.data.image_folder import ImageList
+from train.settings import ImageShape
+
+ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+
+
+SPLITS = ("train", "test")
+
+
+NOTES_FILE = "notes.json"
+
+
+# Each block of an array's file has a checksum.
+BLOCK_BYTES = 4 << 20
+
+
+class DamagedEntry(Exception):
+    """Raised for an entry that does not hold what was written into it."""
+
+
+class Notes(msgspec.Struct, frozen=True, kw_only=True):
+    """What an entry's builder wrote down: left-out files as (split, row, reason), and a CRC-32 of each block."""
+
+    skipped: tuple[tuple[str, int, str], ...]
+    checksums: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A complete entry: memory-mapped bytes (N, H, W, C) and labels (N,) of both splits.
+
+    `skipped` has the files that were left out as (split, row, reason). `key` is a digest of the content of all files.
+    """
+
+    train_images: NDArray[np.uint8]
+    train_labels: NDArray[np.int64]
+    test_images: NDArray[np.uint8]
+    test_labels: NDArray[np.int64]
+    skipped: tuple[tuple[str, int, str], ...]
+    key: str
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """The images that an entry is made of: files, the shape that they get, and what happens to unreadable ones."""
+
+    listings: tuple[ImageList, ImageList]
+    shape: ImageShape
+    policy: str
+
+    @property
+    def settings(self) -> str:
+        """What besides the files decides on the content of an entry."""
+        return f"{VERSION}/{self.shape}/{self.policy}"
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.listings[0].classes)
+
+
+def open_entry(source: ImageSource, path: Path, key: str) -> CacheEntry:
+    """Map the arrays of an entry into memory; raises `DamagedEntry` if they are not what was written."""
+    try:
+        notes = msgspec.json.decode(verify_checksum(read_bytes(path / NOTES_FILE)), type=Notes)
+        for name in ARRAYS:
+            if block_checksums(path / f"{name}.npy") != notes.checksums.get(name):
+                raise DamagedEntry(f"the checksum of {name}.npy does not match")
+        # Copy-on-write maps: ranks share the page cache, and a write by mistake does not change the file.
+        arrays = {name: np.load(path / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in ARRAYS}
+    except FileNotFoundError:
+        if not path.is_dir():
+            raise
+        raise DamagedEntry("a file is missing") from None
+    except DamagedEntry:
+        raise
+    except Exception as error:  # numpy parses a header as Python, and raises what that meets
+        raise DamagedEntry(first_line(error)) from None
+    check_skipped(source, notes)
+    check_arrays(source, arrays, notes)
+    return CacheEntry(**arrays, skipped=notes.skipped, key=key)
+
+
+def check_skipped(source: ImageSource, notes: Notes) -> None:
+    """Raise `DamagedEntry` for files left out that the data set does not have."""
+    files = dict(zip(SPLITS, (len(listing.files) for listing in source.listings), strict=True))
+    for split, row, _ in notes.skipped:
+        if not 0 <= row < files.get(split, 0):
+            raise DamagedEntry(f"it leaves out image {row} of {split}, which is not there")
+
+
+def check_arrays(source: ImageSource, arrays: dict[str, Any], notes: Notes) -> None:
+    """Raise `DamagedEntry` for arrays that are not images of this shape with the labels of the files."""
+    channels, height, width = source.shape
+    for split, listing in zip(SPLITS, source.listings, strict=True):
+        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
+        if images.dtype != np.uint8 or images.shape[1:] != (height, width, channels) or labels.dtype != np.int64:
+            raise DamagedEntry(f"{split} has another shape or type")
+        if not (images.flags.c_contiguous and labels.flags.c_contiguous):
+            raise DamagedEntry(f"{split} is in another order of memory")
+        if labels.shape != (len(images),):
+            raise DamagedEntry(f"{split} has {len(images):,} images and {labels.size:,} labels")
+        left_out = [row for name, row, _ in notes.skipped if name == split]
+        expected = np.delete(np.asarray(listing.labels, dtype=np.int64), left_out)
+        if len(labels) != len(expected):
+            raise DamagedEntry(f"{split} has {len(labels):,} images, and the data set has {len(expected):,}")
+        if not np.array_equal(labels, expected):
+            raise DamagedEntry(f"{split} has other labels than the data set")
+
+
+def block_checksums(path: Path) -> tuple[int, ...]:
+    """Return the CRC-32 of each block of a file; reads it with as many threads as this process has CPUs."""
+    with path.open("rb") as file, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        size = os.fstat(file.fileno()).st_size
+        starts = range(0, size, BLOCK_BYTES)
+        return tuple(pool.map(lambda start: zlib.crc32(os.pread(file.fileno(), BLOCK_BYTES, start)), starts))
+
+
+# Part of every key. Increase it when decoding or the array layout changes; old entries are not read then.
+VERSION = 6

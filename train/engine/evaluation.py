@@ -1,0 +1,107 @@
+"""Evaluate a trained model over the ranks of a plan, without training: `entrypoint evaluate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from entrypoint.core.atomic_files import atomic_write_text
+from entrypoint.core.errors import UserError, one_line, printable
+from entrypoint.plan.model import Plan
+from train.acceleration.memory_format import set_memory_format
+from train.data.batches import IGNORE_LABEL
+from train.data.datasets import DataSet
+from train.data.loader import BatchLoader
+from train.distributed.process_group import ProcessGroup
+from train.engine.batch_source import build_source
+from train.engine.evaluate import EvalResult, evaluate
+from train.engine.finish import evaluation_values
+from train.engine.inference import load_model, trained_normalization
+from train.planning.trained_run import TrainedRun, read_trained_run
+from train.report.metrics import disk_errors_as_user_errors
+from train.report.output import guarded_stdout
+from train.settings import TrainSettings
+
+# Classes that are listed, worst first.
+LISTED_CLASSES = 10
+
+
+def evaluate_trained(
+    settings: TrainSettings, plan: Plan, data: DataSet, loader: BatchLoader | None, group: ProcessGroup
+) -> None:
+    """Evaluate the model that TRAIN_EVALUATE names, and print the result on rank 0.
+
+    Every rank reads the weights. Raises `UserError` for images of classes that the model does not know.
+    """
+    trained = read_trained_run(settings.evaluate, "TRAIN_EVALUATE", settings.model)
+    check_shape(trained, data)
+    labels = map_labels(trained, data.classes)
+    source = build_source(data, loader, settings, group)
+    source.normalize = trained_normalization(trained, group.device, channels_last=settings.channels_last)
+    model = load_model(trained, settings)
+    model = set_memory_format(model.to(group.device), channels_last=settings.channels_last, contiguous_weights=False)
+    batches = renumber(source.test_batches(), labels.to(group.device))
+    score = evaluate(model, batches, group, plan.the_trainer().precision, classes=len(trained.classes))
+    assert score is not None, "nothing asks it to stop"
+    skipped = len(set(data.skipped).union(*group.gather(source.skipped)))
+    if not group.is_main:
+        return
+    print_result(trained, score, skipped)
+    if settings.evaluation_file:
+        write_result(settings.evaluation_file, score, trained)
+
+
+def check_shape(trained: TrainedRun, data: DataSet) -> None:
+    """Raise `UserError` for images of another shape than the model's."""
+    if data.shape != trained.shape:
+        own, wanted = ("x".join(map(str, one)) for one in (data.shape, trained.shape))
+        raise UserError(
+            f"TRAIN_DATASET: its images have {own}, and the model was trained on {wanted}. Name other data."
+        )
+
+
+def map_labels(trained: TrainedRun, classes: tuple[str, ...]) -> Tensor:
+    """Return the model's number of each class of the data; raises `UserError` for a class that it does not know."""
+    numbers = {name: index for index, name in enumerate(trained.classes)}
+    unknown = [name for name in classes if name not in numbers]
+    if unknown:
+        raise UserError(
+            f"TRAIN_DATA_DIR: the model knows no class {printable(unknown[0])}; it knows"
+            f" {printable(', '.join(trained.classes[:LISTED_CLASSES]))}. Rename the class, or remove it."
+        )
+    return torch.tensor([numbers[name] for name in classes])
+
+
+def renumber(batches: Iterator[tuple[Tensor, Tensor]], numbers: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches with the model's numbers of the classes; unreadable images keep IGNORE_LABEL."""
+    for images, labels in batches:
+        known = labels != IGNORE_LABEL
+        yield images, torch.where(known, numbers[labels.clamp(min=0)], labels)
+
+
+def print_result(trained: TrainedRun, score: EvalResult, skipped: int) -> None:
+    """Print accuracy and loss, and the classes with the lowest accuracy."""
+    top5 = f" (top 5: {score.top5:.2f} %)" if score.top5 else ""
+    pairs = zip(trained.classes, score.class_accuracy, strict=True)
+    worst = sorted((share, name) for name, share in pairs if share is not None)[:LISTED_CLASSES]
+    width = max((len(one_line(name)) for _, name in worst), default=0)
+    with guarded_stdout():
+        print(f"accuracy  {score.accuracy:.2f} %{top5} of {score.images:,} images")
+        print(f"loss      {score.loss:.4f}")
+        print(f"weights   {one_line(trained.weights)}")
+        if skipped:
+            print(f"left out  {skipped:,} unreadable image{'s' * (skipped != 1)}")
+        print("classes   lowest accuracy first" if worst else "", end="\n" if worst else "")
+        for share, name in worst:
+            print(f"  {one_line(name):{width}}  {share:6.2f} %")
+
+
+def write_result(path: Path, score: EvalResult, trained: TrainedRun) -> None:
+    """Write the result as JSON; raises `UserError` if the file cannot be written."""
+    values = {**evaluation_values(score, trained.classes), "weights": str(trained.weights)}
+    with disk_errors_as_user_errors(path):
+        atomic_write_text(path, json.dumps(values, allow_nan=False) + "\n")

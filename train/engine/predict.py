@@ -1,0 +1,177 @@
+"""Program of `entrypoint predict`: the class of each image and its probability, as a table, CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+
+from entrypoint.core.console import report_error, write_stderr
+from entrypoint.core.errors import ExitCode, UserError, one_line
+from train.data.decoding import read_image
+from train.data.image_folder import IGNORED_FILES, UnreadableImage
+from train.engine.inference import eval_view, load_model, trained_normalization
+from train.planning.trained_run import TrainedRun, read_trained_run
+from train.predict_settings import PredictSettings
+from train.transforms.normalize import Normalize
+from train.transforms.registry import select_transform
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The most likely classes of an image with their probabilities, or why the image cannot be read."""
+
+    path: Path
+    classes: tuple[tuple[str, float], ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A trained model with what turns image files into its inputs."""
+
+    trained: TrainedRun
+    settings: PredictSettings
+    model: nn.Module
+    normalize: Normalize
+
+    @staticmethod
+    def load(settings: PredictSettings, path: str) -> Predictor:
+        """Return the predictor of a run folder, a checkpoint or a file of weights; raises `UserError`."""
+        trained = read_trained_run(path, "predict", settings.model)
+        own = replace(trained.settings, model_path=settings.model_path)
+        model = load_model(trained, own)
+        normalize = trained_normalization(trained, torch.device("cpu"), channels_last=own.channels_last)
+        return Predictor(trained, settings, model, normalize)
+
+    def predict(self, paths: Sequence[Path]) -> Iterator[Prediction]:
+        """Yield the prediction of each image in order; files are decoded by as many threads as there are CPUs."""
+        channels, height, width = self.trained.shape
+        view = eval_view(self.trained.settings, channels, height, width)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for start in range(0, len(paths), self.settings.batch_size):
+                some = paths[start : start + self.settings.batch_size]
+                images = list(pool.map(lambda path: read_image(path, self.trained.shape, view), some))
+                yield from self.predict_batch(some, images)
+
+    def predict_batch(self, paths: Sequence[Path], images: Sequence[object]) -> Iterator[Prediction]:
+        """Yield the predictions of one batch of decoded images, some of which may be unreadable."""
+        pixels = [torch.as_tensor(one) for one in images if not isinstance(one, UnreadableImage)]
+        rows: Iterator[tuple[tuple[str, float], ...]] = iter(())
+        if pixels:
+            transform = select_transform(self.trained.settings, self.trained.shape[0])
+            with torch.inference_mode():
+                logits = self.model(self.normalize(transform.eval_transform(torch.stack(pixels))))
+            top = logits.float().softmax(1).topk(min(self.settings.top, len(self.trained.classes)))
+            names = self.trained.classes
+            rows = (
+                tuple((names[index], share) for index, share in zip(indices, shares, strict=True))
+                for indices, shares in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+            )
+        for path, image in zip(paths, images, strict=True):
+            if isinstance(image, UnreadableImage):
+                yield Prediction(path, problem=image.reason)
+            else:
+                yield Prediction(path, next(rows))
+
+
+def find_images(words: Sequence[str]) -> list[Path]:
+    """Return the images that words name: files, and all files below folders in order of path; hidden ones are left out.
+
+    Raises `UserError` if there is none.
+    """
+    found: list[Path] = []
+    for word in words:
+        path = Path(word)
+        if not path.is_dir():
+            found.append(path)
+            continue
+        for folder, folders, files in os.walk(path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            found += [
+                Path(folder, name) for name in sorted(files) if not name.startswith(".") and name not in IGNORED_FILES
+            ]
+    if not found:
+        raise UserError("predict: no images there. Use `entrypoint predict RUN IMAGES…`, with files or folders.")
+    return found
+
+
+def write_table(predictions: Iterator[Prediction], out: TextIO) -> None:
+    """Write a line for each image: file, class and percentage, and the next classes after them."""
+    for one in predictions:
+        shares = "  ".join(f"{one_line(name)} {100 * share:.1f} %" for name, share in one.classes)
+        if one.classes:
+            print(f"{one_line(one.path)}  {shares}", file=out)
+
+
+def write_csv(predictions: Iterator[Prediction], out: TextIO) -> None:
+    """Write a line for each image and class: file, rank, class, probability."""
+    writer = csv.writer(out)
+    writer.writerow(("file", "rank", "class", "probability"))
+    for one in predictions:
+        for rank, (name, share) in enumerate(one.classes, 1):
+            writer.writerow((one.path, rank, name, f"{share:.6f}"))
+
+
+def write_json(predictions: Iterator[Prediction], out: TextIO) -> None:
+    """Write one JSON list with an object for each image, unreadable ones with an `error`."""
+    listed = [
+        {"file": os.fsencode(one.path).decode(errors="replace"), "error": one.problem}
+        if one.problem
+        else {
+            "file": os.fsencode(one.path).decode(errors="replace"),
+            "predictions": [{"class": name, "probability": round(share, 6)} for name, share in one.classes],
+        }
+        for one in predictions
+    ]
+    print(json.dumps(listed, indent=1), file=out)
+
+
+WRITERS = {"table": write_table, "csv": write_csv, "json": write_json}
+
+
+def predict_command(settings: PredictSettings, words: Sequence[str]) -> int:
+    """Print the prediction of every image; return 2 if one of them could not be read. Raises `UserError`."""
+    paths = find_images(words[1:])
+    predictor = Predictor.load(settings, words[0])
+    unreadable = 0
+
+    def named() -> Iterator[Prediction]:
+        nonlocal unreadable
+        for one in predictor.predict(paths):
+            if one.problem:
+                unreadable += 1
+                write_stderr(f"predict: {one_line(one.path)}: {one_line(one.problem)}")
+            yield one
+
+    sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # names of files are bytes
+    WRITERS[settings.format](named(), sys.stdout)
+    if unreadable:
+        write_stderr(f"predict: {unreadable:,} of {len(paths):,} images cannot be read")
+    return ExitCode.USAGE if unreadable else ExitCode.DONE
+
+
+def main() -> int:
+    """Predict what the command line asks for; return the exit code."""
+    from train.predict_settings import read_predict_settings
+
+    try:
+        return predict_command(read_predict_settings(os.environ, {}).values, sys.argv[1:])
+    except UserError as error:
+        return report_error(error)
+    except BrokenPipeError:
+        return ExitCode.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

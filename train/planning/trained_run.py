@@ -1,0 +1,86 @@
+"""Read what a trained model needs to be used again: weights, classes, images' shape, and the settings of its run.
+
+This module does without torch, and runs no code that a file names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from entrypoint.core.errors import UserError, printable
+from entrypoint.core.settings_base import ParsedSettings, variable_name
+from train.checkpoint.compare import with_current_names
+from train.checkpoint.metadata import Normalization
+from train.models.weights_origin import find_weights_file, read_origin
+from train.settings import ImageShape, TrainSettings
+
+# Settings of the run that decide what the model is and how its images are made; a user's own win.
+ADOPTED = (
+    *("model", "bias", "transforms", "prune_ratio", "prune_layer_types", "prune_exclude", "prune_backend"),
+    *("dataset", "data_dir", "image_size", "on_unreadable_image", "synthetic_images", "synthetic_classes"),
+    *("synthetic_shape", "seed", "channels_last", "eval_batch_size"),
+)
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A trained model on disk: `settings` are those of its run, `shape` that of its decoded images."""
+
+    weights: Path
+    settings: TrainSettings
+    shape: ImageShape
+    classes: tuple[str, ...]
+    normalization: Normalization
+
+
+def read_trained_run(text: str, variable: str, model: str = "") -> TrainedRun:
+    """Return the trained model behind a path: a run folder, a checkpoint, or a `model.safetensors` of a run.
+
+    `model` is the user's own TRAIN_MODEL, or empty. Raises `UserError` for a file of another program, and for a model
+    that is made by code, unless the user names that code: a stranger's file must not choose what is imported.
+    """
+    path = find_weights_file(text, variable)
+    origin = read_origin(path)
+    if not (origin.classes and origin.shape and origin.normalization and origin.settings):
+        raise UserError(
+            f"{variable}={printable(text)}: {printable(path.name)} does not say its classes and settings. Name a run"
+            " folder, or a file that this trainer wrote."
+        )
+    try:
+        named = with_current_names(origin.settings)
+        settings = msgspec.convert(named, TrainSettings, strict=False, dec_hook=lambda kind, value: kind(value))
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{variable}={printable(text)}: its settings cannot be read ({printable(str(error))}). Use the version"
+            " that wrote it."
+        ) from None
+    if ":" in settings.model and not settings.model.startswith("timm:") and model != settings.model:
+        raise UserError(
+            f"{variable}={printable(text)}: its model is the code {printable(settings.model)}, which a file may not"
+            f" choose. If you trust it, set TRAIN_MODEL={printable(settings.model)} and TRAIN_MODEL_PATH."
+        )
+    return TrainedRun(path, settings, origin.shape, origin.classes, origin.normalization)
+
+
+def with_trained_settings(
+    given: ParsedSettings[TrainSettings],
+) -> tuple[ParsedSettings[TrainSettings], TrainedRun, dict[str, str]]:
+    """Return the settings of an evaluation: the run's where the user gave none, and the variables that say so."""
+    own = given.values
+    trained = read_trained_run(own.evaluate, "TRAIN_EVALUATE", own.model if "model" in given.sources else "")
+    if "model" in given.sources and own.model != trained.settings.model:
+        raise UserError(f"{given.sources['model']}: the weights are of {printable(trained.settings.model)}. Unset it.")
+    taken = {name: getattr(trained.settings, name) for name in ADOPTED if name not in given.sources}
+    if "data_dir" in given.sources and trained.settings.dataset in ("digits", "synthetic"):  # which have no folder
+        taken["dataset"] = "imagefolder"
+    values = msgspec.structs.replace(own, **taken)
+    defaults = TrainSettings()
+    variables = {
+        variable_name("TRAIN_", name): str(int(value)) if isinstance(value, bool) else str(value)
+        for name, value in taken.items()
+        if value is not None and value != getattr(defaults, name)
+    }
+    return replace(given, values=values), trained, variables
