@@ -53,7 +53,7 @@ def ours(task: Task) -> Iterator[int]:
     group = ProcessGroup(0, 1, 0, torch.device("cpu"))
     shape = (3, task.side, task.side)
     images, _ = list_splits(task.data)
-    dataset = ImageDataset((images, images), shape, View(eval_crop((task.side, task.side))))
+    dataset = ImageDataset((images, images), shape, View(eval_crop((task.side, task.side), 0.875)))
     workers = WorkerSpec(frozenset(os.sched_getaffinity(0)), WORKERS)
     with BatchLoader(dataset, workers, settings, group.device) as loader:
         mean, deviation = (torch.tensor(one) * 255 for one in IMAGENET)

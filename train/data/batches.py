@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -13,7 +14,7 @@ from train.data.load_times import LoadReport
 from train.distributed.process_group import ProcessGroup
 from train.seeding import epoch_permutation, make_generator, shard_slice
 from train.settings import ImageShape, TrainSettings
-from train.transforms import mixup
+from train.transforms import augment, erasing, mixup
 from train.transforms.mixup import MixParams
 from train.transforms.normalize import Normalize
 from train.transforms.registry import Transform, select_transform
@@ -63,7 +64,7 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True)
 class MicroBatchIndices:
-    """Images of one micro-batch of a rank: their rows in the split and their transform parameters.
+    """Images of one micro-batch of a rank: their rows in the split, their transform parameters and further draws.
 
     If they are mixed, the second half are the partners of the first half.
     """
@@ -71,6 +72,8 @@ class MicroBatchIndices:
     indices: Tensor
     transform_params: Tensor
     mix: MixParams | None = None
+    augment_draws: Tensor | None = None
+    erase_draws: Tensor | None = None
 
     def split_mix(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values of the images, and those of their partners."""
@@ -114,27 +117,56 @@ class BatchSampler:
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[MicroBatchIndices, ...]]:
         """Yield this rank's micro-batches of each step, from step `first` of the epoch on."""
         size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.grad_accum_steps
-        order = epoch_permutation(self.images, seed, epoch)
+        order = self.order_of(epoch)
         shards = [self.shard_of(shard_slice(size, part, parts)) for part in range(parts)]
         for step in range(first, self.steps_per_epoch):
             rows = order[step * size : (step + 1) * size]
             params = torch.empty(size, 0)
             if self.transform.sample_params:
                 params = self.transform.sample_params(size, self.shape[1], make_generator(seed, "augment", epoch, step))
+            more = {
+                name: draw(size, make_generator(seed, name, epoch, step)) for name, draw in self.further_draws().items()
+            }
             mix: MixParams | None = None
             if self.settings.mixup_alpha or self.settings.cutmix_alpha:
                 sides = self.transform.shape(self.shape)[1:]
                 mix = mixup.sample_mix(size, *sides, self.settings, make_generator(seed, "mix", epoch, step))
             if mix:
                 mixed = (torch.cat((torch.arange(size)[own], mix.partner_indices[own])) for own in shards)
-                yield tuple(MicroBatchIndices(rows[both], params[both], mix) for both in mixed)
+                yield tuple(select_micro_batch(rows, params, more, both, mix) for both in mixed)
             else:
-                yield tuple(MicroBatchIndices(rows[own], params[own]) for own in shards)
+                yield tuple(select_micro_batch(rows, params, more, own) for own in shards)
+
+    def order_of(self, epoch: int) -> Tensor:
+        """Return the images of an epoch in order; with repeated augmentation, each is there several times in a row."""
+        order = epoch_permutation(self.images, self.settings.seed, epoch)
+        times = self.settings.repeated_augment
+        return order if times == 1 else order[: -(-self.images // times)].repeat_interleave(times)[: self.images]
+
+    def further_draws(self) -> dict[str, Callable[[int, torch.Generator], Tensor]]:
+        """Return what draws the random numbers of augmentation and erasing, where they are on."""
+        found: dict[str, Callable[[int, torch.Generator], Tensor]] = {}
+        if self.settings.augment != "none":
+            found["augment_draws"] = partial(augment.sample_draws, self.settings.augment)
+        if self.settings.erasing:
+            found["erase_draws"] = erasing.sample_draws
+        return found
 
     def shard_of(self, part: slice) -> slice:
         """Return this rank's shard of a micro-batch."""
         shard = shard_slice(part.stop - part.start, self.group.rank, self.group.world_size)
         return slice(part.start + shard.start, part.start + shard.stop)
+
+
+def select_micro_batch(
+    rows: Tensor,
+    params: Tensor,
+    draws: Mapping[str, Tensor],
+    own: slice | Tensor,
+    mix: MixParams | None = None,
+) -> MicroBatchIndices:
+    """Return the images `own` of a global batch, with what was drawn for them."""
+    return MicroBatchIndices(rows[own], params[own], mix, **{name: one[own] for name, one in draws.items()})
 
 
 def make_sampler(images: int, shape: ImageShape, settings: TrainSettings, group: ProcessGroup) -> BatchSampler:

@@ -49,6 +49,11 @@ class DatasetInfo:
     classes: tuple[str, ...] = ()
 
     @property
+    def is_resized(self) -> bool:
+        """Whether image files become another size."""
+        return "resized" in self.becomes
+
+    @property
     def bytes(self) -> int:
         """All images decoded, a byte a value."""
         channels, height, width = self.shape

@@ -22,6 +22,7 @@ from train.data.image_folder import ImageList, UnreadableImage
 from train.data.load_times import LoadTimes
 from train.data.workers import WorkerSpec, WorkerThreads
 from train.settings import ImageShape, TrainSettings
+from train.transforms.augment import augment_pixels
 from train.transforms.image_part import PLAIN_VIEW, Pixels, View
 
 TRAIN, TEST = 0, 1
@@ -32,11 +33,16 @@ LoadedBatch = tuple[Tensor, Tensor, list[UnreadableImage]]
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """The images of a batch: their split, their rows in it, and a view for each if they differ."""
+    """The images of a batch: their split, their rows in it, and a view for each if they differ.
+
+    `augment` is the policy of the augmentation after decoding, and `draws` has each image's row of random numbers.
+    """
 
     split: int
     rows: Sequence[int]
     views: Sequence[View] = ()
+    augment: str = "none"
+    draws: Sequence[Sequence[float]] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,8 @@ class PendingBatch:
             data = read_file(path)
             read = time.monotonic()
             decode_image(path, data, self.pixels[index], view)
+            if self.request.draws:
+                augment_pixels(self.request.augment, self.pixels[index], self.request.draws[index])
         except Exception as error:  # Pillow's plug-ins raise what their parsers meet
             self.bad[index] = unreadable_image(path, error)
             self.pixels[index] = 0

@@ -21,6 +21,8 @@ from train.data.datasets import ImageTensors
 from train.data.load_times import LoadReport
 from train.distributed.process_group import ProcessGroup
 from train.settings import ImageShape, TrainSettings
+from train.transforms.augment import augment_batch
+from train.transforms.erasing import erase
 from train.transforms.normalize import Normalize
 
 # Sample size for means and standard deviations: enough for an error well below one gray level.
@@ -70,11 +72,18 @@ class MemorySource:
         images = self.sampler.transform.apply(
             self.train.images, rows, torch.cat([part.transform_params for part in parts])
         )
+        if parts[0].augment_draws is not None:
+            draws = torch.cat([part.augment_draws for part in parts if part.augment_draws is not None])
+            images = augment_batch(self.settings.augment, images, draws)
         if self.pinned and images.device.type == "cpu":
             images = images.pin_memory()
         labels = self.train.labels.index_select(0, rows).to(self.group.device, non_blocking=True)
         sizes = [len(part.indices) for part in parts]
-        return zip(self.normalize(images).split_with_sizes(sizes), labels.split_with_sizes(sizes), strict=True)
+        normalized = self.normalize(images)
+        if parts[0].erase_draws is not None:
+            draws = torch.cat([part.erase_draws for part in parts if part.erase_draws is not None])
+            erase(normalized, draws, self.settings.erasing)
+        return zip(normalized.split_with_sizes(sizes), labels.split_with_sizes(sizes), strict=True)
 
     def sample(self) -> Tensor:
         """Return some training images, transformed for evaluation, on the CPU."""

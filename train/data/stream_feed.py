@@ -16,6 +16,8 @@ from train.data.load_times import LoadReport
 from train.data.loader import TEST, TRAIN, BatchLoader, BatchRequest
 from train.distributed.process_group import ProcessGroup
 from train.settings import TrainSettings
+from train.transforms.augment import augment_batch
+from train.transforms.erasing import erase
 from train.transforms.normalize import Normalize
 
 EVAL_BATCH_SIZE = 256
@@ -52,10 +54,17 @@ class StreamSource:
 
     def request(self, part: MicroBatchIndices) -> BatchRequest:
         """Return what the loader needs to know of a micro-batch."""
-        views, (_, height, width) = self.sampler.transform.train_views, self.dataset.shape
-        return BatchRequest(
-            TRAIN, part.indices.tolist(), views(part.transform_params, (width, height)) if views else ()
-        )
+        transform, (_, height, width) = self.sampler.transform, self.dataset.shape
+        views = transform.train_views(part.transform_params, (width, height)) if transform.train_views else ()
+        in_thread = part.augment_draws is not None and self.augments_in_threads
+        draws = part.augment_draws.tolist() if in_thread and part.augment_draws is not None else ()
+        return BatchRequest(TRAIN, part.indices.tolist(), views, self.settings.augment if draws else "none", draws)
+
+    @property
+    def augments_in_threads(self) -> bool:
+        """Whether the threads that decode also augment: unless a transform comes between."""
+        transform = self.sampler.transform
+        return bool(transform.train_views or not transform.sample_params)
 
     def to_device(
         self, index: int, part: MicroBatchIndices, images: Tensor, labels: Tensor
@@ -70,7 +79,11 @@ class StreamSource:
             images = self.sampler.transform.apply(
                 images, torch.arange(len(images), device=images.device), part.transform_params
             )
+        if part.augment_draws is not None and not self.augments_in_threads:
+            images = augment_batch(self.settings.augment, images, part.augment_draws)
         normalized = self.normalize(images, self.buffer(index, images.numel()))
+        if part.erase_draws is not None:
+            erase(normalized, part.erase_draws, self.settings.erasing)
         self.loader.times.copy_s += time.monotonic() - began
         return part.apply_mix(normalized, labels.to(self.group.device, non_blocking=True))
 
@@ -89,7 +102,7 @@ class StreamSource:
     def measure_normalization(self) -> Normalize:
         """Return the normalization by some training images, transformed for evaluation: TRAIN_NORMALIZE=data."""
         images, _, _ = self.dataset[BatchRequest(TRAIN, range(self.train_count)[sample_slice(self.train_count)])]
-        pixels = self.sampler.transform.eval_transform(images).float().flatten(0, 2)
+        pixels = self.sampler.transform.after_decoding(images).float().flatten(0, 2)
         return Normalize.from_stats(
             pixels.mean(0), pixels.std(0), self.group.device, channels_last=self.settings.channels_last
         )
@@ -97,13 +110,13 @@ class StreamSource:
     def sample(self) -> Tensor:
         """Return some training images, transformed for evaluation, on the CPU."""
         images, _, _ = self.dataset[BatchRequest(TRAIN, range(self.train_count)[sample_slice(self.train_count)])]
-        return self.normalize(self.sampler.transform.eval_transform(images.to(self.group.device))).cpu()
+        return self.normalize(self.sampler.transform.after_decoding(images.to(self.group.device))).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous shard of the test images."""
         slices = eval_batches(self.test_count, EVAL_BATCH_SIZE, self.settings, self.group)
         for images, labels in self.load(BatchRequest(TEST, range(rows.start, rows.stop)) for rows in slices):
-            images = self.sampler.transform.eval_transform(images.to(self.group.device, non_blocking=True))
+            images = self.sampler.transform.after_decoding(images.to(self.group.device, non_blocking=True))
             yield (
                 self.normalize(images, self.buffer(0, images.numel())),
                 labels.to(self.group.device, non_blocking=True),

@@ -71,7 +71,7 @@ class Predictor:
         if pixels:
             transform = select_transform(self.trained.settings, self.trained.shape[0])
             with torch.inference_mode():
-                logits = self.model(self.normalize(transform.eval_transform(torch.stack(pixels))))
+                logits = self.model(self.normalize(transform.after_decoding(torch.stack(pixels))))
             top = logits.float().softmax(1).topk(min(self.settings.top, len(self.trained.classes)))
             names = self.trained.classes
             rows = (

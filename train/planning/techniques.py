@@ -22,6 +22,9 @@ def describe_pruning(settings: TrainSettings) -> str:
 # Field -> the key in the plan, the value that says off, and a description (pruning has its own).
 TECHNIQUES: Mapping[str, tuple[str, object, str]] = {
     "grad_accum_steps": ("grad accumulation", 1, "micro-batches per step and rank"),
+    "augment": ("augmentation", "none", "drawn for each image"),
+    "erasing": ("random erasing", 0.0, "fraction of images that lose a box"),
+    "repeated_augment": ("repeats", 1, "times that an image is in a batch"),
     "mixup_alpha": ("mixup", 0.0, "alpha of its Beta distribution"),
     "cutmix_alpha": ("CutMix", 0.0, "alpha of its Beta distribution"),
     "label_smoothing": ("label smoothing", 0.0, "share of each label spread over all classes"),

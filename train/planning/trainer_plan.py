@@ -258,23 +258,13 @@ def decide_data_source(
     more = "" if dataset.counted_all else "over "
     size = f"{more}{dataset.images:,} images, {dataset.bytes / 2**20:,.0f} MiB decoded"
     requested, can_stream = given.values.data_source, given.values.dataset == "imagefolder"
-    cuts_from_files = given.values.transforms == "imagenet"
-    if cuts_from_files and not can_stream:
-        raise UserError(
-            f"{given.sources['transforms']}: needs image files, and TRAIN_DATASET is {given.values.dataset}. Use"
-            " flip-crop, or TRAIN_DATASET=imagefolder."
-        )
+    cuts_from_files = given.values.transforms == "imagenet" and can_stream and dataset.is_resized
     if requested == "stream" and not can_stream:
         raise UserError(
             f"{given.sources['data_source']}: only imagefolder can be streamed, and TRAIN_DATASET is"
             f" {given.values.dataset}. Unset it."
         )
     if requested != "auto":
-        if requested == "memory" and cuts_from_files:
-            raise UserError(
-                f"{given.sources['data_source']} and {given.sources['transforms']} contradict: random resized crops are"
-                " cut out of the files. Drop one of the two."
-            )
         return requested, make_decision("data source", requested, "", size, given.sources.get("data_source", ""))
     if cuts_from_files:
         return "stream", Decision("data source", "stream", "random resized crops are cut out of the files")

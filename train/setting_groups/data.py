@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from entrypoint.core.settings_base import Auto
 from train.setting_groups.model import ModelSettings
-from train.setting_groups.value_types import Alpha, Positive
+from train.setting_groups.value_types import Alpha, Fraction, Positive
 
 
 class DataSettings(ModelSettings, frozen=True, kw_only=True):
@@ -71,6 +71,28 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
             " imagenet: random resized crop and flip. book: the book's pipeline at 224x224."
         ),
     ] = "auto"
+    augment: Annotated[
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^(none|trivial|augmix|rand-([12]?\d|30)-[1-9])$",
+                title="none, trivial, augmix, or rand-M-N with magnitude M up to 30 and N operations",
+            ),
+        ],
+        Meta(description="Further augmentation of each image: TrivialAugment, RandAugment (rand-9-2) or AugMix."),
+    ] = "none"
+    erasing: Annotated[Fraction, Meta(description="Random erasing: the fraction of images that lose a box.")] = 0.0
+    repeated_augment: Annotated[
+        Annotated[int, Meta(ge=1, le=16)],
+        Meta(description="Times that an image is in a batch, each time augmented differently; an epoch stays as long."),
+    ] = 1
+    crop_scale: Annotated[
+        Annotated[float, Meta(gt=0, le=1)], Meta(description="imagenet: smallest area of a random crop.")
+    ] = 0.08
+    crop_ratio: Annotated[
+        Annotated[float, Meta(gt=0, le=1)],
+        Meta(description="imagenet: fraction of the shorter side that evaluation sees, in the middle."),
+    ] = 0.875
     normalize: Annotated[
         Annotated[
             str,

@@ -16,11 +16,8 @@ from torch import Tensor
 
 from train.transforms.image_part import Box, Crop, Size, View, fit_crop
 
-AREA = (0.08, 1.0)
 RATIO = (3 / 4, 4 / 3)
 TRIES = 10
-# The share of the shorter side that evaluation sees.
-EVAL_SHARE = 224 / 256
 # For each try an area and a ratio, then the place across and down, then whether to flip.
 DRAWS = 2 * TRIES + 3
 FLIP_SHARE = 0.5
@@ -31,23 +28,23 @@ def sample_params(count: int, _: int, random: torch.Generator) -> Tensor:
     return torch.rand(count, DRAWS, generator=random)
 
 
-def train_views(params: Tensor, output: Size) -> list[View]:
-    """Return a random crop for each image, and whether it is flipped."""
+def train_views(params: Tensor, output: Size, smallest: float) -> list[View]:
+    """Return a random crop of at least the area `smallest` for each image, and whether it is flipped."""
     mirrored = np.arange(output[0] - 1, -1, -1, dtype=np.intc)
     return [
-        View(partial(random_crop, draws), None, mirrored if draws[-1] < FLIP_SHARE else None)
+        View(partial(random_crop, draws, smallest), None, mirrored if draws[-1] < FLIP_SHARE else None)
         for draws in params.tolist()
     ]
 
 
-def random_crop(draws: Sequence[float], size: Size) -> Box:
+def random_crop(draws: Sequence[float], smallest: float, size: Size) -> Box:
     """Return the box that the draws select in an image of this size.
 
     If no try fits into the image, it is the largest box in the middle with an allowed ratio.
     """
     width, height = size
     for area, ratio in zip(draws[0 : 2 * TRIES : 2], draws[1 : 2 * TRIES : 2], strict=True):
-        pixels = width * height * (AREA[0] + area * (AREA[1] - AREA[0]))
+        pixels = width * height * (smallest + area * (1 - smallest))
         aspect = exp(log(RATIO[0]) + ratio * (log(RATIO[1]) - log(RATIO[0])))
         across, down = round(sqrt(pixels * aspect)), round(sqrt(pixels / aspect))
         if 0 < across <= width and 0 < down <= height:
@@ -60,13 +57,60 @@ def random_crop(draws: Sequence[float], size: Size) -> Box:
     return left, top, left + across, top + down
 
 
-def eval_crop(output: Size) -> Crop:
-    """Return the crop for evaluation: 7/8 of the largest box in the middle with the aspect of the output."""
+def apply(images: Tensor, rows: Tensor, params: Tensor, smallest: float) -> Tensor:
+    """Return the images `rows` of (N, H, W, C) images in memory: a random crop of each, resized to H and W, as floats.
+
+    Crops are smaller than the image, so they are only enlarged: bilinear, as torchvision's resized crop.
+    """
+    _, height, width, _ = images.shape
+    draws = params.tolist()
+    boxes = torch.tensor([random_crop(one, smallest, (width, height)) for one in draws], device=images.device)
+    flipped = torch.tensor([one[-1] < FLIP_SHARE for one in draws], device=images.device)
+    return resize_boxes(images.index_select(0, rows), boxes, flipped)
+
+
+def eval_transform(images: Tensor, share: float) -> Tensor:
+    """Return (N, H, W, C) images in memory as evaluation sees them: the middle, enlarged."""
+    if share == 1:
+        return images
+    _, height, width, _ = images.shape
+    box = torch.tensor(eval_crop((width, height), share)((width, height)), device=images.device)
+    return resize_boxes(images, box.expand(len(images), 4), torch.zeros(len(images), dtype=torch.bool))
+
+
+def resize_boxes(images: Tensor, boxes: Tensor, flipped: Tensor) -> Tensor:
+    """Return a box (left, top, right, bottom) of each image, enlarged to the image's size and flipped, as floats."""
+    count, height, width, channels = images.shape
+    first, second, weight = source_pixels(boxes[:, 1], boxes[:, 3], height)
+    number = torch.arange(count, device=images.device)[:, None]
+    rows = images[number, first].float().lerp(images[number, second].float(), weight[:, :, None, None])
+    first, second, weight = source_pixels(boxes[:, 0], boxes[:, 2], width)
+    order = torch.arange(width, device=images.device)
+    order = torch.where(flipped.to(images.device)[:, None], order.flip(0), order)
+    shape = (count, height, width, channels)
+    columns = [one.gather(1, order)[:, None, :, None].expand(shape) for one in (first, second)]
+    share = weight.gather(1, order)[:, None, :, None]
+    return rows.gather(2, columns[0]).lerp(rows.gather(2, columns[1]), share)
+
+
+def source_pixels(low: Tensor, high: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return for each of `size` outputs the two pixels from `low` to `high` between which it lies, and the share."""
+    steps = (torch.arange(size, device=low.device) + 0.5) / size
+    place = low[:, None] + steps * (high - low)[:, None] - 0.5
+    first_pixel, last_pixel = low.floor()[:, None], (high.ceil() - 1)[:, None]
+    place = place.maximum(first_pixel).minimum(last_pixel)
+    first = place.floor()
+    second = (first + 1).minimum(last_pixel)
+    return first.long(), second.long(), (place - first).float()
+
+
+def eval_crop(output: Size, share: float) -> Crop:
+    """Return the crop for evaluation: a share of the largest box in the middle with the aspect of the output."""
     whole = fit_crop(output)
 
     def crop(size: Size) -> Box:
         left, top, right, bottom = whole(size)
-        across, down = (right - left) * (1 - EVAL_SHARE) / 2, (bottom - top) * (1 - EVAL_SHARE) / 2
+        across, down = (right - left) * (1 - share) / 2, (bottom - top) * (1 - share) / 2
         return left + across, top + down, right - across, bottom - down
 
     return crop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -39,6 +40,10 @@ class Transform:
         """Return (channels, height, width) of a transformed image."""
         return (shape[0], self.side, self.side) if self.side else shape
 
+    def after_decoding(self, images: Tensor) -> Tensor:
+        """Return decoded images for evaluation; a decoder has already cut out what `eval_crop` says."""
+        return images if self.eval_crop else self.eval_transform(images)
+
 
 def identity(images: Tensor) -> Tensor:
     """Return the images unchanged."""
@@ -54,14 +59,26 @@ TRANSFORMS: Mapping[str, Transform] = {
     "none": Transform(None, select, identity),
     "flip-crop": Transform(flip_crop.sample_params, flip_crop.apply, identity, train_views=flip_crop.train_views),
     "book": Transform(book.sample_params, book.apply, book.eval_transform, book.CROP, is_permutation=False),
-    "imagenet": Transform(
-        imagenet.sample_params, select, identity, train_views=imagenet.train_views, eval_crop=imagenet.eval_crop
-    ),
 }
+
+
+@cache
+def imagenet_transform(smallest: float, share: float) -> Transform:
+    """Return ImageNet's transforms, with the smallest area of a crop, and the share that evaluation sees."""
+    return Transform(
+        imagenet.sample_params,
+        partial(imagenet.apply, smallest=smallest),
+        partial(imagenet.eval_transform, share=share),
+        is_permutation=False,
+        train_views=partial(imagenet.train_views, smallest=smallest),
+        eval_crop=partial(imagenet.eval_crop, share=share),
+    )
 
 
 def select_transform(settings: TrainSettings, channels: int) -> Transform:
     """Return the configured transform; auto flips and shifts color images only, because flips change digits."""
+    if settings.transforms == "imagenet":
+        return imagenet_transform(settings.crop_scale, settings.crop_ratio)
     if settings.transforms != "auto":
         return TRANSFORMS[settings.transforms]
     return TRANSFORMS["flip-crop" if channels == 3 and settings.dataset != "synthetic" else "none"]

@@ -39,6 +39,15 @@ OPTIONS: dict[str, dict[str, str]] = {
     "deterministic": {"TRAIN_DETERMINISTIC": "1"},
     "no bias": {"TRAIN_BIAS": "0"},
     "smoothing": {"TRAIN_LABEL_SMOOTHING": "0.1"},
+    "augment": {"TRAIN_AUGMENT": "trivial", "TRAIN_ERASING": "0.5", "TRAIN_REPEATED_AUGMENT": "2"},
+    "crops": {"TRAIN_TRANSFORMS": "imagenet", "TRAIN_AUGMENT": "rand-9-2"},
+    "rates": {
+        "TRAIN_OPTIMIZER": "rmsprop",
+        "TRAIN_LR_LAYER_DECAY": "0.5",
+        "TRAIN_HEAD_LR": "0.01",
+        "TRAIN_LR": "0.001",
+    },
+    "frozen": {"TRAIN_FREEZE": "layer1", "TRAIN_DECAY_NORMS": "0", "TRAIN_SCHEDULE": "wsd", "TRAIN_MIN_LR": "0.001"},
 }
 SPEEDNET = {
     "TRAIN_MODEL": "speednet-half",

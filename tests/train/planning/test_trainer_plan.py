@@ -189,26 +189,27 @@ def test_data_dir_is_read_from_environment(tmp_path: Path) -> None:
 CROPS = {"TRAIN_TRANSFORMS": "imagenet"}
 
 
-def test_random_resized_crops_are_streamed() -> None:
-    made = planned(PETS | CROPS, SMALL)
-    assert made.the_trainer().data_source == "stream"
-    (why,) = [one.reason for one in made.decisions if one.key == "data source"]
-    assert why == "random resized crops are cut out of the files"
-
-
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "becomes", "source", "reason"),
     [
         (
-            PETS | CROPS | {"TRAIN_DATA_SOURCE": "memory"},
-            "TRAIN_DATA_SOURCE=memory and TRAIN_TRANSFORMS=imagenet co",
+            PETS | CROPS,
+            "color, cropped to the shape and resized",
+            "stream",
+            "random resized crops are cut out of the files",
         ),
-        ({"TRAIN_DATASET": "cifar10"} | CROPS, "TRAIN_TRANSFORMS=imagenet: needs image files, and TRAIN_DATASET is ci"),
+        (PETS | CROPS, "color", "memory", "100 images, 0 MiB decoded, once"),
+        (PETS | CROPS | {"TRAIN_DATA_SOURCE": "memory"}, "color, cropped to the shape and resized", "memory", ""),
+        ({"TRAIN_DATASET": "cifar10"} | CROPS, "", "memory", "100 images, 0 MiB decoded, once"),
     ],
 )
-def test_random_resized_crops_without_files_are_refused(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        planned(environ, SMALL)
+def test_random_resized_crops_are_cut_out_of_files_that_shrink(
+    environ: dict[str, str], becomes: str, source: str, reason: str
+) -> None:
+    made = planned(environ, DatasetInfo(100, (3, 32, 32), becomes=becomes))
+    assert made.the_trainer().data_source == source
+    (why,) = [one.reason for one in made.decisions if one.key == "data source"]
+    assert reason in why
 
 
 @pytest.mark.parametrize(

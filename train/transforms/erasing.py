@@ -1,0 +1,45 @@
+"""Random erasing (arXiv:1708.04896): a box of each image is set to the mean, with torchvision's distributions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import exp, log, sqrt
+
+import torch
+from torch import Tensor
+
+AREA = (0.02, 0.33)
+RATIO = (0.3, 3.3)
+TRIES = 10
+# Whether to erase; for each try an area and a ratio; then the place down and across.
+DRAWS = 1 + 2 * TRIES + 2
+
+
+def sample_draws(count: int, random: torch.Generator) -> Tensor:
+    """Return (count, DRAWS) floats on the CPU, each uniform in [0, 1)."""
+    return torch.rand(count, DRAWS, generator=random)
+
+
+def erased_box(draws: Sequence[float], probability: float, height: int, width: int) -> tuple[int, int, int, int] | None:
+    """Return (top, bottom, left, right) of the box to erase, None where nothing is erased."""
+    if draws[0] >= probability:
+        return None
+    for area, ratio in zip(draws[1 : 1 + 2 * TRIES : 2], draws[2 : 2 + 2 * TRIES : 2], strict=True):
+        pixels = height * width * (AREA[0] + area * (AREA[1] - AREA[0]))
+        aspect = exp(log(RATIO[0]) + ratio * (log(RATIO[1]) - log(RATIO[0])))
+        down, across = round(sqrt(pixels * aspect)), round(sqrt(pixels / aspect))
+        if down < height and across < width:
+            top = int(draws[-2] * (height - down + 1))
+            left = int(draws[-1] * (width - across + 1))
+            return top, top + down, left, left + across
+    return None
+
+
+def erase(images: Tensor, draws: Tensor, probability: float) -> Tensor:
+    """Set a box of each normalized (N, C, H, W) image to 0, which is the mean, in place; return the images."""
+    height, width = images.shape[2:]
+    for image, row in zip(images, draws.tolist(), strict=True):
+        if box := erased_box(row, probability, height, width):
+            top, bottom, left, right = box
+            image[:, top:bottom, left:right] = 0
+    return images
