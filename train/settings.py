@@ -22,6 +22,7 @@ NOT_SPEED = frozenset(
         *("progress", "profile", "export", "tensorboard", "prune_warmup", "label_smoothing", "model_path", "weights"),
         *("weights_strict", "head", "head_lr", "lr_layer_decay", "normalize", "min_lr", "lr_step_epochs"),
         *("lr_gamma", "decay_fraction", "decay_norms", "evaluate", "evaluation_file"),
+        *("early_stopping", "early_stopping_metric"),
     }
 )
 

@@ -84,9 +84,10 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `checkpoint.json`: the state after `step` steps and `epoch` finished epochs.
 
     `examples` counts the examples of the current epoch that were trained on. `seconds` is the training time so far.
-    `losses` holds one loss per step of the current epoch. `best` is the best accuracy saved so far. `plan` is the
-    run's plan. `tensors` is the index of all tensors by section and name. No generator state is saved: order,
-    transforms, mixing and dropout are functions of seed, epoch, step and rank.
+    `losses` holds one loss per step of the current epoch. `best` is the best accuracy saved so far.
+    `best_metric` is the best value of what early stopping looks at, `stale_epochs` epochs ago. `plan` is the run's
+    plan. `tensors` is the index of all tensors by section and name. No generator state is saved: order, transforms,
+    mixing and dropout are functions of seed, epoch, step and rank.
     """
 
     format: Literal[2] = 2
@@ -96,6 +97,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Annotated[float, Meta(ge=0, le=1e10)] = 0.0
     best: Annotated[float, Meta(ge=-1, le=100)] = -1.0
     losses: tuple[float, ...] = ()
+    stale_epochs: Count = 0
+    best_metric: float | None = None
     scaler: ScalerState | None = None
     normalization: Normalization | None = None
     settings: dict[str, Any] = {}

@@ -55,6 +55,13 @@ class BatchSource(Protocol):
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's shard of the test images; each image is on exactly one rank."""
 
+    @property
+    def has_val(self) -> bool:
+        """Whether there are images that choose the best checkpoint, besides the test images."""
+
+    def val_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's shard of the images that choose the best checkpoint."""
+
     def sample(self) -> Tensor:
         """Return some training images, transformed for evaluation, on the CPU and identical on every rank."""
 
@@ -96,7 +103,7 @@ def make_batch(parts: Iterable[tuple[Tensor, Tensor, Tensor | None]], size: int,
 
 @dataclass(frozen=True)
 class BatchSampler:
-    """Selects the images of each step, and this rank's shard of them.
+    """Selects the images of each step, and this rank's shard of them; `rows` are those of the images trained on.
 
     Order and augmentation are sampled for whole global batches.
     These are divided into micro-batches for gradient accumulation first, then among the ranks.
@@ -108,6 +115,7 @@ class BatchSampler:
     transform: Transform
     settings: TrainSettings
     group: ProcessGroup
+    rows: Tensor | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -140,6 +148,7 @@ class BatchSampler:
     def order_of(self, epoch: int) -> Tensor:
         """Return the images of an epoch in order; with repeated augmentation, each is there several times in a row."""
         order = epoch_permutation(self.images, self.settings.seed, epoch)
+        order = order if self.rows is None else self.rows[order]
         times = self.settings.repeated_augment
         return order if times == 1 else order[: -(-self.images // times)].repeat_interleave(times)[: self.images]
 
@@ -169,9 +178,12 @@ def select_micro_batch(
     return MicroBatchIndices(rows[own], params[own], mix, **{name: one[own] for name, one in draws.items()})
 
 
-def make_sampler(images: int, shape: ImageShape, settings: TrainSettings, group: ProcessGroup) -> BatchSampler:
-    """Return the sampler of a training split, for images stored in this shape."""
-    return BatchSampler(images, shape, select_transform(settings, shape[0]), settings, group)
+def make_sampler(
+    images: int, shape: ImageShape, settings: TrainSettings, group: ProcessGroup, rows: Tensor | None = None
+) -> BatchSampler:
+    """Return the sampler of a training split, or of some of its rows, for images stored in this shape."""
+    count = images if rows is None else len(rows)
+    return BatchSampler(count, shape, select_transform(settings, shape[0]), settings, group, rows)
 
 
 def use_pinned_memory(settings: TrainSettings, device: torch.device) -> bool:

@@ -16,6 +16,7 @@ from train.data.image_folder import (
     split_classes,
     translate_folder_errors,
     unreadable_image_error,
+    val_folder,
 )
 from train.settings import BOOK_PIXELS, TrainSettings
 
@@ -34,6 +35,7 @@ class DatasetInfo:
     `becomes` says what its image files become, empty for a set that has no files. `train_images` is 0 if unknown.
     `cache_owners` are other users who have entries in the folder that TRAIN_CACHE_DIR names.
     `classes` are their names, in the order of the model's outputs.
+    `has_val` says whether a folder has val/ next to test/.
     `has_kernel` says whether the compiled JPEG decoder is there.
     `loading_bytes` is the memory that each rank needs to load a set that cannot be streamed, 0 if that is little.
     """
@@ -47,6 +49,7 @@ class DatasetInfo:
     cache_owners: tuple[str, ...] = ()
     has_kernel: bool = False
     classes: tuple[str, ...] = ()
+    has_val: bool = False
 
     @property
     def is_resized(self) -> bool:
@@ -83,8 +86,10 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         train, test, classes = split_classes(settings.data_dir, only_test=bool(settings.evaluate))
         samples = [counter.count(train / name) for name in classes]
         train_images = counter.images
-        for name in classes:
-            counter.count(test / name)
+        val = None if settings.evaluate else val_folder(test)
+        for folder in filter(None, (test, val)):
+            for name in classes:
+                counter.count(folder / name)
     headers = read_headers(samples, settings.on_unreadable_image)
     shape = target_shape(headers, settings)
     counted_all = counter.images <= MAX_COUNTED
@@ -100,6 +105,7 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         cache_owners=owners,
         has_kernel=has_kernel,
         classes=tuple(classes),
+        has_val=val is not None,
     )
 
 

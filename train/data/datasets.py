@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import gzip
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,7 @@ from train.data.decode_splits import decode_splits
 from train.data.fingerprint import fingerprint_of_arrays, fingerprint_of_files
 from train.data.image_folder import ImageList, UnreadableImage, check_classes, list_splits
 from train.data.readable_classes import probe_classes
+from train.data.val_split import ALL_ROWS, SplitRows, behind_test, cut_from_training
 from train.data.workers import WorkerSpec
 from train.lock_file import folder_lock
 from train.seeding import make_generator
@@ -56,9 +58,32 @@ class DataSet:
     skipped: tuple[str, ...] = ()
     listings: tuple[ImageList, ImageList] | None = None
     content_key: str = ""
+    rows: SplitRows = ALL_ROWS
+
+    def with_choice(self, settings: TrainSettings, left_out: Sequence[int] = ()) -> DataSet:
+        """Return the data set with the images that choose the best checkpoint.
+
+        `left_out` are rows of test files that are not among the images.
+        """
+        if settings.val_split:
+            labels = self.train.labels.tolist() if isinstance(self.train, ImageTensors) else self.train.labels
+            return replace_fields(self, rows=cut_from_training(labels, settings.val_split, settings.seed))
+        if self.listings and self.listings[1].val_start is not None:
+            test = self.listings[1]
+            return replace_fields(self, rows=behind_test(len(test), test.val_start or 0, left_out))
+        return self
+
+    @property
+    def trained_images(self) -> int:
+        """Number of images that are trained on."""
+        return len(self.train) if self.rows.train is None else len(self.rows.train)
 
     def fingerprint(self, settings: TrainSettings) -> DataFingerprint:
         """Return what distinguishes this data set from others."""
+        return replace(self.whole_fingerprint(settings), train_examples=self.trained_images)
+
+    def whole_fingerprint(self, settings: TrainSettings) -> DataFingerprint:
+        """Return the fingerprint of all images, also of those that choose the best checkpoint."""
         if self.listings:
             files = fingerprint_of_files(self.listings, settings.seed)
             return replace(
@@ -83,9 +108,10 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, workers: Worke
             probed: tuple[str, ...] = ()
             if settings.on_unreadable_image == "skip":  # otherwise the first one that is met ends the run
                 probed = tuple(str(one) for listing in listings for one in probe_classes(listing, shape))
-            return DataSet(*listings, listings[0].classes, shape, (*unreadable_entries(listings), *probed), listings)
+            found = DataSet(*listings, listings[0].classes, shape, (*unreadable_entries(listings), *probed), listings)
+            return found.with_choice(settings)
         return load_image_folder(settings, listings, shape, workers)
-    return LOADERS[settings.dataset](settings)
+    return LOADERS[settings.dataset](settings).with_choice(settings)
 
 
 def load_image_folder(
@@ -100,7 +126,7 @@ def load_image_folder(
     bad = [UnreadableImage(splits[name].files[row], reason) for name, row, reason in entry.skipped]
     for listing, labels in zip(listings, (entry.train_labels, entry.test_labels), strict=True):
         check_classes(listing, set(labels.tolist()), bad)
-    return DataSet(
+    found = DataSet(
         ImageTensors(torch.from_numpy(entry.train_images), torch.from_numpy(entry.train_labels)),
         ImageTensors(torch.from_numpy(entry.test_images), torch.from_numpy(entry.test_labels)),
         listings[0].classes,
@@ -109,6 +135,7 @@ def load_image_folder(
         listings,
         entry.key,
     )
+    return found.with_choice(settings, [row for name, row, _ in entry.skipped if name == "test"])
 
 
 def unreadable_entries(listings: tuple[ImageList, ImageList]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, one_line, printable
@@ -33,6 +34,8 @@ class UnreadableImage:
 class ImageList:
     """One split: each file with the number of its class, and the entries that cannot be used.
 
+    With both test/ and val/, the test split has the files of test/ and then, from row `val_start` on, those of val/.
+
     Files and labels are in buffers, without an object for each (see `FileList`).
     """
 
@@ -41,6 +44,7 @@ class ImageList:
     files: FileList
     labels: array[int]
     unreadable: tuple[UnreadableImage, ...] = ()
+    val_start: int | None = None
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -98,7 +102,8 @@ def split_folders(data_dir: Path | None, *, only_test: bool = False) -> tuple[Pa
         what = "is a file, not a folder" if data_dir.exists() else "no such folder"
         raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what}; name the one that holds train/ and test/")
     train = data_dir / "train"
-    test = next((data_dir / name for name in ("test", "val") if (data_dir / name).is_dir()), None)
+    test = next((data_dir / name for name in ("test", "val") if has_classes(data_dir / name)), None)
+    test = test or next((data_dir / name for name in ("test", "val") if (data_dir / name).is_dir()), None)
     if only_test:
         return (test or data_dir,) * 2
     if not train.is_dir() or test is None:
@@ -106,6 +111,20 @@ def split_folders(data_dir: Path | None, *, only_test: bool = False) -> tuple[Pa
         holds = f"holds {', '.join(found)}" if found else "is empty"
         raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {holds}; it needs train/ and test/ (or val/)")
     return train, test
+
+
+def has_classes(folder: Path) -> bool:
+    """Return whether a split has class folders; ImageNet's test images are in none, as their classes are secret."""
+    try:
+        return any(is_folder(entry) and not entry.name.startswith(".") for entry in os.scandir(folder))
+    except OSError:
+        return False
+
+
+def val_folder(test: Path) -> Path | None:
+    """Return the folder val/ next to test/, None without one: then val/ may be what is tested."""
+    val = test.with_name("val")
+    return val if test.name == "test" and has_classes(val) else None
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
@@ -132,6 +151,8 @@ def split_classes(data_dir: Path | None, *, only_test: bool = False) -> tuple[Pa
     classes, test_classes = class_names(train), class_names(test)
     if classes != test_classes:
         raise classes_differ_error(data_dir, (train.name, classes), (test.name, test_classes))
+    if not only_test and (val := val_folder(test)) and (val_classes := class_names(val)) != classes:
+        raise classes_differ_error(data_dir, (train.name, classes), (val.name, val_classes))
     return train, test, classes
 
 
@@ -235,11 +256,23 @@ def list_splits(
     with translate_folder_errors(data_dir):
         train, test, classes = split_classes(data_dir, only_test=only_test)
         tested = list_split(test, classes)
+        if not only_test and (val := val_folder(test)):
+            tested = append_split(tested, list_split(val, classes), test.parent)
         listings = tested if train == test else list_split(train, classes), tested
     unreadable = [one for listing in listings for one in listing.unreadable]
     if unreadable and policy == "error":
         raise unreadable_image_error(unreadable)
     return listings
+
+
+def append_split(test: ImageList, val: ImageList, folder: Path) -> ImageList:
+    """Return the files of test/ and then those of val/, both below `folder`, as one list."""
+    files = FileList(folder)
+    for path in chain(test.files, val.files):
+        files.append(path)
+    return ImageList(
+        test.folder, test.classes, files, test.labels + val.labels, (*test.unreadable, *val.unreadable), len(test)
+    )
 
 
 def classes_differ_error(

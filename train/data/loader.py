@@ -36,6 +36,7 @@ class BatchRequest:
     """The images of a batch: their split, their rows in it, and a view for each if they differ.
 
     `augment` is the policy of the augmentation after decoding, and `draws` has each image's row of random numbers.
+    `trains` says that the training loop waits for it.
     """
 
     split: int
@@ -43,6 +44,7 @@ class BatchRequest:
     views: Sequence[View] = ()
     augment: str = "none"
     draws: Sequence[Sequence[float]] = ()
+    trains: bool = False
 
 
 @dataclass(frozen=True)
@@ -218,7 +220,7 @@ class BatchLoader:
             batch.wait()
         else:
             batch.decode(0, len(batch.request.rows), self.times)
-        if batch.request.split == TRAIN:
+        if batch.request.trains:
             self.times.wait_s += time.monotonic() - began
         self.pending.popleft()
         if self.may_grow:

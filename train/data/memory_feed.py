@@ -19,6 +19,7 @@ from train.data.batches import (
 )
 from train.data.datasets import ImageTensors
 from train.data.load_times import LoadReport
+from train.data.val_split import ALL_ROWS, TRAIN, SplitRows
 from train.distributed.process_group import ProcessGroup
 from train.settings import ImageShape, TrainSettings
 from train.transforms.augment import augment_batch
@@ -43,14 +44,18 @@ class MemorySource:
         settings: TrainSettings,
         group: ProcessGroup,
         normalize: Normalize | None = None,
+        rows: SplitRows = ALL_ROWS,
     ) -> None:
         self.settings = settings
         self.skipped: set[str] = set()
         self.group = group
-        self.sampler = make_sampler(len(train), shape, settings, group)
+        self.rows = rows
+        self.sampler = make_sampler(len(train), shape, settings, group, rows.train)
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.pinned = use_pinned_memory(settings, group.device)
-        self.normalize = normalize or channel_stats(train.images, group.device, channels_last=settings.channels_last)
+        self.normalize = normalize or channel_stats(
+            stats_sample(train.images, rows.train), group.device, channels_last=settings.channels_last
+        )
         self.train = to_device(train, group.device)
         self.test = test
         share = max(1, settings.batch_size // group.world_size) * train.images[:1].nbytes
@@ -87,7 +92,9 @@ class MemorySource:
 
     def sample(self) -> Tensor:
         """Return some training images, transformed for evaluation, on the CPU."""
-        images = self.sampler.transform.eval_transform(self.train.images[sample_slice(len(self.train))])
+        rows = torch.arange(len(self.train)) if self.rows.train is None else self.rows.train
+        sampled = rows[sample_slice(len(rows))].to(self.train.images.device)
+        images = self.sampler.transform.eval_transform(self.train.images[sampled])
         return self.normalize(images.to(self.group.device)).cpu()
 
     def load_report(self, _: float) -> LoadReport | None:
@@ -96,14 +103,36 @@ class MemorySource:
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous shard of the test images."""
-        for rows in eval_batches(len(self.test), EVAL_BATCH_SIZE, self.settings, self.group):
-            images = self.sampler.transform.eval_transform(self.test.images[rows])
-            yield self.normalize(images), self.test.labels[rows].to(self.group.device)
+        return self.eval_batches(self.test, self.rows.test)
+
+    @property
+    def has_val(self) -> bool:
+        """Whether there are images that choose the best checkpoint."""
+        return self.rows.val is not None
+
+    def val_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous shard of the images that choose the best checkpoint."""
+        return self.eval_batches(self.train if self.rows.val_is_in == TRAIN else self.test, self.rows.val)
+
+    def eval_batches(self, split: ImageTensors, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous shard of a split, or of some of its rows."""
+        count = len(split) if rows is None else len(rows)
+        for own in eval_batches(count, EVAL_BATCH_SIZE, self.settings, self.group):
+            some = own if rows is None else rows[own].to(split.images.device)
+            images = self.sampler.transform.eval_transform(split.images[some])
+            yield self.normalize(images), split.labels[some].to(self.group.device)
+
+
+def stats_sample(images: Tensor, rows: Tensor | None) -> Tensor:
+    """Return some of the images that are trained on, evenly spaced."""
+    count = len(images) if rows is None else len(rows)
+    step = max(1, count // STATS_SAMPLE)
+    return images[::step] if rows is None else images[rows[::step]]
 
 
 def channel_stats(images: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalize:
-    """Return the normalization by the channel means and standard deviations of the training images."""
-    sample = images[:: max(1, len(images) // STATS_SAMPLE)].float().flatten(0, 2)
+    """Return the normalization by the channel means and standard deviations of some images."""
+    sample = images.float().flatten(0, 2)
     return Normalize.from_stats(sample.mean(0), sample.std(0), device, channels_last=channels_last)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import tee
 
 import torch
@@ -14,6 +14,7 @@ from train.data.batches import Batch, MicroBatchIndices, eval_batches, make_batc
 from train.data.image_folder import unreadable_image_error
 from train.data.load_times import LoadReport
 from train.data.loader import TEST, TRAIN, BatchLoader, BatchRequest
+from train.data.val_split import ALL_ROWS, SplitRows
 from train.distributed.process_group import ProcessGroup
 from train.settings import TrainSettings
 from train.transforms.augment import augment_batch
@@ -29,13 +30,19 @@ class StreamSource:
     """The batches of one rank, decoded by the planned threads ahead of the training loop."""
 
     def __init__(
-        self, loader: BatchLoader, settings: TrainSettings, group: ProcessGroup, normalize: Normalize | None = None
+        self,
+        loader: BatchLoader,
+        settings: TrainSettings,
+        group: ProcessGroup,
+        normalize: Normalize | None = None,
+        rows: SplitRows = ALL_ROWS,
     ) -> None:
         self.loader, self.settings, self.group = loader, settings, group
         self.dataset = loader.dataset
         shape, (train, test) = self.dataset.shape, self.dataset.splits
         self.train_count, self.test_count = len(train), len(test)
-        self.sampler = make_sampler(self.train_count, shape, settings, group)
+        self.rows = rows
+        self.sampler = make_sampler(self.train_count, shape, settings, group, rows.train)
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.skipped: set[str] = set()
         self.buffers: dict[int, Tensor] = {}
@@ -58,7 +65,8 @@ class StreamSource:
         views = transform.train_views(part.transform_params, (width, height)) if transform.train_views else ()
         in_thread = part.augment_draws is not None and self.augments_in_threads
         draws = part.augment_draws.tolist() if in_thread and part.augment_draws is not None else ()
-        return BatchRequest(TRAIN, part.indices.tolist(), views, self.settings.augment if draws else "none", draws)
+        policy = self.settings.augment if draws else "none"
+        return BatchRequest(TRAIN, part.indices.tolist(), views, policy, draws, trains=True)
 
     @property
     def augments_in_threads(self) -> bool:
@@ -99,9 +107,14 @@ class StreamSource:
                 self.buffers[index] = torch.empty(size)
         return self.buffers[index]
 
+    def sampled_rows(self) -> Sequence[int]:
+        """Return the rows of some training images."""
+        numbers = range(self.train_count) if self.rows.train is None else self.rows.train.tolist()
+        return numbers[sample_slice(len(numbers))]
+
     def measure_normalization(self) -> Normalize:
         """Return the normalization by some training images, transformed for evaluation: TRAIN_NORMALIZE=data."""
-        images, _, _ = self.dataset[BatchRequest(TRAIN, range(self.train_count)[sample_slice(self.train_count)])]
+        images, _, _ = self.dataset[BatchRequest(TRAIN, self.sampled_rows())]
         pixels = self.sampler.transform.after_decoding(images).float().flatten(0, 2)
         return Normalize.from_stats(
             pixels.mean(0), pixels.std(0), self.group.device, channels_last=self.settings.channels_last
@@ -109,13 +122,27 @@ class StreamSource:
 
     def sample(self) -> Tensor:
         """Return some training images, transformed for evaluation, on the CPU."""
-        images, _, _ = self.dataset[BatchRequest(TRAIN, range(self.train_count)[sample_slice(self.train_count)])]
+        images, _, _ = self.dataset[BatchRequest(TRAIN, self.sampled_rows())]
         return self.normalize(self.sampler.transform.after_decoding(images.to(self.group.device))).cpu()
 
     def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous shard of the test images."""
-        slices = eval_batches(self.test_count, EVAL_BATCH_SIZE, self.settings, self.group)
-        for images, labels in self.load(BatchRequest(TEST, range(rows.start, rows.stop)) for rows in slices):
+        return self.eval_batches(TEST, self.test_count, self.rows.test)
+
+    @property
+    def has_val(self) -> bool:
+        """Whether there are images that choose the best checkpoint."""
+        return self.rows.val is not None
+
+    def val_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous shard of the images that choose the best checkpoint."""
+        return self.eval_batches(self.rows.val_is_in, 0, self.rows.val)
+
+    def eval_batches(self, split: int, count: int, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous shard of a split of `count` images, or of some of its rows."""
+        numbers = range(count) if rows is None else rows.tolist()
+        slices = eval_batches(len(numbers), EVAL_BATCH_SIZE, self.settings, self.group)
+        for images, labels in self.load(BatchRequest(split, numbers[own]) for own in slices):
             images = self.sampler.transform.after_decoding(images.to(self.group.device, non_blocking=True))
             yield (
                 self.normalize(images, self.buffer(0, images.numel())),

@@ -47,7 +47,7 @@ def build_source(
         mean, deviation = (torch.tensor(one) * 255 for one in normalization)
         known = Normalize.from_stats(mean, deviation, group.device, channels_last=settings.channels_last)
     if loader:
-        return StreamSource(loader, settings, group, known)
+        return StreamSource(loader, settings, group, known, data.rows)
     assert isinstance(data.train, ImageTensors)
     assert isinstance(data.test, ImageTensors)
-    return MemorySource(data.train, data.test, data.shape, settings, group, known)
+    return MemorySource(data.train, data.test, data.shape, settings, group, known, data.rows)

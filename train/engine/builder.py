@@ -247,7 +247,7 @@ def restore(trainer: Trainer, start: ResumePoint, *, loaded: bool) -> None:
         load_module(state.ema_model, EMA, start)
     restore_scaler(trainer, saved)
     state.step, state.seconds, state.losses = start.step, saved.seconds, list(start.losses)
-    state.best = saved.best
+    state.best, state.stale_epochs, state.best_metric = saved.best, saved.stale_epochs, saved.best_metric
 
 
 def copy_weights(model: nn.Module, target: nn.Module) -> None:

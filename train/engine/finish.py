@@ -33,8 +33,8 @@ from train.report.metrics import disk_errors_as_user_errors
 from train.report.output import guarded_stdout
 
 
-def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: float) -> None:
-    """Write the summary, the curves and the export, and print the summary.
+def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, plan: Plan, started: float) -> None:
+    """Write the summary, the curves and the export, and print the summary; `val` is of the images that choose.
 
     Raises `UserError` if a weight is not finite: the last step's loss does not show that.
     """
@@ -65,7 +65,10 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
         "test_loss": score.loss,
         "test_images": score.images,
         **({"test_top5_accuracy": round(score.top5, 4)} if score.top5 else {}),
-        "epochs": run.epochs,
+        **({"val_accuracy": round(val.accuracy, 4), "val_loss": val.loss, "val_images": val.images} if val else {}),
+        "best_accuracy": round(trainer.state.best, 4) if trainer.state.best >= 0 else None,
+        "best_chosen_on": run.choice,
+        "epochs": trained_epochs(run),
         "steps": trainer.state.step,
         "train_seconds": round(trainer.state.seconds, 3),
         "step_seconds": round(later / max(1, trainer.state.step - 1), 6),
@@ -110,6 +113,11 @@ def write_summary(run: TrainingRun, score: EvalResult, plan: Plan, started: floa
     if run.settings.export == "onnx":
         shape, classes = run.model_builder.shape, run.classes
         export_onnx(evaluated, run.source.normalize, shape, classes, run.folder / "model.onnx")
+
+
+def trained_epochs(run: TrainingRun) -> int:
+    """Return the number of epochs that were trained: fewer than asked for after an early stop."""
+    return min(run.epochs, -(-run.trainer.state.step // run.source.steps_per_epoch))
 
 
 def evaluation_values(score: EvalResult, classes: tuple[str, ...]) -> dict[str, Any]:
@@ -163,11 +171,17 @@ def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path, l
     skipped = f"left out       {count:,} unreadable image{'s' * (count != 1)}{among}\n" if count else ""
     waited = f"waiting        {cpu_wait}\n" if cpu_wait else ""
     loaded = f"loading        {loading}\n" if loading else ""
+    chosen = ""
+    if summary["best_accuracy"] is not None:
+        hint = "" if summary["best_chosen_on"] == "val" else "; TRAIN_VAL_SPLIT=0.1 sets other images apart for that"
+        chosen = (
+            f"best           {summary['best_accuracy']:.2f} %, chosen on the {summary['best_chosen_on']} images{hint}\n"
+        )
     with guarded_stdout():
         print(
             f"test accuracy  {summary['test_accuracy']:.2f} %{top5} of {summary['test_images']:,} images"
             f" after {summary['epochs']} epochs, {summary['steps']:,} steps\n"
-            f"training       {summary['train_seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s,"
+            f"{chosen}training       {summary['train_seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s,"
             f" the whole command {total_seconds:.1f} s\n"
             f"model          {summary['model']}, {summary['parameters']:,} parameters,"
             f" {summary['multiply_adds']:,} multiply-adds an image\n"

@@ -59,6 +59,11 @@ class TrainingRun:
         return self.data.classes
 
     @property
+    def choice(self) -> str:
+        """Which images choose the best checkpoint: `val`, or `test` where there are no others."""
+        return "val" if self.source.has_val else "test"
+
+    @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole run."""
         return self.settings.total_steps(self.source.steps_per_epoch)

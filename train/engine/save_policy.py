@@ -111,6 +111,8 @@ def metadata_of(run: TrainingRun, epoch: int) -> Metadata:
         seconds=state.seconds,
         best=state.best,
         losses=tuple(state.losses),
+        stale_epochs=state.stale_epochs,
+        best_metric=state.best_metric,
         scaler=ScalerState(scale=scaler["scale"], growth_tracker=scaler["_growth_tracker"]) if scaler else None,
         normalization=Normalization(
             mean=tuple(normalize.mean.flatten().tolist()), scale=tuple(normalize.scale.flatten().tolist())

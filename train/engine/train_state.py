@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 class TrainState:
     """State that a checkpoint saves and a resumed run restores.
 
-    `losses` holds one loss per step of the current epoch. `best` is the best saved accuracy. `pruned` says that the
-    model has the smaller shapes.
+    `losses` holds one loss per step of the current epoch. `best` is the best saved accuracy.
+    `best_metric` is the best value of what early stopping looks at, `stale_epochs` ago. `pruned` says that the model
+    has the smaller shapes.
     """
 
     model: nn.Module
@@ -31,6 +32,8 @@ class TrainState:
     seconds: float = 0.0
     best: float = -1.0
     losses: list[float] = field(default_factory=list)
+    stale_epochs: int = 0
+    best_metric: float | None = None
     pruned: bool = False
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -67,7 +68,7 @@ def train_distributed(
                 deadline = first_deadline(settings.max_minutes, plan.grace_period_s, started, os.environ)
                 with STOP_CONTROLLER.defer(can_save=settings.checkpoint_every > 0, deadline=deadline):
                     score = train_epochs(run)
-                    write_summary(run, score, plan, started)
+                    write_summary(run, score.test, score.val, plan, started)
             finally:
                 run.progress.close()
         group.drain()  # not after a failure, which must be reported without delay
@@ -92,7 +93,7 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     )
     channels, height, width = plan.the_trainer().image_shape
     data = load(settings, (channels, height, width), plan.the_trainer().data_source, workers)
-    count, tested = len(data.train), len(data.test)
+    count, tested = data.trained_images, len(data.test)
     if settings.parallelism == "fsdp" and tested < plan.nodes.world_size:
         raise UserError(
             f"TRAIN_PARALLELISM=fsdp: {tested} test images for {plan.nodes.world_size} ranks, which evaluate a model"
@@ -107,14 +108,24 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     return data
 
 
-def train_epochs(run: TrainingRun) -> EvalResult:
-    """Train the remaining epochs with evaluation, log and checkpoint after each; return the last result.
+@dataclass(frozen=True)
+class FinalScores:
+    """The results of the last weights: on the test images, and on those that chose the best checkpoint, if others."""
+
+    test: EvalResult
+    val: EvalResult | None = None
+
+
+def train_epochs(run: TrainingRun) -> FinalScores:
+    """Train the remaining epochs with evaluation, log and checkpoint after each; return the last results.
 
     Raises `Preempted` after saving a checkpoint if any rank got a stop request.
     """
     score: EvalResult | None = None
     total = run.total_steps
     for epoch in range(run.first_epoch, run.epochs):
+        if should_stop_early(run):
+            break
         if run.settings.prune_ratio and epoch >= run.settings.prune_warmup and not run.trainer.state.pruned:
             run.progress.print(run.model_builder.prune(run.trainer))
 
@@ -140,17 +151,42 @@ def train_epochs(run: TrainingRun) -> EvalResult:
             save_and_exit(run, epoch)
         score = evaluate_run(run, epoch)
         finish_epoch(run, epoch + 1, score)
-    return score or evaluate_run(run, run.epochs)
+    score = score or evaluate_run(run, run.epochs)
+    if not run.source.has_val:
+        return FinalScores(score)
+    return FinalScores(evaluate_run(run, run.epochs, test=True), score)
 
 
-def evaluate_run(run: TrainingRun, epochs: int) -> EvalResult:
+def should_stop_early(run: TrainingRun) -> bool:
+    """Return whether the metric has not improved for TRAIN_EARLY_STOPPING epochs, and print it."""
+    patience, stale = run.settings.early_stopping, run.trainer.state.stale_epochs
+    if not patience or stale < patience:
+        return False
+    run.progress.print(
+        f"stopping early: {run.choice} {run.settings.early_stopping_metric} has not improved for {stale} epochs"
+    )
+    return True
+
+
+def note_improvement(run: TrainingRun, score: EvalResult) -> None:
+    """Count the epochs since the metric of early stopping improved."""
+    state = run.trainer.state
+    metric = score.accuracy if run.settings.early_stopping_metric == "accuracy" else -score.loss
+    if state.best_metric is None or metric > state.best_metric:
+        state.best_metric, state.stale_epochs = metric, 0
+    else:
+        state.stale_epochs += 1
+
+
+def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalResult:
     """Evaluate the model after `epochs` finished epochs; raises `Preempted` as `train_epochs` does.
 
+    The images are those that choose the best checkpoint, or with `test` the test images.
     Raises `UserError` for a loss that is not finite, before anything calls this epoch the best.
     """
     score = evaluate(
         run.trainer.state.eval_model,
-        run.source.test_batches(),
+        run.source.val_batches() if run.source.has_val and not test else run.source.test_batches(),
         run.group,
         run.trainer.precision,
         lambda: STOP_CONTROLLER.stop_requested,
@@ -161,8 +197,8 @@ def evaluate_run(run: TrainingRun, epochs: int) -> EvalResult:
     if not math.isfinite(score.loss):
         check_weights_finite(run.trainer)  # a broken weight is the cause, so its name is the better message
         raise UserError(
-            f"step {run.trainer.state.step}: the test loss is {score.loss}. Lower TRAIN_LR or set"
-            " TRAIN_MAX_GRAD_NORM=1; the checkpoints before it are kept.",
+            f"step {run.trainer.state.step}: the {'test' if test else run.choice} loss is {score.loss}. Lower"
+            " TRAIN_LR or set TRAIN_MAX_GRAD_NORM=1; the checkpoints before it are kept.",
             ExitCode.RANK_FAILED,
         )
     return score
@@ -176,19 +212,21 @@ def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult) -> None:
     )  # by TRAIN_STEPS; a run with more steps resumes inside this epoch
     run.trainer.state.losses = run.trainer.state.losses if cut else []
     run.progress.print(
-        f"epoch {epoch}/{run.epochs}  train loss {loss:.4f}  test loss {score.loss:.4f}"
-        f"  test accuracy {score.accuracy:.2f} %"
+        f"epoch {epoch}/{run.epochs}  train loss {loss:.4f}  {run.choice} loss {score.loss:.4f}"
+        f"  {run.choice} accuracy {score.accuracy:.2f} %"
     )
     if run.metrics:
         values = {
             "epoch": epoch,
             "train_loss": loss,
-            "test_loss": score.loss,
-            "test_accuracy": score.accuracy,
+            f"{run.choice}_loss": score.loss,
+            f"{run.choice}_accuracy": score.accuracy,
         }
         run.metrics.write("epoch", run.trainer.state.step, values)
+    note_improvement(run, score)
     every = run.settings.checkpoint_every
-    if every and (epoch % every == 0 or epoch == run.epochs):
+    stops = run.settings.early_stopping and run.trainer.state.stale_epochs >= run.settings.early_stopping
+    if every and (epoch % every == 0 or epoch == run.epochs or stops):
         check_weights_finite(run.trainer)
         best = score.accuracy > run.trainer.state.best
         run.trainer.state.best = max(run.trainer.state.best, score.accuracy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,11 @@ def read_origin(path: Path) -> WeightsOrigin:
     try:
         with safe_open(path, framework="np") as file:
             text = (file.metadata() or {}).get(HEADER_KEY, "{}")
-        return msgspec.json.decode(text, type=WeightsOrigin)
+        return msgspec.convert(json.loads(text), type=WeightsOrigin)  # names of classes may be no UTF-8
     except (SafetensorError, OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return WeightsOrigin()  # no file of this trainer
 
 
 def origin_header(origin: WeightsOrigin) -> dict[str, str]:
     """Return the header of a safetensors file from which `read_origin` reads."""
-    return {"format": "pt", HEADER_KEY: msgspec.json.encode(origin).decode()}
+    return {"format": "pt", HEADER_KEY: json.dumps(msgspec.to_builtins(origin))}

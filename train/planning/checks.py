@@ -24,6 +24,7 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     check_model_name(given.values.model)
     check_bias(given)
     check_optimizer(given)
+    check_choice(given, dataset)
     check_batch_fits(given, dataset)
     check_pruning_length(given.values, dataset)
     check_profile_length(given, dataset)
@@ -80,9 +81,23 @@ def check_optimizer(given: ParsedSettings[TrainSettings]) -> None:
         )
 
 
+def images_to_train(settings: TrainSettings, dataset: DatasetInfo) -> int:
+    """Return the number of training images without those that choose the best checkpoint, 0 if unknown."""
+    return dataset.train_images - round(dataset.train_images * settings.val_split)
+
+
+def check_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
+    """Raise `UserError` for two kinds of images that choose the best checkpoint."""
+    if given.values.val_split and dataset.has_val:
+        raise UserError(
+            f"{given.sources['val_split']}: the folder has val/ next to test/, which chooses the best checkpoint."
+            " Unset one of the two."
+        )
+
+
 def check_batch_fits(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
     """Raise `UserError` if a batch is larger than the training set."""
-    size, count = given.values.batch_size, dataset.train_images
+    size, count = given.values.batch_size, images_to_train(given.values, dataset)
     if not dataset.counted_all or not count or size <= count:
         return
     recipe = given.sources.get("recipe", "")
@@ -101,7 +116,7 @@ def check_pruning_length(settings: TrainSettings, dataset: DatasetInfo) -> None:
     may_shrink = settings.dataset == "imagefolder" and settings.on_unreadable_image == "skip"
     if not settings.prune_ratio or not settings.steps or not dataset.counted_all or may_shrink:
         return
-    steps_per_epoch = dataset.train_images // settings.batch_size
+    steps_per_epoch = images_to_train(settings, dataset) // settings.batch_size
     if steps_per_epoch:
         check_epochs_after_pruning(settings, settings.total_epochs(steps_per_epoch))
 
@@ -120,7 +135,7 @@ def check_profile_length(given: ParsedSettings[TrainSettings], dataset: DatasetI
     settings = given.values
     if not settings.profile or not dataset.counted_all or not dataset.train_images:
         return
-    steps = settings.total_steps(dataset.train_images // settings.batch_size)
+    steps = settings.total_steps(images_to_train(settings, dataset) // settings.batch_size)
     needed = PROFILE_WARM_UP + settings.profile
     if steps < needed:
         raise UserError(

@@ -25,6 +25,7 @@ TECHNIQUES: Mapping[str, tuple[str, object, str]] = {
     "augment": ("augmentation", "none", "drawn for each image"),
     "erasing": ("random erasing", 0.0, "fraction of images that lose a box"),
     "repeated_augment": ("repeats", 1, "times that an image is in a batch"),
+    "early_stopping": ("early stopping", 0, "epochs without improvement"),
     "mixup_alpha": ("mixup", 0.0, "alpha of its Beta distribution"),
     "cutmix_alpha": ("CutMix", 0.0, "alpha of its Beta distribution"),
     "label_smoothing": ("label smoothing", 0.0, "share of each label spread over all classes"),
@@ -47,6 +48,7 @@ def decide_techniques(
         *decide_weights(given, report),
         decide_optimizer(given),
         decide_transforms(given, dataset),
+        *decide_choice(given, dataset),
         *(
             make_decision(key, str(value), "", text or describe_pruning(given.values), given.sources.get(field, ""))
             for field, (key, off, text) in TECHNIQUES.items()
@@ -88,6 +90,16 @@ def decide_optimizer(given: ParsedSettings[TrainSettings]) -> Decision:
     if settings.optimizer_args:
         detail += f"; {settings.optimizer_args}"
     return make_decision("optimizer", settings.optimizer, "", detail, given.sources.get("optimizer", ""))
+
+
+def decide_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> tuple[Decision, ...]:
+    """Return which images choose the best checkpoint, if they are not the test images."""
+    if dataset.has_val:
+        return (Decision("chosen on", "val", "the folder has val/ next to test/"),)
+    if given.values.val_split:
+        text = f"{100 * given.values.val_split:g} % of the training images"
+        return (make_decision("chosen on", "val", "", text, given.sources["val_split"]),)
+    return ()
 
 
 def decide_transforms(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> Decision:

@@ -89,6 +89,7 @@ UNUSED: Mapping[str, Reason] = {
     "lr_step_epochs": when(lambda settings: settings.schedule != "step", "TRAIN_SCHEDULE is not step"),
     "lr_gamma": when(lambda settings: settings.schedule != "step", "TRAIN_SCHEDULE is not step"),
     "decay_fraction": when(lambda settings: settings.schedule != "wsd", "TRAIN_SCHEDULE is not wsd"),
+    "early_stopping_metric": when(lambda settings: not settings.early_stopping, "TRAIN_EARLY_STOPPING is 0"),
     "crop_scale": when(lambda settings: settings.transforms != "imagenet", "TRAIN_TRANSFORMS is not imagenet"),
     "crop_ratio": when(lambda settings: settings.transforms != "imagenet", "TRAIN_TRANSFORMS is not imagenet"),
     "weights_strict": when(lambda settings: not settings.weights, "TRAIN_WEIGHTS is not set"),

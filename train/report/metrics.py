@@ -162,15 +162,16 @@ def draw_curves(folder: Path) -> None:
 
     lines = read_metrics(folder)
     steps = lines_with(lines, "step", "epoch", "loss", "images_per_second")
-    epochs = lines_with(lines, "epoch", "epoch", "test_loss", "test_accuracy")
+    name = "val" if lines_with(lines, "epoch", "val_accuracy") else "test"
+    epochs = lines_with(lines, "epoch", "epoch", f"{name}_loss", f"{name}_accuracy")
     figure = Figure(figsize=(12, 3.6))
     FigureCanvasAgg(figure)
     loss, accuracy, speed = figure.subplots(1, 3)
     loss.plot([line["epoch"] for line in steps], [line["loss"] for line in steps], label="train", lw=1)
-    loss.plot([line["epoch"] for line in epochs], [line["test_loss"] for line in epochs], "o-", label="test", ms=3)
-    accuracy.plot([line["epoch"] for line in epochs], [line["test_accuracy"] for line in epochs], "o-", ms=3)
+    loss.plot([line["epoch"] for line in epochs], [line[f"{name}_loss"] for line in epochs], "o-", label=name, ms=3)
+    accuracy.plot([line["epoch"] for line in epochs], [line[f"{name}_accuracy"] for line in epochs], "o-", ms=3)
     speed.plot([line["epoch"] for line in steps], [line["images_per_second"] for line in steps], lw=1)
-    for axes, title in ((loss, "loss"), (accuracy, "test accuracy, %"), (speed, "images/s")):
+    for axes, title in ((loss, "loss"), (accuracy, f"{name} accuracy, %"), (speed, "images/s")):
         axes.set_title(title)
         axes.set_xlabel("epoch")
         axes.grid(alpha=0.3)

@@ -46,6 +46,13 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
         ],
         Meta(description="synthetic: channels x height x width."),
     ] = "3x32x32"
+    val_split: Annotated[
+        Annotated[float, Meta(ge=0, le=0.5)],
+        Meta(
+            description="Fraction of the training images that choose the best checkpoint, and are not trained on."
+            " A folder's val/ next to test/ does the same."
+        ),
+    ] = 0.0
     data_source: Annotated[
         Literal["auto", "memory", "stream"],
         Meta(description="memory keeps all decoded images in memory. stream decodes them in loader workers."),

@@ -65,6 +65,13 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
     max_grad_norm: Annotated[
         NotNegative, Meta(description="Gradient clipping: the largest gradient norm; 0 disables it.")
     ] = 0.0
+    early_stopping: Annotated[
+        Annotated[int, Meta(ge=0)],
+        Meta(description="Stop after so many epochs without improvement on the images that choose; 0 never does."),
+    ] = 0
+    early_stopping_metric: Annotated[
+        Literal["accuracy", "loss"], Meta(description="What has to improve for TRAIN_EARLY_STOPPING.")
+    ] = "accuracy"
     seed: Annotated[
         Annotated[int, Meta(ge=0, lt=2**31)], Meta(description="Seed of the weights, data order and augmentation.")
     ] = 0

@@ -170,7 +170,7 @@ def test_slow_files_get_more_threads_unless_a_number_is_set(
 
     monkeypatch.setattr("train.data.loader.read_file", slow)
     with loader(image_folder, 2, may_grow=grows) as made:
-        for _ in made.load([BatchRequest(TRAIN, range(16))] * 8):
+        for _ in made.load([BatchRequest(TRAIN, range(16), trains=True)] * 8):
             pass
         assert len(made.threads) >= threads if grows else len(made.threads) == threads
         assert made.times.read_s > made.times.decode_s

@@ -36,6 +36,7 @@ CASES = [
     ("TRAIN_LR_STEP_EPOCHS=3", {}, "memory", 1, {"TRAIN_SCHEDULE": "step"}, "memory", 1),
     ("TRAIN_LR_GAMMA=0.3", {}, "memory", 1, {"TRAIN_SCHEDULE": "step"}, "memory", 1),
     ("TRAIN_DECAY_FRACTION=0.3", {}, "memory", 1, {"TRAIN_SCHEDULE": "wsd"}, "memory", 1),
+    ("TRAIN_EARLY_STOPPING_METRIC=loss", {}, "memory", 1, {"TRAIN_EARLY_STOPPING": "3"}, "memory", 1),
     ("TRAIN_CROP_SCALE=0.3", {}, "memory", 1, {"TRAIN_TRANSFORMS": "imagenet"}, "memory", 1),
     ("TRAIN_CROP_RATIO=1", {}, "memory", 1, {"TRAIN_TRANSFORMS": "imagenet"}, "memory", 1),
     ("TRAIN_WEIGHTS_STRICT=0", {}, "memory", 1, {"TRAIN_WEIGHTS": "a.pth"}, "memory", 1),

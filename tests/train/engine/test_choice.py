@@ -1,0 +1,144 @@
+"""Which images choose the best checkpoint, and when a run stops because they no longer improve."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from entrypoint.core.errors import UserError
+from tests.conftest import Entrypoint, needs_two_cores
+from tests.factories import train_settings
+from tests.train.given import TWO_RANKS, imagefolder, losses
+from train.data.dataset_info import inspect_dataset
+from train.data.image_folder import list_splits
+from train.data.val_split import TEST, behind_test, cut_from_training
+
+QUIET = {"LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0"}
+
+
+def test_cut_takes_a_fraction_of_each_class() -> None:
+    labels = [0] * 50 + [1] * 20 + [2] * 3 + [3]
+    rows = cut_from_training(labels, 0.1, seed=3)
+    assert rows.train is not None
+    assert rows.val is not None
+    assert sorted([*rows.train.tolist(), *rows.val.tolist()]) == list(range(len(labels)))
+    assert torch.bincount(torch.tensor(labels)[rows.val], minlength=4).tolist() == [5, 2, 1, 0]
+    assert torch.equal(rows.val, cut_from_training(labels, 0.1, seed=3).val)
+    assert not torch.equal(rows.val, cut_from_training(labels, 0.1, seed=4).val)
+
+
+def test_rows_behind_test_know_what_is_left_out() -> None:
+    rows = behind_test(8, 5, left_out=[1, 6])
+    assert rows.train is None
+    assert rows.test is not None
+    assert rows.val is not None
+    assert (rows.test.tolist(), rows.val.tolist(), rows.val_is_in) == ([0, 1, 2, 3], [4, 5], TEST)
+
+
+@pytest.fixture
+def three_splits(image_folder: Path) -> Path:
+    """Return a folder with train/, val/ and test/; the images of val/ are other ones."""
+    shutil.copytree(image_folder / "train", image_folder / "val")
+    for index, path in enumerate(sorted((image_folder / "val").rglob("*.*"))):
+        if index % 2:
+            path.unlink()
+    return image_folder
+
+
+def test_val_folder_is_listed_behind_test(three_splits: Path) -> None:
+    _, test = list_splits(three_splits)
+    assert (len(test), test.val_start) == (24, 12)
+    assert {path.parent.parent.name for path in list(test.files)[:12]} == {"test"}
+    assert {path.parent.parent.name for path in list(test.files)[12:]} == {"val"}
+    settings = train_settings(dataset="imagefolder", data_dir=three_splits)
+    found = inspect_dataset(settings)
+    assert (found.images, found.train_images, found.has_val) == (48, 24, True)
+    (three_splits / "val/class1").rename(three_splits / "val/zebra")
+    for look in (list_splits, lambda _: inspect_dataset(settings)):
+        with pytest.raises(UserError, match=r"classes differ, only in train/: class1; only in val/: zebra"):
+            look(three_splits)
+
+
+def test_flat_test_folder_of_imagenet_is_passed_over(three_splits: Path) -> None:
+    shutil.rmtree(three_splits / "test")
+    (three_splits / "test").mkdir()
+    (three_splits / "test/ILSVRC2012_test_00000001.JPEG").write_bytes(b"x")
+    _, test = list_splits(three_splits)
+    assert (len(test), test.val_start) == (12, None)
+    assert not inspect_dataset(train_settings(dataset="imagefolder", data_dir=three_splits)).has_val
+
+
+def summary(entrypoint: Entrypoint, name: str) -> Any:
+    return json.loads((entrypoint.folder / f"runs/{name}/summary.json").read_text())
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("source", ["memory", "stream"])
+def test_val_folder_chooses_and_test_is_told_apart(entrypoint: Entrypoint, three_splits: Path, source: str) -> None:
+    env = imagefolder(three_splits, TRAIN_DATA_SOURCE=source) | QUIET
+    entrypoint.train("--run-name=a", env=env)
+    found = summary(entrypoint, "a")
+    assert (found["best_chosen_on"], found["val_images"], found["test_images"]) == ("val", 12, 12)
+    lines = [json.loads(line) for line in (entrypoint.folder / "runs/a/metrics.jsonl").read_text().splitlines()]
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    assert all("val_accuracy" in line and "test_accuracy" not in line for line in epochs)
+    assert found["best_accuracy"] == pytest.approx(max(line["val_accuracy"] for line in epochs), abs=1e-4)
+    result = entrypoint("evaluate", "runs/a", "--evaluation-file=a.json", env=QUIET)
+    assert result.code == 0, result.err
+    assert json.loads((entrypoint.folder / "a.json").read_text())["accuracy"] == pytest.approx(
+        found["test_accuracy"], abs=1e-4
+    )
+
+
+@pytest.mark.launch
+@needs_two_cores
+@pytest.mark.parametrize("source", ["memory", "stream"])
+def test_cut_images_are_the_same_on_any_number_of_ranks(
+    entrypoint: Entrypoint, image_folder: Path, source: str
+) -> None:
+    env = (
+        imagefolder(image_folder, TRAIN_DATA_SOURCE=source, TRAIN_VAL_SPLIT="0.25", TRAIN_NORMALIZE="imagenet") | QUIET
+    )
+    entrypoint.train("--run-name=one", env=env)
+    entrypoint.train("--run-name=two", env=env | TWO_RANKS)
+    one, two = (summary(entrypoint, name) for name in ("one", "two"))
+    assert one["val_images"] == two["val_images"] == 6
+    assert one["steps"] == 2 * (18 // 8)
+    assert losses(entrypoint, "two") == pytest.approx(losses(entrypoint, "one"), rel=1e-4)
+    assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-3)
+
+
+@pytest.mark.launch
+def test_run_without_improvement_stops_and_stays_stopped(entrypoint: Entrypoint) -> None:
+    env = QUIET | {
+        "TRAIN_VAL_SPLIT": "0.2", "TRAIN_EARLY_STOPPING": "2", "TRAIN_EPOCHS": "30", "TRAIN_LR": "1e-12",
+        "TRAIN_CHECKPOINT_EVERY": "10", "TRAIN_RUN_NAME": "a", "TRAIN_EARLY_STOPPING_METRIC": "accuracy",
+    }  # fmt: skip
+    result = entrypoint("train", env=env)
+    assert result.code == 0, result.err
+    assert "stopping early: val accuracy has not improved for 2 epochs" in result.out
+    found = summary(entrypoint, "a")
+    assert found["epochs"] == 3
+    again = entrypoint("train", env=env | {"TRAIN_RESUME": "auto"})
+    assert again.code == 0, again.err
+    assert summary(entrypoint, "a")["steps"] == found["steps"]
+
+
+@pytest.mark.launch
+def test_choice_on_the_test_images_is_said(entrypoint: Entrypoint) -> None:
+    result = entrypoint("train", env=QUIET | {"TRAIN_EPOCHS": "1"})
+    assert "chosen on the test images; TRAIN_VAL_SPLIT=0.1 sets other images apart" in result.out
+
+
+@pytest.mark.launch
+def test_two_kinds_of_choice_contradict(entrypoint: Entrypoint, three_splits: Path) -> None:
+    env = imagefolder(three_splits, TRAIN_VAL_SPLIT="0.1") | QUIET
+    for command in ("plan", "train"):
+        result = entrypoint(command, env=env)
+        assert result.code == 2
+        assert "TRAIN_VAL_SPLIT=0.1: the folder has val/ next to test/" in result.err
