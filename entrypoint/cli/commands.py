@@ -66,6 +66,8 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return convert_command(command)
     if command.command == "predict":
         return predict_command(command, environ)
+    if command.command in ("report", "compare"):
+        return show_command(command)
     if command.command == "evaluate" and not command.train_flags.get("evaluate"):
         raise UserError("evaluate: needs a trained model. Use `entrypoint evaluate RUN`.")
     fallbacks = apply_fallbacks(environ, make=command.launches)
@@ -159,6 +161,16 @@ def predict_command(command: CommandLine, environ: Mapping[str, str]) -> int:
         raise UserError("predict: needs a trained model and images. Use `entrypoint predict RUN IMAGE ...`.")
     words = (sys.executable, "-I", "-m", "train.engine.predict", *command.words)
     replace_process(words, {**environ, **given.as_variables()})
+
+
+def show_command(command: CommandLine) -> int:
+    """Start the program that shows finished runs."""
+    if len(command.words) < (2 if command.command == "compare" else 1):
+        usage = "compare RUN RUN" if command.command == "compare" else "report RUN"
+        raise UserError(f"{command.command}: needs finished runs. Use `entrypoint {usage}`.")
+    replace_process(
+        (sys.executable, "-I", "-m", "train.report.show", command.command, *command.words), dict(os.environ)
+    )
 
 
 def verify_command(command: CommandLine) -> int:

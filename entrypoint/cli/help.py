@@ -15,6 +15,8 @@ COMMANDS = {
     "plan": "show what `train` or `run SCRIPT` would do, and why; start nothing",
     "evaluate": "evaluate a trained model: a run folder, a checkpoint, or its model.safetensors",
     "predict": "print the class of each image by a trained model",
+    "report": "write report.html of a finished run again",
+    "compare": "print finished runs side by side, with the settings in which they differ",
     "tune": "find the fastest plan for `train` or `run SCRIPT` and keep it for later runs",
     "doctor": "check machine, container, packages and plan; exit code 3 if a check fails",
     "verify": "compare the ranks that run on this node with their plans",

@@ -20,7 +20,7 @@ from entrypoint.settings import LaunchSettings
 # The command that a `plan` or `tune` is for.
 TARGETS = ("train", "run")
 # Commands that take words of their own after the flags.
-WITH_WORDS = ("verify", "convert-checkpoint", "predict")
+WITH_WORDS = ("verify", "convert-checkpoint", "predict", "report", "compare")
 # Commands whose flags may follow their words.
 MIXED = ("evaluate", "predict")
 SWITCHES = {
@@ -155,7 +155,7 @@ def collect_flags(flags: list[str], words: list[str], models: Sequence[type[Sett
 
 def models_for(command: str, target: str, setting_groups: Mapping[str, type[Settings]]) -> list[type[Settings]]:
     """Return the groups of settings whose flags a command accepts."""
-    if command in ("verify", "convert-checkpoint", "selftest"):
+    if command in ("verify", "convert-checkpoint", "selftest", "report", "compare"):
         return []
     if command == "predict":
         return [setting_groups["predict"]]
@@ -175,6 +175,8 @@ def build_parser(command: str, models: Sequence[type[Settings]], *, show_all: bo
         "convert-checkpoint": " PATH",
         "evaluate": " RUN [flags]",
         "predict": " RUN IMAGE ... [flags]",
+        "report": " RUN ...",
+        "compare": " RUN RUN ...",
     }.get(command, f" [{'|'.join(TARGETS)} ...]" if command in ("plan", "tune") else "")
     more = "" if show_all or not models else f" All flags: entrypoint {command} --help-all."
     parser = Parser(
@@ -230,8 +232,19 @@ def read_arguments(
         program=find_program(words) if target == "run" else None,
         processes=parse_pids(words) if command == "verify" else (),
         checkpoint=find_checkpoint(words) if command == "convert-checkpoint" else None,
-        words=("run", *words) if target == "run" else tuple(words) if command == "predict" else ("train",),
+        words=("run", *words)
+        if target == "run"
+        else tuple(words)
+        if command in ("predict", "report", "compare")
+        else ("train",),
     )
+
+
+def words_after_entrypoint(command: str, target: str, words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words that start the program, or those that a command without ranks takes."""
+    if target == "run":
+        return ("run", *words)
+    return tuple(words) if command in ("predict", "report", "compare") else ("train",)
 
 
 def unknown_word(command: str, target: str, word: str, models: Sequence[type[Settings]]) -> UserError:

@@ -103,13 +103,14 @@ def evaluate(
     precision: str = "fp32",
     stop: Callable[[], bool] = lambda: False,
     classes: int = 0,
+    look: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> EvalResult | None:
     """Return the result over all ranks' batches, the same on every rank; None if any rank's `stop` returns true.
 
     Shares of ranks may differ in size and may be empty, so counts and sums are reduced instead of means. Buffers such
     as BatchNorm's statistics are broadcast from rank 0 first. All ranks of a sharded model evaluate the same number of
-    batches. With `classes`, the result has the confusion matrix. torchmetrics is not imported, because that takes
-    longer than to load torch. A test compares the results.
+    batches. `look` gets the images, logits and labels of each batch. With `classes`, the result has the confusion
+    matrix. torchmetrics is not imported, because that takes longer than to load torch. A test compares the results.
     Raises `UserError` if the ranks have no image that can be read.
     """
     spread = is_sharded(model)
@@ -124,6 +125,8 @@ def evaluate(
             with autocast(precision, group.device):
                 logits = model(images)
             counts.add(logits.float(), labels)
+            if look:
+                look(images, logits.float(), labels)
     model.train()
     if spread:
         model.reshard()  # type: ignore[operator]  # the root module keeps gathered weights until a backward pass

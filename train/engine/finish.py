@@ -21,6 +21,7 @@ from train.checkpoint.metadata import Normalization
 from train.checkpoint.tensor_files import write_tensors
 from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.evaluate import EvalResult
+from train.engine.mistakes import KEPT, as_json
 from train.engine.onnx_export import export_onnx
 from train.engine.run import TrainingRun
 from train.engine.save_policy import check_weights_finite
@@ -31,6 +32,7 @@ from train.models.weights_origin import WEIGHTS_FILE, WeightsOrigin, origin_head
 from train.report.cpu_wait import cpu_wait_text
 from train.report.metrics import disk_errors_as_user_errors
 from train.report.output import guarded_stdout
+from train.report.page import REPORT_FILE, write_report
 
 
 def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, plan: Plan, started: float) -> None:
@@ -46,6 +48,8 @@ def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, p
     reports = run.group.gather(run.source.load_report(trainer.state.seconds))
     loading = max((one for one in reports if one), default=None)
     skipped = set(run.skipped).union(*run.group.gather(run.source.skipped))
+    gathered = run.group.gather(run.mistakes.kept if run.mistakes else [])
+    mistakes = sorted((one for kept in gathered for one in kept), reverse=True)[:KEPT]
     run.checkpoint_writer.wait()
     if not run.metrics:
         return
@@ -104,10 +108,12 @@ def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, p
         run.metrics.close()
         run.progress.close()
         total = round(time.time() - started, 3)
-        values = evaluation_values(score, run.classes)
+        values = {**evaluation_values(score, run.classes), "mistakes": as_json(mistakes, run.classes)}
         atomic_write_text(run.folder / "evaluation.json", json.dumps(values, allow_nan=False) + "\n")
         write_weights(run, eval_state)
         run.metrics.summary({**summary, "total_seconds": total})
+        with run.metrics.without_failing(REPORT_FILE):
+            write_report(run.folder)
     if run.settings.progress != "off":
         print_summary(summary, total, run.folder, loading.text(plan.the_trainer().num_workers) if loading else "")
     if run.settings.export == "onnx":

@@ -13,6 +13,7 @@ from train.checkpoint.metadata import DataFingerprint
 from train.data.batches import BatchSource
 from train.distributed.process_group import ProcessGroup
 from train.engine.builder import ModelBuilder
+from train.engine.mistakes import MistakeCollector
 from train.engine.train_step import Trainer
 from train.lock_file import RunLock
 from train.report.cpu_wait import CpuWaitMeter
@@ -27,7 +28,8 @@ class TrainingRun:
     """Objects that a run's epochs use; `metrics` is None except on rank 0.
 
     `data` is what the run knows of its data set. `skipped` are the files that were left out before the first batch.
-    `save_group` is the process group of the threads that save a sharded model.
+    `mistakes` are those of the last evaluation on this rank. `save_group` is the process group of the threads that save
+    a sharded model.
     """
 
     settings: TrainSettings
@@ -45,6 +47,7 @@ class TrainingRun:
     skipped: tuple[str, ...] = ()
     save_group: dist.ProcessGroup | None = None
     profiler: Profiler | None = None
+    mistakes: MistakeCollector | None = None
     cpu_wait: CpuWaitMeter = field(default_factory=CpuWaitMeter)
     heap: HeapTrimmer = field(default_factory=HeapTrimmer)
 

@@ -23,6 +23,7 @@ from train.engine.evaluate import EvalResult, evaluate
 from train.engine.evaluation import evaluate_trained
 from train.engine.finish import write_summary
 from train.engine.loop import train_epoch
+from train.engine.mistakes import MistakeCollector
 from train.engine.run import TrainingRun
 from train.engine.run_setup import setup_run
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
@@ -184,6 +185,7 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
     The images are those that choose the best checkpoint, or with `test` the test images.
     Raises `UserError` for a loss that is not finite, before anything calls this epoch the best.
     """
+    run.mistakes = MistakeCollector(run.source.normalize)
     score = evaluate(
         run.trainer.state.eval_model,
         run.source.val_batches() if run.source.has_val and not test else run.source.test_batches(),
@@ -191,6 +193,7 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
         run.trainer.precision,
         lambda: STOP_CONTROLLER.stop_requested,
         len(run.classes),
+        run.mistakes.add,
     )
     if score is None:
         save_and_exit(run, epochs)

@@ -25,6 +25,7 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     check_bias(given)
     check_optimizer(given)
     check_choice(given, dataset)
+    check_augmentation(given)
     check_batch_fits(given, dataset)
     check_pruning_length(given.values, dataset)
     check_profile_length(given, dataset)
@@ -79,6 +80,12 @@ def check_optimizer(given: ParsedSettings[TrainSettings]) -> None:
             f"{given.sources['min_lr']}: above the peak learning rate of {peak_lr(settings):g}. Lower it, or raise"
             " TRAIN_LR."
         )
+
+
+def check_augmentation(given: ParsedSettings[TrainSettings]) -> None:
+    """Raise `UserError` for an augmentation whose operations are not installed."""
+    if given.values.augment != "none" and find_spec("torchvision") is None:
+        raise UserError(f"{given.sources['augment']}: needs torchvision, which is not installed. Install it, or unset.")
 
 
 def images_to_train(settings: TrainSettings, dataset: DatasetInfo) -> int:

@@ -92,11 +92,11 @@ def test_factory_that_cannot_be_used_is_one_line(folder: Path, name: str, said: 
 
 @pytest.mark.parametrize(("name", "shape"), [("resnet18", (1, 32, 32)), ("vit_tiny_patch16_224", (3, 64, 64))])
 def test_timm_model_takes_the_images(name: str, shape: tuple[int, int, int]) -> None:
-    pytest.importorskip("timm", reason="timm is not installed")
+    pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
     assert build_model(train_settings(model=f"timm:{name}"), shape, 5)(torch.zeros(2, *shape)).shape == (2, 5)
 
 
 def test_unknown_timm_model_suggests_a_name() -> None:
-    pytest.importorskip("timm", reason="timm is not installed")
+    pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
     with pytest.raises(UserError, match=r"no such model in timm .*Did you mean resnet18"):
         build_model(train_settings(model="timm:resnet19"), (3, 32, 32), 5)

@@ -18,6 +18,7 @@ from train.models.registry import build_model
 from train.models.weights import load_weights, published_normalization
 from train.models.weights_origin import WeightsOrigin, find_weights_file, origin_header, read_origin
 
+pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
 SHAPE = (3, 32, 32)
 FIVE = tuple("abcde")
 NORMALIZATION = Normalization(mean=(1.0, 2.0, 3.0), scale=(0.1, 0.2, 0.3))
@@ -149,5 +150,5 @@ def test_freezing_what_is_not_there_is_one_line(text: str, said: str) -> None:
 def test_normalization_of_published_weights() -> None:
     assert published_normalization("resnet18") == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert published_normalization("cnn") is None
-    pytest.importorskip("timm", reason="timm is not installed")
+    pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
     assert published_normalization("timm:vit_tiny_patch16_224") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,18 @@ from train.models.head import head_names
 from train.models.registry import build_model
 from train.planning.optimizers import UNSUPPORTED, find_optimizer, known_optimizers, parse_arguments, peak_lr
 
-USABLE = sorted(name for name in known_optimizers() if name not in UNSUPPORTED)
+
+def loads(package: str) -> bool:
+    try:
+        importlib.import_module(package)
+    except (ImportError, RuntimeError):
+        return False
+    return True
+
+
+HAS_TORCHVISION = loads("torchvision")
+needs_torchvision = pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision cannot be loaded")
+USABLE = sorted(name for name in known_optimizers() if name not in UNSUPPORTED and (HAS_TORCHVISION or ":" not in name))
 
 
 def small_model() -> nn.Module:
@@ -104,6 +117,7 @@ def test_default_learning_rate_is_the_optimizers_own(name: str, rate: float) -> 
     assert find_optimizer(train_settings(optimizer=name)).package == "torch"
 
 
+@needs_torchvision
 def test_norms_and_biases_without_weight_decay() -> None:
     model = build_model(train_settings(model="resnet18"), (3, 32, 32), 5)
     groups = build_optimizer(train_settings(weight_decay=0.1, decay_norms=False), model).param_groups
@@ -112,6 +126,7 @@ def test_norms_and_biases_without_weight_decay() -> None:
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
 
 
+@needs_torchvision
 def test_layer_decay_lowers_the_rate_towards_the_input() -> None:
     model = build_model(train_settings(model="resnet18"), (3, 32, 32), 5)
     head = head_names(model, 5)
@@ -124,6 +139,7 @@ def test_layer_decay_lowers_the_rate_towards_the_input() -> None:
     assert factors["conv1.weight"] == factors["bn1.weight"] == min(factors.values())
 
 
+@needs_torchvision
 @pytest.mark.parametrize("name", ["vit_b_16", "convnext_tiny", "swin_t", "densenet121", "cnn", "speednet"])
 def test_blocks_of_other_models_are_in_order(name: str) -> None:
     side = 224 if name == "vit_b_16" else 32

@@ -1,0 +1,137 @@
+"""report.html: one file that a browser shows without a network, on a desk and on a phone."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from entrypoint.core.errors import UserError
+from tests.conftest import Entrypoint
+from tests.train.given import imagefolder
+from train.report.advice import advise
+from train.report.page import page_of, write_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+EVIL = "<script>document.title=1</script>"
+SUMMARY = {
+    "test_accuracy": 61.5, "best_accuracy": 62.0, "best_chosen_on": "test", "images_per_second": 1234.5, "epochs": 4,
+    "train_seconds": 9.5, "parameters": 1000, "world_size": 2, "device": "cpu", "model": EVIL,
+}  # fmt: skip
+# A red pixel.
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+EVALUATION = {
+    "classes": ["cat", "dog", EVIL], "class_accuracy": {"cat": 50.0, "dog": 80.0, EVIL: None},
+    "confusion": [[5, 4, 1], [2, 8, 0], [0, 0, 0]],
+    "mistakes": [{"class": "cat", "predicted": EVIL, "probability": 0.97, "png": PNG}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return the folder of a run with everything that a page shows, and hostile names in it."""
+    folder = tmp_path / "a run & more"
+    folder.mkdir()
+    (folder / "summary.json").write_text(json.dumps(SUMMARY))
+    (folder / "evaluation.json").write_text(json.dumps(EVALUATION))
+    decision = {"key": "precision", "value": "fp32", "reason": f"TRAIN_PRECISION=auto selects bf16 here {EVIL}"}
+    plan = {"decisions": [decision], "warnings": [f"careful {EVIL}"], "binding": {"core_map": ["socket 0: 00 11"]}}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "settings.json").write_text(json.dumps({"precision": "fp32", "data_dir": EVIL}))
+    (folder / "ranks.json").write_text(json.dumps([{"rank": 0, "cpus": [0, 1]}, {"rank": 1, "cpus": [2, 3]}]))
+    lines = [
+        {"kind": "step", "step": s, "epoch": s / 10, "loss": 1 / s, "images_per_second": 900} for s in range(1, 40)
+    ]
+    lines += [
+        {"kind": "epoch", "step": 10 * e, "epoch": e, "test_loss": 1.0 + (e == 4), "test_accuracy": 60}
+        for e in (1, 2, 3, 4)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return folder
+
+
+def test_page_has_everything_and_escapes_names(run: Path) -> None:
+    text = write_report(run).read_text()
+    for title in ("What to change", "Curves", "Surest mistakes", "Classes", "Confusion matrix", "Plan", "Settings"):
+        assert f"<h2>{title}</h2>" in text
+    assert "<script" not in text
+    assert not re.search(r"(?:src|href)=\"(?!data:|#)", text), "the page needs no network"
+    assert not re.search(r"url\(http|@import", text)
+    assert text == page_of(run, SUMMARY), "the same run gives the same page"
+
+
+def test_advice_names_the_setting(run: Path) -> None:
+    text = write_report(run).read_text()
+    for said in ("TRAIN_VAL_SPLIT=0.1", "lowest after epoch 1", "TRAIN_PRECISION=auto is faster"):
+        assert said in text
+    slow = advise({"cpu_wait_share": 0.5, "data_share": 0.4, "data_slow_part": "disk", "images_skipped": 3}, {}, {}, [])
+    assert [re.search(r"tune|TRAIN_NUM_WORKERS|left out", one) is not None for one in slow] == [True] * 3
+    assert advise({"best_chosen_on": "val"}, {}, {}, []) == []
+
+
+def test_folder_without_a_finished_run_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no finished run, as it has no summary\.json"):
+        write_report(tmp_path)
+    (tmp_path / "summary.json").write_text("{")
+    with pytest.raises(UserError, match=r"summary\.json: cannot be read"):
+        write_report(tmp_path)
+    (tmp_path / "summary.json").write_text("{}")
+    assert write_report(tmp_path).is_file()
+
+
+def browse(page: Path, width: int, *more: str) -> subprocess.CompletedProcess[str]:
+    assert CHROMIUM is not None
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--window-size={width},2000")
+    profile = f"--user-data-dir={page.parent / 'profile'}"
+    return subprocess.run(
+        [CHROMIUM, *options, profile, *more, page.as_uri()], capture_output=True, text=True, timeout=100, check=True
+    )
+
+
+@pytest.mark.browser
+@needs_chromium
+@pytest.mark.parametrize("width", [1280, 500])
+def test_browser_shows_the_page_without_an_error(run: Path, width: int) -> None:
+    page = run / "probed.html"
+    measure = "<script>document.title=[document.documentElement.scrollWidth,innerWidth,document.images.length]</script>"
+    page.write_text(write_report(run).read_text().replace("</body>", f"{measure}</body>"))
+    done = browse(page, width, "--dump-dom")
+    assert "CONSOLE" not in done.stderr
+    found = re.search(r"<title>(\d+),(\d+),(\d+)</title>", done.stdout)
+    assert found, done.stdout[:500]
+    content, window, images = map(int, found.groups())
+    assert content <= window, "nothing has to be scrolled sideways"
+    assert images == 1
+
+
+@pytest.mark.launch
+def test_commands_make_the_report_again_and_compare_runs(entrypoint: Entrypoint, image_folder: Path) -> None:
+    env = imagefolder(image_folder) | {"LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0"}
+    entrypoint.train("--run-name=a", env=env)
+    entrypoint.train("--run-name=b", "--lr=0.01", env=env)
+    page = entrypoint.folder / "runs/a/report.html"
+    first = page.read_text()
+    page.unlink()
+    result = entrypoint("report", "runs/a")
+    assert (result.code, result.out) == (0, "runs/a/report.html\n")
+    assert page.read_text() == first
+    assert (
+        "data:image/png;base64," in first
+        or json.loads((page.parent / "summary.json").read_text())["test_accuracy"] == 100
+    )
+    compared = entrypoint("compare", "runs/a", "runs/b")
+    assert compared.code == 0
+    assert re.search(r"^ +a +b$", compared.out, re.M)
+    assert re.search(r"^TRAIN_LR +auto +0\.01$", compared.out, re.M)
+    for words, said in (
+        (("report", "nobody"), "holds no finished run"),
+        (("compare", "runs/a"), "needs finished runs"),
+    ):
+        result = entrypoint(*words)
+        assert result.code == 2
+        assert said in result.err

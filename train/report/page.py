@@ -1,0 +1,258 @@
+"""Write report.html: one file about a run, from the files in its folder; it needs no network and runs no script."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from entrypoint.core.atomic_files import atomic_write_text
+from entrypoint.core.errors import UserError, printable
+from entrypoint.core.paths import is_file, read_regular
+from train.report.advice import advise
+from train.report.metrics import lines_with, read_metrics
+
+REPORT_FILE = "report.html"
+# A matrix of more classes does not fit on a screen; the most frequent confusions are listed in any case.
+MAX_MATRIX_CLASSES = 30
+LISTED = 10
+# Colors of the confusion matrix; the share of a class decides how strong they are.
+RIGHT, WRONG = "#22aa77", "#cc4433"
+STYLE = """
+:root{color-scheme:light dark;--line:#8885;--soft:#8882;--good:#2a7;--bad:#c43}
+*{box-sizing:border-box}
+body{font:15px/1.5 system-ui,sans-serif;margin:0 auto;padding:1rem;max-width:70rem}
+h1,td,li,figcaption,.facts{overflow-wrap:anywhere}th{white-space:nowrap}
+h1{font-size:1.5rem;margin:.2rem 0}h2{font-size:1.1rem;margin:2rem 0 .5rem;border-bottom:1px solid var(--line)}
+.facts{display:flex;flex-wrap:wrap;gap:.6rem;margin:1rem 0}
+.facts div{flex:1 1 8rem;background:var(--soft);border-radius:.5rem;padding:.6rem .8rem}
+.facts b{display:block;font-size:1.3rem}
+.wide{overflow-x:auto}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+th,td{text-align:left;vertical-align:top;padding:.15rem .8rem .15rem 0}
+.matrix th,.matrix td{padding:.1rem .35rem;text-align:right;font-size:.8rem;border:1px solid var(--soft)}
+.plots{display:flex;flex-wrap:wrap;gap:1rem}.plots svg{flex:1 1 18rem;max-width:100%;height:auto;background:#fff}
+.gallery{display:flex;flex-wrap:wrap;gap:.8rem}
+figure{margin:0;width:7rem;font-size:.8rem}figure img{width:7rem;image-rendering:auto;border-radius:.3rem}
+pre{overflow-x:auto;background:var(--soft);padding:.6rem;border-radius:.3rem}
+li.advice{margin:.3rem 0}
+"""
+
+
+def read_json(folder: Path, name: str) -> Any:
+    """Return the content of a JSON file of a run, None without one; raises `UserError` for a damaged one."""
+    path = folder / name
+    if not is_file(path):
+        return None
+    try:
+        return json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{printable(path)}: cannot be read ({printable(str(error))}). Remove it.") from None
+
+
+def write_report(folder: Path) -> Path:
+    """Write the report of a run and return its path.
+
+    Raises `UserError` for a folder that holds no finished run, and OSError if the page cannot be written.
+    """
+    summary = read_json(folder, "summary.json")
+    if not isinstance(summary, dict):
+        raise UserError(f"{printable(folder)}: holds no finished run, as it has no summary.json. Name a run folder.")
+    path = folder / REPORT_FILE
+    atomic_write_text(path, page_of(folder, summary))
+    return path
+
+
+def page_of(folder: Path, summary: Mapping[str, Any]) -> str:
+    """Return the page of a run."""
+    plan, evaluation = read_json(folder, "plan.json") or {}, read_json(folder, "evaluation.json") or {}
+    settings, ranks = read_json(folder, "settings.json") or {}, read_json(folder, "ranks.json") or []
+    lines = read_metrics(folder) if is_file(folder / "metrics.jsonl") else []
+    name = escape(folder.resolve().name)
+    sections = [
+        section("What to change", list_of(advise(summary, plan, settings, lines))),
+        section("Curves", plots(lines)),
+        section("Surest mistakes", gallery(evaluation.get("mistakes") or [])),
+        section("Classes", classes_table(evaluation)),
+        section("Confusion matrix", matrix(evaluation)),
+        section("Summary", table((key, value_text(value)) for key, value in summary.items())),
+        section("Plan", plan_table(plan)),
+        section("Ranks as they were", ranks_table(ranks)),
+        section("Settings", table((f"TRAIN_{key.upper()}", value_text(value)) for key, value in settings.items())),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<link rel="icon" href="data:,">'
+        f"<title>{name}</title><style>{STYLE}</style></head><body><h1>{name}</h1>"
+        f"{facts(summary)}{''.join(sections)}</body></html>\n"
+    )
+
+
+def section(title: str, content: str) -> str:
+    """Return a section of the page, nothing without content."""
+    return f"<section><h2>{escape(title)}</h2>{content}</section>" if content else ""
+
+
+def facts(summary: Mapping[str, Any]) -> str:
+    """Return the most important numbers."""
+    shown = [
+        ("test accuracy", f"{summary.get('test_accuracy', 0):.2f} %"),
+        (f"best on {summary.get('best_chosen_on', 'test')}", percent(summary.get("best_accuracy"))),
+        ("images/s", f"{summary.get('images_per_second', 0):,.0f}"),
+        ("training", f"{summary.get('train_seconds', 0):,.1f} s"),
+        ("epochs", f"{summary.get('epochs', 0):,}"),
+        ("parameters", f"{summary.get('parameters', 0):,}"),
+        ("ranks", f"{summary.get('world_size', 1)} × {summary.get('device', '')}"),
+    ]
+    return (
+        f'<div class="facts">{"".join(f"<div>{escape(key)}<b>{escape(text)}</b></div>" for key, text in shown)}</div>'
+    )
+
+
+def percent(value: Any) -> str:
+    """Return a percentage, a dash where it is unknown."""
+    return f"{value:.2f} %" if isinstance(value, (int, float)) else "–"
+
+
+def value_text(value: Any) -> str:
+    """Return a JSON value as one line."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 400 else f"{text[:400]}…"
+
+
+def table(rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose first column names each row."""
+    made = "".join(
+        f"<tr><th>{escape(str(first))}</th>{''.join(f'<td>{escape(str(one))}</td>' for one in rest)}</tr>"
+        for first, *rest in rows
+    )
+    return f'<div class="wide"><table>{made}</table></div>' if made else ""
+
+
+def list_of(items: Sequence[str]) -> str:
+    """Return a list, nothing without items."""
+    return f"<ul>{''.join(f'<li class=advice>{escape(one)}</li>' for one in items)}</ul>" if items else ""
+
+
+def plan_table(plan: Mapping[str, Any]) -> str:
+    """Return the decisions of the plan with their reasons, its warnings, and the map of ranks on cores."""
+    decisions = plan.get("decisions") or []
+    core_map = (plan.get("binding") or {}).get("core_map") or []
+    rows = [(str(one.get("key")), str(one.get("value")), str(one.get("reason"))) for one in decisions]
+    cores = f"<pre>{escape(chr(10).join(map(str, core_map)))}</pre>" if core_map else ""
+    return list_of([str(one) for one in plan.get("warnings") or []]) + table(rows) + cores
+
+
+def ranks_table(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return what each rank had when it started."""
+    if not ranks:
+        return ""
+    names = list(ranks[0])
+    return table(
+        [("", *names), *((str(row), *(value_text(one.get(name)) for name in names)) for row, one in enumerate(ranks))]
+    )
+
+
+def gallery(mistakes: Sequence[Mapping[str, Any]]) -> str:
+    """Return the surest mistakes as images with both classes."""
+    made = [
+        f'<figure><img alt="" src="data:image/png;base64,{escape(str(one["png"]))}">'
+        f"<figcaption>{escape(str(one['class']))}, predicted {escape(str(one['predicted']))}"
+        f" ({100 * one['probability']:.0f} %)</figcaption></figure>"
+        for one in mistakes
+        if one.get("png")
+    ]
+    return f'<div class="gallery">{"".join(made)}</div>' if made else ""
+
+
+def classes_table(evaluation: Mapping[str, Any]) -> str:
+    """Return the classes with the lowest accuracy, and the most frequent confusions."""
+    known = {name: share for name, share in (evaluation.get("class_accuracy") or {}).items() if share is not None}
+    worst = sorted(known.items(), key=lambda item: item[1])[:LISTED]
+    classes, confusion = evaluation.get("classes") or [], evaluation.get("confusion") or []
+    pairs = sorted(
+        (
+            (count, classes[row], classes[column])
+            for row, counts in enumerate(confusion)
+            for column, count in enumerate(counts)
+            if row != column and count
+        ),
+        reverse=True,
+    )[:LISTED]
+    return table(
+        [("lowest accuracy", ""), *((name, f"{share:.2f} %") for name, share in worst)] if worst else []
+    ) + table(
+        [("most frequent confusions", ""), *((f"{own} → {other}", str(count)) for count, own, other in pairs)]
+        if pairs
+        else []
+    )
+
+
+def matrix(evaluation: Mapping[str, Any]) -> str:
+    """Return the confusion matrix: a row for each class, a column for each predicted class."""
+    classes, confusion = evaluation.get("classes") or [], evaluation.get("confusion") or []
+    if not confusion or len(classes) > MAX_MATRIX_CLASSES:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in classes)
+    rows = []
+    for row, (name, counts) in enumerate(zip(classes, confusion, strict=True)):
+        total = max(1, sum(counts))
+        cells = "".join(
+            f'<td style="background:{RIGHT if row == column else WRONG}{round(200 * count / total):02x}">{count}</td>'
+            for column, count in enumerate(counts)
+        )
+        rows.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
+    return f'<div class="wide"><table class="matrix"><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def plots(lines: list[dict[str, Any]]) -> str:
+    """Return loss, accuracy and throughput over the epochs as drawings in the page."""
+    steps = lines_with(lines, "step", "epoch", "loss", "images_per_second")
+    name = "val" if lines_with(lines, "epoch", "val_accuracy") else "test"
+    epochs = lines_with(lines, "epoch", "epoch", f"{name}_loss", f"{name}_accuracy")
+    if not steps and not epochs:
+        return ""
+    place = [line["epoch"] for line in epochs]
+    drawn = [
+        drawing(
+            "loss",
+            {
+                "train": ([line["epoch"] for line in steps], [line["loss"] for line in steps]),
+                name: (place, [line[f"{name}_loss"] for line in epochs]),
+            },
+        ),
+        drawing(f"{name} accuracy, %", {name: (place, [line[f"{name}_accuracy"] for line in epochs])}),
+        drawing(
+            "images/s", {"": ([line["epoch"] for line in steps], [line["images_per_second"] for line in steps])}, low=0
+        ),
+    ]
+    return f'<div class="plots">{"".join(drawn)}</div>'
+
+
+def drawing(title: str, curves: Mapping[str, tuple[list[float], list[float]]], low: float | None = None) -> str:
+    """Return one drawing as SVG, without the prologue of a file of its own."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2, 3))
+    FigureCanvasSVG(figure)
+    axes = figure.subplots()
+    for label, (across, up) in curves.items():
+        axes.plot(across, up, "o-" if len(across) < 40 else "-", ms=3, lw=1, label=label)
+    axes.set_title(title)
+    axes.set_xlabel("epoch")
+    axes.grid(alpha=0.3)
+    figure.subplots_adjust(left=0.16, right=0.97, bottom=0.17, top=0.9)
+    if low is not None:
+        axes.set_ylim(bottom=low)
+    if len(curves) > 1:
+        axes.legend(loc="upper right")
+    out = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": title, "svg.fonttype": "none"}):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return out.getvalue()[out.getvalue().index("<svg") :]
