@@ -16,7 +16,8 @@ from entrypoint.job.detect import detect_job
 
 with gc_paused():
     from entrypoint.cli import build_plan as plans
-    from entrypoint.cli.parser import CommandLine, parse_command_line
+    from entrypoint.cli.help import help_all
+    from entrypoint.cli.parser import SWITCHES, CommandLine, parse_command_line
     from entrypoint.core.process import replace_process
     from entrypoint.core.settings_base import Settings, read_settings, variable_name
     from entrypoint.core.user_dirs import apply_fallbacks
@@ -28,7 +29,7 @@ with gc_paused():
     from entrypoint.machine.procfs import parent_name
     from entrypoint.plan.display import plan_lines
     from entrypoint.plan.inputs import PlanInputs
-    from entrypoint.settings import read_launch_settings
+    from entrypoint.settings import LaunchSettings, read_launch_settings
     from entrypoint.tune.store import annotate
 
 
@@ -60,6 +61,12 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if command.command == "help":
         write_stdout(command.help_text)
         return ExitCode.DONE
+    if command.command in ("settings", "completion"):
+        return print_command(command)
+    if command.config:
+        from entrypoint.cli.config_file import with_config
+
+        environ = with_config(environ, command.config, all_groups())
     if command.command == "verify":
         return verify_command(command)
     if command.command == "convert-checkpoint":
@@ -97,6 +104,26 @@ def setting_groups(argv: Sequence[str]) -> dict[str, type[Settings]]:
     from train.settings import TrainSettings
 
     return {"train": TrainSettings, "tune": TuneSettings, "predict": PredictSettings}
+
+
+def all_groups() -> dict[str, type[Settings]]:
+    """Return all settings by the name of their table in a configuration file."""
+    return {"launch": LaunchSettings, **setting_groups(())}
+
+
+def print_command(command: CommandLine) -> int:
+    """Print the list of settings, their schema, or the completion of a shell."""
+    if command.command == "completion":
+        from entrypoint.cli.completion import completion_script
+
+        write_stdout(completion_script(command.words, all_groups(), (*SWITCHES, "config")))
+    elif command.json_schema:
+        from entrypoint.cli.settings_schema import schema_text
+
+        write_stdout(schema_text(all_groups()))
+    else:
+        write_stdout(help_all(setting_groups(())))
+    return ExitCode.DONE
 
 
 def plan_command(command: CommandLine, inputs: PlanInputs, started: float) -> int:

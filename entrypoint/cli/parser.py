@@ -20,12 +20,13 @@ from entrypoint.settings import LaunchSettings
 # The command that a `plan` or `tune` is for.
 TARGETS = ("train", "run")
 # Commands that take words of their own after the flags.
-WITH_WORDS = ("verify", "convert-checkpoint", "predict", "report", "compare")
+WITH_WORDS = ("verify", "convert-checkpoint", "predict", "report", "compare", "completion")
 # Commands whose flags may follow their words.
 MIXED = ("evaluate", "predict")
 SWITCHES = {
     "json": "print plan, checks or ranks as JSON",
     "dry-run": "show the plan and start nothing",
+    "json-schema": "settings: print a JSON schema",
 }
 
 
@@ -43,6 +44,8 @@ class CommandLine:
     tune_flags: Mapping[str, str] = field(default_factory=dict)
     json: bool = False
     dry_run: bool = False
+    json_schema: bool = False
+    config: Path | None = None
     program: Program | None = None
     processes: tuple[int, ...] = ()
     checkpoint: Path | None = None
@@ -121,7 +124,7 @@ def split_words(words: Sequence[str], models: Sequence[type[Settings]]) -> tuple
     The first word that is no flag ends them: it is a script, whose own flags follow it. A boolean flag may stand
     without a value, which then is 1.
     """
-    fields: dict[str, SettingField | None] = {}
+    fields: dict[str, SettingField | None] = {"--config": None}
     for model in models:
         about = {one.name: one for one in describe_settings(model)}
         fields |= {one.flag: one for one in about.values()}
@@ -155,7 +158,7 @@ def collect_flags(flags: list[str], words: list[str], models: Sequence[type[Sett
 
 def models_for(command: str, target: str, setting_groups: Mapping[str, type[Settings]]) -> list[type[Settings]]:
     """Return the groups of settings whose flags a command accepts."""
-    if command in ("verify", "convert-checkpoint", "selftest", "report", "compare"):
+    if command in ("verify", "convert-checkpoint", "selftest", "report", "compare", "settings", "completion"):
         return []
     if command == "predict":
         return [setting_groups["predict"]]
@@ -177,6 +180,7 @@ def build_parser(command: str, models: Sequence[type[Settings]], *, show_all: bo
         "predict": " RUN IMAGE ... [flags]",
         "report": " RUN ...",
         "compare": " RUN RUN ...",
+        "completion": " bash|zsh",
     }.get(command, f" [{'|'.join(TARGETS)} ...]" if command in ("plan", "tune") else "")
     more = "" if show_all or not models else f" All flags: entrypoint {command} --help-all."
     parser = Parser(
@@ -188,6 +192,7 @@ def build_parser(command: str, models: Sequence[type[Settings]], *, show_all: bo
     switches = parser.add_argument_group("switches")
     for name, text in SWITCHES.items():
         switches.add_argument(f"--{name}", action="store_true", help=text)
+    switches.add_argument("--config", metavar="FILE", help="read settings from a TOML file; variables and flags win")
     switches.add_argument("-h", "--help", action="store_true", help="show the most used flags")
     switches.add_argument("--help-all", action="store_true", help="show all flags")
     for model in models:
@@ -229,14 +234,12 @@ def read_arguments(
         predict_flags=by_group["PREDICT_"],
         json=values["json"],
         dry_run=values["dry_run"],
+        json_schema=values["json_schema"],
+        config=Path(values["config"]) if values["config"] else None,
         program=find_program(words) if target == "run" else None,
         processes=parse_pids(words) if command == "verify" else (),
         checkpoint=find_checkpoint(words) if command == "convert-checkpoint" else None,
-        words=("run", *words)
-        if target == "run"
-        else tuple(words)
-        if command in ("predict", "report", "compare")
-        else ("train",),
+        words=words_after_entrypoint(command, target, words),
     )
 
 
@@ -244,7 +247,7 @@ def words_after_entrypoint(command: str, target: str, words: Sequence[str]) -> t
     """Return the words that start the program, or those that a command without ranks takes."""
     if target == "run":
         return ("run", *words)
-    return tuple(words) if command in ("predict", "report", "compare") else ("train",)
+    return tuple(words) if command in ("predict", "report", "compare", "completion") else ("train",)
 
 
 def unknown_word(command: str, target: str, word: str, models: Sequence[type[Settings]]) -> UserError:
@@ -262,7 +265,7 @@ def unknown_word(command: str, target: str, word: str, models: Sequence[type[Set
         if any(about.flag == name for about in describe_settings(TrainSettings)):
             return UserError(f"{name}: a flag of the trainer. Write the script's own flags after its name.")
     known = [about.flag for model in models for about in describe_settings(model)]
-    known += [f"--{switch}" for switch in SWITCHES]
+    known += ["--config", *(f"--{switch}" for switch in SWITCHES)]
     return UserError(f"{printable(name)}: no such flag. {did_you_mean(name, known)}See `entrypoint {command} --help`.")
 
 

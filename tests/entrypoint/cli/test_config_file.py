@@ -1,0 +1,147 @@
+"""Settings from a TOML file, their schema, and the completion of a shell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.cli.commands import all_groups
+from entrypoint.cli.completion import completion_script
+from entrypoint.cli.config_file import read_config, with_config
+from entrypoint.cli.parser import SWITCHES
+from entrypoint.cli.settings_schema import schema_of
+from entrypoint.core.errors import UserError
+from entrypoint.core.settings_base import describe_settings, read_settings
+from tests.conftest import Entrypoint
+
+GROUPS = all_groups()
+EXAMPLE = """
+[launch]
+nproc_per_node = 2
+quiet = true
+
+[train]
+epochs = 3
+lr = 0.1
+lr_layer_decay = 0.75
+model = "resnet18"
+optimizer_args = "betas=0.9,0.95"
+data_dir = "/data/pets"
+image_size = "auto"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "run.toml").write_text(text)
+    return folder / "run.toml"
+
+
+def test_file_becomes_variables_and_those_that_are_set_win(tmp_path: Path) -> None:
+    path = written(tmp_path, EXAMPLE)
+    assert read_config(path, GROUPS) == {
+        "LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_QUIET": "1", "TRAIN_EPOCHS": "3", "TRAIN_LR": "0.1",
+        "TRAIN_LR_LAYER_DECAY": "0.75", "TRAIN_MODEL": "resnet18", "TRAIN_OPTIMIZER_ARGS": "betas=0.9,0.95",
+        "TRAIN_DATA_DIR": "/data/pets", "TRAIN_IMAGE_SIZE": "auto",
+    }  # fmt: skip
+    environ = with_config({"TRAIN_EPOCHS": "9", "TRAIN_LR": "", "HOME": "/h"}, path, GROUPS)
+    assert (environ["TRAIN_EPOCHS"], environ["TRAIN_LR"], environ["HOME"]) == ("9", "0.1", "/h")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[train", "is no TOML"),
+        ("epochs = 3", "epochs is no table of settings"),
+        ("[trian]", "trian is no table of settings. Did you mean train?"),
+        ("[train]\nepoch = 3", "epoch in [train] is no setting. Did you mean epochs?"),
+        ("[train]\nTRAIN_EPOCHS = 3", "TRAIN_EPOCHS in [train] is no setting"),
+        ("[train]\nepochs = [3]", "train.epochs is a list"),
+        ("[train]\nepochs = 2026-11-26", "train.epochs is a date"),
+        ("[train.epochs]\na = 1", "train.epochs is a dict"),
+    ],
+)
+def test_file_that_sets_no_setting_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_config(written(tmp_path, text), GROUPS)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(f"--config={tmp_path}/run.toml: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["nobody.toml", "/dev/zero", "/"])
+def test_file_that_cannot_be_read_is_one_line(path: str) -> None:
+    with pytest.raises(UserError, match=r"^--config=.*: cannot be read \("):
+        read_config(Path(path), GROUPS)
+
+
+def test_schema_accepts_what_the_settings_accept() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = schema_of(GROUPS)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for table, model in GROUPS.items():
+        assert set(schema["properties"][table]["properties"]) == {
+            about.name.rstrip("_") for about in describe_settings(model)
+        }
+        defaults: dict[str, Any] = model().to_json()
+        given = {name.rstrip("_"): value for name, value in defaults.items() if value is not None}
+        validator.validate({table: given})
+    validator.validate({"train": {"epochs": 3, "model": "resnet18", "image_size": 64}})
+    for wrong in ({"train": {"epochs": 0}}, {"train": {"epoch": 1}}, {"other": {}}, {"train": {"image_size": "large"}}):
+        assert list(validator.iter_errors(wrong)), wrong
+
+
+def test_defaults_written_to_a_file_are_the_defaults(tmp_path: Path) -> None:
+    lines = []
+    for table, model in GROUPS.items():
+        lines.append(f"[{table}]")
+        known = {name: value for name, value in model().to_json().items() if value is not None}
+        lines += [f"{name.rstrip('_')} = {json.dumps(value)}" for name, value in known.items()]
+    environ = read_config(written(tmp_path, "\n".join(lines)), GROUPS)
+    for model in GROUPS.values():
+        assert read_settings(model, environ, {}).values == model()
+
+
+def complete(words: list[str], shell: str = "bash") -> list[str]:
+    script = completion_script(["bash"], GROUPS, (*SWITCHES, "config"))
+    listed = " ".join(f"'{word}'" for word in words)
+    ask = f"COMP_WORDS=({listed}); COMP_CWORD={len(words) - 1}; _entrypoint; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run([shell, "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_flags_and_values() -> None:
+    assert complete(["entrypoint", "pre"]) == ["predict"]
+    assert complete(["entrypoint", "train", "--lr-l"]) == ["--lr-layer-decay"]
+    assert complete(["entrypoint", "train", "--transforms", "im"]) == ["imagenet"]
+    assert complete(["entrypoint", "plan", "--conf"]) == ["--config"]
+    assert complete(["entrypoint", "train", "--data-dir", "x"]) == []
+
+
+@pytest.mark.launch
+def test_file_reaches_plan_and_ranks(entrypoint: Entrypoint) -> None:
+    (entrypoint.folder / "run.toml").write_text("[train]\nepochs = 1\nrun_name = 'toml'\ntensorboard = false\n")
+    for words in (("plan", "--config", "run.toml"), ("train", "--config=run.toml", "--dry-run")):
+        result = entrypoint(*words)
+        assert result.code == 0, result.err
+    entrypoint.train("--config", "run.toml", "--seed=3")
+    summary = entrypoint.summary("toml")
+    assert (summary["epochs"], summary["seed"]) == (1, 3)
+    result = entrypoint("plan", "--config", "nobody.toml")
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+
+
+@pytest.mark.launch
+def test_settings_and_completion_are_printed(entrypoint: Entrypoint) -> None:
+    assert json.loads(entrypoint("settings", "--json-schema").out)["title"] == "settings of entrypoint"
+    assert "--lr-layer-decay, TRAIN_LR_LAYER_DECAY" in entrypoint("settings").out
+    for shell in ("bash", "zsh"):
+        assert "complete -o default -F _entrypoint entrypoint" in entrypoint("completion", shell).out
+    for words in (("completion",), ("completion", "fish")):
+        result = entrypoint(*words)
+        assert result.code == 2
+        assert "Use one of: bash, zsh." in result.err
