@@ -129,7 +129,7 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
     given = read_train_settings(inputs.environ, command.train_flags)
     given, trained, adopted = with_trained_settings(given) if given.values.evaluate else (given, None, {})
     facts = inspect_dataset(given.values)
-    if trained and given.values.dataset == "imagefolder":
+    if trained and given.values.reads_files:
         facts = replace(facts, shape=trained.shape)
     inputs = replace(inputs, previous=previous_run(given.values))
     training, plan = with_recipe(given, make_plan(inputs))

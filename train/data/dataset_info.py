@@ -18,6 +18,7 @@ from train.data.image_folder import (
     unreadable_image_error,
     val_folder,
 )
+from train.data.label_files import list_label_splits
 from train.settings import BOOK_PIXELS, TrainSettings
 
 # Counting stops here: more images than this at any size stream anyway, and a slow disk need not list them twice.
@@ -79,8 +80,37 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         return KNOWN[settings.dataset]
     if settings.dataset == "synthetic":
         return inspect_synthetic(settings)
+    found = count_labelled(settings) if settings.dataset == "csv" else count_folders(settings)
     from train.data.jpeg_kernel import jpeg_kernel
 
+    headers = read_headers(found.samples, settings.on_unreadable_image)
+    shape = target_shape(headers, settings)
+    return DatasetInfo(
+        found.images,
+        shape,
+        found.images <= MAX_COUNTED,
+        headers.describe(shape),
+        found.train_images,
+        cache_owners=other_owners(settings.cache_dir) if settings.cache_dir else (),
+        has_kernel=jpeg_kernel() is not None,
+        classes=found.classes,
+        has_val=found.has_val,
+    )
+
+
+@dataclass(frozen=True)
+class CountedFiles:
+    """The image files of a data set: how many, some of each class, and the names of the classes."""
+
+    images: int
+    train_images: int
+    samples: list[list[Path]]
+    classes: tuple[str, ...]
+    has_val: bool
+
+
+def count_folders(settings: TrainSettings) -> CountedFiles:
+    """Return what is in the folders of the splits; raises `UserError` for a folder that cannot be used."""
     counter = ImageCounter(settings.on_unreadable_image)
     with translate_folder_errors(settings.data_dir):
         train, test, classes = split_classes(settings.data_dir, only_test=bool(settings.evaluate))
@@ -90,23 +120,17 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         for folder in filter(None, (test, val)):
             for name in classes:
                 counter.count(folder / name)
-    headers = read_headers(samples, settings.on_unreadable_image)
-    shape = target_shape(headers, settings)
-    counted_all = counter.images <= MAX_COUNTED
-    owners = other_owners(settings.cache_dir) if settings.cache_dir else ()
-    becomes = headers.describe(shape)
-    has_kernel = jpeg_kernel() is not None
-    return DatasetInfo(
-        counter.images,
-        shape,
-        counted_all,
-        becomes,
-        train_images,
-        cache_owners=owners,
-        has_kernel=has_kernel,
-        classes=tuple(classes),
-        has_val=val is not None,
-    )
+    return CountedFiles(counter.images, train_images, samples, tuple(classes), val is not None)
+
+
+def count_labelled(settings: TrainSettings) -> CountedFiles:
+    """Return what the CSV files list; raises `UserError` for a file that cannot be used."""
+    train, test = list_label_splits(settings.data_dir, only_test=bool(settings.evaluate))
+    samples: list[list[Path]] = [[] for _ in train.classes]
+    for row, label in enumerate(train.labels):
+        if len(samples[label]) < SAMPLED_GRAY_IMAGES:
+            samples[label].append(train.files[row])
+    return CountedFiles(len(train) + len(test), len(train), samples, train.classes, test.val_start is not None)
 
 
 @dataclass

@@ -24,6 +24,7 @@ from train.data.dataset_info import synthetic_classes, synthetic_shape, syntheti
 from train.data.decode_splits import decode_splits
 from train.data.fingerprint import fingerprint_of_arrays, fingerprint_of_files
 from train.data.image_folder import ImageList, UnreadableImage, check_classes, list_splits
+from train.data.label_files import list_label_splits
 from train.data.readable_classes import probe_classes
 from train.data.val_split import ALL_ROWS, SplitRows, behind_test, cut_from_training
 from train.data.workers import WorkerSpec
@@ -102,8 +103,12 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, workers: Worke
 
     Every rank of a node calls this at once; one of them decodes, with the threads of `workers`.
     """
-    if settings.dataset == "imagefolder":
-        listings = list_splits(settings.data_dir, settings.on_unreadable_image, only_test=bool(settings.evaluate))
+    if settings.reads_files:
+        only_test = bool(settings.evaluate)
+        if settings.dataset == "csv":
+            listings = list_label_splits(settings.data_dir, only_test=only_test)
+        else:
+            listings = list_splits(settings.data_dir, settings.on_unreadable_image, only_test=only_test)
         if source == "stream":
             probed: tuple[str, ...] = ()
             if settings.on_unreadable_image == "skip":  # otherwise the first one that is met ends the run

@@ -283,7 +283,8 @@ def classes_differ_error(
     for (name, own), (_, other) in ((train, test), (test, train)):
         only = sorted(set(own) - set(other))
         if only:
-            differ.append(f"only in {name}/: {', '.join(map(printable, only[:5]))}")
+            slash = "" if name.endswith(".csv") else "/"
+            differ.append(f"only in {name}{slash}: {', '.join(map(printable, only[:5]))}")
     return UserError(
         f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the same ones"
     )

@@ -120,7 +120,7 @@ def check_pruning_length(settings: TrainSettings, dataset: DatasetInfo) -> None:
 
     A folder whose unreadable images are skipped may have more epochs than its files say.
     """
-    may_shrink = settings.dataset == "imagefolder" and settings.on_unreadable_image == "skip"
+    may_shrink = settings.reads_files and settings.on_unreadable_image == "skip"
     if not settings.prune_ratio or not settings.steps or not dataset.counted_all or may_shrink:
         return
     steps_per_epoch = images_to_train(settings, dataset) // settings.batch_size

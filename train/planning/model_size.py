@@ -58,7 +58,8 @@ def check_model_memory(given: ParsedSettings[TrainSettings], shape: ImageShape, 
     if not memory or needed * ranks <= memory:
         return
     size = "x".join(map(str, shape))
-    lower = {"imagefolder": "TRAIN_IMAGE_SIZE", "synthetic": "TRAIN_SYNTHETIC_SHAPE"}.get(given.values.dataset, "")
+    lower = "TRAIN_SYNTHETIC_SHAPE" if given.values.dataset == "synthetic" else ""
+    lower = "TRAIN_IMAGE_SIZE" if given.values.reads_files else lower
     raise UserError(
         f"TRAIN_MODEL={given.values.model}: has {count:,} weights for {size} images, which take"
         f" {needed * ranks / 2**30:,.1f} GiB on {ranks} ranks, and {where} has {memory / 2**30:,.1f} GiB."

@@ -99,7 +99,7 @@ def plan_trainer(
 def plan_evaluation(given: ParsedSettings[TrainSettings], plan: Plan, dataset: DatasetInfo, machine: Machine) -> Plan:
     """Return the plan of an evaluation, which trains nothing and writes no run folder."""
     settings = given.values
-    source = "stream" if settings.dataset == "imagefolder" else "memory"
+    source = "stream" if settings.reads_files else "memory"
     workers, workers_decision = decide_workers(given, plan, source)
     precision = decide_precision(given, plan.device, machine)
     trainer = TrainerPlan(
@@ -127,9 +127,9 @@ def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> No
         raise UserError(f"{sources['pin_memory']}: there is no GPU to copy to. Set TRAIN_PIN_MEMORY=auto.")
     if settings.steps and "epochs" in sources:
         raise UserError(f"{sources['epochs']} and {sources['steps']} both set the length of the run. Drop one.")
-    if settings.image_size != "auto" and settings.dataset != "imagefolder":
+    if settings.image_size != "auto" and not settings.reads_files:
         raise UserError(
-            f"{sources['image_size']}: only imagefolder resizes images, and TRAIN_DATASET is {settings.dataset}."
+            f"{sources['image_size']}: only imagefolder and csv resize images, and TRAIN_DATASET is {settings.dataset}."
             " Unset it."
         )
     if settings.prune_ratio and not settings.steps and settings.prune_warmup >= settings.epochs:
@@ -257,11 +257,11 @@ def decide_data_source(
     """Keep small datasets in memory as bytes, and stream large ones; raises `UserError` for what cannot be done."""
     more = "" if dataset.counted_all else "over "
     size = f"{more}{dataset.images:,} images, {dataset.bytes / 2**20:,.0f} MiB decoded"
-    requested, can_stream = given.values.data_source, given.values.dataset == "imagefolder"
+    requested, can_stream = given.values.data_source, given.values.reads_files
     cuts_from_files = given.values.transforms == "imagenet" and can_stream and dataset.is_resized
     if requested == "stream" and not can_stream:
         raise UserError(
-            f"{given.sources['data_source']}: only imagefolder can be streamed, and TRAIN_DATASET is"
+            f"{given.sources['data_source']}: only imagefolder and csv can be streamed, and TRAIN_DATASET is"
             f" {given.values.dataset}. Unset it."
         )
     if requested != "auto":

@@ -40,6 +40,12 @@ def without_workers(run: RunFacts) -> str:
     return in_memory(run) or ("" if run.num_workers else "there are no loader workers")
 
 
+def without_cache(run: RunFacts) -> str:
+    """Return the reason for settings of the image cache."""
+    other = unless_dataset("imagefolder", "csv")(run)
+    return other or ("streamed images are not cached" if run.data_source == "stream" else "")
+
+
 def without_batchnorm(run: RunFacts) -> str:
     """Return the reason for settings of BatchNorm."""
     return on_one_rank(run) or ("the cnn has no BatchNorm" if run.settings.model == "cnn" else "")
@@ -69,10 +75,8 @@ def without_weight_decay(settings: TrainSettings) -> bool:
 UNUSED: Mapping[str, Reason] = {
     "num_workers": in_memory,
     "prefetch_factor": without_workers,
-    "cache_dir": lambda run: (
-        unless_dataset("imagefolder")(run) or ("streamed images are not cached" if run.data_source == "stream" else "")
-    ),
-    "on_unreadable_image": unless_dataset("imagefolder"),
+    "cache_dir": without_cache,
+    "on_unreadable_image": unless_dataset("imagefolder", "csv"),
     "data_dir": lambda run: f"{run.settings.dataset} has no folder" if run.settings.dataset in FOLDERLESS else "",
     "download": unless_dataset("fashion-mnist", "cifar10"),
     "synthetic_images": unless_dataset("synthetic"),

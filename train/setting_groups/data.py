@@ -16,17 +16,20 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
     """Which images are read, and how they reach the model."""
 
     dataset: Annotated[
-        Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "synthetic"],
-        Meta(description="Dataset. digits needs no download; imagefolder reads TRAIN_DATA_DIR."),
+        Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "csv", "synthetic"],
+        Meta(
+            description="Dataset. digits needs no download; imagefolder reads the folders of TRAIN_DATA_DIR, csv its"
+            " train.csv and test.csv."
+        ),
     ] = "digits"
     data_dir: Annotated[
         Path | None,
-        Meta(description="imagefolder: the folder with train/ and test/ (or val/). Other datasets: download folder."),
+        Meta(description="imagefolder, csv: the folder with train and test (or val). Other datasets: download folder."),
     ] = None
     download: Annotated[bool, Meta(description="Download fashion-mnist and cifar10 if they are missing.")] = True
     image_size: Annotated[
         Auto | Annotated[int, Meta(ge=4, le=4096)],
-        Meta(description="Side of imagefolder's images in pixels. auto: their own size, or 224 above 96 pixels."),
+        Meta(description="Side of images from files in pixels. auto: their own size, or 224 above 96 pixels."),
     ] = "auto"
     on_unreadable_image: Annotated[
         Literal["error", "skip"],
@@ -115,3 +118,8 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
     ] = "auto"
     mixup_alpha: Annotated[Alpha, Meta(description="Alpha of mixup's Beta distribution; 0 disables mixup.")] = 0.0
     cutmix_alpha: Annotated[Alpha, Meta(description="Alpha of CutMix's Beta distribution; 0 disables CutMix.")] = 0.0
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether the images are files of the user, which are decoded."""
+        return self.dataset in ("imagefolder", "csv")
