@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from entrypoint.core.errors import UserError
 from entrypoint.plan.model import Plan
+from train.acceleration.activation_checkpointing import checkpoint_activations
 from train.acceleration.amp import configure_tf32, gradient_scaler
 from train.acceleration.ipex import optimize_with_ipex
 from train.acceleration.memory_format import set_memory_format
@@ -84,6 +85,8 @@ class ModelBuilder:
         if group.world_size > 1 and settings.sync_batchnorm and has_batchnorm(model):
             model = convert_sync_batchnorm(model, group, compiled=settings.compile != "off")
         freeze(model, settings.freeze, len(self.classes))
+        if settings.activation_checkpointing:
+            checkpoint_activations(model)
         fused = self.plan.the_trainer().precision != "fp16"
         if group.world_size > 1 and settings.parallelism == "fsdp":
             from train.distributed.fsdp import apply_fsdp

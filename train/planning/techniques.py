@@ -25,6 +25,7 @@ TECHNIQUES: Mapping[str, tuple[str, object, str]] = {
     "augment": ("augmentation", "none", "drawn for each image"),
     "erasing": ("random erasing", 0.0, "fraction of images that lose a box"),
     "repeated_augment": ("repeats", 1, "times that an image is in a batch"),
+    "activation_checkpointing": ("act. checkpoints", False, "activations are recomputed in the backward pass"),
     "early_stopping": ("early stopping", 0, "epochs without improvement"),
     "mixup_alpha": ("mixup", 0.0, "alpha of its Beta distribution"),
     "cutmix_alpha": ("CutMix", 0.0, "alpha of its Beta distribution"),

@@ -142,6 +142,11 @@ def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> No
             f"{sources['max_minutes']}: needs a checkpoint to resume from, and TRAIN_CHECKPOINT_EVERY=0 writes none."
             " Set TRAIN_CHECKPOINT_EVERY=1."
         )
+    if settings.activation_checkpointing and settings.compile != "off":
+        raise UserError(
+            f"{sources['activation_checkpointing']} and {sources['compile']} contradict: the compiler itself chooses"
+            " what to recompute. Drop one of the two."
+        )
     check_fsdp_settings(given)
     if settings.gradient_compression == "powersgd" and plan.backend == "ccl" and plan.nodes.world_size > 1:
         raise UserError(

@@ -29,6 +29,9 @@ class PerformanceSettings(OptimizationSettings, frozen=True, kw_only=True):
         Annotated[str, Meta(pattern=r"^[\w.-]{1,100}$", title="the name of a backend")],
         Meta(description="Backend of torch.compile."),
     ] = "inductor"
+    activation_checkpointing: Annotated[
+        bool, Meta(description="Recompute activations in the backward pass: less memory, more time, the same result.")
+    ] = False
     ipex: Annotated[
         Literal["auto", "on", "off"],
         Meta(description="Intel Extension for PyTorch. auto: off, because it gave no speedup."),

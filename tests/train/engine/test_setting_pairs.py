@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "no bias": {"TRAIN_BIAS": "0"},
     "smoothing": {"TRAIN_LABEL_SMOOTHING": "0.1"},
     "augment": {"TRAIN_AUGMENT": "trivial", "TRAIN_ERASING": "0.5", "TRAIN_REPEATED_AUGMENT": "2"},
-    "crops": {"TRAIN_TRANSFORMS": "imagenet", "TRAIN_AUGMENT": "rand-9-2"},
+    "crops": {"TRAIN_TRANSFORMS": "imagenet", "TRAIN_AUGMENT": "rand-9-2", "TRAIN_ACTIVATION_CHECKPOINTING": "1"},
     "rates": {
         "TRAIN_OPTIMIZER": "rmsprop",
         "TRAIN_LR_LAYER_DECAY": "0.5",
