@@ -47,7 +47,7 @@ def write_tensors(path: Path, tensors: Tensors, header: Mapping[str, str] | None
     """
     try:
         # The library renames from an absolute path: a relative one fails where a mount lies over the working folder.
-        save_file({name: one.contiguous() for name, one in tensors.items()}, path.absolute(), dict(header or {}))
+        save_file(without_shared_memory(tensors), path.absolute(), dict(header or {}))
     except SafetensorError as error:
         raise os_error_of(error) or error from None
     with path.open("rb") as file:
@@ -55,6 +55,20 @@ def write_tensors(path: Path, tensors: Tensors, header: Mapping[str, str] | None
         os.fchmod(file.fileno(), path.parent.stat().st_mode & 0o666)
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def without_shared_memory(tensors: Tensors) -> dict[str, Tensor]:
+    """Return contiguous tensors, of which no two share memory: the format holds each on its own.
+
+    Layers with tied weights share theirs. A model that ties them again takes the same values twice.
+    """
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, one in tensors.items():
+        own = one.contiguous()
+        found[name] = own.clone() if own.numel() and own.data_ptr() in seen else own
+        seen.add(own.data_ptr())
+    return found
 
 
 def os_error_of(error: SafetensorError) -> OSError | None:

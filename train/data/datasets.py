@@ -68,7 +68,13 @@ class DataSet:
         """
         if settings.val_split:
             labels = self.train.labels.tolist() if isinstance(self.train, ImageTensors) else self.train.labels
-            return replace_fields(self, rows=cut_from_training(labels, settings.val_split, settings.seed))
+            rows = cut_from_training(labels, settings.val_split, settings.seed)
+            if rows.val is None or not len(rows.val):
+                raise UserError(
+                    f"TRAIN_VAL_SPLIT={settings.val_split}: leaves no image to choose by, as each class has one."
+                    " Unset it."
+                )
+            return replace_fields(self, rows=rows)
         if self.listings and self.listings[1].val_start is not None:
             test = self.listings[1]
             return replace_fields(self, rows=behind_test(len(test), test.val_start or 0, left_out))

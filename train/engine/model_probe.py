@@ -8,16 +8,18 @@ import sys
 
 import msgspec
 import torch
+from torch import nn
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import UserError, first_line, printable
 from train.engine.optimizer import build_optimizer
+from train.models.factory import describe_failure, is_factory
 from train.models.freezing import freeze
 from train.models.head import head_names
 from train.models.registry import build_model
 from train.models.weights import PRETRAINED, load_weights, published_normalization
 from train.models.weights_origin import find_weights_file, read_origin
 from train.planning.model_report import ModelQuestion, ModelReport
-from train.settings import TrainSettings, read_train_settings
+from train.settings import ImageShape, TrainSettings, read_train_settings
 
 BYTE = 255
 
@@ -33,10 +35,56 @@ def report_on(question: ModelQuestion) -> ModelReport:
         text = fitted.describe()
     parameters = sum(one.numel() for one in model.parameters() if one.requires_grad)
     trainable = freeze(model, settings.freeze, len(question.classes))
-    build_optimizer(settings, model, head_names(model, len(question.classes)))
+    optimizer = build_optimizer(settings, model, head_names(model, len(question.classes)))
+    without = try_training(settings, model, question.shape) if is_factory(settings.model) else ()
+    try_step(settings, optimizer)
     return ModelReport(
-        weights=text, normalization=weights_normalization(settings), parameters=parameters, trainable=trainable
+        weights=text,
+        normalization=weights_normalization(settings),
+        parameters=parameters,
+        trainable=trainable,
+        without_gradient=without,
     )
+
+
+def try_training(settings: TrainSettings, model: nn.Module, shape: ImageShape) -> tuple[str, ...]:
+    """Return the trained parameters that get no gradient from two random images.
+
+    Raises `UserError` if the model cannot be trained: it may differ from what it is in evaluation.
+    """
+    source = f"TRAIN_MODEL={printable(settings.model)}"
+    model.train()
+    model.zero_grad()
+    try:
+        logits = model(torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)))
+    except Exception as error:  # the user's own model may raise anything
+        raise UserError(f"{source}: in training the model {describe_failure(error)}. Correct it.") from None
+    if not isinstance(logits, torch.Tensor):
+        raise UserError(
+            f"{source}: in training the model returns {type(logits).__name__} and not a tensor of logits. Return the"
+            " logits alone."
+        )
+    if not logits.requires_grad:
+        raise UserError(f"{source}: the logits have no gradient, so nothing is trained. Compute them without no_grad.")
+    try:
+        logits.float().square().mean().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise UserError(f"{source}: the backward pass fails ({first_line(error)}). Correct the model.") from None
+    return tuple(name for name, one in model.named_parameters() if one.requires_grad and one.grad is None)
+
+
+def try_step(settings: TrainSettings, optimizer: torch.optim.Optimizer) -> None:
+    """Take a step with gradients of 0; raises `UserError` for arguments that only a step refuses."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    try:
+        optimizer.step()
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        raise UserError(
+            f"TRAIN_OPTIMIZER_ARGS={printable(settings.optimizer_args)}: {type(optimizer).__name__} refuses them"
+            f" ({first_line(error)}). Correct them."
+        ) from None
 
 
 def weights_normalization(settings: TrainSettings) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -42,14 +42,14 @@ def factory_model(settings: ModelSettings, shape: ImageShape, classes: int) -> n
     arguments = {key: value for key, value in given.items() if key in accepted or key == "num_classes"}
     try:
         model = factory(**arguments)
-    except Exception as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise UserError(f"TRAIN_MODEL={printable(name)}: {describe_failure(error)}. Correct the function.") from None
     if not isinstance(model, nn.Module):
         raise UserError(
             f"TRAIN_MODEL={printable(name)}: returns {printable(type(model).__name__)} and not an nn.Module. Return"
             " the model."
         )
-    if next(model.parameters(), None) is None:
+    if not any(one.requires_grad for one in model.parameters()):
         raise UserError(f"TRAIN_MODEL={printable(name)}: the model has no parameters to train. Return another one.")
     return model
 
@@ -73,6 +73,8 @@ def describe_failure(error: BaseException) -> str:
 def import_factory(name: str, folder: Path | None) -> Callable[..., Any]:
     """Return the callable at an import path; raises `UserError` for one that cannot be imported."""
     module_name, _, path = name.partition(":")
+    if folder is not None and not folder.is_dir():
+        raise UserError(f"TRAIN_MODEL_PATH={printable(folder)}: no such folder. Name the one that has the module.")
     if folder is not None and str(folder.absolute()) not in sys.path:
         sys.path.insert(0, str(folder.absolute()))
     try:
@@ -80,9 +82,10 @@ def import_factory(name: str, folder: Path | None) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         own = module_name == missing or module_name.startswith(f"{missing}.")
-        where = f" or in TRAIN_MODEL_PATH={printable(folder)}" if folder else ". Set TRAIN_MODEL_PATH to its folder"
-        what = f"no module {printable(missing)} is installed{where}" if own else f"it needs {printable(missing)}"
-        raise UserError(f"TRAIN_MODEL={printable(name)}: {what}.") from None
+        where = f" or in TRAIN_MODEL_PATH={printable(folder)}" if folder else ""
+        what = f"no module {printable(missing)} is installed{where}" if own else f"needs {printable(missing)}"
+        to_do = "Set TRAIN_MODEL_PATH to its folder" if own else "Install it"
+        raise UserError(f"TRAIN_MODEL={printable(name)}: {what}. {to_do}.") from None
     except BaseException as error:  # a module runs any code when it is imported, and may even exit
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -106,7 +109,10 @@ def timm_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.M
     timm = import_timm(settings.model)
     if not timm.is_model(name):
         hint = did_you_mean(name, timm.list_models())
-        raise UserError(f"TRAIN_MODEL={printable(settings.model)}: no such model in timm {timm.__version__}. {hint}")
+        raise UserError(
+            f"TRAIN_MODEL={printable(settings.model)}: no such model in timm {timm.__version__}. {hint}Name one of"
+            " timm.list_models()."
+        )
     arguments = {"num_classes": classes, "in_chans": shape[0]}
     try:
         try:  # transformers of a fixed size take it; others raise TypeError

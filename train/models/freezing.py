@@ -25,6 +25,8 @@ def freeze(model: nn.Module, text: str, classes: int) -> int:
     names = [name for name, _ in model.named_parameters()]
     head = head_names(model, classes)
     wanted = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not wanted:
+        raise UserError(f"{source}: names no layer. Name layers, or `backbone`.")
     if wanted == (BACKBONE,) and not head:
         raise UserError(f"{source}: no last layer with {classes} outputs was found. Name the layers, with commas.")
     for part in wanted:

@@ -88,10 +88,17 @@ def fit_weights(
     source = f"TRAIN_WEIGHTS={printable(settings.weights)}"
     inner = without_adapter(model)
     own = inner.state_dict()
+    check_values(source, state)
     if inner is not model and any(name.startswith("model.") for name in state):
         state = {name.removeprefix("model."): value for name, value in state.items()}
     head = head_names(inner, len(classes))
-    same = {name for name in own if name in state and own[name].shape == state[name].shape}
+    same = {
+        name
+        for name in own
+        if name in state
+        and own[name].shape == state[name].shape
+        and own[name].is_floating_point() == state[name].is_floating_point()
+    }
     if settings.head == "new":
         same = {name for name in same if not in_modules(name, head)}
     elif head and origin.classes and origin.classes != classes and all_in(same, own, head):
@@ -117,14 +124,24 @@ def fit_weights(
     return FittedWeights({name: state[name] for name in own if name in same}, new, unused)
 
 
+def check_values(source: str, state: Mapping[str, Tensor]) -> None:
+    """Raise `UserError` for weights that are not finite: training could only fail."""
+    for name, one in state.items():
+        if one.is_floating_point() and not bool(one.isfinite().all()):
+            raise UserError(f"{source}: {printable(name)} has values that are not finite. Use another file.")
+
+
 def all_in(same: set[str], own: Mapping[str, Tensor], head: tuple[str, ...]) -> bool:
     """Return whether the head's tensors are all among those that fit."""
     return all(name in same for name in own if in_modules(name, head))
 
 
 def shape_text(tensor: Tensor | None) -> str:
-    """Return a tensor's shape, or that there is none."""
-    return "not" if tensor is None else "x".join(map(str, tensor.shape)) or "one value"
+    """Return a tensor's shape, or that there is none; integers are named, as weights are not."""
+    if tensor is None:
+        return "not"
+    kind = "" if tensor.is_floating_point() else f" {str(tensor.dtype).removeprefix('torch.')}"
+    return ("x".join(map(str, tensor.shape)) or "one value") + kind
 
 
 def published_state(settings: ModelSettings, shape: ImageShape) -> dict[str, Tensor]:

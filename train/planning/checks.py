@@ -10,7 +10,7 @@ from pathlib import Path
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.settings_base import ParsedSettings
 from train.data.dataset_info import DatasetInfo
-from train.planning.optimizers import TIMM_PREFIX, parse_arguments, peak_lr
+from train.planning.optimizers import ELEMENTWISE, parse_arguments, peak_lr
 from train.settings import PROFILE_WARM_UP, TrainSettings
 
 # Models of this project.
@@ -70,10 +70,15 @@ def check_optimizer(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for an unknown optimizer, its arguments, or learning rates that contradict each other."""
     settings = given.values
     parse_arguments(settings)
-    if settings.optimizer.lower().startswith(TIMM_PREFIX) and settings.parallelism == "fsdp":
+    if settings.parallelism == "fsdp" and settings.optimizer.lower() not in ELEMENTWISE:
         raise UserError(
-            f"{given.sources['optimizer']} and {given.sources['parallelism']} contradict: timm's optimizers are not"
-            " sharded. Use one of torch.optim."
+            f"{given.sources['optimizer']} and {given.sources['parallelism']} contradict: its step needs whole"
+            f" parameters, and each rank has a shard. Use one of: {', '.join(sorted(ELEMENTWISE))}."
+        )
+    if settings.schedule == "wsd" and settings.warmup != "auto" and settings.warmup + settings.decay_fraction > 1:
+        raise UserError(
+            f"TRAIN_WARMUP={settings.warmup} and TRAIN_DECAY_FRACTION={settings.decay_fraction} contradict: together"
+            " they are more than the whole run. Lower one."
         )
     if settings.schedule != "constant" and settings.min_lr > peak_lr(settings):
         raise UserError(
@@ -99,6 +104,11 @@ def check_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> 
         raise UserError(
             f"{given.sources['val_split']}: the folder has val/ next to test/, which chooses the best checkpoint."
             " Unset one of the two."
+        )
+    if given.values.val_split and dataset.counted_all and 0 < dataset.train_images <= len(dataset.classes):
+        raise UserError(
+            f"{given.sources['val_split']}: leaves no image to choose by, as each class has one. Unset it or add"
+            " images."
         )
 
 

@@ -27,7 +27,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the child process found; `error` and `code` say why the model or its weights cannot be used.
 
     `weights` says what was loaded. `normalization` is mean and standard deviation of the weights' images, from 0 to 1.
-    `trainable` counts the parameters that are trained, out of `parameters`.
+    `without_gradient` are trained parameters that get none. `trainable` counts the parameters that are trained, out of
+    `parameters`.
     """
 
     error: str = ""
@@ -36,6 +37,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     parameters: int = 0
     trainable: int = 0
+    without_gradient: tuple[str, ...] = ()
 
 
 def needs_report(settings: TrainSettings) -> bool:

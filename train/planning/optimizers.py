@@ -28,6 +28,8 @@ UNSUPPORTED = {
     "timm:madgrad": "keeps a state that belongs to no parameter",
     "timm:muon": "mixes two optimizers, whose states have no common form",
 }
+# Optimizers whose step is elementwise, so that each rank can take it on its shard of a parameter.
+ELEMENTWISE = frozenset({"sgd", "adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "adadelta", "asgd"})
 # Arguments that are settings of their own, or that are decided here.
 OWN_ARGUMENTS = {
     "lr": "TRAIN_LR sets it",
@@ -113,9 +115,10 @@ def find_optimizer(settings: OptimizationSettings) -> OptimizerClass:
     usable = [one for one in known if one not in UNSUPPORTED]
     if name.startswith(TIMM_PREFIX) and not any(one.startswith(TIMM_PREFIX) for one in known):
         raise UserError(f"TRAIN_OPTIMIZER={settings.optimizer}: timm is not installed here. `pip install timm`.")
+    is_timm = name.startswith(TIMM_PREFIX)
+    listed = ", ".join(sorted(one for one in usable if one.startswith(TIMM_PREFIX) == is_timm))
     raise UserError(
-        f"TRAIN_OPTIMIZER={settings.optimizer}: no such optimizer. {did_you_mean(name, usable)}Use one of torch.optim:"
-        f" {', '.join(sorted(one for one in usable if ':' not in one))}."
+        f"TRAIN_OPTIMIZER={settings.optimizer}: no such optimizer. {did_you_mean(name, usable)}Use one of: {listed}."
     )
 
 
@@ -140,6 +143,8 @@ def parse_arguments(settings: OptimizationSettings) -> dict[str, Argument]:
         name, equals, text = part.partition("=")
         if name in own:
             raise UserError(f"{source}: {name} is no argument to give, {own[name]}. Leave it out.")
+        if name in allowed and not text:
+            raise UserError(f"{source}: {name} has no value. Write {name}=value.")
         if not equals or name not in allowed:
             hint = did_you_mean(name, allowed)
             raise UserError(

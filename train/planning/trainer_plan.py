@@ -6,18 +6,20 @@ from dataclasses import replace
 
 import msgspec
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.planning.checks import check_trainer_settings
 from train.planning.compute import decide_compiling, decide_ipex, decide_precision, why_ipex_does_not_pack
+from train.planning.evaluation_plan import plan_evaluation
+from train.planning.loading import decide_images, decide_workers
 from train.planning.model_report import ModelReport
 from train.planning.model_size import check_model_memory
 from train.planning.normalization import decide_normalization
 from train.planning.run_selection import check_resume
-from train.planning.techniques import decide_model, decide_techniques
+from train.planning.techniques import decide_techniques
 from train.planning.unused_settings import unused_settings
 from train.settings import TrainSettings
 
@@ -50,6 +52,7 @@ def plan_trainer(
         return plan_evaluation(given, plan, dataset, machine)
     resume, resume_decisions = plan_resume(given, plan, free_name)
     check_trainer_settings(given, dataset)
+    check_gradients(given, model_report or ModelReport(), ranks)
     if reads_resume:
         names = {"resume": resume["TRAIN_RESUME"], "run_name": resume["TRAIN_RUN_NAME"]} if resume else {}
         check_resume(msgspec.structs.replace(settings, **names))
@@ -96,28 +99,15 @@ def plan_trainer(
     return plan.with_variables({**flags, **resume}).with_trainer(trainer, decisions)
 
 
-def plan_evaluation(given: ParsedSettings[TrainSettings], plan: Plan, dataset: DatasetInfo, machine: Machine) -> Plan:
-    """Return the plan of an evaluation, which trains nothing and writes no run folder."""
+def check_gradients(given: ParsedSettings[TrainSettings], report: ModelReport, ranks: int) -> None:
+    """Raise `UserError` for parameters that get no gradient, for which DDP would wait."""
     settings = given.values
-    source = "stream" if settings.reads_files else "memory"
-    workers, workers_decision = decide_workers(given, plan, source)
-    precision = decide_precision(given, plan.device, machine)
-    trainer = TrainerPlan(
-        data_source=source,
-        num_workers=workers,
-        image_shape=dataset.shape,
-        precision=precision.value,
-        use_ipex=False,
-        saves_checkpoints=False,
-    )
-    decisions = (
-        make_decision("evaluate", settings.evaluate, "", "trains nothing", given.sources["evaluate"]),
-        decide_model(given),
-        *decide_images(dataset),
-        workers_decision,
-        precision,
-    )
-    return plan.with_variables(given.as_variables(flags_only=True)).with_trainer(trainer, decisions)
+    ignored = settings.ddp_find_unused_parameters or settings.parallelism != "ddp"
+    if report.without_gradient and ranks > 1 and not ignored:
+        raise UserError(
+            f"TRAIN_MODEL={printable(settings.model)}: {printable(report.without_gradient[0])} gets no gradient, and"
+            " DDP waits for it. Set TRAIN_DDP_FIND_UNUSED_PARAMETERS=1, or remove the layer."
+        )
 
 
 def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> None:
@@ -218,20 +208,6 @@ def decide_batch(given: ParsedSettings[TrainSettings], ranks: int) -> Decision:
     return make_decision("batch", str(size), "", share, given.sources.get("batch_size", ""))
 
 
-def decide_images(dataset: DatasetInfo) -> tuple[Decision, ...]:
-    """Return what the image files of a folder become, and what decodes them."""
-    if not dataset.becomes:
-        return ()
-    decoder = ("compiled", "crops and resizes while it decodes") if dataset.has_kernel else ("Pillow", NO_KERNEL)
-    return (
-        Decision("images", "x".join(map(str, dataset.shape)), dataset.becomes),
-        Decision("JPEG decoder", *decoder),
-    )
-
-
-NO_KERNEL = "the set-up found no C++ compiler or libjpeg headers"
-
-
 def decide_cache(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, source: str) -> tuple[Decision, ...]:
     """Return whose decoded images may be used besides this user's own."""
     if source != "memory" or not dataset.cache_owners:
@@ -277,14 +253,3 @@ def decide_data_source(
     if not can_stream or fits:
         return "memory", Decision("data source", "memory", f"{size}, once")
     return "stream", Decision("data source", "stream", f"{size}: over a quarter of memory")
-
-
-def decide_workers(given: ParsedSettings[TrainSettings], plan: Plan, source: str) -> tuple[int, Decision]:
-    """Return the threads of each rank that decode: none for data in memory."""
-    requested = given.values.num_workers
-    if source == "memory":
-        return 0, Decision("loader workers", "0", "batches come from memory")
-    if requested != "auto":
-        return requested, make_decision("loader workers", str(requested), "", "", given.sources.get("num_workers", ""))
-    workers = min(rank.threads for rank in plan.ranks)
-    return workers, Decision("loader workers", str(workers), "one per thread of the rank; more if files are slow")

@@ -66,9 +66,14 @@ def when(condition: Callable[[TrainSettings], bool], reason: str) -> Reason:
     return lambda run: reason if condition(run.settings) else ""
 
 
+def ends_before_a_reduction(settings: TrainSettings) -> bool:
+    """Return whether a run of epochs ends before the schedule `step` lowers the learning rate."""
+    return settings.schedule == "step" and not settings.steps and settings.epochs <= settings.lr_step_epochs
+
+
 def without_weight_decay(settings: TrainSettings) -> bool:
     """Return whether the optimizer has no weight decay, or it is 0 anyway."""
-    return "weight_decay" not in find_optimizer(settings).defaults
+    return not settings.weight_decay or "weight_decay" not in find_optimizer(settings).defaults
 
 
 # Field -> why it has no effect, empty if it has one. A value that says "off" is never named.
@@ -87,12 +92,22 @@ UNUSED: Mapping[str, Reason] = {
     "prune_exclude": without_pruning,
     "prune_warmup": without_pruning,
     "momentum": when(lambda settings: settings.optimizer.lower() != SGD, "only TRAIN_OPTIMIZER=sgd has it"),
-    "weight_decay": when(without_weight_decay, "the optimizer has none"),
-    "decay_norms": when(without_weight_decay, "the optimizer has no weight decay"),
+    "weight_decay": when(
+        lambda settings: "weight_decay" not in find_optimizer(settings).defaults, "the optimizer has none"
+    ),
+    "decay_norms": when(without_weight_decay, "there is no weight decay"),
     "min_lr": when(lambda settings: settings.schedule == "constant", "TRAIN_SCHEDULE is constant"),
     "lr_step_epochs": when(lambda settings: settings.schedule != "step", "TRAIN_SCHEDULE is not step"),
     "lr_gamma": when(lambda settings: settings.schedule != "step", "TRAIN_SCHEDULE is not step"),
     "decay_fraction": when(lambda settings: settings.schedule != "wsd", "TRAIN_SCHEDULE is not wsd"),
+    "schedule": when(ends_before_a_reduction, "the run ends before TRAIN_LR_STEP_EPOCHS"),
+    "early_stopping": when(
+        lambda settings: not settings.steps and settings.epochs <= settings.early_stopping, "the run has no more epochs"
+    ),
+    "repeated_augment": when(
+        lambda settings: settings.transforms == "none" and settings.augment == "none" and not settings.erasing,
+        "nothing is augmented, so the copies are equal",
+    ),
     "early_stopping_metric": when(lambda settings: not settings.early_stopping, "TRAIN_EARLY_STOPPING is 0"),
     "crop_scale": when(lambda settings: settings.transforms != "imagenet", "TRAIN_TRANSFORMS is not imagenet"),
     "crop_ratio": when(lambda settings: settings.transforms != "imagenet", "TRAIN_TRANSFORMS is not imagenet"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from entrypoint.core.errors import UserError
-from tests.conftest import Entrypoint, needs_two_cores
+from tests.conftest import Entrypoint, needs_two_cores, paint
 from tests.factories import train_settings
 from tests.train.given import TWO_RANKS, imagefolder, losses
 from train.data.dataset_info import inspect_dataset
@@ -133,6 +133,17 @@ def test_run_without_improvement_stops_and_stays_stopped(entrypoint: Entrypoint)
 def test_choice_on_the_test_images_is_said(entrypoint: Entrypoint) -> None:
     result = entrypoint("train", env=QUIET | {"TRAIN_EPOCHS": "1"})
     assert "chosen on the test images; TRAIN_VAL_SPLIT=0.1 sets other images apart" in result.out
+
+
+@pytest.mark.launch
+def test_split_that_leaves_no_image_is_refused(entrypoint: Entrypoint, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        paint(tmp_path / "few" / split, each=1)
+    env = imagefolder(tmp_path / "few", TRAIN_VAL_SPLIT="0.3", TRAIN_BATCH_SIZE="2") | QUIET
+    for command in ("plan", "train"):
+        result = entrypoint(command, env=env)
+        assert (result.code, len(result.err.splitlines())) == (2, 1)
+        assert "TRAIN_VAL_SPLIT=0.3: leaves no image to choose by" in result.err
 
 
 @pytest.mark.launch

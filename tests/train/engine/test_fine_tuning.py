@@ -25,16 +25,56 @@ class Net(nn.Module):
 
     def forward(self, images):
         return self.head(self.body(self.norm1(self.stem(images)).relu()).flatten(1))
+
+class Auxiliary(Net):
+    def forward(self, images):
+        logits = super().forward(images)
+        return (logits, logits) if self.training else logits
+
+class TrainingFails(Net):
+    def forward(self, images):
+        if self.training:
+            raise ValueError("not ready")
+        return super().forward(images)
+
+class NoGradient(Net):
+    def forward(self, images):
+        from torch import no_grad
+        with no_grad():
+            return super().forward(images)
+
+class Unused(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.spare = nn.Linear(3, 3)
+
+class Tied(Net):
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.again = nn.Linear(16, num_classes)
+        self.again.weight = self.head.weight
+
+def frozen(num_classes):
+    return Net(num_classes).requires_grad_(False)
+
+def leaves(num_classes):
+    raise SystemExit(0)
 """
 OWN = {**SMALL, "TRAIN_MODEL": "own_net:Net", "TRAIN_EPOCHS": "2", "TRAIN_LR": "0.01", "TRAIN_TENSORBOARD": "0"}
 
 
 @pytest.fixture
-def own(entrypoint: Entrypoint) -> dict[str, str]:
-    """Return the environment of a run that has trained the own model, and left its weights as `own.safetensors`."""
+def code(entrypoint: Entrypoint) -> dict[str, str]:
+    """Return the environment of a run of the own model."""
     (entrypoint.folder / "code").mkdir()
     (entrypoint.folder / "code/own_net.py").write_text(MODULE)
-    environ = {**OWN, "TRAIN_MODEL_PATH": str(entrypoint.folder / "code")}
+    return {**OWN, "TRAIN_MODEL_PATH": str(entrypoint.folder / "code")}
+
+
+@pytest.fixture
+def own(entrypoint: Entrypoint, code: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a run that has trained the own model, and left its weights as `own.safetensors`."""
+    environ = code
     entrypoint.train("--run-name=first", env=environ)
     weights = load_file(entrypoint.folder / "runs/first/checkpoint/best/model.safetensors")
     save_file({f"module.{name}": one for name, one in weights.items()}, entrypoint.folder / "own.safetensors")
@@ -91,6 +131,12 @@ def test_fine_tuning_resumes_bitwise_equal(entrypoint: Entrypoint, own: dict[str
         ({"TRAIN_OPTIMIZER": "adamq"}, "no such optimizer. Did you mean adam"),
         ({"TRAIN_NORMALIZE": "0.5,0.5,0.5/1,1,1"}, "the images have 1 channel"),
         ({"TRAIN_MIN_LR": "1"}, "above the peak learning rate of 0.01"),
+        ({"TRAIN_FREEZE": ","}, "names no layer"),
+        ({"TRAIN_MODEL_PATH": "nobody"}, "TRAIN_MODEL_PATH=nobody: no such folder"),
+        ({"TRAIN_OPTIMIZER": "adamw", "TRAIN_OPTIMIZER_ARGS": "betas=0.9,0.9,0.9"}, "AdamW refuses them"),
+        ({"TRAIN_OPTIMIZER": "adamw", "TRAIN_OPTIMIZER_ARGS": "eps"}, "eps has no value"),
+        ({"TRAIN_OPTIMIZER": "adagrad", "TRAIN_PARALLELISM": "fsdp"}, "its step needs whole parameters"),
+        ({"TRAIN_SCHEDULE": "wsd", "TRAIN_WARMUP": "0.9", "TRAIN_DECAY_FRACTION": "0.5"}, "more than the whole run"),
     ],
 )
 def test_refused_by_the_plan_and_by_the_run(
@@ -101,6 +147,43 @@ def test_refused_by_the_plan_and_by_the_run(
         assert result.code == 2
         assert said in result.err
         assert len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Auxiliary", "in training the model returns tuple and not a tensor"),
+        ("TrainingFails", "in training the model raised ValueError: not ready"),
+        ("NoGradient", "the logits have no gradient"),
+        ("frozen", "has no parameters to train"),
+        ("leaves", "raised SystemExit"),
+    ],
+)
+def test_model_that_cannot_be_trained_is_refused_by_the_plan(
+    entrypoint: Entrypoint, code: dict[str, str], name: str, said: str
+) -> None:
+    result = entrypoint("plan", env={**code, "TRAIN_MODEL": f"own_net:{name}"})
+    assert (result.code, len(result.err.splitlines())) == (2, 1), result.err
+    assert said in result.err
+
+
+@needs_two_cores
+def test_parameter_without_gradient_is_refused_over_ranks_only(entrypoint: Entrypoint, code: dict[str, str]) -> None:
+    unused = {**code, "TRAIN_MODEL": "own_net:Unused"}
+    assert entrypoint("plan", env=unused).code == 0
+    result = entrypoint("plan", env={**unused, **TWO_RANKS})
+    assert result.code == 2
+    assert "spare.weight gets no gradient, and DDP waits for it. Set TRAIN_DDP_FIND_UNUSED_PARAMETERS=1" in result.err
+    assert entrypoint("train", env={**unused, **TWO_RANKS, "TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1"}).code == 0
+
+
+def test_tied_weights_are_saved_and_resumed(entrypoint: Entrypoint, code: dict[str, str]) -> None:
+    tied = {**code, "TRAIN_MODEL": "own_net:Tied", "TRAIN_RUN_NAME": "tied"}
+    entrypoint.train(env=tied)
+    again = entrypoint("train", env={**tied, "TRAIN_RESUME": "auto"})
+    assert again.code == 0, again.err
+    state = load_file(entrypoint.folder / "runs/tied/model.safetensors")
+    assert state["head.weight"].equal(state["again.weight"])
 
 
 def test_weights_of_other_classes_are_refused(entrypoint: Entrypoint, own: dict[str, str]) -> None:

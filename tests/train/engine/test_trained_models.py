@@ -71,6 +71,13 @@ def test_evaluation_on_other_data_goes_by_the_names_of_classes(
     assert "the model knows no class zebra; it knows class0, class1, class2" in result.err
 
 
+def test_result_file_that_cannot_be_written_is_refused_first(entrypoint: Entrypoint, trained: Path) -> None:
+    for words in (("evaluate", trained), ("plan", "--evaluate", trained)):
+        result = entrypoint(*words, "--evaluation-file", "/proc/nobody/x.json", env=QUIET)
+        assert result.code == 2
+        assert result.err.startswith("entrypoint: error: TRAIN_EVALUATION_FILE=/proc/nobody/x.json: cannot be written")
+
+
 def test_file_that_is_no_trained_model_is_refused(entrypoint: Entrypoint, trained: Path) -> None:
     plain = entrypoint.folder / "plain.safetensors"
     save_file(load_file(trained / "model.safetensors"), plain)

@@ -78,7 +78,7 @@ def test_factory_builds_the_model(folder: Path, name: str) -> None:
         ("nobody:plain", "no module nobody is installed or in TRAIN_MODEL_PATH="),
         ("broken_module:x", "its module raised RuntimeError: half way in broken_module.py, line 2"),
         ("leaving_module:x", "its module raised SystemExit"),
-        ("needy_module:x", "it needs nobody_has_this"),
+        ("needy_module:x", "needs nobody_has_this. Install it"),
     ],
 )
 def test_factory_that_cannot_be_used_is_one_line(folder: Path, name: str, said: str) -> None:

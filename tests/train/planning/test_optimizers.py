@@ -91,7 +91,7 @@ def test_arguments_reach_the_optimizer(name: str, text: str, wanted: dict[str, o
         ("lbfgs", "", "needs a closure"),
         ("sparseadam", "", "is for sparse gradients"),
         ("adamw", "beta=0.9", "beta=0.9 is no argument of AdamW. Did you mean betas"),
-        ("adamw", "betas", "betas is no argument of AdamW"),
+        ("adamw", "betas", "betas has no value. Write betas=value"),
         ("adamw", "lr=0.1", "TRAIN_LR sets it"),
         ("sgd", "momentum=0.1", "TRAIN_MOMENTUM sets it"),
         ("adamw", "eps=small", "small is no number"),

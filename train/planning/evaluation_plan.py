@@ -1,0 +1,53 @@
+"""The trainer's part of the plan of `entrypoint evaluate`."""
+
+from __future__ import annotations
+
+from entrypoint.core.errors import UserError, printable
+from entrypoint.core.paths import is_folder
+from entrypoint.core.settings_base import ParsedSettings
+from entrypoint.core.user_dirs import why_not_writable
+from entrypoint.machine.detect import Machine
+from entrypoint.plan.model import Plan, TrainerPlan, make_decision
+from train.data.dataset_info import DatasetInfo
+from train.planning.compute import decide_precision
+from train.planning.loading import decide_images, decide_workers
+from train.planning.techniques import decide_model
+from train.settings import TrainSettings
+
+
+def plan_evaluation(given: ParsedSettings[TrainSettings], plan: Plan, dataset: DatasetInfo, machine: Machine) -> Plan:
+    """Return the plan of an evaluation, which trains nothing and writes no run folder."""
+    settings = given.values
+    check_result_file(settings)
+    source = "stream" if settings.reads_files else "memory"
+    workers, workers_decision = decide_workers(given, plan, source)
+    precision = decide_precision(given, plan.device, machine)
+    trainer = TrainerPlan(
+        data_source=source,
+        num_workers=workers,
+        image_shape=dataset.shape,
+        precision=precision.value,
+        use_ipex=False,
+        saves_checkpoints=False,
+    )
+    decisions = (
+        make_decision("evaluate", settings.evaluate, "", "trains nothing", given.sources["evaluate"]),
+        decide_model(given),
+        *decide_images(dataset),
+        workers_decision,
+        precision,
+    )
+    return plan.with_variables(given.as_variables(flags_only=True)).with_trainer(trainer, decisions)
+
+
+def check_result_file(settings: TrainSettings) -> None:
+    """Raise `UserError` if the result of an evaluation cannot be written where the user wants it."""
+    if settings.evaluation_file is None:
+        return
+    folder = settings.evaluation_file.parent
+    why = why_not_writable(folder) if is_folder(folder) else "no such folder"
+    if why:
+        raise UserError(
+            f"TRAIN_EVALUATION_FILE={printable(settings.evaluation_file)}: cannot be written ({why}). Name another"
+            " file."
+        )
