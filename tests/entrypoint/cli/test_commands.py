@@ -184,7 +184,12 @@ def test_plan_follows_taskset_mask(entrypoint: Entrypoint) -> None:
             2,
             "TRAIN_DATA_DIR=/nowhere: no such",
         ),
-        (["train"], {"TRAIN_DATA_SOURCE": "stream"}, 2, "TRAIN_DATA_SOURCE=stream: only imagefolder can be streamed"),
+        (
+            ["train"],
+            {"TRAIN_DATA_SOURCE": "stream"},
+            2,
+            "TRAIN_DATA_SOURCE=stream: only imagefolder and csv can be streamed",
+        ),
         (
             ["train"],
             {"TRAIN_GRAD_ACCUM_STEPS": "65"},

@@ -41,6 +41,7 @@ def kept_bytes(model: nn.Module) -> int:
     return sum(found.values())
 
 
+@pytest.mark.slow_except("speednet-half")
 @pytest.mark.parametrize("name", ["cnn", "speednet-half", "resnet18", "densenet121", "convnext_tiny", "mobilenet_v2"])
 def test_training_is_bitwise_identical(name: str) -> None:
     if name not in ("cnn", "speednet-half"):
@@ -53,6 +54,7 @@ def test_training_is_bitwise_identical(name: str) -> None:
     assert all(torch.equal(found[key], one) for key, one in wanted.items())
 
 
+@pytest.mark.slow
 def test_less_memory_is_kept() -> None:
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     plain = build_model(train_settings(model="resnet50"), SHAPE, 5)

@@ -102,6 +102,7 @@ def test_missing_file_is_named(tmp_path: Path, names: tuple[str, ...]) -> None:
 
 
 @pytest.mark.launch
+@pytest.mark.slow_except("stream")
 @pytest.mark.parametrize("source", ["memory", "stream"])
 def test_csv_trains_what_the_folders_train(entrypoint: Entrypoint, labelled: Path, source: str) -> None:
     env = imagefolder(labelled, TRAIN_DATA_SOURCE=source, LAUNCH_QUIET="1", TRAIN_TENSORBOARD="0")

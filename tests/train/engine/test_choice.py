@@ -78,6 +78,7 @@ def summary(entrypoint: Entrypoint, name: str) -> Any:
 
 
 @pytest.mark.launch
+@pytest.mark.slow_except("stream")
 @pytest.mark.parametrize("source", ["memory", "stream"])
 def test_val_folder_chooses_and_test_is_told_apart(entrypoint: Entrypoint, three_splits: Path, source: str) -> None:
     env = imagefolder(three_splits, TRAIN_DATA_SOURCE=source) | QUIET
@@ -97,6 +98,7 @@ def test_val_folder_chooses_and_test_is_told_apart(entrypoint: Entrypoint, three
 
 @pytest.mark.launch
 @needs_two_cores
+@pytest.mark.slow_except("memory")
 @pytest.mark.parametrize("source", ["memory", "stream"])
 def test_cut_images_are_the_same_on_any_number_of_ranks(
     entrypoint: Entrypoint, image_folder: Path, source: str

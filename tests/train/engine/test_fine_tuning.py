@@ -105,6 +105,7 @@ def test_two_ranks_learn_what_one_learns(entrypoint: Entrypoint, own: dict[str, 
     assert losses(entrypoint, "two") == pytest.approx(losses(entrypoint, "one"), rel=1e-4)
 
 
+@pytest.mark.slow_except("adafactor")
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adafactor"])
 def test_fine_tuning_resumes_bitwise_equal(entrypoint: Entrypoint, own: dict[str, str], optimizer: str) -> None:
     tuned = {**own, "TRAIN_OPTIMIZER": optimizer, "TRAIN_FREEZE": "norm1"}
@@ -120,6 +121,7 @@ def test_fine_tuning_resumes_bitwise_equal(entrypoint: Entrypoint, own: dict[str
     assert digests[0] == digests[1] != digests[2]
 
 
+@pytest.mark.slow_except("Nett")
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -149,6 +151,7 @@ def test_refused_by_the_plan_and_by_the_run(
         assert len(result.err.splitlines()) == 1
 
 
+@pytest.mark.slow_except("Auxiliary")
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -186,6 +189,7 @@ def test_tied_weights_are_saved_and_resumed(entrypoint: Entrypoint, code: dict[s
     assert state["head.weight"].equal(state["again.weight"])
 
 
+@pytest.mark.slow
 def test_weights_of_other_classes_are_refused(entrypoint: Entrypoint, own: dict[str, str]) -> None:
     run = {**own, "TRAIN_WEIGHTS": str(entrypoint.folder / "runs/first"), "TRAIN_SYNTHETIC_CLASSES": "9"}
     assert "new: head.weight" in entrypoint("plan", env=run).out.replace("\n", " ")

@@ -40,6 +40,7 @@ def test_run_leaves_weights_and_an_evaluation(entrypoint: Entrypoint, trained: P
     assert all(state[name].equal(average[f"module.{name}"]) for name in state)
 
 
+@pytest.mark.slow_except("checkpoint")
 @pytest.mark.parametrize("what", ["", "model.safetensors", "checkpoint/step-000000012"])
 @pytest.mark.parametrize("ranks", [{}, pytest.param(TWO_RANKS, marks=needs_two_cores)])
 def test_evaluation_finds_the_accuracy_of_the_run(
@@ -141,6 +142,7 @@ def test_bad_image_is_named_and_the_rest_goes_on(entrypoint: Entrypoint, trained
     assert table.out.startswith(f"{good}  class")
 
 
+@pytest.mark.slow
 def test_pruned_and_gray_models_predict(entrypoint: Entrypoint, tmp_path: Path) -> None:
     for split in ("train", "test"):
         paint(tmp_path / "gray" / split, mode="L")

@@ -62,6 +62,7 @@ def test_new_head_is_asked_for(tmp_path: Path) -> None:
     assert fitted.new == ("fc.weight", "fc.bias")
 
 
+@pytest.mark.slow_except("resnet34")
 @pytest.mark.parametrize(
     ("other", "said"),
     [
@@ -122,6 +123,7 @@ def test_folder_of_a_run_means_its_weights(tmp_path: Path) -> None:
         find_weights_file(str(tmp_path / "nobody"))
 
 
+@pytest.mark.slow_except("resnet18")
 @pytest.mark.parametrize(
     ("name", "head"),
     [

@@ -140,6 +140,7 @@ def test_layer_decay_lowers_the_rate_towards_the_input() -> None:
 
 
 @needs_torchvision
+@pytest.mark.slow_except("densenet121")
 @pytest.mark.parametrize("name", ["vit_b_16", "convnext_tiny", "swin_t", "densenet121", "cnn", "speednet"])
 def test_blocks_of_other_models_are_in_order(name: str) -> None:
     side = 224 if name == "vit_b_16" else 32
