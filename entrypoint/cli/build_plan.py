@@ -138,7 +138,6 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
     problem = () if writes_none else check_output_dir(given, inputs)
     plan = replace(plan, warnings=(*given.notices, *problem, *plan.warnings))
     free_name = new_run_dir(training.values.output_dir, training.values).name if plan.nodes.max_restarts else ""
-    report = model_report(training, plan, facts, inputs)
     no_compile = compile_problem(training.values, plan.device, inputs)
     return plan_trainer(
         plan,
@@ -147,20 +146,20 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
         inputs.machine,
         free_name=free_name,
         compile_problem=no_compile,
-        model_report=report,
+        ask_model=lambda: model_report(training, plan, facts, inputs),
         reads_resume=is_first_rank_here(inputs),
     )
 
 
 def model_report(
     given: ParsedSettings[TrainSettings], plan: Plan, facts: DatasetInfo, inputs: PlanInputs
-) -> ModelReport | None:
+) -> ModelReport:
     """Return what the model and its weights are, where only a child process with torch can say it."""
-    from train.planning.model_report import ask_about_model, needs_report
+    from train.planning.model_report import ModelReport, ask_about_model, needs_report
     from train.planning.model_size import model_input_shape
 
     if not needs_report(given.values):
-        return None
+        return ModelReport()
     recipe = {name: text for name, text in plan.environment.variables.items() if name.startswith("TRAIN_")}
     shape = model_input_shape(given.values, facts.shape)
     return ask_about_model(given, recipe, shape, facts.classes, inputs.python)

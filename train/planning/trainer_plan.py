@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -35,13 +36,13 @@ def plan_trainer(
     *,
     free_name: str = "",
     compile_problem: str = "",
-    model_report: ModelReport | None = None,
+    ask_model: Callable[[], ModelReport] = ModelReport,
     reads_resume: bool = True,
 ) -> Plan:
     """Return the plan with the trainer's part, and the trainer's flags as variables.
 
     `free_name` is a run name that no run has yet, for a run that must have a name.
-    `model_report` is what a child process found, for settings that only the model itself can answer.
+    `ask_model` has a child process build the model, for settings that only the model itself can answer.
     `compile_problem` says why the backend of torch.compile cannot be used.
     `reads_resume` says that a checkpoint to resume from is on this node.
     Raises `UserError` where a batch has fewer images than there are ranks and micro-batches.
@@ -52,7 +53,6 @@ def plan_trainer(
         return plan_evaluation(given, plan, dataset, machine)
     resume, resume_decisions = plan_resume(given, plan, free_name)
     check_trainer_settings(given, dataset)
-    check_gradients(given, model_report or ModelReport(), ranks)
     if reads_resume:
         names = {"resume": resume["TRAIN_RESUME"], "run_name": resume["TRAIN_RUN_NAME"]} if resume else {}
         check_resume(msgspec.structs.replace(settings, **names))
@@ -68,8 +68,11 @@ def plan_trainer(
     workers, workers_decision = decide_workers(given, plan, source)
     precision = decide_precision(given, plan.device, machine)
     ipex = decide_ipex(given, plan.device, machine)
-    of_weights = model_report.normalization if model_report else None
-    normalization, normalization_decision = decide_normalization(given, dataset.shape[0], source, of_weights)
+    model_report = ask_model()  # takes seconds, so what can be refused without it is refused before
+    check_gradients(given, model_report, ranks)
+    normalization, normalization_decision = decide_normalization(
+        given, dataset.shape[0], source, model_report.normalization
+    )
     trainer = TrainerPlan(
         data_source=source,
         num_workers=workers,
@@ -81,7 +84,7 @@ def plan_trainer(
         normalization=normalization,
     )
     decisions = (
-        *decide_techniques(given, dataset, model_report or ModelReport()),
+        *decide_techniques(given, dataset, model_report),
         decide_batch(given, ranks),
         *decide_images(dataset),
         *decide_cache(given, dataset, source),
