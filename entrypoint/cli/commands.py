@@ -61,6 +61,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if command.command == "help":
         write_stdout(command.help_text)
         return ExitCode.DONE
+    refuse_switches(command)
     if command.command in ("settings", "completion"):
         return print_command(command)
     if command.config:
@@ -104,6 +105,16 @@ def setting_groups(argv: Sequence[str]) -> dict[str, type[Settings]]:
     from train.settings import TrainSettings
 
     return {"train": TrainSettings, "tune": TuneSettings, "predict": PredictSettings}
+
+
+def refuse_switches(command: CommandLine) -> None:
+    """Raise `UserError` for a switch that a command without a plan does not have."""
+    if command.json_schema and command.command != "settings":
+        raise UserError(f"--json-schema: is for `entrypoint settings`, not for {command.command}. Leave it out.")
+    has_no_plan = command.command in ("predict", "report", "compare", "settings", "completion")
+    if has_no_plan and (command.dry_run or (command.json and command.command != "predict")):
+        switch = "--dry-run" if command.dry_run else "--json"
+        raise UserError(f"{switch}: {command.command} has no plan to show. Leave it out.")
 
 
 def all_groups() -> dict[str, type[Settings]]:
@@ -183,7 +194,8 @@ def predict_command(command: CommandLine, environ: Mapping[str, str]) -> int:
     """Start the program that predicts; it is one process without ranks."""
     from train.predict_settings import read_predict_settings
 
-    given = read_predict_settings(environ, command.predict_flags)
+    flags = {"format": "json", **command.predict_flags} if command.json else command.predict_flags
+    given = read_predict_settings(environ, flags)
     if len(command.words) < 2:
         raise UserError("predict: needs a trained model and images. Use `entrypoint predict RUN IMAGE ...`.")
     words = (sys.executable, "-I", "-m", "train.engine.predict", *command.words)
