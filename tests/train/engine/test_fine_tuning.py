@@ -94,6 +94,7 @@ def test_fine_tuned_backbone_stays_as_it_was(entrypoint: Entrypoint, own: dict[s
     assert changed == {"head.weight", "head.bias"}
 
 
+@pytest.mark.slow
 @needs_two_cores
 def test_two_ranks_learn_what_one_learns(entrypoint: Entrypoint, own: dict[str, str]) -> None:
     tuned = {
@@ -105,7 +106,7 @@ def test_two_ranks_learn_what_one_learns(entrypoint: Entrypoint, own: dict[str, 
     assert losses(entrypoint, "two") == pytest.approx(losses(entrypoint, "one"), rel=1e-4)
 
 
-@pytest.mark.slow_except("adafactor")
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["rmsprop", "adafactor"])
 def test_fine_tuning_resumes_bitwise_equal(entrypoint: Entrypoint, own: dict[str, str], optimizer: str) -> None:
     tuned = {**own, "TRAIN_OPTIMIZER": optimizer, "TRAIN_FREEZE": "norm1"}
@@ -170,6 +171,7 @@ def test_model_that_cannot_be_trained_is_refused_by_the_plan(
     assert said in result.err
 
 
+@pytest.mark.slow
 @needs_two_cores
 def test_parameter_without_gradient_is_refused_over_ranks_only(entrypoint: Entrypoint, code: dict[str, str]) -> None:
     unused = {**code, "TRAIN_MODEL": "own_net:Unused"}
