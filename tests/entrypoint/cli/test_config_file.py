@@ -16,7 +16,7 @@ from entrypoint.cli.parser import SWITCHES
 from entrypoint.cli.settings_schema import schema_of
 from entrypoint.core.errors import UserError
 from entrypoint.core.settings_base import describe_settings, read_settings
-from tests.conftest import Entrypoint
+from tests.conftest import PYTHON, Entrypoint, clean_environment
 
 GROUPS = all_groups()
 EXAMPLE = """
@@ -145,3 +145,16 @@ def test_settings_and_completion_are_printed(entrypoint: Entrypoint) -> None:
         result = entrypoint(*words)
         assert result.code == 2
         assert "Use one of: bash, zsh." in result.err
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("command", ["plan", "train"])
+def test_removed_working_folder_is_one_line(entrypoint: Entrypoint, command: str) -> None:
+    words = f'mkdir gone && cd gone && rmdir ../gone && exec "{PYTHON}" -I -m entrypoint {command}'
+    environ = {**clean_environment(), "HOME": str(entrypoint.home)}
+    done = subprocess.run(
+        ["sh", "-c", words], cwd=entrypoint.folder, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("entrypoint: error: The working folder was removed")
+    assert len(done.stderr.splitlines()) == 1

@@ -86,3 +86,17 @@ def test_state_that_is_not_complete_is_refused() -> None:
     load_optimizer_tensors(optimizer, names, {**tensors, f"{names[0]}.exp_avg": torch.zeros(7)})
     with pytest.raises(ValueError, match="has the shape of no parameter"):
         check_optimizer_state(optimizer)
+
+
+def test_missing_momentum_of_one_parameter_starts_at_zero() -> None:
+    settings = train_settings(optimizer="sgd")
+    model, optimizer = stepped(settings)
+    names = parameter_names(optimizer, model)
+    tensors = dict(optimizer_tensors(optimizer, names))
+    del tensors[f"{names[0]}.momentum_buffer"]
+    load_optimizer_tensors(optimizer, names, tensors)
+    check_optimizer_state(optimizer)
+    first = optimizer.param_groups[0]["params"][0]
+    assert not optimizer.state[first]["momentum_buffer"].any()
+    model(torch.randn(4, 3, 32, 32)).square().mean().backward()
+    optimizer.step()
