@@ -9,7 +9,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from entrypoint.core.settings_base import Auto, ParsedSettings, read_settings
-from train.setting_groups.model import ModelSettings as ModelSettings
 from train.setting_groups.performance import PerformanceSettings
 from train.setting_groups.value_types import AboveZero, Positive
 

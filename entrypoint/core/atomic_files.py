@@ -11,21 +11,27 @@ from typing import BinaryIO
 
 
 @contextmanager
-def atomic_open(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write that gets its name only when the block succeeds; raises OSError as `open` does.
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield the path of a file to write, which is renamed to `path` when the block succeeds; raises OSError.
 
     A reader sees either the old or the new content. A crash leaves at most a hidden `.name.pid` file. A resumed run
     removes such files of checkpoints.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_open(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write that gets its name only when the block succeeds; raises OSError as `open` does."""
+    with atomic_path(path) as temporary, temporary.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def atomic_write_text(path: Path, text: str) -> None:

@@ -8,6 +8,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import exists
 from train.checkpoint.folder import OLD_NAME, OLD_SUFFIXES
@@ -63,6 +65,12 @@ def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(current.get(name), str):
             current[name] = renamed.get(current[name], current[name])
     return current
+
+
+def saved_settings(settings: Mapping[str, Any]) -> TrainSettings:
+    """Return the settings of a saved run; raises `msgspec.ValidationError`, ValueError or TypeError."""
+    named = with_current_names(settings)
+    return msgspec.convert(named, TrainSettings, strict=False, dec_hook=lambda kind, value: kind(value))
 
 
 def data_differences(was: DataFingerprint, now: DataFingerprint) -> list[str]:

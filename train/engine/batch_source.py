@@ -13,7 +13,6 @@ from train.data.stream_feed import StreamSource
 from train.data.workers import WorkerSpec
 from train.distributed.process_group import ProcessGroup
 from train.settings import TrainSettings
-from train.transforms.image_part import PLAIN_VIEW, View
 from train.transforms.normalize import Normalize
 from train.transforms.registry import select_transform
 
@@ -24,9 +23,7 @@ def build_loader(data: DataSet, settings: TrainSettings, group: ProcessGroup, pl
         return None
     sharing = plan.ranks if plan.binding.cpu_binding == "none" else (plan.ranks[group.local_rank],)
     workers = WorkerSpec(frozenset(cpu for rank in sharing for cpu in rank.cpus), plan.the_trainer().num_workers)
-    channels, height, width = data.shape
-    eval_crop = select_transform(settings, channels).eval_crop
-    view = View(eval_crop((width, height))) if eval_crop else PLAIN_VIEW
+    view = select_transform(settings, data.shape[0]).eval_view(data.shape)
     dataset = ImageDataset((data.train, data.test), data.shape, view)
     return BatchLoader(dataset, workers, settings, group.device, may_grow=settings.num_workers == "auto")
 

@@ -84,7 +84,7 @@ class ModelBuilder:
         head = head_names(model, len(self.classes))
         if group.world_size > 1 and settings.sync_batchnorm and has_batchnorm(model):
             model = convert_sync_batchnorm(model, group, compiled=settings.compile != "off")
-        freeze(model, settings.freeze, len(self.classes))
+        freeze(model, settings.freeze, head)
         if settings.activation_checkpointing:
             checkpoint_activations(model)
         fused = self.plan.the_trainer().precision != "fp16"

@@ -14,7 +14,7 @@ from torch import Tensor
 from entrypoint.core.console import report_error
 from entrypoint.core.errors import ExitCode, UserError
 from train.checkpoint import replicated
-from train.checkpoint.compare import with_current_names
+from train.checkpoint.compare import saved_settings
 from train.checkpoint.folder import checkpoint_path
 from train.checkpoint.metadata import (
     EMA,
@@ -44,8 +44,7 @@ def convert(path: Path) -> Path:
     """
     old = read_old_checkpoint(path)
     try:
-        named = with_current_names(old.values["settings"])
-        settings = msgspec.convert(named, TrainSettings, strict=False, dec_hook=lambda kind, value: kind(value))
+        settings = saved_settings(old.values["settings"])
         target = checkpoint_path(path.absolute().parent, int(old.values["step"]))
         metadata = metadata_of(old, settings)
         tensors = {MODEL: old.model, OPTIMIZER: named_optimizer(old, settings), EMA: old.average}

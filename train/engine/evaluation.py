@@ -20,11 +20,12 @@ from train.distributed.process_group import ProcessGroup
 from train.engine.batch_source import build_source
 from train.engine.evaluate import EvalResult, evaluate
 from train.engine.finish import evaluation_values
-from train.engine.inference import load_model, trained_normalization
+from train.engine.inference import load_model
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.report.metrics import disk_errors_as_user_errors
 from train.report.output import guarded_stdout
 from train.settings import TrainSettings
+from train.transforms.normalize import Normalize
 
 # Classes that are listed, worst first.
 LISTED_CLASSES = 10
@@ -41,7 +42,7 @@ def evaluate_trained(
     check_shape(trained, data)
     labels = map_labels(trained, data.classes)
     source = build_source(data, loader, settings, group)
-    source.normalize = trained_normalization(trained, group.device, channels_last=settings.channels_last)
+    source.normalize = Normalize.from_metadata(trained.normalization, group.device, source.normalize.layout)
     model = load_model(trained, settings)
     model = set_memory_format(model.to(group.device), channels_last=settings.channels_last, contiguous_weights=False)
     batches = renumber(source.test_batches(), labels.to(group.device))
@@ -95,7 +96,8 @@ def print_result(trained: TrainedRun, score: EvalResult, skipped: int) -> None:
         print(f"weights   {one_line(trained.weights)}")
         if skipped:
             print(f"left out  {skipped:,} unreadable image{'s' * (skipped != 1)}")
-        print("classes   lowest accuracy first" if worst else "", end="\n" if worst else "")
+        if worst:
+            print("classes   lowest accuracy first")
         for share, name in worst:
             print(f"  {one_line(name):{width}}  {share:6.2f} %")
 

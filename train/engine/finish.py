@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from entrypoint.core.atomic_files import atomic_write_text
+from entrypoint.core.atomic_files import atomic_path, atomic_write_text
 from entrypoint.core.errors import one_line
 from entrypoint.plan.model import Plan
 from train.acceleration.small_conv import original_convolutions
-from train.checkpoint.metadata import Normalization
 from train.checkpoint.tensor_files import write_tensors
 from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.evaluate import EvalResult
@@ -142,21 +140,14 @@ def evaluation_values(score: EvalResult, classes: tuple[str, ...]) -> dict[str, 
 
 def write_weights(run: TrainingRun, state: Mapping[str, Tensor]) -> None:
     """Write model.safetensors: the weights that were evaluated last, with classes and normalization; raises OSError."""
-    normalize = run.source.normalize
     origin = WeightsOrigin(
         classes=run.classes,
-        normalization=Normalization(
-            mean=tuple(normalize.mean.flatten().tolist()), scale=tuple(normalize.scale.flatten().tolist())
-        ),
+        normalization=run.source.normalize.to_metadata(),
         settings=run.settings.to_json(),
         shape=run.model_builder.plan.the_trainer().image_shape,
     )
-    temporary = run.folder / f".{WEIGHTS_FILE}.{os.getpid()}"
-    try:
-        write_tensors(temporary, {name: one.detach().cpu() for name, one in state.items()}, origin_header(origin))
-        temporary.replace(run.folder / WEIGHTS_FILE)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_path(run.folder / WEIGHTS_FILE) as path:
+        write_tensors(path, {name: one.detach().cpu() for name, one in state.items()}, origin_header(origin))
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:

@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from entrypoint.core.errors import UserError, first_line, printable
-from train.engine.optimizer import build_optimizer
-from train.models.factory import describe_failure, is_factory
+from train.engine.optimizer import arguments_error, build_optimizer
+from train.models.factory import describe_failure
 from train.models.freezing import freeze
 from train.models.head import head_names
+from train.models.inspection import count_parameters
 from train.models.registry import build_model
 from train.models.weights import PRETRAINED, load_weights, published_normalization
 from train.models.weights_origin import find_weights_file, read_origin
@@ -33,10 +34,10 @@ def report_on(question: ModelQuestion) -> ModelReport:
         fitted = load_weights(settings, model, question.shape, question.classes)
         fitted.load_into(model)
         text = fitted.describe()
-    parameters = sum(one.numel() for one in model.parameters() if one.requires_grad)
-    trainable = freeze(model, settings.freeze, len(question.classes))
-    optimizer = build_optimizer(settings, model, head_names(model, len(question.classes)))
-    without = try_training(settings, model, question.shape) if is_factory(settings.model) else ()
+    parameters, head = count_parameters(model), head_names(model, len(question.classes))
+    trainable = freeze(model, settings.freeze, head)
+    optimizer = build_optimizer(settings, model, head)
+    without = try_training(settings, model, question.shape) if settings.is_own_model else ()
     try_step(settings, optimizer)
     return ModelReport(
         weights=text,
@@ -81,10 +82,7 @@ def try_step(settings: TrainSettings, optimizer: torch.optim.Optimizer) -> None:
     try:
         optimizer.step()
     except (ValueError, TypeError, IndexError, RuntimeError) as error:
-        raise UserError(
-            f"TRAIN_OPTIMIZER_ARGS={printable(settings.optimizer_args)}: {type(optimizer).__name__} refuses them"
-            f" ({first_line(error)}). Correct them."
-        ) from None
+        raise arguments_error(settings, type(optimizer).__name__, error) from None
 
 
 def weights_normalization(settings: TrainSettings) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

@@ -46,13 +46,18 @@ def build_optimizer(
     try:
         optimizer = kind(groups, **arguments)
     except (ValueError, TypeError, IndexError) as error:
-        raise UserError(
-            f"TRAIN_OPTIMIZER_ARGS={printable(settings.optimizer_args)}: {known.name} refuses them"
-            f" ({first_line(error)}). Correct them."
-        ) from None
+        raise arguments_error(settings, known.name, error) from None
     if settings.compile == "off":
         unwrap_step(optimizer)
     return optimizer
+
+
+def arguments_error(settings: TrainSettings, name: str, error: Exception) -> UserError:
+    """Return the error for arguments that an optimizer refuses."""
+    return UserError(
+        f"TRAIN_OPTIMIZER_ARGS={printable(settings.optimizer_args)}: {name} refuses them ({first_line(error)}). Correct"
+        " them."
+    )
 
 
 def parameter_groups(settings: TrainSettings, model: nn.Module, head: tuple[str, ...]) -> list[dict[str, Any]]:

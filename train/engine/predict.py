@@ -18,9 +18,10 @@ from torch import nn
 
 from entrypoint.core.console import report_error, write_stderr
 from entrypoint.core.errors import ExitCode, UserError, one_line
+from train.acceleration.memory_format import memory_format
 from train.data.decoding import read_image
-from train.data.image_folder import IGNORED_FILES, UnreadableImage
-from train.engine.inference import eval_view, load_model, trained_normalization
+from train.data.image_folder import UnreadableImage, scan_class
+from train.engine.inference import load_model
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.predict_settings import PredictSettings
 from train.transforms.normalize import Normalize
@@ -51,13 +52,13 @@ class Predictor:
         trained = read_trained_run(path, "predict", settings.model)
         own = replace(trained.settings, model_path=settings.model_path)
         model = load_model(trained, own)
-        normalize = trained_normalization(trained, torch.device("cpu"), channels_last=own.channels_last)
+        layout = memory_format(channels_last=own.channels_last)
+        normalize = Normalize.from_metadata(trained.normalization, torch.device("cpu"), layout)
         return Predictor(trained, settings, model, normalize)
 
     def predict(self, paths: Sequence[Path]) -> Iterator[Prediction]:
         """Yield the prediction of each image in order; files are decoded by as many threads as there are CPUs."""
-        channels, height, width = self.trained.shape
-        view = eval_view(self.trained.settings, channels, height, width)
+        view = select_transform(self.trained.settings, self.trained.shape[0]).eval_view(self.trained.shape)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for start in range(0, len(paths), self.settings.batch_size):
                 some = paths[start : start + self.settings.batch_size]
@@ -96,11 +97,7 @@ def find_images(words: Sequence[str]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        for folder, folders, files in os.walk(path):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            found += [
-                Path(folder, name) for name in sorted(files) if not name.startswith(".") and name not in IGNORED_FILES
-            ]
+        found += [one.path if isinstance(one, UnreadableImage) else one for one in scan_class(path)]
     if not found:
         raise UserError("predict: no images there. Use `entrypoint predict RUN IMAGES…`, with files or folders.")
     return found

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import torch
-
 from entrypoint.core.errors import UserError
 from entrypoint.core.paths import exists
 from entrypoint.core.settings_base import ParsedSettings
@@ -153,8 +151,7 @@ def restore_normalization(source: BatchSource, start: ResumePoint) -> None:
             f"{start.path}: saved with {len(saved.mean)} color channels, and the images have {channels}. Restore the"
             " data set or start a new run."
         )
-    mean, scale = (torch.tensor(one).view(1, -1, 1, 1).to(own.mean.device) for one in (saved.mean, saved.scale))
-    source.normalize = Normalize(mean, scale, own.layout)
+    source.normalize = Normalize.from_metadata(saved, own.mean.device, own.layout)
 
 
 def check_trainable(model_builder: ModelBuilder, trainer: Trainer, first_epoch: int, epochs: int) -> None:

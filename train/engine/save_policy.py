@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from entrypoint.core.errors import ExitCode, UserError
 from train.checkpoint import replicated
-from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, Metadata, Normalization, ScalerState
+from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, Metadata, ScalerState
 from train.checkpoint.optimizer_state import optimizer_tensors
 from train.checkpoint.tensor_files import Checkpoint
 from train.distributed.ddp import iter_local_parameters
@@ -102,7 +102,7 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
 
 def metadata_of(run: TrainingRun, epoch: int) -> Metadata:
     """Return what a checkpoint says besides its tensors."""
-    state, normalize = run.trainer.state, run.source.normalize
+    state = run.trainer.state
     scaler = state.scaler.state_dict()
     return Metadata(
         epoch=epoch,
@@ -114,9 +114,7 @@ def metadata_of(run: TrainingRun, epoch: int) -> Metadata:
         stale_epochs=state.stale_epochs,
         best_metric=state.best_metric,
         scaler=ScalerState(scale=scaler["scale"], growth_tracker=scaler["_growth_tracker"]) if scaler else None,
-        normalization=Normalization(
-            mean=tuple(normalize.mean.flatten().tolist()), scale=tuple(normalize.scale.flatten().tolist())
-        ),
+        normalization=run.source.normalize.to_metadata(),
         settings=run.settings.to_json(),
         plan=json.loads(run.model_builder.plan.to_json()),
         data=run.data,

@@ -12,14 +12,8 @@ from typing import Any
 from torch import nn
 
 from entrypoint.core.errors import UserError, did_you_mean, first_line, printable
-from train.settings import ImageShape, ModelSettings
-
-TIMM_PREFIX = "timm:"
-
-
-def is_factory(name: str) -> bool:
-    """Return whether TRAIN_MODEL is an import path: `package.module:function`."""
-    return ":" in name and not name.startswith(TIMM_PREFIX)
+from train.setting_groups.model import TIMM_PREFIX, ModelSettings
+from train.settings import ImageShape
 
 
 def factory_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.Module:

@@ -8,27 +8,31 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from entrypoint.core.errors import UserError, did_you_mean, printable
-from train.models.head import head_names, in_modules
+from train.models.head import in_modules
+from train.models.inspection import count_parameters
 
 BACKBONE = "backbone"
 
 
-def freeze(model: nn.Module, text: str, classes: int) -> int:
+def freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> int:
     """Freeze the layers that TRAIN_FREEZE names; return the number of parameters that stay trainable.
+
+    `head` names the modules of the head.
 
     A BatchNorm layer without trainable parameters keeps its statistics too. Raises `UserError` for a name that no
     parameter has, and if nothing is left to train.
     """
     if not text:
-        return sum(one.numel() for one in model.parameters() if one.requires_grad)
+        return count_parameters(model)
     source = f"TRAIN_FREEZE={printable(text)}"
     names = [name for name, _ in model.named_parameters()]
-    head = head_names(model, classes)
     wanted = tuple(part.strip() for part in text.split(",") if part.strip())
     if not wanted:
         raise UserError(f"{source}: names no layer. Name layers, or `backbone`.")
     if wanted == (BACKBONE,) and not head:
-        raise UserError(f"{source}: no last layer with {classes} outputs was found. Name the layers, with commas.")
+        raise UserError(
+            f"{source}: no last layer with an output for each class was found. Name the layers, with commas."
+        )
     for part in wanted:
         if part != BACKBONE and not any(is_inside(name, part) for name in names):
             hint = did_you_mean(part, sorted({name.rpartition(".")[0] for name in names}))
@@ -37,7 +41,7 @@ def freeze(model: nn.Module, text: str, classes: int) -> int:
         is_backbone = BACKBONE in wanted and not in_modules(name, head)
         if is_backbone or any(is_inside(name, part) for part in wanted):
             parameter.requires_grad_(False)
-    trainable = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    trainable = count_parameters(model)
     if not trainable:
         raise UserError(f"{source}: leaves nothing to train. Freeze fewer layers.")
     for module in model.modules():

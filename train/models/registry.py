@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from entrypoint.core.errors import UserError, did_you_mean, first_line, printable
 from train.models.cnn import CNN, GrayscaleToRGB
-from train.models.factory import TIMM_PREFIX, describe_failure, factory_model, is_factory, timm_model
+from train.models.factory import describe_failure, factory_model, timm_model
 from train.models.inspection import dry_run
 from train.models.speednet import WIDTHS, SpeedNet
-from train.settings import ImageShape, ModelSettings
+from train.setting_groups.model import TIMM_PREFIX, ModelSettings
+from train.settings import ImageShape
 
 # Classifiers with auxiliary heads return a tuple in training mode. Only the main head is trained here.
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -37,7 +38,7 @@ def build_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.
         raise UserError(f"TRAIN_BIAS=0: only the cnn can do without biases, not {name}; leave it unset")
     if name in WIDTHS:
         model: nn.Module = SpeedNet(WIDTHS[name], shape, classes)
-    elif is_factory(name):
+    elif settings.is_own_model:
         model = factory_model(settings, shape, classes)
     elif name.startswith(TIMM_PREFIX):
         model = timm_model(settings, shape, classes)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_safetensors
 from torch import Tensor
 
 from entrypoint.core.errors import UserError, first_line, printable
@@ -146,7 +147,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file by name, without the prefixes of wrappers; raises `UserError`."""
     try:
         content = read_bytes(path)
-        found = read_safetensors(path) if is_safetensors(content) else read_pickled(content)
+        found = dict(sorted(parse_safetensors(content).items())) if is_safetensors(content) else read_pickled(content)
     except MemoryError:
         raise unreadable(path, "it asks for more memory than there is") from None
     except RecursionError:
@@ -172,12 +173,6 @@ def unreadable(path: Path, cause: str) -> UserError:
 def is_safetensors(content: bytes) -> bool:
     """Return whether a file is no pickle and no zip file: safetensors starts with a length and then JSON."""
     return content[8:9] == b"{" and not content.startswith(b"PK")
-
-
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file; raises SafetensorError."""
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
 
 
 def read_pickled(content: bytes) -> dict[str, Tensor]:

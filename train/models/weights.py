@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +11,15 @@ from urllib.error import URLError
 import torch
 from torch import Tensor, nn
 
-from entrypoint.core.atomic_files import atomic_open
+from entrypoint.core.atomic_files import atomic_path
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from train.models.cnn import GrayscaleToRGB
-from train.models.factory import TIMM_PREFIX, import_timm, is_factory
+from train.models.factory import import_timm
 from train.models.head import head_names, in_modules
 from train.models.state_dict_file import read_state_dict
 from train.models.weights_origin import WeightsOrigin, find_weights_file, read_origin
-from train.settings import ImageShape, ModelSettings
+from train.setting_groups.model import TIMM_PREFIX, ModelSettings
+from train.settings import ImageShape
 
 PRETRAINED = "pretrained"
 # Extra classifiers of torchvision's GoogLeNet and Inception, which are trained without here.
@@ -160,7 +160,7 @@ def torchvision_weights(name: str) -> Any:
     from torchvision import models
 
     known = name in models.list_models(module=models)
-    if is_factory(name) or not known or not len(weights := models.get_model_weights(name)):
+    if not known or not len(weights := models.get_model_weights(name)):
         raise UserError(
             f"TRAIN_WEIGHTS=pretrained: nobody publishes weights of {printable(name)}. Use torchvision's or timm's"
             " model, or a file."
@@ -178,14 +178,9 @@ def download(name: str, path: Path) -> None:
     weights = torchvision_weights(name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}")
-        try:
+        with atomic_path(path) as part:
             prefix = path.stem.rpartition("-")[2]
             torch.hub.download_url_to_file(weights.url, str(part), hash_prefix=prefix, progress=False)
-            with atomic_open(path) as file:
-                file.write(part.read_bytes())
-        finally:
-            part.unlink(missing_ok=True)
     except (OSError, URLError, RuntimeError) as error:
         raise UserError(
             f"TRAIN_WEIGHTS=pretrained: {printable(path.name)} is not in {printable(path.parent)} and cannot be"
@@ -220,7 +215,7 @@ def published_normalization(name: str) -> tuple[tuple[float, ...], tuple[float, 
         return (tuple(config.mean), tuple(config.std)) if config else None
     from torchvision import models
 
-    if is_factory(name) or name not in models.list_models(module=models):
+    if name not in models.list_models(module=models):
         return None
     weights: Any = models.get_model_weights(name)
     if not len(weights):

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, did_you_mean, printable
+from train.setting_groups.model import TIMM_PREFIX
 from train.setting_groups.optimization import OptimizationSettings
 
-TIMM_PREFIX = "timm:"
 SGD = "sgd"
 # Peak learning rate of sgd for the CNN on CIFAR-10 and digits at the default batch size.
 SGD_LR = 0.05

@@ -12,7 +12,7 @@ import msgspec
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.settings_base import ParsedSettings, variable_name
-from train.checkpoint.compare import with_current_names
+from train.checkpoint.compare import saved_settings
 from train.checkpoint.metadata import Normalization
 from train.models.weights_origin import find_weights_file, read_origin
 from train.settings import ImageShape, TrainSettings
@@ -50,14 +50,13 @@ def read_trained_run(text: str, variable: str, model: str = "") -> TrainedRun:
             " folder, or a file that this trainer wrote."
         )
     try:
-        named = with_current_names(origin.settings)
-        settings = msgspec.convert(named, TrainSettings, strict=False, dec_hook=lambda kind, value: kind(value))
+        settings = saved_settings(origin.settings)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
         raise UserError(
             f"{variable}={printable(text)}: its settings cannot be read ({printable(str(error))}). Use the version"
             " that wrote it."
         ) from None
-    if ":" in settings.model and not settings.model.startswith("timm:") and model != settings.model:
+    if settings.is_own_model and model != settings.model:
         raise UserError(
             f"{variable}={printable(text)}: its model is the code {printable(settings.model)}, which a file may not"
             f" choose. If you trust it, set TRAIN_MODEL={printable(settings.model)} and TRAIN_MODEL_PATH."

@@ -113,7 +113,7 @@ UNUSED: Mapping[str, Reason] = {
     "crop_ratio": when(lambda settings: settings.transforms != "imagenet", "TRAIN_TRANSFORMS is not imagenet"),
     "weights_strict": when(lambda settings: not settings.weights, "TRAIN_WEIGHTS is not set"),
     "head": when(lambda settings: not settings.weights, "TRAIN_WEIGHTS is not set"),
-    "model_path": when(lambda settings: ":" not in settings.model, "TRAIN_MODEL is no package.module:function"),
+    "model_path": when(lambda settings: not settings.is_own_model, "TRAIN_MODEL is no package.module:function"),
     "gradient_compression": on_one_rank,
     "ddp_static_graph": on_one_rank,
     "ddp_find_unused_parameters": on_one_rank,

@@ -10,6 +10,9 @@ from msgspec import Meta
 from entrypoint.core.settings_base import Settings
 from train.setting_groups.value_types import BelowOne
 
+# Names of models and optimizers that timm has.
+TIMM_PREFIX = "timm:"
+
 
 class ModelSettings(Settings, frozen=True, kw_only=True):
     """What is trained: model, pruning and average of the weights."""
@@ -73,3 +76,8 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
             " 0 disables it."
         ),
     ] = 0.0
+
+    @property
+    def is_own_model(self) -> bool:
+        """Whether the model is code that the user names: `package.module:function`."""
+        return ":" in self.model and not self.model.startswith(TIMM_PREFIX)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from train.acceleration.memory_format import memory_format
+from train.checkpoint.metadata import Normalization
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,16 @@ class Normalize:
         scale = 1 / deviation.clamp(min=1.0)
         layout = memory_format(channels_last=channels_last)
         return Normalize(mean.view(shape).to(device), scale.view(shape).to(device), layout)
+
+    @staticmethod
+    def from_metadata(saved: Normalization, device: torch.device, layout: torch.memory_format) -> Normalize:
+        """Return the normalization that a checkpoint or a file of weights was saved with."""
+        mean, scale = (torch.tensor(one).view(1, -1, 1, 1).to(device) for one in (saved.mean, saved.scale))
+        return Normalize(mean, scale, layout)
+
+    def to_metadata(self) -> Normalization:
+        """Return the numbers that a checkpoint or a file of weights holds."""
+        return Normalization(mean=tuple(self.mean.flatten().tolist()), scale=tuple(self.scale.flatten().tolist()))
 
     def __call__(self, images: Tensor, buffer: Tensor | None = None) -> Tensor:
         """Return (N, H, W, C) bytes as (N, C, H, W) floats in `layout`, on the device of `mean`.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from train.settings import ImageShape, TrainSettings
 from train.transforms import book, flip_crop, imagenet
-from train.transforms.image_part import Crop, Size, View
+from train.transforms.image_part import PLAIN_VIEW, Crop, Size, View
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class Transform:
     def shape(self, shape: ImageShape) -> ImageShape:
         """Return (channels, height, width) of a transformed image."""
         return (shape[0], self.side, self.side) if self.side else shape
+
+    def eval_view(self, shape: ImageShape) -> View:
+        """Return which part of an image file of this decoded shape is evaluated."""
+        return View(self.eval_crop((shape[2], shape[1]))) if self.eval_crop else PLAIN_VIEW
 
     def after_decoding(self, images: Tensor) -> Tensor:
         """Return decoded images for evaluation; a decoder has already cut out what `eval_crop` says."""

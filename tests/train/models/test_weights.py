@@ -139,7 +139,7 @@ def test_head_of_each_kind_of_model_is_found(name: str, head: str) -> None:
 def test_frozen_backbone_keeps_weights_and_statistics() -> None:
     model = resnet()
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    assert freeze(model, "backbone", 5) == 512 * 5 + 5
+    assert freeze(model, "backbone", head_names(model, 5)) == 512 * 5 + 5
     model.train()
     optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=1.0)
     model(torch.randn(4, *SHAPE)).square().sum().backward()
@@ -150,7 +150,7 @@ def test_frozen_backbone_keeps_weights_and_statistics() -> None:
 
 def test_frozen_layers_by_name() -> None:
     model = resnet()
-    freeze(model, "conv1, layer1,layer2.0.bn1.weight", 5)
+    freeze(model, "conv1, layer1,layer2.0.bn1.weight", head_names(model, 5))
     frozen = {name for name, one in model.named_parameters() if not one.requires_grad}
     assert {"conv1.weight", "layer1.1.bn2.bias", "layer2.0.bn1.weight"} <= frozen
     assert not any(name.startswith(("layer3", "layer2.0.bn1.bias", "bn1")) for name in frozen)
@@ -162,7 +162,7 @@ def test_frozen_layers_by_name() -> None:
 )
 def test_freezing_what_is_not_there_is_one_line(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        freeze(resnet(), text, 5)
+        freeze(resnet(), text, ("fc",))
 
 
 def test_normalization_of_published_weights() -> None:
