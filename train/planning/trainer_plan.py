@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
 from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.paths import exists, resolve
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_decision
@@ -99,7 +101,15 @@ def plan_trainer(
     )
     flags = given.as_variables(flags_only=True)
     plan = replace(plan, warnings=(*plan.warnings, *unused_settings(given, source, ranks, workers)))
-    return plan.with_variables({**flags, **resume}).with_trainer(trainer, decisions)
+    return plan.with_variables({**flags, **resume, **follow_links(settings)}).with_trainer(trainer, decisions)
+
+
+def follow_links(settings: TrainSettings) -> dict[str, str]:
+    """Return TRAIN_WEIGHTS without links: a run moves `runs/latest` to itself before it reads the weights."""
+    path = Path(settings.weights)
+    if not settings.weights or not exists(path) or resolve(path) == path.absolute():
+        return {}
+    return {"TRAIN_WEIGHTS": str(resolve(path))}
 
 
 def check_gradients(given: ParsedSettings[TrainSettings], report: ModelReport, ranks: int) -> None:

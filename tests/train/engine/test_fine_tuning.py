@@ -191,6 +191,13 @@ def test_tied_weights_are_saved_and_resumed(entrypoint: Entrypoint, code: dict[s
     assert state["head.weight"].equal(state["again.weight"])
 
 
+def test_weights_of_the_latest_run_are_those_of_the_run_before(entrypoint: Entrypoint, own: dict[str, str]) -> None:
+    result = entrypoint("train", env={**own, "TRAIN_WEIGHTS": "runs/latest", "TRAIN_RUN_NAME": "second"})
+    assert result.code == 0, result.err
+    settings = json.loads((entrypoint.folder / "runs/second/settings.json").read_text())
+    assert settings["weights"] == str(entrypoint.folder / "runs/first")
+
+
 @pytest.mark.slow
 def test_weights_of_other_classes_are_refused(entrypoint: Entrypoint, own: dict[str, str]) -> None:
     run = {**own, "TRAIN_WEIGHTS": str(entrypoint.folder / "runs/first"), "TRAIN_SYNTHETIC_CLASSES": "9"}
