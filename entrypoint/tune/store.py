@@ -39,6 +39,7 @@ TUNED_VARIABLES = frozenset(
     {RANKS, THREADS, CORES, OPENMP, ALLOCATOR, BIND, WORKERS, "KMP_BLOCKTIME", "OMP_WAIT_POLICY", "TRAIN_WORKERS"}
 )
 # A result has a few hundred bytes.
+MAX_EVIDENCE = 400
 MAX_RESULT_BYTES = 1 << 20
 TUNED_VALUE = re.compile(r"[a-z0-9-]{1,20}", re.ASCII)
 # Other variables that affect speed. LAUNCH_* and TRAIN_* have rules of their own.
@@ -128,7 +129,7 @@ def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> Tuned
             return None
         variables = {str(name): str(value) for name, value in dict(result["variables"]).items()}
         not_used = why_not_tunable(variables)
-        return TunedPlan({} if not_used else variables, printable(str(result["evidence"])), path, not_used)
+        return TunedPlan({} if not_used else variables, one_line(result["evidence"])[:MAX_EVIDENCE], path, not_used)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
