@@ -55,7 +55,7 @@ bench-plan: $(VENV)/installed ## the plan on a bare, limited and busy machine, c
 bench-scaling: $(VENV)/installed ## how throughput and the launcher's own cost grow with ranks
 	@$(BIN)/python -m benchmarks.scaling
 
-bench-cuda: $(VENV)/installed ## on a GPU: seconds to 94 % of CIFAR-10, ResNet-50's images per second
+bench-cuda: $(VENV)/installed ## on a GPU: CIFAR-10 against airbench94, ResNet-50's images per second
 	@$(BIN)/python -m benchmarks.cuda
 
 bench-accuracy: $(VENV)/installed ## seconds to the book's accuracy, and accuracy after the book's time

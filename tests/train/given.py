@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tests.conftest import CORES, Entrypoint
 from train.data.dataset_info import DatasetInfo
@@ -22,7 +23,12 @@ def imagefolder(image_folder: Path, **more: str) -> dict[str, str]:
     }  # fmt: skip
 
 
+def epochs_of(entrypoint: Entrypoint, run: str = "latest") -> list[dict[str, Any]]:
+    """Return what the log of a run says about each epoch."""
+    lines = (entrypoint.folder / "runs" / run / "metrics.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["kind"] == "epoch"]
+
+
 def losses(entrypoint: Entrypoint, run: str = "latest") -> list[float]:
     """Return the training loss of each epoch of a run."""
-    lines = (entrypoint.folder / "runs" / run / "metrics.jsonl").read_text().splitlines()
-    return [line["train_loss"] for line in map(json.loads, lines) if line["kind"] == "epoch"]
+    return [line["train_loss"] for line in epochs_of(entrypoint, run)]

@@ -130,4 +130,4 @@ def state_after_a_step(optimizer: torch.optim.Optimizer, group: dict[str, Any], 
     options = {name: value for name, value in group.items() if name in optimizer.defaults}
     made = type(optimizer)([{**options, "params": [trial]}])  # type: ignore[call-arg]
     made.step()
-    return {name: value for name, value in made.state[trial].items() if value is not None}
+    return {name: one for name, one in made.state[trial].items() if isinstance(one, Tensor) or is_number(one)}

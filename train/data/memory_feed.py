@@ -23,13 +23,15 @@ from train.data.val_split import ALL_ROWS, TRAIN, SplitRows
 from train.distributed.process_group import ProcessGroup
 from train.settings import ImageShape, TrainSettings
 from train.transforms.augment import augment_batch
+from train.transforms.device_copy import copy_to_device
 from train.transforms.erasing import erase
 from train.transforms.normalize import Normalize
 
 # Sample size for means and standard deviations: enough for an error well below one gray level.
 STATS_SAMPLE = 5000
-# Bytes of images that are gathered at once, for several steps. Why: after each step the caches are full of weights.
-GATHER_AHEAD_BYTES = 4 << 20
+# Bytes of images that are gathered at once, for several steps, by device. Why: after each step the caches of a CPU are
+# full of weights, and on a GPU each step of a small model waits for the launches of its kernels.
+GATHER_AHEAD_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
 EVAL_BATCH_SIZE = 1024
 
 
@@ -59,7 +61,11 @@ class MemorySource:
         self.train = to_device(train, group.device)
         self.test = test
         share = max(1, settings.batch_size // group.world_size) * train.images[:1].nbytes
-        self.steps_ahead = max(1, GATHER_AHEAD_BYTES // share) if self.sampler.transform.is_permutation else 1
+        self.steps_ahead = (
+            max(1, GATHER_AHEAD_BYTES[self.train.images.device.type] // share)
+            if self.sampler.transform.is_permutation
+            else 1
+        )
 
     def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         """Yield this rank's shard of every full batch of the epoch, from step `first` on."""
@@ -73,7 +79,7 @@ class MemorySource:
 
     def gather(self, parts: list[MicroBatchIndices]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each micro-batch's images and labels on the device."""
-        rows = torch.cat([part.indices for part in parts]).to(self.train.images.device)
+        rows = copy_to_device(torch.cat([part.indices for part in parts]), self.train.images.device)
         images = self.sampler.transform.apply(
             self.train.images, rows, torch.cat([part.transform_params for part in parts])
         )

@@ -14,6 +14,7 @@ from train.acceleration.amp import autocast
 from train.data.batches import IGNORE_LABEL
 from train.distributed.ddp import is_sharded
 from train.distributed.process_group import ProcessGroup
+from train.transforms.test_time import averaged_logits
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def evaluate(
     stop: Callable[[], bool] = lambda: False,
     classes: int = 0,
     look: Callable[[Tensor, Tensor, Tensor], None] | None = None,
+    test_time_augment: str = "off",
 ) -> EvalResult | None:
     """Return the result over all ranks' batches, the same on every rank; None if any rank's `stop` returns true.
 
@@ -123,10 +125,10 @@ def evaluate(
                 counts.stop()
                 break
             with autocast(precision, group.device):
-                logits = model(images)
-            counts.add(logits.float(), labels)
+                logits = averaged_logits(model, images, test_time_augment)
+            counts.add(logits, labels)
             if look:
-                look(images, logits.float(), labels)
+                look(images, logits, labels)
     model.train()
     if spread:
         model.reshard()  # type: ignore[operator]  # the root module keeps gathered weights until a backward pass

@@ -46,7 +46,14 @@ def evaluate_trained(
     model = load_model(trained, settings)
     model = set_memory_format(model.to(group.device), channels_last=settings.channels_last, contiguous_weights=False)
     batches = renumber(source.test_batches(), labels.to(group.device))
-    score = evaluate(model, batches, group, plan.the_trainer().precision, classes=len(trained.classes))
+    score = evaluate(
+        model,
+        batches,
+        group,
+        plan.the_trainer().precision,
+        classes=len(trained.classes),
+        test_time_augment=settings.test_time_augment,
+    )
     assert score is not None, "nothing asks it to stop"
     skipped = len(set(data.skipped).union(*group.gather(source.skipped)))
     if not group.is_main:

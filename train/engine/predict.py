@@ -26,6 +26,7 @@ from train.planning.trained_run import TrainedRun, read_trained_run
 from train.predict_settings import PredictSettings
 from train.transforms.normalize import Normalize
 from train.transforms.registry import select_transform
+from train.transforms.test_time import averaged_logits
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,9 @@ class Predictor:
         if pixels:
             transform = select_transform(self.trained.settings, self.trained.shape[0])
             with torch.inference_mode():
-                logits = self.model(self.normalize(transform.after_decoding(torch.stack(pixels))))
-            top = logits.float().softmax(1).topk(min(self.settings.top, len(self.trained.classes)))
+                inputs = self.normalize(transform.after_decoding(torch.stack(pixels)))
+                logits = averaged_logits(self.model, inputs, self.trained.settings.test_time_augment)
+            top = logits.softmax(1).topk(min(self.settings.top, len(self.trained.classes)))
             names = self.trained.classes
             rows = (
                 tuple((names[index], share) for index, share in zip(indices, shares, strict=True))

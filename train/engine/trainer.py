@@ -150,7 +150,8 @@ def train_epochs(run: TrainingRun) -> FinalScores:
             total,
         ):
             save_and_exit(run, epoch)
-        score = evaluate_run(run, epoch)
+        is_due = (epoch + 1) % run.settings.eval_every == 0 or epoch + 1 == run.epochs
+        score = evaluate_run(run, epoch) if is_due else None
         finish_epoch(run, epoch + 1, score)
     score = score or evaluate_run(run, run.epochs)
     if not run.source.has_val:
@@ -176,7 +177,7 @@ def note_improvement(run: TrainingRun, score: EvalResult) -> None:
     if state.best_metric is None or metric > state.best_metric:
         state.best_metric, state.stale_epochs = metric, 0
     else:
-        state.stale_epochs += 1
+        state.stale_epochs += run.settings.eval_every
 
 
 def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalResult:
@@ -194,6 +195,7 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
         lambda: STOP_CONTROLLER.stop_requested,
         len(run.classes),
         run.mistakes.add,
+        run.settings.test_time_augment,
     )
     if score is None:
         save_and_exit(run, epochs)
@@ -207,31 +209,28 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
     return score
 
 
-def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult) -> None:
-    """Log a finished epoch and save a checkpoint; raises `UserError` if a weight is not finite."""
+def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult | None) -> None:
+    """Log a finished epoch, evaluated or not, and save a checkpoint; raises `UserError` if a weight is not finite."""
     loss = sum(run.trainer.state.losses) / max(1, len(run.trainer.state.losses))
     cut = (
         run.trainer.state.step < epoch * run.source.steps_per_epoch
     )  # by TRAIN_STEPS; a run with more steps resumes inside this epoch
     run.trainer.state.losses = run.trainer.state.losses if cut else []
-    run.progress.print(
-        f"epoch {epoch}/{run.epochs}  train loss {loss:.4f}  {run.choice} loss {score.loss:.4f}"
-        f"  {run.choice} accuracy {score.accuracy:.2f} %"
-    )
+    values = {"epoch": epoch, "train_loss": loss}
+    line = f"epoch {epoch}/{run.epochs}  train loss {loss:.4f}"
+    if score:
+        line += f"  {run.choice} loss {score.loss:.4f}  {run.choice} accuracy {score.accuracy:.2f} %"
+        values |= {f"{run.choice}_loss": score.loss, f"{run.choice}_accuracy": score.accuracy}
+        note_improvement(run, score)
+    run.progress.print(line)
     if run.metrics:
-        values = {
-            "epoch": epoch,
-            "train_loss": loss,
-            f"{run.choice}_loss": score.loss,
-            f"{run.choice}_accuracy": score.accuracy,
-        }
         run.metrics.write("epoch", run.trainer.state.step, values)
-    note_improvement(run, score)
     every = run.settings.checkpoint_every
     stops = run.settings.early_stopping and run.trainer.state.stale_epochs >= run.settings.early_stopping
     if every and (epoch % every == 0 or epoch == run.epochs or stops):
         check_weights_finite(run.trainer)
-        best = score.accuracy > run.trainer.state.best
-        run.trainer.state.best = max(run.trainer.state.best, score.accuracy)
+        best = score is not None and score.accuracy > run.trainer.state.best
+        if score:
+            run.trainer.state.best = max(run.trainer.state.best, score.accuracy)
         save(run, epoch - cut, best=best)
     run.heap.trim_if_due()

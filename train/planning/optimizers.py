@@ -21,12 +21,11 @@ SGD_LR = 0.05
 UNSUPPORTED = {
     "lbfgs": "needs a closure that computes the loss again",
     "sparseadam": "is for sparse gradients",
-    "muon": "takes matrices only, and models have vectors too",
+    "muon": "takes matrices only, and models have vectors too; timm:muon takes both",
     "timm:adahessian": "needs second derivatives",
     "timm:kron": "draws random numbers that no checkpoint holds",
     "timm:lookahead": "wraps another optimizer",
     "timm:madgrad": "keeps a state that belongs to no parameter",
-    "timm:muon": "mixes two optimizers, whose states have no common form",
 }
 # Optimizers whose step is elementwise, so that each rank can take it on its shard of a parameter.
 ELEMENTWISE = frozenset({"sgd", "adam", "adamw", "adamax", "nadam", "radam", "rmsprop", "adadelta", "asgd"})

@@ -21,7 +21,7 @@ from train.settings import ImageShape, TrainSettings
 ADOPTED = (
     *("model", "bias", "transforms", "prune_ratio", "prune_layer_types", "prune_exclude", "prune_backend"),
     *("dataset", "data_dir", "image_size", "on_unreadable_image", "synthetic_images", "synthetic_classes"),
-    *("synthetic_shape", "seed", "channels_last", "eval_batch_size", "crop_ratio"),
+    *("synthetic_shape", "seed", "channels_last", "eval_batch_size", "crop_ratio", "test_time_augment"),
 )
 
 

@@ -58,4 +58,12 @@ class PerformanceSettings(OptimizationSettings, frozen=True, kw_only=True):
         Literal["ddp", "fsdp"],
         Meta(description="ddp replicates the model. fsdp (FSDP2) shards parameters, gradients and optimizer state."),
     ] = "ddp"
+    eval_every: Annotated[Positive, Meta(description="Epochs between evaluations; the last epoch has one too.")] = 1
+    test_time_augment: Annotated[
+        Literal["off", "flip", "flip-shift"],
+        Meta(
+            description="Test-time augmentation: the mean over an image and its mirror image, or over six copies with"
+            " flip-shift. It takes 2 or 6 times as long."
+        ),
+    ] = "off"
     eval_batch_size: Annotated[Auto | Positive, Meta(description="Images per evaluation step of a rank.")] = "auto"

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import grid_sample, interpolate, pad
 
 from train.settings import BOOK_PIXELS
+from train.transforms.device_copy import copy_to_device
 
 CROP = 224
 DEGREES = 20.0
@@ -27,7 +28,7 @@ def sample_params(count: int, _: int, random: torch.Generator) -> Tensor:
 
 def apply(images: Tensor, rows: Tensor, params: Tensor) -> Tensor:
     """Return the images `rows` of (N, H, W, C) images, transformed, as (n, 224, 224, C) floats from 0 to 255."""
-    params = params.to(images.device)
+    params = copy_to_device(params, images.device)
     images = resize_crop(images.index_select(0, rows))
     images = torch.where(params[:, :1, None, None] == 1, images.flip(3), images)
     return blur(rotate(images, params[:, 1]), params[:, 2]).permute(0, 2, 3, 1)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from train.transforms.device_copy import copy_to_device
 from train.transforms.image_part import Size, View
 
 # The largest shift in pixels for images of 32x32. It scales with the image height.
@@ -31,7 +32,7 @@ def apply(images: Tensor, rows: Tensor, params: Tensor) -> Tensor:
     A crop from a reflected border and a flip only permute pixels, so one gather does both.
     """
     _, height, width, channels = images.shape
-    down, across, flipped = params.to(images.device).unbind(1)
+    down, across, flipped = copy_to_device(params, images.device).unbind(1)
     most = max_shift(height)
     row_indices = shift_table(height, most, images.device).index_select(0, down + most)
     column_table = shift_table(width, most, images.device)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from train.transforms.device_copy import copy_to_device
 from train.transforms.image_part import Box, Crop, Size, View, fit_crop
 
 RATIO = (3 / 4, 4 / 3)
@@ -86,7 +87,7 @@ def resize_boxes(images: Tensor, boxes: Tensor, flipped: Tensor) -> Tensor:
     rows = images[number, first].float().lerp(images[number, second].float(), weight[:, :, None, None])
     first, second, weight = source_pixels(boxes[:, 0], boxes[:, 2], width)
     order = torch.arange(width, device=images.device)
-    order = torch.where(flipped.to(images.device)[:, None], order.flip(0), order)
+    order = torch.where(copy_to_device(flipped, images.device)[:, None], order.flip(0), order)
     shape = (count, height, width, channels)
     columns = [one.gather(1, order)[:, None, :, None].expand(shape) for one in (first, second)]
     share = weight.gather(1, order)[:, None, :, None]

@@ -13,7 +13,7 @@ import torch
 from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint, needs_two_cores, paint
 from tests.factories import train_settings
-from tests.train.given import TWO_RANKS, imagefolder, losses
+from tests.train.given import TWO_RANKS, epochs_of, imagefolder, losses
 from train.data.dataset_info import inspect_dataset
 from train.data.image_folder import list_splits
 from train.data.val_split import TEST, behind_test, cut_from_training
@@ -85,8 +85,7 @@ def test_val_folder_chooses_and_test_is_told_apart(entrypoint: Entrypoint, three
     entrypoint.train("--run-name=a", env=env)
     found = summary(entrypoint, "a")
     assert (found["best_chosen_on"], found["val_images"], found["test_images"]) == ("val", 12, 12)
-    lines = [json.loads(line) for line in (entrypoint.folder / "runs/a/metrics.jsonl").read_text().splitlines()]
-    epochs = [line for line in lines if line["kind"] == "epoch"]
+    epochs = epochs_of(entrypoint, "a")
     assert all("val_accuracy" in line and "test_accuracy" not in line for line in epochs)
     assert found["best_accuracy"] == pytest.approx(max(line["val_accuracy"] for line in epochs), abs=1e-4)
     result = entrypoint("evaluate", "runs/a", "--evaluation-file=a.json", env=QUIET)
@@ -155,3 +154,23 @@ def test_two_kinds_of_choice_contradict(entrypoint: Entrypoint, three_splits: Pa
         result = entrypoint(command, env=env)
         assert result.code == 2
         assert "TRAIN_VAL_SPLIT=0.1: the folder has val/ next to test/" in result.err
+
+
+def test_evaluation_every_few_epochs_and_at_the_end(entrypoint: Entrypoint, image_folder: Path) -> None:
+    env = imagefolder(image_folder, TRAIN_EPOCHS="5", TRAIN_CHECKPOINT_EVERY="1")
+    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "each", "TRAIN_EVAL_EVERY": "1"})
+    summary = entrypoint.train(env=env | {"TRAIN_RUN_NAME": "some", "TRAIN_EVAL_EVERY": "2"})
+    lines = {name: epochs_of(entrypoint, name) for name in ("each", "some")}
+    assert [line["epoch"] for line in lines["some"] if "test_accuracy" in line] == [2, 4, 5]
+    for one, other in zip(lines["each"], lines["some"], strict=True):
+        assert one["train_loss"] == other["train_loss"]
+        assert other.get("test_loss", one["test_loss"]) == one["test_loss"]
+    assert summary["best_accuracy"] == max(line.get("test_accuracy", 0) for line in lines["some"])
+    assert summary["weights_sha256"] == entrypoint.summary("each")["weights_sha256"]
+
+
+def test_early_stopping_counts_epochs_between_evaluations(entrypoint: Entrypoint, image_folder: Path) -> None:
+    env = imagefolder(image_folder, TRAIN_EPOCHS="20", TRAIN_LR="1e-9", TRAIN_EARLY_STOPPING="4", **QUIET)
+    summary = entrypoint.train(env=env | {"TRAIN_EVAL_EVERY": "2"})
+    assert summary["epochs"] == 6
+    assert len([line for line in epochs_of(entrypoint, "latest") if "test_loss" in line]) == 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -176,3 +177,28 @@ def test_missing_words_say_what_to_type(entrypoint: Entrypoint, words: tuple[str
     result = entrypoint(*words)
     assert result.code == 2
     assert f"Use `entrypoint {words[0]} RUN" in result.err
+
+
+@pytest.mark.parametrize("ranks", [{}, pytest.param(TWO_RANKS, marks=[needs_two_cores, pytest.mark.slow])])
+def test_test_time_augmentation_holds_for_later_commands(
+    entrypoint: Entrypoint, image_folder: Path, ranks: dict[str, str]
+) -> None:
+    env = imagefolder(image_folder, TRAIN_TEST_TIME_AUGMENT="flip-shift", TRAIN_RUN_NAME="six")
+    summary = entrypoint.train(env=env | ranks)
+    result = entrypoint("evaluate", "runs/six", "--evaluation-file=six.json")
+    assert result.code == 0, result.err
+    six = json.loads((entrypoint.folder / "six.json").read_text())
+    assert six["loss"] == pytest.approx(summary["test_loss"], abs=1e-4)
+    result = entrypoint("evaluate", "runs/six", "--evaluation-file=one.json", "--test-time-augment=off")
+    assert result.code == 0, result.err
+    one = json.loads((entrypoint.folder / "one.json").read_text())
+    assert one["loss"] != six["loss"]
+    result = entrypoint("predict", "runs/six", image_folder / "test", "--format=json", "--top=3")
+    assert result.code == 0, result.err
+    shares = {Path(line["file"]): line["predictions"] for line in json.loads(result.out)}
+    wanted = {path: path.parent.name for path in shares}
+    loss = -sum(
+        math.log(next(share["probability"] for share in found if share["class"] == wanted[path]))
+        for path, found in shares.items()
+    ) / len(shares)
+    assert loss == pytest.approx(six["loss"], abs=1e-4)

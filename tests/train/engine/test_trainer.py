@@ -326,7 +326,7 @@ def test_gpu_trains(entrypoint: Entrypoint) -> None:
     [
         {"TRAIN_PRECISION": "fp16"}, {"TRAIN_PRECISION": "bf16"}, {"TRAIN_PRECISION": "tf32"},
         {"TRAIN_COMPILE": "default", "TRAIN_EPOCHS": "2"}, {"TRAIN_DETERMINISTIC": "1"},
-        {"TRAIN_RECIPE": "speedrun", "TRAIN_BATCH_SIZE": "64", "TRAIN_DATASET": "synthetic", "TRAIN_EPOCHS": "2"},
+        {"TRAIN_RECIPE": "speedrun", "TRAIN_BATCH_SIZE": "64", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_EPOCHS": "2"},
     ],
 )  # fmt: skip
 def test_gpu_each_setting_trains_and_resumes(entrypoint: Entrypoint, more: dict[str, str]) -> None:

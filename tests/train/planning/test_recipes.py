@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from entrypoint.core.errors import UserError
 from entrypoint.plan.model import Plan
 from tests.conftest import Entrypoint
 from tests.factories import make_machine, make_test_plan
@@ -36,6 +37,21 @@ def test_recipe_sets_only_unset_settings() -> None:
     assert "epochs" not in reported.text
 
 
+def test_own_optimizer_has_its_own_defaults() -> None:
+    values, made = with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_OPTIMIZER": "sgd"})
+    assert (values.optimizer, values.optimizer_args, values.lr) == ("sgd", "", "auto")
+    assert values.weight_decay == TrainSettings().weight_decay
+    assert values.label_smoothing == 0.2
+    assert "TRAIN_LR" not in made.environment.variables
+
+
+def test_recipe_without_its_optimizer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.planning.recipes.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"^TRAIN_RECIPE=speedrun: its optimizer timm:muon needs timm, which is not"):
+        with_it({"TRAIN_RECIPE": "speedrun"})
+    assert with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_OPTIMIZER": "adamw"})[0].optimizer == "adamw"
+
+
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_recipes_contain_only_settings(name: str, device: str) -> None:
@@ -52,6 +68,7 @@ def test_recipe_run_records_its_settings(entrypoint: Entrypoint) -> None:
         "TRAIN_EPOCHS": "2",
         "TRAIN_BATCH_SIZE": "32",
     }
+    pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))  # type: ignore[arg-type]
     summary = entrypoint.train("--recipe=speedrun", env=small)
     assert summary["model"] == "speednet-half"
     assert summary["test_accuracy"] > 90
