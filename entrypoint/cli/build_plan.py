@@ -155,14 +155,16 @@ def model_report(
     given: ParsedSettings[TrainSettings], plan: Plan, facts: DatasetInfo, inputs: PlanInputs
 ) -> ModelReport:
     """Return what the model and its weights are, where only a child process with torch can say it."""
+    from train.planning.image_sizes import image_sizes
     from train.planning.model_report import ModelReport, ask_about_model, needs_report
     from train.planning.model_size import model_input_shape
 
-    if not needs_report(given.values):
+    if not needs_report(given):
         return ModelReport()
     recipe = {name: text for name, text in plan.environment.variables.items() if name.startswith("TRAIN_")}
-    shape = model_input_shape(given.values, facts.shape)
-    return ask_about_model(given, recipe, shape, facts.classes, inputs.python)
+    others = image_sizes(given.values, facts.shape).other_shapes
+    shapes = (model_input_shape(given.values, facts.shape), *others)
+    return ask_about_model(given, recipe, shapes, facts.classes, inputs.python)
 
 
 def check_output_dir(given: ParsedSettings[TrainSettings], inputs: PlanInputs) -> tuple[str, ...]:

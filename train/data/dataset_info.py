@@ -278,7 +278,8 @@ def target_shape(headers: Headers, settings: TrainSettings) -> tuple[int, int, i
     """Return what the folder's images become: gray if all are, and their own size if all of them are small."""
     channels = 1 if headers.is_gray else 3
     if settings.image_size != "auto":
-        return channels, settings.image_size, settings.image_size
+        side = max(settings.image_size, settings.eval_size or 0)
+        return channels, side, side
     if max(max(size) for size in headers.sizes) <= KEEP_SIZE_MAX_PX:
         return channels, *headers.sizes[0]
     side = BOOK_PIXELS if settings.transforms == "book" else LARGE_PIXELS

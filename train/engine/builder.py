@@ -33,8 +33,10 @@ from train.models.pruning import prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.speednet import SpeedNet
 from train.models.weights import FittedWeights, load_weights
+from train.planning.image_sizes import ImageSizes, image_sizes
 from train.planning.optimizers import SGD
 from train.settings import ImageShape, TrainSettings
+from train.transforms.registry import select_transform
 
 BuiltModel = tuple[nn.Module, torch.optim.Optimizer, AveragedModel | None]
 
@@ -53,6 +55,11 @@ class ModelBuilder:
     classes: tuple[str, ...]
     group: ProcessGroup
     sample: Callable[[], Tensor] | None = None
+
+    @property
+    def sizes(self) -> ImageSizes:
+        """The shapes of images in training and evaluation."""
+        return image_sizes(self.settings, self.plan.the_trainer().image_shape)
 
     def create_model(self) -> nn.Module:
         """Return a new unpruned model on the CPU, with random weights."""
@@ -139,6 +146,8 @@ class ModelBuilder:
         scaler = gradient_scaler(precision, self.group.device)
         state = TrainState(model, optimizer, scaler, ema_model=average, pruned=slim is not None)
         trainer = Trainer(state, schedule, self.settings, self.group, precision)
+        if self.sizes.schedule or self.sizes.train != self.sizes.decoded:
+            trainer.image_shape = lambda step: self.sizes.train_shape(step, total_steps)
         if start:
             restore(trainer, start, loaded=self.plan.the_trainer().use_ipex)
         return trainer
@@ -267,3 +276,8 @@ def restore_scaler(trainer: Trainer, saved: Metadata) -> None:
     if saved.scaler and scaler.is_enabled():
         known = {"scale": saved.scaler.scale, "_growth_tracker": saved.scaler.growth_tracker}
         scaler.load_state_dict({**scaler.state_dict(), **known})
+
+
+def model_shape(settings: TrainSettings, decoded: ImageShape) -> ImageShape:
+    """Return (channels, height, width) of the images that the model is trained on, the largest ones of the run."""
+    return select_transform(settings, decoded[0]).shape(image_sizes(settings, decoded).train)

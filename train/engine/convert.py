@@ -28,10 +28,10 @@ from train.checkpoint.metadata import (
 )
 from train.checkpoint.tensor_files import Checkpoint
 from train.checkpoint.version_0_1 import OldCheckpoint, read_old_checkpoint
+from train.engine.builder import model_shape
 from train.engine.optimizer import build_optimizer, parameter_names
 from train.models.registry import build_model
 from train.settings import TrainSettings
-from train.transforms.registry import select_transform
 
 # More than any run has, so that no checkpoint is removed.
 KEEP_ALL = 2**31
@@ -82,7 +82,7 @@ def named_optimizer(old: OldCheckpoint, settings: TrainSettings) -> Mapping[str,
         return old.optimizer
     plan: dict[str, Any] = json.loads(old.values["plan"])
     channels, height, width = plan["trainer"]["image_shape"] if "trainer" in plan else plan["training"]["shape"]
-    shape = select_transform(settings, channels).shape((channels, height, width))
+    shape = model_shape(settings, (channels, height, width))
     classes = len(list(old.model.values())[-1])  # the head's bias or weight comes last
     model = build_model(settings, shape, classes)
     names = parameter_names(build_optimizer(settings, model), model)

@@ -18,14 +18,17 @@ from train.data.datasets import DataSet
 from train.data.loader import BatchLoader
 from train.distributed.process_group import ProcessGroup
 from train.engine.batch_source import build_source
+from train.engine.builder import model_shape
 from train.engine.evaluate import EvalResult, evaluate
 from train.engine.finish import evaluation_values
 from train.engine.inference import load_model
+from train.planning.image_sizes import image_sizes
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.report.metrics import disk_errors_as_user_errors
 from train.report.output import guarded_stdout
 from train.settings import TrainSettings
 from train.transforms.normalize import Normalize
+from train.transforms.resize import resize_batches
 
 # Classes that are listed, worst first.
 LISTED_CLASSES = 10
@@ -39,13 +42,14 @@ def evaluate_trained(
     Every rank reads the weights. Raises `UserError` for images of classes that the model does not know.
     """
     trained = read_trained_run(settings.evaluate, "TRAIN_EVALUATE", settings.model)
-    check_shape(trained, data)
+    check_shape(trained, settings, data)
     labels = map_labels(trained, data.classes)
     source = build_source(data, loader, settings, group)
     source.normalize = Normalize.from_metadata(trained.normalization, group.device, source.normalize.layout)
     model = load_model(trained, settings)
     model = set_memory_format(model.to(group.device), channels_last=settings.channels_last, contiguous_weights=False)
     batches = renumber(source.test_batches(), labels.to(group.device))
+    batches = resize_batches(batches, image_sizes(settings, data.shape).eval)
     score = evaluate(
         model,
         batches,
@@ -63,10 +67,11 @@ def evaluate_trained(
         write_result(settings.evaluation_file, score, trained)
 
 
-def check_shape(trained: TrainedRun, data: DataSet) -> None:
+def check_shape(trained: TrainedRun, settings: TrainSettings, data: DataSet) -> None:
     """Raise `UserError` for images of another shape than the model's."""
-    if data.shape != trained.shape:
-        own, wanted = ("x".join(map(str, one)) for one in (data.shape, trained.shape))
+    found, trained_on = model_shape(settings, data.shape), model_shape(trained.settings, trained.shape)
+    if found != trained_on:
+        own, wanted = ("x".join(map(str, one)) for one in (found, trained_on))
         raise UserError(
             f"TRAIN_DATASET: its images have {own}, and the model was trained on {wanted}. Name other data."
         )

@@ -115,7 +115,8 @@ def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, p
     if run.settings.progress != "off":
         print_summary(summary, total, run.folder, loading.text(plan.the_trainer().num_workers) if loading else "")
     if run.settings.export == "onnx":
-        shape, classes = run.model_builder.shape, run.classes
+        sizes, classes = run.model_builder.sizes, run.classes
+        shape = run.model_builder.shape if sizes.eval == sizes.train else sizes.eval
         export_onnx(evaluated, run.source.normalize, shape, classes, run.folder / "model.onnx")
 
 

@@ -22,10 +22,12 @@ from train.acceleration.memory_format import memory_format
 from train.data.decoding import read_image
 from train.data.image_folder import UnreadableImage, scan_class
 from train.engine.inference import load_model
+from train.planning.image_sizes import image_sizes
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.predict_settings import PredictSettings
 from train.transforms.normalize import Normalize
 from train.transforms.registry import select_transform
+from train.transforms.resize import resize_batch
 from train.transforms.test_time import averaged_logits
 
 
@@ -74,6 +76,7 @@ class Predictor:
             transform = select_transform(self.trained.settings, self.trained.shape[0])
             with torch.inference_mode():
                 inputs = self.normalize(transform.after_decoding(torch.stack(pixels)))
+                inputs = resize_batch(inputs, image_sizes(self.trained.settings, self.trained.shape).eval)
                 logits = averaged_logits(self.model, inputs, self.trained.settings.test_time_augment)
             top = logits.softmax(1).topk(min(self.settings.top, len(self.trained.classes)))
             names = self.trained.classes

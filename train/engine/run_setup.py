@@ -20,7 +20,7 @@ from train.data.loader import BatchLoader
 from train.distributed.ddp import not_resumable_warnings
 from train.distributed.process_group import ProcessGroup, open_save_group
 from train.engine.batch_source import build_source
-from train.engine.builder import ModelBuilder
+from train.engine.builder import ModelBuilder, model_shape
 from train.engine.compile import compile_step
 from train.engine.run import TrainingRun
 from train.engine.same_settings import check_same_settings, settings_to_compare
@@ -33,7 +33,6 @@ from train.report.profiler import Profiler
 from train.report.progress import build_progress
 from train.settings import TrainSettings
 from train.transforms.normalize import Normalize
-from train.transforms.registry import select_transform
 
 
 def setup_run(
@@ -56,8 +55,7 @@ def setup_run(
     start = group.run_on_main(lambda: find_start(settings, source, known, starts)) if starts else None
     if start:
         restore_normalization(source, start)
-    seen_shape = select_transform(settings, data.shape[0]).shape(data.shape)
-    model_builder = ModelBuilder(settings, plan, seen_shape, data.classes, group, source.sample)
+    model_builder = ModelBuilder(settings, plan, model_shape(settings, data.shape), data.classes, group, source.sample)
     trainer = model_builder.create_trainer(total_steps, source.steps_per_epoch, start)
     first_epoch = start.epoch if start else 0
     check_trainable(model_builder, trainer, first_epoch, epochs)

@@ -19,7 +19,8 @@ from train.engine.optimizer import set_lr
 from train.engine.train_state import TrainState
 from train.report.profiler import BACKWARD, FORWARD, OPTIMIZER, Phase, no_phase
 from train.seeding import derive_seed, seed_everything
-from train.settings import TrainSettings
+from train.settings import ImageShape, TrainSettings
+from train.transforms.resize import resize_batch
 
 
 @dataclass
@@ -27,7 +28,7 @@ class Trainer:
     """Takes the steps of a run on its `state`.
 
     `ddp_model` is the model wrapped by DDP if there are several ranks, and `compiled_forward` the compiled one.
-    `mark_phase` marks the phases of a step for the profiler.
+    `mark_phase` marks the phases of a step for the profiler. `image_shape` is what images are resized to, by step.
     """
 
     state: TrainState
@@ -37,6 +38,7 @@ class Trainer:
     precision: str = "fp32"
     first_step_seconds: float = 0.0
     mark_phase: Phase = no_phase
+    image_shape: Callable[[int], ImageShape] | None = None
     ddp_model: nn.Module = field(init=False)
     compiled_forward: Callable[[Tensor], Tensor] = field(init=False)
     compiler: Callable[[nn.Module], Callable[[Tensor], Tensor]] | None = None
@@ -73,6 +75,8 @@ class Trainer:
         divided = gradient_divisor(state.model, self.group)
         for index, (images, labels) in enumerate(batch.micro_batches):
             last = index == len(batch.micro_batches) - 1
+            if self.image_shape:
+                images = resize_batch(images, self.image_shape(state.step))
             with no_sync_until_last(self.ddp_model, last):
                 with self.mark_phase(FORWARD):
                     with autocast(self.precision, self.group.device):

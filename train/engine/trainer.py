@@ -30,6 +30,7 @@ from train.engine.save_policy import check_weights_finite, save, save_and_exit, 
 from train.lock_file import STALE_S, RunLock
 from train.preemption import STOP_CONTROLLER, first_deadline
 from train.settings import TrainSettings
+from train.transforms.resize import resize_batches
 
 
 def train(given: ParsedSettings[TrainSettings], plan: Plan, started: float) -> None:
@@ -187,9 +188,10 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
     Raises `UserError` for a loss that is not finite, before anything calls this epoch the best.
     """
     run.mistakes = MistakeCollector(run.source.normalize)
+    batches = run.source.val_batches() if run.source.has_val and not test else run.source.test_batches()
     score = evaluate(
         run.trainer.state.eval_model,
-        run.source.val_batches() if run.source.has_val and not test else run.source.test_batches(),
+        resize_batches(batches, run.model_builder.sizes.eval),
         run.group,
         run.trainer.precision,
         lambda: STOP_CONTROLLER.stop_requested,

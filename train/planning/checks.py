@@ -10,6 +10,7 @@ from pathlib import Path
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.settings_base import ParsedSettings
 from train.data.dataset_info import DatasetInfo
+from train.planning.image_sizes import check_image_sizes
 from train.planning.optimizers import ELEMENTWISE, parse_arguments, peak_lr
 from train.settings import PROFILE_WARM_UP, TrainSettings
 
@@ -26,6 +27,7 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     check_optimizer(given)
     check_choice(given, dataset)
     check_augmentation(given)
+    check_image_sizes(given, dataset)
     check_batch_fits(given, dataset)
     check_pruning_length(given.values, dataset)
     check_profile_length(given, dataset)

@@ -10,6 +10,7 @@ from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Plan, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.planning.compute import decide_precision
+from train.planning.image_sizes import check_image_sizes, decide_image_sizes
 from train.planning.loading import decide_images, decide_workers
 from train.planning.techniques import decide_model
 from train.settings import TrainSettings
@@ -19,6 +20,7 @@ def plan_evaluation(given: ParsedSettings[TrainSettings], plan: Plan, dataset: D
     """Return the plan of an evaluation, which trains nothing and writes no run folder."""
     settings = given.values
     check_result_file(settings)
+    check_image_sizes(given, dataset)
     source = "stream" if settings.reads_files else "memory"
     workers, workers_decision = decide_workers(given, plan, source)
     precision = decide_precision(given, plan.device, machine)
@@ -34,6 +36,7 @@ def plan_evaluation(given: ParsedSettings[TrainSettings], plan: Plan, dataset: D
         make_decision("evaluate", settings.evaluate, "", "trains nothing", given.sources["evaluate"]),
         decide_model(given),
         *decide_images(dataset),
+        *decide_image_sizes(given, dataset),
         workers_decision,
         precision,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -16,11 +16,15 @@ PROBE_TIMEOUT_S = 600
 
 
 class ModelQuestion(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child process builds: the trainer's variables, the images' shape and the classes."""
+    """What the child process builds: the trainer's variables, the images' shapes and the classes.
+
+    `shape` is that of training, and `other_shapes` are further ones that the model must take.
+    """
 
     variables: dict[str, str]
     shape: ImageShape
     classes: tuple[str, ...]
+    other_shapes: tuple[ImageShape, ...] = ()
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,22 +44,29 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     without_gradient: tuple[str, ...] = ()
 
 
-def needs_report(settings: TrainSettings) -> bool:
-    """Return whether only the model itself shows if the settings can be used."""
-    plain = settings.optimizer in ("sgd", "adam", "adamw") and not settings.optimizer_args
-    return bool(":" in settings.model or settings.weights or settings.freeze or not plain)
+def needs_report(given: ParsedSettings[TrainSettings]) -> bool:
+    """Return whether only the model itself shows if the settings can be used. Optimizers of recipes are known."""
+    settings = given.values
+    chosen = "optimizer" in given.sources or "optimizer_args" in given.sources
+    plain = not chosen or (settings.optimizer in ("sgd", "adam", "adamw") and not settings.optimizer_args)
+    sizes = settings.size_schedule or settings.eval_size
+    return bool(":" in settings.model or settings.weights or settings.freeze or sizes or not plain)
 
 
 def ask_about_model(
-    given: ParsedSettings[TrainSettings], recipe: Mapping[str, str], shape: ImageShape, classes: tuple[str, ...],
-    python: str,
+    given: ParsedSettings[TrainSettings], recipe: Mapping[str, str], shapes: Sequence[ImageShape],
+    classes: tuple[str, ...], python: str,
 ) -> ModelReport:  # fmt: skip
     """Return the report of a child process; raises `UserError` if the model or its weights cannot be used.
 
-    `recipe` are the variables that a recipe sets. The import of torch in the child takes some seconds.
+    `recipe` are the variables that a recipe sets. The first of `shapes` is that of training. The child imports torch,
+    which takes some seconds.
     """
     variables = {**recipe, **given.as_variables()}
-    question = msgspec.json.encode(ModelQuestion(variables=variables, shape=shape, classes=classes))
+    shape, *others = shapes
+    question = msgspec.json.encode(
+        ModelQuestion(variables=variables, shape=shape, classes=classes, other_shapes=tuple(others))
+    )
     command = [python, "-I", "-m", "train.engine.model_probe"]
     try:
         done = subprocess.run(command, input=question, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)

@@ -6,6 +6,7 @@ from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Plan
+from train.planning.image_sizes import image_sizes
 from train.planning.optimizers import SGD
 from train.settings import ImageShape, TrainSettings
 
@@ -32,7 +33,9 @@ def count_large_weights(model: str, shape: ImageShape) -> tuple[int, int]:
 
 def model_input_shape(settings: TrainSettings, shape: ImageShape) -> ImageShape:
     """Return (channels, height, width) of the images that reach the model: the book's pipeline crops them."""
-    return (shape[0], LARGE_PIXELS, LARGE_PIXELS) if settings.transforms == "book" else shape
+    if settings.transforms == "book":
+        return shape[0], LARGE_PIXELS, LARGE_PIXELS
+    return image_sizes(settings, shape).train
 
 
 def weight_memory(settings: TrainSettings, shape: ImageShape) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from train.settings import ImageShape, TrainSettings
 # Settings of the run that decide what the model is and how its images are made; a user's own win.
 ADOPTED = (
     *("model", "bias", "transforms", "prune_ratio", "prune_layer_types", "prune_exclude", "prune_backend"),
-    *("dataset", "data_dir", "image_size", "on_unreadable_image", "synthetic_images", "synthetic_classes"),
+    *("dataset", "data_dir", "image_size", "eval_size", "on_unreadable_image", "synthetic_images", "synthetic_classes"),
     *("synthetic_shape", "seed", "channels_last", "eval_batch_size", "crop_ratio", "test_time_augment"),
 )
 

@@ -17,6 +17,7 @@ from train.data.dataset_info import DatasetInfo
 from train.planning.checks import check_trainer_settings
 from train.planning.compute import decide_compiling, decide_ipex, decide_precision, why_ipex_does_not_pack
 from train.planning.evaluation_plan import plan_evaluation
+from train.planning.image_sizes import decide_image_sizes
 from train.planning.loading import decide_images, decide_workers
 from train.planning.model_report import ModelReport
 from train.planning.model_size import check_model_memory
@@ -89,6 +90,7 @@ def plan_trainer(
         *decide_techniques(given, dataset, model_report),
         decide_batch(given, ranks),
         *decide_images(dataset),
+        *decide_image_sizes(given, dataset),
         *decide_cache(given, dataset, source),
         source_decision,
         normalization_decision,

@@ -111,6 +111,7 @@ UNUSED: Mapping[str, Reason] = {
     "early_stopping_metric": when(lambda settings: not settings.early_stopping, "TRAIN_EARLY_STOPPING is 0"),
     "crop_scale": when(lambda settings: settings.transforms != "imagenet", "TRAIN_TRANSFORMS is not imagenet"),
     "crop_ratio": when(lambda settings: settings.transforms != "imagenet", "TRAIN_TRANSFORMS is not imagenet"),
+    "eval_size": when(lambda settings: settings.eval_size == settings.image_size, "TRAIN_IMAGE_SIZE is the same"),
     "weights_strict": when(lambda settings: not settings.weights, "TRAIN_WEIGHTS is not set"),
     "head": when(lambda settings: not settings.weights, "TRAIN_WEIGHTS is not set"),
     "model_path": when(lambda settings: not settings.is_own_model, "TRAIN_MODEL is no package.module:function"),

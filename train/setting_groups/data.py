@@ -31,6 +31,22 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
         Auto | Annotated[int, Meta(ge=4, le=4096)],
         Meta(description="Side of images from files in pixels. auto: their own size, or 224 above 96 pixels."),
     ] = "auto"
+    eval_size: Annotated[
+        Annotated[int, Meta(ge=4, le=4096)] | None,
+        Meta(description="Side of the images that evaluation sees, for image files. Unset: TRAIN_IMAGE_SIZE."),
+    ] = None
+    size_schedule: Annotated[
+        Annotated[
+            str,
+            Meta(
+                pattern=r"^(([4-9]|[1-9]\d{1,3}):0?\.\d{1,6},){1,9}[1-9]\d{0,3}$|^$",
+                title="SIDE:FRACTION,SIDE such as 128:0.5,224",
+            ),
+        ],
+        Meta(
+            description="Progressive resizing: 128:0.5,224 trains half of all steps on images of 128 pixels, then 224."
+        ),
+    ] = ""
     on_unreadable_image: Annotated[
         Literal["error", "skip"],
         Meta(description="What to do with an image that cannot be read: stop and name it, or skip and count it."),

@@ -48,6 +48,7 @@ OPTIONS: dict[str, dict[str, str]] = {
         "TRAIN_LR": "0.001",
     },
     "frozen": {"TRAIN_FREEZE": "layer1", "TRAIN_DECAY_NORMS": "0", "TRAIN_SCHEDULE": "wsd", "TRAIN_MIN_LR": "0.001"},
+    "evaluation": {"TRAIN_TEST_TIME_AUGMENT": "flip-shift", "TRAIN_EVAL_EVERY": "2"},
 }
 SPEEDNET = {
     "TRAIN_MODEL": "speednet-half",
@@ -62,7 +63,10 @@ RARER = [
 ] + [
     # insists on its version
     {"TRAIN_MODEL": "mnasnet0_5", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_LR": "0.001", **OPTIONS["prune"]}
-] + [{"TRAIN_PRUNE_BACKEND": "nni", **OPTIONS["prune"]}]  # fmt: skip
+] + [{"TRAIN_PRUNE_BACKEND": "nni", **OPTIONS["prune"]}] + [
+    {**SPEEDNET, "TRAIN_SIZE_SCHEDULE": "12:0.5,16", **OPTIONS[other]}
+    for other in ("compile", "fp16", "prune", "mixup", "augment", "deterministic")
+]  # fmt: skip
 SHARED: dict[str, dict[str, str]] = {
     "static graph": {"TRAIN_DDP_STATIC_GRAPH": "1"},
     "find unused": {"TRAIN_DDP_FIND_UNUSED_PARAMETERS": "1"},

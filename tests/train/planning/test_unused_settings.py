@@ -43,6 +43,7 @@ CASES = [
     ("TRAIN_REPEATED_AUGMENT=3", {"TRAIN_TRANSFORMS": "none"}, "memory", 1, {}, "memory", 1),
     ("TRAIN_CROP_SCALE=0.3", {}, "memory", 1, {"TRAIN_TRANSFORMS": "imagenet"}, "memory", 1),
     ("TRAIN_CROP_RATIO=1", {}, "memory", 1, {"TRAIN_TRANSFORMS": "imagenet"}, "memory", 1),
+    ("TRAIN_EVAL_SIZE=64", {"TRAIN_IMAGE_SIZE": "64"}, "memory", 1, {"TRAIN_IMAGE_SIZE": "48"}, "memory", 1),
     ("TRAIN_WEIGHTS_STRICT=0", {}, "memory", 1, {"TRAIN_WEIGHTS": "a.pth"}, "memory", 1),
     ("TRAIN_HEAD=new", {}, "memory", 1, {"TRAIN_WEIGHTS": "a.pth"}, "memory", 1),
     ("TRAIN_MODEL_PATH=here", {}, "memory", 1, {"TRAIN_MODEL": "own:model"}, "memory", 1),

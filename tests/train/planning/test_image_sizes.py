@@ -1,0 +1,167 @@
+"""Sizes of training and evaluation: what a step sees, what is refused, and that runs with them train and resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from entrypoint.core.errors import UserError
+from tests.conftest import Entrypoint, needs_two_cores, paint
+from tests.factories import train_settings
+from tests.train.given import TWO_RANKS, epochs_of, losses
+from train.data.dataset_info import DatasetInfo
+from train.planning.image_sizes import check_image_sizes, image_sizes, parse_schedule, scale_shape
+from train.settings import read_train_settings
+from train.transforms.resize import resize_batch
+
+BIG = DatasetInfo(100, (3, 224, 224))
+
+
+@pytest.mark.parametrize(
+    ("text", "ends", "last"),
+    [("", (), 0), ("128:0.5,224", ((0.5, 128),), 224), ("96:.25,128:0.5,160", ((0.25, 96), (0.75, 128)), 160)],
+)
+def test_schedule_is_parsed(text: str, ends: tuple[tuple[float, int], ...], last: int) -> None:
+    assert parse_schedule(text) == (ends, last)
+
+
+def test_each_step_has_its_size() -> None:
+    sizes = image_sizes(train_settings(size_schedule="96:0.25,128:0.5,224"), (3, 224, 224))
+    sides = [sizes.train_shape(step, 8)[1] for step in range(8)]
+    assert sides == [96, 96, 128, 128, 128, 128, 224, 224]
+    assert sizes.other_shapes == ((3, 96, 96), (3, 128, 128))
+
+
+def test_shapes_keep_their_aspect_ratio() -> None:
+    assert scale_shape((3, 48, 64), 24) == (3, 24, 32)
+    assert scale_shape((1, 65, 50), 25) == (1, 32, 25)
+
+
+def test_files_are_decoded_to_the_larger_size() -> None:
+    settings = train_settings(image_size=176, eval_size=224)
+    sizes = image_sizes(settings, (3, 224, 224))
+    assert (sizes.decoded, sizes.train, sizes.eval) == ((3, 224, 224), (3, 176, 176), (3, 224, 224))
+    assert sizes.other_shapes == ((3, 224, 224),)
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"TRAIN_SIZE_SCHEDULE": "128:0.5,192"}, "ends with 192, and the images have 224"),
+        ({"TRAIN_SIZE_SCHEDULE": "256:0.5,224"}, "256 is larger than the images, which have 224"),
+        ({"TRAIN_SIZE_SCHEDULE": "128:0.5,160:0.5,224"}, "its fractions add up to 1, so 224 is never trained"),
+        ({"TRAIN_SIZE_SCHEDULE": "128:0.5,224", "TRAIN_TRANSFORMS": "book"}, "contradict: the book's have one size"),
+        ({"TRAIN_EVAL_SIZE": "256"}, "needs TRAIN_IMAGE_SIZE, the size of training"),
+        ({"TRAIN_EVAL_SIZE": "256", "TRAIN_DATASET": "digits"}, "only image files are resized"),
+    ],
+)
+def test_sizes_that_contradict_are_refused(env: dict[str, str], said: str) -> None:
+    given = read_train_settings({"TRAIN_DATASET": "imagefolder", **env}, {})
+    with pytest.raises(UserError) as caught:
+        check_image_sizes(given, BIG)
+    assert said in str(caught.value)
+    assert str(caught.value).startswith(next(iter(env)))
+
+
+@pytest.mark.parametrize("text", ["128", "128:0.5", "128:1.5,224", "128:0.5;224", "0:0.5,224", "a:0.5,224"])
+def test_no_schedule_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"TRAIN_SIZE_SCHEDULE=.*SIDE:FRACTION,SIDE"):
+        read_train_settings({"TRAIN_SIZE_SCHEDULE": text}, {})
+
+
+def test_resize_equals_torchvision() -> None:
+    functional = pytest.importorskip("torchvision.transforms.v2.functional", exc_type=(ImportError, RuntimeError))  # type: ignore[arg-type]
+    images = torch.randn(2, 3, 40, 56)
+    wanted = functional.resize(images, [20, 28], antialias=True)
+    torch.testing.assert_close(resize_batch(images, (3, 20, 28)), wanted)
+    assert resize_batch(images, (3, 40, 56)) is images
+
+
+@pytest.fixture
+def larger_images(tmp_path: Path) -> Path:
+    folder = tmp_path / "larger"
+    paint(folder / "train", each=8, size=(40, 40))
+    paint(folder / "test", each=4, size=(40, 40))
+    return folder
+
+
+def sized(folder: Path, **more: str) -> dict[str, str]:
+    return {
+        "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(folder), "TRAIN_MODEL": "speednet-half",
+        "TRAIN_BATCH_SIZE": "8", "TRAIN_EPOCHS": "4", "TRAIN_IMAGE_SIZE": "32", "TRAIN_LR": "0.01", **more,
+    }  # fmt: skip
+
+
+SCHEDULE = {"TRAIN_SIZE_SCHEDULE": "16:0.25,24:0.25,32", "TRAIN_EVAL_SIZE": "40"}
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("source", ["memory", "stream"])
+def test_run_with_sizes_resumes_to_the_same_bits(entrypoint: Entrypoint, larger_images: Path, source: str) -> None:
+    env = sized(
+        larger_images, **SCHEDULE, TRAIN_DATA_SOURCE=source, TRAIN_CHECKPOINT_EVERY="1", TRAIN_KEEP_CHECKPOINTS="4"
+    )
+    whole = entrypoint.train(env=env | {"TRAIN_RUN_NAME": "whole"})
+    folder = entrypoint.folder / "runs/whole/checkpoint"
+    for path in sorted(folder.glob("step-*"))[1:]:
+        shutil.rmtree(path)
+    again = entrypoint("train", env=env | {"TRAIN_RUN_NAME": "whole", "TRAIN_RESUME": "auto"})
+    assert again.code == 0, again.err
+    assert "resuming from" in again.out
+    assert entrypoint.summary("whole")["weights_sha256"] == whole["weights_sha256"]
+    plain = entrypoint.train(env=sized(larger_images, TRAIN_DATA_SOURCE=source) | {"TRAIN_RUN_NAME": "plain"})
+    assert plain["weights_sha256"] != whole["weights_sha256"]
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_two_ranks_with_sizes_equal_one(entrypoint: Entrypoint, larger_images: Path) -> None:
+    env = sized(larger_images, **SCHEDULE)
+    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "one"})
+    entrypoint.train(env=env | TWO_RANKS | {"TRAIN_RUN_NAME": "two"})
+    assert losses(entrypoint, "two") == pytest.approx(losses(entrypoint, "one"), rel=2e-3)
+    tested = [[line["test_loss"] for line in epochs_of(entrypoint, name)] for name in ("one", "two")]
+    assert tested[1] == pytest.approx(tested[0], rel=5e-3)
+
+
+@pytest.mark.launch
+def test_later_commands_evaluate_at_the_same_size(entrypoint: Entrypoint, larger_images: Path) -> None:
+    summary = entrypoint.train(env=sized(larger_images, TRAIN_EVAL_SIZE="40", TRAIN_RUN_NAME="a", TRAIN_EXPORT="onnx"))
+    found: dict[str, float] = {}
+    for side in ("", "--eval-size=32", "--eval-size=48"):
+        result = entrypoint("evaluate", "runs/a", "--evaluation-file=a.json", *filter(None, [side]))
+        assert result.code == 0, result.err
+        found[side] = json.loads((entrypoint.folder / "a.json").read_text())["loss"]
+    assert found[""] == pytest.approx(summary["test_loss"], rel=1e-4)
+    assert len({round(one, 6) for one in found.values()}) == 3
+    result = entrypoint("predict", "runs/a", larger_images / "test")
+    assert result.code == 0, result.err
+    onnx = pytest.importorskip("onnx")
+    (given,) = onnx.load(str(entrypoint.folder / "runs/a/model.onnx")).graph.input
+    assert [one.dim_value for one in given.type.tensor_type.shape.dim][2:] == [40, 40]
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("more", [{"TRAIN_SIZE_SCHEDULE": "16:0.5,32"}, {"TRAIN_EVAL_SIZE": "64"}])
+def test_model_of_one_size_is_refused_by_the_plan(
+    entrypoint: Entrypoint, larger_images: Path, more: dict[str, str]
+) -> None:
+    for words in (("plan", "train"), ("train",)):
+        result = entrypoint(*words, env=sized(larger_images) | {"TRAIN_MODEL": "cnn"} | more)
+        assert result.code == 2
+        (line,) = result.error_lines
+        assert "TRAIN_MODEL=cnn: cannot take 3x" in line
+
+
+def test_plan_names_the_sizes(entrypoint: Entrypoint, larger_images: Path) -> None:
+    made = entrypoint.plan("train", env=sized(larger_images, **SCHEDULE))
+    decisions = {one["key"]: one for one in made["decisions"]}
+    assert decisions["image sizes"]["value"] == "16:0.25,24:0.25,32"
+    assert decisions["evaluation size"]["reason"].endswith("files are decoded to 40")
+    with Image.open(next((larger_images / "test").rglob("*.png"))) as image:
+        assert image.size == (40, 40)

@@ -1,0 +1,126 @@
+"""Sides of the images that training and evaluation see: `TRAIN_SIZE_SCHEDULE` and `TRAIN_EVAL_SIZE`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from entrypoint.core.errors import UserError
+from entrypoint.core.settings_base import ParsedSettings, variable_name
+from entrypoint.plan.model import Decision, make_decision
+from train.data.dataset_info import DatasetInfo
+from train.settings import ImageShape, TrainSettings
+
+SIZES = ("eval_size", "size_schedule", "transforms")
+
+
+@dataclass(frozen=True)
+class ImageSizes:
+    """Shapes (channels, height, width) of images: decoded from the files, largest in training, and in evaluation.
+
+    `schedule` has pairs (fraction of all steps, side): up to there training sees images of that shorter side.
+    """
+
+    decoded: ImageShape
+    train: ImageShape
+    eval: ImageShape
+    schedule: tuple[tuple[float, int], ...] = ()
+
+    def train_shape(self, step: int, total_steps: int) -> ImageShape:
+        """Return the shape of the images of a step, counted from 0."""
+        for end, side in self.schedule:
+            if step < end * total_steps:
+                return scale_shape(self.train, side)
+        return self.train
+
+    @property
+    def other_shapes(self) -> tuple[ImageShape, ...]:
+        """What the model gets besides the largest images of training."""
+        evaluated = (self.eval,) if self.eval != self.train else ()
+        return (*(scale_shape(self.train, side) for _, side in self.schedule), *evaluated)
+
+
+def scale_shape(shape: ImageShape, side: int) -> ImageShape:
+    """Return the shape with this shorter side and the same aspect ratio."""
+    channels, height, width = shape
+    shorter = min(height, width)
+    return channels, round(height * side / shorter), round(width * side / shorter)
+
+
+def image_sizes(settings: TrainSettings, decoded: ImageShape) -> ImageSizes:
+    """Return the sizes of a run whose images are decoded to this shape: the larger one of training and evaluation."""
+    train = evaluated = decoded
+    if settings.eval_size and settings.image_size != "auto":
+        train, evaluated = (scale_shape(decoded, side) for side in (settings.image_size, settings.eval_size))
+    return ImageSizes(decoded, train, evaluated, parse_schedule(settings.size_schedule)[0])
+
+
+def parse_schedule(text: str) -> tuple[tuple[tuple[float, int], ...], int]:
+    """Return the pairs (end as a fraction of all steps, side) of a schedule, and the side of the remaining steps."""
+    if not text:
+        return (), 0
+    *parts, last = text.split(",")
+    ends: list[tuple[float, int]] = []
+    end = 0.0
+    for part in parts:
+        side, _, share = part.partition(":")
+        end += float(share)
+        ends.append((end, int(side)))
+    return tuple(ends), int(last)
+
+
+def check_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
+    """Raise `UserError` for sizes that contradict each other, the data or the transforms."""
+    settings = given.values
+    sources = {field: given.sources.get(field, variable_name("TRAIN_", field)) for field in SIZES}
+    for field in SIZES[:2]:
+        if getattr(settings, field) and settings.transforms == "book":
+            raise UserError(
+                f"{sources[field]} and {sources['transforms']} contradict: the book's have one size. Drop one."
+            )
+    if settings.eval_size and not settings.reads_files:
+        raise UserError(
+            f"{sources['eval_size']}: only image files are resized, and TRAIN_DATASET is {settings.dataset}. Unset it."
+        )
+    if settings.eval_size and settings.image_size == "auto":
+        raise UserError(f"{sources['eval_size']}: needs TRAIN_IMAGE_SIZE, the size of training. Set both.")
+    ends, last = parse_schedule(settings.size_schedule)
+    if not ends:
+        return
+    sizes = image_sizes(settings, dataset.shape)
+    side = min(sizes.train[1:])
+    source = sources["size_schedule"]
+    if ends[-1][0] >= 1:
+        raise UserError(f"{source}: its fractions add up to {ends[-1][0]:g}, so {last} is never trained. Lower them.")
+    if last != side:
+        raise UserError(f"{source}: ends with {last}, and the images have {side}. End it with {side}, or resize them.")
+    larger = max(one for _, one in ends)
+    if larger > side:
+        raise UserError(f"{source}: {larger} is larger than the images, which have {side}. Lower it.")
+
+
+def decide_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> tuple[Decision, ...]:
+    """Return what the sizes of training and evaluation are, if they differ from that of the images."""
+    settings = given.values
+    found: list[Decision] = []
+    if settings.size_schedule:
+        found.append(
+            make_decision(
+                "image sizes",
+                settings.size_schedule,
+                "",
+                "resized on the device",
+                given.sources.get("size_schedule", ""),
+            )
+        )
+    if settings.eval_size:
+        side = max(dataset.shape[1:])
+        found.append(
+            make_decision(
+                "evaluation size",
+                str(settings.eval_size),
+                "",
+                f"files are decoded to {side}",
+                given.sources.get("eval_size", ""),
+            )
+        )
+    return tuple(found)
