@@ -21,7 +21,9 @@ from entrypoint.job.node_group import detect_node_group
 from entrypoint.launch.remote import find_remote_launcher, with_remote_command
 from entrypoint.machine.comm_backends import find_backend_problem
 from entrypoint.machine.compile_backends import find_compile_problem
+from entrypoint.machine.container import volatile_place
 from entrypoint.machine.detect import detect_machine
+from entrypoint.machine.procfs import ROOT
 from entrypoint.machine.shared_libraries import find_broken_preloads
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan, Program
@@ -168,17 +170,22 @@ def model_report(
 
 
 def check_output_dir(given: ParsedSettings[TrainSettings], inputs: PlanInputs) -> tuple[str, ...]:
-    """Return a warning if rank 0 cannot write its run's folder here; raises `UserError` if the user named the folder.
+    """Return a warning if rank 0 cannot write its run's folder here, or not for long.
 
-    By default the folder is in the current one, and a plan may be made anywhere.
+    Raises `UserError` if it cannot and the user named the folder. By default the folder is in the current one, and a
+    plan may be made anywhere.
     """
     if not is_first_rank_here(inputs):
         return ()
     folder = given.values.output_dir
     why = why_not_writable(folder)
-    if not why:
-        return ()
     source = given.sources.get("output_dir", f"TRAIN_OUTPUT_DIR={folder}")
+    if not why:
+        place = volatile_place(ROOT, folder)
+        target = printable(str(folder.absolute()))
+        advice = f"Bind a folder there: docker run -v $PWD/runs:{target}, or apptainer run --bind $PWD/runs:{target}."
+        line = f"{printable(source)}: is in {place}, and its files are lost with the container. {advice}"
+        return (line,) if place else ()
     line = f"{printable(source)}: cannot be written ({why}). Set it to a writable folder."
     if "output_dir" in given.sources:
         raise UserError(line)

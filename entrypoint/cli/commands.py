@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from entrypoint.core.console import report_error, write_stderr, write_stdout
+from entrypoint.core.console import log, report_error, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
 from entrypoint.core.process import gc_paused
 from entrypoint.job.detect import detect_job
@@ -152,6 +152,8 @@ def plan_command(command: CommandLine, inputs: PlanInputs, started: float) -> in
         write_stdout("\n".join(plan_lines(plan, command=True)))
     if not command.launches:
         return ExitCode.DONE
+    if inputs.job.rank == 0 and plan.prominent_warning:
+        log(f"warning: {plan.prominent_warning}")
     if inputs.job.rank == 0 and not inputs.settings.values.quiet:
         only = "launcher" if plan.launcher in REMOTE_LAUNCHERS else ""  # each rank's node shows the rest
         write_stderr("\n".join(plan_lines(plan, only=only)))

@@ -9,8 +9,9 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from entrypoint.core.console import error_prefix, write_stderr
+from entrypoint.core.console import error_prefix, log, write_stderr
 from entrypoint.core.errors import ExitCode, describe_exit
+from entrypoint.plan.model import Plan
 
 # The name of each rank's error file, in the rank's own folder.
 ERROR_FILE = "error.json"
@@ -86,6 +87,12 @@ def report_stop(folder: Path, number: Signals) -> int:
         if message.get("extraInfo", {}).get("code") == ExitCode.PREEMPTED:
             return print_final_message(message["message"], ExitCode.PREEMPTED)
     return print_final_message(f"stopped by {number.name}", 128 + number)
+
+
+def repeat_warning(plan: Plan) -> None:
+    """Print the warning again that was the first line of the run, before what the job says at its end."""
+    if plan.prominent_warning:
+        log(f"warning: {plan.prominent_warning}")
 
 
 def print_final_message(message: str, code: int) -> int:

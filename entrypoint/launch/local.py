@@ -27,6 +27,7 @@ from entrypoint.launch.failures import (
     first_failure,
     print_final_message,
     read_error_file,
+    repeat_warning,
     report_stop,
 )
 from entrypoint.machine.oom import oom_message, read_memory
@@ -60,6 +61,7 @@ def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
         for local_rank in range(plan.nodes.nproc_per_node):
             ranks.start_rank(local_rank, job, {**environ, **address})
         ranks.monitor()
+        repeat_warning(plan)
         if not ranks.failures:
             return ExitCode.DONE
         if ranks.stop_signal:

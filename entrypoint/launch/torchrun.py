@@ -19,7 +19,14 @@ from typing import Any
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.core.process import fast_exit, gc_paused
-from entrypoint.launch.failures import Failure, first_failure, parse_error_file, print_final_message, report_stop
+from entrypoint.launch.failures import (
+    Failure,
+    first_failure,
+    parse_error_file,
+    print_final_message,
+    repeat_warning,
+    report_stop,
+)
 from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.model import PLAN_VAR, Plan
@@ -48,7 +55,10 @@ def main(argv: list[str]) -> int:
     install_restart_policy(plan, warned, lambda failures: first(failures)[0])
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:
         try:
-            torchrun.run(torchrun.parse_args([f"--log-dir={folder}", *argv]))  # type: ignore[no-untyped-call]
+            try:
+                torchrun.run(torchrun.parse_args([f"--log-dir={folder}", *argv]))  # type: ignore[no-untyped-call]
+            finally:
+                repeat_warning(plan)
         except ChildFailedError as error:
             return print_final_message(*first(error.failures))
         except SignalException as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from entrypoint.machine.procfs import ancestors, read_lines
 IMAGE_INFO = "opt/reference-training/image.json"
 # The marker file of each engine in the root of its containers.
 ENGINE_MARKERS = {".singularity.d": "Apptainer", "run/.containerenv": "Podman", ".dockerenv": "Docker"}
+# The root file systems of containers whose changes go with the container.
+OVERLAYS = ("overlay", "fuse.fuse-overlayfs", "fuse-overlayfs", "aufs")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,27 @@ def rootfs_type(root: Path) -> str:
     kind = types.get("/", "")
     served = next((name for name in sibling_processes(root) if "squashfuse" in name), "") if kind == "overlay" else ""
     return f"overlay over fuse.{served}" if served else kind
+
+
+def volatile_place(root: Path, folder: Path) -> str:
+    """Return where a folder's files are lost with the container: its own layer, or a tmpfs; empty elsewhere.
+
+    `folder` may be on its way to exist: its mount point counts. A root of another kind than an overlay keeps its files.
+    """
+    mounts = {}
+    for line in read_lines(root / "proc/self/mounts"):
+        fields = line.split()
+        if len(fields) >= 3:
+            mounts[re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[1])] = fields[2]
+    in_container = mounts.get("/", "") in OVERLAYS or any((root / marker).exists() for marker in ENGINE_MARKERS)
+    path = Path(os.path.realpath(folder))
+    point = next((str(place) for place in (path, *path.parents) if str(place) in mounts), "")
+    kind = mounts.get(point, "")
+    if not in_container:
+        return ""
+    if point == "/" and kind in OVERLAYS:
+        return "the container's own layer"
+    return "a tmpfs of the container" if kind in ("tmpfs", "ramfs") else ""
 
 
 def sibling_processes(root: Path) -> Iterator[str]:

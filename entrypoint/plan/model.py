@@ -16,6 +16,8 @@ PLAN_VAR = "ENTRYPOINT_PLAN"
 MAX_PLAIN_BYTES = 64 << 10
 ZLIB_PREFIX = "zlib:"
 PLAN_VERSION = 2
+# How the warning begins that is the first and the last line of a run.
+CUDA_IMAGE = "CUDA image"
 
 
 class LauncherKind(StrEnum):
@@ -178,6 +180,11 @@ class Plan:
         """Whether the agents of several nodes number the ranks together, again after each loss."""
         nodes = self.nodes
         return nodes.nnodes > 1 and (nodes.max_restarts > 0 or nodes.min_nodes < nodes.nnodes)
+
+    @property
+    def prominent_warning(self) -> str:
+        """The warning that is the first and the last line of a run: the CUDA image has no GPU; empty without one."""
+        return next((line for line in self.warnings if line.startswith(f"{CUDA_IMAGE}: ")), "")
 
     def decision(self, key: str) -> Decision | None:
         """Return the decision of a key, None where there is none."""

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from entrypoint.machine.python_packages import minor_version
+from entrypoint.plan.devices import find_gpu_problem
 from entrypoint.plan.inputs import PlanInputs
+from entrypoint.plan.model import CUDA_IMAGE
 
 # `absent`: optional, and not on this machine.
 State = Literal["ok", "absent", "warning", "failure"]
@@ -43,6 +45,7 @@ def preflight_checks(inputs: PlanInputs) -> tuple[Check, ...]:
         check_shm(inputs),
         check_memlock(inputs),
         check_driver(inputs),
+        *check_gpu_of_image(inputs),
         *check_packages(inputs),
     )
 
@@ -62,7 +65,9 @@ def check_image(inputs: PlanInputs) -> Check:
     image = inputs.machine.container.image
     if not image:
         return Check("image", "absent", "not an image of this project")
-    return Check("image", "ok", f"{image['name']}, revision {image['revision'][:12]}, oneCCL {image['oneccl']}")
+    build = f"torch build {image.get('torch_build', 'unknown')}"
+    seen = f"{image['name']}, revision {image['revision'][:12]}, {build}, oneCCL {image['oneccl']}"
+    return Check("image", "ok", seen)
 
 
 def check_image_mount(inputs: PlanInputs) -> Check:
@@ -104,6 +109,19 @@ def check_driver(inputs: PlanInputs) -> Check:
         return Check("NVIDIA driver", "absent", "none")
     built = f", torch is built for {machine.packages.torch_cuda or 'the CPU'}"
     return Check("NVIDIA driver", "ok", f"{machine.driver.version}, CUDA up to {machine.driver.cuda}{built}")
+
+
+def check_gpu_of_image(inputs: PlanInputs) -> Iterator[Check]:
+    """Check that the CUDA image has a GPU that it can use, unless the user chose a device.
+
+    Ranks that a launcher starts on other nodes check it there.
+    """
+    image = inputs.machine.container.image.get("name")
+    if image != "cuda" or inputs.settings.values.device != "auto" or inputs.remote_launcher:
+        return
+    if problem := find_gpu_problem(inputs):
+        advice = f"{problem[0].upper()}{problem[1:]}, or set LAUNCH_DEVICE=cpu"
+        yield Check(CUDA_IMAGE, "warning", "the CPU is used", advice)
 
 
 def check_packages(inputs: PlanInputs) -> Iterator[Check]:

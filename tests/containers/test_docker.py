@@ -35,7 +35,10 @@ def test_docker_run_without_arguments_trains_to_97_percent(docker: Docker, image
     result = docker.run(image)
     assert result.code == 0, result.err
     assert float(re.findall(r"test accuracy +([\d.]+) %", result.out)[-1]) >= 97
-    assert "warning" not in result.out + result.err
+    assert "warning" not in result.out
+    warned = re.findall(r"^  warning: (.*)", result.err, re.MULTILINE)
+    assert len(warned) == (2 if image == "cuda" else 1), "of the output and, in the CUDA image, of the GPU"
+    assert warned[0].startswith("TRAIN_OUTPUT_DIR=runs: is in the container's own layer, ")
     assert "matplotlib" not in (result.out + result.err).lower()
 
 
@@ -195,6 +198,38 @@ def test_streaming_needs_little_shared_memory(docker: Docker, bound: Path) -> No
         assert re.search(r"^ *JPEG decoder +compiled", plan.out, re.MULTILINE), plan.out + plan.err
     doctor = docker.run("cpu-intel", "doctor", options=("--shm-size=16m",))
     assert re.search(r"^ok +/dev/shm +16 MiB", doctor.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("-e", "LAUNCH_QUIET=1"),
+        ("-e", "LAUNCH_NPROC_PER_NODE=2"),
+        ("-e", "LAUNCH_LAUNCHER=torchrun"),
+    ],
+)
+def test_cuda_image_without_gpu_warns_first_and_last(docker: Docker, options: tuple[str, ...]) -> None:
+    if "LAUNCH_NPROC_PER_NODE=2" in options and len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs 2 cores")
+    result = docker.run("cuda", options=("-e", "TRAIN_EPOCHS=1", "-e", "TRAIN_TENSORBOARD=0", *options))
+    assert result.code == 0, result.err
+    lines = result.err.splitlines()
+    assert lines[0] == lines[-1]
+    assert lines[0].startswith("entrypoint: warning: CUDA image: the CPU is used. No GPU is visible (")
+    chosen = docker.run("cuda", options=(*SHORT, *options, "-e", "LAUNCH_DEVICE=cpu"))
+    assert (chosen.code, "CUDA image" in chosen.err) == (0, False)
+
+
+def test_cuda_image_without_gpu_warns_before_error(docker: Docker, bound: Path) -> None:
+    script(bound, "x.py", "raise SystemExit(9)")
+    options = ("-v", f"{bound}:/workspace", "-e", "LAUNCH_QUIET=1")
+    alone = docker.run("cuda", "run", "x.py", options=options)
+    assert (alone.code, alone.err.count("entrypoint: warning: CUDA image: ")) == (9, 2)
+    doctor = docker.run("cuda", "doctor")
+    assert doctor.code == 0
+    assert re.search(r"^warning +CUDA image +the CPU is used; No GPU is visible ", doctor.out, re.MULTILINE)
+    assert "CUDA image" not in docker.run("cpu-intel", "doctor").out
 
 
 def test_docker_cuda_without_driver_fails_with_one_line(docker: Docker) -> None:

@@ -13,7 +13,7 @@ from entrypoint.machine.detect import Machine
 from entrypoint.machine.gpus import Driver
 from entrypoint.machine.python_packages import Packages
 from entrypoint.plan.inputs import PlanInputs
-from entrypoint.plan.model import Program
+from entrypoint.plan.model import Plan, Program
 from entrypoint.plan.preflight import preflight_checks
 from entrypoint.settings import read_launch_settings
 from tests.factories import SCRIPT, make_machine, make_test_plan
@@ -33,6 +33,31 @@ def lines(node: Machine, program: Program = SCRIPT) -> list[str]:
 
 def test_preflight_healthy_machine_has_no_warning() -> None:
     assert lines(WELL) == []
+
+
+CUDA = with_around(image={"name": "cuda", "revision": "0" * 40, "torch_build": "pypi", "oneccl": "not for CUDA"})
+# Node, LAUNCH_DEVICE, and whether the warning is the first and the last line of a run.
+IMAGES = [
+    (CUDA, "auto", "no NVIDIA driver answers"),
+    (replace(CUDA, driver=Driver(problem="Driver/library version mismatch")), "auto", "version mismatch"),
+    (replace(make_machine(4, gpus=1), container=CUDA.container, packages=Packages(TORCH, "")), "auto", "for the CPU"),
+    (CUDA, "cpu", ""),
+    (replace(make_machine(4, gpus=1), container=CUDA.container), "auto", ""),
+    (replace(WELL, container=replace(CUDA.container, image={**CUDA.container.image, "name": "cpu-intel"})), "auto", ""),
+    (WELL, "auto", ""),
+]
+
+
+@pytest.mark.parametrize(("node", "device", "said"), IMAGES)
+def test_cuda_image_without_gpu_warns_prominently(node: Machine, device: str, said: str) -> None:
+    warning = make_test_plan(node, {"LAUNCH_DEVICE": device}).prominent_warning
+    assert bool(warning) == bool(said)
+    assert said in warning
+    if said:
+        assert warning.startswith("CUDA image: the CPU is used. ")
+        assert warning.endswith(", or set LAUNCH_DEVICE=cpu.")
+    plan = make_test_plan(node, {"LAUNCH_DEVICE": device})
+    assert Plan.from_variable(plan.to_variable()).prominent_warning == warning, "torchrun's agent repeats it"
 
 
 @pytest.mark.parametrize(
