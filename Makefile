@@ -70,7 +70,7 @@ book: $(VENV)/installed ## the book's result tables on this machine, as book/boo
 book-quick: $(VENV)/installed ## the same on a few images (minutes)
 	@$(BIN)/python -m benchmarks.book --quick $(BOOK_ARGS)
 
-images: ## build both Docker images (ONECCL_INDEX=… adds oneCCL, TORCH_BUILD=cpu|pypi chooses torch)
+images: ## build both Docker images (ONECCL_INDEX=… adds oneCCL, TORCH_BUILD=pypi takes PyPI's torch)
 	@bash containers/build.sh docker cpu-intel
 	@bash containers/build.sh docker cuda
 

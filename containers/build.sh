@@ -2,8 +2,8 @@
 # build.sh docker|sif cpu-intel|cuda: builds an image from this checkout, labelled with its revision.
 #   docker   reference-training:NAME, from containers/NAME/Dockerfile
 #   sif      $SIFS/NAME.sif (default: sif/), from containers/NAME/apptainer.def
-# From the environment: ONECCL_INDEX (taken in where it is set), TORCH_BUILD, APPTAINER (the command), MKSQUASHFS
-# (its arguments), and BOOTSTRAP=docker-daemon to take the base image from the local engine.
+# From the environment: ONECCL_INDEX (adds oneCCL's bindings), TORCH_BUILD (cpu, pypi), APPTAINER (the command),
+# MKSQUASHFS (its arguments), and BOOTSTRAP=docker-daemon to take the base image from the local engine.
 set -euo pipefail
 kind=$1 image=$2
 cd "$(dirname "$0")/.."
@@ -11,14 +11,16 @@ revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 [[ -z $(git status --porcelain -- containers entrypoint train tests tools pyproject.toml README.md LICENSE 2>/dev/null) ]] || revision+=-dirty
 source=$(git config --get remote.origin.url || true)
 [[ $source == *://* ]] || source=unknown # a folder of this machine is nobody else's source
-args=(--build-arg "REVISION=$revision" --build-arg "SOURCE=$source")
+# The commit's time, so that two builds of one commit hold the same bytes.
+created=$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || true)
+args=(--build-arg "REVISION=$revision" --build-arg "SOURCE=$source" --build-arg "CREATED=$created")
 if [[ $image == cpu-intel ]]; then
-  args+=(--build-arg "TORCH_BUILD=${TORCH_BUILD:-auto}" --build-arg "WITH_ONECCL=$([[ -n ${ONECCL_INDEX:-} ]] && echo 1 || echo 0)")
-  args+=(--build-arg "ONECCL_INDEX=${ONECCL_INDEX:-}")
+  args+=(--build-arg "TORCH_BUILD=${TORCH_BUILD:-cpu}" --build-arg "ONECCL_INDEX=${ONECCL_INDEX:-}")
 fi
 
 if [[ $kind == docker ]]; then
   export DOCKER_BUILDKIT=1
+  if [[ -n $created ]]; then args+=(--label "org.opencontainers.image.created=$created"); fi
   docker build --file "containers/$image/Dockerfile" --tag "reference-training:$image" "${args[@]}" "${@:3}" .
 else
   sifs=${SIFS:-sif}

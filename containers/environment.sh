@@ -8,3 +8,5 @@ export PYTHONNOUSERSITE=1
 export PYTHONPATH='' PYTHONHOME='' PYTHONSTARTUP='' LD_PRELOAD=''
 # Apptainer itself adds the folder that --nv puts the driver's libraries into.
 export LD_LIBRARY_PATH=''
+# uv, where somebody brings it, installs into this environment and keeps torch as pip does (pip.conf).
+export VIRTUAL_ENV=/opt/venv UV_CONSTRAINT=/opt/reference-training/constraints.txt

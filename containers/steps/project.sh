@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# project.sh cpu-intel|cuda: installs this project over its wheels, with its tests, the bill of materials and what
-# the image says of itself. From the environment: REVISION, and WITH_ONECCL for cpu-intel.
+# project.sh cpu-intel|cuda: installs this project over its wheels, with its tests, the bill of materials, what keeps
+# torch when a user adds packages, and what the image says of itself. From the environment: REVISION, and CREATED, the
+# time that the bill of materials carries (default: now).
 set -euo pipefail
 umask 022
 image=$1
@@ -31,13 +32,31 @@ cp "$here/containers/environment.sh" "$ours/"
 find "$ours" "$venv/lib/python3.11/site-packages"/{entrypoint,train} -name __pycache__ -prune -exec rm -rf {} +
 "$venv/bin/python" -m compileall -q --invalidation-mode unchecked-hash \
   "$venv/lib/python3.11/site-packages"/{entrypoint,train} "$ours"/{tests,tools}
-PYTHONPATH=$tools PYTHONDONTWRITEBYTECODE=1 python3.11 "$here/containers/steps/sbom.py" "$image" "$venv" >"$ours/sbom.json"
-case $image/${WITH_ONECCL:-1} in
-  cuda/*) oneccl="not for CUDA" ;;
-  */1) oneccl=installed ;;
-  *) oneccl="left out (WITH_ONECCL=0)" ;;
+PYTHONPATH=$tools PYTHONDONTWRITEBYTECODE=1 CREATED=${CREATED:-$(date -u +%Y-%m-%dT%H:%M:%SZ)} \
+  python3.11 "$here/containers/steps/sbom.py" "$image" "$venv" >"$ours/sbom.json"
+
+# Names and versions as they are installed, such as torch==2.8.0+cpu.
+installed=$("$venv/bin/python" -c '
+import importlib.metadata, re
+for one in importlib.metadata.distributions():
+    print(re.sub("[-_.]+", "-", one.name).lower() + "==" + one.version)' | sort)
+{
+  echo "# torch and what is built against it or with it: pip keeps these versions. To replace one, remove its line."
+  grep -E '^((torch|torchvision|(pytorch-)?triton|intel-extension-for-pytorch|oneccl-bind-pt|intel-openmp)==|nvidia-|cuda-)' \
+    <<<"$installed" | grep -v '^nvidia-ml-py='
+} >"$ours/constraints.txt"
+mkdir -p /etc/xdg/pip
+cp "$here/containers/pip.conf" /etc/xdg/pip/
+case $image in
+  cuda) oneccl="not for CUDA" build=pypi ;;
+  *)
+    oneccl="left out (no ONECCL_INDEX)" build=pypi
+    if grep -q '^oneccl-bind-pt==' <<<"$installed"; then oneccl=installed; fi
+    if grep -q '^torch==.*+cpu$' <<<"$installed"; then build=cpu; fi
+    ;;
 esac
-printf '{"name": "%s", "revision": "%s", "oneccl": "%s"}\n' "$image" "${REVISION:-unknown}" "$oneccl" >"$ours/image.json"
+printf '{"name": "%s", "revision": "%s", "torch_build": "%s", "oneccl": "%s"}\n' \
+  "$image" "${REVISION:-unknown}" "$build" "$oneccl" >"$ours/image.json"
 # Any UID may train here where nothing is bound.
 mkdir -p /workspace
 chmod 1777 /workspace

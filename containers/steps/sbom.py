@@ -1,75 +1,200 @@
 """sbom.py IMAGE VENV: the image's bill of materials, every wheel and Debian package, as CycloneDX JSON on stdout.
 
-The same packages give the same bytes: it holds no time, and its serial number is made from its content.
+Each part has a supplier, a version, a package URL, a hash, its license and what it depends on: NTIA's minimum and
+more. A wheel lists the shared libraries that it brings. The time is CREATED of the environment. The serial number is
+made from the content: the same packages at the same time give the same bytes.
+
+A wheel's hash is that of its RECORD, which holds a hash of each file. A Debian package's is that of dpkg's list.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from base64 import urlsafe_b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parseaddr
+from hashlib import sha256
 from importlib.metadata import Distribution, distributions
+from pathlib import Path
 from uuid import NAMESPACE_URL, uuid5
 
 from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import HashAlgorithm, HashType, Property
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
+from cyclonedx.model.contact import OrganizationalContact, OrganizationalEntity
+from cyclonedx.model.license import License, LicenseExpression
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
+from packaging.requirements import Requirement
+
+PROJECT = "reference-training"
+DPKG = Path("/var/lib/dpkg/info")
+DEBIAN_FIELDS = ("Package", "Version", "Architecture", "Maintainer", "Pre-Depends", "Depends", "Provides")
 
 
-def wheels(venv: str) -> Iterator[Component]:
-    """Yield the distributions of a virtual environment."""
+@dataclass(frozen=True)
+class Part:
+    """A wheel or a Debian package, with the names of those that it needs."""
+
+    component: Component
+    needs: tuple[str, ...]
+
+
+def wheels(venv: str) -> Iterator[tuple[str, Part]]:
+    """Yield the distributions of a virtual environment by their names."""
     for one in distributions(path=[f"{venv}/lib/python3.11/site-packages"]):
-        name = re.sub(r"[-_.]+", "-", one.name).lower()
+        name = normal(one.name)
         purl = PackageURL("pypi", name=name, version=one.version)
-        yield component(purl, licence_of(one))
+        record = one.read_text("RECORD") or ""
+        part = component(
+            purl, supplier_of(one), licenses_of_wheel(one), record.encode(), "dist-info/RECORD", bundled(one, purl)
+        )
+        requirements = [Requirement(text) for text in one.requires or ()]
+        needs = [each.name for each in requirements if not each.marker or each.marker.evaluate({"extra": ""})]
+        yield name, Part(part, tuple(normal(each) for each in needs))
 
 
-def licence_of(one: Distribution) -> str:
-    """Return what a distribution's metadata calls its licence, as short as it does."""
+def normal(name: str) -> str:
+    """Return a distribution's name as the package index writes it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def supplier_of(one: Distribution) -> str:
+    """Return who wrote or maintains a distribution, by its own metadata."""
+    for who in ("Author", "Author-email", "Maintainer", "Maintainer-email"):
+        written = one.metadata.get(who) or ""
+        name = (parseaddr(written)[0] or parseaddr(written)[1]) if who.endswith("email") else written
+        if name.strip() and name != "UNKNOWN":
+            return " ".join(name.split())[:200]
+    return f"the project {one.name} on the package index"
+
+
+def licenses_of_wheel(one: Distribution) -> list[License]:
+    """Return what a distribution's metadata calls its license, as short as it does."""
     fields = one.metadata
     classified = [text.rsplit(" :: ", 1)[-1] for text in fields.get_all("Classifier", []) if text.startswith("License")]
     written = fields.get("License-Expression") or " AND ".join(classified) or fields.get("License") or ""
-    return written.splitlines()[0][:200] if written else ""
+    return [LicenseFactory().make_from_string(written.splitlines()[0][:200])] if written else []
 
 
-def debian() -> Iterator[Component]:
-    """Yield the installed Debian packages; their licences lie in /usr/share/doc/<package>/copyright."""
-    query = ["dpkg-query", "-W", "-f", "${Package} ${Version} ${Architecture}\\n"]
+def bundled(one: Distribution, purl: PackageURL) -> Iterator[Component]:
+    """Yield the shared libraries that a wheel brings, with the hashes of its RECORD."""
+    for file in one.files or ():
+        if not re.match(r"lib.+\.so(\.[\d.]+)?$", file.name) or not file.hash or not Path(str(file.locate())).exists():
+            continue
+        digest = urlsafe_b64decode(file.hash.value + "=" * (-len(file.hash.value) % 4)).hex()
+        yield Component(
+            type=ComponentType.FILE,
+            name=str(file),
+            bom_ref=f"{purl.to_string()}#{file}",
+            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=digest)],
+        )
+
+
+def debian() -> Iterator[tuple[str, Part]]:
+    """Yield the installed Debian packages by their names, and by those that they provide."""
+    query = ["dpkg-query", "-W", "-f", "\\t".join(f"${{{name}}}" for name in DEBIAN_FIELDS) + "\\n"]
     for line in subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines():
-        name, version, architecture = line.split()
+        name, version, architecture, maintainer, *relations = line.split("\t")
         purl = PackageURL("deb", "debian", name, version, {"arch": architecture, "distro": "debian-12"})
-        yield component(purl, "")
+        stems = (f"{name}:{architecture}", name)
+        lists = [DPKG / f"{stem}.{kind}" for kind in ("md5sums", "list") for stem in stems]
+        listed = next((path for path in lists if path.exists()), None)
+        content = listed.read_bytes() if listed else line.encode()
+        supplier = parseaddr(maintainer)[0] or maintainer or "Debian"
+        origin = f"dpkg's {listed.name}" if listed else "dpkg's status"
+        part = component(purl, f"Debian: {supplier}", debian_licenses(name), content, origin)
+        yield name, Part(part, tuple(filter(None, re.split(r"\s*,\s*", ", ".join(relations[:2])))))
+        for provided in filter(None, re.split(r"\s*,\s*", relations[2])):
+            yield f"provided {first_word(provided)}", Part(part, ())
 
 
-def component(purl: PackageURL, licence: str) -> Component:
-    """Return one part, named by its package URL."""
+def first_word(relation: str) -> str:
+    """Return the package's name in a relation such as `libc6:any (>= 2.36)`."""
+    return re.split(r"[\s(:]", relation.strip(), maxsplit=1)[0]
+
+
+def debian_licenses(name: str) -> list[License]:
+    """Return the licenses that /usr/share/doc/<package>/copyright names, none where it is not there or says none."""
+    path = Path("/usr/share/doc", name, "copyright")
+    text = path.read_text(errors="replace") if path.exists() else ""
+    names = re.findall(r"^License: *(\S.*)$", text, re.MULTILINE)
+    names = names or re.findall(r"/usr/share/common-licenses/([\w.+-]*\w)", text)
+    factory, licenses = LicenseFactory(), []
+    for written in sorted({each.strip()[:200] for each in names}):
+        made = factory.make_from_string(written)
+        licenses.append(factory.make_with_name(written) if isinstance(made, LicenseExpression) else made)
+    return licenses
+
+
+def component(
+    purl: PackageURL,
+    supplier: str,
+    licenses: Sequence[License],
+    hashed: bytes,
+    origin: str,
+    components: Iterator[Component] | None = None,
+) -> Component:
+    """Return one part, named by its package URL; its hash is that of `hashed`, which `origin` names."""
     return Component(
         type=ComponentType.LIBRARY,
         name=purl.name,
         version=purl.version,
         purl=purl,
         bom_ref=purl.to_string(),
-        licenses=[LicenseFactory().make_from_string(licence)] if licence else [],
+        supplier=OrganizationalEntity(name=supplier),
+        licenses=licenses,
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=sha256(hashed).hexdigest())],
+        properties=[Property(name=f"{PROJECT}:hash-of", value=origin)],
+        components=components or (),
     )
+
+
+def needed_by(part: Part, parts: Mapping[str, Part]) -> list[Component]:
+    """Return what a part depends on: of Debian's alternatives the first that is installed."""
+    found = []
+    for relation in part.needs:
+        names = [first_word(each) for each in relation.split("|")]
+        wanted = [parts.get(name) or parts.get(f"provided {name}") for name in names]
+        found += [each.component for each in wanted if each][:1]
+    return found
 
 
 def main(image: str, venv: str) -> None:
     """Print the bill of materials of the image that this runs in."""
-    parts = sorted([*wheels(venv), *debian()], key=lambda part: str(part.bom_ref))
-    ours = next(part for part in parts if part.name == "reference-training")
-    bom = Bom(components=[part for part in parts if part is not ours])
+    of_python, of_debian = dict(wheels(venv)), dict(debian())
+    ours = of_python[PROJECT].component
+    bom = Bom()
+    bom.metadata.timestamp = datetime.fromisoformat(os.environ["CREATED"])
+    bom.metadata.authors.add(OrganizationalContact(name=PROJECT))
     bom.metadata.component = Component(
-        type=ComponentType.CONTAINER, name=f"reference-training:{image}", version=ours.version, bom_ref="image"
+        type=ComponentType.CONTAINER,
+        name=f"{PROJECT}:{image}",
+        version=ours.version,
+        bom_ref="image",
+        supplier=OrganizationalEntity(name=PROJECT),
     )
-    content = "\n".join(str(part.bom_ref) for part in parts)
+    needed = set()
+    for parts in (of_python, of_debian):
+        for name, part in parts.items():
+            if name.startswith("provided "):
+                continue
+            bom.components.add(part.component)
+            depends = needed_by(part, parts)
+            bom.register_dependency(part.component, depends)
+            needed |= {each.bom_ref for each in depends if each is not part.component}
+    # What no other part needs was asked for: the image depends on it, and on this project first of all.
+    roots = [each for each in bom.components if each.bom_ref not in needed]
+    bom.register_dependency(bom.metadata.component, roots)
+    content = "\n".join(sorted(str(each.bom_ref) for each in bom.components))
     bom.serial_number = uuid5(NAMESPACE_URL, content)
-    made = json.loads(JsonV1Dot6(bom).output_as_string())
-    del made["metadata"]["timestamp"]
-    print(json.dumps(made, indent=1))
+    print(JsonV1Dot6(bom).output_as_string(indent=1))
 
 
 if __name__ == "__main__":

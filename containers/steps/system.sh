@@ -2,7 +2,10 @@
 # system.sh LIST…: installs the Debian packages of these lists, and leaves nothing behind but them.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
-cp "$here/dpkg.excludes" /etc/dpkg/dpkg.cfg.d/reference-training
+# What is left out is left out of this step alone: packages that a user adds to the image come whole.
+excludes=/etc/dpkg/dpkg.cfg.d/reference-training
+trap 'rm -f "$excludes"' EXIT
+cp "$here/dpkg.excludes" "$excludes"
 apt-get -qq update
 sed '/^#/d' "$@" | DEBIAN_FRONTEND=noninteractive xargs apt-get install -y -qq --no-install-recommends >/dev/null
 # A container's user needs nobody else's rights.

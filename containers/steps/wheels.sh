@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
-# wheels.sh cpu-intel|cuda: installs the image's locked wheels into /opt/venv, with the tools of tools.sh.
-# From the environment: TORCH_BUILD (auto, cpu, pypi), WITH_ONECCL (1, 0) and ONECCL_INDEX, all for cpu-intel.
+# wheels.sh cpu-intel|cuda: installs the image's locked wheels into /opt/venv.
+# From the environment: UV (the tool), OWNER (who may install more), and for cpu-intel TORCH_BUILD (cpu, pypi) and
+# ONECCL_INDEX, which adds oneCCL's bindings.
 set -euo pipefail
 umask 022
 image=$1
 here=$(cd "$(dirname "$0")/.." && pwd)
 venv=/opt/venv
-tools=${TOOLS:-/opt/tools}
-if [[ $image == cpu-intel && ${WITH_ONECCL:-1} == 1 && -z ${ONECCL_INDEX:-} ]]; then
-  echo "wheels.sh: WITH_ONECCL=1 needs ONECCL_INDEX, Intel's wheel index for oneccl-bind-pt; or set WITH_ONECCL=0" >&2
+tool=${UV:-/opt/tools/bin/uv}
+build=${TORCH_BUILD:-cpu}
+if [[ $image == cpu-intel && $build != cpu && $build != pypi ]]; then
+  echo "wheels.sh: TORCH_BUILD=$build: no such build for an image. Use cpu or pypi." >&2
   exit 2
 fi
 # What a site's own certificate authority signs is trusted where the base image trusts it.
 export UV_NO_CACHE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt
-"$tools/bin/uv" venv --quiet --python /usr/bin/python3.11 "$venv"
-uv=("$tools/bin/uv" pip)
+"$tool" venv --quiet --python /usr/bin/python3.11 "$venv"
+uv=("$tool" pip)
 to=(--quiet --python "$venv/bin/python")
 
 if [[ $image == cuda ]]; then
@@ -22,9 +24,9 @@ if [[ $image == cuda ]]; then
 else
   # shellcheck source=containers/torch.sh
   . "$here/torch.sh"
-  choose_torch "$here/cpu-intel" "${TORCH_BUILD:-auto}" "$venv/bin/python"
+  choose_torch "$here/cpu-intel" "$build" "$venv/bin/python"
   "${uv[@]}" sync "${to[@]}" "$here/cpu-intel/requirements.txt" "${torch[@]}"
-  if [[ ${WITH_ONECCL:-1} == 1 ]]; then
+  if [[ -n ${ONECCL_INDEX:-} ]]; then
     "${uv[@]}" install "${to[@]}" --no-deps --no-index --find-links "$ONECCL_INDEX" -r "$here/cpu-intel/oneccl.txt"
   fi
 fi
@@ -41,3 +43,5 @@ done
 # which compileall counts as failures.
 "$venv/bin/python" -m compileall -qf -j 0 --invalidation-mode unchecked-hash "$venv/lib" >/dev/null || true
 rm -f "$venv/.lock"
+# The image's user adds packages without becoming root; in a SIF nobody does.
+if [[ -n ${OWNER:-} ]]; then chown -R "$OWNER" "$venv"; fi

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
+from tests.conftest import script
 from tests.containers.conftest import IMAGES, REPOSITORY, Docker, run
 
 pytestmark = pytest.mark.docker
 
 TORCH = {"cpu-intel": "2.8.0", "cuda": "2.13.0"}
-NOT_IN_IT = (
-    *("pip", "uv", "make", "curl", "wget", "git", "gdb"),
-    *("nvcc", "nni_node"),
-)
+NOT_IN_IT = ("uv", "make", "wget", "gdb", "nvcc", "nni_node")
+TOOLS = ("mpirun", "orted", "numactl", "g++", "tini", "ssh", "git", "less", "ps", "curl", "pip", "ninja")
+# Labels that are no package's version.
+OTHER_LABELS = ("sbom", "with-oneccl", "torch-build")
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -31,29 +34,46 @@ def test_image_labels_name_its_parts(docker: Docker, image: str) -> None:
     names = {
         name.removeprefix("reference-training.")
         for name in labels
-        if name.startswith("reference-training.") and not name.endswith(("sbom", "with-oneccl"))
+        if name.startswith("reference-training.") and not name.endswith(OTHER_LABELS)
     }
     asked = "import sys, importlib.metadata as m; print(*(m.version(n).split('+')[0] for n in sys.argv[1:]))"
     found = docker.run(image, "python", "-c", asked, *sorted(names)).out.split()
     assert found == [labels[f"reference-training.{name}"] for name in sorted(names)]
+    created = "org.opencontainers.image.created"
+    if created in labels:  # a checkout without git has no time
+        assert datetime.fromisoformat(labels[created])
+    build = labels["reference-training.torch-build"]
+    assert build in (("cpu", "pypi") if image == "cpu-intel" else ("pypi",))
+    version = docker.run(image, "python", "-c", "import torch; print(torch.__version__, torch.version.cuda)").out
+    assert ("+cpu" in version, "None" in version) == (build == "cpu", build == "cpu")
+    assert json.loads(docker.run(image, "cat", "/opt/reference-training/image.json").out)["torch_build"] == build
+
+
+def test_cuda_image_asks_for_gpus(docker: Docker) -> None:
+    wanted = {"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"}
+    assert wanted <= set(docker.inspect("cuda")["Config"]["Env"]), "or enroot's hook gives none"
+    assert not [name for name in docker.inspect("cpu-intel")["Config"]["Env"] if name.startswith("NVIDIA_")]
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_image_contains_promised_tools(docker: Docker, image: str) -> None:
+def test_image_contains_promised_tools(docker: Docker, bound: Path, image: str) -> None:
     result = docker.run(image, "python", "-c", "import torch, torchvision, nni; print(torch.__version__.split('+')[0])")
     assert (result.code, result.out) == (0, f"{TORCH[image]}\n"), result.err
-    tools = ["mpirun", "orted", "numactl", "g++", "tini", "ssh", *(["mpiexec.hydra"] if image == "cpu-intel" else [])]
+    tools = [*TOOLS, *(["mpiexec.hydra"] if image == "cpu-intel" else [])]
     found = docker.run(image, "bash", "-c", f"type -P {' '.join(tools)}").out.split()
     assert [Path(path).name for path in found] == tools
-    doctor = json.loads(docker.run(image, "doctor", "--json").out)
+    bind = ("-v", f"{bound}:/workspace", "-e", "LAUNCH_DEVICE=cpu")
+    doctor = json.loads(docker.run(image, "doctor", "--json", options=bind).out)
     seen = {check["what"]: check["seen"] for check in doctor}
     assert seen["tcmalloc"].startswith("/usr/lib/")
     assert all(check["state"] in ("ok", "absent") for check in doctor), doctor
+    labels = docker.inspect(image)["Config"]["Labels"]
+    assert f", torch build {labels['reference-training.torch-build']}, oneCCL " in seen["image"]
     if image == "cpu-intel":
         assert seen["jemalloc"].startswith("/usr/lib/")
         assert seen["intel"] == "/opt/venv/lib/libiomp5.so"
-        assert seen["image"].endswith("oneCCL left out (WITH_ONECCL=0)")
-        assert docker.inspect(image)["Config"]["Labels"]["reference-training.with-oneccl"] == "0"
+        oneccl = {"0": "left out (no ONECCL_INDEX)", "1": "installed"}[labels["reference-training.with-oneccl"]]
+        assert seen["image"].endswith(f"oneCCL {oneccl}")
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -68,6 +88,7 @@ def test_image_contains_no_leftovers(docker: Docker, image: str) -> None:
         r"^/(build|mnt/.|opt/tools|srv/.|root/\.cache|var/cache/apt/.|var/lib/apt/lists/.|var/log/.|tmp/.)"
     )
     assert [path for _, _, _, path in paths if leftovers.match(path)] == []
+    assert [path for _, _, _, path in paths if path.endswith("dpkg.cfg.d/reference-training")] == []
     assert [
         path for _, kind, _, path in paths if kind != "d" and Path(path).name in NOT_IN_IT and "/share/" not in path
     ] == []
@@ -98,10 +119,111 @@ def test_image_bill_of_materials_is_complete(docker: Docker, image: str) -> None
     assert locked <= wheels
 
 
-def test_oneccl_without_index_fails_before_download() -> None:
-    result = run("bash", "containers/steps/wheels.sh", "cpu-intel", env={"WITH_ONECCL": "1", "ONECCL_INDEX": ""})
-    assert result.code == 2
-    assert result.err.startswith("wheels.sh: WITH_ONECCL=1 needs ONECCL_INDEX")
+@pytest.mark.parametrize("image", IMAGES)
+def test_image_bill_of_materials_has_ntia_minimum(docker: Docker, image: str) -> None:
+    """Author, time, and of each part supplier, name, version, identifier and relationships (NTIA, July 2021)."""
+    bill = json.loads(docker.run(image, "cat", "/opt/reference-training/sbom.json").out)
+    assert bill["metadata"]["authors"]
+    assert datetime.fromisoformat(bill["metadata"]["timestamp"])
+    parts = bill["components"]
+    lacking = [
+        (part["name"], field)
+        for part in parts
+        for field in ("supplier", "name", "version", "purl", "hashes")
+        if not part.get(field)
+    ]
+    assert lacking == []
+    licensed = [part["name"] for part in parts if part.get("licenses")]
+    wheels = [part["name"] for part in parts if part["purl"].startswith("pkg:pypi/")]
+    assert len(set(licensed) & set(wheels)) > 0.9 * len(wheels)
+    edges = {edge["ref"]: edge.get("dependsOn", []) for edge in bill["dependencies"]}
+    refs = {part["bom-ref"] for part in parts}
+    assert refs | {"image"} <= set(edges)
+    reached, queue = set(), ["image"]
+    while queue:
+        ref = queue.pop()
+        if ref not in reached:
+            reached.add(ref)
+            queue += edges.get(ref, [])
+    assert {ref for ref in refs if ref.startswith("pkg:pypi/")} <= reached
+    by_name = {part["name"]: part for part in parts}
+    assert any("numpy@" in ref for ref in edges[by_name["scipy"]["bom-ref"]])
+    bundled = [file["name"] for file in by_name["torch"]["components"]]
+    assert "torch/lib/libtorch_cpu.so" in bundled
+    assert all(file["hashes"] for part in parts for file in part.get("components", ()))
+
+
+FAKE_UV = "#!/bin/sh\necho 'error: Failed to fetch: Connection refused' >&2\nexit {code}\n"
+
+
+@pytest.mark.parametrize(
+    ("build", "reached", "code", "said"),
+    [
+        ("cpu", True, 0, "cpu"),
+        ("cpu", False, 3, "Reach it, or set TORCH_BUILD=pypi"),
+        ("pypi", False, 0, "pypi"),
+        ("auto", True, 0, "cpu"),  # of `make .venv/installed`
+        ("auto", False, 0, "pypi"),
+        ("gpu", True, 2, "TORCH_BUILD=gpu: no such build. Use cpu or pypi."),
+    ],
+)
+def test_torch_build_is_chosen_or_fails_loudly(tmp_path: Path, build: str, reached: bool, code: int, said: str) -> None:
+    uv = script(tmp_path, "uv", FAKE_UV.format(code=0 if reached else 2))
+    uv.chmod(0o755)
+    words = f"set -e; . containers/torch.sh; uv=({uv}); choose_torch containers/cpu-intel {build} python; "
+    result = run("bash", "-c", words + "echo $torch_build >&2")
+    assert result.code == code
+    assert said in result.err.splitlines()[-1]
+    assert ("Connection refused" in result.err) == (code == 3), "the cause too"
+
+
+def test_image_build_has_no_automatic_torch_build() -> None:
+    result = run("bash", "containers/steps/wheels.sh", "cpu-intel", env={"TORCH_BUILD": "auto"})
+    assert (result.code, result.err) == (
+        2,
+        "wheels.sh: TORCH_BUILD=auto: no such build for an image. Use cpu or pypi.\n",
+    )
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_dockerfile_needs_no_argument_and_mounts_few_files(image: str) -> None:
+    text = (REPOSITORY / f"containers/{image}/Dockerfile").read_text()
+    assert not re.search(r"type=bind,(source|target)=", text), "a mount of the context changes with each file in it"
+    required = [
+        name for name in re.findall(r"^ARG (\w+)$", text, re.MULTILINE) if name not in ("ONECCL_INDEX", "CREATED")
+    ]
+    assert required == []
+    stages = re.findall(r"^FROM scratch AS (\S+)\n((?:COPY .*\n)+)", text, re.MULTILINE)
+    assert [stage for stage, _ in stages if f"from={stage}," not in text] == []
+    for stage, copies in stages:
+        if stage == "project-files":
+            continue
+        sources = [word for line in copies.splitlines() for word in line.split()[1:-1]]
+        assert [word for word in sources if not list(REPOSITORY.glob(word))] == []
+
+
+# A file of each kind that a later step reads, or none; and whether the wheels are installed again.
+EDITS = ("containers/environment.sh", "containers/sbom.txt", "tests/factories.py", "entrypoint/core/paths.py")
+
+
+def test_edit_of_unrelated_files_keeps_the_wheels(docker: Docker, tmp_path: Path) -> None:
+    build = docker.inspect("cuda")["Config"]["Labels"]["reference-training.torch-build"]
+    folders = ("containers", "entrypoint", "train", "tests", "tools")
+    files = run("git", "ls-files", "--cached", "--others", "--exclude-standard", *folders).out.split()
+    for name in (*files, "pyproject.toml", "README.md", "LICENSE", ".dockerignore"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    for name in EDITS:
+        with (tmp_path / name).open("a") as file:
+            file.write("# changed\n")
+    words = ("--progress=plain", f"--build-arg=TORCH_BUILD={build}", f"--file={tmp_path}/containers/cuda/Dockerfile")
+    built = tmp_path / "built"
+    result = run("docker", "build", *words, f"--iidfile={built}", tmp_path, env={"DOCKER_BUILDKIT": "1"})
+    assert result.code == 0, result.err[-2000:]
+    run("docker", "rmi", built.read_text())
+    steps = dict(re.findall(r"^(#\d+) \[.*?\] RUN .*steps/(\w+)\.sh", result.err, re.MULTILINE))
+    cached = set(re.findall(r"^(#\d+) CACHED$", result.err, re.MULTILINE))
+    assert {name for number, name in steps.items() if number not in cached} == {"tools", "project"}
 
 
 def test_image_selftest_passes(docker: Docker) -> None:
