@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,6 +87,50 @@ def test_compose_files_are_valid() -> None:
     assert json.loads(result.out)["services"]["cuda"]["ulimits"] == {"memlock": -1}
 
 
+@pytest.fixture
+def fresh_clone(docker: Docker, bound: Path) -> Iterator[Path]:
+    """What git keeps of this repository, as user 1000's; compose calls its project by the folder's name."""
+    docker.tag("cpu-intel")
+    clone = bound / f"clone{os.getpid()}"
+    for name in run(
+        "git", "ls-files", "--cached", "--others", "--exclude-standard", "compose.yaml", "runs", "data"
+    ).out.split():
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, clone / name)
+    if os.getuid() == 0:
+        for path in (clone, *clone.rglob("*")):
+            os.chown(path, 1000, 1000)
+    yield clone
+    compose(clone, "down")
+
+
+def compose(clone: Path, *words: str, **env: str) -> Result:
+    return run("docker", "compose", "--project-name", clone.name, f"--project-directory={clone}",
+               f"--file={clone / 'compose.yaml'}", *words, env=env)  # fmt: skip
+
+
+@pytest.mark.docker
+def test_compose_up_in_a_fresh_clone_leaves_nothing_of_root(fresh_clone: Path) -> None:
+    me = fresh_clone.stat().st_uid
+    user = {} if me == 1000 else {"RUN_AS": f"{me}:{os.getgid()}"}
+    (fresh_clone / ".env").write_text("TRAIN_EPOCHS=1\nTRAIN_RUN_NAME=first\nLAUNCH_RESERVE_CPUS=0\n")
+    up = compose(fresh_clone, "up", "--no-build", "--exit-code-from", "cpu", "cpu", **user)
+    assert up.code == 0, up.out + up.err
+    assert (fresh_clone / "runs/first/summary.json").exists()
+    assert "warning" not in up.out
+    (fresh_clone / ".env").unlink()
+    assert {path.lstat().st_uid for path in fresh_clone.rglob("*")} == {me}
+
+
+@pytest.mark.docker
+def test_compose_without_the_run_folder_makes_none_as_root(fresh_clone: Path) -> None:
+    shutil.rmtree(fresh_clone / "runs")
+    up = compose(fresh_clone, "up", "--no-build", "cpu")
+    assert up.code != 0
+    assert f"{fresh_clone}/runs" in up.err
+    assert not (fresh_clone / "runs").exists()
+
+
 def test_settings_come_from_an_optional_file() -> None:
     for name in ("cpu", "node0", "node1", "cuda"):
         assert COMPOSE["services"][name]["env_file"] == [{"path": "${ENV_FILE:-.env}", "required": False}]
@@ -149,14 +194,21 @@ def test_tensorboard_serves_the_runs(nodes: Nodes) -> None:
     from urllib.request import urlopen
 
     env = {"TENSORBOARD_PORT": "16006"}
+    one = nodes("run", "--rm", "--no-TTY", "cpu", TRAIN_RUN_NAME="one", TRAIN_EPOCHS="1", TRAIN_TENSORBOARD="1")
+    assert one.code == 0, one.err
+    assert (nodes.runs / "latest").is_symlink()
     assert nodes("--profile", "tensorboard", "up", "--detach", "--no-build", "tensorboard", **env).code == 0
     limit = time.monotonic() + 60
     while True:
         try:
-            with urlopen("http://127.0.0.1:16006/data/logdir", timeout=5) as answer:
-                assert json.load(answer)["logdir"] == "/workspace/runs"
-                break
+            with urlopen("http://127.0.0.1:16006/data/runs", timeout=5) as answer:
+                if runs := json.load(answer):
+                    break
         except (OSError, ValueError):
-            assert time.monotonic() < limit
-            time.sleep(0.5)
+            pass
+        assert time.monotonic() < limit
+        time.sleep(0.5)
+    assert runs == ["one/tensorboard"], "the link `latest` is no second run"
+    published = run("docker", "port", f"{nodes.project}-tensorboard-1").out.split()
+    assert published[-1] == "127.0.0.1:16006", "it asks for no password"
     nodes("--profile", "tensorboard", "down")

@@ -13,7 +13,7 @@ import pytest
 
 from entrypoint.cli.help import COMMANDS
 from tests.conftest import script
-from tests.containers.conftest import IMAGES, Docker, run
+from tests.containers.conftest import IMAGES, LIMIT_S, REPOSITORY, Docker, run
 
 pytestmark = pytest.mark.docker
 
@@ -88,6 +88,18 @@ def test_docker_read_only_root_needs_only_an_output_folder(docker: Docker, bound
     result = docker.run("cpu-intel", options=options)
     assert result.code == 0, result.err
     assert "TMPDIR" in result.err, "the plan says where temporary files go"
+
+
+def test_read_only_line_of_the_readme_works(docker: Docker, bound: Path) -> None:
+    docker.tag("cpu-intel")
+    lines = (REPOSITORY / "containers/README.md").read_text().splitlines()
+    (line,) = [line for line in lines if " --read-only " in line]
+    result = subprocess.run(
+        ["bash", "-c", line], cwd=bound, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert (bound / "runs/latest/summary.json").exists()
+    assert "warning" not in result.stderr
 
 
 def test_docker_read_only_without_output_folder_fails(docker: Docker) -> None:
