@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,3 +123,17 @@ def apptainer() -> Apptainer:
         pytest.skip(f"needs Apptainer: {command[0]} is not here; APPTAINER names another command")
     sifs = os.environ.get("APPTAINER_SIFS", str(REPOSITORY / "sif"))
     return Apptainer(command, sifs, Path(os.environ.get("APPTAINER_WORK", sifs)))
+
+
+@pytest.fixture
+def place(apptainer: Apptainer) -> Path:
+    """A new folder below the work folder, as the tests see it; all may write to it."""
+    folder = apptainer.work / f"test-{os.getpid()}-{time.monotonic_ns()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    return folder
+
+
+def inside(apptainer: Apptainer, path: Path) -> str:
+    """Return a path below the work folder as Apptainer sees it."""
+    return f"{apptainer.sifs}/{path.relative_to(apptainer.work)}"

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import clean_environment, script
-from tests.containers.conftest import IMAGES, Apptainer
+from tests.containers.conftest import IMAGES, REPOSITORY, Apptainer, inside, run
 
 pytestmark = pytest.mark.apptainer
 
 SHORT = {"TRAIN_EPOCHS": "1", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1"}
 POISON = "raise SystemExit('the host leaked in')\n"
-
-
-@pytest.fixture
-def place(apptainer: Apptainer) -> Path:
-    """A new folder below the work folder, as the tests see it; all may write to it."""
-    folder = apptainer.work / f"test-{os.getpid()}-{time.monotonic_ns()}"
-    folder.mkdir()
-    folder.chmod(0o777)
-    return folder
-
-
-def inside(apptainer: Apptainer, path: Path) -> str:
-    """Return a path below the work folder as Apptainer sees it."""
-    return f"{apptainer.sifs}/{path.relative_to(apptainer.work)}"
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -45,6 +31,33 @@ def test_apptainer_run_equals_docker_run(apptainer: Apptainer, place: Path, imag
     assert apptainer("run", image, "run", "x.py", "-v", options=here).out == f"{os.cpu_count()} ['-v']\n"
     assert apptainer("run", image, "plan").out.startswith("plan: ")
     assert apptainer("run", image, "bash", "-c", "echo $0").out == "/usr/bin/bash\n"
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_sif_tells_what_it_is(apptainer: Apptainer, image: str) -> None:
+    printed = run(*apptainer.command, "run-help", apptainer.sif(image))
+    assert printed.code == 0, printed.err
+    assert f"{image}.sif entrypoint run x.py" in printed.out
+    labels = json.loads(run(*apptainer.command, "inspect", "--json", "--labels", apptainer.sif(image)).out)
+    found = labels["data"]["attributes"]["labels"]
+    text = (REPOSITORY / f"containers/{image}/Dockerfile").read_text()
+    wanted = re.findall(r"((?:org\.opencontainers\.image|reference-training)\.[a-z-]+)=\"", text)
+    assert len(wanted) > 8
+    assert [name for name in wanted if not found.get(name)] == []
+    image_file = json.loads(apptainer("exec", image, "cat", "/opt/reference-training/image.json").out)
+    assert found["reference-training.torch-build"] == image_file["torch_build"]
+
+
+def test_cuda_sif_asks_for_gpus(apptainer: Apptainer) -> None:
+    ask = ("bash", "-c", "echo $NVIDIA_VISIBLE_DEVICES $NVIDIA_DRIVER_CAPABILITIES")
+    assert apptainer("exec", "cuda", *ask).out == "all compute,utility\n"
+    chosen = apptainer("exec", "cuda", *ask, options=("--env", "NVIDIA_VISIBLE_DEVICES=1"))
+    assert chosen.out == "1 compute,utility\n"
+
+
+def test_contained_sif_warns_of_lost_results(apptainer: Apptainer) -> None:
+    planned = apptainer("run", "cpu-intel", "plan", options=("--containall",))
+    assert "is in a tmpfs of the container, and its files are lost" in " ".join(planned.out.split())
 
 
 def place_owner(apptainer: Apptainer) -> int:
