@@ -123,12 +123,16 @@ def srun_binding(environ: Mapping[str, str]) -> LauncherBinding:
 
 
 def open_mpi_master(environ: Mapping[str, str]) -> str:
-    """Return the address of mpirun's own node, which has rank 0 unless a user's list of hosts says otherwise.
+    """Return the address or name of mpirun's own node, which has rank 0 unless a user's list of hosts says otherwise.
 
-    Open MPI 4 gives it to every rank, as `1263468544.0;tcp://10.78.0.1:34657` (orte's `hnp_uri`).
+    Open MPI 4 gives every rank the address, as `1263468544.0;tcp://10.78.0.1:34657` (orte's `hnp_uri`). Open MPI 5
+    gives the name, in the namespace `prterun-node1-17@1`; its PMIX_SERVER_URI* are each node's own. A batch job knows
+    its first node better, because mpirun may have been started elsewhere.
     """
-    match = re.search(r";tcp://([0-9.]+)", environ.get("OMPI_MCA_orte_hnp_uri", ""))
-    return match[1] if match else ""
+    if match := re.search(r";tcp://([0-9.]+)", environ.get("OMPI_MCA_orte_hnp_uri", "")):
+        return match[1]
+    match = re.fullmatch(r"prte(?:run)?-(.+)-\d+@\d+", environ.get("PMIX_NAMESPACE", ""))
+    return match[1] if match and not environ.get("SLURM_JOB_NODELIST") else ""
 
 
 def flux_tasks_here(environ: Mapping[str, str]) -> int | None:

@@ -26,6 +26,7 @@ VERSION_LIMIT_S = 20
 SSH_ALTERNATIVES = (
     "SLURM_JOB_ID",
     "OMPI_MCA_plm_rsh_agent",
+    "PRTE_MCA_plm_ssh_agent",  # Open MPI 5's
     "HYDRA_LAUNCHER_EXEC",
     "HYDRA_LAUNCHER",
     "I_MPI_HYDRA_BOOTSTRAP",
@@ -90,7 +91,8 @@ def find_remote_launcher(
             " it from outside: mpirun … apptainer exec IMAGE entrypoint …",
             ExitCode.MACHINE,
         )
-    return RemoteLauncher(path, detect_mpi(path) if name == "mpirun" else "", hosts)
+    mpi, major = detect_mpi(path) if name == "mpirun" else ("", 0)
+    return RemoteLauncher(path, mpi, hosts, major)
 
 
 def not_found_message(name: str, job: Job) -> str:
@@ -105,17 +107,21 @@ def not_found_message(name: str, job: Job) -> str:
     return f"LAUNCH_LAUNCHER={name}: no {name} on PATH here; inside a container start it from outside: {line}"
 
 
-def detect_mpi(path: str) -> str:
-    """Tell whose mpirun this is by its version text; raises `UserError` where it is neither Open MPI's nor hydra."""
+def detect_mpi(path: str) -> tuple[str, int]:
+    """Return whose mpirun this is by its version text, and Open MPI's major version (0: not said).
+
+    Raises `UserError` where it is neither Open MPI's nor hydra.
+    """
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"{path}: --version does not answer ({type(error).__name__})", ExitCode.MACHINE) from None
     text = done.stdout + done.stderr
     if "Open MPI" in text or "OpenRTE" in text:
-        return "Open MPI"
+        version = re.search(r"(?:Open MPI|OpenRTE)\)? +v?(\d+)\.", text)
+        return "Open MPI", int(version[1]) if version else 0
     if "HYDRA" in text or "Intel(R) MPI" in text:
-        return "hydra"
+        return "hydra", 0
     first = (text.splitlines() or ["nothing"])[0]
     raise UserError(
         f"{path}: --version says {printable(first)}, neither Open MPI nor MPICH's or Intel's hydra", ExitCode.MACHINE
@@ -223,19 +229,27 @@ def open_mpi(
     alive = [word for name, value in TCP_KEEPALIVE for word in ("--mca", f"oob_tcp_keepalive_{name}", value)]
     where = ("--host", ",".join(f"{name}:{count}" for name, count in hosts))
     count = str(sum(count for _, count in hosts))
-    return (starter.path, "--bind-to", "none", "-np", count, *where, *alive, *orted_args(environ), *names, *again)
+    agent = launch_agent(environ, starter.major)
+    return (starter.path, "--bind-to", "none", "-np", count, *where, *alive, *agent, *names, *again)
 
 
-def orted_args(environ: Mapping[str, str]) -> tuple[str, ...]:
+def launch_agent(environ: Mapping[str, str], major: int) -> tuple[str, ...]:
     """Return how Open MPI's daemon is started on other nodes from inside Apptainer: in the same image there.
 
-    Outside it they may have no Open MPI, or another one (orte_launch_agent; APPTAINER_* of Apptainer's user guide).
+    Outside it they may have no Open MPI, or another one (APPTAINER_* of Apptainer's user guide). Open MPI 5 has PRRTE's
+    parameter and daemon, and ignores those of version 4 (prte_launch_agent of `prte_info --all`).
     """
+    option, variable, daemon = LAUNCH_AGENT_5 if major >= FIRST_WITH_PRRTE else LAUNCH_AGENT_4
     image = environ.get("APPTAINER_CONTAINER", "")
-    if not image or environ.get("OMPI_MCA_orte_launch_agent"):
+    if not image or environ.get(variable):
         return ()
     gpus = " --nv" if environ.get("APPTAINER_NV") else ""
-    return ("--mca", "orte_launch_agent", f"apptainer exec{gpus} {image} orted")
+    return (option, variable.partition("_MCA_")[2], f"apptainer exec{gpus} {image} {daemon}")
+
+
+FIRST_WITH_PRRTE = 5
+LAUNCH_AGENT_4 = ("--mca", "OMPI_MCA_orte_launch_agent", "orted")
+LAUNCH_AGENT_5 = ("--prtemca", "PRTE_MCA_prte_launch_agent", "prted")
 
 
 def hydra(

@@ -25,12 +25,13 @@ BUSY_ROUNDING = 0.2
 class RemoteLauncher:
     """A program that starts ranks on several nodes: its path, whose MPI it is, and the nodes with ranks on each.
 
-    `mpi` is empty for srun. 0 ranks mean as many as on this node.
+    `mpi` is empty for srun, `major` the version of Open MPI. 0 ranks mean as many as on this node.
     """
 
     path: str
     mpi: str = ""
     hosts: tuple[tuple[str, int], ...] = ()
+    major: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Records what real launchers put into the environment of each rank: python -m tests.cluster.record >FILE
 
-Needs the nodes of conftest.py (CLUSTER_NODES, CLUSTER_SSH, CLUSTER_SLURM), Open MPI and MPICH. It prints
+Needs the nodes of conftest.py (CLUSTER_NODES, CLUSTER_SSH, CLUSTER_SLURM), Open MPI 4 and 5, and MPICH. It prints
 tests/entrypoint/job/launches.json, which `test_recorded_launches.py` reads: each launch with its ranks' variables.
 """
 
@@ -46,6 +46,8 @@ def launches(nodes: int, ranks: int, me: str) -> dict[str, list[str]]:
         "Open MPI in an allocation": [*batch, *mpirun, "--host", hosts, me],
         "hydra in an allocation": [*batch, "mpiexec.hydra", "-n", total, "-hosts", hosts, me],
     }
+    if newer := os.environ.get("OPENMPI5_MPIRUN"):
+        found["Open MPI 5"] = [newer, "-np", total, "--host", hosts, me]
     if nodes == 1:
         torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--no-python"]
         found["torchrun, static"] = [*torchrun, me]

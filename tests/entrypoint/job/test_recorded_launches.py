@@ -14,7 +14,7 @@ import pytest
 from entrypoint.job.detect import Job, detect_job
 
 LAUNCHES = json.loads((Path(__file__).parent / "launches.json").read_text())
-NAMES = {"hydra": "hydra (MPICH, Intel MPI)"}
+NAMES = {"hydra": "hydra (MPICH, Intel MPI)", "Open MPI 5": "Open MPI"}
 IDS = [f"{one['launch']}, {one['nodes']} x {one['ranks']}" for one in LAUNCHES]
 
 

@@ -131,12 +131,16 @@ def test_find_remote_launcher_batch_without_srun_raises(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("version", "mpi"),
     [
-        ("mpirun (Open MPI) 4.1.4", "Open MPI"),
-        ("HYDRA build details:", "hydra"),
-        ("Intel(R) MPI Library for Linux* OS, Version 2021.13", "hydra"),
+        ("mpirun (Open MPI) 4.1.4", ("Open MPI", 4)),
+        ("mpirun (Open MPI) 5.0.11", ("Open MPI", 5)),
+        ("mpirun (Open MPI) v10.0.0rc1", ("Open MPI", 10)),
+        ("mpiexec (OpenRTE) 2.1.1", ("Open MPI", 2)),
+        ("mpirun (Open MPI) main", ("Open MPI", 0)),
+        ("HYDRA build details:", ("hydra", 0)),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.13", ("hydra", 0)),
     ],
 )
-def test_detect_mpi_reads_version_output(tmp_path: Path, version: str, mpi: str) -> None:
+def test_detect_mpi_reads_version_output(tmp_path: Path, version: str, mpi: tuple[str, int]) -> None:
     program = script(tmp_path, "mpirun", f"#!/bin/sh\necho '{version}'\n")
     program.chmod(0o755)
     assert detect_mpi(str(program)) == mpi
@@ -194,14 +198,25 @@ def test_mpirun_command_has_hosts_and_variables_no_binding() -> None:
     assert hydra[5:7] == ("-genvlist", ",".join(named))
 
 
-def test_mpirun_in_apptainer_starts_daemons_in_same_image() -> None:
+@pytest.mark.parametrize(
+    ("major", "option", "name", "daemon", "variable"),
+    [
+        (4, "--mca", "orte_launch_agent", "orted", "OMPI_MCA_orte_launch_agent"),
+        (5, "--prtemca", "prte_launch_agent", "prted", "PRTE_MCA_prte_launch_agent"),
+    ],
+)
+def test_mpirun_in_apptainer_starts_daemons_in_same_image(
+    major: int, option: str, name: str, daemon: str, variable: str
+) -> None:
     environ = {"LAUNCH_HOSTS": "r1:1,r2:1", "APPTAINER_CONTAINER": "/images/cuda.sif"}
-    starter = RemoteLauncher("/usr/bin/mpirun", "Open MPI", read_hosts(environ["LAUNCH_HOSTS"]))
+    starter = RemoteLauncher("/usr/bin/mpirun", "Open MPI", read_hosts(environ["LAUNCH_HOSTS"]), major)
     for more, words in (({}, "apptainer exec"), ({"APPTAINER_NV": "1"}, "apptainer exec --nv")):
         command = plan(environ | more, starter).command
-        assert command[command.index("orte_launch_agent") + 1] == f"{words} /images/cuda.sif orted"
-    own = plan(environ | {"OMPI_MCA_orte_launch_agent": "orted"}, starter).command
-    assert "orte_launch_agent" not in own, "a user's own stands"
+        place = command.index(name)
+        assert command[place - 1 : place + 2] == (option, name, f"{words} /images/cuda.sif {daemon}")
+    own = plan(environ | {variable: daemon}, starter).command
+    assert name not in own, "a user's own stands"
+    assert name not in plan({"LAUNCH_HOSTS": "r1:1,r2:1"}, starter).command
 
 
 def test_mpirun_in_batch_job_uses_its_nodes_and_tasks() -> None:

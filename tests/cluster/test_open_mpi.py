@@ -1,0 +1,66 @@
+"""Open MPI 4 and 5 over two nodes: who is rank 0, and the daemon of a node is started inside the image."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from tests.cluster.conftest import ENTRYPOINT, Cluster
+from tests.conftest import script
+
+pytestmark = pytest.mark.cluster
+
+VERSIONS = ("Open MPI", "Open MPI 5")
+SHOW = """
+import os
+import torch.distributed as dist
+dist.init_process_group("gloo")
+print("rank", os.environ["RANK"], os.environ["MASTER_ADDR"], os.uname().nodename, flush=True)
+dist.destroy_process_group()
+"""
+# Stands for Apptainer on the nodes: it notes what it was asked for, and runs it.
+APPTAINER = """
+#!/bin/sh
+echo "$(hostname) $*" >>{folder}/asked
+shift 2
+exec "$@"
+"""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_mpirun_outside_tells_ranks_the_first_node(cluster: Cluster, version: str) -> None:
+    script(cluster.folder, "x.py", SHOW)
+    words = ("mpirun", "--bind-to", "none", "-np", "2", "--host", "node1:1,node2:1", *ENTRYPOINT, "run", "x.py")
+    result = cluster.run("node1", *words, env=cluster.mpi(version))
+    assert result.code == 0, result.out
+    lines = sorted(line for line in result.out.splitlines() if line.startswith("rank "))
+    assert [line.split()[1::2] for line in lines] == [["0", "node1"], ["1", "node2"]]
+    assert {line.split()[2] for line in lines} <= {"node1", "10.78.0.1"}
+    assert len({line.split()[2] for line in lines}) == 1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_daemons_of_other_nodes_start_inside_the_image(cluster: Cluster, version: str) -> None:
+    script(cluster.folder, "x.py", SHOW)
+    stand_in = cluster.folder / "bin"
+    stand_in.mkdir()
+    script(stand_in, "apptainer", APPTAINER.format(folder=cluster.folder).lstrip()).chmod(0o755)
+    path = f"{stand_in}:{os.environ['PATH']}"
+    rsh = script(cluster.folder, "rsh.sh", f"""
+        #!/bin/sh
+        host=$1
+        shift
+        exec ssh -F {cluster.ssh} "$host" "PATH={path}; export PATH; $*"
+        """.lstrip("\n"))  # fmt: skip
+    rsh.chmod(0o755)
+    inside = {"APPTAINER_CONTAINER": "/images/cuda.sif"}
+    agents = {"OMPI_MCA_plm_rsh_agent": str(rsh), "PRTE_MCA_plm_ssh_agent": str(rsh)}
+    words = (*ENTRYPOINT, "run", "--hosts=node1:1,node2:1", "x.py")
+    result = cluster.run("node1", *words, env=cluster.mpi(version) | inside | agents)
+    assert result.code == 0, result.out
+    assert result.out.count("rank ") == 2
+    daemon = "prted" if version == "Open MPI 5" else "orted"
+    (asked,) = (cluster.folder / "asked").read_text().splitlines()
+    assert re.match(rf"node2 exec /images/cuda\.sif (/\S+/)?{daemon} ", asked)
