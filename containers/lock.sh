@@ -19,6 +19,7 @@ lock sbom.in sbom.txt
 lock cuda/requirements.in cuda/requirements.txt
 lock cpu-intel/requirements.in cpu-intel/requirements.txt
 lock dev.in dev.txt
+lock notebook.in notebook.txt
 
 # A requirement is a line that starts in the first column, with its hashes on the indented lines below it.
 family='^(torch|torchvision|triton|nvidia-.*-cu12)=='
@@ -28,7 +29,9 @@ split 1 >cpu-intel/torch-pypi.txt
 split 0 >cpu-intel/requirements.txt
 
 # What a tool needs and the image already locks stands once: in the image's own file.
-awk 'NR == FNR { if ($0 ~ /^[a-z]/) { sub(/==.*/, ""); locked[$0] = 1 } next }
-  /^[^ ]/ { name = $0; sub(/==.*/, "", name); mine = !(name in locked) } mine' cpu-intel/requirements.all dev.txt >dev.new
-mv dev.new dev.txt
+for tools in dev.txt notebook.txt; do
+  awk 'NR == FNR { if ($0 ~ /^[a-z]/) { sub(/==.*/, ""); locked[$0] = 1 } next }
+    /^[^ ]/ { name = $0; sub(/==.*/, "", name); mine = !(name in locked) } mine' cpu-intel/requirements.all "$tools" >"$tools.new"
+  mv "$tools.new" "$tools"
+done
 rm cpu-intel/requirements.all
