@@ -50,7 +50,7 @@ def test_script_passes_what_the_entrypoint_passes(tmp_path: Path, script: str) -
     assert passed >= set(NO_SECRETS)
 
 
-@pytest.mark.parametrize("script", ["cluster/slurm/train.sbatch", "cluster/slurm/train-mpi.sbatch"])
+@pytest.mark.parametrize("script", [f"cluster/slurm/train{kind}.sbatch" for kind in ("", "-mpi", "-pyxis")])
 @pytest.mark.parametrize(
     ("array", "requeued"), [({}, "40"), ({"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}, "40_3")]
 )
@@ -59,6 +59,17 @@ def test_preempted_task_of_an_array_requeues_itself_alone(
 ) -> None:
     calls = run_script(tmp_path, script, SLURM | array, code=75)
     assert calls.splitlines()[-1] == f"scontrol requeue {requeued}"
+
+
+@pytest.mark.parametrize("image", ["/images/cuda.sqsh", ""])
+def test_pyxis_starts_the_entrypoint_in_the_image(tmp_path: Path, image: str) -> None:
+    calls = run_script(
+        tmp_path, "cluster/slurm/train-pyxis.sbatch", SLURM | {"IMAGE": image, "MOUNTS": "/home/a:/workspace"}
+    )
+    container = f"--container-image={image} --container-mounts=/home/a:/workspace --container-workdir=/workspace"
+    words = f" {container} --no-container-mount-home" if image else ""
+    options = "--cpus-per-task=2 --cpu-bind=none --kill-on-bad-exit=1"
+    assert calls == f"srun {options}{words} entrypoint train\n"
 
 
 def test_compose_passes_every_setting_of_its_file() -> None:
