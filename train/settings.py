@@ -18,7 +18,17 @@ NOT_SPEED = frozenset(
         *("data_dir", "download", "on_unreadable_image", "synthetic_images", "cache_dir", "epochs", "steps", "lr"),
         *("momentum", "weight_decay", "schedule", "warmup", "seed", "eval_batch_size", "output_dir", "run_name"),
         *("max_minutes", "resume", "resume_allow_changed", "checkpoint_every", "keep_checkpoints", "log_interval"),
-        *("progress", "profile", "export", "tensorboard", "prune_warmup", "label_smoothing", "model_path", "weights"),
+        *(
+            "progress",
+            "profile",
+            "export",
+            "tensorboard",
+            "track",
+            "prune_warmup",
+            "label_smoothing",
+            "model_path",
+            "weights",
+        ),
         *("weights_strict", "head", "head_lr", "lr_layer_decay", "normalize", "min_lr", "lr_step_epochs"),
         *("lr_gamma", "decay_fraction", "decay_norms", "evaluate", "evaluation_file"),
         *("early_stopping", "early_stopping_metric"),
@@ -110,6 +120,10 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
     ] = None
     export: Annotated[Literal["off", "onnx"], Meta(description="Also write the trained model as model.onnx.")] = "off"
     tensorboard: Annotated[bool, Meta(description="Write TensorBoard events.")] = True
+    track: Annotated[
+        Literal["off", "mlflow", "wandb"],
+        Meta(description="Also send numbers to MLflow or Weights & Biases, without a network unless these are set up."),
+    ] = "off"
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the optimizer steps of the whole run."""

@@ -22,7 +22,7 @@ RESUME_MAY_CHANGE = frozenset(
         *("output_dir", "run_name", "resume", "resume_allow_changed", "max_minutes", "checkpoint_every"),
         *("keep_checkpoints", "log_interval", "progress", "tensorboard", "profile", "export", "data_dir", "cache_dir"),
         *("download", "data_source", "num_workers", "pin_memory", "prefetch_factor", "eval_batch_size"),
-        *("evaluate", "evaluation_file"),
+        *("evaluate", "evaluation_file", "track"),
     }
 )
 # Settings that decide what the tensors of a checkpoint mean. No other value of them can use the same tensors.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from entrypoint.core.errors import UserError
@@ -31,6 +32,7 @@ from train.report import run_folder
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.profiler import Profiler
 from train.report.progress import build_progress
+from train.report.trackers import start_tracker
 from train.settings import TrainSettings
 from train.transforms.normalize import Normalize
 
@@ -68,7 +70,10 @@ def setup_run(
             run_folder.write_provenance(folder, given, plan, os.environ)
             run_folder.write_ranks(folder, ranks)
             metrics = MetricsWriter(
-                folder, tensorboard=settings.tensorboard, resumed_step=start.step if start else first_step(folder)
+                folder,
+                tensorboard=settings.tensorboard,
+                track=partial(start_tracker, settings, folder),
+                resumed_step=start.step if start else first_step(folder),
             )
     progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
     before = (*start.skipped, *not_resumable_warnings(settings, group)) if start else ()

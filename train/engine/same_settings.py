@@ -16,7 +16,7 @@ MAY_DIFFER = frozenset(
     {
         *("data_dir", "cache_dir", "download", "num_workers", "pin_memory", "prefetch_factor", "model_path", "weights"),
         *("output_dir", "run_name", "resume", "resume_allow_changed", "keep_checkpoints", "progress", "tensorboard"),
-        *("max_minutes", "profile"),
+        *("max_minutes", "profile", "track"),
     }
 )
 # Of the trainer's plan: what a node's own memory and libraries decide, and what changes no result.

@@ -27,6 +27,7 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     check_optimizer(given)
     check_choice(given, dataset)
     check_augmentation(given)
+    check_tracker(given)
     check_image_sizes(given, dataset)
     check_batch_fits(given, dataset)
     check_pruning_length(given.values, dataset)
@@ -93,6 +94,13 @@ def check_augmentation(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for an augmentation whose operations are not installed."""
     if given.values.augment != "none" and find_spec("torchvision") is None:
         raise UserError(f"{given.sources['augment']}: needs torchvision, which is not installed. Install it, or unset.")
+
+
+def check_tracker(given: ParsedSettings[TrainSettings]) -> None:
+    """Raise `UserError` for a tracker that is not installed."""
+    name = given.values.track
+    if name != "off" and find_spec(name) is None:
+        raise UserError(f"{given.sources['track']}: {name} is not installed here. `pip install {name}`, or unset it.")
 
 
 def images_to_train(settings: TrainSettings, dataset: DatasetInfo) -> int:

@@ -36,6 +36,9 @@ TECHNIQUES: Mapping[str, tuple[str, object, str]] = {
     "prune_ratio": ("pruning", 0.0, ""),
     "deterministic": ("deterministic", False, "deterministic kernels only"),
     "export": ("export", "off", "model.onnx after the last epoch"),
+    "eval_every": ("eval every", 1, "epochs; the last one is evaluated too"),
+    "test_time_augment": ("test-time copies", "off", "evaluation takes the mean over copies of an image"),
+    "track": ("tracker", "off", "gets the numbers of the run too"),
     "profile": ("profile", 0, "steps after a warm-up"),
 }
 

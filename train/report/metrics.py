@@ -13,9 +13,10 @@ from typing import Any
 
 from entrypoint.core.atomic_files import atomic_open, atomic_write_text
 from entrypoint.core.console import write_stderr
-from entrypoint.core.errors import first_line
+from entrypoint.core.errors import first_line, printable
 from train.checkpoint.metadata import read_bytes, write_error
 from train.report.run_folder import as_json
+from train.report.trackers import Tracker
 
 
 @contextmanager
@@ -39,6 +40,7 @@ class MetricsWriter:
         folder: Path,
         *,
         tensorboard: bool,
+        track: Callable[[], Tracker | None] = lambda: None,
         resumed_step: int | None = None,
         warn: Callable[[str], None] = write_stderr,
     ) -> None:
@@ -46,6 +48,7 @@ class MetricsWriter:
         self.metrics: int | None = None
         self.line_is_open = False
         self.events: Any = None
+        self.tracker: Tracker | None = None
         with self.without_failing("metrics.jsonl"):
             if resumed_step is not None:
                 remove_later_lines(folder / "metrics.jsonl", resumed_step)
@@ -56,6 +59,18 @@ class MetricsWriter:
 
                 purge_step = None if resumed_step is None else resumed_step + 1
                 self.events = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)  # type: ignore[no-untyped-call]
+
+        with self.tracking():
+            self.tracker = track()
+
+    @contextmanager
+    def tracking(self) -> Iterator[None]:
+        """Give the tracker up at its first error: a server that does not answer would hold up each step."""
+        try:
+            yield
+        except Exception as error:
+            self.tracker = None
+            self.warn(f"train: TRAIN_TRACK: {printable(first_line(error))}; the training goes on without the tracker")
 
     @contextmanager
     def without_failing(self, name: str) -> Iterator[None]:
@@ -77,6 +92,9 @@ class MetricsWriter:
             if self.events:
                 for name, value in values.items():
                     self.events.add_scalar(f"{kind}/{name}", value, step)
+        with self.tracking():
+            if self.tracker:
+                self.tracker.log(kind, step, values)
 
     def append(self, line: bytes) -> None:
         """Append a line to metrics.jsonl, after the end of one that a full disk cut; raises OSError."""
@@ -92,9 +110,15 @@ class MetricsWriter:
     def summary(self, values: dict[str, Any]) -> None:
         """Write summary.json; raises OSError."""
         atomic_write_text(self.folder / "summary.json", as_json(values))
+        with self.tracking():
+            if self.tracker:
+                self.tracker.summary(values)
 
     def close(self) -> None:
         """Flush everything and draw the curves."""
+        with self.tracking():
+            if self.tracker:
+                self.tracker.close()
         with self.without_failing("tensorboard"):
             if self.events:
                 self.events.close()

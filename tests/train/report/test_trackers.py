@@ -1,0 +1,131 @@
+"""Trackers: real MLflow and Weights & Biases get a run's numbers, and a broken one never ends a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.core.errors import UserError
+from tests.conftest import Entrypoint
+from tests.factories import train_settings
+from tests.net import free_port
+from tests.train.given import SMALL, epochs_of
+from train.planning.checks import check_tracker
+from train.report.metrics import MetricsWriter
+from train.report.trackers import start_tracker
+from train.settings import read_train_settings
+
+RUN = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_EPOCHS": "2", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1"}
+needs = {
+    name: pytest.mark.skipif(find_spec(name) is None, reason=f"needs {package}: pip install {package}")
+    for name, package in (("mlflow", "mlflow-skinny"), ("wandb", "wandb"))
+}
+TRACKERS = [pytest.param(name, marks=mark) for name, mark in needs.items()]
+
+
+def metrics_of(folder: Path, name: str) -> dict[str, list[tuple[int, float]]]:
+    """Return the (step, value) pairs of each metric that MLflow's files hold."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for path in (folder / "runs/mlruns").rglob(f"metrics/{name}/*"):
+        rows = [line.split() for line in path.read_text().splitlines()]
+        found[f"{name}/{path.name}"] = [(int(step), float(value)) for _, value, step in rows]
+    return found
+
+
+@pytest.mark.launch
+@needs["mlflow"]
+def test_mlflow_has_the_numbers_of_a_resumed_run(entrypoint: Entrypoint) -> None:
+    entrypoint.train(env=RUN | {"TRAIN_TRACK": "mlflow"})
+    shutil.rmtree(max((entrypoint.folder / "runs/run/checkpoint").glob("step-*")))
+    entrypoint.train(env=RUN | {"TRAIN_TRACK": "mlflow", "TRAIN_RESUME": "auto"})
+    lines = epochs_of(entrypoint, "run")
+    wanted = [(line["step"], pytest.approx(line["test_accuracy"])) for line in lines]
+    assert sorted({*metrics_of(entrypoint.folder, "epoch")["epoch/test_accuracy"]}) == wanted
+    summary = metrics_of(entrypoint.folder, "summary")["summary/test_accuracy"]
+    assert summary[-1][1] == pytest.approx(entrypoint.summary("run")["test_accuracy"])
+    tags = {path.name: path.read_text() for path in (entrypoint.folder / "runs/mlruns").rglob("tags/TRAIN_*")}
+    assert (tags["TRAIN_EPOCHS"], tags["TRAIN_DATASET"]) == ("2", "synthetic")
+    assert len(list((entrypoint.folder / "runs/mlruns").glob("*/*/meta.yaml"))) == 1
+
+
+@pytest.mark.launch
+@needs["wandb"]
+def test_wandb_writes_its_files_without_a_network(entrypoint: Entrypoint) -> None:
+    entrypoint.train(env=RUN | {"TRAIN_TRACK": "wandb"})
+    (file,) = (entrypoint.folder / "runs/wandb").glob("offline-run-*-run/run-run.wandb")
+    content = file.read_bytes()
+    assert b"epoch/test_accuracy" in content
+    assert b"TRAIN_DATASET" in content
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("name", TRACKERS)
+def test_server_that_cannot_be_reached_is_named(entrypoint: Entrypoint, name: str) -> None:
+    server = f"http://127.0.0.1:{free_port()}"
+    env = {"MLFLOW_TRACKING_URI": server} if name == "mlflow" else {
+        "WANDB_MODE": "online", "WANDB_BASE_URL": server, "WANDB_API_KEY": "0" * 40, "WANDB_INIT_TIMEOUT": "5",
+    }  # fmt: skip
+    result = entrypoint("train", env=RUN | {"TRAIN_TRACK": name} | env)
+    assert result.code == 0, result.err
+    (line,) = [line for line in result.err.splitlines() if "TRAIN_TRACK" in line]
+    assert line.endswith("; the training goes on without the tracker")
+    assert "Traceback" not in result.err
+    assert "0" * 40 not in result.err + result.out
+
+
+class Broken:
+    """A tracker that takes nothing."""
+
+    calls = 0
+
+    def log(self, kind: str, step: int, values: Mapping[str, float | int]) -> None:
+        Broken.calls += 1
+        raise ConnectionError(f"no answer to {kind} {step} {len(values)}")
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        raise AssertionError(values)
+
+    def close(self) -> None:
+        raise AssertionError
+
+
+def test_tracker_is_given_up_at_its_first_error(tmp_path: Path) -> None:
+    said: list[str] = []
+    writer = MetricsWriter(tmp_path, tensorboard=False, track=Broken, warn=said.append)
+    for step in (1, 2, 3):
+        writer.write("step", step, {"loss": 1.0})
+    writer.summary({"test_accuracy": 50.0})
+    writer.close()
+    assert Broken.calls == 1
+    (line,) = said
+    assert line == "train: TRAIN_TRACK: no answer to step 1 1; the training goes on without the tracker"
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"test_accuracy": 50.0}
+
+
+def test_tracker_that_does_not_start_is_named(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def fail() -> None:
+        raise OSError(28, "No space left on device")
+
+    MetricsWriter(tmp_path, tensorboard=False, track=fail, warn=said.append).close()
+    assert len(said) == 1
+    assert "No space left on device" in said[0]
+
+
+def test_without_track_nothing_is_started(tmp_path: Path) -> None:
+    assert start_tracker(train_settings(), tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_missing_tracker_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("train.planning.checks.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=rf"^TRAIN_TRACK={name}: {name} is not installed here"):
+        check_tracker(read_train_settings({"TRAIN_TRACK": name}, {}))
