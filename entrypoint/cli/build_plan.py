@@ -120,6 +120,7 @@ def build_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
 def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
     """Return the plan of the built-in trainer."""
     from train.data.dataset_info import inspect_dataset
+    from train.planning.grad_accumulation import with_accumulation
     from train.planning.recipes import with_recipe
     from train.planning.run_lookup import new_run_dir, previous_run
     from train.planning.trained_run import with_trained_settings
@@ -132,10 +133,15 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
     given, trained, adopted = with_trained_settings(given) if given.values.evaluate else (given, None, {})
     facts = inspect_dataset(given.values)
     if trained and given.values.reads_files:
-        facts = replace(facts, shape=trained.shape)
+        is_given = given.values.image_size != "auto"  # the size of evaluation may be another one
+        facts = replace(facts, shape=(trained.shape[0], *facts.shape[1:]) if is_given else trained.shape)
     inputs = replace(inputs, previous=previous_run(given.values))
     training, plan = with_recipe(given, make_plan(inputs))
     plan = plan.with_variables(adopted)
+    report = None
+    if training.values.grad_accum_steps == "auto" and not trained:
+        report = model_report(training, plan, facts, inputs)
+        training, plan = with_accumulation(training, plan, facts, inputs.machine, report)
     writes_none = command.command == "tune" or trained  # the trials of `tune` have their own folder
     problem = () if writes_none else check_output_dir(given, inputs)
     plan = replace(plan, warnings=(*given.notices, *problem, *plan.warnings))
@@ -148,7 +154,7 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
         inputs.machine,
         free_name=free_name,
         compile_problem=no_compile,
-        ask_model=lambda: model_report(training, plan, facts, inputs),
+        ask_model=lambda: report or model_report(training, plan, facts, inputs),
         reads_resume=is_first_rank_here(inputs),
     )
 

@@ -176,15 +176,15 @@ class ModelBuilder:
         BatchNorm needs two values per channel, and models for larger images reduce small ones to one pixel.
         """
         settings, ranks = self.settings, self.group.world_size
-        if settings.batch_size // (ranks * settings.grad_accum_steps) > 1 or (ranks > 1 and settings.sync_batchnorm):
+        if settings.batch_size // (ranks * settings.micro_batches) > 1 or (ranks > 1 and settings.sync_batchnorm):
             return
         with torch.random.fork_rng(devices=[]):
             problem = self.group.run_on_main(lambda: single_image_problem(self.create_model(), self.shape))
         if problem:
-            micro_batches = ranks * settings.grad_accum_steps
+            micro_batches = ranks * settings.micro_batches
             raise UserError(
                 f"TRAIN_BATCH_SIZE={settings.batch_size}: {settings.model} needs 2 images per micro-batch, and"
-                f" {ranks} x {settings.grad_accum_steps} micro-batches leave some with 1 ({problem})."
+                f" {ranks} x {settings.micro_batches} micro-batches leave some with 1 ({problem})."
                 f" Set at least {2 * micro_batches}."
             )
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from entrypoint.core.errors import UserError, first_line, printable
+from train.acceleration.activation_checkpointing import checkpoint_activations
 from train.engine.optimizer import arguments_error, build_optimizer
 from train.models.factory import describe_failure
 from train.models.freezing import freeze
@@ -23,6 +24,8 @@ from train.planning.model_report import ModelQuestion, ModelReport
 from train.settings import ImageShape, TrainSettings, read_train_settings
 
 BYTE = 255
+# Batches whose difference is what one image more costs.
+FEW_IMAGES = (2, 4)
 
 
 def report_on(question: ModelQuestion) -> ModelReport:
@@ -41,13 +44,60 @@ def report_on(question: ModelQuestion) -> ModelReport:
     optimizer = build_optimizer(settings, model, head)
     without = try_training(settings, model, question.shape) if settings.is_own_model else ()
     try_step(settings, optimizer)
+    per_image = fixed = 0
+    if settings.grad_accum_steps == "auto":
+        per_image, fixed = bytes_per_image(settings, model, question.shape), fixed_bytes(settings, model, optimizer)
     return ModelReport(
         weights=text,
         normalization=weights_normalization(settings),
         parameters=parameters,
         trainable=trainable,
         without_gradient=without,
+        bytes_per_image=per_image,
+        fixed_bytes=fixed,
     )
+
+
+def bytes_per_image(settings: TrainSettings, model: nn.Module, shape: ImageShape) -> int:
+    """Return the bytes that one more image of a batch keeps until the backward pass, and its own floats.
+
+    bf16 and fp16 are measured as bf16, which the CPU computes too.
+    """
+    if settings.activation_checkpointing:
+        checkpoint_activations(model)
+    counts = [kept_bytes(settings, model, shape, images) for images in FEW_IMAGES]
+    image = 4 * shape[0] * shape[1] * shape[2]
+    return image + max(0, counts[1] - counts[0]) // (FEW_IMAGES[1] - FEW_IMAGES[0])
+
+
+def kept_bytes(settings: TrainSettings, model: nn.Module, shape: ImageShape, images: int) -> int:
+    """Return the bytes of all tensors that a forward pass of some images keeps, each memory once."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    model.train()
+    halved = settings.precision in ("bf16", "fp16")
+    with (
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=halved),
+    ):
+        logits = model(torch.randn(images, *shape))
+    total = sum(kept.values())
+    del logits
+    return total
+
+
+def fixed_bytes(settings: TrainSettings, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of weights, gradients, what the optimizer keeps after a step, and the EMA."""
+    weights = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
+    gradients = sum(one.nbytes for one in model.parameters() if one.requires_grad)
+    states = (one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor))
+    average = weights if settings.ema_decay else 0
+    return weights + gradients + sum(one.nbytes for one in states) + average
 
 
 def try_training(settings: TrainSettings, model: nn.Module, shape: ImageShape) -> tuple[str, ...]:

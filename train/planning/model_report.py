@@ -32,7 +32,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `weights` says what was loaded. `normalization` is mean and standard deviation of the weights' images, from 0 to 1.
     `without_gradient` are trained parameters that get none. `trainable` counts the parameters that are trained, out of
-    `parameters`.
+    `parameters`. `bytes_per_image` is what training keeps of an image until its backward pass, `fixed_bytes` what the
+    weights, gradients and the optimizer take; 0 where nobody asked.
     """
 
     error: str = ""
@@ -42,6 +43,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int = 0
     trainable: int = 0
     without_gradient: tuple[str, ...] = ()
+    bytes_per_image: int = 0
+    fixed_bytes: int = 0
 
 
 def needs_report(given: ParsedSettings[TrainSettings]) -> bool:
@@ -49,7 +52,7 @@ def needs_report(given: ParsedSettings[TrainSettings]) -> bool:
     settings = given.values
     chosen = "optimizer" in given.sources or "optimizer_args" in given.sources
     plain = not chosen or (settings.optimizer in ("sgd", "adam", "adamw") and not settings.optimizer_args)
-    sizes = settings.size_schedule or settings.eval_size
+    sizes = settings.size_schedule or settings.eval_size or settings.grad_accum_steps == "auto"
     return bool(":" in settings.model or settings.weights or settings.freeze or sizes or not plain)
 
 

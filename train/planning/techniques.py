@@ -56,7 +56,7 @@ def decide_techniques(
         *(
             make_decision(key, str(value), "", text or describe_pruning(given.values), given.sources.get(field, ""))
             for field, (key, off, text) in TECHNIQUES.items()
-            if (value := getattr(given.values, field)) != off
+            if (value := getattr(given.values, field)) not in (off, "auto")
         ),
     )
 

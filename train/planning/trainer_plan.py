@@ -59,10 +59,10 @@ def plan_trainer(
     if reads_resume:
         names = {"resume": resume["TRAIN_RESUME"], "run_name": resume["TRAIN_RUN_NAME"]} if resume else {}
         check_resume(msgspec.structs.replace(settings, **names))
-    shares = ranks * settings.grad_accum_steps
+    shares = ranks * settings.micro_batches
     if settings.batch_size < shares:
         raise UserError(
-            f"TRAIN_BATCH_SIZE={settings.batch_size}: too small for {ranks} ranks x {settings.grad_accum_steps}"
+            f"TRAIN_BATCH_SIZE={settings.batch_size}: too small for {ranks} ranks x {settings.micro_batches}"
             f" micro-batches. It is the global batch size; set at least {shares}."
         )
     check_memory(given, dataset, machine.memory_bytes, len(plan.ranks))
@@ -157,7 +157,7 @@ def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> No
         raise UserError(
             f"{sources['gradient_compression']}: hangs over oneCCL. Set LAUNCH_BACKEND=gloo, or another compression."
         )
-    if settings.ddp_static_graph and settings.grad_accum_steps > 1 and plan.nodes.world_size > 1:
+    if settings.ddp_static_graph and settings.micro_batches > 1 and plan.nodes.world_size > 1:
         raise UserError(
             f"{sources['ddp_static_graph']} and {sources['grad_accum_steps']} contradict: only the last micro-batch"
             " of a step is synchronized. Drop one of the two."
