@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from train.data.cache_entry import (
 )
 from train.data.cache_owner import others_can_write, owner_name, why_not_trusted
 from train.data.fingerprint import digest_of_file, iter_files
+from train.data.image_file import TarMember
 from train.lock_file import folder_lock
 
 KEY = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -172,16 +173,25 @@ def metadata_key(source: ImageSource) -> str:
     Where unreadable files are left out, it is also of whether this user can read each file.
     """
     digest = hashlib.blake2b(source.settings.encode(), digest_size=16)
-    for path, relative, label in iter_files(source.listings):
-        try:
-            stat = path.stat()
-            state = f"{stat.st_size}\0{stat.st_ino}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}"
-            if source.policy == "skip" and not os.access(path, os.R_OK):
-                state += "\0no permission"
-        except OSError as error:  # decoding names it
-            state = f"unreadable {error.errno}"
-        digest.update(f"{path.parent}\0{relative}\0{label}\0{state}\0".encode(errors="surrogateescape"))
+    state_of = lru_cache(maxsize=1)(partial(state_on_disk, source.policy))  # of a shard, once for all its members
+    for file, relative, label in iter_files(source.listings):
+        if isinstance(file, TarMember):
+            state = f"{state_of(file.shard.path)}\0{file.offset}\0{file.size}"
+        else:
+            state = state_on_disk(source.policy, file)
+        digest.update(f"{file.parent}\0{relative}\0{label}\0{state}\0".encode(errors="surrogateescape"))
     return digest.hexdigest()
+
+
+def state_on_disk(policy: str, path: Path) -> str:
+    """Return a file's size, inode and times, with the policy `skip` also whether this user can read it."""
+    try:
+        stat = path.stat()
+    except OSError as error:  # decoding names it
+        return f"unreadable {error.errno}"
+    denied = policy == "skip" and not os.access(path, os.R_OK)
+    state = f"{stat.st_size}\0{stat.st_ino}\0{stat.st_mtime_ns}\0{stat.st_ctime_ns}"
+    return f"{state}\0no permission" if denied else state
 
 
 def content_key(source: ImageSource) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from entrypoint.core.errors import UserError
 from train.data.cache_owner import other_owners
+from train.data.image_file import ImageFile, open_image
 from train.data.image_folder import (
     UnreadableImage,
     empty_class_error,
@@ -18,7 +19,7 @@ from train.data.image_folder import (
     unreadable_image_error,
     val_folder,
 )
-from train.data.label_files import list_label_splits
+from train.data.listing import list_files
 from train.settings import BOOK_PIXELS, TrainSettings
 
 # Counting stops here: more images than this at any size stream anyway, and a slow disk need not list them twice.
@@ -80,7 +81,7 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         return KNOWN[settings.dataset]
     if settings.dataset == "synthetic":
         return inspect_synthetic(settings)
-    found = count_labelled(settings) if settings.dataset == "csv" else count_folders(settings)
+    found = count_folders(settings) if settings.dataset == "imagefolder" else count_listed(settings)
     from train.data.jpeg_kernel import jpeg_kernel
 
     headers = read_headers(found.samples, settings.on_unreadable_image)
@@ -104,7 +105,7 @@ class CountedFiles:
 
     images: int
     train_images: int
-    samples: list[list[Path]]
+    samples: list[list[ImageFile]]
     classes: tuple[str, ...]
     has_val: bool
 
@@ -123,10 +124,10 @@ def count_folders(settings: TrainSettings) -> CountedFiles:
     return CountedFiles(counter.images, train_images, samples, tuple(classes), val is not None)
 
 
-def count_labelled(settings: TrainSettings) -> CountedFiles:
-    """Return what the CSV files list; raises `UserError` for a file that cannot be used."""
-    train, test = list_label_splits(settings.data_dir, only_test=bool(settings.evaluate))
-    samples: list[list[Path]] = [[] for _ in train.classes]
+def count_listed(settings: TrainSettings) -> CountedFiles:
+    """Return what CSV files or shards hold; raises `UserError` for a file that cannot be used."""
+    train, test = list_files(settings)
+    samples: list[list[ImageFile]] = [[] for _ in train.classes]
     for row, label in enumerate(train.labels):
         if len(samples[label]) < SAMPLED_GRAY_IMAGES:
             samples[label].append(train.files[row])
@@ -140,13 +141,13 @@ class ImageCounter:
     policy: str
     images: int = 0
 
-    def count(self, folder: Path) -> list[Path]:
+    def count(self, folder: Path) -> list[ImageFile]:
         """Count one class; return up to 1,000 of its files, evenly spaced.
 
         Raises `UserError` for the first entry that cannot be used, unless the policy is `skip`, and for a class without
         files.
         """
-        kept: list[Path] = []
+        kept: list[ImageFile] = []
         unreadable: list[UnreadableImage] = []
         stride = 1
         for index, found in enumerate(islice(scan_class(folder), MAX_COUNTED + 1 - self.images)):
@@ -210,11 +211,11 @@ class Headers:
 
         return self.modes <= GRAY_MODES
 
-    def add(self, path: Path) -> None:
+    def add(self, path: ImageFile) -> None:
         """Read one header; raises whatever Pillow's plug-in raises."""
         from PIL import Image
 
-        from train.data.pixel_values import open_image, orientation_of
+        from train.data.pixel_values import orientation_of
         from train.transforms.image_part import swaps_sides
 
         with open_image(path) as file, Image.open(file) as image:
@@ -243,7 +244,7 @@ class Headers:
         return "; ".join(parts)
 
 
-def read_headers(samples: list[list[Path]], policy: str) -> Headers:
+def read_headers(samples: list[list[ImageFile]], policy: str) -> Headers:
     """Read the headers of the first image of up to 16 classes, and of up to 1,000 images while all are gray.
 
     Raises `UserError` for an image that cannot be read; with the policy `skip`, only if none can.
@@ -267,7 +268,7 @@ def read_headers(samples: list[list[Path]], policy: str) -> Headers:
     return headers
 
 
-def interleave(samples: list[list[Path]]) -> Iterator[Path]:
+def interleave(samples: list[list[ImageFile]]) -> Iterator[ImageFile]:
     """Yield the first file of each class, then further files of each, evenly spaced over the class."""
     most = max(1, SAMPLED_GRAY_IMAGES // max(1, len(samples)))
     spaced = (files[:: max(1, len(files) // most)] for files in samples)

@@ -23,8 +23,8 @@ from train.data.cache_entry import ImageSource
 from train.data.dataset_info import synthetic_classes, synthetic_shape, synthetic_test_images
 from train.data.decode_splits import decode_splits
 from train.data.fingerprint import fingerprint_of_arrays, fingerprint_of_files
-from train.data.image_folder import ImageList, UnreadableImage, check_classes, list_splits
-from train.data.label_files import list_label_splits
+from train.data.image_folder import ImageList, UnreadableImage, check_classes
+from train.data.listing import list_files
 from train.data.readable_classes import probe_classes
 from train.data.val_split import ALL_ROWS, SplitRows, behind_test, cut_from_training
 from train.data.workers import WorkerSpec
@@ -110,11 +110,7 @@ def load(settings: TrainSettings, shape: ImageShape, source: str, workers: Worke
     Every rank of a node calls this at once; one of them decodes, with the threads of `workers`.
     """
     if settings.reads_files:
-        only_test = bool(settings.evaluate)
-        if settings.dataset == "csv":
-            listings = list_label_splits(settings.data_dir, only_test=only_test)
-        else:
-            listings = list_splits(settings.data_dir, settings.on_unreadable_image, only_test=only_test)
+        listings = list_files(settings)
         if source == "stream":
             probed: tuple[str, ...] = ()
             if settings.on_unreadable_image == "skip":  # otherwise the first one that is met ends the run
@@ -134,19 +130,21 @@ def load_image_folder(
     source = ImageSource(listings, shape, policy)
     entry = load_or_build(source, cache_folder(settings.cache_dir), build)
     splits = dict(zip(("train", "test"), listings, strict=True))
-    bad = [UnreadableImage(splits[name].files[row], reason) for name, row, reason in entry.skipped]
-    for listing, labels in zip(listings, (entry.train_labels, entry.test_labels), strict=True):
-        check_classes(listing, set(labels.tolist()), bad)
+    bad: dict[str, dict[int, UnreadableImage]] = {split: {} for split in splits}
+    for split, row, reason in entry.skipped:
+        bad[split][row] = UnreadableImage(splits[split].files[row], reason)
+    for (split, listing), labels in zip(splits.items(), (entry.train_labels, entry.test_labels), strict=True):
+        check_classes(listing, set(labels.tolist()), bad[split])
     found = DataSet(
         ImageTensors(torch.from_numpy(entry.train_images), torch.from_numpy(entry.train_labels)),
         ImageTensors(torch.from_numpy(entry.test_images), torch.from_numpy(entry.test_labels)),
         listings[0].classes,
         shape,
-        (*unreadable_entries(listings), *map(str, bad)),
+        (*unreadable_entries(listings), *(str(one) for found in bad.values() for one in found.values())),
         listings,
         entry.key,
     )
-    return found.with_choice(settings, [row for name, row, _ in entry.skipped if name == "test"])
+    return found.with_choice(settings, list(bad["test"]))
 
 
 def unreadable_entries(listings: tuple[ImageList, ImageList]) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def decode_splits(
         if bad:
             good = np.setdiff1d(np.arange(len(labels)), list(bad))
             labels = labels[good]
-            check_classes(listing, set(labels.tolist()), bad.values())
+            check_classes(listing, set(labels.tolist()), bad)
             images = np.load(folder / f"{split}_images.npy")[good]
             np.save(folder / f"{split}_images.npy", images)
         np.save(folder / f"{split}_labels.npy", labels)

@@ -14,34 +14,26 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from entrypoint.core.errors import first_line
+from train.data.image_file import FILE_PROBLEMS, ImageFile, TarMember, file_size, read_file
 from train.data.image_folder import UnreadableImage
 from train.data.jpeg_kernel import jpeg_kernel
-from train.data.pixel_values import (
-    EMPTY_FILE,
-    NOT_A_FILE,
-    TOO_LARGE,
-    check_image_file,
-    convert_to_visible,
-    orientation_of,
-)
+from train.data.pixel_values import convert_to_visible, orientation_of
 from train.settings import ImageShape
 from train.transforms.image_part import PLAIN_VIEW, UPRIGHT, ImagePart, Pixels, View, arrange, find_part
 
 JPEG_START = b"\xff\xd8\xff"
 # Pillow's formats whose pixels libjpeg decodes. MPO are the photos of phones, with several JPEGs in a file.
 JPEG_FORMATS = frozenset({"JPEG", "MPO"})
-# A larger file is not read as a whole: Pillow reads what it needs of it.
-MAX_READ_BYTES = 256 << 20
 
 
-def read_image(path: Path, shape: ImageShape, view: View = PLAIN_VIEW) -> Pixels | UnreadableImage:
+def read_image(path: ImageFile, shape: ImageShape, view: View = PLAIN_VIEW) -> Pixels | UnreadableImage:
     """Return an image as (height, width, channels) bytes; `shape` is (channels, height, width)."""
     channels, height, width = shape
     target = np.empty((height, width, channels), dtype=np.uint8)
     return read_into(path, target, view) or target
 
 
-def read_into(path: Path, target: Pixels, view: View = PLAIN_VIEW) -> UnreadableImage | None:
+def read_into(path: ImageFile, target: Pixels, view: View = PLAIN_VIEW) -> UnreadableImage | None:
     """Read an image into contiguous (height, width, channels) bytes, cropped and scaled to their size.
 
     An unreadable image is returned; raises `MemoryError` if memory is short.
@@ -53,37 +45,23 @@ def read_into(path: Path, target: Pixels, view: View = PLAIN_VIEW) -> Unreadable
     return None
 
 
-def unreadable_image(path: Path, error: Exception) -> UnreadableImage:
+def unreadable_image(path: ImageFile, error: Exception) -> UnreadableImage:
     """Return a file with the reason why it could not be read; raises a `MemoryError` again: the file may be good."""
     if isinstance(error, MemoryError):
         raise error
     return UnreadableImage(path, failure_reason(path, error))
 
 
-def read_file(path: Path) -> bytes | None:
-    """Return a file's content, None for a very large one; raises `OSError` for anything but a regular file."""
-    # A pipe would wait for ever when opened. `os` takes a third of the time of an open file object.
-    size = check_image_file(path)
-    if size > MAX_READ_BYTES:
-        return None
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        parts = [os.read(handle, size + 1)]
-        while parts[-1] and sum(map(len, parts)) <= MAX_READ_BYTES:  # one read gives all, if no signal comes between
-            parts.append(os.read(handle, size + 1))
-    finally:
-        os.close(handle)
-    return b"".join(parts)
-
-
-def decode_image(path: Path, data: bytes | None, target: Pixels, view: View = PLAIN_VIEW) -> None:
+def decode_image(path: ImageFile, data: bytes | None, target: Pixels, view: View = PLAIN_VIEW) -> None:
     """Decode a file's content (None: the file itself) into the target, (height, width, channels) bytes.
 
     Raises whatever Pillow raises for a file that it cannot read.
     """
     kernel = jpeg_kernel()
     if not (kernel and data and data.startswith(JPEG_START) and kernel.decode(data, target, view)):
-        target[:] = decode_with_pillow(BytesIO(data) if data is not None else path, target.shape, view)
+        source = BytesIO(data) if data is not None else path
+        assert not isinstance(source, TarMember)  # the content of these is always read
+        target[:] = decode_with_pillow(source, target.shape, view)
 
 
 def decode_with_pillow(file: BytesIO | Path, size: tuple[int, ...], view: View = PLAIN_VIEW) -> Pixels:
@@ -123,20 +101,20 @@ def resize_part(image: Image.Image, part: ImagePart) -> Pixels:
     return np.asarray(image.resize(output, Image.Resampling.BILINEAR, box=(left, 0, right, output[1])))
 
 
-def failure_reason(path: Path, error: Exception) -> str:
+def failure_reason(path: ImageFile, error: Exception) -> str:
     """Return in a few words why a file could not be read as an image."""
     if isinstance(error, UnidentifiedImageError):
         return "empty file" if is_empty(path) else "not an image"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
-    if str(error) in (NOT_A_FILE, EMPTY_FILE, TOO_LARGE):
+    if str(error) in FILE_PROBLEMS:
         return str(error)
     return f"broken image ({first_line(error) or type(error).__name__})"
 
 
-def is_empty(path: Path) -> bool:
+def is_empty(path: ImageFile) -> bool:
     """Return whether a file is there and has no bytes."""
     try:
-        return path.stat().st_size == 0
+        return file_size(path) == 0
     except OSError:
         return False

@@ -7,8 +7,6 @@ import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,8 @@ from entrypoint.core.errors import UserError
 from train.checkpoint.compare import data_differences
 from train.checkpoint.metadata import DataFingerprint
 from train.data.file_list import FileList
+from train.data.image_file import ImageFile, TarMember, check_image_file, file_size, read_member
 from train.data.image_folder import ImageList
-from train.data.pixel_values import MAX_FILE_BYTES
 
 # Files whose bytes are part of the fingerprint of a streamed set.
 SAMPLED_FILES = 256
@@ -27,24 +25,21 @@ SAMPLED_FILES = 256
 STAT_THREADS, CHUNK = 8, 512
 
 
-def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[Path, str, int]]:
-    """Yield (path, `train/` or `test/` and path inside the split, label) of every file."""
+def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[ImageFile, str, int]]:
+    """Yield (file, `train/` or `test/` and path inside the split, label) of every file."""
     for split, listing in zip(("train", "test"), listings, strict=True):
         for row, label in enumerate(listing.labels):
             yield listing.files[row], f"{split}/{listing.files.relative(row)}", label
 
 
-def digest_of_file(path: Path) -> str:
-    """Return a digest of a file's content, or why it cannot be read."""
+def digest_of_file(file: ImageFile) -> str:
+    """Return a digest of an image's content, or why it cannot be read."""
     try:
-        status = path.stat()
-        if not S_ISREG(status.st_mode):
-            return "not a file"
-        if status.st_size > MAX_FILE_BYTES:
-            return "too large"
-        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if status.st_size else "empty"
+        check_image_file(file)
+        content = read_member(file) if isinstance(file, TarMember) else file.read_bytes()
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
     except OSError as error:
-        return f"unreadable {error.errno}"
+        return f"unreadable {error.errno}" if error.errno else str(error)
 
 
 def sizes_of_files(files: FileList, start: int) -> list[int]:
@@ -52,7 +47,7 @@ def sizes_of_files(files: FileList, start: int) -> list[int]:
     sizes = []
     for row in range(start, min(start + CHUNK, len(files))):
         try:
-            sizes.append(files[row].stat().st_size)
+            sizes.append(file_size(files[row]))
         except OSError:
             sizes.append(-1)
     return sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -13,6 +13,7 @@ from pathlib import Path
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import resolve
 from train.data.file_list import FileList
+from train.data.image_file import ImageFile
 
 # What file managers leave behind; hidden files are passed over as well.
 IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})
@@ -22,7 +23,7 @@ IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})
 class UnreadableImage:
     """A file or folder of a class that cannot be used, and the reason."""
 
-    path: Path
+    path: ImageFile
     reason: str
 
     def __str__(self) -> str:
@@ -61,22 +62,30 @@ def empty_class_error(folder: Path, unreadable: Sequence[UnreadableImage]) -> Us
     """Return the error for a class without an image that can be read, with its unreadable entries."""
     if not unreadable:
         return UserError(f"{one_line(folder)}: the class has no images; add some or remove the folder")
-    return UserError(
-        f"{one_line(folder)}: the class has no images that can be read; {len(unreadable):,} cannot, first"
-        f" {unreadable[0]}. Repair them or remove the class."
-    )
+    return UserError(f"{one_line(folder)}: the class {none_readable(unreadable)}")
 
 
-def check_classes(listing: ImageList, readable: Collection[int], bad: Iterable[UnreadableImage]) -> None:
+def none_readable(unreadable: Sequence[UnreadableImage]) -> str:
+    """Return what is wrong with a class that has unreadable entries only."""
+    count = f"{len(unreadable):,} cannot, first {unreadable[0]}"
+    return f"has no images that can be read; {count}. Repair them or remove the class."
+
+
+def check_classes(listing: ImageList, readable: Collection[int], bad: Mapping[int, UnreadableImage]) -> None:
     """Raise `UserError` for the first class whose number is not among the `readable` ones.
 
-    `bad` are the images of the split that could not be read.
+    `bad` are the images of the split that could not be read, by row.
     """
     for label, name in enumerate(listing.classes):
         if label not in readable:
             folder = listing.folder / name
-            entries = (*listing.unreadable, *bad)
-            raise empty_class_error(folder, [one for one in entries if one.path.is_relative_to(folder)])
+            found = [
+                one for one in listing.unreadable if isinstance(one.path, Path) and one.path.is_relative_to(folder)
+            ]
+            found += [one for row, one in bad.items() if listing.labels[row] == label]
+            if found and not folder.is_dir():
+                raise UserError(f"{one_line(listing.folder)}: class {printable(name)} {none_readable(found)}")
+            raise empty_class_error(folder, found)
 
 
 @contextmanager
@@ -283,7 +292,7 @@ def classes_differ_error(
     for (name, own), (_, other) in ((train, test), (test, train)):
         only = sorted(set(own) - set(other))
         if only:
-            slash = "" if name.endswith(".csv") else "/"
+            slash = "" if name.endswith((".csv", ".txt")) else "/"
             differ.append(f"only in {name}{slash}: {', '.join(map(printable, only[:5]))}")
     return UserError(
         f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the same ones"

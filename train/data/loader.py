@@ -17,7 +17,8 @@ from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from train.data.batches import IGNORE_LABEL, use_pinned_memory
-from train.data.decoding import decode_image, read_file, unreadable_image
+from train.data.decoding import decode_image, unreadable_image
+from train.data.image_file import read_file
 from train.data.image_folder import ImageList, UnreadableImage
 from train.data.load_times import LoadTimes
 from train.data.workers import WorkerSpec, WorkerThreads

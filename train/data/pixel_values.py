@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import stat
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,32 +20,6 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 MAX_8_BITS, MAX_16_BITS = 255, 65_535
 # TIFF 6.0, section 3: the bits of a value, and the meaning of its smallest one.
 TIFF_BITS_PER_SAMPLE, TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO = 258, 262, 0
-
-
-def open_image(path: Path) -> BinaryIO:
-    """Open an image file; raises `OSError` for what `check_image_file` refuses."""
-    check_image_file(path)
-    return path.open("rb", buffering=0)
-
-
-def check_image_file(path: Path) -> int:
-    """Return a file's size in bytes; raises `OSError` for anything but a regular file that has a sensible size.
-
-    Opening a named pipe would wait for ever, and so would reading some files below /proc, whose size is 0.
-    """
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise OSError(NOT_A_FILE)
-    if not status.st_size:
-        raise OSError(EMPTY_FILE)
-    if status.st_size > MAX_FILE_BYTES:
-        raise OSError(TOO_LARGE)
-    return status.st_size
-
-
-# Much larger than any photo, and small enough to be read whole.
-MAX_FILE_BYTES = 2 << 30
-NOT_A_FILE, EMPTY_FILE, TOO_LARGE = "not a regular file", "empty file", "larger than 2 GiB"
 
 
 def orientation_of(image: Image.Image) -> int:

@@ -13,14 +13,14 @@ def probe_classes(listing: ImageList, shape: ImageShape) -> tuple[UnreadableImag
     Raises `UserError` for a class without any. It decodes one image of each class, if no image is damaged.
     """
     readable: set[int] = set()
-    bad: list[UnreadableImage] = []
-    for path, label in zip(listing.files, listing.labels, strict=True):
+    bad: dict[int, UnreadableImage] = {}
+    for row, label in enumerate(listing.labels):
         if label in readable:
             continue
-        image = read_image(path, shape)
+        image = read_image(listing.files[row], shape)
         if isinstance(image, UnreadableImage):
-            bad.append(image)
+            bad[row] = image
         else:
             readable.add(label)
     check_classes(listing, readable, bad)
-    return tuple(bad)
+    return tuple(bad.values())

@@ -18,7 +18,7 @@ from tests.processes import children, has_ended, wait_until
 from tests.train.given import TWO_RANKS_WHERE_THEY_FIT, imagefolder
 from tests.train.started import Started
 from train.data.batches import IGNORE_LABEL
-from train.data.decoding import read_file
+from train.data.image_file import read_file
 from train.data.image_folder import list_splits
 from train.data.loader import (
     TEST,

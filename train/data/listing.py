@@ -1,0 +1,15 @@
+"""The images of the user's files, as TRAIN_DATASET says where they and their classes stand."""
+
+from __future__ import annotations
+
+from train.data.image_folder import ImageList, list_splits
+from train.data.label_files import list_label_splits
+from train.settings import TrainSettings
+
+
+def list_files(settings: TrainSettings) -> tuple[ImageList, ImageList]:
+    """Return train and test; raises `UserError` for a folder or a file that cannot be used."""
+    only_test = bool(settings.evaluate)
+    if settings.dataset == "csv":
+        return list_label_splits(settings.data_dir, only_test=only_test)
+    return list_splits(settings.data_dir, settings.on_unreadable_image, only_test=only_test)
