@@ -12,4 +12,8 @@ def list_files(settings: TrainSettings) -> tuple[ImageList, ImageList]:
     only_test = bool(settings.evaluate)
     if settings.dataset == "csv":
         return list_label_splits(settings.data_dir, only_test=only_test)
+    if settings.dataset == "shards":
+        from train.data.shards import list_shard_splits  # loads numpy
+
+        return list_shard_splits(settings.data_dir, settings.cache_dir, only_test=only_test)
     return list_splits(settings.data_dir, settings.on_unreadable_image, only_test=only_test)

@@ -134,8 +134,8 @@ def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> No
         raise UserError(f"{sources['epochs']} and {sources['steps']} both set the length of the run. Drop one.")
     if settings.image_size != "auto" and not settings.reads_files:
         raise UserError(
-            f"{sources['image_size']}: only imagefolder and csv resize images, and TRAIN_DATASET is {settings.dataset}."
-            " Unset it."
+            f"{sources['image_size']}: only imagefolder, csv and shards resize images, and TRAIN_DATASET is"
+            f" {settings.dataset}. Unset it."
         )
     if settings.prune_ratio and not settings.steps and settings.prune_warmup >= settings.epochs:
         raise UserError(
@@ -257,7 +257,7 @@ def decide_data_source(
     cuts_from_files = given.values.transforms == "imagenet" and can_stream and dataset.is_resized
     if requested == "stream" and not can_stream:
         raise UserError(
-            f"{given.sources['data_source']}: only imagefolder and csv can be streamed, and TRAIN_DATASET is"
+            f"{given.sources['data_source']}: only imagefolder, csv and shards can be streamed, and TRAIN_DATASET is"
             f" {given.values.dataset}. Unset it."
         )
     if requested != "auto":

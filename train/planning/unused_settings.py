@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from entrypoint.core.settings_base import ParsedSettings
 from train.planning.optimizers import SGD, find_optimizer
+from train.setting_groups.data import FILE_DATASETS
 from train.settings import TrainSettings
 
 
@@ -26,7 +27,7 @@ FOLDERLESS = ("digits", "synthetic")
 
 def unless_dataset(*names: str) -> Reason:
     """Return a reason for settings of some data sets only."""
-    only = " and ".join(names)
+    only = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     return lambda run: "" if run.settings.dataset in names else f"it is for {only}"
 
 
@@ -42,8 +43,9 @@ def without_workers(run: RunFacts) -> str:
 
 def without_cache(run: RunFacts) -> str:
     """Return the reason for settings of the image cache."""
-    other = unless_dataset("imagefolder", "csv")(run)
-    return other or ("streamed images are not cached" if run.data_source == "stream" else "")
+    other = unless_dataset(*FILE_DATASETS)(run)
+    streams = run.data_source == "stream" and run.settings.dataset != "shards"  # their index is cached
+    return other or ("streamed images are not cached" if streams else "")
 
 
 def without_batchnorm(run: RunFacts) -> str:
@@ -81,7 +83,7 @@ UNUSED: Mapping[str, Reason] = {
     "num_workers": in_memory,
     "prefetch_factor": without_workers,
     "cache_dir": without_cache,
-    "on_unreadable_image": unless_dataset("imagefolder", "csv"),
+    "on_unreadable_image": unless_dataset(*FILE_DATASETS),
     "data_dir": lambda run: f"{run.settings.dataset} has no folder" if run.settings.dataset in FOLDERLESS else "",
     "download": unless_dataset("fashion-mnist", "cifar10"),
     "synthetic_images": unless_dataset("synthetic"),

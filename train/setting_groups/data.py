@@ -11,20 +11,26 @@ from entrypoint.core.settings_base import Auto
 from train.setting_groups.model import ModelSettings
 from train.setting_groups.value_types import Alpha, Fraction, Positive
 
+# Datasets whose images are files of the user.
+FILE_DATASETS = ("imagefolder", "csv", "shards")
+
 
 class DataSettings(ModelSettings, frozen=True, kw_only=True):
     """Which images are read, and how they reach the model."""
 
     dataset: Annotated[
-        Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "csv", "synthetic"],
+        Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "csv", "shards", "synthetic"],
         Meta(
             description="Dataset. digits needs no download; imagefolder reads the folders of TRAIN_DATA_DIR, csv its"
-            " train.csv and test.csv."
+            " train.csv and test.csv, shards its tar files as webdataset writes them."
         ),
     ] = "digits"
     data_dir: Annotated[
         Path | None,
-        Meta(description="imagefolder, csv: the folder with train and test (or val). Other datasets: download folder."),
+        Meta(
+            description="imagefolder, csv, shards: the folder with train and test (or val). Other datasets: download"
+            " folder."
+        ),
     ] = None
     download: Annotated[bool, Meta(description="Download fashion-mnist and cifar10 if they are missing.")] = True
     image_size: Annotated[
@@ -84,7 +90,8 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
         ),
     ] = "auto"
     cache_dir: Annotated[
-        Path | None, Meta(description="Folder for decoded images. Unset: the user's cache folder.")
+        Path | None,
+        Meta(description="Folder for decoded images and indexes of shards. Unset: the user's cache folder."),
     ] = None
     pin_memory: Annotated[
         Auto | bool, Meta(description="Copy batches to a GPU from pinned memory. auto: if there is a GPU.")
@@ -138,4 +145,4 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
     @property
     def reads_files(self) -> bool:
         """Whether the images are files of the user, which are decoded."""
-        return self.dataset in ("imagefolder", "csv")
+        return self.dataset in FILE_DATASETS

@@ -188,7 +188,7 @@ def test_plan_follows_taskset_mask(entrypoint: Entrypoint) -> None:
             ["train"],
             {"TRAIN_DATA_SOURCE": "stream"},
             2,
-            "TRAIN_DATA_SOURCE=stream: only imagefolder and csv can be streamed",
+            "TRAIN_DATA_SOURCE=stream: only imagefolder, csv and shards can be streamed",
         ),
         (
             ["train"],

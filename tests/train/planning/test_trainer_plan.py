@@ -135,12 +135,16 @@ def test_trainer_flags_become_variables_of_ranks() -> None:
     [
         ({"TRAIN_BATCH_SIZE": "3"}, 4, "TRAIN_BATCH_SIZE=3: too small for 4 ranks x 1 micro-batches"),
         ({"TRAIN_BATCH_SIZE": "7", "TRAIN_GRAD_ACCUM_STEPS": "2"}, 4, "set at least 8"),
-        ({"TRAIN_DATA_SOURCE": "stream"}, 1, "TRAIN_DATA_SOURCE=stream: only imagefolder and csv can be streamed"),
+        (
+            {"TRAIN_DATA_SOURCE": "stream"},
+            1,
+            "TRAIN_DATA_SOURCE=stream: only imagefolder, csv and shards can be streamed",
+        ),
         ({"TRAIN_PIN_MEMORY": "1"}, 1, "TRAIN_PIN_MEMORY=1: there is no GPU to copy to"),
         (
             {"TRAIN_IMAGE_SIZE": "32"},
             1,
-            "TRAIN_IMAGE_SIZE=32: only imagefolder and csv resize images, and TRAIN_DATASET",
+            "TRAIN_IMAGE_SIZE=32: only imagefolder, csv and shards resize images, and TRAIN_DATASET",
         ),
         ({"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_EPOCHS": "1"}, 1, "TRAIN_PRUNE_WARMUP=1: no epoch of TRAIN_EPOCHS=1"),
         (

@@ -1,0 +1,56 @@
+"""Tar shards in webdataset's form, whole ones and others."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+
+Member = tuple[str, bytes]
+
+
+def write_tar(path: Path, members: Sequence[Member], kind: int = tarfile.DEFAULT_FORMAT) -> Path:
+    """Write a tar of files with these names and contents, as webdataset's TarWriter does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file, tarfile.open(fileobj=file, mode="w|", format=kind) as archive:
+        for name, content in members:
+            header = tarfile.TarInfo(name)
+            header.size, header.mode, header.uname, header.gname = len(content), 0o444, "bigdata", "bigdata"
+            archive.addfile(header, BytesIO(content))
+    return path
+
+
+def image_bytes(color: int = 0, kind: str = "JPEG") -> bytes:
+    """Return a small image file of one color."""
+    Image.new("RGB", (16, 16), (color, 255 - color, 0)).save(file := BytesIO(), kind)
+    return file.getvalue()
+
+
+def samples(labels: Sequence[int], first: int = 0) -> list[Member]:
+    """Return the members of a JPEG and a label for each of the labels."""
+    return [
+        member
+        for index, label in enumerate(labels, first)
+        for member in ((f"{index:06}.jpg", image_bytes(index % 256)), (f"{index:06}.cls", str(label).encode()))
+    ]
+
+
+def pack(folder: Path, target: Path, per_shard: int = 10, label_ending: str = "cls") -> Path:
+    """Pack an image folder into shards below `target`, in order, with the names of its classes."""
+    classes = sorted(entry.name for entry in (folder / "train").iterdir())
+    for split in sorted(entry.name for entry in folder.iterdir() if entry.is_dir()):
+        paths = [path for name in classes for path in sorted((folder / split / name).iterdir())]
+        for start in range(0, len(paths), per_shard):
+            members: list[Member] = []
+            for number, path in enumerate(paths[start : start + per_shard], start):
+                label = classes.index(path.parent.name)
+                text = str(label) if label_ending == "cls" else json.dumps({"label": label})
+                members += [(f"{number:06}{path.suffix}", path.read_bytes())]
+                members += [(f"{number:06}.{label_ending}", text.encode())]
+            write_tar(target / split / f"{split}-{start // per_shard:06}.tar", members)
+    (target / "classes.txt").write_text("".join(f"{name}\n" for name in classes))
+    return target

@@ -1,0 +1,334 @@
+"""Shards train what the same files in folders train, and each fault of theirs is one line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from entrypoint.core.errors import UserError
+from tests.conftest import Entrypoint, needs_two_cores, paint
+from tests.factories import train_settings
+from tests.train.data.shard_files import image_bytes, pack, samples, write_tar
+from tests.train.given import TWO_RANKS, epochs_of, imagefolder
+from train.data.dataset_info import DatasetInfo, inspect_dataset
+from train.data.datasets import load
+from train.data.image_folder import ImageList, list_splits
+from train.data.loader import TEST, TRAIN, BatchRequest, ImageDataset
+from train.data.shards import list_shard_splits
+from train.data.workers import WorkerSpec
+from train.settings import TrainSettings
+
+POOL = WorkerSpec(frozenset({0}), 1)
+SHAPE = (3, 16, 16)
+
+
+@pytest.fixture
+def packed(image_folder: Path, tmp_path: Path) -> Path:
+    """Return shards of the painted images: three of train, two of test, and classes.txt."""
+    return pack(image_folder, tmp_path / "packed")
+
+
+def settings_for(folder: Path | None, **more: object) -> TrainSettings:
+    cache = folder.parent / "cache" if folder else None
+    return train_settings({"dataset": "shards", "data_dir": folder, "cache_dir": cache, **more})
+
+
+def list_both(folder: Path | None) -> tuple[ImageList, ImageList]:
+    return list_shard_splits(folder, folder.parent / "cache" if folder else None)
+
+
+def test_listing_is_that_of_the_folder(image_folder: Path, packed: Path) -> None:
+    for own, other in zip(list_both(packed), list_splits(image_folder), strict=True):
+        assert (own.classes, own.labels) == (other.classes, other.labels)
+        for row in range(len(own)):
+            folder_name = str(other.files[row])
+            assert own.files[row].name.endswith(Path(folder_name).suffix)
+    found = inspect_dataset(settings_for(packed))
+    folder = inspect_dataset(train_settings(dataset="imagefolder", data_dir=image_folder))
+    assert isinstance(found, DatasetInfo)
+    assert found == folder
+
+
+@pytest.mark.parametrize("label_ending", ["cls", "json"])
+def test_images_are_those_of_the_folder(image_folder: Path, tmp_path: Path, label_ending: str) -> None:
+    folder = pack(image_folder, tmp_path / "packed", 7, label_ending)
+    ours, theirs = (ImageDataset(listings, SHAPE) for listings in (list_both(folder), list_splits(image_folder)))
+    for split, count in ((TRAIN, 24), (TEST, 12)):
+        request = BatchRequest(split, range(count))
+        (images, labels, bad), (others, other_labels, _) = ours[request], theirs[request]
+        assert not bad
+        assert torch.equal(images, others)
+        assert torch.equal(labels, other_labels)
+
+
+@pytest.mark.parametrize("source", ["memory", "stream"])
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_unreadable_image_is_named_or_left_out(packed: Path, source: str, policy: str) -> None:
+    damaged = [("x0.jpg", b"no image"), ("x0.cls", b"0"), ("x1.png", b""), ("x1.cls", b"1")]
+    write_tar(packed / "train/x.tar", damaged)
+    settings = settings_for(packed, on_unreadable_image=policy)
+    if source == "stream":
+        dataset = ImageDataset(list_both(packed), SHAPE)
+        _, labels, bad = dataset[BatchRequest(TRAIN, range(26))]
+        assert [str(one) for one in bad] == [
+            f"{packed}/train/x.tar:x0.jpg: not an image", f"{packed}/train/x.tar:x1.png: empty file",
+        ]  # fmt: skip
+        assert labels[24:].tolist() == [-1, -1]
+    elif policy == "error":
+        with pytest.raises(UserError, match=r"train/x\.tar:x0\.jpg: not an image \(and 1 more\)"):
+            load(settings, SHAPE, source, POOL)
+    else:
+        data = load(settings, SHAPE, source, POOL)
+        assert (len(data.train), len(data.skipped)) == (24, 2)
+
+
+def test_class_without_readable_image_is_named(packed: Path) -> None:
+    for split in ("train", "test"):
+        write_tar(packed / split / "x.tar", [("x.jpg", b"no image"), ("x.cls", b"3")])
+    (packed / "classes.txt").write_text("a\nb\nc\nd\n")
+    for source in ("memory", "stream"):
+        with pytest.raises(
+            UserError, match=r"packed: class d has no images that can be read; 1 cannot, first .*x\.jpg"
+        ):
+            load(settings_for(packed, on_unreadable_image="skip"), SHAPE, source, POOL)
+
+
+def flatten(folder: Path) -> None:
+    """Move the shards to the top of the folder, as their names allow."""
+    for split in ("train", "test"):
+        for path in (folder / split).iterdir():
+            path.rename(folder / path.name)
+        (folder / split).rmdir()
+
+
+def test_shards_may_be_at_the_top(packed: Path) -> None:
+    before = [listing.labels for listing in list_both(packed)]
+    flatten(packed)
+    (packed / "README.txt").write_text("x")
+    assert [listing.labels for listing in list_both(packed)] == before
+    (packed / "more-0.tar").write_bytes(b"")
+    with pytest.raises(UserError, match=r"more-0\.tar is of no split\. Name it train-\*\.tar"):
+        list_both(packed)
+
+
+def test_val_chooses_or_is_tested(packed: Path) -> None:
+    shutil.copytree(packed / "test", packed / "val")
+    train, test = list_both(packed)
+    assert (len(train), len(test), test.val_start) == (24, 24, 12)
+    assert [str(test.files[row]).split("packed/")[1][:5] for row in (0, 11, 12, 23)] == [*["test/"] * 2, *["val/t"] * 2]
+    assert load(settings_for(packed), SHAPE, "stream", POOL).rows.val is not None
+    shutil.rmtree(packed / "test")
+    _, test = list_both(packed)
+    assert (len(test), test.val_start) == (12, None)
+
+
+def test_numbers_name_classes_without_a_file(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_tar(tmp_path / f"data/{split}-0.tar", samples([10, 9, 100]))
+    train, test = list_both(tmp_path / "data")
+    assert train.classes == test.classes == ("9", "10", "100")
+    assert list(train.labels) == [1, 0, 2]
+
+
+def test_val_split_is_cut_from_shards(packed: Path) -> None:
+    rows = load(settings_for(packed, val_split=0.25), SHAPE, "stream", POOL).rows
+    assert rows.val is not None
+    assert len(rows.val) == 6
+
+
+def test_fingerprint_knows_names_and_bytes(packed: Path) -> None:
+    settings = settings_for(packed)
+    before = [load(settings, SHAPE, source, POOL).fingerprint(settings) for source in ("stream", "memory")]
+    assert before == [load(settings, SHAPE, source, POOL).fingerprint(settings) for source in ("stream", "memory")]
+    path = packed / "test/test-000001.tar"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\xff\xd9\0") - 3] ^= 1
+    path.write_bytes(data)
+    after = [load(settings, SHAPE, source, POOL).fingerprint(settings) for source in ("stream", "memory")]
+    assert all(old.files == new.files and old.sample != new.sample for old, new in zip(before, after, strict=True))
+    assert before[1].content != after[1].content
+
+
+def test_decoded_shards_are_found_again(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load(settings_for(packed), SHAPE, "memory", POOL)
+    monkeypatch.setattr("train.data.datasets.decode_splits", lambda *_: pytest.fail("decoded again"))
+    again = load(settings_for(packed), SHAPE, "memory", POOL)
+    assert np.array_equal(first.train.images, again.train.images)  # type: ignore[union-attr]
+
+
+def remove_train(folder: Path) -> None:
+    shutil.rmtree(folder / "train")
+
+
+def empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def empty_train(folder: Path) -> None:
+    for path in (folder / "train").iterdir():
+        path.unlink()
+
+
+def cut(folder: Path) -> None:
+    os.truncate(folder / "train/train-000001.tar", 3000)
+
+
+def drop_labels(folder: Path) -> None:
+    write_tar(folder / "test/test-000000.tar", samples([0, 1])[::2])
+
+
+def drop_images(folder: Path) -> None:
+    write_tar(folder / "test/test-000000.tar", samples([0, 1])[1::2])
+
+
+def compress(folder: Path) -> None:
+    path = folder / "train/train-000000.tar"
+    path.with_name("train-000000.tar.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
+
+
+def compress_inside(folder: Path) -> None:
+    path = folder / "train/train-000000.tar"
+    path.write_bytes(gzip.compress(path.read_bytes()))
+
+
+def link_to_nothing(folder: Path) -> None:
+    (folder / "train/x.tar").symlink_to("nowhere")
+
+
+def make_folder(folder: Path) -> None:
+    (folder / "train/x.tar").mkdir()
+
+
+def put_text(folder: Path) -> None:
+    (folder / "train/x.tar").write_text("x" * 2000)
+
+
+def twice(folder: Path) -> None:
+    shutil.copy(folder / "train/train-000000.tar", folder / "train-9.tar")
+
+
+def short_classes(folder: Path) -> None:
+    (folder / "classes.txt").write_text("a\nb\n")
+
+
+def long_classes(folder: Path) -> None:
+    (folder / "classes.txt").write_text("a\nb\nc\nd\n")
+
+
+def double_classes(folder: Path) -> None:
+    (folder / "classes.txt").write_text("a\nb\na\n")
+
+
+def blank_class(folder: Path) -> None:
+    (folder / "classes.txt").write_text("a\n\nb\n")
+
+
+def new_class_in_test(folder: Path) -> None:
+    (folder / "classes.txt").unlink()
+    write_tar(folder / "test/x.tar", samples([7]))
+
+
+def odd_names(folder: Path) -> None:
+    write_tar(folder / "train/\x1b[31m\n.tar", [("\x1b[31m.jpg", image_bytes())])
+
+
+FAULTS: dict[Callable[[Path], None], str] = {
+    remove_train: "packed: holds classes.txt, test; it needs train/*.tar and test/*.tar (or val/)",
+    empty: "packed: is empty; it needs train/*.tar",
+    empty_train: "packed: holds classes.txt, test, train; it needs train/*.tar",
+    cut: "packed: train/train-000001.tar is cut short: ",
+    drop_labels: "packed: test/test-000000.tar has no label for 000000. Add 000000.cls",
+    drop_images: "packed: test/test-000000.tar has no image for 000000, only cls",
+    compress: "packed: train/train-000000.tar.gz is compressed, so no image can be read by itself. Decompress it to a",
+    compress_inside: "packed: train/train-000000.tar is compressed by gzip, so no image can be read by itself",
+    link_to_nothing: "packed/train/x.tar is no shard, but a link to a file that is not there",
+    make_folder: "packed/train/x.tar is no shard, but not a regular file",
+    put_text: "packed: train/x.tar is no whole tar file",
+    twice: "packed: has shards in train/, and train-9.tar next to it",
+    short_classes: "has label 2, and classes.txt names 2 classes from 0 on",
+    long_classes: "packed: classes differ, only in classes.txt: d",
+    double_classes: "classes.txt, line 3: a is there twice",
+    blank_class: "classes.txt, line 2: is no name",
+    new_class_in_test: "packed: classes differ, only in test/: 7",
+    odd_names: r"packed: train/\x1b[31m\n.tar has no label for \x1b[31m. Add",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_fault_is_one_line(packed: Path, fault: Callable[[Path], None]) -> None:
+    fault(packed)
+    for look in (list_both, lambda folder: inspect_dataset(settings_for(folder))):
+        with pytest.raises(UserError) as caught:
+            look(packed)
+        assert FAULTS[fault] in str(caught.value)
+        assert str(caught.value).isprintable()
+        assert str(caught.value).startswith(("TRAIN_DATA_DIR", str(packed)))
+
+
+def test_folder_must_be_named_and_there(tmp_path: Path) -> None:
+    for folder, said in (
+        (None, "needs TRAIN_DATA_DIR"),
+        (tmp_path / "x", "no such folder"),
+        (Path(__file__), "a file"),
+    ):
+        with pytest.raises(UserError, match=said):
+            list_shard_splits(folder, tmp_path / "cache")
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("fault", [cut, compress], ids=lambda fault: fault.__name__)
+def test_plan_and_run_refuse_a_fault(entrypoint: Entrypoint, packed: Path, fault: Callable[[Path], None]) -> None:
+    fault(packed)
+    for command in ("plan", "train"):
+        result = entrypoint(command, env=imagefolder(packed, TRAIN_DATASET="shards"))
+        assert result.code == 2
+        (line,) = result.error_lines
+        assert FAULTS[fault] in line
+
+
+@pytest.mark.launch
+@pytest.mark.slow_except("stream-two")
+@pytest.mark.parametrize("ranks", ["one", pytest.param("two", marks=needs_two_cores)])
+@pytest.mark.parametrize("source", ["memory", "stream"])
+def test_shards_train_what_the_folders_train(
+    entrypoint: Entrypoint, image_folder: Path, packed: Path, source: str, ranks: str
+) -> None:
+    env = imagefolder(image_folder, TRAIN_DATA_SOURCE=source, LAUNCH_QUIET="1", TRAIN_TENSORBOARD="0")
+    env |= {
+        "TRAIN_SCHEDULE": "constant",
+        "TRAIN_WARMUP": "0",
+        "TRAIN_STEPS": "8",
+        **(TWO_RANKS if ranks == "two" else {}),
+    }
+    del env["TRAIN_EPOCHS"]
+    shards = env | {"TRAIN_DATASET": "shards", "TRAIN_DATA_DIR": str(packed)}
+    entrypoint.train("--run-name=folder", env=env)
+    entrypoint.train("--run-name=shards", env=shards)
+    entrypoint.train("--run-name=cut", "--steps=4", env=shards)  # an epoch has three steps
+    resumed = entrypoint.train("--run-name=cut", "--resume=auto", "--resume-allow-changed", env=shards)
+    folder, whole, cut_run = (
+        json.loads((entrypoint.folder / f"runs/{name}/summary.json").read_text())
+        for name in ("folder", "shards", "cut")
+    )
+    assert folder["weights_sha256"] == whole["weights_sha256"] == cut_run["weights_sha256"]
+    assert resumed["steps"] == whole["steps"] == 8
+    assert [line["step"] for line in epochs_of(entrypoint, "cut")] == [3, 4, 6, 8]
+    result = entrypoint("evaluate", "runs/shards", env={"LAUNCH_QUIET": "1"})
+    assert result.code == 0, result.err
+    assert f"accuracy  {whole['test_accuracy']:.2f} %" in result.out
+
+
+def test_gray_set_is_gray(tmp_path: Path) -> None:
+    paint(tmp_path / "in/train", mode="L")
+    paint(tmp_path / "in/test", mode="L")
+    assert inspect_dataset(settings_for(pack(tmp_path / "in", tmp_path / "packed"))).shape == (1, 16, 16)
