@@ -140,14 +140,25 @@ def shards_by_split(data_dir: Path) -> dict[str, list[Path]]:
 
 
 def shards_in(folder: Path) -> list[Path]:
-    """Return the tar files of a folder in order of name, compressed ones too; raises `OSError`, and for no file."""
+    """Return the tar files of a folder in order of name, compressed ones too unless they are there decompressed.
+
+    Raises `OSError`, and `UserError` for an entry that is no file.
+    """
     entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     endings = (".tar", *COMPRESSED_ENDINGS)
     found = [one for one in entries if one.name.lower().endswith(endings) and not one.name.startswith(".")]
+    names = {entry.name for entry in found}
+    found = [one for one in found if one.name.endswith(".tar") or decompressed_name(one.name) not in names]
     for entry in found:
         if reason := why_no_file(entry):
             raise UserError(f"TRAIN_DATA_DIR: {one_line(entry.path)} is no shard, but {reason}. Remove it.")
     return [Path(entry.path) for entry in found]
+
+
+def decompressed_name(name: str) -> str:
+    """Return the name that a compressed shard has once it is decompressed."""
+    ending = next((one for one in COMPRESSED_ENDINGS if name.lower().endswith(one)), "")
+    return f"{name[: len(name) - len(ending)]}.tar"
 
 
 def refuse_compressed(data_dir: Path, shards: Iterable[Path]) -> None:

@@ -54,6 +54,7 @@ class Sample:
     images: dict[str, ImageRange] = field(default_factory=dict)
     label: int | None = None
     json_label: int | None = None
+    json_problem: str = ""
     endings: list[str] = field(default_factory=list)
 
 
@@ -156,7 +157,10 @@ def add_member(sample: Sample, ending: str, member: tarfile.TarInfo, file: Binar
             raise ShardError(f"has '{printable(content.decode(errors='replace'))}' in {name}. {WHOLE_NUMBER}")
         sample.label = int(found[1])
     elif ending == "json":
-        sample.json_label = label_in_json(name, read_text(file, member, MAX_JSON_BYTES))
+        try:
+            sample.json_label = label_in_json(name, read_text(file, member, MAX_JSON_BYTES))
+        except ShardError as error:  # of no interest if there is a cls
+            sample.json_problem = str(error)
 
 
 WHOLE_NUMBER = "A label is a whole number from 0 on"
@@ -199,5 +203,5 @@ def image_of(key: str, sample: Sample) -> tuple[ImageRange, int]:
         raise ShardError(f"has {len(images)} images for {name}. Give each image a key of its own")
     label = sample.json_label if sample.label is None else sample.label
     if label is None:
-        raise ShardError(f"has no label for {name}. Add {name}.cls, or label in {name}.json")
+        raise ShardError(sample.json_problem or f"has no label for {name}. Add {name}.cls, or label in {name}.json")
     return images[0], label

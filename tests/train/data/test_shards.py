@@ -119,6 +119,36 @@ def test_shards_may_be_at_the_top(packed: Path) -> None:
         list_both(packed)
 
 
+def test_compressed_copy_next_to_a_shard_is_no_matter(packed: Path) -> None:
+    before = [listing.labels for listing in list_both(packed)]
+    for name in ("train-000000.tar.gz", "train-000001.tgz"):
+        (packed / "train" / name).write_bytes(b"x")
+    assert [listing.labels for listing in list_both(packed)] == before
+
+
+@pytest.mark.parametrize(
+    ("names", "images"),
+    [
+        (("test/a.tar", "train/b.tar"), 2),
+        (("val/a.tar", "train/b.tar", "train/c.tar"), 2),
+        (("train-a.tar", "val-b.tar"), 2),
+        (("a.tar", "b.tar", "train/c.tar"), 4),
+    ],
+)
+def test_shards_to_evaluate_need_no_train(tmp_path: Path, names: tuple[str, ...], images: int) -> None:
+    for name in names:
+        write_tar(tmp_path / "data" / name, samples([1, 3]))
+    (tmp_path / "data/classes.txt").write_text("a\nb\nc\nd\ne\n")
+    train, test = list_shard_splits(tmp_path / "data", tmp_path / "cache", only_test=True)
+    assert train is test
+    assert (len(test), test.classes) == (images, ("b", "d"))
+
+
+def test_folder_without_shards_cannot_be_evaluated(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is empty; it needs \*\.tar to evaluate"):
+        list_shard_splits(tmp_path, None, only_test=True)
+
+
 def test_val_chooses_or_is_tested(packed: Path) -> None:
     shutil.copytree(packed / "test", packed / "val")
     train, test = list_both(packed)

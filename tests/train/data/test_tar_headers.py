@@ -58,6 +58,8 @@ def test_tar_command_makes_shards(tmp_path: Path) -> None:
         ([("a.json", b'{"label": 5}'), ("a.jpg", JPEG), ("a.cls", b"4")], 4),
         ([("a.jpg", JPEG), ("a.cls", b"4"), ("a.txt", b"a caption"), ("a.seg.png", b"")], 4),
         ([("a.input.jpg", JPEG), ("a.cls", b"4")], 4),
+        ([("a.jpg", JPEG), ("a.json", b'{"label": "dog"}'), ("a.cls", b"4")], 4),
+        ([("a.jpg", JPEG), ("a.json", b"no JSON"), ("a.cls", b"4")], 4),
         ([("a.jpg", JPEG), ("a.cls", b"4"), (".hidden.jpg", b""), ("README", b""), ("__meta.json__", b"")], 4),
         ([("a.jpg", JPEG), ("d/._a.jpg", b""), ("a.cls", b"4")], 4),
     ],

@@ -19,6 +19,7 @@ CASES = [
     ("TRAIN_PREFETCH_FACTOR=9", {**FOLDER, "TRAIN_NUM_WORKERS": "0"}, "stream", 1, FOLDER, "stream", 1),
     ("TRAIN_CACHE_DIR=c", {}, "memory", 1, FOLDER, "memory", 1),
     ("TRAIN_CACHE_DIR=c", FOLDER, "stream", 1, FOLDER, "memory", 1),
+    ("TRAIN_CACHE_DIR=c", FOLDER, "stream", 1, {"TRAIN_DATASET": "shards"}, "stream", 1),
     ("TRAIN_ON_UNREADABLE_IMAGE=skip", {}, "memory", 1, FOLDER, "stream", 1),
     ("TRAIN_DATA_DIR=d", {}, "memory", 1, {"TRAIN_DATASET": "cifar10"}, "memory", 1),
     ("TRAIN_DOWNLOAD=0", {}, "memory", 1, {"TRAIN_DATASET": "cifar10"}, "memory", 1),
