@@ -84,12 +84,14 @@ def read_classes(data_dir: Path) -> tuple[str, ...]:
     path = next((one for one in (data_dir / CLASSES_FILE, data_dir / "train" / CLASSES_FILE) if exists(one)), None)
     if path is None:
         return ()
-    names = tuple(line.strip() for line in read_regular(path).removeprefix("\ufeff").rstrip().splitlines())
-    for number, name in enumerate(names or ("",)):
-        if not name or name in names[:number]:
+    names: dict[str, None] = {}
+    for number, line in enumerate(read_regular(path).removeprefix("\ufeff").rstrip().split("\n"), 1):
+        name = line.strip()
+        if not name or name in names:
             problem = f"{printable(name)} is there twice" if name else "is no name"
-            raise UserError(f"{one_line(path)}, line {number + 1}: {problem}. Each line names a class, from 0 on.")
-    return names
+            raise UserError(f"{one_line(path)}, line {number}: {problem}. Each line names a class, from 0 on.")
+        names[name] = None
+    return tuple(names)
 
 
 def find_splits(data_dir: Path) -> dict[str, list[Path]]:

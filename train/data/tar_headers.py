@@ -70,6 +70,9 @@ def read_shard(path: Path) -> tuple[Shard, list[tuple[ImageRange, int]]]:
             return shard, read_images(file, shard.size)
     except ShardError as error:
         raise ShardError(str(error), path) from None
+    except OSError as error:
+        error.filename = error.filename or str(path)  # the disk fails while it is read
+        raise
 
 
 def read_images(file: BinaryIO, size: int) -> list[tuple[ImageRange, int]]:
@@ -101,8 +104,10 @@ def read_members(file: BinaryIO, size: int) -> Iterator[tuple[str, str, tarfile.
         with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all
-                if member.size < 0 or member.offset_data + max(member.size, 0) > size:
-                    raise cut_error(f"{printable(member.name)} ends behind it")
+                if member.size < 0:
+                    raise damaged_error(member.offset)
+                if (missing := member.offset_data + member.size - size) > 0:
+                    raise cut_error(f"{printable(member.name)} lacks {missing:,} bytes")
                 if member.issparse():
                     raise ShardError(f"has {printable(member.name)} as a sparse file. Pack it without --sparse")
                 found = NAME.fullmatch(member.name)
@@ -121,6 +126,11 @@ def cut_error(reason: str) -> ShardError:
     return ShardError(f"is cut short: {reason}. Copy or pack it again")
 
 
+def damaged_error(offset: int) -> ShardError:
+    """Return the error for a header that cannot be one."""
+    return ShardError(f"has a damaged header at byte {offset:,}. Copy or pack it again")
+
+
 def is_metadata(name: str) -> bool:
     """Return whether webdataset takes a member as a note about the shard."""
     return "/" not in name and name.startswith("__") and name.endswith("__")
@@ -136,7 +146,7 @@ def check_end(file: BinaryIO, offset: int) -> None:
     if len(block) < tarfile.BLOCKSIZE:
         raise cut_error("it has no end mark")
     if any(block):
-        raise ShardError(f"has a damaged header at byte {offset:,}. Copy or pack it again")
+        raise damaged_error(offset)
     while block := file.read(READ_BYTES):
         if block.strip(b"\0"):
             raise ShardError("has files behind its end mark, as tar files joined by cat. Pack them again as one")

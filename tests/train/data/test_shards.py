@@ -209,7 +209,7 @@ def empty_train(folder: Path) -> None:
 
 
 def cut(folder: Path) -> None:
-    os.truncate(folder / "train/train-000001.tar", 3000)
+    os.truncate(folder / "train/train-000001.tar", 700)
 
 
 def drop_labels(folder: Path) -> None:
@@ -276,7 +276,7 @@ FAULTS: dict[Callable[[Path], None], str] = {
     remove_train: "packed: holds classes.txt, test; it needs train/*.tar and test/*.tar (or val/)",
     empty: "packed: is empty; it needs train/*.tar",
     empty_train: "packed: holds classes.txt, test, train; it needs train/*.tar",
-    cut: "packed: train/train-000001.tar is cut short: ",
+    cut: "packed: train/train-000001.tar is cut short: 000010.jpg lacks ",
     drop_labels: "packed: test/test-000000.tar has no label for 000000. Add 000000.cls",
     drop_images: "packed: test/test-000000.tar has no image for 000000, only cls",
     compress: "packed: train/train-000000.tar.gz is compressed, so no image can be read by itself. Decompress it to a",

@@ -183,7 +183,6 @@ def test_impossible_sizes_end_in_one_line(tmp_path: Path, size: bytes, kind: byt
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.generated
 def test_damaged_bytes_never_crash(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", samples([0, 1]), tarfile.GNU_FORMAT)
     whole = path.read_bytes()
