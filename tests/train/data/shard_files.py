@@ -10,6 +10,11 @@ from pathlib import Path
 
 from PIL import Image
 
+from tests.factories import train_settings
+from train.data.image_folder import ImageList
+from train.data.shards import list_shard_splits
+from train.settings import TrainSettings
+
 Member = tuple[str, bytes]
 
 
@@ -54,3 +59,14 @@ def pack(folder: Path, target: Path, per_shard: int = 10, label_ending: str = "c
             write_tar(target / split / f"{split}-{start // per_shard:06}.tar", members)
     (target / "classes.txt").write_text("".join(f"{name}\n" for name in classes))
     return target
+
+
+def settings_for(folder: Path | None, **more: object) -> TrainSettings:
+    """Return the settings that read shards, with a cache next to their folder."""
+    cache = folder.parent / "cache" if folder else None
+    return train_settings({"dataset": "shards", "data_dir": folder, "cache_dir": cache, **more})
+
+
+def list_both(folder: Path | None) -> tuple[ImageList, ImageList]:
+    """Return train and test, with a cache next to their folder."""
+    return list_shard_splits(folder, folder.parent / "cache" if folder else None)
