@@ -101,6 +101,7 @@ SCHEDULE = {"TRAIN_SIZE_SCHEDULE": "16:0.25,24:0.25,32", "TRAIN_EVAL_SIZE": "40"
 
 
 @pytest.mark.launch
+@pytest.mark.slow_except("memory")
 @pytest.mark.parametrize("source", ["memory", "stream"])
 def test_run_with_sizes_resumes_to_the_same_bits(entrypoint: Entrypoint, larger_images: Path, source: str) -> None:
     env = sized(
@@ -119,6 +120,7 @@ def test_run_with_sizes_resumes_to_the_same_bits(entrypoint: Entrypoint, larger_
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 @needs_two_cores
 def test_two_ranks_with_sizes_equal_one(entrypoint: Entrypoint, larger_images: Path) -> None:
     env = sized(larger_images, **SCHEDULE)
@@ -147,6 +149,7 @@ def test_later_commands_evaluate_at_the_same_size(entrypoint: Entrypoint, larger
 
 
 @pytest.mark.launch
+@pytest.mark.slow_except("more1")
 @pytest.mark.parametrize("more", [{"TRAIN_SIZE_SCHEDULE": "16:0.5,32"}, {"TRAIN_EVAL_SIZE": "64"}])
 def test_model_of_one_size_is_refused_by_the_plan(
     entrypoint: Entrypoint, larger_images: Path, more: dict[str, str]
