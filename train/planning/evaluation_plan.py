@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import is_folder
 from entrypoint.core.settings_base import ParsedSettings
@@ -13,7 +15,16 @@ from train.planning.compute import decide_precision
 from train.planning.image_sizes import check_image_sizes, decide_image_sizes
 from train.planning.loading import decide_images, decide_workers
 from train.planning.techniques import decide_model
+from train.planning.trained_run import ADOPTED
 from train.settings import TrainSettings
+
+# Settings that an evaluation uses besides those that it takes from the run.
+ONLY_EVALUATION = frozenset(
+    {
+        *("evaluate", "evaluation_file", "model_path", "precision", "deterministic", "on_unreadable_image"),
+        *("num_workers", "prefetch_factor", "pin_memory", "cache_dir", "download"),
+    }
+)
 
 
 def plan_evaluation(given: ParsedSettings[TrainSettings], plan: Plan, dataset: DatasetInfo, machine: Machine) -> Plan:
@@ -40,7 +51,20 @@ def plan_evaluation(given: ParsedSettings[TrainSettings], plan: Plan, dataset: D
         workers_decision,
         precision,
     )
+    plan = replace(plan, warnings=(*plan.warnings, *settings_of_training(given)))
     return plan.with_variables(given.as_variables(flags_only=True)).with_trainer(trainer, decisions)
+
+
+def settings_of_training(given: ParsedSettings[TrainSettings]) -> tuple[str, ...]:
+    """Return one line with the settings of the user that only training uses, if there are any."""
+    used, defaults = {*ADOPTED, *ONLY_EVALUATION}, TrainSettings()
+    found = [
+        source
+        for field, source in sorted(given.sources.items())
+        if field not in used and getattr(given.values, field) != getattr(defaults, field)
+    ]
+    verb = "has" if len(found) == 1 else "have"
+    return (f"{', '.join(found)} {verb} no effect: evaluate trains nothing",) if found else ()
 
 
 def check_result_file(settings: TrainSettings) -> None:

@@ -102,8 +102,17 @@ def plan_trainer(
         *resume_decisions,
     )
     flags = given.as_variables(flags_only=True)
-    plan = replace(plan, warnings=(*plan.warnings, *unused_settings(given, source, ranks, workers)))
+    warnings = (*plan.warnings, *unused_settings(given, source, ranks, workers), *random_frozen(given))
+    plan = replace(plan, warnings=warnings)
     return plan.with_variables({**flags, **resume, **follow_links(settings)}).with_trainer(trainer, decisions)
+
+
+def random_frozen(given: ParsedSettings[TrainSettings]) -> tuple[str, ...]:
+    """Return a warning where layers are frozen that nothing was loaded into."""
+    settings = given.values
+    if not settings.freeze or settings.weights or settings.resume != "off":
+        return ()
+    return (f"{given.sources['freeze']}: the frozen layers keep their random weights. Set TRAIN_WEIGHTS.",)
 
 
 def follow_links(settings: TrainSettings) -> dict[str, str]:

@@ -14,7 +14,7 @@ from entrypoint.plan.model import Plan
 from tests.factories import make_machine, make_test_plan
 from tests.train.given import SMALL_DATASET
 from train.data.dataset_info import DatasetInfo, inspect_dataset
-from train.planning.trainer_plan import plan_trainer
+from train.planning.trainer_plan import plan_trainer, random_frozen
 from train.settings import read_train_settings
 
 SHM = ContainerInfo(shm_bytes=4 << 30)
@@ -244,3 +244,18 @@ def test_plan_names_whose_decoded_images_may_be_used(
     found = [decision.text for decision in made.decisions if decision.key == "image cache"]
     assert len(found) == bool(said)
     assert all(said in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("env", "warned"),
+    [
+        ({"TRAIN_FREEZE": "backbone"}, True),
+        ({"TRAIN_FREEZE": "backbone", "TRAIN_WEIGHTS": "a.pth"}, False),
+        ({"TRAIN_FREEZE": "backbone", "TRAIN_RESUME": "auto"}, False),
+        ({}, False),
+    ],
+)
+def test_frozen_layers_without_weights_are_named(env: dict[str, str], warned: bool) -> None:
+    lines = random_frozen(read_train_settings(env, {}))
+    assert bool(lines) == warned
+    assert all(line.startswith("TRAIN_FREEZE=backbone: the frozen layers keep their random weights") for line in lines)
