@@ -16,13 +16,17 @@ class PredictSettings(Settings, frozen=True, kw_only=True):
     """The settings of `predict`, each a variable PREDICT_<NAME> and a flag --<name>."""
 
     PREFIX: ClassVar[str] = "PREDICT_"
-    BASIC: ClassVar[tuple[str, ...]] = ("format", "top", "batch_size", "model", "model_path")
+    BASIC: ClassVar[tuple[str, ...]] = ("format", "top", "batch_size", "test_time_augment", "model", "model_path")
 
     format: Annotated[
         Literal["table", "csv", "json"], Meta(description="What is printed: a table, CSV, or a JSON list.")
     ] = "table"
     top: Annotated[Positive, Meta(description="Most likely classes of each image.")] = 1
     batch_size: Annotated[Positive, Meta(description="Images in a forward pass.")] = 64
+    test_time_augment: Annotated[
+        Literal["auto", "off", "flip", "flip-shift"],
+        Meta(description="Test-time augmentation: the mean over copies of an image. auto: as the run was evaluated."),
+    ] = "auto"
     model: Annotated[
         str, Meta(description="Your own model's package.module:function, which a file alone may not choose.")
     ] = ""

@@ -99,7 +99,7 @@ def test_read_only_line_of_the_readme_works(docker: Docker, bound: Path) -> None
     )
     assert result.returncode == 0, result.stderr
     assert (bound / "runs/latest/summary.json").exists()
-    assert "warning" not in result.stderr
+    assert "lost with the container" not in result.stderr
 
 
 def test_docker_read_only_without_output_folder_fails(docker: Docker) -> None:

@@ -33,7 +33,7 @@ from train.models.pruning import prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.speednet import SpeedNet
 from train.models.weights import FittedWeights, load_weights
-from train.planning.image_sizes import ImageSizes, image_sizes
+from train.planning.image_sizes import ImageSizes, image_sizes, scale_shape
 from train.planning.optimizers import SGD
 from train.settings import ImageShape, TrainSettings
 from train.transforms.registry import select_transform
@@ -178,8 +178,11 @@ class ModelBuilder:
         settings, ranks = self.settings, self.group.world_size
         if settings.batch_size // (ranks * settings.micro_batches) > 1 or (ranks > 1 and settings.sync_batchnorm):
             return
+        shapes = (self.shape, *(scale_shape(self.sizes.train, side) for _, side in self.sizes.schedule))
         with torch.random.fork_rng(devices=[]):
-            problem = self.group.run_on_main(lambda: single_image_problem(self.create_model(), self.shape))
+            problem = self.group.run_on_main(
+                lambda: next(filter(None, (single_image_problem(self.create_model(), one) for one in shapes)), "")
+            )
         if problem:
             micro_batches = ranks * settings.micro_batches
             raise UserError(

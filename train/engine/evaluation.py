@@ -22,6 +22,7 @@ from train.engine.builder import model_shape
 from train.engine.evaluate import EvalResult, evaluate
 from train.engine.finish import evaluation_values
 from train.engine.inference import load_model
+from train.models.registry import check_other_size
 from train.planning.image_sizes import image_sizes
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.report.metrics import disk_errors_as_user_errors
@@ -47,6 +48,7 @@ def evaluate_trained(
     source = build_source(data, loader, settings, group)
     source.normalize = Normalize.from_metadata(trained.normalization, group.device, source.normalize.layout)
     model = load_model(trained, settings)
+    check_other_size(settings, model, image_sizes(settings, data.shape).other_shapes, len(trained.classes))
     model = set_memory_format(model.to(group.device), channels_last=settings.channels_last, contiguous_weights=False)
     batches = renumber(source.test_batches(), labels.to(group.device))
     batches = resize_batches(batches, image_sizes(settings, data.shape).eval)
@@ -72,6 +74,11 @@ def check_shape(trained: TrainedRun, settings: TrainSettings, data: DataSet) -> 
     found, trained_on = model_shape(settings, data.shape), model_shape(trained.settings, trained.shape)
     if found != trained_on:
         own, wanted = ("x".join(map(str, one)) for one in (found, trained_on))
+        if settings.image_size != trained.settings.image_size and settings.reads_files:
+            raise UserError(
+                f"TRAIN_IMAGE_SIZE={settings.image_size}: the model was trained on {wanted}. Unset it, or set"
+                " TRAIN_EVAL_SIZE to evaluate at another size."
+            )
         raise UserError(
             f"TRAIN_DATASET: its images have {own}, and the model was trained on {wanted}. Name other data."
         )

@@ -31,6 +31,7 @@ from train.report.cpu_wait import cpu_wait_text
 from train.report.metrics import disk_errors_as_user_errors
 from train.report.output import guarded_stdout
 from train.report.page import REPORT_FILE, write_report
+from train.report.trackers import FINISHED
 
 
 def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, plan: Plan, started: float) -> None:
@@ -110,6 +111,7 @@ def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, p
         atomic_write_text(run.folder / "evaluation.json", json.dumps(values, allow_nan=False) + "\n")
         write_weights(run, eval_state)
         run.metrics.summary({**summary, "total_seconds": total})
+        run.metrics.end_tracker(FINISHED)
         with run.metrics.without_failing(REPORT_FILE):
             write_report(run.folder)
     if run.settings.progress != "off":

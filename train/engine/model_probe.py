@@ -17,7 +17,7 @@ from train.models.factory import describe_failure
 from train.models.freezing import freeze
 from train.models.head import head_names
 from train.models.inspection import count_parameters
-from train.models.registry import build_model, check_outputs
+from train.models.registry import build_model, check_other_size
 from train.models.weights import PRETRAINED, load_weights, published_normalization
 from train.models.weights_origin import find_weights_file, read_origin
 from train.planning.model_report import ModelQuestion, ModelReport
@@ -32,8 +32,7 @@ def report_on(question: ModelQuestion) -> ModelReport:
     """Return what becomes of the model; raises `UserError`."""
     settings = read_train_settings(question.variables, {}).values
     model = build_model(settings, question.shape, len(question.classes))
-    for shape in question.other_shapes:
-        check_outputs(model, settings.model, shape, len(question.classes))
+    check_other_size(settings, model, question.other_shapes, len(question.classes))
     text = ""
     if settings.weights:
         fitted = load_weights(settings, model, question.shape, question.classes)

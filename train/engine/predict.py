@@ -77,7 +77,9 @@ class Predictor:
             with torch.inference_mode():
                 inputs = self.normalize(transform.after_decoding(torch.stack(pixels)))
                 inputs = resize_batch(inputs, image_sizes(self.trained.settings, self.trained.shape).eval)
-                logits = averaged_logits(self.model, inputs, self.trained.settings.test_time_augment)
+                own = self.settings.test_time_augment
+                copies = self.trained.settings.test_time_augment if own == "auto" else own
+                logits = averaged_logits(self.model, inputs, copies)
             top = logits.softmax(1).topk(min(self.settings.top, len(self.trained.classes)))
             names = self.trained.classes
             rows = (

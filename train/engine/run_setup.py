@@ -69,11 +69,12 @@ def setup_run(
         with disk_errors_as_user_errors(folder):
             run_folder.write_provenance(folder, given, plan, os.environ)
             run_folder.write_ranks(folder, ranks)
+            resumed_step = start.step if start else first_step(folder)
             metrics = MetricsWriter(
                 folder,
                 tensorboard=settings.tensorboard,
-                track=partial(start_tracker, settings, folder),
-                resumed_step=start.step if start else first_step(folder),
+                track=partial(start_tracker, settings, folder, resumes=resumed_step is not None),
+                resumed_step=resumed_step,
             )
     progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
     before = (*start.skipped, *not_resumable_warnings(settings, group)) if start else ()

@@ -16,6 +16,7 @@ from train.engine.run import TrainingRun
 from train.engine.train_step import Trainer
 from train.preemption import STOP_CONTROLLER, Preempted
 from train.report.metrics import disk_errors_as_user_errors
+from train.report.trackers import PREEMPTED
 
 
 def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
@@ -35,6 +36,7 @@ def save_and_exit(run: TrainingRun, epochs: int) -> NoReturn:
         write()
     if run.metrics:
         run.metrics.close()
+        run.metrics.end_tracker(PREEMPTED)
     run.group.drain()
     raise Preempted(
         f"stopped by {STOP_CONTROLLER.reason}: step {run.trainer.state.step} is saved in {run.folder / 'checkpoint'}."

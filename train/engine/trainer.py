@@ -29,6 +29,7 @@ from train.engine.run_setup import setup_run
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
 from train.lock_file import STALE_S, RunLock
 from train.preemption import STOP_CONTROLLER, first_deadline
+from train.report.trackers import FAILED
 from train.settings import TrainSettings
 from train.transforms.resize import resize_batches
 
@@ -71,6 +72,10 @@ def train_distributed(
                 with STOP_CONTROLLER.defer(can_save=settings.checkpoint_every > 0, deadline=deadline):
                     score = train_epochs(run)
                     write_summary(run, score.test, score.val, plan, started)
+            except BaseException:
+                if run.metrics:
+                    run.metrics.end_tracker(FAILED)
+                raise
             finally:
                 run.progress.close()
         group.drain()  # not after a failure, which must be reported without delay

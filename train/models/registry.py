@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from train.models.factory import describe_failure, factory_model, timm_model
 from train.models.inspection import dry_run
 from train.models.speednet import WIDTHS, SpeedNet
 from train.setting_groups.model import TIMM_PREFIX, ModelSettings
-from train.settings import ImageShape
+from train.settings import ImageShape, TrainSettings
 
 # Classifiers with auxiliary heads return a tuple in training mode. Only the main head is trained here.
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -101,6 +101,22 @@ def check_outputs(model: nn.Module, name: str, shape: ImageShape, classes: int) 
             f"TRAIN_MODEL={printable(name)}: the model returns {got} for one image, and {classes} classes need"
             f" 1x{classes}. Make its last layer as large as num_classes."
         )
+
+
+def check_other_size(settings: TrainSettings, model: nn.Module, shapes: Iterable[ImageShape], classes: int) -> None:
+    """Run a blank image of each shape through the model; raises `UserError` that names the setting of the size."""
+    for shape in shapes:
+        try:
+            check_outputs(model, settings.model, shape, classes)
+        except UserError as error:
+            is_eval = settings.eval_size in shape[1:]
+            name, value = (
+                ("TRAIN_EVAL_SIZE", settings.eval_size) if is_eval else ("TRAIN_SIZE_SCHEDULE", settings.size_schedule)
+            )
+            raise UserError(
+                f"{name}={value}: {printable(settings.model)} does not take images of {shape[1]}x{shape[2]}"
+                f" ({printable(str(error))}). Take a model for several sizes, or other sizes."
+            ) from None
 
 
 def incompatible_input_error(name: str, shape: ImageShape, error: Exception) -> UserError:

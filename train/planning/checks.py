@@ -11,6 +11,7 @@ from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.settings_base import ParsedSettings
 from train.data.dataset_info import DatasetInfo
 from train.planning.image_sizes import check_image_sizes
+from train.planning.model_size import SPEEDNET_FILTERS, SPEEDNET_MIN_PIXELS, model_input_shape
 from train.planning.optimizers import ELEMENTWISE, parse_arguments, peak_lr
 from train.settings import PROFILE_WARM_UP, TrainSettings
 
@@ -24,6 +25,7 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     """Raise `UserError` for a model, batch or profile that the run would refuse at its start."""
     check_model_name(given.values.model)
     check_bias(given)
+    check_smallest_images(given, dataset)
     check_optimizer(given)
     check_choice(given, dataset)
     check_augmentation(given)
@@ -63,6 +65,19 @@ def check_model_name(name: str) -> None:
     )
 
 
+def check_smallest_images(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> None:
+    """Raise `UserError` for images that are too small for this project's fast network."""
+    _, height, width = model_input_shape(given.values, dataset.shape)
+    if given.values.model not in SPEEDNET_FILTERS or min(height, width) >= SPEEDNET_MIN_PIXELS:
+        return
+    recipe = f"{given.sources.get('recipe', '')} (TRAIN_MODEL={given.values.model})"
+    resize = ", or set TRAIN_IMAGE_SIZE=32" if given.values.reads_files else ""
+    raise UserError(
+        f"{given.sources.get('model', recipe)}: needs images of {SPEEDNET_MIN_PIXELS} pixels, and these have"
+        f" {height}x{width}. Take another model{resize}."
+    )
+
+
 def check_bias(given: ParsedSettings[TrainSettings]) -> None:
     """Raise `UserError` for a model without biases, unless it is the cnn."""
     if not given.values.bias and given.values.model != "cnn":
@@ -74,9 +89,10 @@ def check_optimizer(given: ParsedSettings[TrainSettings]) -> None:
     settings = given.values
     parse_arguments(settings)
     if settings.parallelism == "fsdp" and settings.optimizer.lower() not in ELEMENTWISE:
+        recipe = f"{given.sources.get('recipe', '')} (TRAIN_OPTIMIZER={settings.optimizer})"
         raise UserError(
-            f"{given.sources['optimizer']} and {given.sources['parallelism']} contradict: its step needs whole"
-            f" parameters, and each rank has a shard. Use one of: {', '.join(sorted(ELEMENTWISE))}."
+            f"{given.sources.get('optimizer', recipe)} and {given.sources['parallelism']} contradict: its step needs"
+            f" whole parameters, and each rank has a shard. Use one of: {', '.join(sorted(ELEMENTWISE))}."
         )
     if settings.schedule == "wsd" and settings.warmup != "auto" and settings.warmup + settings.decay_fraction > 1:
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from entrypoint.core.errors import UserError, printable
@@ -12,8 +13,9 @@ from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Plan, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.planning.compute import decide_precision
-from train.planning.image_sizes import check_image_sizes, decide_image_sizes
+from train.planning.image_sizes import check_image_sizes, decide_image_sizes, image_sizes
 from train.planning.loading import decide_images, decide_workers
+from train.planning.model_report import ModelReport
 from train.planning.techniques import decide_model
 from train.planning.trained_run import ADOPTED
 from train.settings import TrainSettings
@@ -27,11 +29,22 @@ ONLY_EVALUATION = frozenset(
 )
 
 
-def plan_evaluation(given: ParsedSettings[TrainSettings], plan: Plan, dataset: DatasetInfo, machine: Machine) -> Plan:
-    """Return the plan of an evaluation, which trains nothing and writes no run folder."""
+def plan_evaluation(
+    given: ParsedSettings[TrainSettings],
+    plan: Plan,
+    dataset: DatasetInfo,
+    machine: Machine,
+    ask_model: Callable[[], ModelReport] = ModelReport,
+) -> Plan:
+    """Return the plan of an evaluation, which trains nothing and writes no run folder.
+
+    `ask_model` has a child process build the model, for a size that only the model itself can refuse.
+    """
     settings = given.values
     check_result_file(settings)
     check_image_sizes(given, dataset)
+    if image_sizes(settings, dataset.shape).other_shapes:
+        ask_model()
     source = "stream" if settings.reads_files else "memory"
     workers, workers_decision = decide_workers(given, plan, source)
     precision = decide_precision(given, plan.device, machine)

@@ -63,7 +63,7 @@ def parse_schedule(text: str) -> tuple[tuple[tuple[float, int], ...], int]:
     end = 0.0
     for part in parts:
         side, _, share = part.partition(":")
-        end += float(share)
+        end = round(end + float(share), 9)
         ends.append((end, int(side)))
     return tuple(ends), int(last)
 
@@ -93,6 +93,8 @@ def check_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInfo
         raise UserError(f"{source}: its fractions add up to {ends[-1][0]:g}, so {last} is never trained. Lower them.")
     if last != side:
         raise UserError(f"{source}: ends with {last}, and the images have {side}. End it with {side}, or resize them.")
+    if all(one == last for _, one in ends):
+        raise UserError(f"{source}: all of its sizes are {last}, so it has no effect. Unset it.")
     larger = max(one for _, one in ends)
     if larger > side:
         raise UserError(f"{source}: {larger} is larger than the images, which have {side}. Lower it.")
@@ -102,25 +104,16 @@ def decide_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInf
     """Return what the sizes of training and evaluation are, if they differ from that of the images."""
     settings = given.values
     found: list[Decision] = []
-    if settings.size_schedule:
-        found.append(
-            make_decision(
-                "image sizes",
-                settings.size_schedule,
-                "",
-                "resized on the device",
-                given.sources.get("size_schedule", ""),
-            )
-        )
+    if settings.size_schedule and not settings.evaluate:
+        each = "; each size is compiled anew" if settings.compile != "off" else ""
+        reason = f"resized on the device{each}"
+        source = given.sources.get("size_schedule", "")
+        found.append(make_decision("image sizes", settings.size_schedule, reason, reason, source))
     if settings.eval_size:
-        side = max(dataset.shape[1:])
-        found.append(
-            make_decision(
-                "evaluation size",
-                str(settings.eval_size),
-                "",
-                f"files are decoded to {side}",
-                given.sources.get("eval_size", ""),
-            )
-        )
+        sizes = image_sizes(settings, dataset.shape)
+        reason = f"files are decoded to {min(sizes.decoded[1:])} pixels"
+        if sizes.train != sizes.decoded and not settings.evaluate:
+            reason += f", and training resizes them to {min(sizes.train[1:])}"
+        source = given.sources.get("eval_size", "")
+        found.append(make_decision("evaluation size", str(settings.eval_size), reason, reason, source))
     return tuple(found)

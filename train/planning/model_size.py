@@ -16,6 +16,8 @@ LARGE_PIXELS = 224
 # Tensors of the weights' size that an optimizer keeps; others are taken to keep one.
 OPTIMIZER_STATES = {"sgd": 1, "adam": 2, "adamw": 2}
 SPEEDNET_FILTERS = {"speednet": 64, "speednet-half": 32}
+# Its three poolings and the whitening leave nothing of smaller images.
+SPEEDNET_MIN_PIXELS = 9
 
 
 def count_large_weights(model: str, shape: ImageShape) -> tuple[int, int]:

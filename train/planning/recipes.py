@@ -57,7 +57,8 @@ def with_recipe(given: ParsedSettings[TrainSettings], plan: Plan) -> tuple[Parse
             f"{given.sources['recipe']}: its optimizer {needs} needs timm, which is not installed here. `pip install"
             " timm`, or set TRAIN_OPTIMIZER=sgd."
         )
-    left_out = {*given.sources, *(OF_THE_OPTIMIZER if "optimizer" in given.sources else ())}
+    has_own = "optimizer" in given.sources and given.values.optimizer.lower() != needs
+    left_out = {*given.sources, *(OF_THE_OPTIMIZER if has_own else ())}
     chosen = {field: text for field, text in RECIPES[name][plan.device].items() if field not in left_out}
     if not chosen:
         return given, plan

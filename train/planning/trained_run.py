@@ -75,6 +75,8 @@ def with_trained_settings(
     taken = {name: getattr(trained.settings, name) for name in ADOPTED if name not in given.sources}
     if "data_dir" in given.sources and trained.settings.dataset in ("digits", "synthetic"):  # which have no folder
         taken["dataset"] = "imagefolder"
+    if "eval_size" in given.sources and taken.get("image_size") == "auto":
+        taken["image_size"] = min(trained.shape[1:])
     values = msgspec.structs.replace(own, **taken)
     defaults = TrainSettings()
     variables = {

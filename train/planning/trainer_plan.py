@@ -53,7 +53,7 @@ def plan_trainer(
     settings, ranks = given.values, plan.nodes.world_size
     check_contradictions(given, plan)
     if settings.evaluate:
-        return plan_evaluation(given, plan, dataset, machine)
+        return plan_evaluation(given, plan, dataset, machine, ask_model)
     resume, resume_decisions = plan_resume(given, plan, free_name)
     check_trainer_settings(given, dataset)
     if reads_resume:

@@ -104,7 +104,8 @@ UNUSED: Mapping[str, Reason] = {
     "decay_fraction": when(lambda settings: settings.schedule != "wsd", "TRAIN_SCHEDULE is not wsd"),
     "schedule": when(ends_before_a_reduction, "the run ends before TRAIN_LR_STEP_EPOCHS"),
     "early_stopping": when(
-        lambda settings: not settings.steps and settings.epochs <= settings.early_stopping, "the run has no more epochs"
+        lambda settings: not settings.steps and settings.epochs <= max(settings.early_stopping, settings.eval_every),
+        "the run has no more epochs, or no other evaluation than the last",
     ),
     "repeated_augment": when(
         lambda settings: settings.transforms == "none" and settings.augment == "none" and not settings.erasing,

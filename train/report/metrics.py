@@ -114,11 +114,15 @@ class MetricsWriter:
             if self.tracker:
                 self.tracker.summary(values)
 
-    def close(self) -> None:
-        """Flush everything and draw the curves."""
+    def end_tracker(self, status: str) -> None:
+        """End the tracker's run, after the summary if there is one; `status` is one of `train.report.trackers`."""
         with self.tracking():
             if self.tracker:
-                self.tracker.close()
+                self.tracker.close(status)
+        self.tracker = None
+
+    def close(self) -> None:
+        """Flush everything and draw the curves."""
         with self.without_failing("tensorboard"):
             if self.events:
                 self.events.close()

@@ -6,25 +6,36 @@ with WANDB_API_KEY. What fails or does not answer is given up with one line, and
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from entrypoint.core.atomic_files import atomic_write_text
+from train.checkpoint.metadata import read_bytes
 from train.settings import TrainSettings
 
 # The project or experiment, unless the tracker's own variable names another.
 PROJECT = "reference-training"
+# Holds the tracker's own name of the run, by which a resumed run goes on in the same place.
+ID_FILE = "tracker.json"
+RUN_ID = re.compile(r"[\w-]{1,128}", re.ASCII)
 # A server that does not answer must not hold up the training for long.
 MLFLOW_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
 INIT_TIMEOUT_S = 30
-# What MLflow accepts as the value of a parameter.
-MLFLOW_VALUE_LENGTH = 6000
+# What MLflow accepts as the value of a tag.
+MLFLOW_VALUE_LENGTH = 5000
+# How a run ended, in MLflow's words.
+FINISHED, PREEMPTED, FAILED = "FINISHED", "KILLED", "FAILED"
 
 
 class Tracker(Protocol):
     """Takes the numbers of one run. Each method may raise anything, after which none is called again."""
+
+    run_id: str
 
     def log(self, kind: str, step: int, values: Mapping[str, float | int]) -> None:
         """Take the numbers of a step or of an epoch."""
@@ -32,43 +43,56 @@ class Tracker(Protocol):
     def summary(self, values: Mapping[str, Any]) -> None:
         """Take the run's summary."""
 
-    def close(self) -> None:
-        """End the run."""
+    def close(self, status: str) -> None:
+        """End the run: FINISHED, PREEMPTED or FAILED."""
 
 
-def start_tracker(settings: TrainSettings, folder: Path) -> Tracker | None:
-    """Return the tracker of a run, None without TRAIN_TRACK; may raise anything that the tracker raises."""
-    if settings.track == "mlflow":
-        return MLflowTracker(settings, folder)
-    if settings.track == "wandb":
-        return WandbTracker(settings, folder)
-    return None
+def start_tracker(settings: TrainSettings, folder: Path, *, resumes: bool) -> Tracker | None:
+    """Return the tracker of a run, None without TRAIN_TRACK; may raise anything that the tracker raises.
+
+    Only a run that `resumes` goes on in the tracker's run of before. Another one of the same name is a new run there.
+    """
+    if settings.track == "off":
+        return None
+    known = read_run_id(folder, settings.track) if resumes else ""
+    kind = MLflowTracker if settings.track == "mlflow" else WandbTracker
+    tracker: Tracker = kind(settings, folder, known)
+    atomic_write_text(folder / ID_FILE, json.dumps({settings.track: tracker.run_id}) + "\n")
+    return tracker
+
+
+def read_run_id(folder: Path, track: str) -> str:
+    """Return the tracker's name of a run from its folder, empty if there is none."""
+    try:
+        found = json.loads(read_bytes(folder / ID_FILE))[track]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return found if isinstance(found, str) and RUN_ID.fullmatch(found) else ""
 
 
 class MLflowTracker:
     """Logs to the server of MLFLOW_TRACKING_URI, else to files in `mlruns` next to the run's folder."""
 
-    def __init__(self, settings: TrainSettings, folder: Path) -> None:
+    def __init__(self, settings: TrainSettings, folder: Path, known: str) -> None:
         for name, value in MLFLOW_LIMITS.items():
             os.environ.setdefault(name, value)
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         from mlflow.tracking import MlflowClient
 
         place = os.environ.get("MLFLOW_TRACKING_URI") or (folder.parent / "mlruns").absolute().as_uri()
-        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         self.client = MlflowClient(tracking_uri=place)
+        if known:
+            self.client.update_run(known, status="RUNNING")
+        self.run_id = known or self.new_run(folder.name)
+        for name, setting in settings.to_json().items():
+            self.client.set_tag(self.run_id, f"TRAIN_{name.upper()}", str(setting)[:MLFLOW_VALUE_LENGTH])
+
+    def new_run(self, name: str) -> str:
+        """Return the id of a new run in MLFLOW_EXPERIMENT_NAME, which is made if it is missing."""
+        experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
         known = self.client.get_experiment_by_name(experiment)
         number = known.experiment_id if known else self.client.create_experiment(experiment)
-        self.run_id = (
-            self.find_run(number, folder.name) or self.client.create_run(number, run_name=folder.name).info.run_id
-        )
-        for name, value in settings.to_json().items():
-            self.client.set_tag(self.run_id, f"TRAIN_{name.upper()}", str(value)[:MLFLOW_VALUE_LENGTH])
-
-    def find_run(self, experiment: str, name: str) -> str:
-        """Return the id of a run of this name, which is resumed, empty without one."""
-        found = self.client.search_runs([experiment], filter_string=f"attributes.run_name = '{name}'", max_results=1)
-        return str(found[0].info.run_id) if found else ""
+        return str(self.client.create_run(number, run_name=name).info.run_id)
 
     def log(self, kind: str, step: int, values: Mapping[str, float | int]) -> None:
         """Send the numbers in one request."""
@@ -84,22 +108,22 @@ class MLflowTracker:
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 self.client.log_metric(self.run_id, f"summary/{name}", float(value))
 
-    def close(self) -> None:
-        """Mark the run as finished."""
-        self.client.set_terminated(self.run_id)
+    def close(self, status: str) -> None:
+        """End the run with its status."""
+        self.client.set_terminated(self.run_id, status)
 
 
 class WandbTracker:
     """Logs to files in `wandb` next to the run's folder, which `wandb sync` sends; online if WANDB_MODE says so."""
 
-    def __init__(self, settings: TrainSettings, folder: Path) -> None:
+    def __init__(self, settings: TrainSettings, folder: Path, known: str) -> None:
         import wandb
 
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=folder.name,
-            id=os.environ.get("WANDB_RUN_ID", folder.name),
-            resume="allow",
+            id=known or None,
+            resume="allow" if known else None,
             mode=os.environ.get("WANDB_MODE", "offline"),
             dir=str(folder.parent.absolute()),
             config={f"TRAIN_{name.upper()}": value for name, value in settings.to_json().items()},
@@ -107,6 +131,7 @@ class WandbTracker:
                 console="off", silent=True, save_code=False, disable_git=True, init_timeout=INIT_TIMEOUT_S
             ),
         )
+        self.run_id = str(self.run.id)
 
     def log(self, kind: str, step: int, values: Mapping[str, float | int]) -> None:
         """Log the numbers; an epoch's have the step of its last step."""
@@ -116,6 +141,6 @@ class WandbTracker:
         """Keep the numbers and words of the summary."""
         self.run.summary.update({name: value for name, value in values.items() if not isinstance(value, (list, dict))})
 
-    def close(self) -> None:
-        """Write or send what is left."""
-        self.run.finish()
+    def close(self, status: str) -> None:
+        """Write or send what is left; wandb calls a run with a code other than 0 failed."""
+        self.run.finish(exit_code=0 if status == FINISHED else 1)

@@ -35,7 +35,8 @@ def shifted_copies(images: Tensor) -> Iterator[Tensor]:
     """Yield the images shifted to the lower right and to the upper left; their edges are reflected."""
     height, width = images.shape[-2:]
     shift = max(1, SHIFT_AT_32PX * min(height, width) // 32)
-    padded = pad(images, (shift,) * 4, mode="reflect")
+    mode = "reflect" if shift < min(height, width) else "replicate"  # one pixel has no other to reflect
+    padded = pad(images, (shift,) * 4, mode=mode)
     layout = torch.channels_last if images.is_contiguous(memory_format=torch.channels_last) else torch.contiguous_format
     for start in (0, 2 * shift):
         yield padded[..., start : start + height, start : start + width].contiguous(memory_format=layout)

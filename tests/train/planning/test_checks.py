@@ -43,7 +43,7 @@ def test_setting_that_the_run_would_refuse_is_refused(environ: dict[str, str], s
 @pytest.mark.parametrize(
     ("environ", "dataset"),
     [
-        ({"TRAIN_MODEL": "speednet"}, DIGITS),
+        ({"TRAIN_MODEL": "speednet"}, DatasetInfo(100, (3, 32, 32))),
         ({"TRAIN_BATCH_SIZE": "1442"}, DIGITS),
         ({"TRAIN_BATCH_SIZE": "5000"}, DatasetInfo(300_000, (3, 8, 8), counted_all=False, train_images=4)),
         ({"TRAIN_PROFILE": "8", "TRAIN_STEPS": "13"}, DIGITS),

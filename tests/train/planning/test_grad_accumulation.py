@@ -70,11 +70,11 @@ def test_image_that_does_not_fit_is_refused() -> None:
 
 PEAK = """
 import resource, sys, torch
-from tests.factories import train_settings
+from train.settings import TrainSettings
 from train.models.registry import build_model
 from train.engine.optimizer import build_optimizer
 torch.set_num_threads(1)
-settings = train_settings(model=sys.argv[1])
+settings = TrainSettings(model=sys.argv[1])
 model = build_model(settings, (3, 64, 64), 10)
 optimizer = build_optimizer(settings, model)
 for size in (2, 2, int(sys.argv[2])):

@@ -13,7 +13,7 @@ from PIL import Image
 from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint, needs_two_cores, paint
 from tests.factories import train_settings
-from tests.train.given import TWO_RANKS, epochs_of, losses
+from tests.train.given import TWO_RANKS, epochs_of, imagefolder, losses
 from train.data.dataset_info import DatasetInfo
 from train.planning.image_sizes import check_image_sizes, image_sizes, parse_schedule, scale_shape
 from train.settings import read_train_settings
@@ -53,8 +53,10 @@ def test_files_are_decoded_to_the_larger_size() -> None:
     ("env", "said"),
     [
         ({"TRAIN_SIZE_SCHEDULE": "128:0.5,192"}, "ends with 192, and the images have 224"),
+        ({"TRAIN_SIZE_SCHEDULE": "224:0.5,224"}, "all of its sizes are 224, so it has no effect"),
         ({"TRAIN_SIZE_SCHEDULE": "256:0.5,224"}, "256 is larger than the images, which have 224"),
         ({"TRAIN_SIZE_SCHEDULE": "128:0.5,160:0.5,224"}, "its fractions add up to 1, so 224 is never trained"),
+        ({"TRAIN_SIZE_SCHEDULE": "96:0.7,128:0.2,160:0.1,224"}, "its fractions add up to 1, so 224 is never trained"),
         ({"TRAIN_SIZE_SCHEDULE": "128:0.5,224", "TRAIN_TRANSFORMS": "book"}, "contradict: the book's have one size"),
         ({"TRAIN_EVAL_SIZE": "256"}, "needs TRAIN_IMAGE_SIZE, the size of training"),
         ({"TRAIN_EVAL_SIZE": "256", "TRAIN_DATASET": "digits"}, "only image files are resized"),
@@ -143,6 +145,13 @@ def test_later_commands_evaluate_at_the_same_size(entrypoint: Entrypoint, larger
     assert len({round(one, 6) for one in found.values()}) == 3
     result = entrypoint("predict", "runs/a", larger_images / "test")
     assert result.code == 0, result.err
+    for words in (("evaluate", "runs/a", "--eval-size=5"), ("plan", "train", "--evaluate=runs/a", "--eval-size=5")):
+        refused = entrypoint(*words)
+        assert refused.code == 2
+        assert "TRAIN_EVAL_SIZE=5: speednet-half does not take images of 5x5" in refused.error_lines[-1]
+    refused = entrypoint("evaluate", "runs/a", "--image-size=24")
+    assert refused.code == 2
+    assert "TRAIN_IMAGE_SIZE=24: the model was trained on 3x32x32. Unset it, or set TRAIN_EVAL_SIZE" in refused.err
     onnx = pytest.importorskip("onnx")
     (given,) = onnx.load(str(entrypoint.folder / "runs/a/model.onnx")).graph.input
     assert [one.dim_value for one in given.type.tensor_type.shape.dim][2:] == [40, 40]
@@ -158,13 +167,32 @@ def test_model_of_one_size_is_refused_by_the_plan(
         result = entrypoint(*words, env=sized(larger_images) | {"TRAIN_MODEL": "cnn"} | more)
         assert result.code == 2
         (line,) = result.error_lines
-        assert "TRAIN_MODEL=cnn: cannot take 3x" in line
+        (name, value), *_ = more.items()
+        assert f"error: {name}={value}: cnn does not take images of" in line
 
 
 def test_plan_names_the_sizes(entrypoint: Entrypoint, larger_images: Path) -> None:
     made = entrypoint.plan("train", env=sized(larger_images, **SCHEDULE))
     decisions = {one["key"]: one for one in made["decisions"]}
     assert decisions["image sizes"]["value"] == "16:0.25,24:0.25,32"
-    assert decisions["evaluation size"]["reason"].endswith("files are decoded to 40")
+    said = "files are decoded to 40 pixels, and training resizes them to 32"
+    assert said in decisions["evaluation size"]["reason"]
     with Image.open(next((larger_images / "test").rglob("*.png"))) as image:
         assert image.size == (40, 40)
+
+
+@pytest.mark.launch
+def test_run_of_its_own_size_is_evaluated_at_another(entrypoint: Entrypoint, image_folder: Path) -> None:
+    entrypoint.train(env=imagefolder(image_folder, TRAIN_MODEL="speednet-half", TRAIN_RUN_NAME="a", TRAIN_EPOCHS="1"))
+    result = entrypoint("evaluate", "runs/a", "--eval-size=24")
+    assert result.code == 0, result.err
+
+
+@pytest.mark.launch
+def test_smallest_micro_batch_is_checked_at_each_size(entrypoint: Entrypoint) -> None:
+    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))  # type: ignore[arg-type]
+    env = {"TRAIN_DATASET": "synthetic", "TRAIN_SYNTHETIC_SHAPE": "3x64x64", "TRAIN_SYNTHETIC_IMAGES": "40"}
+    more = {"TRAIN_MODEL": "resnet18", "TRAIN_BATCH_SIZE": "1", "TRAIN_SIZE_SCHEDULE": "4:0.5,64", "TRAIN_STEPS": "4"}
+    result = entrypoint("train", env=env | more)
+    assert result.code == 2
+    assert "needs 2 images per micro-batch" in result.error_lines[-1]

@@ -45,6 +45,31 @@ def test_own_optimizer_has_its_own_defaults() -> None:
     assert "TRAIN_LR" not in made.environment.variables
 
 
+def test_naming_the_recipes_optimizer_keeps_its_rates() -> None:
+    values, _ = with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_OPTIMIZER": "timm:muon"})
+    assert (values.lr, values.optimizer_args) == (0.03, "momentum=0.6 nesterov=true")
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        (
+            {"TRAIN_DATASET": "synthetic", "TRAIN_PARALLELISM": "fsdp"},
+            r"(TRAIN_OPTIMIZER=timm:muon) and TRAIN_PARALLELISM=fsdp contradict",
+        ),
+        ({"TRAIN_DATASET": "digits"}, "(TRAIN_MODEL=speednet-half): needs images of 9 pixels, and these have 8x8"),
+    ],
+)
+def test_what_a_recipe_cannot_do_names_the_recipe(entrypoint: Entrypoint, env: dict[str, str], said: str) -> None:
+    pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))  # type: ignore[arg-type]
+    for words in (("plan", "train"), ("train",)):
+        result = entrypoint(*words, env={"TRAIN_RECIPE": "speedrun", "TRAIN_BATCH_SIZE": "64", **env})
+        assert result.code == 2
+        (line,) = result.error_lines
+        assert f"TRAIN_RECIPE=speedrun {said}" in line
+
+
 def test_recipe_without_its_optimizer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.planning.recipes.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"^TRAIN_RECIPE=speedrun: its optimizer timm:muon needs timm, which is not"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +17,10 @@ from tests.conftest import Entrypoint
 from tests.factories import train_settings
 from tests.net import free_port
 from tests.train.given import SMALL, epochs_of
+from tests.train.started import Started
 from train.planning.checks import check_tracker
 from train.report.metrics import MetricsWriter
-from train.report.trackers import start_tracker
+from train.report.trackers import FINISHED, ID_FILE, read_run_id, start_tracker
 from train.settings import read_train_settings
 
 RUN = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_EPOCHS": "2", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1"}
@@ -57,9 +59,11 @@ def test_mlflow_has_the_numbers_of_a_resumed_run(entrypoint: Entrypoint) -> None
 @pytest.mark.launch
 @needs["wandb"]
 def test_wandb_writes_its_files_without_a_network(entrypoint: Entrypoint) -> None:
-    entrypoint.train(env=RUN | {"TRAIN_TRACK": "wandb"})
-    (file,) = (entrypoint.folder / "runs/wandb").glob("offline-run-*-run/run-run.wandb")
+    result = entrypoint("train", env=RUN | {"TRAIN_TRACK": "wandb", "TRAIN_RUN_NAME": "a:b's"})
+    assert (result.code, result.err) == (0, "")
+    (file,) = (entrypoint.folder / "runs/wandb").glob("offline-run-*/run-*.wandb")
     content = file.read_bytes()
+    assert b"weights_sha256" in content, "the summary"
     assert b"epoch/test_accuracy" in content
     assert b"TRAIN_DATASET" in content
 
@@ -83,6 +87,7 @@ class Broken:
     """A tracker that takes nothing."""
 
     calls = 0
+    run_id = "one"
 
     def log(self, kind: str, step: int, values: Mapping[str, float | int]) -> None:
         Broken.calls += 1
@@ -91,8 +96,8 @@ class Broken:
     def summary(self, values: Mapping[str, Any]) -> None:
         raise AssertionError(values)
 
-    def close(self) -> None:
-        raise AssertionError
+    def close(self, status: str) -> None:
+        raise AssertionError(status)
 
 
 def test_tracker_is_given_up_at_its_first_error(tmp_path: Path) -> None:
@@ -100,13 +105,49 @@ def test_tracker_is_given_up_at_its_first_error(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path, tensorboard=False, track=Broken, warn=said.append)
     for step in (1, 2, 3):
         writer.write("step", step, {"loss": 1.0})
-    writer.summary({"test_accuracy": 50.0})
     writer.close()
+    writer.summary({"test_accuracy": 50.0})
+    writer.end_tracker(FINISHED)
     assert Broken.calls == 1
     (line,) = said
     assert line == "train: TRAIN_TRACK: no answer to step 1 1; the training goes on without the tracker"
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
     assert json.loads((tmp_path / "summary.json").read_text()) == {"test_accuracy": 50.0}
+
+
+STATUS = {"3": "FINISHED", "4": "FAILED", "5": "KILLED"}
+
+
+def runs_of(folder: Path) -> list[tuple[str, str]]:
+    """Return name and status of each run that MLflow's files hold, oldest first."""
+    found = []
+    for path in (folder / "runs/mlruns").glob("*/*/meta.yaml"):
+        fields = dict(line.split(": ", 1) for line in path.read_text().splitlines() if ": " in line)
+        found.append((int(fields["start_time"]), fields["run_name"].strip("'"), STATUS[fields["status"]]))
+    return [(name, status) for _, name, status in sorted(found)]
+
+
+@pytest.mark.launch
+@needs["mlflow"]
+def test_mlflow_says_how_runs_of_one_name_ended(entrypoint: Entrypoint) -> None:
+    env = RUN | {"TRAIN_TRACK": "mlflow", "TRAIN_RUN_NAME": "name's"}
+    entrypoint.train(env=env)
+    shutil.rmtree(entrypoint.folder / "runs/name's")
+    failed = entrypoint("train", env=env | {"TRAIN_LR": "1e30", "TRAIN_SCHEDULE": "constant"})
+    assert failed.code == 5
+    stopped = Started(entrypoint, env | {"TRAIN_EPOCHS": "100000", "TRAIN_RUN_NAME": "long"})
+    stopped.wait_for("epoch 2/")
+    stopped.process.send_signal(signal.SIGTERM)
+    assert stopped.ended()[0] == 75
+    assert runs_of(entrypoint.folder) == [("name''s", "FINISHED"), ("name''s", "FAILED"), ("long", "KILLED")]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"mlflow": 3}', '{"mlflow": "../x"}', '{"wandb": "ok"}'])
+def test_odd_id_of_a_tracker_is_no_id(tmp_path: Path, content: str) -> None:
+    (tmp_path / ID_FILE).write_text(content)
+    assert read_run_id(tmp_path, "mlflow") == ""
+    (tmp_path / ID_FILE).write_text('{"mlflow": "0a-b_"}')
+    assert read_run_id(tmp_path, "mlflow") == "0a-b_"
 
 
 def test_tracker_that_does_not_start_is_named(tmp_path: Path) -> None:
@@ -121,7 +162,7 @@ def test_tracker_that_does_not_start_is_named(tmp_path: Path) -> None:
 
 
 def test_without_track_nothing_is_started(tmp_path: Path) -> None:
-    assert start_tracker(train_settings(), tmp_path) is None
+    assert start_tracker(train_settings(), tmp_path, resumes=False) is None
 
 
 @pytest.mark.parametrize("name", ["mlflow", "wandb"])

@@ -37,6 +37,10 @@ def test_flip_shift_weighs_six_copies(size: tuple[int, int], pixels: int) -> Non
     torch.testing.assert_close(averaged_logits(model, images, "flip-shift"), wanted)
 
 
+def test_image_of_one_row_is_shifted_too() -> None:
+    assert averaged_logits(model, torch.randn(2, 1, 1, 8), "flip-shift").shape == (2, 3)
+
+
 def test_flip_is_the_mean_of_both_mirror_images() -> None:
     images = torch.randn(4, 2, 6, 8)
     found = averaged_logits(model, images, "flip")
