@@ -105,7 +105,7 @@ def decide_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInf
     settings = given.values
     found: list[Decision] = []
     if settings.size_schedule and not settings.evaluate:
-        each = "; each size is compiled anew" if settings.compile != "off" else ""
+        each = "; each size is compiled by itself" if settings.compile != "off" else ""
         reason = f"resized on the device{each}"
         source = given.sources.get("size_schedule", "")
         found.append(make_decision("image sizes", settings.size_schedule, reason, reason, source))

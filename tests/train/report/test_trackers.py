@@ -139,7 +139,7 @@ def test_mlflow_says_how_runs_of_one_name_ended(entrypoint: Entrypoint) -> None:
     stopped.wait_for("epoch 2/")
     stopped.process.send_signal(signal.SIGTERM)
     assert stopped.ended()[0] == 75
-    assert runs_of(entrypoint.folder) == [("name''s", "FINISHED"), ("name''s", "FAILED"), ("long", "KILLED")]
+    assert runs_of(entrypoint.folder) == [("name's", "FINISHED"), ("name's", "FAILED"), ("long", "KILLED")]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"mlflow": 3}', '{"mlflow": "../x"}', '{"wandb": "ok"}'])
