@@ -37,7 +37,7 @@ def atomic_open(path: Path) -> Iterator[BinaryIO]:
 def atomic_write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic_open(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="surrogateescape"))  # a path may have any bytes
 
 
 def replace_symlink(link: Path, target: str) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import nn
 
-from entrypoint.core.errors import UserError, first_line, printable
+from entrypoint.core.errors import UserError, first_line, one_line, printable
 from train.acceleration.activation_checkpointing import checkpoint_activations
 from train.engine.optimizer import arguments_error, build_optimizer
 from train.models.factory import describe_failure
@@ -20,7 +20,7 @@ from train.models.inspection import count_parameters
 from train.models.registry import build_model, check_other_size
 from train.models.weights import PRETRAINED, load_weights, published_normalization
 from train.models.weights_origin import find_weights_file, read_origin
-from train.planning.model_report import ModelQuestion, ModelReport
+from train.planning.model_report import ModelQuestion, ModelReport, original
 from train.settings import ImageShape, TrainSettings, read_train_settings
 
 BYTE = 255
@@ -30,15 +30,17 @@ FEW_IMAGES = (2, 4)
 
 def report_on(question: ModelQuestion) -> ModelReport:
     """Return what becomes of the model; raises `UserError`."""
-    settings = read_train_settings(question.variables, {}).values
-    model = build_model(settings, question.shape, len(question.classes))
-    check_other_size(settings, model, question.other_shapes, len(question.classes))
+    variables = {name: original(value) for name, value in question.variables.items()}
+    classes = tuple(map(original, question.classes))
+    settings = read_train_settings(variables, {}).values
+    model = build_model(settings, question.shape, len(classes))
+    check_other_size(settings, model, question.other_shapes, len(classes))
     text = ""
     if settings.weights:
-        fitted = load_weights(settings, model, question.shape, question.classes)
+        fitted = load_weights(settings, model, question.shape, classes)
         fitted.load_into(model)
         text = fitted.describe()
-    parameters, head = count_parameters(model), head_names(model, len(question.classes))
+    parameters, head = count_parameters(model), head_names(model, len(classes))
     trainable = freeze(model, settings.freeze, head)
     optimizer = build_optimizer(settings, model, head)
     without = try_training(settings, model, question.shape) if settings.is_own_model else ()
@@ -47,7 +49,7 @@ def report_on(question: ModelQuestion) -> ModelReport:
     if settings.grad_accum_steps == "auto":
         per_image, fixed = bytes_per_image(settings, model, question.shape), fixed_bytes(settings, model, optimizer)
     return ModelReport(
-        weights=text,
+        weights=one_line(text),
         normalization=weights_normalization(settings),
         parameters=parameters,
         trainable=trainable,
@@ -153,7 +155,7 @@ def main() -> None:
         try:
             report = report_on(question)
         except UserError as error:
-            report = ModelReport(error=str(error), code=int(error.code))
+            report = ModelReport(error=one_line(error), code=int(error.code))
     sys.stdout.flush()
     os.write(1, b"\n" + msgspec.json.encode(report))
 

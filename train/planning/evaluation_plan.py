@@ -72,7 +72,7 @@ def settings_of_training(given: ParsedSettings[TrainSettings]) -> tuple[str, ...
     """Return one line with the settings of the user that only training uses, if there are any."""
     used, defaults = {*ADOPTED, *ONLY_EVALUATION}, TrainSettings()
     found = [
-        source
+        printable(source)
         for field, source in sorted(given.sources.items())
         if field not in used and getattr(given.values, field) != getattr(defaults, field)
     ]

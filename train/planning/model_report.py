@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -47,6 +48,16 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     fixed_bytes: int = 0
 
 
+def portable(text: str) -> str:
+    """Return a text with a character for each of its bytes: JSON cannot hold a path of any other bytes."""
+    return os.fsencode(text).decode("latin-1")
+
+
+def original(text: str) -> str:
+    """Return the text that `portable` was given."""
+    return os.fsdecode(text.encode("latin-1"))
+
+
 def needs_report(given: ParsedSettings[TrainSettings]) -> bool:
     """Return whether only the model itself shows if the settings can be used. Optimizers of recipes are known."""
     settings = given.values
@@ -68,7 +79,12 @@ def ask_about_model(
     variables = {**recipe, **given.as_variables()}
     shape, *others = shapes
     question = msgspec.json.encode(
-        ModelQuestion(variables=variables, shape=shape, classes=classes, other_shapes=tuple(others))
+        ModelQuestion(
+            variables={name: portable(value) for name, value in variables.items()},
+            shape=shape,
+            classes=tuple(map(portable, classes)),
+            other_shapes=tuple(others),
+        )
     )
     command = [python, "-I", "-m", "train.engine.model_probe"]
     try:

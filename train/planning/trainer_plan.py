@@ -112,7 +112,7 @@ def random_frozen(given: ParsedSettings[TrainSettings]) -> tuple[str, ...]:
     settings = given.values
     if not settings.freeze or settings.weights or settings.resume != "off":
         return ()
-    return (f"{given.sources['freeze']}: the frozen layers keep their random weights. Set TRAIN_WEIGHTS.",)
+    return (f"{printable(given.sources['freeze'])}: the frozen layers keep their random weights. Set TRAIN_WEIGHTS.",)
 
 
 def follow_links(settings: TrainSettings) -> dict[str, str]:

@@ -16,6 +16,7 @@ from train.settings import read_train_settings
         ({"TRAIN_WEIGHTS": "a.pth"}, "TRAIN_WEIGHTS=a.pth has"),
         ({"TRAIN_LR": "0.1", "TRAIN_EPOCHS": "3"}, "TRAIN_EPOCHS=3, TRAIN_LR=0.1 have"),
         ({"TRAIN_EPOCHS": "10"}, ""),  # the default
+        ({"TRAIN_FREEZE": "\udc80"}, "TRAIN_FREEZE=\\udc80 has"),
     ],
 )
 def test_settings_of_training_are_named_in_one_line(env: dict[str, str], said: str) -> None:
