@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from entrypoint.core.errors import printable
 from entrypoint.core.settings_base import ParsedSettings
 from train.planning.optimizers import SGD, find_optimizer
 from train.setting_groups.data import FILE_DATASETS
@@ -138,5 +139,5 @@ def unused_settings(
         if field not in given.sources or getattr(given.values, field) == getattr(defaults, field):
             continue
         if reason := reason_for(run):
-            lines.append(f"{given.sources[field]} has no effect: {reason}")
+            lines.append(f"{printable(given.sources[field])} has no effect: {reason}")
     return tuple(lines)
