@@ -38,8 +38,9 @@ NOT_SPEED_SETTINGS = (
 TUNED_VARIABLES = frozenset(
     {RANKS, THREADS, CORES, OPENMP, ALLOCATOR, BIND, WORKERS, "KMP_BLOCKTIME", "OMP_WAIT_POLICY", "TRAIN_WORKERS"}
 )
-# A result has a few hundred bytes.
+# Letters of what a plan says of a result.
 MAX_EVIDENCE = 400
+# A result has a few hundred bytes.
 MAX_RESULT_BYTES = 1 << 20
 TUNED_VALUE = re.compile(r"[a-z0-9-]{1,20}", re.ASCII)
 # Other variables that affect speed. LAUNCH_* and TRAIN_* have rules of their own.

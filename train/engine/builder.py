@@ -33,10 +33,9 @@ from train.models.pruning import prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.speednet import SpeedNet
 from train.models.weights import FittedWeights, load_weights
-from train.planning.image_sizes import ImageSizes, image_sizes, scale_shape
+from train.planning.image_sizes import ImageSizes, image_sizes
 from train.planning.optimizers import SGD
 from train.settings import ImageShape, TrainSettings
-from train.transforms.registry import select_transform
 
 BuiltModel = tuple[nn.Module, torch.optim.Optimizer, AveragedModel | None]
 
@@ -146,8 +145,9 @@ class ModelBuilder:
         scaler = gradient_scaler(precision, self.group.device)
         state = TrainState(model, optimizer, scaler, ema_model=average, pruned=slim is not None)
         trainer = Trainer(state, schedule, self.settings, self.group, precision)
-        if self.sizes.schedule or self.sizes.train != self.sizes.decoded:
-            trainer.image_shape = lambda step: self.sizes.train_shape(step, total_steps)
+        sizes = self.sizes
+        if sizes.schedule or sizes.train != sizes.decoded:
+            trainer.image_shape = lambda step: sizes.train_shape(step, total_steps)
         if start:
             restore(trainer, start, loaded=self.plan.the_trainer().use_ipex)
         return trainer
@@ -178,7 +178,7 @@ class ModelBuilder:
         settings, ranks = self.settings, self.group.world_size
         if settings.batch_size // (ranks * settings.micro_batches) > 1 or (ranks > 1 and settings.sync_batchnorm):
             return
-        shapes = (self.shape, *(scale_shape(self.sizes.train, side) for _, side in self.sizes.schedule))
+        shapes = (self.shape, *self.sizes.smaller_shapes)
         with torch.random.fork_rng(devices=[]):
             problem = self.group.run_on_main(
                 lambda: next(filter(None, (single_image_problem(self.create_model(), one) for one in shapes)), "")
@@ -279,8 +279,3 @@ def restore_scaler(trainer: Trainer, saved: Metadata) -> None:
     if saved.scaler and scaler.is_enabled():
         known = {"scale": saved.scaler.scale, "_growth_tracker": saved.scaler.growth_tracker}
         scaler.load_state_dict({**scaler.state_dict(), **known})
-
-
-def model_shape(settings: TrainSettings, decoded: ImageShape) -> ImageShape:
-    """Return (channels, height, width) of the images that the model is trained on, the largest ones of the run."""
-    return select_transform(settings, decoded[0]).shape(image_sizes(settings, decoded).train)

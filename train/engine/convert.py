@@ -28,9 +28,9 @@ from train.checkpoint.metadata import (
 )
 from train.checkpoint.tensor_files import Checkpoint
 from train.checkpoint.version_0_1 import OldCheckpoint, read_old_checkpoint
-from train.engine.builder import model_shape
 from train.engine.optimizer import build_optimizer, parameter_names
 from train.models.registry import build_model
+from train.planning.model_size import model_input_shape
 from train.settings import TrainSettings
 
 # More than any run has, so that no checkpoint is removed.
@@ -82,7 +82,7 @@ def named_optimizer(old: OldCheckpoint, settings: TrainSettings) -> Mapping[str,
         return old.optimizer
     plan: dict[str, Any] = json.loads(old.values["plan"])
     channels, height, width = plan["trainer"]["image_shape"] if "trainer" in plan else plan["training"]["shape"]
-    shape = model_shape(settings, (channels, height, width))
+    shape = model_input_shape(settings, (channels, height, width))
     classes = len(list(old.model.values())[-1])  # the head's bias or weight comes last
     model = build_model(settings, shape, classes)
     names = parameter_names(build_optimizer(settings, model), model)

@@ -18,12 +18,12 @@ from train.data.datasets import DataSet
 from train.data.loader import BatchLoader
 from train.distributed.process_group import ProcessGroup
 from train.engine.batch_source import build_source
-from train.engine.builder import model_shape
 from train.engine.evaluate import EvalResult, evaluate
 from train.engine.finish import evaluation_values
 from train.engine.inference import load_model
 from train.models.registry import check_other_size
 from train.planning.image_sizes import image_sizes
+from train.planning.model_size import model_input_shape
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.report.metrics import disk_errors_as_user_errors
 from train.report.output import guarded_stdout
@@ -48,10 +48,11 @@ def evaluate_trained(
     source = build_source(data, loader, settings, group)
     source.normalize = Normalize.from_metadata(trained.normalization, group.device, source.normalize.layout)
     model = load_model(trained, settings)
-    check_other_size(settings, model, image_sizes(settings, data.shape).other_shapes, len(trained.classes))
+    sizes = image_sizes(settings, data.shape)
+    check_other_size(settings, model, sizes.other_shapes, len(trained.classes))
     model = set_memory_format(model.to(group.device), channels_last=settings.channels_last, contiguous_weights=False)
     batches = renumber(source.test_batches(), labels.to(group.device))
-    batches = resize_batches(batches, image_sizes(settings, data.shape).eval)
+    batches = resize_batches(batches, sizes.eval)
     score = evaluate(
         model,
         batches,
@@ -71,7 +72,7 @@ def evaluate_trained(
 
 def check_shape(trained: TrainedRun, settings: TrainSettings, data: DataSet) -> None:
     """Raise `UserError` for images of another shape than the model's."""
-    found, trained_on = model_shape(settings, data.shape), model_shape(trained.settings, trained.shape)
+    found, trained_on = model_input_shape(settings, data.shape), model_input_shape(trained.settings, trained.shape)
     if found != trained_on:
         own, wanted = ("x".join(map(str, one)) for one in (found, trained_on))
         if settings.image_size != trained.settings.image_size and settings.reads_files:

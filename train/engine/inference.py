@@ -7,10 +7,10 @@ from pathlib import Path
 from torch import nn
 
 from entrypoint.core.errors import UserError
-from train.engine.builder import model_shape
 from train.models.pruning import resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.state_dict_file import read_state_dict
+from train.planning.model_size import model_input_shape
 from train.planning.trained_run import TrainedRun
 from train.settings import TrainSettings
 
@@ -20,7 +20,7 @@ def load_model(trained: TrainedRun, settings: TrainSettings) -> nn.Module:
 
     A pruned model gets the shapes of its weights.
     """
-    shape = model_shape(settings, trained.shape)
+    shape = model_input_shape(settings, trained.shape)
     model = build_model(settings, shape, len(trained.classes))
     state = read_state_dict(trained.weights)
     own = model.state_dict()

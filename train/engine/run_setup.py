@@ -21,13 +21,14 @@ from train.data.loader import BatchLoader
 from train.distributed.ddp import not_resumable_warnings
 from train.distributed.process_group import ProcessGroup, open_save_group
 from train.engine.batch_source import build_source
-from train.engine.builder import ModelBuilder, model_shape
+from train.engine.builder import ModelBuilder
 from train.engine.compile import compile_step
 from train.engine.run import TrainingRun
 from train.engine.same_settings import check_same_settings, settings_to_compare
 from train.engine.train_step import Trainer
 from train.lock_file import RunLock
 from train.planning.checks import check_epochs_after_pruning
+from train.planning.model_size import model_input_shape
 from train.report import run_folder
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.profiler import Profiler
@@ -57,7 +58,9 @@ def setup_run(
     start = group.run_on_main(lambda: find_start(settings, source, known, starts)) if starts else None
     if start:
         restore_normalization(source, start)
-    model_builder = ModelBuilder(settings, plan, model_shape(settings, data.shape), data.classes, group, source.sample)
+    model_builder = ModelBuilder(
+        settings, plan, model_input_shape(settings, data.shape), data.classes, group, source.sample
+    )
     trainer = model_builder.create_trainer(total_steps, source.steps_per_epoch, start)
     first_epoch = start.epoch if start else 0
     check_trainable(model_builder, trainer, first_epoch, epochs)

@@ -19,7 +19,8 @@ from train.settings import TrainSettings
 
 # The share of memory that a rank plans with, and what torch itself takes of it.
 MEMORY_SHARE = 0.8
-BASE_BYTES = 1 << 30
+GIB = 1 << 30
+BASE_BYTES = GIB
 # Gradients of activations and the workspaces of kernels come on top of what the backward pass keeps.
 WORKSPACE_FACTOR = 1.5
 VARIABLE = "TRAIN_GRAD_ACCUM_STEPS"
@@ -37,6 +38,10 @@ class RankMemory:
     def most_images(self) -> int:
         """The largest micro-batch that fits."""
         return max(0, self.available - self.fixed) // max(1, int(self.per_image * WORKSPACE_FACTOR))
+
+    def needed_gib(self, images: int) -> float:
+        """Return the GiB that a micro-batch of so many images takes."""
+        return (self.fixed + images * self.per_image * WORKSPACE_FACTOR) / GIB
 
 
 def rank_memory(plan: Plan, dataset: DatasetInfo, machine: Machine, report: ModelReport) -> RankMemory:
@@ -63,17 +68,12 @@ def with_accumulation(
     steps = 1
     text = "the memory of this node is unknown"
     if memory.available:
-        gib = 2**30
-        text = (
-            f"{share} images of a rank take about"
-            f" {(memory.fixed + share * memory.per_image * WORKSPACE_FACTOR) / gib:,.1f} GiB of"
-            f" {memory.available / gib:,.1f} GiB"
-        )
+        there = memory.available / GIB
+        text = f"{share} images of a rank take about {memory.needed_gib(share):,.1f} GiB of {there:,.1f} GiB"
         if not memory.most_images:
-            needed = (memory.fixed + memory.per_image * WORKSPACE_FACTOR) / gib
             raise UserError(
-                f"{given.sources['grad_accum_steps']}: training on one image takes about {needed:,.1f} GiB, and a rank"
-                f" has {memory.available / gib:,.1f} GiB. Take a smaller model or smaller images.",
+                f"{given.sources['grad_accum_steps']}: training on one image takes about {memory.needed_gib(1):,.1f}"
+                f" GiB, and a rank has {there:,.1f} GiB. Take a smaller model or smaller images.",
                 ExitCode.MACHINE,
             )
         steps = min(-(-share // memory.most_images), share)

@@ -33,10 +33,15 @@ class ImageSizes:
         return self.train
 
     @property
+    def smaller_shapes(self) -> tuple[ImageShape, ...]:
+        """What training sees before its largest images."""
+        return tuple(scale_shape(self.train, side) for _, side in self.schedule)
+
+    @property
     def other_shapes(self) -> tuple[ImageShape, ...]:
         """What the model gets besides the largest images of training."""
         evaluated = (self.eval,) if self.eval != self.train else ()
-        return (*(scale_shape(self.train, side) for _, side in self.schedule), *evaluated)
+        return (*self.smaller_shapes, *evaluated)
 
 
 def scale_shape(shape: ImageShape, side: int) -> ImageShape:
