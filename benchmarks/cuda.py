@@ -31,10 +31,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.book.measure import Measured, cifar10_settings, run
+from benchmarks.stream.data import make_folder
 from entrypoint.machine.gpus import read_gpus
 
 BATCH, STEPS, WARM, IMAGES = 256, 100, 10, 2560
-DISTINCT_FILES = 64
 BY_HAND = (sys.executable, "-m", "benchmarks.cuda", "--by-hand")
 COMMON = {
     "TRAIN_MODEL": "resnet50", "TRAIN_PRECISION": "bf16", "TRAIN_BATCH_SIZE": str(BATCH), "TRAIN_LR": "0.001",
@@ -160,8 +160,8 @@ def resnet50(rounds: int, variant_rounds: int) -> None:
         flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:
-        paint_jpegs(Path(folder))
-        jpegs = COMMON | {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": folder, "TRAIN_TRANSFORMS": "imagenet"}
+        images = str(make_folder(Path(folder), "500x375"))
+        jpegs = COMMON | {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": images, "TRAIN_TRANSFORMS": "imagenet"}
         print_variant("from JPEG files", jpegs | {"TRAIN_DATA_SOURCE": "stream"}, variant_rounds)
     for name, settings in VARIANTS.items():
         print_variant(name, SYNTHETIC | settings, variant_rounds)
@@ -176,28 +176,6 @@ def print_variant(name: str, settings: Mapping[str, str], rounds: int) -> None:
             print(f"{name}: {seen.refusal}", flush=True)
             return
     print(f"{name}: {seen.speed:,.0f} images/s, first step {seen.first_step:.1f} s", flush=True)
-
-
-def paint_jpegs(folder: Path) -> None:
-    """Write JPEG files of 500x375 in class folders: noise on large patches of color, so that their size is usual."""
-    import numpy as np
-    from PIL import Image
-
-    random = np.random.default_rng(0)
-    files = []
-    for _ in range(DISTINCT_FILES):
-        patches = Image.fromarray(random.integers(0, 256, (24, 32, 3), dtype=np.uint8)).resize((500, 375))
-        noise = random.integers(-12, 13, (375, 500, 1))
-        pixels = np.clip(np.asarray(patches, dtype=np.int16) + noise, 0, 255).astype(np.uint8)
-        encoded = io.BytesIO()
-        Image.fromarray(pixels).save(encoded, format="JPEG", quality=90)
-        files.append(encoded.getvalue())
-    for split, each in (("train", IMAGES // 2), ("test", 32)):
-        for label in ("a", "b"):
-            place = folder / split / label
-            place.mkdir(parents=True)
-            for index in range(each):
-                (place / f"{index}.jpg").write_bytes(files[index % len(files)])
 
 
 def main() -> None:

@@ -60,14 +60,17 @@ def rootfs_type(root: Path) -> str:
     An unprivileged Apptainer puts a kernel overlay over a hidden FUSE mount. The FUSE process is a child of the
     runtime, which is an ancestor of this process.
     """
-    types = {}
-    for line in read_lines(root / "proc/self/mounts"):
-        fields = line.split()
-        if len(fields) >= 3:
-            types[fields[1]] = fields[2]
-    kind = types.get("/", "")
+    kind = mount_types(root).get("/", "")
     served = next((name for name in sibling_processes(root) if "squashfuse" in name), "") if kind == "overlay" else ""
     return f"overlay over fuse.{served}" if served else kind
+
+
+def mount_types(root: Path) -> dict[str, str]:
+    """Return the type of the file system at each mount point, the last one where several are."""
+    fields = [line.split() for line in read_lines(root / "proc/self/mounts")]
+    return {
+        re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), one[1]): one[2] for one in fields if len(one) >= 3
+    }
 
 
 def volatile_place(root: Path, folder: Path) -> str:
@@ -75,11 +78,7 @@ def volatile_place(root: Path, folder: Path) -> str:
 
     `folder` may be on its way to exist: its mount point counts. A root of another kind than an overlay keeps its files.
     """
-    mounts = {}
-    for line in read_lines(root / "proc/self/mounts"):
-        fields = line.split()
-        if len(fields) >= 3:
-            mounts[re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[1])] = fields[2]
+    mounts = mount_types(root)
     in_container = mounts.get("/", "") in OVERLAYS or any((root / marker).exists() for marker in ENGINE_MARKERS)
     path = Path(os.path.realpath(folder))
     point = next((str(place) for place in (path, *path.parents) if str(place) in mounts), "")
