@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from entrypoint.job.detect import Job
-from entrypoint.job.node_group import detect_node_group
+from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.machine.container import ContainerInfo
 from entrypoint.machine.cpu_topology import Cpu
 from entrypoint.machine.detect import Machine, detect_machine

@@ -16,8 +16,8 @@ from entrypoint.core.paths import working_folder
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.core.user_dirs import why_not_writable
 from entrypoint.job.detect import Job
+from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.job.launcher_quirks import check_launcher_variables, effective_affinity
-from entrypoint.job.node_group import detect_node_group
 from entrypoint.launch.remote import find_remote_launcher, with_remote_command
 from entrypoint.machine.comm_backends import find_backend_problem
 from entrypoint.machine.compile_backends import find_compile_problem
@@ -51,6 +51,7 @@ def detect_plan_inputs(
             node_cpus=job.node_cpus,
             hostnames=job.hostnames,
             master_addr=job.master_addr,
+            scheduler=job.scheduler,
         )
     mask, settled, launcher_affinity = effective_affinity(job)
     machine = replace(detect_machine(affinity=mask), launcher_affinity=launcher_affinity)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from entrypoint.core.console import log, report_error, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
 from entrypoint.core.process import gc_paused
+from entrypoint.job.allocation import ALLOCATION_VAR, read_allocation, with_allocation
 from entrypoint.job.detect import detect_job
 
 with gc_paused():
@@ -22,7 +24,7 @@ with gc_paused():
     from entrypoint.core.settings_base import Settings, read_settings, variable_name
     from entrypoint.core.user_dirs import apply_fallbacks
     from entrypoint.doctor.selftest import selftest_command
-    from entrypoint.job.launcher_quirks import drop_torchrun_thread_default
+    from entrypoint.job.launcher_quirks import drop_thread_default
     from entrypoint.launch.dispatch import REMOTE_LAUNCHERS, launch
     from entrypoint.machine import cpu_load
     from entrypoint.machine.container import read_image
@@ -82,8 +84,11 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     environ = {**environ, **{name: value for name, (value, _) in fallbacks.items()}}
     if command.command in ("other", "selftest"):
         replace_process(command.program.argv if command.program else selftest_command(), environ)
-    settings, job = read_launch_settings(environ, command.launch_flags), detect_job(environ, parent_name())
-    inputs = plans.detect_plan_inputs(command, settings, job, drop_torchrun_thread_default(environ, job))
+    settings, allocation = read_launch_settings(environ, command.launch_flags), read_allocation(environ)
+    job = with_allocation(detect_job(environ, parent_name()), allocation, socket.gethostname())
+    if allocation.to_variable():
+        environ = {**environ, ALLOCATION_VAR: allocation.to_variable()}
+    inputs = plans.detect_plan_inputs(command, settings, job, drop_thread_default(environ, job))
     inputs = replace(inputs, dir_fallbacks=fallbacks)
     if command.command == "tune":  # its trials use the plan as it is, whatever other processes do
         return tune_command(command, inputs)

@@ -21,7 +21,8 @@ class Job:
 
     `granted_cpus` are the CPUs that the scheduler grants the ranks of this node. `node_cpus` are those that it grants
     the whole job there. `master_addr` is rank 0's host if the launcher sets it. `hostnames` are the job's nodes in
-    order. Of a heterogeneous job's `het_components`, a batch script sees only the nodes of the first.
+    order. Of a heterogeneous job's `het_components`, a batch script sees only the nodes of the first. `scheduler` is
+    the name of what grants CPUs and nodes. `hidden_hosts` names its file of hosts where that cannot be read here.
     """
 
     launcher: str | None = None
@@ -36,6 +37,8 @@ class Job:
     hostnames: tuple[str, ...] = ()
     master_addr: str = ""
     het_components: int = 1
+    scheduler: str = "Slurm"
+    hidden_hosts: str = ""
 
     @property
     def on_one_node(self) -> bool:

@@ -91,12 +91,23 @@ def check_launcher_variables(job: Job) -> None:
         )
 
 
-def drop_torchrun_thread_default(environ: Mapping[str, str], job: Job) -> dict[str, str]:
-    """Return the environment without the OMP_NUM_THREADS that torchrun itself set.
+def is_pbs_thread_default(environ: Mapping[str, str]) -> bool:
+    """Return whether OMP_NUM_THREADS is the one that PBS Professional sets for each process, all CPUs of the chunk.
+
+    Without `ompthreads` it equals NCPUS (qsub(1B)): with two ranks on a node it would count every core twice.
+    """
+    threads = environ.get("OMP_NUM_THREADS", "")
+    return bool(threads and environ.get("PBS_ENVIRONMENT")) and threads == environ.get("NCPUS")
+
+
+def drop_thread_default(environ: Mapping[str, str], job: Job) -> dict[str, str]:
+    """Return the environment without the OMP_NUM_THREADS that torchrun or PBS itself set.
 
     torchrun sets 1 if the variable is not set (torch/distributed/run.py). The agent's initial environment shows
     whether the user set it. If /proc hides that environment, the variable counts as set by the user.
     """
+    if is_pbs_thread_default(environ):
+        return {name: value for name, value in environ.items() if name != "OMP_NUM_THREADS"}
     if job.launcher != "torchrun" or "OMP_NUM_THREADS" not in environ:
         return dict(environ)
     for process in ancestors(ROOT):

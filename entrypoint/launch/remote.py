@@ -12,6 +12,7 @@ from entrypoint.core.console import STATUS_VAR
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import exists, is_folder, read_regular
 from entrypoint.core.secret_names import is_secret
+from entrypoint.job.allocation import ALLOCATION_VAR
 from entrypoint.job.detect import Job
 from entrypoint.job.ports import JOB_TOKEN_VAR, START_TIME_VAR
 from entrypoint.job.slurm import number
@@ -52,7 +53,7 @@ FORWARDED_PREFIXES = (
     ),
     "ACCELERATE_",
 )
-FORWARDED_NAMES = ("PATH", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", START_TIME_VAR)
+FORWARDED_NAMES = ("PATH", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", START_TIME_VAR, ALLOCATION_VAR)
 # A node that does not answer for so long is lost, and mpirun ends the job (Open MPI's oob_tcp parameters; ssh_config).
 TCP_KEEPALIVE = (("time", "10"), ("intvl", "5"), ("probes", "4"))
 
@@ -64,7 +65,8 @@ def select_remote_launcher(values: LaunchSettings, job: Job, nodes: int) -> str:
     if values.launcher in ("mpirun", "srun"):
         return values.launcher
     if values.launcher == "auto":
-        return "mpirun" if values.hosts else "srun" if len(job.hostnames) > 1 or job.het_components > 1 else ""
+        several = len(job.hostnames) > 1 or job.het_components > 1
+        return "mpirun" if values.hosts or (several and job.scheduler != "Slurm") else "srun" if several else ""
     return ""
 
 
@@ -79,6 +81,11 @@ def find_remote_launcher(
         raise UserError(
             f"this batch job has {job.het_components} parts, which srun from here would not start alike; write: srun"
             f" --het-group=0-{job.het_components - 1} entrypoint …, or set LAUNCH_LAUNCHER=direct for this node alone"
+        )
+    if name == "mpirun" and job.scheduler == "LSF" and not values.hosts and shutil.which("jsrun"):
+        raise UserError(
+            f"this LSF job has {len(job.hostnames)} nodes, and here jsrun starts ranks on them. Write: jsrun -n"
+            " RANKS -a 1 -c CPUS entrypoint train, or set LAUNCH_LAUNCHER=direct for this node alone."
         )
     path = shutil.which(name)
     if not path:
@@ -98,11 +105,10 @@ def find_remote_launcher(
 def not_found_message(name: str, job: Job) -> str:
     """Say what to write where a starter is not here, as inside most containers."""
     line = "srun apptainer exec IMAGE entrypoint …" if name == "srun" else "mpirun … apptainer exec IMAGE entrypoint …"
-    if name == "srun" and len(job.hostnames) > 1:
+    if (name == "srun" or job.scheduler != "Slurm") and len(job.hostnames) > 1:
         return (
-            f"this batch script has {len(job.hostnames)} nodes ({job.hostnames[0]} …) and no srun is here to start"
-            " ranks on"
-            f" them; write: {line}, or set LAUNCH_LAUNCHER=direct for this node alone"
+            f"this batch script has {len(job.hostnames)} nodes ({job.hostnames[0]} …) and no {name} is here to start"
+            f" ranks on them; write: {line}, or set LAUNCH_LAUNCHER=direct for this node alone"
         )
     return f"LAUNCH_LAUNCHER={name}: no {name} on PATH here; inside a container start it from outside: {line}"
 

@@ -77,5 +77,5 @@ def budget_text(machine: Machine, job: Job, cores: tuple[Core, ...], excluded: i
     if machine.quota_cpus is not None and machine.quota_cpus < cpus:
         parts.append(f"cgroup limit {machine.quota_cpus:g} CPUs")
     if job.granted_cpus is not None and job.granted_cpus < len(machine.cpus):
-        parts.append(f"Slurm grants {job.granted_cpus} CPUs")
+        parts.append(f"{job.scheduler} grants {job.granted_cpus} CPUs")
     return ", ".join(parts)

@@ -244,6 +244,11 @@ def warn_unused_variables(inputs: PlanInputs, nproc: int) -> tuple[str, ...]:
         lines += [f"{', '.join(unused)}: not used, {setting} {why}"] if unused else []
     if inputs.remote_launcher:
         return tuple(lines)
+    if job.hidden_hosts:
+        lines.append(
+            f"{job.hidden_hosts}: not readable here, so any other nodes of this {job.scheduler} job are not used."
+            " Bind that file into the container, or set LAUNCH_HOSTS."
+        )
     if inputs.foreign_variable:
         lines.append(
             f"the script reads {inputs.foreign_variable}, which this launcher does not set;"

@@ -8,7 +8,7 @@ import pytest
 
 from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job, detect_job
-from entrypoint.job.node_group import detect_node_group
+from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
 from entrypoint.plan.model import Plan
 from entrypoint.plan.planner import make_plan

@@ -9,7 +9,8 @@ import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job, detect_job
-from entrypoint.job.node_group import NodeGroup, detect_node_group
+from entrypoint.job.detect_nodes import detect_node_group
+from entrypoint.job.node_group import NodeGroup
 from entrypoint.settings import read_launch_settings
 from tests.factories import KUBERNETES, STEP
 
@@ -156,7 +157,7 @@ UNCLAIMED = {
     "a rank alone": ({"RANK": "1"}, "RANK=1"),
     "a size that is no number": ({"WORLD_SIZE": "many"}, "WORLD_SIZE=many"),
     "PET_NNODES without a rank": ({"PET_NNODES": "2"}, "PET_NNODES=2"),
-    "Vertex AI's cluster": ({"CLUSTER_SPEC": CLUSTER}, "CLUSTER_SPEC .with 2 tasks."),
+    "a cluster of another platform": ({"CLUSTER_SPEC": CLUSTER}, "CLUSTER_SPEC .with 2 tasks."),
     "TensorFlow's cluster": ({"TF_CONFIG": CLUSTER}, "TF_CONFIG .with 2 tasks."),
     "Horovod's size": ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "HOROVOD_SIZE=2"),
     "a node of AWS Batch": (
