@@ -20,7 +20,7 @@ HOST_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
 class Allocation:
     """The hosts of a batch job in order, each with the CPUs that it grants there (0: not said).
 
-    `unreadable` names a file of hosts that cannot be read here.
+    `unreadable` names what says that there may be hosts which cannot be read here.
     """
 
     scheduler: str = ""
@@ -47,6 +47,8 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation:
         return read_host_file("Grid Engine", "PE_HOSTFILE", environ)
     if environ.get("PBS_JOBID") and environ.get("PBS_NODEFILE"):
         return read_host_file("PBS", "PBS_NODEFILE", environ)
+    if environ.get("FLUX_ENCLOSING_ID"):  # a batch script of Flux has no other variable; `flux run` sets them
+        return Allocation("Flux", unreadable=f"FLUX_ENCLOSING_ID={printable(environ['FLUX_ENCLOSING_ID'])}")
     scheduler, _, listed = environ.get(ALLOCATION_VAR, "").partition("=")
     return Allocation(scheduler, parse_pairs(ALLOCATION_VAR, re.split("[:,]", listed))) if listed else Allocation()
 
@@ -88,7 +90,9 @@ def with_allocation(job: Job, allocation: Allocation, hostname: str) -> Job:
     cpus = next((cpus for name, cpus in allocation.hosts if name.partition(".")[0] == own), 0) or None
     names = tuple(name for name, _ in allocation.hosts)
     if job.launcher:
-        return replace(job, scheduler=allocation.scheduler, granted_cpus=cpus)
+        # The first host of an LSF job may be one that has no ranks, on which the batch script runs.
+        known = job.master_addr or (names[0] if names and allocation.scheduler != "LSF" else "")
+        return replace(job, scheduler=allocation.scheduler, granted_cpus=cpus, master_addr=known)
     return replace(
         job,
         scheduler=allocation.scheduler,

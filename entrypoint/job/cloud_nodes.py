@@ -1,4 +1,4 @@
-"""Read the nodes of a job from what the clouds give each node: SageMaker and Vertex AI."""
+"""Read the nodes of a job from what clouds give each node: SageMaker, Vertex AI, SkyPilot."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import read_regular
 from entrypoint.job.node_group import NodeGroup, check_node_rank, require_master
+from entrypoint.job.slurm import number
 
 # What a container of SageMaker has without its training toolkit ("How SageMaker provides training information").
 RESOURCE_CONFIG = Path("/opt/ml/input/config/resourceconfig.json")
@@ -79,6 +80,18 @@ def from_vertex(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
     master = master or str(first[0] if first else "").partition(":")[0]
     require_master(master, len(first) + len(workers), "CLUSTER_SPEC")
     yield NodeGroup(len(first) + len(workers), rank, master, port, source="CLUSTER_SPEC")
+
+
+def from_skypilot(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
+    """Yield the node group of a SkyPilot task, which has the addresses of all nodes on lines of one variable."""
+    count = number(environ, "SKYPILOT_NUM_NODES", 1)
+    if count < 2:
+        return
+    rank, source = number(environ, "SKYPILOT_NODE_RANK", 0), f"SKYPILOT_NUM_NODES={count}"
+    check_node_rank("SKYPILOT_NODE_RANK", rank, count, source)
+    master = environ.get("MASTER_ADDR") or next(iter(environ.get("SKYPILOT_NODE_IPS", "").split()), "")
+    require_master(master, count, source)
+    yield NodeGroup(count, rank, master, environ.get("MASTER_PORT", ""), source=source)
 
 
 def read_json(name: str, text: str, kind: type) -> Any:

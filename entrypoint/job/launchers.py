@@ -20,7 +20,7 @@ class LauncherBinding(Enum):
 
 @dataclass(frozen=True)
 class Launcher:
-    """A row: concept → variable. If all of `present` are set, this launcher started the process.
+    """A row: concept → variable. If all of `present` are set and `absent` is not, this launcher started the process.
 
     `local_world_size` lists the variables that may hold the number of ranks on this node. `local_size_of` computes
     that number where no variable has it, None if it cannot.
@@ -36,10 +36,11 @@ class Launcher:
     local_size_of: Callable[[Mapping[str, str]], int | None] = lambda _: None
     binding_of: Callable[[Mapping[str, str]], LauncherBinding] = lambda _: LauncherBinding.NONE
     master_of: Callable[[Mapping[str, str]], str] = lambda _: ""
+    absent: str = ""
 
     def is_present(self, environ: Mapping[str, str]) -> bool:
-        """Return whether this launcher's variables are all set."""
-        return all(environ.get(name, "") != "" for name in self.present)
+        """Return whether this launcher's variables are all set, and no other launcher set them."""
+        return not environ.get(self.absent) and all(environ.get(name, "") != "" for name in self.present)
 
 
 # What mpirun's options and MCA parameters leave in a rank's environment (Open MPI 4: OMPI_MCA_, PRRTE: PRTE_MCA_).
@@ -191,6 +192,7 @@ LAUNCHERS = (
         ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
         ("PALS_APID", "PBS_JOBID"),
         binding_of=lambda _: LauncherBinding.USER,
+        absent="SLURM_STEP_ID",  # srun --mpi=cray_shasta sets them too
     ),
     Launcher(
         "Flux",

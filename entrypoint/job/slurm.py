@@ -65,9 +65,11 @@ def without_step(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith("SLURM_STEP") and name not in own}
 
 
-def slurm_tasks_here(environ: Mapping[str, str]) -> int:
-    """Return the tasks of this step on this node."""
-    return value_for_this_node(environ, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")) or 1
+def slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
+    """Return the tasks of this step on this node, None if Slurm's variables do not tell."""
+    here = value_for_this_node(environ, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
+    tasks, nodes = number(environ, "SLURM_NTASKS", 1), number(environ, "SLURM_STEP_NUM_NODES", 0)
+    return here or {1: tasks, tasks: 1}.get(nodes) or (1 if tasks == 1 else None)
 
 
 def granted_cpus(environ: Mapping[str, str]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 
 from entrypoint.core.errors import UserError, printable
@@ -13,7 +14,7 @@ SIZE_VARIABLES = (
     *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"),
     *("PMI_SIZE", "PMI_LOCAL_SIZE", "MPI_LOCALNRANKS", "PALS_LOCAL_SIZE", "FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"),
     *("JSM_NAMESPACE_LOCAL_SIZE", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_SIZE"),
-    "AWS_BATCH_JOB_NUM_NODES",
+    *("AWS_BATCH_JOB_NUM_NODES", "_CONDOR_NPROCS"),
     "PBS_TASKNUM",  # 1 in the batch script, more in what pbsdsh starts
 )
 # A number above 0 means that there is a rank, or node, before this one.
@@ -23,9 +24,12 @@ RANK_VARIABLES = (
     *("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "PALS_RANKID", "PALS_LOCAL_RANKID", "FLUX_TASK_RANK"),
     *("FLUX_TASK_LOCAL_ID", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"),
     *("HOROVOD_CROSS_RANK", "AWS_BATCH_JOB_NODE_INDEX", "PBS_NODENUM"),
+    "_CONDOR_PROCNO",
 )
-# Set only in the ranks of a launcher, and without their number.
-LAUNCHER_ONLY_VARIABLES = ("PMIX_RANK", "ALPS_APP_PE")
+# Set only in the ranks or pods of a job, and without their number: LSF_PM_TASKID is blaunch's, K_MPI_JOB_ROLE MPIJob's.
+LAUNCHER_ONLY_VARIABLES = ("PMIX_RANK", "ALPS_APP_PE", "PALS_RANKID", "LSF_PM_TASKID", "K_MPI_JOB_ROLE")
+# The number of pods of each task of a Volcano job (its svc plugin).
+VOLCANO_SIZE = re.compile("VC_.+_NUM")
 # JSON with the tasks of a cluster (Vertex AI, TensorFlow).
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
 
@@ -43,6 +47,9 @@ def unclaimed_rank_variables(environ: Mapping[str, str]) -> Iterator[str]:
         count = count_cluster_tasks(environ.get(name, ""))
         if count > 1:
             yield f"{name} (with {count} tasks)"
+    pods = {name: text for name, text in environ.items() if VOLCANO_SIZE.fullmatch(name)}
+    if sum(int(text) for text in pods.values() if re.fullmatch("[0-9]{1,6}", text)) > 1:
+        yield from (f"{name}={printable(text)}" for name, text in pods.items())
     hosts = environ.get("SM_HOSTS", "")
     if "," in hosts:
         yield f"SM_HOSTS={printable(hosts)}"

@@ -246,8 +246,9 @@ def warn_unused_variables(inputs: PlanInputs, nproc: int) -> tuple[str, ...]:
         return tuple(lines)
     if job.hidden_hosts:
         lines.append(
-            f"{job.hidden_hosts}: not readable here, so any other nodes of this {job.scheduler} job are not used."
-            " Bind that file into the container, or set LAUNCH_HOSTS."
+            f"{job.hidden_hosts}: does not tell the hosts here, so any other nodes of this {job.scheduler} job are not"
+            f" used. {'Start the ranks by flux run' if job.scheduler == 'Flux' else 'Bind that file'}, or set"
+            " LAUNCH_HOSTS."
         )
     if inputs.foreign_variable:
         lines.append(

@@ -117,7 +117,7 @@ def test_file_of_hosts_that_a_container_hides_is_named() -> None:
     assert job.hostnames == ()
     made = make_plan(PlanInputs(read_launch_settings(environ, {}), make_machine(4), job, SCRIPT, environ, "p"))
     assert any(
-        line.startswith("PBS_NODEFILE=/var/spool/pbs/aux/7 (No such file or directory): not readable here")
+        line.startswith("PBS_NODEFILE=/var/spool/pbs/aux/7 (No such file or directory): does not tell the hosts here")
         for line in made.warnings
     )
     rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
