@@ -11,7 +11,8 @@ import shlex
 import subprocess
 import sys
 
-# For each launcher the options whose product is the number of ranks, those that a value follows, and a rank's variables.
+# For each launcher the options whose product is the number of ranks, those that a value follows, and a rank's
+# variables.
 COUNT = {"PALS": ("-n",), "jsrun": ("-n",), "Flux": ("--nodes", "--tasks-per-node")}
 WITH_VALUE = {"PALS": {"-n", "--ppn", "--cpu-bind"}, "jsrun": {"-n", "-a", "-c"}, "Flux": {"-o"}}
 
