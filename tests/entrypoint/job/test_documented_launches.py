@@ -52,7 +52,7 @@ REFUSED = {
     "Lightning AI multi-node (documented for inference deployments)": "WORLD_SIZE=4",
     "horovodrun --gloo": "HOROVOD_SIZE=4",
 }
-# Elastic pods get no rank; only the master's own host name tells it.
+# Elastic pods get no rank; only the own host name of the master shows it.
 WITHOUT_RANK = {"Kubeflow PyTorchJob v1 elastic (workers only)"}
 # Servers and evaluators, which have a process of their own there.
 NOT_ALL_TRAIN = {"Vertex AI custom training, worker pools 0..3 (reduction server in pool 2, evaluators in pool 3)": 3}
