@@ -10,6 +10,7 @@ from msgspec import Meta
 from entrypoint.core.settings_base import Auto, ParsedSettings, Settings, read_settings
 
 NODE_COUNT = r"[1-9]\d{0,4}|100000"
+RANK_LIST = r"\d{1,6}(-\d{1,6})?(,\d{1,6}(-\d{1,6})?){0,999}"
 NODE_RANGE = rf"({NODE_COUNT}):({NODE_COUNT})"
 
 Seconds = Annotated[int, Meta(ge=1, le=86_400)]
@@ -148,6 +149,18 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
         str, Meta(description="Folder with results of `entrypoint tune`. auto: the user's cache folder. off: not used.")
     ] = "auto"
     quiet: Annotated[bool, Meta(description="Do not print the plan before a launch.")] = False
+    log_dir: Annotated[
+        str,
+        Meta(
+            description="Folder for a file with the output of each rank:"
+            " attempt_0/RANK/stdout.log and stderr.log; a restart writes attempt_1."
+        ),
+    ] = ""
+    log_prefix: Annotated[bool, Meta(description="Print [rank N] before each line of a rank.")] = False
+    log_ranks: Annotated[
+        Annotated[str, Meta(pattern=rf"^({RANK_LIST})?$", title="a list of ranks like 0,8-11")],
+        Meta(description="Ranks to show, such as 0,8; the others print to files alone. Needs LAUNCH_LOG_DIR."),
+    ] = ""
 
 
 def read_launch_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> ParsedSettings[LaunchSettings]:

@@ -53,6 +53,7 @@ def detect_plan_inputs(
             master_addr=job.master_addr,
             scheduler=job.scheduler,
         )
+    check_log_dir(settings)
     mask, settled, launcher_affinity = effective_affinity(job)
     machine = replace(detect_machine(affinity=mask), launcher_affinity=launcher_affinity)
     # Once on a node: the backend's probe starts two processes that import torch.
@@ -71,6 +72,14 @@ def detect_plan_inputs(
         run_token=f"{socket.gethostname()}-{os.getpid()}",
         foreign_variable=find_foreign_variable(command.program, environ),
     )
+
+
+def check_log_dir(settings: ParsedSettings[LaunchSettings]) -> None:
+    """Raise `UserError` if the folder of the ranks' output cannot be written to."""
+    problem = why_not_writable(Path(settings.values.log_dir)) if settings.values.log_dir else ""
+    if problem:
+        source = printable(settings.sources["log_dir"])
+        raise UserError(f"{source}: cannot be written to ({problem}). Name a folder that you may write to.")
 
 
 # Variables of MPI launchers and srun that scripts read to find their rank, and that the entrypoint does not set.

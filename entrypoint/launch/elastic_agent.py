@@ -19,6 +19,7 @@ from entrypoint.core.errors import NOT_RETRYABLE, ExitCode
 from entrypoint.core.network import LOG_INTERVAL_S, retry_until
 from entrypoint.core.signals import TERMINATING, not_ignored
 from entrypoint.job.detect import detect_job
+from entrypoint.launch.rank_output import RankOutput
 from entrypoint.plan.model import Plan
 from entrypoint.rank.rendezvous import check_port_free, local_address
 
@@ -75,8 +76,35 @@ def log_while_waiting(what: str, timeout_s: int) -> Iterator[None]:
         done.set()
 
 
-def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]], str]) -> None:
-    """Make torchrun's agent restart ranks only if a restart can help, and log the reason.
+class RelayedStarts:
+    """Relays the output of each start of the ranks; `current` is that of the last one."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.current: RankOutput | None = None
+
+    def prepare(self, restart: int, ranks: Mapping[int, int], specs: Any) -> None:
+        """Have torchrun's agent give each rank our pipes; `ranks` has the number in the job of each local rank.
+
+        The agent opens the path of a log file for each stream (torch.distributed.elastic.multiprocessing.LogsSpecs).
+        """
+        self.close()
+        if not self.plan.relays_output:
+            return
+        output = RankOutput(self.plan.output, restart)
+        writers = {local: output.open_rank(rank) for local, rank in ranks.items()}
+        paths = [{local: f"/proc/self/fd/{ends[number]}" for local, ends in writers.items()} for number in (0, 1)]
+        specs.reify = lambda envs: replace(type(specs).reify(specs, envs), stdouts=paths[0], stderrs=paths[1])
+        self.current = output
+
+    def close(self) -> None:
+        """Show the rest of what the last ranks printed."""
+        if self.current:
+            self.current.close()
+
+
+def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]], str]) -> RelayedStarts:
+    """Make torchrun's agent restart ranks only if a restart can help, and log the reason; return the output's relay.
 
     It does not restart after a wrong setting, or after a preemption warning (`warned`), whose checkpoint is for the
     next job. If a node is lost or stopped, the others continue while at least `min_nodes` are left.
@@ -87,10 +115,15 @@ def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[di
 
     elastic = plan.nodes.min_nodes < plan.nodes.nnodes
     ignored = set(TERMINATING) - set(not_ignored(TERMINATING))
+    relayed = RelayedStarts(plan)
 
     class Agent(LocalElasticAgent):
         def _start_workers(self, worker_group: WorkerGroup, *more: Any, **named: Any) -> dict[int, Any]:
+            ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
+            relayed.prepare(plan.nodes.max_restarts - self._remaining_restarts, ranks, self._logs_specs)
             started: dict[int, Any] = super()._start_workers(worker_group, *more, **named)
+            if relayed.current:
+                relayed.current.start()
             for number in ignored:  # torchrun has installed handlers for them
                 signal.signal(number, signal.SIG_IGN)
             return started
@@ -123,3 +156,4 @@ def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[di
             return result
 
     api.LocalElasticAgent = Agent  # type: ignore[attr-defined]
+    return relayed

@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from entrypoint.core.console import report_error
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.process import die_with_parent, name_process
 from entrypoint.core.signals import FORWARDED, TERMINATING, from_terminal, not_ignored
 from entrypoint.job.detect import Job
@@ -24,6 +25,7 @@ from entrypoint.job.ports import parse_port
 from entrypoint.launch.failures import (
     ERROR_FILE,
     Failure,
+    failure_sort_key,
     first_failure,
     print_final_message,
     read_error_file,
@@ -35,6 +37,9 @@ from entrypoint.machine.procfs import ROOT, ancestors
 from entrypoint.plan.model import Plan
 from entrypoint.rank.bootstrap import exec_program
 from entrypoint.rank.rendezvous import check_port_free
+
+if TYPE_CHECKING:
+    from entrypoint.launch.rank_output import RankOutput
 
 # The name in the process list.
 PROCESS_NAME = "ep-agent"
@@ -56,11 +61,11 @@ def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
     name_process(PROCESS_NAME)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the caller ignored SIGCHLD, no exit would be reported
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder, reserve_port(plan, environ) as address:
-        ranks = LocalRanks(plan, Path(folder))
+        ranks = LocalRanks(plan, Path(folder), open_output(plan))
         signal.pthread_sigmask(signal.SIG_BLOCK, ranks.handled_signals)
         for local_rank in range(plan.nodes.nproc_per_node):
             ranks.start_rank(local_rank, job, {**environ, **address})
-        ranks.monitor()
+        ranks.monitor_with_output()
         repeat_warning(plan)
         if not ranks.failures:
             return ExitCode.DONE
@@ -69,7 +74,18 @@ def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
         (failure, *others) = ranks.failures
         if not others and plan.nodes.world_size == 1 and failure.exitcode > 0 and not failure.error_file:
             return failure.exitcode  # a single program has printed its own error
+        if ranks.output:
+            ranks.output.print_tail(min(ranks.failures, key=failure_sort_key).rank)
         return print_final_message(*first_failure(ranks.failures, oom_message(memory, read_memory(ROOT))))
+
+
+def open_output(plan: Plan) -> RankOutput | None:
+    """Return the relay of the ranks' output; a single rank has the terminal to itself unless it is asked for."""
+    if not plan.relays_output:
+        return None
+    from entrypoint.launch.rank_output import RankOutput
+
+    return RankOutput(plan.output)
 
 
 @contextmanager
@@ -104,8 +120,8 @@ class LocalRanks:
     preemption, the others are about to save too, so they receive SIGTERM only after the grace period.
     """
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, folder: Path, output: RankOutput | None = None) -> None:
+        self.plan, self.output = plan, output
         # A single rank stays in the caller's session and process group, so that it can use the terminal.
         self.own_sessions = plan.launcher != "direct"
         self.folder = folder
@@ -130,6 +146,7 @@ class LocalRanks:
             "TORCHELASTIC_ERROR_FILE": str(error_file),
         }
         size, parent = self.plan.nodes.nproc_per_node, os.getpid()
+        streams = self.open_streams(self.global_rank(local_rank))
         sys.stdout.flush()
         sys.stderr.flush()
         child = os.fork()
@@ -141,6 +158,8 @@ class LocalRanks:
             if self.own_sessions:
                 os.setsid()
             die_with_parent()
+            for number, stream in zip((1, 2), streams, strict=False):
+                os.dup2(stream, number)
             os.environ["TORCHELASTIC_ERROR_FILE"] = str(error_file)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self.handled_signals)
             if os.getppid() == parent:
@@ -151,6 +170,36 @@ class LocalRanks:
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(code)
+
+    def open_streams(self, rank: int) -> tuple[int, ...]:
+        """Return what a rank's standard output and error are to be, nothing to leave them as they are."""
+        if self.output is None:
+            return ()
+        try:
+            return self.output.open_rank(rank)
+        except OSError as error:
+            raise UserError(
+                f"LAUNCH_LOG_DIR={printable(self.plan.output.log_dir)}: cannot be written to ({error.strerror}). Name"
+                " a folder that you may write to.",
+                ExitCode.MACHINE,
+            ) from None
+
+    def global_rank(self, local_rank: int) -> int:
+        """Return the number of a rank in the whole job."""
+        return self.plan.nodes.node_rank * self.plan.nodes.nproc_per_node + local_rank
+
+    def monitor_with_output(self) -> None:
+        """Monitor the ranks while their output is relayed, until the last of it is shown."""
+        if self.output:
+            self.output.start()
+        self.monitor()
+        if self.output:
+            self.output.close(self.is_asked_to_end)
+
+    def is_asked_to_end(self) -> bool:
+        """Return whether a signal that ends the job has arrived since the last rank ended."""
+        received = signal.sigtimedwait(self.handled_signals, 0)
+        return received is not None and received.si_signo in JOB_ENDING
 
     def monitor(self) -> None:
         """Forward signals to the ranks, and stop all when one fails, until no rank is left."""
@@ -220,7 +269,7 @@ class LocalRanks:
 
     def record_failure(self, local_rank: int, pid: int, code: int) -> None:
         """Record a failure; the first one stops the other ranks."""
-        rank = self.plan.nodes.node_rank * self.plan.nodes.nproc_per_node + local_rank
+        rank = self.global_rank(local_rank)
         error_file = read_error_file(self.folder / str(local_rank) / ERROR_FILE)
         self.failures.append(
             Failure(rank, local_rank, pid, code, time.time_ns(), pid in self.signalled_pids, error_file)

@@ -21,6 +21,7 @@ from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.core.process import fast_exit, gc_paused
 from entrypoint.launch.failures import (
     Failure,
+    failure_sort_key,
     first_failure,
     parse_error_file,
     print_final_message,
@@ -52,14 +53,17 @@ def main(argv: list[str]) -> int:
         argv = [*agent_address_args(plan, os.environ), *argv]
     except UserError as error:
         return print_final_message(str(error), error.code)
-    install_restart_policy(plan, warned, lambda failures: first(failures)[0])
+    relayed = install_restart_policy(plan, warned, lambda failures: first(failures)[0])
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:
         try:
             try:
                 torchrun.run(torchrun.parse_args([f"--log-dir={folder}", *argv]))  # type: ignore[no-untyped-call]
             finally:
+                relayed.close()
                 repeat_warning(plan)
         except ChildFailedError as error:
+            if relayed.current:
+                relayed.current.print_tail(first_rank(error.failures, ended_by_agent))
             return print_final_message(*first(error.failures))
         except SignalException as error:
             return report_stop(Path(folder), error.sigval)
@@ -79,6 +83,11 @@ def convert_failures(failures: dict[int, Any], ended_by_agent: set[int]) -> list
         )
         for rank, one in failures.items()
     ]
+
+
+def first_rank(failures: dict[int, Any], ended_by_agent: set[int]) -> int:
+    """Return the rank that failed first."""
+    return min(convert_failures(failures, ended_by_agent), key=failure_sort_key).rank
 
 
 def forward_user_signals() -> list[int]:

@@ -137,6 +137,20 @@ class EnvironmentPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutputPlan:
+    """What becomes of the ranks' output: a folder for files, ranks to show (empty: all), and if lines name them."""
+
+    log_dir: str = ""
+    shown_ranks: tuple[int, ...] = ()
+    prefix: bool = False
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the user asked for nothing."""
+        return self == OutputPlan()
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainerPlan:
     """What only the built-in trainer reads; `ipex_packs` is IPEX with packed weights and a fused update.
 
@@ -171,6 +185,7 @@ class Plan:
     program: Program
     command: tuple[str, ...]
     trainer: TrainerPlan | None = None
+    output: OutputPlan = field(default_factory=OutputPlan)
     decisions: tuple[Decision, ...] = ()
     warnings: tuple[str, ...] = ()
     machine: str = ""
@@ -180,6 +195,11 @@ class Plan:
         """Whether the agents of several nodes number the ranks together, again after each loss."""
         nodes = self.nodes
         return nodes.nnodes > 1 and (nodes.max_restarts > 0 or nodes.min_nodes < nodes.nnodes)
+
+    @property
+    def relays_output(self) -> bool:
+        """Whether the output of this node's ranks is relayed: of several, or where the user asks for it."""
+        return self.nodes.nproc_per_node > 1 or not self.output.is_default
 
     @property
     def prominent_warning(self) -> str:

@@ -24,6 +24,7 @@ from entrypoint.plan.model import (
     RendezvousPlan,
     Source,
 )
+from entrypoint.plan.output import decide_output
 from entrypoint.plan.preflight import Check, preflight_checks
 from entrypoint.plan.restarts import agent_command, decide_restarts
 from entrypoint.plan.runtime_libraries import choose_runtime
@@ -42,6 +43,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
     launcher, launcher_decision = decide_launcher(inputs, devices.nproc, restarts)
     runtime = choose_runtime(inputs, binding.spinning_is_costly)
     variables, variable_decisions = decide_environment(inputs, devices, binding.ranks, runtime.environment)
+    output = decide_output(inputs, launcher, devices.nproc)
     plan = Plan(
         launcher=launcher,
         nodes=NodePlan(
@@ -70,6 +72,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
         backend=backend.value,
         collective_timeout_s=collective_timeout_s(inputs),
         grace_period_s=values.grace_period_s,
+        output=output.plan,
         program=inputs.program,
         command=inputs.program.argv,
         decisions=(
@@ -79,6 +82,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             backend,
             launcher_decision,
             *restart_decisions,
+            *output.decisions,
             *runtime.decisions,
             *variable_decisions,
         ),
@@ -88,6 +92,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             *devices.warnings,
             *binding.warnings,
             *runtime.warnings,
+            *output.warnings,
             *warn_unused_variables(inputs, devices.nproc),
             *warn_host_leaks(inputs),
         ),

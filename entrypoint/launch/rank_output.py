@@ -1,0 +1,303 @@
+"""Relay what the ranks of a node print: whole lines, in each rank's own order, to the terminal and to files.
+
+Ranks that write to one pipe or terminal cut each other's lines, with PYTHONUNBUFFERED nearly all. So each rank gets
+pipes of its own, and one thread reads them. Where the output is a terminal, ranks get pseudo-terminals, so that a
+progress bar stays one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import selectors
+import termios
+import threading
+import time
+import tty
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from entrypoint.core.console import log, write_stderr
+from entrypoint.plan.model import OutputPlan
+
+# The size of a pipe, and of one read. Of ranks that print much, more is read at once after a pause.
+PIPE_BYTES = 1 << 20
+BUSY_BYTES, BUSY_PAUSE_S = 1 << 13, 0.05
+# A line that is longer is cut, so that a rank without line ends does not fill the memory.
+MAX_LINE_BYTES = 1 << 20
+# What is kept of each rank for the end of a failed job.
+TAIL_LINES, TAIL_BYTES = 20, 1 << 14
+# How long after the last rank's end its children may still write.
+DRAIN_S = 0.05
+WINDOW_SIZE_INTERVAL_S = 1.0
+
+
+@dataclass
+class Sink:
+    """Where the entrypoint's own standard output or error goes; both may be the same place."""
+
+    descriptor: int
+    is_terminal: bool
+    at_line_start: bool = True
+    is_closed: bool = False
+
+    def write(self, data: bytes) -> None:
+        """Write all data; raises OSError if nobody reads it any more."""
+        self.at_line_start = data.endswith((b"\n", b"\r"))
+        while data:
+            try:
+                data = data[os.write(self.descriptor, data) :]
+            except BlockingIOError:
+                with selectors.DefaultSelector() as writable:
+                    writable.register(self.descriptor, selectors.EVENT_WRITE)
+                    writable.select()
+
+
+@dataclass
+class Stream:
+    """One rank's standard output or error, or both: the end that is read, what is held back, and the log file."""
+
+    rank: int
+    reader: int
+    writer: int
+    sink: Sink | None
+    file: int | None = None
+    is_live: bool = False
+    pending: bytes = b""
+
+    def take(self, data: bytes) -> bytes:
+        """Return what can be shown: up to the last end of a line, everything of a stream that is shown live.
+
+        A progress bar ends its lines with a carriage return. One at the very end may be half of a line's end.
+        """
+        data = self.pending + data if self.pending else data
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
+        if self.is_live or (not cut and len(data) > MAX_LINE_BYTES):
+            cut = len(data)
+        self.pending = data[cut:]
+        return data[:cut]
+
+
+@dataclass
+class Tail:
+    """The last lines of a rank."""
+
+    data: bytes = b""
+    files: list[Path] = field(default_factory=list)
+
+    def add(self, data: bytes) -> None:
+        """Keep the end of what was printed."""
+        self.data = (self.data + data if len(data) < TAIL_BYTES else data)[-TAIL_BYTES:]
+
+    def lines(self) -> list[str]:
+        """Return the last lines, undecodable bytes replaced."""
+        return self.data.decode(errors="replace").splitlines()[-TAIL_LINES:]
+
+
+class RankOutput:
+    """The output of one start of a node's ranks. `open_rank` each, fork, `start` the relay, `close` it at the end."""
+
+    def __init__(self, plan: OutputPlan, restart: int = 0) -> None:
+        self.plan, self.restart = plan, restart
+        self.streams: list[Stream] = []
+        self.tails: dict[int, Tail] = {}
+        self.sinks = self.find_sinks()
+        self.selector = selectors.DefaultSelector()
+        self.wake_reader, self.wake_writer = os.pipe()
+        self.thread: threading.Thread | None = None
+        # Which rank printed last, newest last: (rank, lines).
+        self.shown: deque[tuple[int, int]] = deque(maxlen=2 * TAIL_LINES)
+        self.window_size_at = 0.0
+        self.buffer = memoryview(bytearray(PIPE_BYTES))  # a new one for each read would cost page faults
+
+    @staticmethod
+    def find_sinks() -> dict[int, Sink]:
+        """Return the sinks of standard output and error."""
+        out, err = os.fstat(1), os.fstat(2)
+        sinks = {1: Sink(1, os.isatty(1))}
+        same = (out.st_dev, out.st_ino, out.st_rdev) == (err.st_dev, err.st_ino, err.st_rdev)
+        return {**sinks, 2: sinks[1] if same else Sink(2, os.isatty(2))}
+
+    def open_rank(self, rank: int) -> tuple[int, int]:
+        """Return what a rank's standard output and error are to be; raises OSError for a log file.
+
+        Where both go to one place and no file is asked for, they are one pipe, which keeps their order.
+        """
+        folder = Path(self.plan.log_dir, f"attempt_{self.restart}", str(rank)) if self.plan.log_dir else None
+        if self.sinks[1] is self.sinks[2] and not folder:
+            writer = self.open_stream(rank, self.sinks[1], None).writer
+            return writer, writer
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+        names = ("stdout.log", "stderr.log")
+        writers = [
+            self.open_stream(rank, self.sinks[number], folder / name if folder else None).writer
+            for number, name in zip((1, 2), names, strict=True)
+        ]
+        return writers[0], writers[1]
+
+    def open_stream(self, rank: int, sink: Sink, path: Path | None) -> Stream:
+        """Open one stream of a rank, and its log file to append to."""
+        tail = self.tails.setdefault(rank, Tail())
+        file = None
+        if path:
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            tail.files.append(path)
+        shown = not self.plan.shown_ranks or rank in self.plan.shown_ranks
+        reader, writer = open_terminal(sink.descriptor) if sink.is_terminal and shown else open_pipe()
+        first = all(stream.rank == rank for stream in self.streams if stream.sink)
+        is_live = shown and sink.is_terminal and first and not self.plan.prefix
+        stream = Stream(rank, reader, writer, sink if shown else None, file, is_live)
+        self.streams.append(stream)
+        return stream
+
+    def start(self) -> None:
+        """Begin to relay, once all ranks are forked."""
+        for stream in self.streams:
+            os.close(stream.writer)
+            os.set_blocking(stream.reader, False)
+            self.selector.register(stream.reader, selectors.EVENT_READ, stream)
+        self.selector.register(self.wake_reader, selectors.EVENT_READ, None)
+        self.thread = threading.Thread(target=self.relay, name="rank-output", daemon=True)
+        self.thread.start()
+
+    def relay(self) -> None:
+        """Relay until the job has ended and nothing more comes; a child of a rank may keep its pipe open."""
+        ends = False
+        while self.streams:
+            events, count = self.selector.select(DRAIN_S if ends else None), 0
+            for key, _ in events:
+                if key.data is None:
+                    self.selector.unregister(self.wake_reader)
+                    ends = True
+                else:
+                    count += self.read(key.data)
+            if count > BUSY_BYTES:
+                time.sleep(BUSY_PAUSE_S)
+            if ends and not events:
+                break
+        for stream in list(self.streams):
+            self.end(stream)
+
+    def read(self, stream: Stream) -> int:
+        """Read what a rank has printed, pass on what is whole, and return how many bytes came."""
+        try:
+            data = bytes(self.buffer[: os.readv(stream.reader, [self.buffer])])
+        except BlockingIOError:
+            return 0
+        except OSError:  # a pseudo-terminal whose other end is closed
+            data = b""
+        if not data:
+            self.end(stream)
+            return 0
+        self.tails[stream.rank].add(data)
+        if stream.file is not None:
+            self.write_file(stream, data)
+        self.show(stream, stream.take(data))
+        return len(data)
+
+    def end(self, stream: Stream) -> None:
+        """Pass the rest of a stream on, and forget it."""
+        if stream not in self.streams:
+            return
+        self.streams.remove(stream)
+        rest, stream.pending = stream.pending, b""
+        self.show(stream, rest)
+        self.selector.unregister(stream.reader)
+        os.close(stream.reader)
+        if stream.file is not None:
+            os.close(stream.file)
+
+    def show(self, stream: Stream, data: bytes) -> None:
+        """Write a rank's lines; if nobody reads them any more, ranks that print on get the same error."""
+        sink = stream.sink
+        if not data or sink is None or sink.is_closed:
+            return
+        if self.plan.prefix:
+            prefix = f"[rank {stream.rank}] ".encode()
+            data = prefix + data[:-1].replace(b"\n", b"\n" + prefix) + data[-1:]
+        if not sink.at_line_start and not (stream.is_live and self.shown and self.shown[-1][0] == stream.rank):
+            data = b"\n" + data
+        self.shown.append((stream.rank, data.count(b"\n")))
+        if sink.is_terminal:
+            self.copy_window_size(sink)
+        try:
+            sink.write(data)
+        except OSError:
+            sink.is_closed = True
+            for one in [one for one in self.streams if one.sink is sink and one.file is None]:
+                self.end(one)
+
+    def write_file(self, stream: Stream, data: bytes) -> None:
+        """Append to a rank's log file; print a line when that fails, and go on without the file."""
+        assert stream.file is not None
+        try:
+            while data:
+                data = data[os.write(stream.file, data) :]
+        except OSError as error:
+            os.close(stream.file)
+            stream.file = None
+            log(f"LAUNCH_LOG_DIR={self.plan.log_dir}: cannot be written ({error.strerror}); rank {stream.rank} goes on")
+
+    def copy_window_size(self, sink: Sink) -> None:
+        """Give the ranks' pseudo-terminals the size of the real one, at most once a second."""
+        if time.monotonic() - self.window_size_at < WINDOW_SIZE_INTERVAL_S:
+            return
+        self.window_size_at = time.monotonic()
+        for stream in self.streams:
+            if stream.sink is sink:
+                with suppress(OSError, termios.error):
+                    termios.tcsetwinsize(stream.reader, termios.tcgetwinsize(sink.descriptor))
+
+    def close(self, interrupted: Callable[[], bool] = lambda: False) -> None:
+        """Wait until all is relayed, after the ranks have ended; `interrupted` is asked whether to stop waiting."""
+        if self.thread is None:
+            return
+        os.write(self.wake_writer, b".")
+        while self.thread.is_alive() and not interrupted():
+            self.thread.join(0.2)
+        self.thread = None
+
+    def print_tail(self, rank: int) -> None:
+        """Print the last lines of the rank that failed first, unless they are the last ones on the terminal anyway."""
+        tail = self.tails.get(rank)
+        if tail is None or not tail.lines():
+            return
+        lines, own = tail.lines(), 0
+        for printer, count in reversed(self.shown):
+            if printer != rank:
+                break
+            own += count
+        where = f", whole in {tail.files[-1].parent}" if tail.files else ""
+        if own < len(lines):
+            last = f"last {len(lines)} lines" if len(lines) > 1 else "last line"
+            log(f"the {last} of rank {rank}{where}:")
+            for line in lines:
+                write_stderr(f"  {line}")
+        elif where:
+            log(f"the output of rank {rank} is in {tail.files[-1].parent}")
+
+
+def open_pipe() -> tuple[int, int]:
+    """Return both ends of a pipe that holds as much as the system allows."""
+    reader, writer = os.pipe()
+    with suppress(OSError):  # another user's pipes may have used up what this user may have
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return reader, writer
+
+
+def open_terminal(terminal: int) -> tuple[int, int]:
+    """Return both ends of a pseudo-terminal of the same size, which passes bytes on as they are."""
+    reader, writer = os.openpty()
+    with suppress(OSError, termios.error):
+        termios.tcsetwinsize(reader, termios.tcgetwinsize(terminal))
+    modes = termios.tcgetattr(writer)
+    modes[tty.OFLAG] &= ~termios.OPOST
+    modes[tty.LFLAG] &= ~termios.ECHO
+    termios.tcsetattr(writer, termios.TCSANOW, modes)
+    for end in (reader, writer):
+        fcntl.fcntl(end, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    return reader, writer

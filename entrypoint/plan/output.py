@@ -1,0 +1,63 @@
+"""Decide what becomes of the ranks' output: shown with or without their numbers, and kept in files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from entrypoint.core.errors import UserError, printable
+from entrypoint.plan.inputs import PlanInputs
+from entrypoint.plan.model import Decision, LauncherKind, OutputPlan, Source
+
+# What does the same where another launcher starts the ranks (their manuals).
+OTHER_LAUNCHERS = {
+    "srun": "srun --label --output=rank-%t.log",
+    "Open MPI": "mpirun --tag-output --output-filename DIR",
+    "mpirun": "mpirun's own options",
+    "torchrun": "torchrun --log-dir=DIR --tee=3",
+}
+FIELDS = ("log_dir", "log_ranks", "log_prefix")
+
+
+@dataclass(frozen=True)
+class DecidedOutput:
+    """The plan of the ranks' output, with its lines."""
+
+    plan: OutputPlan = field(default_factory=OutputPlan)
+    decisions: tuple[Decision, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def decide_output(inputs: PlanInputs, launcher: LauncherKind, nproc: int) -> DecidedOutput:
+    """Return what becomes of the output of ranks that the entrypoint starts.
+
+    Another launcher relays its ranks' output itself; settings are then named as without effect. Raises `UserError` for
+    ranks that do not exist, or whose output would be shown nowhere.
+    """
+    values, sources = inputs.settings.values, inputs.settings.sources
+    given = [printable(sources[name]) for name in FIELDS if getattr(values, name)]
+    if not given:
+        return DecidedOutput()
+    if launcher in (LauncherKind.RANK, LauncherKind.MPIRUN, LauncherKind.SRUN):
+        name = inputs.job.launcher or str(launcher)
+        hint = OTHER_LAUNCHERS.get(name, "its own options")
+        return DecidedOutput(warnings=(f"{', '.join(given)}: no effect, {name} relays the ranks' output. Use {hint}.",))
+    if values.log_ranks and not values.log_dir:
+        raise UserError(
+            f"{printable(sources['log_ranks'])}: the output of the other ranks would be lost. Set LAUNCH_LOG_DIR too."
+        )
+    ranks = read_ranks(values.log_ranks, sources.get("log_ranks", ""), inputs.world_size_for(nproc))
+    shown = f"shows rank {values.log_ranks}" if ranks else "shows all ranks"
+    kept = f", keeps files in {printable(values.log_dir)}" if values.log_dir else ""
+    decision = Decision("output", "relayed", f"{shown}{kept}", Source.USER, ", ".join(given))
+    return DecidedOutput(OutputPlan(log_dir=values.log_dir, shown_ranks=ranks, prefix=values.log_prefix), (decision,))
+
+
+def read_ranks(text: str, source: str, world_size: int) -> tuple[int, ...]:
+    """Return the ranks of `0,8-11`; raises `UserError` for one that the job does not have."""
+    ranks: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if int(last or first) >= world_size or int(last or first) < int(first):
+            raise UserError(f"{printable(source)}: the job has ranks 0 to {world_size - 1}. Name some of these.")
+        ranks.update(range(int(first), int(last or first) + 1))
+    return tuple(sorted(ranks))
