@@ -16,12 +16,13 @@ from entrypoint.machine.cpu_topology import format_cpu_list
 
 @dataclass
 class Core:
-    """A physical core to build: its siblings' CPU ids, socket, NUMA node and the kernel's core_id."""
+    """A physical core to build: its siblings' CPU ids, socket, NUMA node, the kernel's core_id, and its L3's number."""
 
     cpus: tuple[int, ...]
     socket: int = 0
     node: int = 0
     core_id: int = 0
+    cache: int | None = None
 
 
 @dataclass
@@ -44,8 +45,10 @@ class Tree:
         system = root / "sys/devices/system"
         sockets: dict[int, list[int]] = {}
         nodes: dict[int, list[int]] = {}
+        caches: dict[int | None, list[int]] = {}
         for core in self.cores:
             online = [cpu for cpu in core.cpus if cpu not in self.offline]
+            caches.setdefault(core.cache, []).extend(online)
             sockets.setdefault(core.socket, []).extend(online)
             nodes.setdefault(core.node, []).extend(online)
         for core in self.cores:
@@ -58,6 +61,9 @@ class Tree:
                     "thread_siblings_list": format_cpu_list(siblings),
                     "package_cpus_list": format_cpu_list(tuple(sockets[core.socket])),
                 })  # fmt: skip
+                if core.cache is not None:
+                    shared = {"shared_cpu_list": format_cpu_list(tuple(caches[core.cache]))}
+                    write(system / f"cpu/cpu{cpu}/cache/index3", shared)
         with_memory = tuple(nodes) if self.memory_nodes is None else self.memory_nodes
         for node in {*nodes, *with_memory}:
             write(system / f"node/node{node}", {"cpulist": format_cpu_list(tuple(nodes.get(node, ())))})
@@ -82,9 +88,13 @@ def smp(
     nodes_per_socket: int = 1,
     *,
     interleaved: bool = True,
+    cores_per_cache: int = 0,
     **more: Any,
 ) -> Tree:
-    """Build a symmetric machine: siblings numbered interleaved (0 and n) or adjacent (0 and 1)."""
+    """Build a symmetric machine: siblings numbered interleaved (0 and n) or adjacent (0 and 1).
+
+    `cores_per_cache` cores share an L3 cache; 0 shows none.
+    """
     total = sockets * cores_per_socket
     cores = []
     for core in range(total):
@@ -94,7 +104,7 @@ def smp(
             for thread in range(threads_per_core)
         )
         node = socket * nodes_per_socket + core_id * nodes_per_socket // cores_per_socket
-        cores.append(Core(cpus, socket, node, core_id))
+        cores.append(Core(cpus, socket, node, core_id, core // cores_per_cache if cores_per_cache else None))
     return Tree(cores, **more)
 
 
@@ -103,6 +113,13 @@ def hybrid_laptop() -> Tree:
     fast = [Core((2 * core, 2 * core + 1), core_id=4 * core) for core in range(6)]
     slow = [Core((12 + core,), core_id=24 + core) for core in range(8)]
     return Tree(fast + slow, files={"sys/devices/cpu_core/cpus": "0-11", "sys/devices/cpu_atom/cpus": "12-19"})
+
+
+def desktop() -> Tree:
+    """A Core i9-14900K: 8 performance cores with siblings 0-15, 16 efficiency cores 16-31, one L3 cache."""
+    fast = [Core((2 * core, 2 * core + 1), core_id=4 * core, cache=0) for core in range(8)]
+    slow = [Core((16 + core,), core_id=32 + core, cache=0) for core in range(16)]
+    return Tree(fast + slow, files={"sys/devices/cpu_core/cpus": "0-15", "sys/devices/cpu_atom/cpus": "16-31"})
 
 
 def big_little() -> Tree:
@@ -133,6 +150,14 @@ MACHINES: Mapping[str, Callable[[], Tree]] = {
     "2-socket Xeon, siblings interleaved": lambda: smp(2, 28, 2),
     "2-socket Xeon, SNC-4": lambda: smp(2, 56, 2, 4),
     "2-socket EPYC, NPS4": lambda: smp(2, 64, 2, 4),
+    # lscpu and hwloc of these: an L3 for 4 cores (Zen 2), 8 cores (Zen 4), a sub-NUMA cluster, a socket.
+    "2-socket EPYC 7742": lambda: smp(2, 64, 2, cores_per_cache=4),
+    "2-socket EPYC 9654": lambda: smp(2, 96, 2, cores_per_cache=8),
+    "2-socket Xeon 8480+, SNC-4": lambda: smp(2, 56, 2, 4, cores_per_cache=14),
+    "2-socket Xeon 6780E": lambda: smp(2, 144, cores_per_cache=144),
+    "Graviton 4": lambda: smp(1, 96, cores_per_cache=96),
+    "Grace": lambda: smp(1, 72, cores_per_cache=72),
+    "desktop with P- and E-cores": desktop,
     "2-socket Arm without SMT": lambda: smp(2, 64),
     "8-GPU NVLink node": lambda: smp(2, 20, 2, files=gpu_nodes(NVLINK_NODES)),
     "8-GPU NVSwitch node": lambda: smp(2, 56, 2, files=gpu_nodes(NVLINK_NODES)),

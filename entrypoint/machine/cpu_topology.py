@@ -10,7 +10,8 @@ from pathlib import Path
 class Cpu:
     """One logical CPU.
 
-    `core` is unique within its socket; `efficiency` marks the slower cores of a hybrid CPU.
+    `core` is unique within its socket; `efficiency` marks the slower cores of a hybrid CPU. `cache` is the first CPU
+    of those that share the last cache of this one, -1 where /sys does not show it.
     """
 
     id: int
@@ -18,6 +19,7 @@ class Cpu:
     socket: int
     node: int
     efficiency: bool = False
+    cache: int = -1
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,16 @@ def read_topology(root: Path, mask: frozenset[int]) -> Topology:
     cores, hidden = read_cores(base / "cpu", allowed)
     sockets = read_sockets(base / "cpu", allowed)
     nodes = read_nodes(base / "node")
-    slow = find_efficiency_cpus(root, allowed)
+    slow, caches = find_efficiency_cpus(root, allowed), read_caches(base / "cpu", allowed)
     assumptions: list[str] = []
     if hidden:
         assumptions.append(f"/sys hides the topology of CPUs {format_cpu_list(hidden)}: each counts as a physical core")
     if not nodes and len(set(sockets.values())) > 1:
         assumptions.append("/sys hides the NUMA nodes: each socket counts as one")
         nodes = sockets
-    cpus = tuple(Cpu(cpu, cores[cpu], sockets[cpu], nodes.get(cpu, 0), cpu in slow) for cpu in allowed)
+    cpus = tuple(
+        Cpu(cpu, cores[cpu], sockets[cpu], nodes.get(cpu, 0), cpu in slow, caches.get(cpu, -1)) for cpu in allowed
+    )
     return Topology(cpus, len(online), read_cpu_list(base / "node/has_memory"), tuple(assumptions))
 
 
@@ -109,6 +113,20 @@ def read_cores(folder: Path, allowed: list[int]) -> tuple[dict[int, int], tuple[
             hidden.append(cpu)
         cores |= dict.fromkeys(siblings if cpu in siblings else (cpu,), cpu if core is None else core)
     return cores, tuple(hidden)
+
+
+def read_caches(folder: Path, allowed: list[int]) -> dict[int, int]:
+    """Return CPU id → the first CPU that shares its L3 cache, as `shared_cpu_list` of /sys has it.
+
+    A core complex of an EPYC has an L3 of its own, and so has a cluster of other CPUs. Source: kernel docs,
+    ABI/testing/sysfs-devices-system-cpu.
+    """
+    caches: dict[int, int] = {}
+    for cpu in allowed:
+        if cpu not in caches:
+            sharing = read_cpu_list(folder / f"cpu{cpu}/cache/index3/shared_cpu_list")
+            caches |= dict.fromkeys(sharing, min(sharing)) if cpu in sharing else {}
+    return caches
 
 
 def read_sockets(folder: Path, allowed: list[int]) -> dict[int, int]:

@@ -21,6 +21,7 @@ def assign_cores(cores: Sequence[Core], nproc: int) -> Shares:
     No rank crosses a NUMA node if its share fits into one, even if a core stays unused: remote memory costs more.
     Under a CPU limit the whole mask is still assigned, because the limit is on time and not on cores. Pinning every
     container of a machine to its first cores would overload these. With more ranks than cores all share all.
+    Within a node, no rank crosses an L3 cache if its share fits into one.
     """
     if nproc > len(cores):
         return (tuple(cores),) * nproc
@@ -28,7 +29,26 @@ def assign_cores(cores: Sequence[Core], nproc: int) -> Shares:
     if len(cores) // nproc > max(map(len, nodes)):
         return partition(cores, split(len(cores), nproc))
     sizes = rank_sizes_per_node([len(node) for node in nodes], nproc)
-    return tuple(share for node, within in zip(nodes, sizes, strict=True) for share in partition(node, within))
+    return tuple(share for node, within in zip(nodes, sizes, strict=True) for share in share_node(node, within))
+
+
+def share_node(cores: Sequence[Core], sizes: tuple[int, ...]) -> Shares:
+    """Cut a NUMA node's cores into shares, none across two L3 caches if all fit into one each.
+
+    A thread in another core complex reads what it shares by the memory's way. Larger shares choose first.
+    """
+    free: dict[int, list[Core]] = {}
+    for core in cores:
+        free.setdefault(core.cache, []).append(core)
+    shares: dict[int, tuple[Core, ...]] = {}
+    for place in sorted(range(len(sizes)), key=lambda place: (-sizes[place], place)):
+        fitting = [cache for cache in free if len(free[cache]) >= sizes[place]]
+        if not fitting:
+            return partition(cores, sizes)
+        cache = min(fitting, key=lambda cache: (len(free[cache]), cache))
+        shares[place] = tuple(free[cache][: sizes[place]])
+        free[cache] = free[cache][sizes[place] :]
+    return tuple(shares[place] for place in range(len(sizes)))
 
 
 def assign_near_gpus(cores: Sequence[Core], wanted: Sequence[int | None]) -> Shares | None:
@@ -46,7 +66,7 @@ def assign_near_gpus(cores: Sequence[Core], wanted: Sequence[int | None]) -> Sha
     shares: dict[int, tuple[Core, ...]] = {}
     for node, here in ranks.items():
         extra = len(nodes[node]) - size * len(here)
-        assigned = partition(nodes[node], tuple(size + (place < extra) for place in range(len(here))))
+        assigned = share_node(nodes[node], tuple(size + (place < extra) for place in range(len(here))))
         shares |= dict(zip(here, assigned, strict=True))
     return tuple(shares[rank] for rank in range(len(wanted)))
 

@@ -12,15 +12,16 @@ from entrypoint.machine.detect import Machine
 
 @dataclass(frozen=True)
 class Core:
-    """A physical core: its NUMA node (as socket and node), and those of its CPUs that ranks are bound to."""
+    """A physical core: its NUMA node (as socket and node), those of its CPUs that ranks are bound to, its L3 cache."""
 
     numa_node: tuple[int, int]
     cpus: tuple[int, ...]
+    cache: int = -1
 
 
 @dataclass(frozen=True)
 class CpuBudget:
-    """`cores` in order of socket, NUMA node and core; `limit_cpus` caps the threads, None where nothing does.
+    """`cores` in order of socket, NUMA node, L3 cache and core; `limit_cpus` caps the threads, None where nothing does.
 
     `text` says in a few words what it is and what limits it.
     """
@@ -58,10 +59,12 @@ def compute_cpu_budget(machine: Machine, job: Job, kind: str, nproc: int = 1) ->
 
 def group_by_core(cpus: Iterable[Cpu], *, siblings: bool) -> tuple[Core, ...]:
     """Return the physical cores of the CPUs, each with its first CPU, or with all of them."""
-    members: dict[tuple[int, int, int], list[int]] = {}
+    members: dict[tuple[int, int, int, int], list[int]] = {}
     for cpu in cpus:
-        members.setdefault((cpu.socket, cpu.node, cpu.core), []).append(cpu.id)
-    return tuple(Core(key[:2], tuple(sorted(ids) if siblings else [min(ids)])) for key, ids in sorted(members.items()))
+        members.setdefault((cpu.socket, cpu.node, cpu.cache, cpu.core), []).append(cpu.id)
+    return tuple(
+        Core(key[:2], tuple(sorted(ids) if siblings else [min(ids)]), key[2]) for key, ids in sorted(members.items())
+    )
 
 
 def budget_text(machine: Machine, job: Job, cores: tuple[Core, ...], excluded: int) -> str:

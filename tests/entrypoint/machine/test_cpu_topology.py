@@ -75,6 +75,31 @@ def test_read_topology_without_siblings_uses_core_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "caches"),
+    [
+        ("2-socket EPYC 7742", 32),
+        ("2-socket EPYC 9654", 24),
+        ("2-socket Xeon 8480+, SNC-4", 8),
+        ("Grace", 1),
+        ("desktop with P- and E-cores", 1),
+    ],
+)
+def test_read_topology_groups_cpus_by_l3_cache(tmp_path: Path, name: str, caches: int) -> None:
+    tree = MACHINES[name]()
+    found = read_topology(tree.build(tmp_path), tree.cpus)
+    groups = {cpu.cache for cpu in found.cpus}
+    assert len(groups) == caches
+    assert -1 not in groups
+    siblings = [{cpu.cache for cpu in found.cpus if (cpu.socket, cpu.core) == (0, core)} for core in (0, 1, 2)]
+    assert max(map(len, siblings)) <= 1
+
+
+def test_read_topology_without_l3_cache_is_one_group(tmp_path: Path) -> None:
+    found = read_topology(smp(1, 4).build(tmp_path), frozenset(range(4)))
+    assert {cpu.cache for cpu in found.cpus} == {-1}
+
+
+@pytest.mark.parametrize(
     ("name", "cores", "sockets", "nodes", "slow"),
     [
         ("VM of 1 CPU", 1, 1, 1, 0),
@@ -85,6 +110,13 @@ def test_read_topology_without_siblings_uses_core_id(tmp_path: Path) -> None:
         ("2-socket Xeon, siblings interleaved", 56, 2, 2, 0),
         ("2-socket Xeon, SNC-4", 112, 2, 8, 0),
         ("2-socket EPYC, NPS4", 128, 2, 8, 0),
+        ("2-socket EPYC 7742", 128, 2, 2, 0),
+        ("2-socket EPYC 9654", 192, 2, 2, 0),
+        ("2-socket Xeon 8480+, SNC-4", 112, 2, 8, 0),
+        ("2-socket Xeon 6780E", 288, 2, 2, 0),
+        ("Graviton 4", 96, 1, 1, 0),
+        ("Grace", 72, 1, 1, 0),
+        ("desktop with P- and E-cores", 24, 1, 1, 16),
         ("2-socket Arm without SMT", 128, 2, 2, 0),
         ("8-GPU NVLink node", 40, 2, 2, 0),
         ("8-GPU NVSwitch node", 112, 2, 2, 0),

@@ -105,6 +105,40 @@ def test_assign_cores_sizes_per_numa_node(nodes: list[int], nproc: int, sizes: l
     assert [len(share) for share in assign_cores(cores, nproc)] == sizes
 
 
+# The cores of a mask in each of a node's L3 caches, the ranks, and the cores of each rank.
+CACHES = [
+    ([4, 4], 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+    ([3, 4, 4, 3], 4, [(3, 4, 5, 6), (7, 8, 9, 10), (0, 1, 2), (11, 12, 13)]),  # in order ranks would cross
+    ([4, 4, 4], 2, [tuple(range(6)), tuple(range(6, 12))]),  # none fits into a cache
+    ([8, 8], 3, [tuple(range(6)), (6, 7, 8, 9, 10), (11, 12, 13, 14, 15)]),  # 6 + 5 + 5 do not fit into 8 + 8
+    ([2, 6], 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),  # 4 + 4 do not fit either
+    ([2, 4, 2], 4, [(0, 1), (6, 7), (2, 3), (4, 5)]),
+]
+
+
+@pytest.mark.parametrize(("caches", "nproc", "expected"), CACHES)
+def test_ranks_cross_no_l3_cache_if_their_shares_fit(
+    caches: list[int], nproc: int, expected: list[tuple[int, ...]]
+) -> None:
+    groups = [cache for cache, count in enumerate(caches) for _ in range(count)]
+    cores = [Core((0, 0), (number,), cache) for number, cache in enumerate(groups)]
+    assert [cpus_of(share) for share in assign_cores(cores, nproc)] == expected
+
+
+@pytest.mark.generated
+@settings(max_examples=EXAMPLES)
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=16), st.integers(1, 32))
+def test_l3_caches_change_no_rank_size(caches: list[int], nproc: int) -> None:
+    groups = [cache for cache, count in enumerate(caches) for _ in range(count)]
+    cores = [Core((0, 0), (number,), cache) for number, cache in enumerate(groups)]
+    blind = [Core((0, 0), (number,)) for number in range(len(groups))]
+    shares = assign_cores(cores, nproc)
+    assert [len(share) for share in shares] == [len(share) for share in assign_cores(blind, nproc)]
+    if nproc <= len(cores):
+        used = [cpu for share in shares for cpu in cpus_of(share)]
+        assert len(set(used)) == len(used)
+
+
 def test_gpu_locality_is_dropped_if_a_node_has_too_few_cores() -> None:
     cores = [Core((0, 0), (0,)), Core((1, 1), (1,)), Core((1, 1), (2,))]
     assert assign_near_gpus(cores, [0, 0]) is None
