@@ -9,11 +9,11 @@ mypy --no-error-summary
 report=$(mktemp)
 trap 'rm -f "$report"' EXIT
 lint-imports --no-cache >"$report" || { cat "$report"; exit 1; }
-mapfile -t texts < <(git ls-files --cached --others --exclude-standard '*.md' '*.py' '*.toml' '*.sh' '*.sbatch' '*.yaml' 'Makefile' '.ci/*')
+mapfile -t texts < <(git ls-files --cached --others --exclude-standard '*.md' '*.py' '*.toml' '*.sh' '*.sbatch' '*.yaml' 'Makefile' '.ci/*' 'tests/support/*')
 codespell --dictionary tools/words.txt "${texts[@]}"
 python tools/check_prose.py
-mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '*.sbatch' '.ci/*')
-shellcheck "${scripts[@]}"
+mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '*.sbatch' '.ci/*' 'tests/support/*' ':!*.py')
+shellcheck --external-sources "${scripts[@]}"
 mapfile -t dockerfiles < <(git ls-files --cached --others --exclude-standard '*Dockerfile*')
 ((${#dockerfiles[@]} == 0)) || hadolint "${dockerfiles[@]}"
 echo "check: clean, ${#scripts[@]} shell scripts and ${#dockerfiles[@]} Dockerfiles among it"
