@@ -1,8 +1,9 @@
 """Several nodes for the tests: hosts with their own address, name and processes, ssh and Slurm between them.
 
 CLUSTER_NODES names a program with the verbs `up N`, `down`, `exec NODE COMMAND…`, `cut NODE`, `heal NODE`, `kill NODE`
-and `hosts NODE FILE`, CLUSTER_SSH the ssh configuration with which its nodes reach each other, CLUSTER_SLURM one with
-`up N`, `down` and `exec COMMAND…` on the first node. Nodes share the file system. Tests that need them skip elsewhere.
+and `hosts NODE FILE`, CLUSTER_SSH the ssh configuration with which its nodes reach each other. CLUSTER_SLURM and
+CLUSTER_GRID_ENGINE each name one with `up N`, `down` and `exec COMMAND…` on the first node. Nodes share the file
+system. tests/support has such programs. Tests that need them skip elsewhere.
 CLUSTER_ALL=1 runs every combination, half an hour, instead of the main ones; CLUSTER_REPEAT=20 runs each 20 times.
 """
 
@@ -258,5 +259,51 @@ def slurm(cluster: Cluster) -> Iterator[Slurm]:
     subprocess.run([tool, "up", str(cluster.count)], check=True, timeout=LIMIT_S)
     try:
         yield Slurm(tool, cluster)
+    finally:
+        subprocess.run([tool, "down"], check=False, timeout=LIMIT_S)
+
+
+@dataclass
+class GridEngine:
+    """A Grid Engine over a cluster's nodes."""
+
+    tool: str
+    cluster: Cluster
+
+    def run(self, *words: str | Path, env: Mapping[str, str] | None = None) -> Result:
+        """Run a client command (qsub, qdel …) on the first node to its end."""
+        return self.cluster.run("node1", *words, env=env, tool=self.tool)
+
+    def submit(
+        self, file: Path, *options: str, env: Mapping[str, str] | None = None, without: Sequence[str] = ()
+    ) -> str:
+        """Submit a batch script and return the job's number; the job does not get the variables `without`."""
+        removed = [f"--unset={name}" for name in without]
+        done = self.run("env", *removed, "qsub", "-terse", *options, file, env=env)
+        assert done.code == 0, done.out
+        return done.out.split()[-1]
+
+    def is_known(self, job: str) -> bool:
+        """Return whether a job waits, runs or is being deleted."""
+        return self.run("qstat", "-j", job).code == 0
+
+    def ended(self, job: str, limit_s: float = LIMIT_S) -> dict[str, str]:
+        """Wait for a job's end and return its last accounting record."""
+        until = time.monotonic() + limit_s
+        while self.is_known(job) or (record := self.run("qacct", "-j", job)).code:
+            assert time.monotonic() < until, self.run("qstat", "-f").out
+            time.sleep(0.3)
+        pairs = (line.split(maxsplit=1) for line in record.out.splitlines())
+        return {words[0]: words[1].strip() for words in pairs if len(words) == 2}
+
+
+@pytest.fixture
+def grid_engine(cluster: Cluster) -> Iterator[GridEngine]:
+    tool = os.environ.get("CLUSTER_GRID_ENGINE", "")
+    if not tool:
+        pytest.skip("needs Grid Engine: CLUSTER_GRID_ENGINE names no program that starts one over the nodes")
+    subprocess.run([tool, "up", str(cluster.count)], check=True, timeout=LIMIT_S)
+    try:
+        yield GridEngine(tool, cluster)
     finally:
         subprocess.run([tool, "down"], check=False, timeout=LIMIT_S)
