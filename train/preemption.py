@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.core.signals import DUPLICATE_WINDOW_S, not_ignored
+from entrypoint.core.signals import DUPLICATE_WINDOW_S, PREEMPTION, not_ignored
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # A closed terminal can send several of these; they do not count as a second stop request by the user.
@@ -112,6 +112,7 @@ class StopController:
         """Install the signal handlers, except for signals that are already ignored (nohup)."""
         for number in not_ignored(HANDLED):
             signal.signal(number, self.handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PREEMPTION)  # the entrypoint defers them until here
 
     def ignore(self) -> None:
         """Ignore all handled signals while the process exits, so that its exit code stays as set.

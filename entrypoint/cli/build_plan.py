@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from entrypoint.core.user_dirs import why_not_writable
 from entrypoint.job.detect import Job
 from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.job.launcher_quirks import check_launcher_variables, effective_affinity
+from entrypoint.job.node_group import NodeGroup
+from entrypoint.job.run_identity import identify_run, train_words
 from entrypoint.launch.remote import find_remote_launcher, with_remote_command
 from entrypoint.machine.comm_backends import find_backend_problem
 from entrypoint.machine.compile_backends import find_compile_problem
@@ -28,7 +31,8 @@ from entrypoint.machine.shared_libraries import find_broken_preloads
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan, Program
 from entrypoint.plan.planner import make_plan
-from entrypoint.settings import LaunchSettings
+from entrypoint.rank.refusal import Place, place_in_job, refuse
+from entrypoint.settings import LaunchSettings, read_launch_settings
 from entrypoint.tune.store import TunedPlan, apply_tuning, load
 
 if TYPE_CHECKING:
@@ -70,6 +74,7 @@ def detect_plan_inputs(
         node_group=nodes,
         remote_launcher=find_remote_launcher(settings.values, job, nodes.nnodes, environ),
         run_token=f"{socket.gethostname()}-{os.getpid()}",
+        run_identity=run_identity_of(command, job, environ),
         foreign_variable=find_foreign_variable(command.program, environ),
     )
 
@@ -80,6 +85,32 @@ def check_log_dir(settings: ParsedSettings[LaunchSettings]) -> None:
     if problem:
         source = printable(settings.sources["log_dir"])
         raise UserError(f"{source}: cannot be written to ({problem}). Name a folder that you may write to.")
+
+
+@contextmanager
+def telling_other_nodes(command: CommandLine, job: Job, environ: Mapping[str, str]) -> Iterator[None]:
+    """Tell the job's other nodes of an error before this one starts its ranks; they would wait for it."""
+    try:
+        yield
+    except UserError as error:
+        refuse(place_of_command(command, job, environ) if command.launches else None, error)
+
+
+def place_of_command(command: CommandLine, job: Job, environ: Mapping[str, str]) -> Place | None:
+    """Return where this process stands in a job of several nodes, None if nothing here can say it."""
+    group = NodeGroup()
+    with suppress(UserError):  # settings that cannot be read do not say that there are nodes
+        settings = read_launch_settings(environ, command.launch_flags)
+        group = detect_node_group(settings, environ, job)
+        if group.nnodes > 1 and settings.values.max_restarts not in ("auto", 0):
+            return None  # the agents take a port of their own, and wait for each other
+    return place_in_job(job, group, environ, run_identity_of(command, job, environ))
+
+
+def run_identity_of(command: CommandLine, job: Job, environ: Mapping[str, str]) -> str:
+    """Return what distinguishes this run from others on the same nodes."""
+    words = command.program.argv[1:] if command.program else train_words(environ, command.train_flags)
+    return identify_run(job, environ, tuple(words))
 
 
 # Variables of MPI launchers and srun that scripts read to find their rank, and that the entrypoint does not set.

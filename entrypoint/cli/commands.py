@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from entrypoint.core.console import log, report_error, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
 from entrypoint.core.process import gc_paused
+from entrypoint.core.signals import PREEMPTION
 from entrypoint.job.allocation import ALLOCATION_VAR, read_allocation, with_allocation
 from entrypoint.job.detect import detect_job
 
@@ -25,6 +27,7 @@ with gc_paused():
     from entrypoint.core.user_dirs import apply_fallbacks
     from entrypoint.doctor.selftest import selftest_command
     from entrypoint.job.launcher_quirks import drop_thread_default
+    from entrypoint.job.run_identity import with_run_id
     from entrypoint.launch.dispatch import REMOTE_LAUNCHERS, launch
     from entrypoint.machine import cpu_load
     from entrypoint.machine.container import read_image
@@ -37,6 +40,8 @@ with gc_paused():
 
 def main() -> int:
     """Run the command line and return the exit code; an error is one line on standard error."""
+    if sys.argv[1:2] == ["train"]:  # a scheduler's warning must not end a job that has no rank yet
+        signal.pthread_sigmask(signal.SIG_BLOCK, PREEMPTION)
     try:
         return run_command(sys.argv[1:], dict(os.environ))
     except UserError as error:
@@ -84,12 +89,14 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     environ = {**environ, **{name: value for name, (value, _) in fallbacks.items()}}
     if command.command in ("other", "selftest"):
         replace_process(command.program.argv if command.program else selftest_command(), environ)
-    settings, allocation = read_launch_settings(environ, command.launch_flags), read_allocation(environ)
-    job = with_allocation(detect_job(environ, parent_name()), allocation, socket.gethostname())
+    allocation = read_allocation(environ)
+    job = with_run_id(with_allocation(detect_job(environ, parent_name()), allocation, socket.gethostname()))
     if allocation.to_variable():
         environ = {**environ, ALLOCATION_VAR: allocation.to_variable()}
-    inputs = plans.detect_plan_inputs(command, settings, job, drop_thread_default(environ, job))
-    inputs = replace(inputs, dir_fallbacks=fallbacks)
+    with plans.telling_other_nodes(command, job, environ):
+        settings = read_launch_settings(environ, command.launch_flags)
+        inputs = plans.detect_plan_inputs(command, settings, job, drop_thread_default(environ, job))
+        inputs = replace(inputs, dir_fallbacks=fallbacks)
     if command.command == "tune":  # its trials use the plan as it is, whatever other processes do
         return tune_command(command, inputs)
     inputs = replace(inputs, machine=replace(inputs.machine, busy_cpus=cpu_load.other_busy_cpus(load)))
@@ -148,9 +155,10 @@ def plan_command(command: CommandLine, inputs: PlanInputs, started: float) -> in
         from entrypoint.launch.notebook import convert
 
         convert(Path(command.program.argv[1]))  # raises for what no script can do, before anything is started
-    inputs, tuned = plans.apply_saved_tuning(command, inputs)
-    plan = plans.build_plan(command, inputs)
-    plan = annotate(plan, tuned) if tuned else plan
+    with plans.telling_other_nodes(command, inputs.job, inputs.environ):
+        inputs, tuned = plans.apply_saved_tuning(command, inputs)
+        plan = plans.build_plan(command, inputs)
+        plan = annotate(plan, tuned) if tuned else plan
     if command.json:
         write_stdout(plan.to_json(indent=2))
     elif not command.launches:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 
-from entrypoint.core.errors import ExitCode, PeerLostError, UserError
+from entrypoint.core.errors import ExitCode, PeerLostError, ReportedError, UserError
 
 # Set by the process that starts mpirun: ranks on any node then also print status records for it on standard error.
 STATUS_VAR = "ENTRYPOINT_STATUS_RECORDS"
@@ -72,6 +72,8 @@ def report_error(error: UserError) -> int:
     fail of one cause is shown. The file has the form of torch.distributed.elastic's ErrorHandler, with keys of ours.
     Else it goes to standard error.
     """
+    if isinstance(error, ReportedError):
+        return int(error.code)
     if not write_error_file(os.environ.get("TORCHELASTIC_ERROR_FILE", ""), error):
         for line in str(error).splitlines():
             write_stderr(f"{error_prefix(error.code)}{line}")

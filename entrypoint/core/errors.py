@@ -40,6 +40,10 @@ class PeerLostError(UserError):
         super().__init__(message, ExitCode.RANK_FAILED)
 
 
+class ReportedError(UserError):
+    """An error that has been reported already."""
+
+
 def printable(value: object) -> str:
     """Return a value of the user or a launcher as a short printable text for a message.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import ipaddress
 import socket
@@ -103,3 +104,41 @@ def ipv4_address(interface: str) -> str:
 def is_this_host(name: str) -> bool:
     """Return whether a host name is this node's, with or without its domain."""
     return name.partition(".")[0] == socket.gethostname().partition(".")[0]
+
+
+def try_listen(port: int) -> socket.socket | None:
+    """Return a socket that listens on a port, or None if the port is taken."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    try:
+        return socket.create_server(("", port), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=1024)
+    except OSError:
+        return None
+
+
+def hold_port(port: int = 0) -> socket.socket:
+    """Return a socket that is bound to a port, by default a free one, and does not listen.
+
+    Linux lets another program listen on it if both set SO_REUSEADDR, as torch's store does. The kernel gives the port
+    to no other program meanwhile (socket(7), ip(7)). Raises OSError if a program listens on the port.
+    """
+    six = socket.has_dualstack_ipv6()
+    held = socket.socket(socket.AF_INET6 if six else socket.AF_INET)
+    try:
+        if six:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", port))
+    except OSError:
+        held.close()
+        raise
+    return held
+
+
+def is_own_address(address: str) -> bool:
+    """Return whether an address belongs to this node; the kernel binds no other."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL
+    return True

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 # Forwarded signals that stop the job.
 TERMINATING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Signals that a scheduler or user sends to a program that saves: it must not die of them before its handlers exist.
+PREEMPTION = (signal.SIGUSR1, signal.SIGUSR2)
 # A launcher, the terminal and its shell may each forward the same signal. Repeats within this time count once.
 DUPLICATE_WINDOW_S = 1.0
 

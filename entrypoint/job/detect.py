@@ -161,7 +161,7 @@ def read_rank(row: Launcher, environ: Mapping[str, str]) -> Job:
             f"{row.local_rank} is not set: {here} of the {world_size} ranks are on this node, and each needs its own"
             f" cores. Set {row.local_rank} to this rank's number on its node, from 0 to {here - 1}."
         )
-    job_id = next((environ[name] for name in row.job_id if environ.get(name)), "")
+    job_id = next((environ[name] for name in row.job_id if environ.get(name)), "") or row.job_id_of(environ)
     return Job(row.name, rank, world_size, local_rank, here, job_id, row.binding_of(environ))
 
 

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job
 from entrypoint.job.launchers import LauncherBinding, mpirun_binding
-from entrypoint.machine.procfs import ROOT, ancestors, read_lines
+from entrypoint.machine.procfs import ROOT, ancestors, command_words, read_lines
 
 # The names in /proc/PID/comm of the MPI processes that fork the ranks of a node.
 MPI_PROCESSES = (
@@ -67,11 +67,6 @@ def options_before(words: list[str], program: list[str]) -> list[str]:
     """Return the words of a launcher's command line before those of the program that it starts."""
     names = {PurePath(word).name for word in program[:2]}
     return list(takewhile(lambda word: PurePath(word).name not in names, words))
-
-
-def command_words(process: str) -> list[str]:
-    """Return the words of a process's command line."""
-    return "\n".join(read_lines(ROOT / f"proc/{process}/cmdline")).split("\0")
 
 
 def check_launcher_variables(job: Job) -> None:

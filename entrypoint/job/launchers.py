@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from entrypoint.job.slurm import number, slurm_tasks_here
+from entrypoint.job.slurm import number, slurm_step, slurm_tasks_here
 
 
 class LauncherBinding(Enum):
@@ -24,6 +24,7 @@ class Launcher:
 
     `local_world_size` lists the variables that may hold the number of ranks on this node. `local_size_of` computes
     that number where no variable has it, None if it cannot.
+    `job_id` lists the variables that may hold an id of the run, `job_id_of` computes it.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Launcher:
     local_rank: str
     local_world_size: tuple[str, ...] = ()
     job_id: tuple[str, ...] = ()
+    job_id_of: Callable[[Mapping[str, str]], str] = lambda _: ""
     local_size_of: Callable[[Mapping[str, str]], int | None] = lambda _: None
     binding_of: Callable[[Mapping[str, str]], LauncherBinding] = lambda _: LauncherBinding.NONE
     master_of: Callable[[Mapping[str, str]], str] = lambda _: ""
@@ -219,7 +221,7 @@ LAUNCHERS = (
         "SLURM_PROCID",
         "SLURM_NTASKS",
         "SLURM_LOCALID",
-        job_id=("SLURM_JOB_ID",),
+        job_id_of=slurm_step,
         local_size_of=slurm_tasks_here,
         binding_of=srun_binding,
     ),

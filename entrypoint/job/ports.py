@@ -27,8 +27,12 @@ def fallback_ports(port: int) -> tuple[int, ...]:
 
 
 def monitor_ports(port: int) -> tuple[int, ...]:
-    """Return the candidate ports of the failure channel, above the ranks' own."""
-    return tuple(65000 + (port + step) % 536 for step in range(PORT_ATTEMPTS))
+    """Return the candidate ports of the failure channel, above the ranks' own.
+
+    Each belongs to the candidate of `fallback_ports` at the same place. A monitor that listens on it is the only one
+    that may take that rendezvous port.
+    """
+    return tuple(65000 + candidate % 536 for candidate in fallback_ports(port))
 
 
 def parse_port(text: str, source: str = "") -> int:

@@ -65,6 +65,12 @@ def without_step(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not name.startswith("SLURM_STEP") and name not in own}
 
 
+def slurm_step(environ: Mapping[str, str]) -> str:
+    """Return the id of this step, empty outside one; a job may have several at once."""
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    return f"{job}.{step}" if job and step else ""
+
+
 def slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
     """Return the tasks of this step on this node, None if Slurm's variables do not tell."""
     here = value_for_this_node(environ, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
 from entrypoint.core.process import replace_process
+from entrypoint.core.signals import PREEMPTION
 from entrypoint.job.detect import Job
 from entrypoint.job.ports import START_TIME_VAR
 from entrypoint.plan.model import PLAN_VAR, Plan
@@ -26,6 +28,7 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
         saves = plan.trainer is not None and plan.trainer.saves_checkpoints
         sys.exit(mpirun.supervise_mpirun(plan.command, environment, saves=saves, grace_s=plan.grace_period_s))
     if plan.launcher in REMOTE_LAUNCHERS:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PREEMPTION)  # srun forwards them to the ranks
         replace_process(plan.command, {**environ, **plan.environment.variables})
     if plan.launcher in ("direct", "local"):
         from entrypoint.launch import local

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from entrypoint.core.console import report_error
 from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.network import hold_port
 from entrypoint.core.process import die_with_parent, name_process
-from entrypoint.core.signals import FORWARDED, TERMINATING, from_terminal, not_ignored
+from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING, from_terminal, not_ignored
 from entrypoint.job.detect import Job
 from entrypoint.job.ports import parse_port
 from entrypoint.launch.failures import (
@@ -90,11 +90,7 @@ def open_output(plan: Plan) -> RankOutput | None:
 
 @contextmanager
 def reserve_port(plan: Plan, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Reserve a rendezvous port for the ranks of one node while they run, and yield its variables.
-
-    Linux lets rank 0 listen on a port that another socket has bound without listening, if both set SO_REUSEADDR.
-    torch's store sets it. The kernel gives the port to no other program meanwhile (socket(7), ip(7)).
-    """
+    """Reserve a rendezvous port for the ranks of one node while they run, and yield its variables."""
     if plan.nodes.nnodes > 1:
         yield {}
         return
@@ -104,12 +100,7 @@ def reserve_port(plan: Plan, environ: Mapping[str, str]) -> Iterator[Mapping[str
         check_port_free(parse_port(wanted))
         yield address
         return
-    six = socket.has_dualstack_ipv6()
-    with socket.socket(socket.AF_INET6 if six else socket.AF_INET) as held:
-        if six:
-            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("", 0))
+    with hold_port() as held:
         yield {**address, "MASTER_PORT": str(held.getsockname()[1])}
 
 
@@ -161,7 +152,8 @@ class LocalRanks:
             for number, stream in zip((1, 2), streams, strict=False):
                 os.dup2(stream, number)
             os.environ["TORCHELASTIC_ERROR_FILE"] = str(error_file)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, self.handled_signals)
+            deferred = PREEMPTION if self.plan.program.kind == "train" else ()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, set(self.handled_signals) - set(deferred))
             if os.getppid() == parent:
                 exec_program(self.plan, Job("local", local_rank, size, local_rank, size, job.job_id), environ)
         except UserError as error:

@@ -204,9 +204,18 @@ NODE_DECISIONS = ("cores", "threads", "memory", "gpus", "openmp", "allocator")
 
 def rendezvous_hints(inputs: PlanInputs, hosts: tuple[tuple[str, int], ...]) -> dict[str, str]:
     """Return what mpirun's ranks get besides the user's variables: where rank 0 is, and which run this is."""
-    first = hosts[0][0] if len(hosts) > 1 else "127.0.0.1"
+    first = first_host(inputs, hosts) if len(hosts) > 1 else "127.0.0.1"
     variables = {"MASTER_ADDR": first, JOB_TOKEN_VAR: inputs.job.job_id or inputs.run_token}
     return {name: value for name, value in variables.items() if not inputs.environ.get(name)}
+
+
+def first_host(inputs: PlanInputs, hosts: tuple[tuple[str, int], ...]) -> str:
+    """Return the host of rank 0: the list's first one; Open MPI 4 puts its own node first (seen with 4.1)."""
+    starter = inputs.remote_launcher
+    if starter and starter.mpi == "Open MPI" and starter.major < FIRST_WITH_PRRTE:
+        own = inputs.machine.hostname.partition(".")[0]
+        return next((name for name, _ in hosts if name.partition(".")[0] == own), hosts[0][0])
+    return hosts[0][0]
 
 
 def srun(

@@ -19,6 +19,7 @@ from typing import Any
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.core.process import fast_exit, gc_paused
+from entrypoint.core.signals import PREEMPTION
 from entrypoint.launch.failures import (
     Failure,
     failure_sort_key,
@@ -105,8 +106,9 @@ def forward_user_signals() -> list[int]:
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), number)
 
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
+    for number in PREEMPTION:
         signal.signal(number, signal_ranks)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PREEMPTION)  # deferred until here
     return warnings
 
 

@@ -28,6 +28,11 @@ def parent_name() -> str:
     return "".join(read_lines(ROOT / f"proc/{os.getppid()}/comm"))
 
 
+def command_words(process: str) -> list[str]:
+    """Return the words of a process's command line."""
+    return "\n".join(read_lines(ROOT / f"proc/{process}/cmdline")).split("\0")
+
+
 def read_lines(path: Path) -> list[str]:
     """Return a file's lines, or none if it cannot be read."""
     try:

@@ -52,6 +52,7 @@ class PlanInputs:
     `dir_fallbacks` are variables that replace an unusable home or temporary folder, each with the reason.
     `node_group` are the nodes on each of which an entrypoint starts ranks; one if a launcher has started them.
     `remote_launcher` starts ranks on other nodes too, None if nothing does. `run_token` is unique to this run.
+    `run_identity` distinguishes the run from others on the same nodes; it is the same on all nodes.
     `foreign_variable` is another launcher's variable that the user's script reads, empty if there is none.
     `previous` is what the plan of a resumed run had, None for a new run.
     """
@@ -68,6 +69,7 @@ class PlanInputs:
     node_group: NodeGroup = data_field(default_factory=NodeGroup)
     remote_launcher: RemoteLauncher | None = None
     run_token: str = ""
+    run_identity: str = ""
     previous: PreviousRun | None = None
     foreign_variable: str = ""
 

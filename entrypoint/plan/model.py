@@ -104,13 +104,15 @@ class NodePlan:
 class RendezvousPlan:
     """Where ranks of several nodes meet; empty where the launcher or the user says it.
 
-    If `port_is_negotiable`, the ranks take the next port where this one is in use.
+    If `port_is_negotiable`, the ranks take the next port where this one is in use. `run_identity`
+    distinguishes this run from others on the same nodes.
     """
 
     master_addr: str = ""
     master_port: str = ""
     port_is_negotiable: bool = False
     timeout_s: int = 1800
+    run_identity: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

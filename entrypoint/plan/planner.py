@@ -122,6 +122,7 @@ def plan_rendezvous(inputs: PlanInputs) -> RendezvousPlan:
         master_port=rendezvous_port(inputs),
         port_is_negotiable=not user_port,
         timeout_s=inputs.settings.values.rendezvous_timeout_s,
+        run_identity=inputs.run_identity,
     )
 
 

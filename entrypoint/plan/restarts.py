@@ -6,6 +6,8 @@ they would lose what they share.
 
 from __future__ import annotations
 
+import zlib
+
 from entrypoint.core.errors import UserError
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Plan
@@ -54,7 +56,7 @@ def agent_command(plan: Plan, inputs: PlanInputs) -> tuple[str, ...]:
             f"--nproc-per-node={nodes.nproc_per_node}",
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint={rendezvous.master_addr}:{rendezvous.master_port}",
-            f"--rdzv-id={inputs.job.job_id or 'by-hand'}",
+            f"--rdzv-id={inputs.job.job_id or zlib.crc32(inputs.run_identity.encode())}",
             f"--rdzv-conf={conf}",
         )
     else:

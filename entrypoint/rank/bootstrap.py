@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import NoReturn
 
 from entrypoint.core.console import log
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.network import is_own_address, resolve
 from entrypoint.core.process import die_with_parent, replace_process
 from entrypoint.job.detect import Job
 from entrypoint.job.ports import JOB_TOKEN_VAR, fallback_ports, monitor_ports, port_from_job_id
 from entrypoint.machine.cpu_topology import format_cpu_list
 from entrypoint.plan.model import PLAN_VAR, Plan, RankPlan
+from entrypoint.rank.refusal import Place, make_place, place_of_launched, refuse, run_token
 from entrypoint.rank.rendezvous import rendezvous_variables
 
 # Lists the variables that `launch` sets only for torchrun's agent.
@@ -36,6 +38,20 @@ def exec_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn:
 
     The rank is pinned before the program starts, because OpenMP reads the CPU mask and its variables only once.
     """
+    try:
+        job, environment = prepare_rank(plan, job, environ)
+    except UserError as error:
+        refuse(place_of_rank(plan, job, environ), error)
+    if job.launcher:
+        die_with_parent()
+    if not job.on_one_node:
+        check_master(plan, job, environment)
+        run_under_monitor(plan, job, environment)
+    replace_process(plan.program.argv, environment)
+
+
+def prepare_rank(plan: Plan, job: Job, environ: Mapping[str, str]) -> tuple[Job, dict[str, str]]:
+    """Pin this process as the job's rank, and return the rank's identity and environment; raises `UserError`."""
     if job.local_rank >= len(plan.ranks):
         raise UserError(
             f"local rank {job.local_rank}: the plan has {len(plan.ranks)} ranks on this node. Start as many ranks."
@@ -48,26 +64,83 @@ def exec_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn:
         environment |= rendezvous_variables(environment, plan.rendezvous.timeout_s, job)
     if plan.binding.cpu_binding != "none":
         pin_process(rank, plan.binding.memory_policy)
-    if job.launcher:
-        die_with_parent()
-    if not job.on_one_node:
-        run_under_monitor(plan, job, environment)
-    replace_process(plan.program.argv, environment)
+    return job, environment
+
+
+def place_of_rank(plan: Plan, job: Job, environ: Mapping[str, str]) -> Place | None:
+    """Return where a rank stands in a job of several nodes, None if it cannot tell the others of an error."""
+    nodes, rendezvous = plan.nodes, plan.rendezvous
+    if plan.uses_elastic_rendezvous:
+        return None
+    if nodes.nnodes == 1:
+        return place_of_launched(job, environ, rendezvous.run_identity)
+    port = "" if rendezvous.port_is_negotiable else rendezvous.master_port
+    return make_place(nodes.node_rank, rendezvous.master_addr, port, job.job_id, rendezvous.run_identity, nodes.nnodes)
 
 
 def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> NoReturn:
     """Run the program under a monitor; all monitors of the job connect to the master, above the ranks' own ports."""
-    from entrypoint.supervise.failure_channel import FailureChannel, RankEndpoint
+    from importlib.metadata import version
+
+    from entrypoint.job.run_identity import PROGRAM
+    from entrypoint.supervise.admission import RankEndpoint
+    from entrypoint.supervise.failure_channel import FailureChannel
     from entrypoint.supervise.monitor import run_guarded
 
-    port = int(environment["MASTER_PORT"])
-    token = f"{port} {job.world_size} {job.job_id} {environment.get(JOB_TOKEN_VAR, '')}"
-    endpoint = RankEndpoint(job.rank, socket.gethostname(), environment["MASTER_ADDR"], monitor_ports(port), token)
-    ports = fallback_ports(port) if plan.rendezvous.port_is_negotiable and not plan.uses_elastic_rendezvous else ()
+    port, negotiable = int(environment["MASTER_PORT"]), takes_common_port(plan)
+    endpoint = RankEndpoint(
+        *(job.rank, socket.gethostname(), environment["MASTER_ADDR"], monitor_ports(port)),
+        token=rank_token(plan, environment),
+        world_size=job.world_size,
+        version=version("reference-training"),
+        pid=os.getpid(),
+        is_unique=not negotiable or not plan.rendezvous.run_identity.startswith(PROGRAM),
+    )
     sys.stdout.flush()
     sys.stderr.flush()
-    channel = FailureChannel(endpoint, plan.collective_timeout_s, ports)
-    run_guarded(plan.program.argv, environment, channel, plan.rendezvous.timeout_s, plan.grace_period_s)
+    ports = fallback_ports(port) if negotiable else ()
+    channel = FailureChannel(endpoint, plan.collective_timeout_s, ports, others=job.world_size - 1)
+    run_guarded(
+        plan.program.argv,
+        environment,
+        channel,
+        plan.rendezvous.timeout_s,
+        plan.grace_period_s,
+        handles_preemption=plan.program.kind == "train",
+    )
+
+
+def takes_common_port(plan: Plan) -> bool:
+    """Return whether the ranks take the port that rank 0's monitor chooses."""
+    return plan.rendezvous.port_is_negotiable and not plan.uses_elastic_rendezvous
+
+
+def check_master(plan: Plan, job: Job, environment: Mapping[str, str]) -> None:
+    """Raise `UserError` on rank 0, and tell the other nodes, if MASTER_ADDR is another machine's address.
+
+    A port that the user or platform sets may lead here from another address, as a Kubernetes service's does.
+    """
+    if job.rank or not takes_common_port(plan) or is_own_address(resolve(environment["MASTER_ADDR"])):
+        return
+    node = socket.gethostname()
+    hint = master_addr_hint(job).replace("HOST", node)
+    error = UserError(
+        f"MASTER_ADDR={printable(environment['MASTER_ADDR'])}: is another machine's address, and rank 0 is on {node}."
+        f" Start the ranks with {hint}, or start rank 0 there.",
+        ExitCode.RENDEZVOUS,
+    )
+    from entrypoint.supervise.monitor import kill_stuck_launchers
+
+    place = Place(0, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), rank_token(plan, environment), 0)
+    by_hand = plan.nodes.nnodes > 1  # then another node may be rank 0's; a launcher ends its other ranks
+    if (job.launcher or "").startswith("hydra"):  # hydra does not, unless its own process ends
+        kill_stuck_launchers()
+    refuse(place if by_hand else None, error, listens=False)
+
+
+def rank_token(plan: Plan, environment: Mapping[str, str]) -> str:
+    """Return what the monitors of this run have in common."""
+    return run_token(int(environment["MASTER_PORT"]), plan.rendezvous.run_identity, negotiable=takes_common_port(plan))
 
 
 def global_rank_of(plan: Plan, job: Job) -> Job:
@@ -127,16 +200,19 @@ def with_preload(plan: Plan, environment: dict[str, str]) -> dict[str, str]:
 MASTER_ADDR_HINTS = {"Open MPI": "mpirun -x MASTER_ADDR=HOST", "hydra": "mpiexec -genv MASTER_ADDR HOST"}
 
 
+def master_addr_hint(job: Job) -> str:
+    """Return how the user sets MASTER_ADDR=HOST for all ranks."""
+    hints = (line for name, line in MASTER_ADDR_HINTS.items() if (job.launcher or "").startswith(name))
+    return next(hints, "MASTER_ADDR=HOST")
+
+
 def require_master_addr(plan: Plan, job: Job) -> str:
     """Return the host of rank 0 that the launcher sets; raises `UserError` if it sets none."""
     if plan.rendezvous.master_addr:
         return plan.rendezvous.master_addr
-    how = next(
-        (line for name, line in MASTER_ADDR_HINTS.items() if (job.launcher or "").startswith(name)), "MASTER_ADDR=HOST"
-    )
     raise UserError(
         f"MASTER_ADDR is not set: {job.launcher} started ranks on several nodes without the address of rank 0. Start"
-        f" them with {how}, the node of rank 0.",
+        f" them with {master_addr_hint(job)}, the node of rank 0.",
         ExitCode.RENDEZVOUS,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from entrypoint.core.process import die_with_parent
@@ -22,6 +22,7 @@ def forward_signals(child: int, translate: Callable[[int], int] | None = None) -
     """
     received: list[int] = []
     handled = not_ignored(FORWARDED)
+    send = signal_sender(child)
 
     def forward() -> None:
         while True:
@@ -29,10 +30,22 @@ def forward_signals(child: int, translate: Callable[[int], int] | None = None) -
             received.append(info.si_signo)
             if translate or not from_terminal(info):
                 with suppress(ProcessLookupError):
-                    os.kill(child, translate(info.si_signo) if translate else info.si_signo)
+                    send(translate(info.si_signo) if translate else info.si_signo)
 
     threading.Thread(target=forward, daemon=True).start()
     return received
+
+
+def signal_sender(child: int) -> Callable[[int], None]:
+    """Return a function that signals a child; it raises ProcessLookupError once the child is reaped.
+
+    An old kernel or a seccomp filter may have no pidfd. Then a reaped child's process id may be another process's.
+    """
+    try:
+        pidfd = os.pidfd_open(child)
+    except OSError:
+        return lambda number: os.kill(child, number)
+    return lambda number: signal.pidfd_send_signal(pidfd, number)
 
 
 def fork_exec(
@@ -42,12 +55,14 @@ def fork_exec(
     port_pipe: int | None = None,
     stderr: int = 2,
     own_process_group: bool = False,
+    deferred: Sequence[signal.Signals] = (),
 ) -> int:
     """Fork a child that executes a program, and return its process id.
 
     The kernel sends the child SIGTERM when this process ends (prctl(2)). With `port_pipe` the child first reads its
     MASTER_PORT from that pipe, and exits if the pipe closes empty. With `own_process_group` the child reads /dev/null,
-    because the terminal would stop it. Signals to forward stay blocked here until `forward_signals` handles them.
+    because the terminal would stop it. Signals to forward stay blocked here until `forward_signals` handles them, and
+    the `deferred` ones in the child until the program unblocks them.
     """
     parent, handled = os.getpid(), not_ignored(FORWARDED)
     signal.pthread_sigmask(signal.SIG_BLOCK, handled)
@@ -55,7 +70,7 @@ def fork_exec(
     if child:
         return child
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, set(handled) - set(deferred))
         die_with_parent()
         os.dup2(stderr, 2)
         if own_process_group:

@@ -1,100 +1,125 @@
 """Failure channel between rank monitors: broadcasts the first failure and detects unresponsive nodes.
 
 Rank 0's monitor listens, and sends the rendezvous port to the others. Each monitor reports how its rank ended.
-Messages are lines of JSON. An empty line is a heartbeat.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
-from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.core.network import LOG_INTERVAL_S, RETRY_INTERVAL_S
+from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.network import LOG_INTERVAL_S, RETRY_INTERVAL_S, hold_port, try_listen
+from entrypoint.supervise.admission import Admission, FirstFailure, RankEndpoint
+from entrypoint.supervise.child import POLL_INTERVAL_S
+from entrypoint.supervise.wire import read_messages, send_message
 
-HEARTBEAT_INTERVAL_S = 0.5
 CONNECT_TIMEOUT_S = 2.0
 MAX_HELLO_BYTES = 4096
+# After this time with only another run's rank 0 at the ports, a rank says that its node disagrees with that one.
+OTHER_RUN_WAIT_S = 10.0
 # The exit code of a first failure on a node that no longer responds.
 NODE_LOST_CODE = -1
-
-
-@dataclass(frozen=True)
-class FirstFailure:
-    """The rank that failed first, its node, its exit code, and a description (`how`)."""
-
-    rank: int
-    node: str
-    code: int
-    how: str
-
-
-@dataclass(frozen=True)
-class RankEndpoint:
-    """A rank, its node's name, rank 0's host, and the ports of which rank 0's monitor takes the first free one.
-
-    `token` distinguishes the job from other jobs on those ports.
-    """
-
-    rank: int
-    node: str
-    host: str
-    ports: tuple[int, ...]
-    token: str
 
 
 class FailureChannel:
     """Connects the monitors in background threads; `first_failure` is set when a rank fails or a node is lost.
 
     Rank 0 takes the first free one of `ports` for the rendezvous, and sends it to the others. Without `ports`, the
-    launcher sets the rendezvous port.
+    launcher sets the rendezvous port. Rank 0 expects `others` to connect.
     """
 
-    def __init__(self, endpoint: RankEndpoint, timeout_s: float, ports: tuple[int, ...] = ()) -> None:
+    def __init__(self, endpoint: RankEndpoint, timeout_s: float, ports: tuple[int, ...] = (), others: int = 0) -> None:
         self.endpoint = endpoint
         self.timeout_s = timeout_s
         self.ports = ports
+        self.others = others
+        self.listens = endpoint.rank == 0
         self.port = 0
+        self.held_port: socket.socket | None = None
         self.port_known = threading.Event()
         self.first_failure: FirstFailure | None = None
         self.lock = threading.Lock()
         self.peers: dict[socket.socket, RankEndpoint] = {}
+        self.admission = Admission(endpoint)
+        self.other_run, self.other_run_since = "", 0.0
         self.closed = threading.Event()
 
     def start(self) -> None:
         """Listen on rank 0, else connect to it; raises `UserError` if no rendezvous port is free."""
-        if self.endpoint.rank:
+        if not self.listens:
             threading.Thread(target=self.connect_to_rank0, daemon=True).start()
             return
-        if self.ports:
-            self.port = first_free_port(self.ports)
-        self.port_known.set()
-        server = next(filter(None, map(try_listen, self.endpoint.ports)), None)
+        server = self.take_ports()
         if server:
             threading.Thread(target=self.accept_peers, args=(server,), daemon=True).start()
         elif self.ports:  # without `ports` the job runs without a failure channel
-            raise UserError(ports_taken_message(self.endpoint.ports), ExitCode.RENDEZVOUS)
+            raise UserError(ports_taken_message(self.ports), ExitCode.RENDEZVOUS)
+        self.port_known.set()
 
-    def wait_for_port(self, timeout_s: float, log: Callable[[str], None]) -> int:
-        """Return the port that rank 0 takes; raises `UserError` if rank 0 does not send it within `timeout_s`."""
-        start = time.monotonic()
+    def take_ports(self) -> socket.socket | None:
+        """Listen on the first free port whose rendezvous port is free too, which stays held; None if there is none."""
+        for server, port in zip(map(try_listen, self.endpoint.ports), self.ports or self.endpoint.ports, strict=False):
+            if server is None:
+                continue
+            if not self.ports:
+                return server
+            try:
+                self.held_port, self.port = hold_port(port), port
+            except OSError:
+                server.close()
+                continue
+            return server
+        return None
+
+    def wait_for_port(
+        self, timeout_s: float, log: Callable[[str], None], is_over: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Return the port that rank 0 takes, 0 when `is_over`; raises `UserError` after `timeout_s` without it."""
+        start = last_log = time.monotonic()
         where = f"rank 0 at {self.endpoint.host}, ports {self.endpoint.ports[0]} to {self.endpoint.ports[-1]}"
-        while not self.port_known.wait(min(LOG_INTERVAL_S, timeout_s)):
-            waited = time.monotonic() - start
-            if waited >= timeout_s:
+        while not self.port_known.wait(POLL_INTERVAL_S):
+            if is_over():
+                return 0
+            now = time.monotonic()
+            other = f" Another run answers there: {printable(self.other_run)}." if self.other_run else ""
+            if now - start >= timeout_s:
                 raise UserError(
-                    f"rank {self.endpoint.rank}: {where}, did not answer within {timeout_s:.0f} s. Check the output of"
-                    " rank 0, or increase LAUNCH_RENDEZVOUS_TIMEOUT_S.",
+                    f"rank {self.endpoint.rank}: {where}, did not answer within {timeout_s:.0f} s.{other} Check the"
+                    " output of rank 0, or increase LAUNCH_RENDEZVOUS_TIMEOUT_S.",
                     ExitCode.RENDEZVOUS,
                 )
-            log(f"rank {self.endpoint.rank} waits for {where} ({waited:.0f} of {timeout_s:.0f} s)")
+            if now - last_log >= LOG_INTERVAL_S:
+                last_log = now
+                waited = f"{now - start:.0f} of {timeout_s:.0f} s"
+                log(f"rank {self.endpoint.rank} waits for {where} ({waited}){other and '.'}{other}")
         return self.port
+
+    def wait_for_others(self, limit_s: float, is_over: Callable[[], bool], log: Callable[[str], None]) -> bool:
+        """Wait until all others know how this rank ended, and return whether they do.
+
+        After a success rank 0 also waits for their own ends, because one may fail. Another rank waits for rank 0.
+        """
+        start = last_log = time.monotonic()
+        while not is_over():
+            now = time.monotonic()
+            with self.lock:
+                missing, running = self.others - len(self.admission.arrived), bool(self.peers)
+            came = missing <= 0 if self.listens else self.port_known.is_set()
+            if came and (self.first_failure or not running or not self.listens):
+                return True
+            if not came and now - start >= limit_s:
+                return False
+            if not came and now - last_log >= LOG_INTERVAL_S:
+                last_log = now
+                who = "rank 0" if not self.listens else f"{missing} other rank{'s' * (missing > 1)}"
+                log(f"rank {self.endpoint.rank} has ended, and waits for {who} ({now - start:.0f} of {limit_s:.0f} s)")
+            time.sleep(POLL_INTERVAL_S)
+        return False
 
     def report_failure(self, failure: FirstFailure) -> None:
         """Record the first failure and send it to all peers."""
@@ -125,24 +150,44 @@ class FailureChannel:
 
     def serve_peer(self, peer: socket.socket) -> None:
         """Serve one monitor from its hello to its exit; a disconnect before it joins is not a loss."""
-        endpoint = self.endpoint
+        endpoint: RankEndpoint | None = None
 
         def handle(message: dict[str, object]) -> bool:
             nonlocal endpoint
             if "hello" in message:
                 endpoint = RankEndpoint(**message["hello"])  # type: ignore[arg-type]
-                if endpoint.token != self.endpoint.token:
+                answer = self.admit(endpoint)
+                send_message(peer, answer)
+                if "port" not in answer:
                     return False
-                send_message(peer, {"port": self.port})
-            if "joined" in message:
+            if "joined" in message and endpoint:
                 with self.lock:
                     self.peers[peer] = endpoint
+                    self.admission.arrived.add(endpoint.rank)
                     failure = self.first_failure
                 if failure:
                     send_message(peer, {"first_failure": asdict(failure)})
             return self.handle_message(message)
 
-        self.remove_peer(peer, read_messages(peer, self.timeout_s, handle))
+        lost = read_messages(peer, self.timeout_s, handle)
+        if endpoint:
+            with self.lock:
+                self.admission.release(endpoint)
+        self.remove_peer(peer, lost)
+
+    def admit(self, endpoint: RankEndpoint) -> dict[str, object]:
+        """Return the answer to a hello: the rendezvous port, the first failure, or what runs here instead."""
+        with self.lock:
+            refusal, failure = self.admission.admit(endpoint)
+        if refusal:
+            return {"other_run": refusal}
+        if failure:
+            self.report_failure(failure)
+        if self.first_failure and endpoint.world_size:
+            with self.lock:
+                self.admission.arrived.add(endpoint.rank)
+            return {"first_failure": asdict(self.first_failure)}
+        return {"port": self.port}
 
     def handle_message(self, message: dict[str, object]) -> bool:
         """Record a peer's first failure, and return whether more messages follow."""
@@ -159,17 +204,10 @@ class FailureChannel:
 
     def connect_to_rank0(self) -> None:
         """Connect to rank 0's monitor, retrying until it listens, and handle its messages."""
-        for port in itertools.cycle(self.endpoint.ports):
+        while not (peer := self.find_rank0()):
             if self.closed.is_set():
                 return
-            try:
-                peer = socket.create_connection((self.endpoint.host, port), timeout=CONNECT_TIMEOUT_S)
-            except OSError:
-                time.sleep(RETRY_INTERVAL_S)
-                continue
-            if self.handshake(peer):
-                break
-            peer.close()
+            time.sleep(RETRY_INTERVAL_S)
 
         with self.lock:
             self.peers[peer] = replace(self.endpoint, rank=0, node=self.endpoint.host)
@@ -182,29 +220,42 @@ class FailureChannel:
         self.port_known.set()
         self.remove_peer(peer, read_messages(peer, self.timeout_s, self.handle_message))
 
+    def find_rank0(self) -> socket.socket | None:
+        """Return a connection to the monitor of this run's rank 0, None if none of its ports is that monitor's."""
+        for port in self.endpoint.ports:
+            try:
+                peer = socket.create_connection((self.endpoint.host, port), timeout=CONNECT_TIMEOUT_S)
+            except OSError:
+                continue
+            if self.handshake(peer):
+                return peer
+            peer.close()
+        return None
+
     def handshake(self, peer: socket.socket) -> bool:
-        """Send a hello and read the rendezvous port; return False if another program or job answers."""
-        send_message(peer, {"hello": asdict(self.endpoint)})
-        answer = b""
+        """Send a hello and read the rendezvous port or the first failure; return False if another run answers."""
+        waited = time.monotonic() - self.other_run_since
+        insists = bool(self.other_run) and waited > OTHER_RUN_WAIT_S and not self.endpoint.is_unique
+        send_message(peer, {"hello": asdict(replace(self.endpoint, insists=insists))})
+        text = b""
         try:
-            while b"}" not in answer or not answer.endswith(b"\n"):
+            while b"}" not in text or not text.endswith(b"\n"):
                 data = peer.recv(65536)
-                if not data or len(answer) > MAX_HELLO_BYTES:
+                if not data or len(text) > MAX_HELLO_BYTES:
                     return False
-                answer += data
-            self.port = int(json.loads(answer)["port"])
+                text += data
+            answer = json.loads(text)
+            if "other_run" in answer:
+                self.other_run_since = self.other_run_since or time.monotonic()
+                self.other_run = str(answer["other_run"])
+                return False
+            if "first_failure" in answer:
+                self.report_failure(FirstFailure(**answer["first_failure"]))
+            else:
+                self.port = int(answer["port"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
         return True
-
-
-def first_free_port(ports: tuple[int, ...]) -> int:
-    """Return the first port that no program listens on here; raises `UserError` if there is none."""
-    for port in ports:
-        if server := try_listen(port):
-            server.close()
-            return port
-    raise UserError(ports_taken_message(ports), ExitCode.RENDEZVOUS)
 
 
 def ports_taken_message(ports: tuple[int, ...]) -> str:
@@ -213,53 +264,3 @@ def ports_taken_message(ports: tuple[int, ...]) -> str:
         f"ports {ports[0]} to {ports[-1]}: no free rendezvous port on this node. Set MASTER_PORT to a free port on all"
         " nodes."
     )
-
-
-def try_listen(port: int) -> socket.socket | None:
-    """Return a socket that listens on a port, or None if the port is taken."""
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-    try:
-        return socket.create_server(("", port), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=1024)
-    except OSError:
-        return None
-
-
-def send_message(peer: socket.socket, message: dict[str, object]) -> None:
-    """Send a message, or a heartbeat if it is empty; the reading thread detects a lost peer."""
-    text = json.dumps(message) if message else ""
-    with contextlib.suppress(OSError):
-        peer.sendall(f"{text}\n".encode())
-
-
-def read_messages(peer: socket.socket, timeout_s: float, handle: Callable[[dict[str, object]], bool]) -> str:
-    """Read messages and send heartbeats until `handle` returns False.
-
-    Return why the peer is lost, or an empty string.
-    """
-    last_received, rest = time.monotonic(), b""
-    interval_s, due = min(HEARTBEAT_INTERVAL_S, timeout_s / 4), last_received
-    with peer:
-        while True:
-            now = time.monotonic()
-            if now >= due:  # on a timer: answering each heartbeat would loop without end
-                send_message(peer, {})
-                due = now + interval_s
-            try:
-                peer.settimeout(due - now)
-                data = peer.recv(65536)
-            except TimeoutError:
-                if time.monotonic() - last_received > timeout_s:
-                    return f"silent for {timeout_s:.0f} s"
-                continue
-            except OSError as error:
-                return error.strerror or "connection lost"
-            if not data:
-                return "its monitor exited"
-            last_received = time.monotonic()
-            *lines, rest = (rest + data).split(b"\n")
-            for line in filter(None, lines):
-                try:
-                    if not handle(json.loads(line)):
-                        return ""
-                except (ValueError, TypeError, AttributeError):  # a port scanner, for example
-                    return "it sent an invalid message"

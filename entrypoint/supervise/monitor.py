@@ -16,14 +16,16 @@ from contextlib import suppress
 from typing import NoReturn
 
 from entrypoint.core.console import error_prefix, log, report_error, report_status, write_stderr
-from entrypoint.core.errors import NOT_RETRYABLE, ExitCode, UserError, describe_exit
+from entrypoint.core.errors import ExitCode, UserError, describe_exit
 from entrypoint.core.process import name_process
-from entrypoint.core.signals import FORWARDED
+from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING
 from entrypoint.job.launcher_quirks import MPI_PROCESSES
 from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines
-from entrypoint.supervise.child import POLL_INTERVAL_S, fork_exec, forward_signals
-from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel, FirstFailure, RankEndpoint
+from entrypoint.supervise.admission import FirstFailure
+from entrypoint.supervise.child import POLL_INTERVAL_S, forward_signals
+from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel
+from entrypoint.supervise.gate import Gate, code_after, failure_message, open_gate, spawn_gated
 
 # `verify` finds monitors by this name.
 PROCESS_NAME = "ep-monitor"
@@ -34,23 +36,32 @@ FAILURE_SETTLE_S = 1.0
 LAUNCHER_KILL_DELAY_S = 5.0
 
 
+# How long a rank that has failed waits for ranks that have not connected yet, to tell them: rank 0, and another one.
+LATE_RANK_WAIT_S, EARLY_FAILURE_WAIT_S = 60.0, 10.0
+
+
 def run_guarded(
-    argv: tuple[str, ...], environment: Mapping[str, str], channel: FailureChannel, timeout_s: float, grace_s: float
+    argv: tuple[str, ...],
+    environment: Mapping[str, str],
+    channel: FailureChannel,
+    timeout_s: float,
+    grace_s: float,
+    *,
+    handles_preemption: bool = False,
 ) -> NoReturn:
     """Run the rank's program as a child, and exit with its exit code, or with 5 if a signal killed it.
 
-    Raises `UserError` if the ranks need a common port and rank 0 does not send it within `timeout_s` seconds.
+    With `handles_preemption` the program installs handlers for the signals of `PREEMPTION`, which wait until then.
+    Raises `UserError` if the ranks need a common port and rank 0 does not send it within `timeout_s` seconds, or if
+    the job is over before this rank starts.
     """
     name_process(PROCESS_NAME)
-    child, port_pipe = spawn_gated(argv, environment)
-    endpoint, memory = channel.endpoint, read_memory(ROOT)
-    received = forward_signals(child)
+    start, deferred = time.monotonic(), PREEMPTION if handles_preemption else ()
+    child, port_pipe = spawn_gated(argv, environment, deferred)
+    memory, received = read_memory(ROOT), forward_signals(child)
     channel.start()
-    if channel.ports:
-        environment = {**environment, "MASTER_PORT": str(channel.wait_for_port(timeout_s, log))}
-    os.write(port_pipe, environment["MASTER_PORT"].encode())
-    os.close(port_pipe)
-    status, ended_by_monitor = wait_or_terminate(child, channel, endpoint, grace_s)
+    open_gate(Gate(child, port_pipe, deferred), int(environment["MASTER_PORT"]), channel, received, timeout_s)
+    status, ended_by_monitor = wait_or_terminate(child, channel, environment, grace_s)
     code = os.waitstatus_to_exitcode(status)
     how = describe_exit(code, oom_message(memory, read_memory(ROOT)))
     if code:
@@ -62,32 +73,63 @@ def run_guarded(
         channel.first_failure and not is_first and code - 128 in received
     ):  # the launcher ends all ranks after the first failure
         ended_by_monitor = code != channel.first_failure.code
-    channel.report_exit(code if is_first else 0, how)
+    if code and is_first:
+        channel.report_failure(FirstFailure(channel.endpoint.rank, channel.endpoint.node, code, how))
     if is_first and channel.first_failure:
-        report_own_failure(channel.first_failure) if code < 0 else print_failure(channel.first_failure, endpoint)
+        report_own_failure(channel.first_failure) if code < 0 else print_failure(
+            channel.first_failure, channel.endpoint.rank, environment
+        )
+    limit_s = timeout_s if channel.ports else LATE_RANK_WAIT_S + start - time.monotonic()
+    code = wait_for_job(channel, code, received, limit_s, environment)
+    channel.report_exit(0, how)
     if code and channel.first_failure and channel.first_failure.code == NODE_LOST_CODE:
         kill_stuck_launchers()
-    if ended_by_monitor and channel.first_failure and channel.first_failure.code in NOT_RETRYABLE:
-        code = channel.first_failure.code
-    elif ended_by_monitor or code < 0:
+    if ended_by_monitor and channel.first_failure:
+        code = code_after(channel.first_failure)
+    elif code < 0:
         code = ExitCode.RANK_FAILED
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def spawn_gated(argv: tuple[str, ...], environment: Mapping[str, str]) -> tuple[int, int]:
-    """Fork the program, and return its process id and the pipe that it waits on for its port.
+def wait_for_job(
+    channel: FailureChannel, code: int, received: list[int], limit_s: float, environment: Mapping[str, str]
+) -> int:
+    """Stay until the other ranks know how this one ended, and return the exit code.
 
-    The program starts when the rendezvous port is written to that pipe. This monitor forks before it starts threads.
+    A success becomes a failure if another rank fails later, or does not start within `limit_s` seconds.
     """
-    read_end, port_pipe = os.pipe()
-    child = fork_exec(argv, environment, port_pipe=read_end)
-    os.close(read_end)
-    return child, port_pipe
+    earlier = len(received)
+
+    def is_stopped() -> bool:
+        return not set(TERMINATING).isdisjoint(received)
+
+    if code - 128 in received:  # the launcher or user that stopped this rank stops the others too
+        return code
+    if code:
+        soon = channel.endpoint.rank or (channel.first_failure and channel.first_failure.before_start)
+        limit_s = EARLY_FAILURE_WAIT_S if soon else LATE_RANK_WAIT_S
+    all_know = channel.wait_for_others(limit_s, is_stopped, log)
+    if code:
+        return code
+    if stops := [number for number in received[earlier:] if number in TERMINATING]:
+        return 128 + stops[0]
+    if not all_know and channel.ports and not is_stopped():
+        how = f"not all ranks started within {limit_s:.0f} s. Check their output, or increase"
+        how = f"{how} LAUNCH_RENDEZVOUS_TIMEOUT_S."
+        endpoint = channel.endpoint
+        channel.report_failure(FirstFailure(endpoint.rank, endpoint.node, ExitCode.RENDEZVOUS, how, before_start=True))
+    if channel.endpoint.rank or not channel.first_failure:
+        return 0
+    time.sleep(FAILURE_SETTLE_S)  # the failed rank's own code is to reach the launcher first
+    print_failure(channel.first_failure, channel.endpoint.rank, environment)
+    return code_after(channel.first_failure)
 
 
-def wait_or_terminate(child: int, channel: FailureChannel, endpoint: RankEndpoint, grace_s: float) -> tuple[int, bool]:
+def wait_or_terminate(
+    child: int, channel: FailureChannel, environment: Mapping[str, str], grace_s: float
+) -> tuple[int, bool]:
     """Wait for the child, and terminate it if another rank fails; return its status and whether it was terminated.
 
     If the other rank was preempted and saved, this one has `grace_s` seconds to save too.
@@ -106,8 +148,10 @@ def wait_or_terminate(child: int, channel: FailureChannel, endpoint: RankEndpoin
         now = time.monotonic()
         if not failed_at:
             failed_at = now
-            print_failure(channel.first_failure, endpoint)
+            print_failure(channel.first_failure, channel.endpoint.rank, environment)
         exit_wait_s = EXIT_WAIT_S if channel.first_failure.code != ExitCode.PREEMPTED else grace_s
+        if channel.first_failure.before_start:  # no rank has trained, and nothing is to be saved
+            exit_wait_s = 0
         if now - failed_at > exit_wait_s + SIGTERM_WAIT_S:
             os.kill(child, signal.SIGKILL)
         elif now - failed_at > exit_wait_s and not forced:
@@ -115,17 +159,15 @@ def wait_or_terminate(child: int, channel: FailureChannel, endpoint: RankEndpoin
             os.kill(child, signal.SIGTERM)
 
 
-def failure_message(failure: FirstFailure) -> str:
-    """Return the line that names the rank that failed first."""
-    return f"rank {failure.rank} on {failure.node} failed first: {failure.how}"
-
-
-def print_failure(failure: FirstFailure, endpoint: RankEndpoint) -> None:
-    """Print on rank 0 which rank failed first."""
-    if endpoint.rank == 0 and failure.code != ExitCode.PREEMPTED:
+def print_failure(failure: FirstFailure, rank: int, environment: Mapping[str, str]) -> None:
+    """Print on rank 0 which rank failed first; why a run could not start is printed on each node."""
+    agent = "TORCHELASTIC_ERROR_FILE" in environment  # it shows one of the messages
+    if failure.before_start and (agent or environment.get("LOCAL_RANK") == "0"):
+        report_error(UserError(failure_message(failure), code_after(failure)))
+    elif rank == 0 and failure.code != ExitCode.PREEMPTED:
         write_stderr(f"{error_prefix(ExitCode.RANK_FAILED)}{failure_message(failure)}")
-        if failure.code > 0:
-            report_status(first_failure=failure.code)
+    if rank == 0 and failure.code > 0 and failure.code != ExitCode.PREEMPTED:
+        report_status(first_failure=failure.code)
 
 
 def report_own_failure(failure: FirstFailure) -> None:

@@ -16,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.network import LOG_INTERVAL_S, interface_address
+from train.preemption import PREEMPT_WARNING, STOP_CONTROLLER, Preempted
 
 # The port of the discard service. No process listens there, so a live node refuses the connection.
 DISCARD_PORT = 9
@@ -63,6 +64,8 @@ def wait_for_all_ranks(rank: int, world_size: int, timeout_s: float) -> Store:
     missing = list(range(world_size))
     while missing := [peer for peer in missing if not store.check([f"here/{peer}"])]:
         now, missing_text = time.monotonic(), format_ranks(missing)
+        if STOP_CONTROLLER.number == PREEMPT_WARNING:
+            raise Preempted("stopped by SIGUSR1 before the first step. Nothing is to be saved.")
         if now - started > timeout_s:
             raise UserError(
                 f"rank {rank} of {world_size}: {missing_text} did not join within {timeout_s:.0f} s."

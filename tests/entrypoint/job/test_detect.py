@@ -56,7 +56,7 @@ CASES = {
     "torchrun": (TORCHRUN, Job("torchrun", 3, 4, 1, 2, "x")),
     "Open MPI": (OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77", LauncherBinding.LAUNCHER_DEFAULT)),
     "hydra": (HYDRA, Job("hydra (MPICH, Intel MPI)", 2, 4, 0, 2)),
-    "srun": (STEP, Job("srun", 5, 7, 1, 2, "42")),
+    "srun": (STEP, Job("srun", 5, 7, 1, 2, "42.0")),
     "a batch script without srun is started by nobody": (BATCH, Job()),
     "torchrun inside srun": (STEP | TORCHRUN, Job("torchrun", 3, 4, 1, 2, "x")),
     "mpirun inside sbatch": (BATCH | OPEN_MPI, Job("Open MPI", 1, 2, 1, 2, "77", LauncherBinding.LAUNCHER_DEFAULT)),
@@ -83,9 +83,9 @@ CASES = {
     ),
     "Cray MPICH under srun": (
         STEP | {"PMI_RANK": "5", "PMI_SIZE": "7", "PMI_LOCAL_RANK": "1"},
-        Job("srun", 5, 7, 1, 2, "42"),
+        Job("srun", 5, 7, 1, 2, "42.0"),
     ),
-    "a wrapper that copies srun's numbers": (WRAPPED, Job("srun", 1, 2, 0, 1, "7")),
+    "a wrapper that copies srun's numbers": (WRAPPED, Job("srun", 1, 2, 0, 1, "7.0")),
     "a wrapper that copies Open MPI's numbers": (
         OPEN_MPI | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
         Job("Open MPI", 1, 2, 1, 2, "77", LauncherBinding.LAUNCHER_DEFAULT),
@@ -120,7 +120,7 @@ CASES = {
         | SINGLE
         | {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0", "PMIX_RANK": "0"}
         | {"SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_NODEID": "0"},
-        Job("srun", job_id="42"),
+        Job("srun", job_id="42.0"),
     ),
     "a single rank in the shell of srun --pty": (PTY | SINGLE | PMI_SHELL, Job("torchrun")),
     "the shell of srun --pty with PMI": (PTY | PMI_SHELL, Job()),
@@ -132,7 +132,7 @@ CASES = {
     "the shell of srun --pty": (PTY, Job()),
     "a step whose job has more tasks": (
         STEP | {"SLURM_NTASKS": "9", "SLURM_STEP_NUM_TASKS": "7"},
-        Job("srun", 5, 7, 1, 2, "42"),
+        Job("srun", 5, 7, 1, 2, "42.0"),
     ),
 }
 

@@ -51,7 +51,11 @@ def planned(environ: dict[str, str]) -> Plan:
         (HAND | {"LAUNCH_NNODES": "1:4", "MASTER_PORT": "29500"}, {"--rdzv-endpoint": "r1:29500"}, 3),
         (ELASTIC_POD, {"--nnodes": "1:3", "--rdzv-endpoint": "job-worker-0:29400", "--nproc-per-node": "2"}, 3),
         (KUBERNETES | {"PET_NNODES": "2:3"}, {"--nnodes": "2:3", "--rdzv-endpoint": "job-master-0:23456"}, 3),
-        (STEP | {"LAUNCH_MAX_RESTARTS": "1"}, {"--nnodes": "2:2", "--rdzv-endpoint": "n1:61042", "--rdzv-id": "42"}, 1),
+        (
+            STEP | {"LAUNCH_MAX_RESTARTS": "1"},
+            {"--nnodes": "2:2", "--rdzv-endpoint": "n1:62556", "--rdzv-id": "42.0"},
+            1,
+        ),
     ],
 )
 def test_agents_use_rendezvous_only_for_restarts(

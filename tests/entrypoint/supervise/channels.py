@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from entrypoint.supervise.failure_channel import FailureChannel, RankEndpoint
+from entrypoint.supervise.admission import RankEndpoint
+from entrypoint.supervise.failure_channel import FailureChannel
 from tests.net import free_port
 
 

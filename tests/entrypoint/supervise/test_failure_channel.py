@@ -8,7 +8,8 @@ import time
 import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel, FirstFailure
+from entrypoint.supervise.admission import FirstFailure
+from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel
 from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, open_channels
 from tests.net import free_port, listen_on
 

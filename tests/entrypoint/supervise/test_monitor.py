@@ -18,7 +18,8 @@ pytestmark = pytest.mark.launch
 
 MONITOR = """
     import os, sys
-    from entrypoint.supervise.failure_channel import FailureChannel, RankEndpoint
+    from entrypoint.supervise.admission import RankEndpoint
+    from entrypoint.supervise.failure_channel import FailureChannel
     from entrypoint.supervise.monitor import run_guarded
     endpoint = RankEndpoint(0, "node1", "127.0.0.1", (int(sys.argv[1]),), "x")
     environment = {**os.environ, "MASTER_PORT": "61000"}

@@ -1,0 +1,60 @@
+"""What distinguishes a run from others on the same nodes: the launcher's id for it, else what the run computes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from entrypoint.core.errors import one_line
+from entrypoint.job.detect import Job
+from entrypoint.job.ports import JOB_TOKEN_VAR
+from entrypoint.machine.procfs import ROOT, ancestors, command_words
+
+# Launchers whose id is the batch job's, in which there may be several runs.
+BATCH_JOB_IDS = ("jsrun", "PMI")
+# Begins an identity that another run may have too.
+PROGRAM = "program "
+# The trainer's settings that are the same on all nodes of a run.
+COMMON_SETTINGS = ("RECIPE", "MODEL", "DATASET", "EPOCHS", "BATCH_SIZE", "LR", "SEED")
+MAX_TEXT = 200
+
+
+def identify_run(job: Job, environ: Mapping[str, str], words: Sequence[str]) -> str:
+    """Return the identity of a run, the same on all its nodes; `words` say what it computes.
+
+    Without an id of a launcher it begins with `PROGRAM`, and runs of the same words have the same identity.
+    """
+    token = environ.get(JOB_TOKEN_VAR) or ("" if job.launcher in BATCH_JOB_IDS else job.job_id)
+    if token:
+        return token
+    text = one_line(" ".join(words))
+    digest = hashlib.sha256("\0".join((job.job_id, *words)).encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return f"{PROGRAM}{text[:MAX_TEXT]} ({digest})"
+
+
+def train_words(environ: Mapping[str, str], flags: Mapping[str, str]) -> Iterator[str]:
+    """Yield what a run of the trainer computes: its settings that are the same on all nodes."""
+    yield "train"
+    for name in COMMON_SETTINGS:
+        value = flags.get(name.lower()) or environ.get(f"TRAIN_{name}")
+        if value:
+            yield f"TRAIN_{name}={value}"
+
+
+def with_run_id(job: Job) -> Job:
+    """Return the job with the id of a run that hydra started."""
+    is_hydra = bool(job.launcher) and str(job.launcher).startswith("hydra")
+    return replace(job, job_id=hydra_run_id()) if is_hydra and not job.job_id else job
+
+
+def hydra_run_id() -> str:
+    """Return the address at which this run's mpiexec listens, by the command line of hydra's proxy on any node.
+
+    Hydra gives a run no id. The address is empty if /proc hides the proxy (another PID namespace, Intel MPI).
+    """
+    for process in ancestors(ROOT):
+        words = command_words(process)
+        if "--control-port" in words[:-1] and "hydra_pmi_proxy" in words[0]:
+            return words[words.index("--control-port") + 1]
+    return ""

@@ -1,0 +1,97 @@
+"""Reports to a job's other nodes why this one starts no ranks, so that they do not wait for it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from entrypoint.core.console import log, report_error
+from entrypoint.core.errors import ReportedError, UserError, first_line
+from entrypoint.core.network import resolve
+from entrypoint.job.detect import Job
+from entrypoint.job.ports import JOB_TOKEN_VAR, monitor_ports, port_from_job_id
+from entrypoint.job.run_identity import PROGRAM
+
+if TYPE_CHECKING:
+    from entrypoint.job.node_group import NodeGroup
+
+# A refused node exits after this time at the latest.
+REFUSAL_WAIT_S = 10.0
+HEARTBEAT_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands in a job of several nodes: its rank or its node's, rank 0's host, the port, the run.
+
+    `others` is how many other ranks or nodes rank 0 expects.
+    """
+
+    rank: int
+    master_addr: str
+    port: int
+    token: str
+    others: int
+
+
+def run_token(port: int, identity: str, *, negotiable: bool) -> str:
+    """Return what a run's monitors have in common; a port that the user or platform sets is the run's own."""
+    return f"{port} {identity if negotiable or not identity.startswith(PROGRAM) else ''}"
+
+
+def place_in_job(job: Job, group: NodeGroup, environ: Mapping[str, str], identity: str) -> Place | None:
+    """Return where this process stands, None if the job has one node or does not say where rank 0 is.
+
+    The agents of an elastic job have no common port before they meet.
+    """
+    if group.nnodes == 1:
+        return place_of_launched(job, environ, identity)
+    if group.min_nodes:
+        return None
+    return make_place(group.node_rank, group.master_addr, group.port, job.job_id, identity, group.nnodes)
+
+
+def place_of_launched(job: Job, environ: Mapping[str, str], identity: str) -> Place | None:
+    """Return where a rank stands that a launcher started, None if its job has one node."""
+    if not job.launcher or job.on_one_node:
+        return None
+    job_id = job.job_id or environ.get(JOB_TOKEN_VAR, "")
+    master, port = environ.get("MASTER_ADDR") or job.master_addr, environ.get("MASTER_PORT", "")
+    return make_place(job.rank, master, port, job_id, identity, job.world_size)
+
+
+def make_place(rank: int, master_addr: str, port: str, job_id: str, identity: str, size: int) -> Place | None:
+    """Return a place; without a `port` it is derived from the job's id. None without rank 0's host."""
+    number = int(port) if port.isdecimal() else port_from_job_id(job_id)
+    token = run_token(number, identity, negotiable=not port)
+    return Place(rank, master_addr, number, token, size - 1) if master_addr else None
+
+
+def refuse(place: Place | None, error: UserError, *, listens: bool = True) -> NoReturn:
+    """Report an error here and to the job's other nodes, and raise it; without a place only raise it."""
+    if place is None:
+        raise error
+    report_error(error)
+    tell_other_nodes(place, error, listens=listens)
+    raise ReportedError(str(error), error.code) from None
+
+
+def tell_other_nodes(place: Place, error: UserError, *, listens: bool = True) -> None:
+    """Tell the other monitors of the job within some seconds; rank 0 answers those that connect, if it `listens`."""
+    from entrypoint.supervise.admission import FirstFailure, RankEndpoint
+    from entrypoint.supervise.failure_channel import FailureChannel
+
+    node, ports = socket.gethostname(), monitor_ports(place.port)
+    with suppress(OSError):
+        resolve(place.master_addr)  # raises if there is nobody to tell
+        endpoint = RankEndpoint(place.rank, node, place.master_addr, ports, place.token, pid=os.getpid())
+        channel = FailureChannel(endpoint, HEARTBEAT_TIMEOUT_S, others=place.others)
+        channel.listens = listens and place.rank == 0
+        channel.report_failure(FirstFailure(place.rank, node, int(error.code), first_line(error), before_start=True))
+        channel.start()
+        channel.wait_for_others(REFUSAL_WAIT_S, lambda: False, log)
+        channel.report_exit(0, "")

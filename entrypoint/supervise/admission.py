@@ -1,0 +1,110 @@
+"""Which monitors rank 0 admits to a run: those of the same run, whose nodes agree with rank 0's, each rank once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from entrypoint.core.errors import ExitCode, printable
+
+
+@dataclass(frozen=True)
+class FirstFailure:
+    """The rank that failed first, its node, its exit code, and a description (`how`).
+
+    `before_start`: the node has not started its ranks, and `how` is the whole reason.
+    """
+
+    rank: int
+    node: str
+    code: int
+    how: str
+    before_start: bool = False
+
+
+@dataclass(frozen=True)
+class RankEndpoint:
+    """A rank, its node's name, rank 0's host, and the ports of which rank 0's monitor takes the first free one.
+
+    `token` distinguishes the run from other runs on those ports; unless `is_unique`, another run may have the same.
+    All nodes must have the same `world_size` and `version`. A world size of 0 means that the node starts no ranks.
+    A rank that has found only another run for a while `insists`: then its node probably has another command.
+    """
+
+    rank: int
+    node: str
+    host: str
+    ports: tuple[int, ...]
+    token: str
+    world_size: int = 0
+    version: str = ""
+    pid: int = 0
+    is_unique: bool = True
+    insists: bool = False
+
+
+@dataclass
+class Admission:
+    """The ranks that rank 0's monitor has admitted, and those that know how the run goes on (`arrived`)."""
+
+    own: RankEndpoint
+    admitted: dict[int, RankEndpoint] = field(default_factory=dict)
+    arrived: set[int] = field(default_factory=set)
+
+    def admit(self, other: RankEndpoint) -> tuple[str, FirstFailure | None]:
+        """Return the answer to another run, and the failure where the nodes disagree."""
+        if other.token != self.own.token:
+            missing = other.rank != self.own.rank and other.rank not in self.admitted
+            if other.insists and missing and not self.own.is_unique:
+                return "", other_command(self.own, other)
+            return self.own.token, None
+        if not other.world_size or not self.own.world_size:
+            return "", None
+        holder = self.own if other.rank == self.own.rank else self.admitted.get(other.rank)
+        again = holder and (holder.node, holder.pid) == (other.node, other.pid)
+        if holder and not again and not self.own.is_unique and same_shape(self.own, other):
+            return f"{self.own.token} (it has its rank {other.rank})", None
+        if failure := disagreement(self.own, other, None if again else holder):
+            return "", failure
+        self.admitted[other.rank] = other
+        return "", None
+
+    def release(self, other: RankEndpoint) -> None:
+        """Give a rank's place to the next one if it has disconnected before it joined."""
+        if other.rank not in self.arrived and self.admitted.get(other.rank) == other:
+            del self.admitted[other.rank]
+
+
+def other_command(own: RankEndpoint, other: RankEndpoint) -> FirstFailure:
+    """Return the failure of a run in which a node was given another command than rank 0's."""
+    how = (
+        f"the nodes disagree: {own.node} has {printable(own.token)}, {other.node} has {printable(other.token)}. Start"
+        " the same command on all nodes, or set another MASTER_PORT for each run."
+    )
+    return FirstFailure(other.rank, other.node, int(ExitCode.USAGE), how, before_start=True)
+
+
+def same_shape(own: RankEndpoint, other: RankEndpoint) -> bool:
+    """Return whether two nodes agree on the number of ranks and run the same version."""
+    return (own.world_size, own.version) == (other.world_size, other.version)
+
+
+def disagreement(own: RankEndpoint, other: RankEndpoint, holder: RankEndpoint | None) -> FirstFailure | None:
+    """Return the failure of a run whose nodes disagree, None if they agree; `holder` already has the rank."""
+    code, how = ExitCode.USAGE, ""
+    if own.version != other.version:
+        code = ExitCode.MACHINE
+        how = (
+            f"{own.node} runs version {own.version} of the entrypoint, {other.node} runs version {other.version}."
+            " Use the same image on all nodes."
+        )
+    elif own.world_size != other.world_size:
+        how = (
+            f"the nodes disagree: {own.world_size} ranks by {own.node}, {other.world_size} by {other.node}. Start them"
+            " with the same LAUNCH_NNODES and LAUNCH_NPROC_PER_NODE."
+        )
+    elif holder:
+        how = (
+            f"rank {other.rank} is started twice, on {holder.node} and on {other.node}. Give each node its own"
+            " LAUNCH_NODE_RANK, or each rank its own RANK."
+        )
+    return FirstFailure(other.rank, other.node, int(code), how, before_start=True) if how else None
