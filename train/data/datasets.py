@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as replace_fields
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -153,14 +152,11 @@ def unreadable_entries(listings: tuple[ImageList, ImageList]) -> tuple[str, ...]
 
 
 def load_digits(_: TrainSettings) -> DataSet:
-    """Return scikit-learn's handwritten digits: 1,797 images of 8x8, every fifth of each class for testing.
+    """Return UCI's handwritten digits: 1,797 images of 8x8, every fifth of each class for testing.
 
-    Reads the file inside the package, because importing scikit-learn is slow. Pixels of 0 to 16 become 0 to 255.
+    Pixels of 0 to 16 become 0 to 255.
     """
-    spec = find_spec("sklearn")
-    if spec is None or not spec.submodule_search_locations:
-        raise UserError("TRAIN_DATASET=digits: scikit-learn, which ships them, is not installed; install it")
-    path = Path(spec.submodule_search_locations[0], "datasets/data/digits.csv.gz")
+    path = Path(__file__).with_name("digits.csv.gz")
     with gzip.open(path, "rt") as file:
         table = torch.tensor([[int(float(cell)) for cell in row] for row in csv.reader(file)])
     images, labels = (
