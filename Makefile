@@ -1,9 +1,9 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit bench-stream lock book book-quick clean images sif-cpu-intel sif-cuda image-report image-compare
+.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit bench-stream lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-report image-compare
 VENV := .venv
 BIN := $(VENV)/bin
-LOCKS := $(wildcard containers/*.txt containers/cpu-intel/*.txt)
+LOCKS := $(wildcard containers/*.txt containers/*/*.txt)
 FUZZED := $(addprefix tests/entrypoint/,plan/test_cpu_budget.py plan/test_core_assignment.py plan/test_planner.py cli/test_any_environment.py)
 
 help: ## list the targets
@@ -70,11 +70,12 @@ book: $(VENV)/installed ## the book's result tables on this machine, as book/boo
 book-quick: $(VENV)/installed ## the same on a few images (minutes)
 	@$(BIN)/python -m benchmarks.book --quick $(BOOK_ARGS)
 
-images: ## build both Docker images (ONECCL_INDEX=… adds oneCCL, TORCH_BUILD=pypi takes PyPI's torch)
-	@bash containers/build.sh docker cpu-intel
+images: ## build the Docker images cpu, cuda and cpu-intel (TORCH_BUILD=pypi takes PyPI's torch)
 	@bash containers/build.sh docker cuda
+	@bash containers/build.sh docker cpu
+	@bash containers/build.sh docker cpu-intel
 
-sif-cpu-intel sif-cuda: sif-%: ## build sif/NAME.sif with Apptainer
+sif-cpu sif-cuda sif-cpu-intel: sif-%: ## build sif/NAME.sif with Apptainer
 	@bash containers/build.sh sif $*
 
 image-report: $(VENV)/installed ## sizes and start times of the images, compared with the virtual environment

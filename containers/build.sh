@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# build.sh docker|sif cpu-intel|cuda: builds an image from this checkout, labelled with its revision.
-#   docker   reference-training:NAME, from containers/NAME/Dockerfile
-#   sif      $SIFS/NAME.sif (default: sif/), from containers/NAME/apptainer.def
-# From the environment: ONECCL_INDEX (adds oneCCL's bindings), TORCH_BUILD (cpu, pypi), APPTAINER (the command),
-# MKSQUASHFS (its arguments), and BOOTSTRAP=docker-daemon to take the base image from the local engine.
+# build.sh docker|sif cpu|cuda|cpu-intel: builds an image from this checkout, labelled with its revision.
+#   docker   reference-training:NAME, from containers/Dockerfile
+#   sif      $SIFS/NAME.sif (default: sif/), from containers/apptainer.def
+# From the environment: ONECCL_INDEX (adds oneCCL's bindings to cpu-intel), TORCH_BUILD (cpu, pypi; cuda has pypi's),
+# BASE (another base image, such as debian:trixie-slim without its digest), APPTAINER (the command), MKSQUASHFS (its
+# arguments), and BOOTSTRAP=docker-daemon to take the base image from the local engine.
 set -euo pipefail
 kind=$1 image=$2
 cd "$(dirname "$0")/.."
@@ -13,19 +14,29 @@ source=$(git config --get remote.origin.url || true)
 [[ $source == *://* ]] || source=unknown # a folder of this machine is nobody else's source
 # The commit's time, so that two builds of one commit hold the same bytes.
 created=$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || true)
-args=(--build-arg "REVISION=$revision" --build-arg "SOURCE=$source" --build-arg "CREATED=$created")
-if [[ $image == cpu-intel ]]; then
-  args+=(--build-arg "TORCH_BUILD=${TORCH_BUILD:-cpu}" --build-arg "ONECCL_INDEX=${ONECCL_INDEX:-}")
+images=(cpu cuda cpu-intel)
+if [[ " ${images[*]} " != *" $image "* ]]; then
+  echo "build.sh: $image: no such image. Use one of: ${images[*]}." >&2
+  exit 2
 fi
+build=${TORCH_BUILD:-cpu}
+if [[ $build != cpu && $build != pypi ]]; then
+  echo "build.sh: TORCH_BUILD=$build: no such build for an image. Use cpu or pypi." >&2
+  exit 2
+fi
+args=(--build-arg "IMAGE=$image" --build-arg "REVISION=$revision" --build-arg "SOURCE=$source" --build-arg "CREATED=$created")
+args+=(${BASE:+--build-arg "BASE=$BASE"})
+if [[ $image != cuda ]]; then args+=(--build-arg "TORCH_BUILD=$build"); fi
+if [[ $image == cpu-intel ]]; then args+=(--build-arg "ONECCL_INDEX=${ONECCL_INDEX:-}"); fi
 
 if [[ $kind == docker ]]; then
   export DOCKER_BUILDKIT=1
   if [[ -n $created ]]; then args+=(--label "org.opencontainers.image.created=$created"); fi
-  docker build --file "containers/$image/Dockerfile" --tag "reference-training:$image" "${args[@]}" "${@:3}" .
+  docker build --file containers/Dockerfile --tag "reference-training:$image" "${args[@]}" "${@:3}" .
 else
   sifs=${SIFS:-sif}
   mkdir -p "$sifs"
-  definition=containers/$image/apptainer.def
+  definition=containers/apptainer.def
   if [[ -n ${BOOTSTRAP:-} ]]; then
     sed "s/^Bootstrap: docker$/Bootstrap: $BOOTSTRAP/" "$definition" >"$sifs/$image.def"
     definition=$sifs/$image.def

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# torch.sh: sourced by venv.sh and steps/wheels.sh; chooses the build of torch 2.8.0 that the CPU-Intel stack gets.
+# torch.sh: sourced by venv.sh and steps/wheels.sh; chooses the build of torch that a stack gets.
 
 # Fills the array `torch` with the arguments of uv that install torch, and `torch_build` with its name: cpu is
-# PyTorch's own CPU build (0.2 GB), pypi the package index's CUDA build (3 GB to fetch), auto the first that is
+# PyTorch's own CPU build (0.2 GB), pypi the package index's CUDA build (2 to 3 GB to fetch), auto the first that is
 # to be had. Reads the array `uv`. Where cpu is asked for and not to be had, it says why and returns 3.
 # shellcheck disable=SC2034,SC2154  # `uv` is the caller's, `torch` is for the caller
 choose_torch() { # FOLDER auto|cpu|pypi PYTHON

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# venv.sh FOLDER: makes or updates a virtual environment with the locked CPU-Intel stack, the tools of `make test` and
-# `make check`, and this project itself. Wheels come from uv's cache, hard-linked. PYTHON names an interpreter; without
-# it the newest supported one on PATH is used. `venv.sh --python` prints that interpreter and does nothing else.
+# venv.sh FOLDER: makes or updates a virtual environment with a locked stack, the tools of `make test` and `make check`,
+# and this project itself. The stack is cpu-intel's on x86-64 up to Python 3.13, where its wheels end, else current torch.
+# Wheels come from uv's cache, hard-linked. PYTHON names an interpreter; without it the newest that cpu-intel's stack
+# supports is used, or a newer one. `venv.sh --python` prints interpreter and stack, and does nothing else.
 set -euo pipefail
 venv=$1
 here=$(cd "$(dirname "$0")" && pwd)
-# torch 2.8 and Intel's extension have wheels for these; the newest first.
-supported=(3.13 3.12 3.11)
+# The first ones have wheels of torch 2.8 and Intel's extension; the newest first. The last has those of current torch.
+supported=(3.13 3.12 3.11 3.14)
 
 fail() { echo "venv.sh: $1" >&2 && exit 2; }
 
@@ -16,9 +17,9 @@ find_python() {
   local version found
   if [[ -n ${PYTHON:-} ]]; then
     found=$(version_of "$PYTHON")
-    [[ -n $found ]] || fail "PYTHON=$PYTHON: no such interpreter. Set PYTHON to Python ${supported[-1]} to ${supported[0]}."
+    [[ -n $found ]] || fail "PYTHON=$PYTHON: no such interpreter. Set PYTHON to Python 3.11 to 3.14."
     [[ " ${supported[*]} " == *" $found "* ]] ||
-      fail "PYTHON=$PYTHON: is Python $found. Set PYTHON to Python ${supported[-1]} to ${supported[0]}."
+      fail "PYTHON=$PYTHON: is Python $found. Set PYTHON to Python 3.11 to 3.14."
     python=$PYTHON
     return
   fi
@@ -27,12 +28,14 @@ find_python() {
       [[ $(version_of "$python") == "$version" ]] && return
     done
   done
-  fail "no Python ${supported[-1]} to ${supported[0]} on PATH. Install one (Debian: apt install python3 python3-venv) or set PYTHON."
+  fail "no Python 3.11 to 3.14 on PATH. Install one (Debian: apt install python3 python3-venv) or set PYTHON."
 }
 
 find_python
+stack=cpu-intel
+if [[ $(version_of "$python") == 3.14 || $(uname -m) != x86_64 ]]; then stack=cuda; fi
 if [[ $venv == --python ]]; then
-  echo "$python"
+  echo "$python, $stack"
   exit
 fi
 if [[ ! -x $venv/bin/python || ! -x $venv/tools/bin/uv ]]; then
@@ -46,11 +49,11 @@ fi
 }
 uv=("$venv/tools/bin/uv" pip)
 to=(--quiet --python "$venv/bin/python" --compile-bytecode)
-locked=("$here/cpu-intel/requirements.txt" "$here/dev.txt")
+locked=("$here/$stack/requirements.txt" "$here/dev.txt")
 
 # shellcheck source=containers/torch.sh
 . "$here/torch.sh"
-choose_torch "$here/cpu-intel" auto "$venv/bin/python"
+choose_torch "$here/$stack" auto "$venv/bin/python"
 "${uv[@]}" sync "${to[@]}" "${locked[@]}" "${torch[@]}"
 "${uv[@]}" install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --no-index \
   --config-setting editable_mode=compat --editable "$here/.."

@@ -2,7 +2,7 @@
 # Trains on a list of machines without a scheduler, by Open MPI over ssh:  train.sh [the trainer's flags]
 # Adapt these lines; the image lies under the same path on all machines, which reach each other by ssh without a word.
 HOSTS=${HOSTS:-node1:1,node2:1} # name:ranks, the first one is where this is started
-IMAGE=${IMAGE-$PWD/cpu-intel.sif}
+IMAGE=${IMAGE-$PWD/cpu.sif}
 # For data: export TRAIN_DATASET=imagefolder TRAIN_DATA_DIR=/data/pets APPTAINER_BIND=/data
 # ---- nothing to adapt from here on
 set -u

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# project.sh cpu-intel|cuda: installs this project over its wheels, with its tests, the bill of materials, what keeps
+# project.sh cpu-intel|cuda|cpu: installs this project over its wheels, with its tests, the bill of materials, what keeps
 # torch when a user adds packages, and what the image says of itself. From the environment: REVISION, and CREATED, the
 # time that the bill of materials carries (default: now).
 set -euo pipefail
@@ -9,6 +9,7 @@ here=$(cd "$(dirname "$0")/../.." && pwd)
 venv=/opt/venv
 tools=${TOOLS:-/opt/tools}
 ours=/opt/reference-training
+site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 export UV_NO_CACHE=1 UV_LINK_MODE=copy
 
 # setuptools writes into the folder that it builds.
@@ -19,21 +20,21 @@ cp -r "$here"/{pyproject.toml,README.md,LICENSE,entrypoint,train} "$source"
 "$tools/bin/uv" build --quiet --wheel --no-build-isolation --offline --python "$venv/bin/python" --out-dir "$source/wheel" "$source"
 "$tools/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-index "$source"/wheel/*.whl
 # These say where and when it was built.
-rm -rf "$venv"/lib/python3.11/site-packages/reference_training-*.dist-info/{direct_url.json,uv_cache.json}
-sed -i '/direct_url.json\|uv_cache.json/d' "$venv"/lib/python3.11/site-packages/reference_training-*.dist-info/RECORD
-cp "$here/containers/entrypoint.pth" "$venv/lib/python3.11/site-packages/"
+rm -rf "$site"/reference_training-*.dist-info/{direct_url.json,uv_cache.json}
+sed -i '/direct_url.json\|uv_cache.json/d' "$site"/reference_training-*.dist-info/RECORD
+cp "$here/containers/entrypoint.pth" "$site/"
 bash "$here/containers/jpeg_kernel.sh" "$venv/bin/python" "$source"
-[[ -f $venv/lib/python3.11/site-packages/reference_training_jpeg.so ]]
+[[ -f $site/reference_training_jpeg.so ]]
 
 mkdir -p "$ours"
 cp -r "$here"/{pyproject.toml,README.md,LICENSE,tests,tools} "$ours/"
 rm -rf "$ours"/tests/{containers,project,benchmarks} "$ours"/tools/{check_prose.py,settings_docs.py,benchmarks_docs.py,words.txt}
 cp "$here/containers/environment.sh" "$ours/"
-find "$ours" "$venv/lib/python3.11/site-packages"/{entrypoint,train} -name __pycache__ -prune -exec rm -rf {} +
+find "$ours" "$site"/{entrypoint,train} -name __pycache__ -prune -exec rm -rf {} +
 "$venv/bin/python" -m compileall -q --invalidation-mode unchecked-hash \
-  "$venv/lib/python3.11/site-packages"/{entrypoint,train} "$ours"/{tests,tools}
+  "$site"/{entrypoint,train} "$ours"/{tests,tools}
 PYTHONPATH=$tools PYTHONDONTWRITEBYTECODE=1 CREATED=${CREATED:-$(date -u +%Y-%m-%dT%H:%M:%SZ)} \
-  python3.11 "$here/containers/steps/sbom.py" "$image" "$venv" >"$ours/sbom.json"
+  "$(readlink -f "$venv/bin/python")" "$here/containers/steps/sbom.py" "$image" "$venv" >"$ours/sbom.json"
 
 # Names and versions as they are installed, such as torch==2.8.0+cpu.
 installed=$("$venv/bin/python" -c '
@@ -47,16 +48,15 @@ for one in importlib.metadata.distributions():
 } >"$ours/constraints.txt"
 mkdir -p /etc/xdg/pip
 cp "$here/containers/pip.conf" /etc/xdg/pip/
-case $image in
-  cuda) oneccl="not for CUDA" build=pypi ;;
-  *)
-    oneccl="left out (no ONECCL_INDEX)" build=pypi
-    if grep -q '^oneccl-bind-pt==' <<<"$installed"; then oneccl=installed; fi
-    if grep -q '^torch==.*+cpu$' <<<"$installed"; then build=cpu; fi
-    ;;
-esac
-printf '{"name": "%s", "revision": "%s", "torch_build": "%s", "oneccl": "%s"}\n' \
-  "$image" "${REVISION:-unknown}" "$build" "$oneccl" >"$ours/image.json"
+build=pypi oneccl="not for this image" ends=
+if grep -q '^torch==.*+cpu$' <<<"$installed"; then build=cpu; fi
+if [[ $image == cpu-intel ]]; then
+  oneccl="left out (no ONECCL_INDEX)"
+  if grep -q '^oneccl-bind-pt==' <<<"$installed"; then oneccl=installed; fi
+  ends="torch $(sed -n 's/^torch==\([0-9.]*\).*/\1/p' <<<"$installed") and Intel's extension get no more fixes"
+fi
+printf '{"name": "%s", "revision": "%s", "torch_build": "%s", "oneccl": "%s", "end_of_life": "%s"}\n' \
+  "$image" "${REVISION:-unknown}" "$build" "$oneccl" "$ends" >"$ours/image.json"
 # Any UID may train here where nothing is bound.
 mkdir -p /workspace
 chmod 1777 /workspace

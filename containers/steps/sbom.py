@@ -21,6 +21,7 @@ from email.utils import parseaddr
 from hashlib import sha256
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from platform import freedesktop_os_release
 from uuid import NAMESPACE_URL, uuid5
 
 from cyclonedx.contrib.license.factories import LicenseFactory
@@ -48,7 +49,7 @@ class Part:
 
 def wheels(venv: str) -> Iterator[tuple[str, Part]]:
     """Yield the distributions of a virtual environment by their names."""
-    for one in distributions(path=[f"{venv}/lib/python3.11/site-packages"]):
+    for one in distributions(path=[str(path) for path in Path(venv).glob("lib/python3*/site-packages")]):
         name = normal(one.name)
         purl = PackageURL("pypi", name=name, version=one.version)
         record = one.read_text("RECORD") or ""
@@ -99,10 +100,11 @@ def bundled(one: Distribution, purl: PackageURL) -> Iterator[Component]:
 
 def debian() -> Iterator[tuple[str, Part]]:
     """Yield the installed Debian packages by their names, and by those that they provide."""
+    release = freedesktop_os_release()["VERSION_ID"]
     query = ["dpkg-query", "-W", "-f", "\\t".join(f"${{{name}}}" for name in DEBIAN_FIELDS) + "\\n"]
     for line in subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines():
         name, version, architecture, maintainer, *relations = line.split("\t")
-        purl = PackageURL("deb", "debian", name, version, {"arch": architecture, "distro": "debian-12"})
+        purl = PackageURL("deb", "debian", name, version, {"arch": architecture, "distro": f"debian-{release}"})
         stems = (f"{name}:{architecture}", name)
         lists = [DPKG / f"{stem}.{kind}" for kind in ("md5sums", "list") for stem in stems]
         listed = next((path for path in lists if path.exists()), None)

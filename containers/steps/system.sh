@@ -7,6 +7,8 @@ excludes=/etc/dpkg/dpkg.cfg.d/reference-training
 trap 'rm -f "$excludes"' EXIT
 cp "$here/dpkg.excludes" "$excludes"
 apt-get -qq update
+# The base is one of a digest: what Debian has fixed since then comes with the packages.
+DEBIAN_FRONTEND=noninteractive apt-get upgrade -y -qq >/dev/null
 sed '/^#/d' "$@" | DEBIAN_FRONTEND=noninteractive xargs apt-get install -y -qq --no-install-recommends >/dev/null
 # A container's user needs nobody else's rights.
 find /etc /home /opt /root /usr /var/lib -xdev -type f -perm /6000 -exec chmod a-s {} +

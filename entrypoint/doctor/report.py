@@ -44,6 +44,7 @@ def run_checks(
     fast = preflight_checks(inputs)
     return (
         *fast,
+        *check_end_of_life(inputs),
         *check_plan(build_plan, fast),
         *check_libraries(inputs),
         *check_compilers(inputs),
@@ -52,6 +53,13 @@ def run_checks(
         check_host_name(),
         *check_imports(inputs.python),
     )
+
+
+def check_end_of_life(inputs: PlanInputs) -> Iterator[Check]:
+    """Warn of an image whose packages get no more fixes."""
+    if ends := inputs.machine.container.image.get("end_of_life"):
+        advice = "older recipes run on; take the image cpu, with current torch, for new work and for strangers' files"
+        yield Check("end of life", "warning", ends, advice)
 
 
 def check_plan(build_plan: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Check]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -17,9 +18,14 @@ import pytest
 
 from tests.conftest import Result, clean_environment
 
-IMAGES = ("cpu-intel", "cuda")
+IMAGES = ("cpu", "cuda", "cpu-intel")
+# Of the images only these become SIFs in CI: cpu's differs from cuda's by labels alone.
+SIFS = ("cuda", "cpu-intel")
+# The folder of each image's locks: cpu and cuda share one.
+STACKS = {"cpu": "cuda", "cuda": "cuda", "cpu-intel": "cpu-intel"}
 LIMIT_S = 240
 REPOSITORY = Path(__file__).resolve().parents[2]
+SITE = "/opt/venv/lib/python3.13/site-packages"
 # Suites that run next to these do not disturb them.
 ALONE = ("--env", "LAUNCH_RESERVE_CPUS=0")
 
@@ -36,6 +42,14 @@ def run(*words: str | Path, env: Mapping[str, str] | None = None, limit_s: int =
         check=False,
     )
     return Result(done.returncode, done.stdout, done.stderr)
+
+
+def locked_version(image: str, package: str) -> str:
+    """Return the version of a package that an image's locks have."""
+    files = sorted((REPOSITORY / "containers" / STACKS[image]).glob("*.txt"))
+    found = re.search(rf"^{package}==([\w.]+)", "\n".join(file.read_text() for file in files), re.MULTILINE)
+    assert found, f"{package} is in no lock of {image}"
+    return found[1]
 
 
 @dataclass

@@ -63,7 +63,7 @@ class Nodes:
 
 @pytest.fixture
 def nodes(docker: Docker, bound: Path) -> Iterator[Nodes]:
-    docker.tag("cpu-intel")
+    docker.tag("cpu")
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs 2 cores")
     two = Nodes(bound)
@@ -90,7 +90,7 @@ def test_compose_files_are_valid() -> None:
 @pytest.fixture
 def fresh_clone(docker: Docker, bound: Path) -> Iterator[Path]:
     """What git keeps of this repository, as user 1000's; compose calls its project by the folder's name."""
-    docker.tag("cpu-intel")
+    docker.tag("cpu")
     clone = bound / f"clone{os.getpid()}"
     for name in run(
         "git", "ls-files", "--cached", "--others", "--exclude-standard", "compose.yaml", "runs", "data"

@@ -91,7 +91,7 @@ def test_docker_read_only_root_needs_only_an_output_folder(docker: Docker, bound
 
 
 def test_read_only_line_of_the_readme_works(docker: Docker, bound: Path) -> None:
-    docker.tag("cpu-intel")
+    docker.tag("cpu")
     lines = (REPOSITORY / "containers/README.md").read_text().splitlines()
     (line,) = [line for line in lines if " --read-only " in line]
     result = subprocess.run(
@@ -116,7 +116,7 @@ def test_inductor_compiles_as_a_user_without_a_name(docker: Docker, bound: Path)
     assert (result.code, result.out) == (0, "3.0\n"), result.err
 
 
-@pytest.mark.parametrize(("image", "ranks"), [("cpu-intel", "1"), ("cpu-intel", "2"), ("cuda", "1")])
+@pytest.mark.parametrize(("image", "ranks"), [("cpu-intel", "1"), ("cpu-intel", "2"), ("cpu", "2"), ("cuda", "1")])
 def test_docker_stop_saves_and_next_start_resumes(docker: Docker, bound: Path, image: str, ranks: str) -> None:
     if ranks == "2" and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs 2 cores")
@@ -205,7 +205,7 @@ def test_streaming_needs_little_shared_memory(docker: Docker, bound: Path) -> No
     options = ("-v", f"{bound}:/data:ro", *(word for name in env for word in ("-e", f"{name}={env[name]}")))
     small = docker.run("cpu-intel", options=(*options, *SHORT, "--shm-size=1m"))
     assert small.code == 0, small.err
-    for image in ("cpu-intel", "cuda"):
+    for image in IMAGES:
         plan = docker.run(image, "plan", options=options)
         assert re.search(r"^ *JPEG decoder +compiled", plan.out, re.MULTILINE), plan.out + plan.err
     doctor = docker.run("cpu-intel", "doctor", options=("--shm-size=16m",))
@@ -280,7 +280,12 @@ def test_docker_old_driver_fails_or_falls_back_to_cpu(docker: Docker, bound: Pat
     (bound / "nvml.c").write_text(OLD_DRIVER)
     library = bound / "libnvidia-ml.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(library), str(bound / "nvml.c")], check=True)
-    driver = ("-v", f"{library}:/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1:ro", "-v", "/dev/null:/dev/nvidiactl")
+    driver = (
+        "-v",
+        f"{library}:/usr/lib/{os.uname().machine}-linux-gnu/libnvidia-ml.so.1:ro",
+        "-v",
+        "/dev/null:/dev/nvidiactl",
+    )
     refused = docker.run("cuda", options=(*driver, "-e", "LAUNCH_DEVICE=cuda"))
     assert (refused.code, len(refused.err.splitlines())) == (3, 1)
     assert "470.57.02" in refused.err

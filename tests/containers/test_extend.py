@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Result, script
-from tests.containers.conftest import IMAGES, REPOSITORY, Apptainer, Docker, inside, run
+from tests.containers.conftest import IMAGES, REPOSITORY, SIFS, SITE, Apptainer, Docker, inside, locked_version, run
 
 PAGE = (REPOSITORY / "docs/extend-an-image.md").read_text()
 # What says that a package index or Debian's mirror cannot be reached from a container.
@@ -77,7 +77,7 @@ def test_one_plain_line_adds_a_package_for_any_user(
         asked = run(
             "docker", "run", "--rm", "--read-only", "--network=none", f"--user={user}", build[-1], "python", "-c", ASK
         )
-        assert asked.out == f"/opt/venv/lib/python3.11/site-packages/einops/__init__.py {torch}", asked.err
+        assert asked.out == f"{SITE}/einops/__init__.py {torch}", asked.err
     config = run("docker", "image", "inspect", "--format={{.Config.User}}", build[-1]).out
     assert config == "1000:1000\n"
 
@@ -111,9 +111,9 @@ def test_uv_keeps_torch_too(docker: Docker) -> None:
     if "Failed to fetch" in refused.err:
         pytest.skip("needs a package index")
     assert refused.code == 1
-    assert "torch==2.13.0" in refused.err
+    assert f"torch=={locked_version('cuda', 'torch')}" in refused.err
     added = docker.run("cuda", "bash", "-c", f'uv pip install -q einops && python -c "{ASK}"', options=options)
-    assert added.out == "/opt/venv/lib/python3.11/site-packages/einops/__init__.py 2.13.0\n", added.err
+    assert added.out == f"{SITE}/einops/__init__.py {locked_version('cuda', 'torch')}\n", added.err
 
 
 @pytest.mark.docker
@@ -121,8 +121,27 @@ def test_debian_packages_are_added_whole(docker: Docker, build: list[str], tmp_p
     docker.tag("cuda")
     text = blocks("FROM")[1].replace("-y --no-install-recommends ffmpeg", "-y --reinstall libjpeg62-turbo-dev")
     assert "--reinstall" in text
-    built = derive(build, tmp_path, f"{text}\nRUN test -f /usr/lib/x86_64-linux-gnu/libjpeg.a")
+    built = derive(build, tmp_path, f"{text}\nRUN test -f /usr/lib/$(uname -m)-linux-gnu/libjpeg.a")
     assert built.code == 0, "dpkg.excludes leaves that file out of the image, and of nothing else: " + built.err
+
+
+EXTENSION = """
+import torch
+from torch.utils.cpp_extension import load_inline
+
+source = "torch::Tensor twice(torch::Tensor x) { return x + x; }"
+mine = load_inline("mine", cpp_sources=[source], functions=["twice"])
+print(mine.twice(torch.ones(3)).sum().item())
+"""
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("image", IMAGES)
+def test_users_extension_builds_as_a_user_without_a_name(docker: Docker, bound: Path, image: str) -> None:
+    script(bound, "x.py", EXTENSION)
+    options = ("--read-only", "--network=none", "--user=54321", "--tmpfs=/tmp:exec", "-v", f"{bound}:/workspace")
+    result = docker.run(image, "python", "x.py", options=(*options, "-e", "TORCH_EXTENSIONS_DIR=/tmp/extensions"))
+    assert (result.code, result.out) == (0, "6.0\n"), result.err[-2000:]
 
 
 def overlay_lines(prefix: str) -> list[str]:
@@ -136,8 +155,8 @@ PROGRAM = "import einops, os, sys, torch; print(sys.prefix, einops.__file__, tor
 
 def check_overlay(result: Result, folder: str) -> None:
     need_index(result)
-    torch = "/opt/venv/lib/python3.11/site-packages/torch/__init__.py"
-    expected = f"{folder}/extra {folder}/extra/lib/python3.11/site-packages/einops/__init__.py {torch} 0"
+    torch = f"{SITE}/torch/__init__.py"
+    expected = f"{folder}/extra {folder}/extra/lib/python3.13/site-packages/einops/__init__.py {torch} 0"
     assert result.out.splitlines()[-1] == expected, result.err
 
 
@@ -157,7 +176,7 @@ def test_environment_next_to_a_read_only_image(docker: Docker, bound: Path, imag
 
 
 @pytest.mark.apptainer
-@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("image", SIFS)
 def test_environment_next_to_a_sif(apptainer: Apptainer, place: Path, image: str) -> None:
     script(place, "x.py", PROGRAM)
     there = inside(apptainer, place)
@@ -177,6 +196,6 @@ def test_sif_from_a_local_image(apptainer: Apptainer, place: Path) -> None:
         need_index(built)
         assert built.code == 0, built.err
         asked = run(*apptainer.command, "--quiet", "exec", f"{there}/mine", "python", "-c", ASK)
-        assert asked.out == "/opt/venv/lib/python3.11/site-packages/einops/__init__.py 2.13.0\n", asked.err
+        assert asked.out == f"{SITE}/einops/__init__.py {locked_version('cuda', 'torch')}\n", asked.err
     finally:
         run(*apptainer.command, "--quiet", "exec", apptainer.sif("cuda"), "rm", "-rf", f"{there}/mine")

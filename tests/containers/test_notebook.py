@@ -45,7 +45,7 @@ def test_devcontainer_builds_the_notebook_image() -> None:
     path = REPOSITORY / ".devcontainer/devcontainer.json"
     settings = json.loads(path.read_text())
     assert (path.parent / settings["build"]["dockerfile"]).resolve() == REPOSITORY / "containers/notebook/Dockerfile"
-    assert settings["build"]["args"]["IMAGE"] == COMPOSE["services"]["cpu"]["image"]
+    assert settings["build"]["args"]["IMAGE"] == COMPOSE["services"]["cpu"]["image"].replace("${CPU_IMAGE:-cpu}", "cpu")
     assert settings["workspaceFolder"] in settings["workspaceMount"]
 
 
@@ -70,7 +70,7 @@ class Lab:
 
 @pytest.fixture
 def lab(docker: Docker, bound: Path) -> Iterator[Lab]:
-    docker.tag("cpu-intel")
+    docker.tag("cpu")
     (bound / "x.ipynb").write_text(json.dumps(NOTEBOOK))
     (bound / "x.ipynb").chmod(0o666)
     one = Lab(bound)

@@ -29,7 +29,7 @@ def test_no_key_is_in_the_image_and_no_port_is_published() -> None:
 
 @pytest.mark.docker
 def test_mpirun_starts_ranks_in_two_containers(docker: Docker, bound: Path) -> None:
-    docker.tag("cpu-intel")
+    docker.tag("cpu")
     if len(os.sched_getaffinity(0)) < 2 or not shutil.which("ssh-keygen"):
         pytest.skip("needs 2 cores and ssh-keygen")
     built = run("docker", "build", "--tag=reference-training:ssh", FOLDER, env={"DOCKER_BUILDKIT": "1"})

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import script
+
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / "containers/venv.sh"
 JPEG_KERNEL = ROOT / "containers/jpeg_kernel.sh"
@@ -72,7 +74,7 @@ def run_venv(folder: Path, *words: str, **env: str) -> subprocess.CompletedProce
     """Run venv.sh where PATH has the interpreters of a folder and what every system has, but no other Python."""
     tools = folder.parent / "tools"
     tools.mkdir(exist_ok=True)
-    for name in ("bash", "dirname", "cat", "env"):
+    for name in ("bash", "dirname", "cat", "env", "uname"):
         if not (tools / name).exists():
             (tools / name).symlink_to(shutil.which(name) or name)
     path = {"PATH": f"{folder}:{tools}"}
@@ -82,18 +84,21 @@ def run_venv(folder: Path, *words: str, **env: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize(
-    ("there", "chosen"),
+    ("there", "machine", "chosen"),
     [
-        ({"python3.11": "3.11"}, "python3.11"),
-        ({"python3.11": "3.11", "python3.12": "3.12"}, "python3.12"),
-        ({"python3": "3.13", "python3.11": "3.11"}, "python3"),
-        ({"python3": "3.14", "python3.12": "3.12"}, "python3.12"),
-        ({"python": "3.12"}, "python"),
+        ({"python3.11": "3.11"}, "x86_64", "python3.11, cpu-intel"),
+        ({"python3.11": "3.11", "python3.12": "3.12"}, "x86_64", "python3.12, cpu-intel"),
+        ({"python3": "3.13", "python3.11": "3.11"}, "x86_64", "python3, cpu-intel"),
+        ({"python3": "3.14", "python3.12": "3.12"}, "x86_64", "python3.12, cpu-intel"),
+        ({"python": "3.12"}, "x86_64", "python, cpu-intel"),
+        ({"python3": "3.14"}, "x86_64", "python3, cuda"),
+        ({"python3.13": "3.13"}, "aarch64", "python3.13, cuda"),
     ],
 )
-def test_newest_supported_python_is_used(tmp_path: Path, there: dict[str, str], chosen: str) -> None:
+def test_newest_supported_python_is_used(tmp_path: Path, there: dict[str, str], machine: str, chosen: str) -> None:
     for name, version in there.items():
         interpreter(tmp_path / "bin", name, version)
+    script(tmp_path / "bin", "uname", f"#!/bin/sh\necho {machine}\n").chmod(0o755)
     found = run_venv(tmp_path / "bin", "--python")
     assert (found.returncode, found.stdout, found.stderr) == (0, f"{chosen}\n", "")
 
@@ -101,8 +106,8 @@ def test_newest_supported_python_is_used(tmp_path: Path, there: dict[str, str], 
 @pytest.mark.parametrize(
     ("there", "env", "said"),
     [
-        ({}, {}, "no Python 3.11 to 3.13 on PATH. Install one"),
-        ({"python3": "3.9"}, {}, "no Python 3.11 to 3.13 on PATH. Install one"),
+        ({}, {}, "no Python 3.11 to 3.14 on PATH. Install one"),
+        ({"python3": "3.9"}, {}, "no Python 3.11 to 3.14 on PATH. Install one"),
         ({"python3": "3.12"}, {"PYTHON": "python3.99"}, "PYTHON=python3.99: no such interpreter. Set PYTHON"),
         ({"python3": "3.10"}, {"PYTHON": "python3"}, "PYTHON=python3: is Python 3.10. Set PYTHON"),
     ],

@@ -13,7 +13,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yaml"))
-IMAGES = {path.parent.name for path in (ROOT / "containers").glob("*/apptainer.def")}
+IMAGES = set(re.findall(r" AS image-(\S+)$", (ROOT / "containers/Dockerfile").read_text(), re.MULTILINE))
 
 
 def steps(workflow: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.doctor.report import check_imports, check_libraries, format_report
+from entrypoint.doctor.report import check_end_of_life, check_imports, check_libraries, format_report
 from entrypoint.job.detect import Job
 from entrypoint.machine.shared_libraries import Library
 from entrypoint.plan.inputs import PlanInputs
@@ -34,6 +34,23 @@ def test_doctor_json_has_every_check(entrypoint: Entrypoint) -> None:
     (torch,) = (check for check in checks if check["what"] == "import torch")
     assert torch["state"] == "ok"
     assert torch["seen"][0].isdigit()
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        ({}, []),
+        ({"name": "cuda", "end_of_life": ""}, []),
+        ({"name": "cpu-intel", "end_of_life": "torch 2.8.0 gets no more fixes"}, ["torch 2.8.0 gets no more fixes"]),
+    ],
+)
+def test_doctor_warns_of_an_image_without_fixes(image: dict[str, str], said: list[str]) -> None:
+    node = make_machine(4)
+    node = replace(node, container=replace(node.container, image=image))
+    inputs = PlanInputs(read_launch_settings({}, {}), node, Job(), Program("none", ()), {})
+    checks = list(check_end_of_life(inputs))
+    assert [check.seen for check in checks] == said
+    assert all(check.state == "warning" and "image cpu" in check.advice for check in checks)
 
 
 @pytest.mark.slow
