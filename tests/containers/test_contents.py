@@ -19,7 +19,7 @@ from tests.containers.conftest import IMAGES, REPOSITORY, STACKS, Docker, locked
 pytestmark = pytest.mark.docker
 
 NOT_IN_IT = ("uv", "make", "wget", "gdb", "nvcc", "nni_node")
-TOOLS = ("mpirun", "orted", "numactl", "g++", "tini", "ssh", "git", "less", "ps", "curl", "pip", "ninja")
+TOOLS = ("mpirun", "prted", "numactl", "g++", "tini", "ssh", "git", "less", "ps", "curl", "pip", "ninja")
 # Labels that are no package's version.
 OTHER_LABELS = ("sbom", "with-oneccl", "torch-build", "end-of-life")
 
@@ -222,10 +222,11 @@ def test_image_is_debian_13_with_whole_libraries(docker: Docker, image: str) -> 
     assert release == "debian 13\n"
     assert docker.run(image, "mpirun", "--version").out.startswith("mpirun (Open MPI) 5.")
     find = "find /usr/bin /usr/sbin /usr/lib -xdev -type f '(' -perm -100 -o -name '*.so*' ')'"
-    missing = docker.run(image, "sh", "-c", f"{find} -exec ldd {{}} + 2>/dev/null | grep -B 99 'not found'")
-    assert missing.out == ""
-    names = docker.run(image, "sh", "-c", "find / -xdev -name 'libamdhip*' -o -xdev -name 'libLLVM*.so*'").out
-    assert [name for name in names.split() if "/usr/" in name] == []
+    missing = docker.run(image, "sh", "-c", f"{find} -exec ldd {{}} + 2>/dev/null | grep 'not found' | sort -u").out
+    # hydra's package has MPICH's own tests too, whose library dpkg.excludes leaves out.
+    assert missing.split() == (["libmpich.so.12", "=>", "not", "found"] if image == "cpu-intel" else [])
+    rocm = docker.run(image, "sh", "-c", "find /usr/lib -name 'libamd*hip*' -o -name 'libLLVM*' -o -name 'libhsa*'")
+    assert (rocm.code, rocm.out) == (0, "")
 
 
 def test_dockerfile_needs_no_argument_and_mounts_few_files() -> None:
