@@ -1,6 +1,6 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit bench-stream lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-report image-compare
+.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit bench-stream lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-report image-compare audit
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/*/*.txt)
@@ -77,6 +77,9 @@ images: ## build the Docker images cpu, cuda and cpu-intel (TORCH_BUILD=pypi tak
 
 sif-cpu sif-cuda sif-cpu-intel: sif-%: ## build sif/NAME.sif with Apptainer
 	@bash containers/build.sh sif $*
+
+audit: $(VENV)/installed ## list known holes of the locked packages (needs a network)
+	@$(BIN)/python tools/audit.py
 
 image-report: $(VENV)/installed ## sizes and start times of the images, compared with the virtual environment
 	@$(BIN)/python benchmarks/images.py
