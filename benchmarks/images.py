@@ -1,6 +1,6 @@
 """Sizes and contents of the images, and the time that a container adds to the start of a command.
 
-Claim: cpu-intel with PyTorch's CPU wheels has at most 1.8 GB, and everything except wheels at most 450 MB.
+Claim: cpu and cpu-intel with PyTorch's CPU wheels have at most 1.8 GB, and everything except wheels at most 450 MB.
 Claim: a container adds at most 0.5 s (Docker) or 0.6 s (Apptainer) to the same command in the virtual environment.
 Sizes are those of the files in MB (10^6 bytes).
 If the package index's torch is installed, a separate row has the parts that the CPU build does not have.
@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-IMAGES = ("cpu-intel", "cuda")
+IMAGES = ("cpu", "cuda", "cpu-intel")
 BIN = Path(sys.executable).parent
 SETTINGS = {"TRAIN_EPOCHS": "1", "TRAIN_LOG_INTERVAL": "1", "TRAIN_TENSORBOARD": "0"}
 FIRST_LINE, FIRST_STEP = "plan: ", "epoch 1/1  step 1/"
@@ -38,7 +38,7 @@ for top, folders, files in os.walk("/"):
     for name in files:
         path = os.path.join(top, name)
         info = os.lstat(path)
-        mine = re.match("/opt/reference-training/|/opt/venv/lib/python3.11/site-packages/(entrypoint|train)/", path)
+        mine = re.match("/opt/reference-training/|/opt/venv/.*/site-packages/(entrypoint|train)/", path)
         kind = "ours" if mine else "system" if not path.startswith("/opt/venv/") else "wheels"
         if kind == "wheels" and CUDA.search(path):
             kind = "wheels: CUDA and Triton"
@@ -75,9 +75,11 @@ def sizes(image: str) -> None:
     total = sum(found.values())
     print(f"{total / 1e6:>8,.0f} MB  in all")
     print(f"{(found['system'] + found['ours']) / 1e6:>8,.0f} MB  that is not wheels (at most 450)")
-    if image == "cpu-intel":
+    if image != "cuda":
+        label = '{{index .Config.Labels "reference-training.torch-build"}}'
+        build = output("docker", "image", "inspect", f"--format={label}", tag).strip()
         without = total - found["wheels: CUDA and Triton"]
-        print(f"{without / 1e6:>8,.0f} MB  without CUDA's part, which the CPU wheels do not have (at most 1,800)")
+        print(f"{without / 1e6:>8,.0f} MB  without CUDA's part; the torch measured is of the build {build}")
 
 
 def start_commands() -> dict[str, list[str]]:
