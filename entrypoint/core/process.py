@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NoReturn
@@ -28,13 +29,14 @@ def gc_paused() -> Iterator[None]:
 
 
 def fast_exit(code: int) -> NoReturn:
-    """Exit this process; after success run the registered exit functions and skip Python's shutdown.
+    """Exit this process: run the registered exit functions and skip the rest of Python's shutdown.
 
-    During the shutdown a thread of Gloo may abort the process (see `exit_delay`). After success this does not wait for
-    threads. After a failure it does, because a thread may still be writing a checkpoint.
+    During the shutdown a thread of Gloo may abort the process (see `exit_delay`), and Triton 3.9 prints pages about
+    itself. After success this does not wait for threads. After a failure it does, because a thread may still be writing
+    a checkpoint.
     """
     if code:
-        sys.exit(code)
+        threading._shutdown()  # type: ignore[attr-defined]
     from entrypoint.core import exit_delay
 
     atexit.unregister(exit_delay.delay_exit)
@@ -42,8 +44,8 @@ def fast_exit(code: int) -> NoReturn:
     with suppress(OSError):  # a closed pipe: Python's own shutdown reports it
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
-    sys.exit(0)
+        os._exit(code)
+    sys.exit(code)
 
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15

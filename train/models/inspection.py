@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from entrypoint.core.errors import first_line
 from train.settings import ImageShape
@@ -23,6 +22,8 @@ def dry_run(model: nn.Module, shape: tuple[int, int, int], device: torch.device 
 
 def count_multiply_adds(model: nn.Module, shape: ImageShape, device: torch.device) -> int:
     """Return the multiply-adds of products and convolutions in one image's forward pass, as PyTorch counts them."""
+    from torch.utils.flop_counter import FlopCounterMode  # it imports Triton (torch 2.15)
+
     with FlopCounterMode(display=False) as counter:
         dry_run(model, shape, device)
     return int(counter.get_total_flops()) // 2

@@ -55,9 +55,11 @@ fast_exit(0)
 """
 
 
-def test_fast_exit_runs_atexit_skips_shutdown() -> None:
-    done = subprocess.run([sys.executable, "-c", END], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n") == ["said", "registered", ""]
+@pytest.mark.parametrize("code", [0, 75])
+def test_fast_exit_runs_atexit_skips_shutdown(code: int) -> None:
+    words = END.replace("fast_exit(0)", f"fast_exit({code})")
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split("\n")) == (code, ["said", "registered", ""])
 
 
 def test_fast_exit_broken_pipe_exits_as_python() -> None:
@@ -88,3 +90,7 @@ def test_fast_exit_failure_waits_for_threads() -> None:
     code += "t.Thread(target=lambda: (time.sleep(1), print('written'))).start()\nfast_exit(7)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (7, "written\n")
+    pool = code.replace("t.Thread(target=", "ThreadPoolExecutor().submit(").replace(").start()", ")")
+    pool = f"from concurrent.futures import ThreadPoolExecutor\n{pool}"
+    done = subprocess.run([sys.executable, "-c", pool], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (7, "written\n"), "and for a pool, whose idle threads end"
