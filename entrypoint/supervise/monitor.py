@@ -105,8 +105,8 @@ def wait_for_job(
     def is_stopped() -> bool:
         return not set(TERMINATING).isdisjoint(received)
 
-    if code - 128 in received:  # the launcher or user that stopped this rank stops the others too
-        return code
+    if code - 128 in received or code == ExitCode.RENDEZVOUS:
+        return code  # what stopped this rank stops the others too, or it has waited for them long enough
     if code:
         soon = channel.endpoint.rank or (channel.first_failure and channel.first_failure.before_start)
         limit_s = EARLY_FAILURE_WAIT_S if soon else LATE_RANK_WAIT_S
