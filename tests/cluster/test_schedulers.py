@@ -1,5 +1,6 @@
 """The batch scripts of PBS, LSF, Grid Engine and Flux, by stand-ins that set the documented variables.
 
+A real Grid Engine runs its script in `test_grid_engine.py`.
 The nodes, ssh, and Open MPI's mpirun are real. HPE's mpiexec, jsrun and flux are `stand_in_launcher.py`.
 """
 
