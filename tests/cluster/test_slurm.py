@@ -143,3 +143,13 @@ def test_interactive_shell_of_several_nodes_starts_srun(slurm: Slurm) -> None:
         "salloc", *options, "sh", "-c", f"{shell} plan --launcher direct", env=SHORT | {"TRAIN_RUN_NAME": "alone"}
     )
     assert "(set by you) --launcher=direct" in " ".join(alone.out.split())
+
+
+@pytest.mark.parametrize("file", ["train.sbatch", "train-mpi.sbatch"])
+def test_exclusive_nodes_without_numbers_of_tasks_and_cpus(slurm: Slurm, installed: dict[str, str], file: str) -> None:
+    text = (FILES / "slurm" / file).read_text().replace(" --ntasks-per-node=1 --cpus-per-task=2", "")
+    adapted = script(slurm.cluster.folder, file, text)
+    job = slurm.submit(adapted, "--exclusive", env=SHORT | installed)
+    state = slurm.ended(job)
+    assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), output(slurm.cluster, job)
+    assert slurm.cluster.summary("job")["world_size"] == 2
