@@ -47,6 +47,16 @@ def test_job_trains_on_two_nodes(
     assert grid_engine.cluster.losses("job") == pytest.approx(losses_of_one_process(grid_engine), rel=1e-3)
 
 
+def test_open_mpi_5_starts_its_daemons_by_qrsh(grid_engine: GridEngine, installed: dict[str, str]) -> None:
+    cluster = grid_engine.cluster
+    path = f"{cluster.mpi('Open MPI 5')['PATH'].split(':')[0]}:{installed['PATH']}"
+    job = grid_engine.submit(FILE, *SLOTS, env=SHORT | {"PATH": path, "PRTE_MCA_plm_base_verbose": "5"}, without=SSH)
+    record, text = grid_engine.ended(job), output(cluster, job)
+    assert record["exit_status"] == "0", text[-3000:]
+    assert re.search(r'plm:ssh: using "\S*/qrsh -inherit', text), text[:3000]
+    assert cluster.summary("job")["world_size"] == 2
+
+
 def test_job_is_queued_again_before_its_end_and_resumes(grid_engine: GridEngine, installed: dict[str, str]) -> None:
     cluster = grid_engine.cluster
     job = grid_engine.submit(FILE, *SLOTS, env=LONG | installed | {"MINUTES": "0.1"}, without=SSH)
