@@ -18,7 +18,7 @@ SLOTS = ("-pe", "mpi", "2")  # one on each node: the parallel environment fills 
 # Without these, which have it use ssh, Open MPI chooses qrsh by itself, as on a site.
 SSH = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
 BY_QRSH = pytest.param(SSH, "qrsh", id="qrsh")
-BY_SSH = pytest.param((), "ssh", id="ssh")
+BY_SSH = pytest.param((), "ssh", id="ssh", marks=in_all)
 # Shows what mpirun starts its daemons by.
 VERBOSE = {"OMPI_MCA_plm_base_verbose": "5"}
 
@@ -47,6 +47,7 @@ def test_job_trains_on_two_nodes(
     assert grid_engine.cluster.losses("job") == pytest.approx(losses_of_one_process(grid_engine), rel=1e-3)
 
 
+@in_all
 def test_open_mpi_5_starts_its_daemons_by_qrsh(grid_engine: GridEngine, installed: dict[str, str]) -> None:
     cluster = grid_engine.cluster
     path = f"{cluster.mpi('Open MPI 5')['PATH'].split(':')[0]}:{installed['PATH']}"

@@ -6,12 +6,13 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import ENTRYPOINT, Cluster, Slurm, Started
+from tests.cluster.conftest import ENTRYPOINT, Cluster, Slurm, Started, in_all
 from tests.conftest import script
 from tests.containers.conftest import REPOSITORY
 
@@ -83,7 +84,12 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+def main_ones(values: Iterable[Any], *main: Any) -> list[Any]:
+    """Return the parameters of a test, of which CLUSTER_ALL=1 adds all but the main ones."""
+    return [pytest.param(value, marks=() if value in main else in_all) for value in values]
+
+
+@pytest.mark.parametrize("way", main_ones(WAYS, "by hand", "hosts of Open MPI", "under hydra"))
 def test_short_program_runs_on_all_ranks(cluster: Cluster, way: str) -> None:
     script(cluster.folder, "x.py", HELLO)
     for _ in range(2):
@@ -101,7 +107,7 @@ def test_short_program_runs_on_all_ranks_of_srun(slurm: Slurm) -> None:
         assert one.text().count("hello from rank") == 4
 
 
-@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("late", main_ones([0, 1], 0))
 def test_late_node_joins_program_that_has_ended(cluster: Cluster, late: int) -> None:
     script(cluster.folder, "x.py", HELLO)
     early = cluster.agents("run", "x.py", env=WAIT, numbers=[1 - late])
@@ -135,7 +141,7 @@ def check_two_runs(started: list[Started]) -> None:
     assert met == ["met A ['A', 'A']"] * 2 + ["met B ['B', 'B']"] * 2, "each with its own"
 
 
-@pytest.mark.parametrize("way", ["by hand", "under hydra", "under Open MPI"])
+@pytest.mark.parametrize("way", main_ones(["by hand", "under hydra", "under Open MPI"], "under hydra"))
 def test_two_runs_on_same_nodes_stay_apart(cluster: Cluster, way: str) -> None:
     script(cluster.folder, "x.py", WHO)
     check_two_runs(WAYS[way](cluster, "A") + WAYS[way](cluster, "B"))
@@ -174,7 +180,7 @@ def test_nodes_with_other_commands_say_so(cluster: Cluster) -> None:
         assert re.search("the nodes disagree: node1 has .*TRAIN_LR=0.1.*, node2 has .*TRAIN_LR=0.2", one.text())
 
 
-@pytest.mark.parametrize("refused", [0, 1])
+@pytest.mark.parametrize("refused", main_ones([0, 1], 1))
 def test_refused_plan_of_one_node_ends_all(cluster: Cluster, refused: int) -> None:
     envs: list[dict[str, str]] = [{}, {}]
     envs[refused] = {"LAUNCH_NPROC_PER_NODE": "99"}
@@ -289,7 +295,7 @@ def test_rank_0_elsewhere_ends_job_of_hydra(cluster: Cluster) -> None:
     assert "rank 0 is on node2. Start the ranks with mpiexec -genv MASTER_ADDR node2" in one.text()
 
 
-@pytest.mark.parametrize("which", ["Open MPI", "Open MPI 5", "hydra"])
+@pytest.mark.parametrize("which", main_ones(["Open MPI", "Open MPI 5", "hydra"], "Open MPI"))
 def test_hosts_may_list_this_node_last(cluster: Cluster, which: str) -> None:
     script(cluster.folder, "x.py", WHO)
     words = (*ENTRYPOINT, "run", "--hosts=node2:1,node1:1", "x.py", "A")
