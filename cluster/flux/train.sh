@@ -3,7 +3,7 @@
 # Adapt these lines; for GPUs take the cuda image and as many ranks as a node has GPUs.
 # flux: -N 2 --exclusive -t 60m --job-name=train --output=train-{{id}}.out
 NODES=${NODES:-2} RANKS=${RANKS:-1} # RANKS on each node
-IMAGE=${IMAGE-$PWD/cpu-intel.sif}
+IMAGE=${IMAGE-$PWD/cpu.sif}
 MINUTES=${MINUTES:-55} # less than -t: the run saves and ends with 75
 # For data: export TRAIN_DATASET=imagefolder TRAIN_DATA_DIR=/data/pets APPTAINER_BIND=/data
 # ---- nothing to adapt from here on
