@@ -1,0 +1,81 @@
+"""Which ranks rank 0's monitor admits: those of the same run, each once, whose nodes agree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from entrypoint.core.errors import ExitCode
+from entrypoint.supervise.admission import Admission, RankEndpoint
+
+FIRST = RankEndpoint(0, "node1", "node1", (65000,), "7.0", world_size=3, version="0.2", pid=1)
+SECOND = replace(FIRST, rank=1, node="node2", pid=2)
+
+
+def test_each_rank_of_the_run_is_admitted_once() -> None:
+    admission = Admission(FIRST)
+    assert admission.admit(SECOND) == ("", None)
+    assert admission.admit(SECOND) == ("", None), "the same process connects again"
+    assert admission.admitted == {1: SECOND}
+    answer, failure = admission.admit(replace(SECOND, node="node3", pid=9))
+    assert answer == ""
+    assert failure is not None
+    assert failure.how.startswith("rank 1 is started twice, on node2 and on node3. Give each node its own")
+
+
+@pytest.mark.parametrize(
+    ("other", "code", "said"),
+    [
+        (replace(SECOND, version="0.1"), ExitCode.MACHINE, "node1 runs version 0.2 of the entrypoint, node2 runs"),
+        (replace(SECOND, world_size=2), ExitCode.USAGE, "the nodes disagree: 3 ranks by node1, 2 by node2."),
+        (replace(SECOND, rank=0), ExitCode.USAGE, "rank 0 is started twice, on node1 and on node2."),
+    ],
+)
+def test_nodes_that_disagree_are_named(other: RankEndpoint, code: ExitCode, said: str) -> None:
+    answer, failure = Admission(FIRST).admit(other)
+    assert answer == ""
+    assert failure is not None
+    assert (failure.code, failure.before_start) == (code, True)
+    assert failure.how.startswith(said)
+
+
+def test_rank_of_another_run_is_sent_on() -> None:
+    admission = Admission(FIRST)
+    assert admission.admit(replace(SECOND, token="7.1")) == ("7.0", None)
+    assert admission.admitted == {}
+
+
+def test_rank_that_insists_has_another_command() -> None:
+    own = replace(FIRST, token="61000 program x.py A (0)", is_unique=False)
+    other = replace(SECOND, token="61000 program x.py B (1)", is_unique=False)
+    assert Admission(own).admit(other) == (own.token, None), "it may be another run by hand"
+    answer, failure = Admission(own).admit(replace(other, insists=True))
+    assert answer == ""
+    assert failure is not None
+    assert "node1 has 61000 program x.py A (0), node2 has 61000 program x.py B (1)" in failure.how
+    complete = Admission(own, admitted={1: replace(own, rank=1)})
+    assert complete.admit(replace(other, insists=True)) == (own.token, None), "this run has its rank 1"
+
+
+def test_second_run_of_one_command_is_sent_on() -> None:
+    own = replace(FIRST, is_unique=False)
+    admission = Admission(own)
+    assert admission.admit(replace(SECOND, is_unique=False)) == ("", None)
+    assert admission.admit(replace(SECOND, is_unique=False, pid=9)) == ("7.0 (it has its rank 1)", None)
+
+
+def test_node_without_ranks_takes_no_place() -> None:
+    admission = Admission(FIRST)
+    assert admission.admit(replace(SECOND, world_size=0)) == ("", None)
+    assert admission.admitted == {}
+
+
+def test_rank_that_leaves_before_it_joined_frees_its_place() -> None:
+    admission = Admission(FIRST)
+    admission.admit(SECOND)
+    admission.release(SECOND)
+    assert admission.admit(replace(SECOND, pid=9)) == ("", None)
+    admission.arrived.add(1)
+    admission.release(replace(SECOND, pid=9))
+    assert 1 in admission.admitted
