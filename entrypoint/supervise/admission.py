@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from entrypoint.core.errors import ExitCode, printable
+from entrypoint.job.run_identity import PROGRAM
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,15 @@ class Admission:
 def other_command(own: RankEndpoint, other: RankEndpoint) -> FirstFailure:
     """Return the failure of a run in which a node was given another command than rank 0's."""
     how = (
-        f"the nodes disagree: {own.node} has {printable(own.token)}, {other.node} has {printable(other.token)}. Start"
+        f"the nodes disagree: {own.node} runs `{command_of(own)}`, {other.node} runs `{command_of(other)}`. Start"
         " the same command on all nodes, or set another MASTER_PORT for each run."
     )
     return FirstFailure(other.rank, other.node, int(ExitCode.USAGE), how, before_start=True)
+
+
+def command_of(one: RankEndpoint) -> str:
+    """Return what a run by hand computes, as its identity has it."""
+    return printable(one.token.partition(PROGRAM)[2].rpartition(" (")[0] or one.token)
 
 
 def same_shape(own: RankEndpoint, other: RankEndpoint) -> bool:

@@ -151,8 +151,8 @@ def test_plan_json_has_documented_keys(entrypoint: Entrypoint) -> None:
     plan = entrypoint.plan()
     assert list(plan) == [
         *("version", "launcher", "nodes", "rendezvous", "ranks", "binding", "environment", "device", "backend"),
-        *("collective_timeout_s", "grace_period_s", "program", "command", "trainer", "decisions", "warnings"),
-        "machine",
+        *("collective_timeout_s", "grace_period_s", "program", "command", "trainer", "output", "decisions"),
+        *("warnings", "machine"),
     ]
     assert plan["version"] == 2
     assert {"local_rank", "cpus", "threads"} <= set(plan["ranks"][0])

@@ -53,7 +53,7 @@ def test_rank_that_insists_has_another_command() -> None:
     answer, failure = Admission(own).admit(replace(other, insists=True))
     assert answer == ""
     assert failure is not None
-    assert "node1 has 61000 program x.py A (0), node2 has 61000 program x.py B (1)" in failure.how
+    assert "node1 runs `x.py A`, node2 runs `x.py B`. Start the same command" in failure.how
     complete = Admission(own, admitted={1: replace(own, rank=1)})
     assert complete.admit(replace(other, insists=True)) == (own.token, None), "this run has its rank 1"
 
