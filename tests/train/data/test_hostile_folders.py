@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import closing
 from itertools import product
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from entrypoint.core.errors import ExitCode, UserError
 from tests.conftest import Entrypoint, paint
+from tests.denied_folders import deny_listing
 from tests.factories import train_settings
 from tests.train.given import imagefolder
 from train.data.dataset_info import inspect_dataset
@@ -186,12 +186,12 @@ def test_class_without_readable_image_is_refused(image_folder: Path, classes: st
 def test_plan_refuses_class_that_the_run_refuses(
     image_folder: Path, how: str, split: str, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, listed = image_folder / split / "class1", os.scandir
+    folder = image_folder / split / "class1"
     shutil.rmtree(folder)
     if how != "missing":
         folder.mkdir()
     if how == "not listed":  # root may list every folder
-        monkeypatch.setattr("os.scandir", lambda path: deny(path) if Path(path) == folder else listed(path))
+        deny_listing(monkeypatch, folder)
     settings = train_settings({"dataset": "imagefolder", "data_dir": image_folder, "on_unreadable_image": policy})
     errors = []
     for look in (lambda: inspect_dataset(settings), lambda: load(settings, (3, 16, 16), "stream", POOL)):
@@ -201,10 +201,6 @@ def test_plan_refuses_class_that_the_run_refuses(
             look()
         errors.append(error.value.code)
     assert errors == [ExitCode.USAGE, ExitCode.USAGE]
-
-
-def deny(folder: Path) -> NoReturn:
-    raise PermissionError(13, "Permission denied", str(folder))
 
 
 @pytest.mark.parametrize("name", [f"x\n{FORGED}", "x\x1b[31m", "x\udcff"])

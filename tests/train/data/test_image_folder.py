@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from PIL import Image
@@ -14,6 +13,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from entrypoint.core.errors import UserError
 from tests.conftest import paint
+from tests.denied_folders import deny, deny_listing
 from tests.factories import train_settings
 from train.data.dataset_info import DatasetInfo, inspect_dataset
 from train.data.image_folder import list_splits
@@ -176,8 +176,7 @@ def test_unusable_entry_is_refused_by_plan_and_run_or_left_out(
     make, reason = UNUSABLE[name]
     path = make(image_folder)
     if name == "folder that cannot be listed" and os.geteuid() == 0:  # root may list it
-        listed = os.scandir
-        monkeypatch.setattr("os.scandir", lambda folder: deny(folder) if Path(folder) == path else listed(folder))
+        deny_listing(monkeypatch, path)
     for look in (list_splits, lambda folder: inspect_dataset(imagefolder(folder))):
         with pytest.raises(UserError, match=f"{path}: {reason}; repair or remove it") as error:
             look(image_folder)
@@ -188,10 +187,6 @@ def test_unusable_entry_is_refused_by_plan_and_run_or_left_out(
     assert (len(train), len(test)) == (left, 12)
     assert inspect_dataset(imagefolder(image_folder, on_unreadable_image="skip")).images == left + 12
     path.chmod(0o755) if path.is_dir() and not path.is_symlink() else None
-
-
-def deny(folder: Path) -> NoReturn:
-    raise PermissionError(13, "Permission denied", str(folder))
 
 
 def test_class_that_links_to_a_folder_above_is_refused(image_folder: Path) -> None:
@@ -234,12 +229,11 @@ def test_first_image_that_cannot_be_opened_is_named(image_folder: Path, broken: 
 
 @pytest.mark.parametrize("folder", [".", "train", "train/class0"])
 def test_folder_without_permission_is_named(image_folder: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    denied, listed = image_folder / folder, os.scandir
-    monkeypatch.setattr("os.scandir", lambda path: deny(path) if Path(path) == denied else listed(path))
+    deny_listing(monkeypatch, image_folder / folder)
     if folder == ".":
         monkeypatch.setattr("pathlib.Path.is_dir", lambda path: deny(path))
     for look in (list_splits, lambda path: inspect_dataset(imagefolder(path))):
         with pytest.raises(UserError, match=r"cannot be (read|listed) \(Permission denied\)") as error:
             look(image_folder)
-        assert str(denied) in str(error.value)
+        assert str(image_folder / folder) in str(error.value)
         assert error.value.code == 2
