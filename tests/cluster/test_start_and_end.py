@@ -177,7 +177,8 @@ def test_nodes_with_other_commands_say_so(cluster: Cluster) -> None:
     started = [one for number in (0, 1) for one in cluster.agents("train", env=WAIT | rates[number], numbers=[number])]
     assert codes(started) == [2, 2], texts(started)
     for one in started:
-        assert re.search("the nodes disagree: node1 has .*TRAIN_LR=0.1.*, node2 has .*TRAIN_LR=0.2", one.text())
+        said = "the nodes disagree: node1 runs `train .*TRAIN_LR=0.1.*`, node2 runs `train .*TRAIN_LR=0.2"
+        assert re.search(said, one.text())
 
 
 @pytest.mark.parametrize("refused", main_ones([0, 1], 1))
