@@ -91,8 +91,8 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         replace_process(command.program.argv if command.program else selftest_command(), environ)
     allocation = read_allocation(environ)
     job = with_run_id(with_allocation(detect_job(environ, parent_name()), allocation, socket.gethostname()))
-    if allocation.to_variable():
-        environ = {**environ, ALLOCATION_VAR: allocation.to_variable()}
+    if listed := allocation.to_variable():
+        environ = {**environ, ALLOCATION_VAR: listed}
     with plans.telling_other_nodes(command, job, environ):
         settings = read_launch_settings(environ, command.launch_flags)
         inputs = plans.detect_plan_inputs(command, settings, job, drop_thread_default(environ, job))

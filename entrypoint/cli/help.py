@@ -6,6 +6,7 @@ import argparse
 import shutil
 from collections.abc import Mapping
 
+from entrypoint.core.package_version import PROJECT, package_version
 from entrypoint.core.settings_base import SettingField, Settings, describe_settings
 from entrypoint.settings import LaunchSettings
 
@@ -62,12 +63,7 @@ def help_text(about: SettingField) -> str:
 
 def version_text() -> str:
     """Return name and version of the project."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return f"entrypoint {version('reference-training')}"
-    except PackageNotFoundError:
-        return "entrypoint (not installed)"
+    return f"entrypoint {package_version(PROJECT) or '(not installed)'}"
 
 
 def overview() -> str:

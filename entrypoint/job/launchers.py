@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from entrypoint.job.slurm import number, slurm_step, slurm_tasks_here
+from entrypoint.job.slurm import number, slurm_step, slurm_tasks_here, tasks_by_totals
 
 
 class LauncherBinding(Enum):
@@ -140,8 +140,7 @@ def open_mpi_master(environ: Mapping[str, str]) -> str:
 
 def flux_tasks_here(environ: Mapping[str, str]) -> int | None:
     """Return the tasks of a Flux job on this node, if its totals determine them (flux-environment(7))."""
-    tasks, nodes = number(environ, "FLUX_JOB_SIZE", 1), number(environ, "FLUX_JOB_NNODES", 0)
-    return {1: tasks, tasks: 1}.get(nodes)
+    return tasks_by_totals(number(environ, "FLUX_JOB_SIZE", 1), number(environ, "FLUX_JOB_NNODES", 0))
 
 
 # The innermost launcher wins: torchrun inside srun sees both, and `mpirun` inside sbatch leaves SLURM_PROCID=0 in

@@ -75,7 +75,12 @@ def slurm_tasks_here(environ: Mapping[str, str]) -> int | None:
     """Return the tasks of this step on this node, None if Slurm's variables do not tell."""
     here = value_for_this_node(environ, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
     tasks, nodes = number(environ, "SLURM_NTASKS", 1), number(environ, "SLURM_STEP_NUM_NODES", 0)
-    return here or {1: tasks, tasks: 1}.get(nodes) or (1 if tasks == 1 else None)
+    return here or tasks_by_totals(tasks, nodes) or (1 if tasks == 1 else None)
+
+
+def tasks_by_totals(tasks: int, nodes: int) -> int | None:
+    """Return the tasks on each node where their numbers in the whole job determine it, else None."""
+    return {1: tasks, tasks: 1}.get(nodes)
 
 
 def granted_cpus(environ: Mapping[str, str]) -> int | None:

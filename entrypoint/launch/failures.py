@@ -44,13 +44,18 @@ def first_failure(failures: Iterable[Failure], memory: str = "") -> tuple[str, i
     A rank that the agent stopped, or that only lost its peer, comes after any other failure. A rank's own exit code is
     kept. A rank that a signal killed gives 5, with `memory` as the out-of-memory message.
     """
-    failure = min(failures, key=failure_sort_key)
+    failure = first_failed(failures)
     if failure.extra_info.get("refused"):
         return str(failure.error_file["message"]), failure.exitcode
     rank = f"rank {failure.rank} of this job (local rank {failure.local_rank}, pid {failure.pid})"
     if failure.exitcode < 0:
         return f"{rank} failed first: {describe_exit(failure.exitcode, memory)}", ExitCode.RANK_FAILED
     return f"{rank} failed first, with exit code {failure.exitcode}", failure.exitcode
+
+
+def first_failed(failures: Iterable[Failure]) -> Failure:
+    """Return the failure that caused the others."""
+    return min(failures, key=failure_sort_key)
 
 
 def failure_sort_key(failure: Failure) -> tuple[bool, bool, int, int]:

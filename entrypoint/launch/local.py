@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from entrypoint.core.console import report_error
-from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.network import hold_port
 from entrypoint.core.process import die_with_parent, name_process
 from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING, from_terminal, not_ignored
@@ -25,7 +25,7 @@ from entrypoint.job.ports import parse_port
 from entrypoint.launch.failures import (
     ERROR_FILE,
     Failure,
-    failure_sort_key,
+    first_failed,
     first_failure,
     print_final_message,
     read_error_file,
@@ -75,7 +75,7 @@ def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
         if not others and plan.nodes.world_size == 1 and failure.exitcode > 0 and not failure.error_file:
             return failure.exitcode  # a single program has printed its own error
         if ranks.output:
-            ranks.output.print_tail(min(ranks.failures, key=failure_sort_key).rank)
+            ranks.output.print_tail(first_failed(ranks.failures).rank)
         return print_final_message(*first_failure(ranks.failures, oom_message(memory, read_memory(ROOT))))
 
 
@@ -165,16 +165,7 @@ class LocalRanks:
 
     def open_streams(self, rank: int) -> tuple[int, ...]:
         """Return what a rank's standard output and error are to be, nothing to leave them as they are."""
-        if self.output is None:
-            return ()
-        try:
-            return self.output.open_rank(rank)
-        except OSError as error:
-            raise UserError(
-                f"LAUNCH_LOG_DIR={printable(self.plan.output.log_dir)}: cannot be written to ({error.strerror}). Name"
-                " a folder that you may write to.",
-                ExitCode.MACHINE,
-            ) from None
+        return self.output.open_rank(rank) if self.output else ()
 
     def global_rank(self, local_rank: int) -> int:
         """Return the number of a rank in the whole job."""

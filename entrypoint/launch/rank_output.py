@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from entrypoint.core.console import log, write_stderr
+from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.plan.model import OutputPlan
 
 # The size of a pipe, and of one read. Of ranks that print much, more is read at once after a pause.
@@ -122,25 +123,28 @@ class RankOutput:
         return {**sinks, 2: sinks[1] if same else Sink(2, os.isatty(2))}
 
     def open_rank(self, rank: int) -> tuple[int, int]:
-        """Return what a rank's standard output and error are to be; raises OSError for a log file.
+        """Return what a rank's standard output and error are to be; raises `UserError` for a log file.
 
         Where both go to one place and no file is asked for, they are one pipe, which keeps their order.
         """
         folder = Path(self.plan.log_dir, f"attempt_{self.restart}", str(rank)) if self.plan.log_dir else None
         if self.sinks[1] is self.sinks[2] and not folder:
-            writer = self.open_stream(rank, self.sinks[1], None).writer
+            writer = self.open_stream(rank, self.sinks[1], None)
             return writer, writer
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-        names = ("stdout.log", "stderr.log")
-        writers = [
-            self.open_stream(rank, self.sinks[number], folder / name if folder else None).writer
-            for number, name in zip((1, 2), names, strict=True)
-        ]
-        return writers[0], writers[1]
+        paths = (folder / "stdout.log", folder / "stderr.log") if folder else (None, None)
+        try:
+            if folder:
+                folder.mkdir(parents=True, exist_ok=True)
+            return self.open_stream(rank, self.sinks[1], paths[0]), self.open_stream(rank, self.sinks[2], paths[1])
+        except OSError as error:
+            raise UserError(
+                f"LAUNCH_LOG_DIR={printable(self.plan.log_dir)}: cannot be written to ({error.strerror}). Name a"
+                " folder that you may write to.",
+                ExitCode.MACHINE,
+            ) from None
 
-    def open_stream(self, rank: int, sink: Sink, path: Path | None) -> Stream:
-        """Open one stream of a rank, and its log file to append to."""
+    def open_stream(self, rank: int, sink: Sink, path: Path | None) -> int:
+        """Open one stream of a rank and its log file to append to; return the end that the rank writes to."""
         tail = self.tails.setdefault(rank, Tail())
         file = None
         if path:
@@ -150,9 +154,8 @@ class RankOutput:
         reader, writer = open_terminal(sink.descriptor) if sink.is_terminal and shown else open_pipe()
         first = all(stream.rank == rank for stream in self.streams if stream.sink)
         is_live = shown and sink.is_terminal and first and not self.plan.prefix
-        stream = Stream(rank, reader, writer, sink if shown else None, file, is_live)
-        self.streams.append(stream)
-        return stream
+        self.streams.append(Stream(rank, reader, writer, sink if shown else None, file, is_live))
+        return writer
 
     def start(self) -> None:
         """Begin to relay, once all ranks are forked."""
@@ -259,6 +262,10 @@ class RankOutput:
         os.write(self.wake_writer, b".")
         while self.thread.is_alive() and not interrupted():
             self.thread.join(0.2)
+        if not self.thread.is_alive():
+            self.selector.close()
+            os.close(self.wake_reader)
+            os.close(self.wake_writer)
         self.thread = None
 
     def print_tail(self, rank: int) -> None:
@@ -298,6 +305,4 @@ def open_terminal(terminal: int) -> tuple[int, int]:
     modes[tty.OFLAG] &= ~termios.OPOST
     modes[tty.LFLAG] &= ~termios.ECHO
     termios.tcsetattr(writer, termios.TCSANOW, modes)
-    for end in (reader, writer):
-        fcntl.fcntl(end, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     return reader, writer

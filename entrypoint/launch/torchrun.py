@@ -22,7 +22,7 @@ from entrypoint.core.process import fast_exit, gc_paused
 from entrypoint.core.signals import PREEMPTION
 from entrypoint.launch.failures import (
     Failure,
-    failure_sort_key,
+    first_failed,
     first_failure,
     parse_error_file,
     print_final_message,
@@ -64,10 +64,12 @@ def main(argv: list[str]) -> int:
                 repeat_warning(plan)
         except ChildFailedError as error:
             if relayed.current:
-                relayed.current.print_tail(first_rank(error.failures, ended_by_agent))
+                relayed.current.print_tail(first_failed(convert_failures(error.failures, ended_by_agent)).rank)
             return print_final_message(*first(error.failures))
         except SignalException as error:
             return report_stop(Path(folder), error.sigval)
+        except UserError as error:
+            return print_final_message(str(error), error.code)
         except (RuntimeError, OSError) as error:
             return print_final_message(
                 f"the ranks could not be brought together: {first_line(error)}", ExitCode.RENDEZVOUS
@@ -84,11 +86,6 @@ def convert_failures(failures: dict[int, Any], ended_by_agent: set[int]) -> list
         )
         for rank, one in failures.items()
     ]
-
-
-def first_rank(failures: dict[int, Any], ended_by_agent: set[int]) -> int:
-    """Return the rank that failed first."""
-    return min(convert_failures(failures, ended_by_agent), key=failure_sort_key).rank
 
 
 def forward_user_signals() -> list[int]:

@@ -12,6 +12,7 @@ from typing import NoReturn
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.network import is_own_address, resolve
+from entrypoint.core.package_version import PROJECT, package_version
 from entrypoint.core.process import die_with_parent, replace_process
 from entrypoint.job.detect import Job
 from entrypoint.job.ports import JOB_TOKEN_VAR, fallback_ports, monitor_ports, port_from_job_id
@@ -80,8 +81,6 @@ def place_of_rank(plan: Plan, job: Job, environ: Mapping[str, str]) -> Place | N
 
 def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> NoReturn:
     """Run the program under a monitor; all monitors of the job connect to the master, above the ranks' own ports."""
-    from importlib.metadata import version
-
     from entrypoint.job.run_identity import PROGRAM
     from entrypoint.supervise.admission import RankEndpoint
     from entrypoint.supervise.failure_channel import FailureChannel
@@ -92,7 +91,7 @@ def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> N
         *(job.rank, socket.gethostname(), environment["MASTER_ADDR"], monitor_ports(port)),
         token=rank_token(plan, environment),
         world_size=job.world_size,
-        version=version("reference-training"),
+        version=package_version(PROJECT),
         pid=os.getpid(),
         is_unique=not negotiable or not plan.rendezvous.run_identity.startswith(PROGRAM),
     )

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,11 @@ for path in glob.glob("/proc/[0-9]*/cmdline"):
         print(path.split("/")[2])
 # FIND
 """
+
+
+def main_ones(values: Iterable[Any], *main: Any) -> list[Any]:
+    """Return the parameters of a test, of which CLUSTER_ALL=1 adds all but the main ones."""
+    return [pytest.param(value, marks=() if value in main else in_all) for value in values]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -217,8 +222,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @dataclass
-class Slurm:
-    """A Slurm over a cluster's nodes."""
+class Scheduler:
+    """A scheduler over a cluster's nodes, with the tool that runs its client commands."""
 
     tool: str
     cluster: Cluster
@@ -230,6 +235,10 @@ class Slurm:
     def run(self, *words: str | Path, env: Mapping[str, str] | None = None) -> Result:
         """Run a client command on the first node to its end."""
         return self.cluster.run("node1", *words, env=env, tool=self.tool)
+
+
+class Slurm(Scheduler):
+    """A Slurm: srun, sbatch, scontrol."""
 
     def submit(self, file: Path, *options: str, env: Mapping[str, str] | None = None) -> str:
         """Submit a batch script and return the job's number."""
@@ -263,16 +272,8 @@ def slurm(cluster: Cluster) -> Iterator[Slurm]:
         subprocess.run([tool, "down"], check=False, timeout=LIMIT_S)
 
 
-@dataclass
-class GridEngine:
-    """A Grid Engine over a cluster's nodes."""
-
-    tool: str
-    cluster: Cluster
-
-    def run(self, *words: str | Path, env: Mapping[str, str] | None = None) -> Result:
-        """Run a client command (qsub, qdel …) on the first node to its end."""
-        return self.cluster.run("node1", *words, env=env, tool=self.tool)
+class GridEngine(Scheduler):
+    """A Grid Engine: qsub, qstat, qdel."""
 
     def submit(
         self, file: Path, *options: str, env: Mapping[str, str] | None = None, without: Sequence[str] = ()

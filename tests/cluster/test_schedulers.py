@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster.batch_scripts import FILES, LONG, SHORT
 from tests.cluster.batch_scripts import installed as installed
-from tests.cluster.conftest import Cluster, in_all
+from tests.cluster.conftest import Cluster, main_ones
 from tests.conftest import script
 
 pytestmark = pytest.mark.cluster
@@ -75,10 +75,7 @@ def environment(cluster: Cluster, installed: dict[str, str], batch: Batch) -> di
     return installed | batch.environ | more
 
 
-CASES = [pytest.param(name, marks=() if name in ("OpenPBS", "LSF with jsrun") else in_all) for name in BATCHES]
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", main_ones(BATCHES, "OpenPBS", "LSF with jsrun"))
 def test_batch_script_trains_on_all_hosts(cluster: Cluster, installed: dict[str, str], name: str) -> None:
     batch = BATCHES[name]
     done = cluster.run("node1", "bash", FILES / batch.file, env=SHORT | environment(cluster, installed, batch))
@@ -88,9 +85,7 @@ def test_batch_script_trains_on_all_hosts(cluster: Cluster, installed: dict[str,
     assert not (cluster.folder / "requeued").exists()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("PBS with PALS", "Grid Engine") else in_all) for name in BATCHES]
-)
+@pytest.mark.parametrize("name", main_ones(BATCHES, "PBS with PALS", "Grid Engine"))
 def test_batch_script_queues_again_before_its_end(cluster: Cluster, installed: dict[str, str], name: str) -> None:
     batch = BATCHES[name]
     environ = LONG | environment(cluster, installed, batch) | {"MINUTES": "0.1"}

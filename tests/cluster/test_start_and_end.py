@@ -6,13 +6,12 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cluster.conftest import ENTRYPOINT, Cluster, Slurm, Started, in_all
+from tests.cluster.conftest import ENTRYPOINT, Cluster, Slurm, Started, main_ones
 from tests.conftest import script
 from tests.containers.conftest import REPOSITORY
 
@@ -82,11 +81,6 @@ WAYS = {
     "under Open MPI 5": under_mpirun("Open MPI 5"),
     "under hydra": under_hydra,
 }
-
-
-def main_ones(values: Iterable[Any], *main: Any) -> list[Any]:
-    """Return the parameters of a test, of which CLUSTER_ALL=1 adds all but the main ones."""
-    return [pytest.param(value, marks=() if value in main else in_all) for value in values]
 
 
 @pytest.mark.parametrize("way", main_ones(WAYS, "by hand", "hosts of Open MPI", "under hydra"))

@@ -9,13 +9,13 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
 from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import UserError, one_line
+from entrypoint.core.package_version import package_version
 from entrypoint.core.paths import exists, is_file, resolve, working_folder
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from entrypoint.plan.model import Plan
@@ -141,10 +141,7 @@ def versions() -> dict[str, str]:
     """Return the versions that affect a run's results."""
     found = {"python": platform.python_version(), "kernel": platform.release()}
     for name in RECORDED_PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
+        found[name] = package_version(name) or "not installed"
     return found
 
 

@@ -151,6 +151,11 @@ def test_last_lines_of_failed_rank_are_shown_last(entrypoint: Entrypoint, env: d
             os._exit(0)
 
         signal.signal(signal.SIGTERM, stop)
+        start = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        if os.environ["RANK"] == "0":
+            open(f"ready{start}", "w")
+        while not os.path.exists(f"ready{start}"):
+            time.sleep(0.01)
         if os.environ["RANK"] == "1":
             for number in range(30):
                 print("clue", number)
