@@ -33,12 +33,12 @@ fuzz-commands: $(VENV)/installed ## 10,000 random command lines as processes (an
 check: $(VENV)/installed ## format, lint, types, imports, words, shell scripts, Dockerfiles
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash containers/check.sh
 
-docs: $(VENV)/installed ## write docs/settings.md and benchmarks/README.md from their sources
+docs: $(VENV)/installed ## write docs/settings.md, benchmarks/README.md and the figures of other pages from their sources
 	@$(BIN)/python tools/settings_docs.py
-	@$(BIN)/python tools/benchmarks_docs.py
+	@$(BIN)/python -m tools.benchmarks_docs
 
 bench-launch: $(VENV)/installed ## time from the command to a script's first line, compared with peers
-	@$(BIN)/python benchmarks/launch.py
+	@$(BIN)/python -m benchmarks.launch
 
 bench-limit: $(VENV)/installed ## a step compared with the best matrix product, and the cost of the loop
 	@$(BIN)/python -m benchmarks.limit
@@ -82,7 +82,7 @@ audit: $(VENV)/installed ## list known holes of the locked packages (needs a net
 	@$(BIN)/python tools/audit.py
 
 image-report: $(VENV)/installed ## sizes and start times of the images, compared with the virtual environment
-	@$(BIN)/python benchmarks/images.py
+	@$(BIN)/python -m benchmarks.images
 
 image-compare: ## build cpu-intel twice without a cache, and list the files that differ
 	@bash containers/compare.sh cpu-intel

@@ -17,7 +17,7 @@ Claim: in the book's time the accuracy is at least 88 %.
 
 from __future__ import annotations
 
-import statistics
+import argparse
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +31,8 @@ from torchvision import transforms
 
 from benchmarks.book.experiments import Variant
 from benchmarks.book.measure import Measured, cifar10_settings, run
+from benchmarks.record import Recording, parse_options, recording
+from benchmarks.tables import Table
 from train.data.image_folder import ImageList, list_splits
 from train.models.cnn import CNN
 
@@ -84,48 +86,62 @@ def books_loop(folder: Path) -> Iterator[tuple[float, float]]:
 
 def main() -> None:
     """Print both tables."""
-    with cifar10_settings(None) as data:
+    args = parse_options(argparse.ArgumentParser(prog="make bench-accuracy"))
+    with cifar10_settings(None) as data, recording("accuracy", args, EPOCHS) as record:
         if "TRAIN_DATA_DIR" not in data:
             sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's images")
         run({**data, "TRAIN_STEPS": "1"}, Measured())  # decodes
-        ours = {variant.name: Measured() for variant in OURS}
-        book: list[tuple[float, float]] = []
+        training = record.table("training", "s", "book's epoch")
+        whole = record.table("the whole command", "s")
+        accuracy = record.table("accuracy", "%", "book's epoch")
         for seed, epoch in enumerate(books_loop(Path(data["TRAIN_DATA_DIR"]))):
-            book.append(epoch)
+            training.add("book's epoch", epoch[0])
+            accuracy.add("book's epoch", epoch[1])
             print(f"book's epoch {seed + 1:>2}: {epoch[0]:5.1f} s, {epoch[1]:5.2f} %", end="", flush=True)
             for variant in OURS:
-                seen = ours[variant.name]
+                seen = Measured()
                 run({**data, **variant.settings, "TRAIN_SEED": str(seed)}, seen)
-                seconds, accuracy = seen.values("train_seconds")[-1], seen.values("test_accuracy")[-1]
-                print(f";  {variant.name}, seed {seed}: {seconds:5.2f} s, {accuracy:5.2f} %", end="", flush=True)
+                if seen.refusal:
+                    sys.exit(seen.refusal)
+                training.add(variant.name, seen.seconds)
+                whole.add(variant.name, seen.total_seconds)
+                accuracy.add(variant.name, seen.accuracy)
+                print(
+                    f";  {variant.name}, seed {seed}: {seen.seconds:5.2f} s, {seen.accuracy:5.2f} %", end="", flush=True
+                )
             print()
-        budget = sum(seconds for seconds, _ in book)
-        sooner = next((number for number, (_, accuracy) in enumerate(book, 1) if accuracy >= BOOKS_ACCURACY), None)
+        budget, reached = sum(training.samples["book's epoch"]), accuracy.samples["book's epoch"]
+        sooner = next((number for number, one in enumerate(reached, 1) if one >= BOOKS_ACCURACY), None)
         reported = f"{BOOKS_ACCURACY} % with epoch {sooner}" if sooner else f"never {BOOKS_ACCURACY} %"
-        print(f"book's loop: {budget:.0f} s to {book[-1][1]:.2f} % here, {reported}")
-        for name, seen in ours.items():
-            print_speedup(name, seen, budget)
-        print_speedrun(data, budget)
+        print(f"book's loop: {budget:.0f} s to {reached[-1]:.2f} % here, {reported}")
+        for variant in OURS:
+            print_speedup(variant.name, (training, whole, accuracy), budget)
+        print_speedrun(data, budget, record)
 
 
-def print_speedup(name: str, ours: Measured, budget: float) -> None:
+def print_speedup(name: str, tables: tuple[Table, Table, Table], budget: float) -> None:
     """Print how many runs reached the book's accuracy, and how much sooner."""
-    good = sum(accuracy >= BOOKS_ACCURACY for accuracy in ours.values("test_accuracy"))
-    seconds, whole = (statistics.median(ours.values(value)) for value in ("train_seconds", "total_seconds"))
+    training, whole, accuracy = tables
+    good = sum(one >= BOOKS_ACCURACY for one in accuracy.samples[name])
+    seconds, command = training.median(name), whole.median(name)
     print(
-        f"ours, {name}: {good} of {len(ours.summaries)} seeds at {BOOKS_ACCURACY} % or better, median"
-        f" {ours.accuracy:.2f} %; training {seconds:.2f} s, {budget / seconds:.0f} times sooner; whole command"
-        f" {whole:.2f} s, {budget / whole:.0f} times sooner than the book's training alone"
+        f"ours, {name}: {good} of {len(accuracy.samples[name])} seeds at {BOOKS_ACCURACY} % or better, median"
+        f" {accuracy.median(name):.2f} %; training {seconds:.2f} s, {budget / seconds:.0f} times sooner; whole command"
+        f" {command:.2f} s, {budget / command:.0f} times sooner than the book's training alone"
     )
 
 
-def print_speedrun(data: dict[str, str], budget: float) -> None:
+def print_speedrun(data: dict[str, str], budget: float, record: Recording) -> None:
     """Run the recipe once, and print its accuracy and its share of the book's time."""
     fast = Measured()
     run({**data, "TRAIN_RECIPE": "speedrun"}, fast)
     if fast.refusal:
         sys.exit(fast.refusal)
     (summary,) = fast.summaries
+    record.table("TRAIN_RECIPE=speedrun, accuracy", "%").add("speedrun", summary["test_accuracy"])
+    seconds = record.table("TRAIN_RECIPE=speedrun, seconds", "s")
+    for name, key in (("training", "train_seconds"), ("the whole command", "total_seconds")):
+        seconds.add(name, summary[key])
     print(
         f"TRAIN_RECIPE=speedrun: {summary['test_accuracy']:.2f} % after {summary['epochs']} epochs in"
         f" {summary['total_seconds']:.0f} s, of the {budget:.0f} s of the book's ten"

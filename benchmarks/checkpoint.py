@@ -13,19 +13,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import statistics
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.book.measure import ENTRYPOINT, QUIET, cifar10_settings
+from benchmarks.record import parse_options, recording
+from benchmarks.tables import Table
 
 EACH, CLASSES, ALL_IMAGES = 500, 10, 50_000
 # The number of first epochs that are ignored as warm-up.
 WARM_UP_EPOCHS = 2
 MAX_SHARE = 0.02
+WITHOUT, WITH = "without a checkpoint", "with a checkpoint"
 
 
 def epoch_end_times(settings: Mapping[str, str]) -> list[float]:
@@ -38,9 +40,9 @@ def epoch_end_times(settings: Mapping[str, str]) -> list[float]:
         return [event.wall_time for event in events.Scalars("epoch/test_accuracy")]
 
 
-def text(seconds: Sequence[float]) -> str:
+def text(table: Table, variant: str) -> str:
     """Return the median and the quartiles."""
-    low, middle, high = statistics.quantiles(seconds, n=4)
+    low, middle, high = table.quartiles(variant)
     return f"{middle:.3f} s ({low:.3f} to {high:.3f})"
 
 
@@ -49,20 +51,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-checkpoint")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--models", default="cnn,resnet18", help="with commas")
-    args = parser.parse_args()
-    with cifar10_settings(EACH) as data:
+    args = parse_options(parser)
+    with cifar10_settings(EACH) as data, recording("checkpoint", args, args.epochs) as record:
         for model in args.models.split(","):
             own = {"TRAIN_MODEL": model, "TRAIN_EPOCHS": str(args.epochs), "TRAIN_CHECKPOINT_EVERY": "2"}
             ends = epoch_end_times({**data, **own})
             took = [after - before for before, after in itertools.pairwise(ends)][WARM_UP_EPOCHS:]
             # The first of these epochs starts at the end of an odd epoch.
-            without, with_one = took[0::2], took[1::2]
-            cost = statistics.median(with_one) - statistics.median(without)
-            whole = statistics.median(without) * ALL_IMAGES / (EACH * CLASSES)
+            seconds = record.table(f"{model}, an epoch", "s", WITHOUT)
+            seconds.add(WITHOUT, *took[0::2])
+            seconds.add(WITH, *took[1::2])
+            cost = seconds.over(WITH) or 0.0
+            whole = seconds.median(WITHOUT) * ALL_IMAGES / (EACH * CLASSES)
             print(
-                f"{model:9} an epoch {text(without)}, with a checkpoint {text(with_one)}: {cost * 1000:.0f} ms each,"
-                f" {cost / whole:.2%} of an epoch of {ALL_IMAGES:,}; under {MAX_SHARE:.0%} from"
-                f" {max(0.0, cost) / MAX_SHARE:.1f} s an epoch on",
+                f"{model:9} an epoch {text(seconds, WITHOUT)}, with a checkpoint {text(seconds, WITH)}:"
+                f" {cost * 1000:.0f} ms each, {cost / whole:.2%} of an epoch of {ALL_IMAGES:,}; under"
+                f" {MAX_SHARE:.0%} from {max(0.0, cost) / MAX_SHARE:.1f} s an epoch on",
                 flush=True,
             )
 

@@ -22,7 +22,6 @@ import json
 import os
 import re
 import runpy
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,7 +30,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.book.measure import Measured, cifar10_settings, run
+from benchmarks.record import Recording, parse_options, recording
 from benchmarks.stream.data import make_folder
+from entrypoint.core.console import last_error_line
 from entrypoint.machine.gpus import read_gpus
 
 BATCH, STEPS, WARM, IMAGES = 256, 100, 10, 2560
@@ -106,7 +107,7 @@ def airbench94(script: Path, images: Path, runs: int) -> None:
     print(json.dumps([[100 * float(accuracy), float(seconds)] for accuracy, seconds in found]))
 
 
-def speedrun(runs: int) -> None:
+def speedrun(runs: int, record: Recording) -> None:
     """Print the accuracy of the recipe for each seed, the medians, and those of airbench94."""
     seen = Measured()
     with cifar10_settings(None) as data:
@@ -121,61 +122,78 @@ def speedrun(runs: int) -> None:
                 f" step {one['first_step_seconds']:.2f} s",
                 flush=True,
             )
-        whole = statistics.median(seen.values("total_seconds"))
         print(
-            f"speedrun: median {seen.accuracy:.2f} % in {seen.seconds:.2f} s of training, {whole:.1f} s the whole"
-            " command",
+            f"speedrun: median {seen.accuracy:.2f} % in {seen.seconds:.2f} s of training, {seen.total_seconds:.1f} s"
+            " the whole command",
             flush=True,
         )
+        accuracy, seconds = record.table("CIFAR-10, accuracy", "%"), record.table("CIFAR-10, seconds", "s")
+        accuracy.add("speedrun", *seen.values("test_accuracy"))
+        seconds.add("speedrun, training", *seen.values("train_seconds"))
+        seconds.add("speedrun, its first step", *seen.values("first_step_seconds"))
+        seconds.add("speedrun, the whole command", *seen.values("total_seconds"))
         script = os.environ.get("AIRBENCH94")
         if not script:
+            accuracy.missing["airbench94"] = "AIRBENCH94 names no script"
             print("airbench94: AIRBENCH94 names no script")
             return
         words = ("--airbench94", str(Path(script).resolve()), "--images", data["TRAIN_DATA_DIR"], "--runs", str(runs))
         done = subprocess.run([*BY_HAND[:-1], *words], capture_output=True, text=True, check=False)
         if done.returncode:
-            print(f"airbench94: {done.stderr.splitlines()[-1]}")
+            accuracy.missing["airbench94"] = last_error_line(done.stderr, f"ended with {done.returncode}")
+            print(f"airbench94: {accuracy.missing['airbench94']}")
             return
-        accuracies, seconds = zip(*json.loads(done.stdout.splitlines()[-1]), strict=True)
+        for percent, took in json.loads(done.stdout.splitlines()[-1]):
+            accuracy.add("airbench94", percent)
+            seconds.add("airbench94, training, warm", took)
         print(
-            f"airbench94: median {statistics.median(accuracies):.2f} % ({min(accuracies):.2f}-{max(accuracies):.2f}) in"
-            f" {statistics.median(seconds):.2f} s, the first run in the process left out",
+            f"airbench94: median {accuracy.median('airbench94'):.2f} % ({accuracy.range('airbench94')}) in"
+            f" {seconds.median('airbench94, training, warm'):.2f} s, the first run in the process left out",
             flush=True,
         )
 
 
-def resnet50(rounds: int, variant_rounds: int) -> None:
+def resnet50(rounds: int, variant_rounds: int, record: Recording) -> None:
     """Print both rates and the cost of the loop, then the variants."""
-    ours, hand = Measured(), []
+    ours, table = Measured(), record.table("ResNet-50, bf16, batch 256", "images/s", "by hand")
     for _ in range(rounds):
         run(SYNTHETIC, ours)
         if ours.refusal:
             sys.exit(ours.refusal)
         done = subprocess.run(BY_HAND, capture_output=True, text=True, check=True)
-        hand.append(json.loads(done.stdout)["images_per_second"])
-    rate = statistics.median(hand)
+        table.add("ours", ours.speeds[-1])
+        table.add("by hand", json.loads(done.stdout)["images_per_second"])
+    rate = table.median("by hand")
     print(
-        f"ResNet-50: ours {ours.speed:,.0f} images/s ({min(ours.speeds):,.0f}-{max(ours.speeds):,.0f}), by hand"
-        f" {rate:,.0f} ({min(hand):,.0f}-{max(hand):,.0f}): the loop costs {rate / ours.speed - 1:+.1%}",
+        f"ResNet-50: ours {ours.speed:,.0f} images/s ({table.range('ours')}), by hand"
+        f" {rate:,.0f} ({table.range('by hand')}): the loop costs {rate / ours.speed - 1:+.1%}",
         flush=True,
     )
+    first_steps = record.table("ResNet-50, first step", "s")
     with tempfile.TemporaryDirectory() as folder:
         images = str(make_folder(Path(folder), "500x375"))
         jpegs = COMMON | {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": images, "TRAIN_TRANSFORMS": "imagenet"}
-        print_variant("from JPEG files", jpegs | {"TRAIN_DATA_SOURCE": "stream"}, variant_rounds)
-    for name, settings in VARIANTS.items():
-        print_variant(name, SYNTHETIC | settings, variant_rounds)
+        variants = {"from JPEG files": jpegs | {"TRAIN_DATA_SOURCE": "stream"}}
+        variants |= {name: SYNTHETIC | settings for name, settings in VARIANTS.items()}
+        for name, settings in variants.items():
+            seen = run_variant(name, settings, variant_rounds)
+            if seen.refusal:
+                table.missing[name] = seen.refusal
+            else:
+                table.add(name, *seen.speeds)
+                first_steps.add(name, *seen.values("first_step_seconds"))
 
 
-def print_variant(name: str, settings: Mapping[str, str], rounds: int) -> None:
-    """Print the images per second of a variant, or why it does not run."""
+def run_variant(name: str, settings: Mapping[str, str], rounds: int) -> Measured:
+    """Run a variant; print its images per second, or why it does not run."""
     seen = Measured()
     for _ in range(rounds):
         run(settings, seen)
         if seen.refusal:
             print(f"{name}: {seen.refusal}", flush=True)
-            return
+            return seen
     print(f"{name}: {seen.speed:,.0f} images/s, first step {seen.first_step:.1f} s", flush=True)
+    return seen
 
 
 def main() -> None:
@@ -187,7 +205,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--variant-rounds", type=int, default=1)
-    args = parser.parse_args()
+    args = parse_options(parser)
     if args.by_hand:
         return by_hand()
     if args.airbench94:
@@ -197,8 +215,10 @@ def main() -> None:
         print(f"no NVIDIA GPU: {driver.problem or 'none is visible'}")
         return None
     print(f"{gpus[0].name}")
-    speedrun(args.runs)
-    return resnet50(args.rounds, args.variant_rounds)
+    with recording("cuda", args, args.rounds) as record:
+        speedrun(args.runs, record)
+        resnet50(args.rounds, args.variant_rounds, record)
+    return None
 
 
 if __name__ == "__main__":

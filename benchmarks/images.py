@@ -16,12 +16,13 @@ import json
 import os
 import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.record import Recording, parse_options, recording
 
 IMAGES = ("cpu", "cuda", "cpu-intel")
 BIN = Path(sys.executable).parent
@@ -55,8 +56,8 @@ def output(*command: str) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def sizes(image: str) -> None:
-    """Print an image's layers, and its content by kind."""
+def sizes(image: str, record: Recording) -> None:
+    """Print and record an image's layers, and its content by kind."""
     tag = f"reference-training:{image}"
     kinds = output("docker", "run", "--rm", "--user=0", tag, "python", "-c", COUNT_BYTES)
     if not kinds:
@@ -69,12 +70,13 @@ def sizes(image: str) -> None:
         if size != "0B":
             print(f"{size:>10}  {' '.join(made_by.split())[-70:]}")
     found = json.loads(kinds)
-    print(f"{image}, by what it is")
-    for kind, count in found.items():
-        print(f"{count / 1e6:>8,.0f} MB  {kind}")
     total = sum(found.values())
-    print(f"{total / 1e6:>8,.0f} MB  in all")
-    print(f"{(found['system'] + found['ours']) / 1e6:>8,.0f} MB  that is not wheels (at most 450)")
+    found |= {"in all": total, "that is not wheels (at most 450)": found["system"] + found["ours"]}
+    table = record.table(f"{image}, by what it is", "MB")
+    print(table.title)
+    for kind, count in found.items():
+        table.add(kind, count / 1e6)
+        print(f"{count / 1e6:>8,.0f} MB  {kind}")
     if image != "cuda":
         label = '{{index .Config.Labels "reference-training.torch-build"}}'
         build = output("docker", "image", "inspect", f"--format={label}", tag).strip()
@@ -114,36 +116,35 @@ def seconds_to(command: list[str], folder: Path) -> tuple[float, float]:
     return line_s, step_s
 
 
-def measure(rounds: int) -> None:
-    """Print the seconds of each start; variants alternate, and the first round is warm-up."""
+def measure(rounds: int, record: Recording) -> None:
+    """Print and record the seconds of each start; variants alternate, and the first round is warm-up."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         commands = start_commands()
-        seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+        tables = [record.table(f"to the {what}", "s", "venv") for what in ("plan's first line", "first training step")]
         for round_number in range(rounds + 1):
             for one, command in commands.items():
                 taken = seconds_to(command, folder)
                 if round_number:
-                    seconds[one].append(taken)
-    for index, what in enumerate(("plan's first line", "first training step")):
-        print(f"\nto the {what}\n{'':<22}{'median':>9}{'min':>9}{'max':>9}{'adds':>9}")
-        base = statistics.median(taken[index] for taken in seconds["venv"])
-        for one, all_taken in seconds.items():
-            values = [taken[index] for taken in all_taken]
-            median = statistics.median(values)
-            print(f"{one:<22}{median:>8.2f}s{min(values):>8.2f}s{max(values):>8.2f}s{median - base:>+8.2f}s")
+                    for table, value in zip(tables, taken, strict=True):
+                        table.add(one, value)
+    for table in tables:
+        print(table.text())
     for engine in ("docker", "apptainer"):
-        if not any(one.startswith(engine) for one in seconds):
-            print(f"{engine}: no engine with our images here")
+        if not any(one.startswith(engine) for one in commands):
+            tables[0].missing[engine] = "no engine with our images here"
+            print(f"{engine}: {tables[0].missing[engine]}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    """Print sizes and starts."""
+    parser = argparse.ArgumentParser(prog="make image-report", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
-    for image in IMAGES:
-        sizes(image)
-    measure(rounds)
+    args = parse_options(parser)
+    with recording("images", args, args.rounds) as record:
+        for image in IMAGES:
+            sizes(image, record)
+        measure(args.rounds, record)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+from benchmarks.record import parse_options, recording
+from benchmarks.tables import Table
 
 # One write, so that the lines of two ranks do not mix.
 SCRIPT = "import os, time; os.write(1, f'{time.time()}\\n'.encode())"
@@ -47,40 +49,28 @@ def seconds_to_first_line(command: list[str], script: Path) -> float:
     return min(clocks) - started
 
 
-def measure(variants: dict[str, tuple[str, list[str]]], script: Path, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each installed variant; variants alternate, and the first round is warm-up."""
+def measure(variants: dict[str, tuple[str, list[str]]], script: Path, rounds: int, into: Table) -> None:
+    """Add the seconds of each installed variant; variants alternate, and the first round is warm-up."""
     there = {name: command for name, (module, command) in variants.items() if importlib.util.find_spec(module)}
-    seconds: dict[str, list[float]] = {name: [] for name in there}
+    into.missing |= dict.fromkeys(set(variants) - set(there), "not installed")
     for round_number in range(rounds + 1):
         for name, command in there.items():
             value = seconds_to_first_line(command, script)
             if round_number:
-                seconds[name].append(value)
-    return seconds
-
-
-def table(title: str, variants: dict[str, tuple[str, list[str]]], seconds: dict[str, list[float]], base: str) -> None:
-    """Print medians, spread, and the difference of each variant from the base."""
-    print(f"\n{title}\n{'':<20}{'median':>9}{'min':>9}{'max':>9}{'adds':>9}")
-    for name in variants:
-        if name not in seconds:
-            print(f"{name:<20}  not installed")
-            continue
-        values = seconds[name]
-        median = statistics.median(values)
-        adds = median - statistics.median(seconds[base])
-        print(f"{name:<20}{median:>8.3f}s{min(values):>8.3f}s{max(values):>8.3f}s{adds:>+8.3f}s")
+                into.add(name, value)
+    print(into.text(), flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    """Print both tables."""
+    parser = argparse.ArgumentParser(prog="make bench-launch", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=7)
-    rounds = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory() as folder:
+    args = parse_options(parser)
+    with tempfile.TemporaryDirectory() as folder, recording("launch", args, args.rounds) as record:
         script = Path(folder, "trivial.py")
         script.write_text(SCRIPT)
-        table("one rank", ONE_RANK, measure(ONE_RANK, script, rounds), "python")
-        table("two ranks", TWO_RANKS, measure(TWO_RANKS, script, rounds), "torchrun")
+        measure(ONE_RANK, script, args.rounds, record.table("one rank", "s", "python"))
+        measure(TWO_RANKS, script, args.rounds, record.table("two ranks", "s", "torchrun"))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ The library oneDNN computes some 3x3 convolutions with fewer operations (Winogra
 The trainer's small_conv does so for ResNet-18's last layers. So a share can exceed 1.
 `bare` is the same model, optimizer and loss on one prepared batch, with nothing else in the loop.
 `epoch` is the trainer's loop with data, transforms, logging and metrics.
-All variants alternate ROUNDS (25) times, for at most a second each. Results are medians and quartiles.
+All variants alternate ROUNDS (25; `--rounds`) times, for at most a second each. Results are medians and quartiles.
 `outside the step` is the trainer's time outside forward, backward and optimizer, by its own clock.
 Other load on the machine affects both parts of it alike; `of bare` compares two separate measurements.
 Claim: 0.60 of the limit for the book's CNN, 0.45 for ResNet-18, and less than 3 % outside the step.
@@ -16,44 +16,69 @@ Claim: 0.60 of the limit for the book's CNN, 0.45 for ResNet-18, and less than 3
 
 from __future__ import annotations
 
+import argparse
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
-ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 25
+from benchmarks.record import Recording, parse_options, recording
+from benchmarks.tables import Table
+
+if TYPE_CHECKING:
+    import torch
+
 BATCH, STEPS = 128, {"cnn": 15, "resnet18": 5}
 SIZES = (1024, 2048, 4096)
 
 
 def main() -> None:
     """Print a line for each model."""
+    parser = argparse.ArgumentParser(prog="make bench-limit")
+    parser.add_argument("--rounds", type=int, default=25)
+    args = parse_options(parser)
+    if "ENTRYPOINT_PLAN" not in os.environ:  # start again as a user's script, with the plan's binding and preloads
+        words = ("-m", "entrypoint", "run", "--quiet", "--nproc-per-node=1", "-m", "benchmarks.limit")
+        os.execv(sys.executable, (sys.executable, *words, *sys.argv[1:]))
     import torch
 
     torch.manual_seed(0)
     matrices = [torch.randn(size, size) for size in SIZES]
-    for name, steps in STEPS.items():
-        bare, epoch, flops, clock = loops(name, steps)
-        limits, alone, whole, outside = [], [], [], []
-        for _ in range(ROUNDS):
-            limits.append(max(2 * len(one) ** 3 / best_of(partial(torch.mm, one, one)) for one in matrices))
-            alone.append(timed(bare) / steps)
-            clock.seconds = 0.0
-            took = timed(epoch)
-            outside.append(1 - clock.seconds / took)
-            whole.append(took / steps)
-        limit, seconds, ours = max(limits), statistics.median(alone), statistics.median(whole)
-        ratios = [a / b for a, b in zip(whole, alone, strict=True)]
-        print(
-            f"{name:9} limit {limit / 1e9:6.1f} GFLOP/s, a step {flops / 1e9:.2f} GFLOP;"
-            f" bare {seconds * 1e3:6.2f} ms, {flops / seconds / limit:.2f} of the limit;"
-            f" epoch {ours * 1e3:6.2f} ms, {flops / ours / limit:.2f};"
-            f" outside the step {quartiles(outside, '.1%')}; {quartiles(ratios, '.3f')} of bare",
-            flush=True,
-        )
+    with recording("limit", args, args.rounds) as record:
+        for name, steps in STEPS.items():
+            measure(name, steps, matrices, args.rounds, record)
+
+
+def measure(name: str, steps: int, matrices: Sequence[torch.Tensor], rounds: int, record: Recording) -> None:
+    """Measure the limit and both loops of a model in turns, and print its line."""
+    import torch
+
+    bare, epoch, flops, clock = loops(name, steps)
+    limit, step = record.table(f"{name}, limit", "GFLOP/s"), record.table(f"{name}, a step", "ms", "bare")
+    share = record.table(f"{name}, share of the limit", "")
+    outside, ratio = record.table(f"{name}, outside the step", "%"), record.table(f"{name}, epoch to bare", "")
+    for _ in range(rounds):
+        limit.add("products", max(2 * len(one) ** 3 / best_of(partial(torch.mm, one, one)) for one in matrices) / 1e9)
+        alone = timed(bare)
+        clock.seconds = 0.0
+        took = timed(epoch)
+        step.add("bare", alone / steps * 1e3)
+        step.add("epoch", took / steps * 1e3)
+        outside.add("epoch", 100 * (1 - clock.seconds / took))
+        ratio.add("epoch", took / alone)
+    best = max(limit.samples["products"])
+    for variant, values in step.samples.items():
+        share.add(variant, *(flops / 1e6 / value / best for value in values))
+    print(
+        f"{name:9} limit {best:6.1f} GFLOP/s, a step {flops / 1e9:.2f} GFLOP;"
+        f" bare {step.median('bare'):6.2f} ms, {share.median('bare'):.2f} of the limit;"
+        f" epoch {step.median('epoch'):6.2f} ms, {share.median('epoch'):.2f};"
+        f" outside the step {quartiles(outside, '.1f')} %; {quartiles(ratio, '.3f')} of bare",
+        flush=True,
+    )
 
 
 class Clock:
@@ -71,9 +96,9 @@ class Clock:
             self.seconds += time.perf_counter() - started
 
 
-def quartiles(values: Sequence[float], form: str) -> str:
-    """Return the median and the quartiles."""
-    low, middle, high = (format(one, form) for one in statistics.quantiles(values, n=4))
+def quartiles(table: Table, form: str) -> str:
+    """Return the median and the quartiles of the epochs."""
+    low, middle, high = (format(one, form) for one in table.quartiles("epoch"))
     return f"{middle} ({low} to {high})"
 
 
@@ -149,8 +174,4 @@ def best_of(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    if "ENTRYPOINT_PLAN" in os.environ:
-        main()
-    else:  # run as a user's script, with the plan's binding and preloads
-        words = ("-m", "entrypoint", "run", "--quiet", "--nproc-per-node=1", "-m", "benchmarks.limit")
-        os.execv(sys.executable, (sys.executable, *words, *sys.argv[1:]))
+    main()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -23,13 +22,14 @@ from pathlib import Path
 
 from benchmarks.book.experiments import Variant
 from benchmarks.book.measure import alternate
+from benchmarks.record import Recording, parse_options, recording
 
 ENTRYPOINT = (sys.executable, "-m", "entrypoint")
 MODELS = {"cnn": 150, "resnet18": 40, "speednet-half": 60}
 RANKS = (1, 2, 4, 8, 16, 32, 64)
 
 
-def throughput(rounds: int) -> None:
+def throughput(rounds: int, record: Recording) -> None:
     """Print the first table."""
     cores = len(os.sched_getaffinity(0))
     one, every, ranks = "1 rank x 1 core", f"1 rank x {cores} cores", f"{cores} ranks x 1 core"
@@ -45,14 +45,16 @@ def throughput(rounds: int) -> None:
             "TRAIN_BATCH_SIZE": "128", "TRAIN_STEPS": str(steps), "TRAIN_LR": "0.001",
         }  # fmt: skip
         seen = alternate(variants, common, rounds)
+        table = record.table(model, "images/s", every)
         for name, measured in seen.items():
             if measured.refusal:
+                table.missing[name] = measured.refusal
                 print(f"{model:<16}{name:<20}{measured.refusal}")
                 continue
-            speeds = measured.speeds
+            table.add(name, *measured.speeds)
             shares = (measured.speed / seen[every].speed, measured.speed / seen[one].speed / cores)
             print(
-                f"{model:<16}{name:<20}{measured.speed:>9,.0f}{f'{min(speeds):,.0f}-{max(speeds):,.0f}':>14}"
+                f"{model:<16}{name:<20}{measured.speed:>9,.0f}{table.range(name):>14}"
                 f"{shares[0]:>14.2f}{shares[1] if name != one else 1:>17.2f}",
                 flush=True,
             )
@@ -86,13 +88,18 @@ def start(ranks: int, script: str) -> tuple[float, float, float, float]:
     return planned, min(clocks) - started, max(clocks) - started, memory
 
 
-def launches(rounds: int, script: str) -> None:
+def launches(rounds: int, script: str, record: Recording) -> None:
     """Print the second table."""
     print(f"\n{'ranks':>6}{'plan s':>9}{'first line s':>14}{'last line s':>13}{'a rank more, s':>16}{'memory MB':>11}")
-    seen = {ranks: [start(ranks, script) for _ in range(rounds)] for ranks in RANKS}
+    titles = (("plan alone", "s"), ("first line", "s"), ("last line", "s"), ("memory", "MB"))
+    tables = [record.table(title, unit, "1 rank") for title, unit in titles]
     before, last = 0, 0.0
-    for ranks, rows in seen.items():
-        planned, first, end, memory = (statistics.median(column) for column in zip(*rows, strict=True))
+    for ranks in RANKS:
+        name = f"{ranks} rank{'s' * (ranks > 1)}"
+        for _ in range(rounds):
+            for table, value in zip(tables, start(ranks, script), strict=True):
+                table.add(name, value)
+        planned, first, end, memory = (table.median(name) for table in tables)
         print(
             f"{ranks:>6}{planned:>9.2f}{first:>14.2f}{end:>13.2f}"
             f"{(end - last) / (ranks - before):>16.3f}{memory:>11.0f}",
@@ -106,12 +113,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-scaling")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=("throughput", "launches"))
-    args = parser.parse_args()
-    if args.only != "launches":
-        throughput(args.rounds)
-    if args.only != "throughput":
-        script = Path(__file__).with_name("print_start_time.py")
-        launches(args.rounds, str(script))
+    args = parse_options(parser)
+    with recording("scaling", args, args.rounds) as record:
+        if args.only != "launches":
+            throughput(args.rounds, record)
+        if args.only != "throughput":
+            script = Path(__file__).with_name("print_start_time.py")
+            launches(args.rounds, str(script), record)
 
 
 if __name__ == "__main__":

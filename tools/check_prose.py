@@ -24,6 +24,7 @@ FENCE = re.compile(r"^\s*(```|~~~)")
 SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`\"(*\[])|(?<=[.!?])$|;\s")
 # Names, commands and values in backticks count as one word.
 CODE = re.compile(r"`[^`]*`")
+COMMENT = re.compile(r"<!--.*?-->")
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
@@ -56,7 +57,7 @@ def main() -> int:
 
 def sentences(text: str) -> list[str]:
     """Return the sentences of a text, code in backticks as one word each."""
-    plain = CODE.sub("Code", LINK.sub(r"\1", text))
+    plain = CODE.sub("Code", LINK.sub(r"\1", COMMENT.sub("", text)))
     return [part.strip() for part in SENTENCE_END.split(" ".join(plain.split())) if part.strip()]
 
 

@@ -18,13 +18,15 @@ import argparse
 import os
 import platform
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.book.experiments import EXPERIMENTS
-from benchmarks.book.measure import cifar10_settings, first_images, run_to_the_end, with_speeds
+from benchmarks.book.experiments import EXPERIMENTS, Experiment
+from benchmarks.book.measure import Measured, cifar10_settings, first_images, run_to_the_end, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
 from benchmarks.book.stored_results import StoredResults
+from benchmarks.record import Recording, parse_options, recording
 from entrypoint.machine.detect import detect_machine
 from entrypoint.plan.planner import describe_machine
 
@@ -41,7 +43,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="number of short runs per variant that measure its speed")
     parser.add_argument("--only", default="", help="chapters with commas: 2,9.2")
     parser.add_argument("--out", type=Path, default=Path("book"), help="folder of book.html and book.md")
-    args = parser.parse_args()
+    args = parse_options(parser)
     each, epochs, rounds = QUICK if args.quick else FULL
     epochs, rounds = args.epochs or epochs, rounds if args.rounds is None else args.rounds
     args.out.mkdir(parents=True, exist_ok=True)
@@ -49,7 +51,11 @@ def main() -> None:
     results: list[Result] = []
     started = time.monotonic()
     stored = StoredResults(args.out / "results.json", conditions)
-    with cifar10_settings(each) as data, first_images(data, None if each else QUICK[0]) as few:
+    with (
+        cifar10_settings(each) as data,
+        first_images(data, None if each else QUICK[0]) as few,
+        recording("book", args, rounds) as record,
+    ):
         for experiment in EXPERIMENTS:
             wanted = not args.only or experiment.chapter in args.only.split(",")
             if stored.is_missing(experiment) and not wanted:
@@ -61,12 +67,25 @@ def main() -> None:
                     steps = FEW_STEPS if experiment.few else SHORT_STEPS
                     seen = with_speeds(seen, experiment.variants, common, steps, rounds)
                 stored.add(experiment, seen)
+                add_tables(record, experiment, seen)
             results.append(Result(experiment, stored.results(experiment)))
             spent = time.monotonic() - started
             print(f"{spent:5.0f} s  {experiment.chapter:4} {experiment.title}: {results[-1].conclusion}", flush=True)
             (args.out / "book.md").write_text(as_markdown(results, conditions))
             (args.out / "book.html").write_text(as_html(results, conditions))
     print(f"report  {args.out / 'book.html'}, {args.out / 'book.md'}")
+
+
+def add_tables(record: Recording, experiment: Experiment, seen: Mapping[str, Measured]) -> None:
+    """Add an experiment's speeds and accuracies; results of an earlier command are not of this run."""
+    title, base = f"{experiment.chapter} {experiment.title}", experiment.variants[0].name
+    speed, accuracy = record.table(title, "images/s", base), record.table(f"{title}, accuracy", "%")
+    for name, one in seen.items():
+        if one.summaries:
+            speed.add(name, *one.speeds)
+            accuracy.add(name, *one.values("test_accuracy"))
+        else:
+            speed.missing[name] = one.refusal
 
 
 def describe_conditions(each: int | None, epochs: int, rounds: int) -> tuple[str, ...]:

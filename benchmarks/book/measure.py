@@ -83,6 +83,11 @@ class Measured:
         return statistics.median(self.values("train_seconds"))
 
     @property
+    def total_seconds(self) -> float:
+        """The median of the whole commands' seconds."""
+        return statistics.median(self.values("total_seconds"))
+
+    @property
     def first_step(self) -> float:
         """The median of the first steps' seconds."""
         return statistics.median([float(one["first_step_seconds"]) for one in self.short or self.summaries])

@@ -18,23 +18,24 @@ import argparse
 import importlib.util
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.book.measure import LIMIT_S, cifar10_settings
+from benchmarks.record import Recording, parse_options, recording
+from benchmarks.tables import Table
 from entrypoint.core.console import last_error_line
 
 PYTHON = (sys.executable, "-m")
 ACCELERATE = (*PYTHON, "accelerate.commands.launch", "--cpu")
 TORCHRUN = (*PYTHON, "torch.distributed.run", "--standalone")
 HERE, TENSORS = "benchmarks.peers", str(Path(__file__).with_name("tensors.py"))  # run_cpu's -m is broken
-COLD = "ours, cold"
+OURS, COLD = "ours", "ours, cold"
 EACH = 1000  # images of a class
 # model → batch, steps
 MODELS = {"cnn": (64, 200), "resnet18": (128, 50)}
@@ -58,28 +59,19 @@ PEERS: Mapping[int, Sequence[Peer]] = {
         Peer("tensors by hand", (*PYTHON, f"{HERE}.tensors")),
         Peer("same, xeon.run_cpu", (*PYTHON, "torch.backends.xeon.run_cpu", "--ninstances=1", TENSORS)),
         Peer(COLD),
-        Peer("ours"),
+        Peer(OURS),
     ),
     2: (
         Peer("torchrun, plain loop", (*TORCHRUN, "--nproc-per-node=2", "-m", f"{HERE}.plain")),
         # `accelerate launch --cpu --num_processes=2` starts one process, without a message.
         Peer("torchrun, accelerate", (*TORCHRUN, "--nproc-per-node=2", "-m", f"{HERE}.accelerate_loop"), "accelerate"),
-        Peer("ours"),
+        Peer(OURS),
     ),
 }
 
 
-@dataclass
-class PeerResults:
-    """Results of a peer's runs, and the reason if it did not run."""
-
-    rates: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    problem: str = ""
-
-
-def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: PeerResults) -> None:
-    """Run a peer once; a peer that fails is not run again."""
+def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], rates: Table, commands: Table) -> None:
+    """Run a peer once, and add its rate and its seconds; a peer that fails is missing, with its last line."""
     batch, steps = MODELS[model]
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         out = Path(folder, "rate.json")
@@ -95,41 +87,29 @@ def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], seen: Pee
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         seconds = time.perf_counter() - started
         if done.returncode or not (out.exists() or not peer.command):
-            seen.problem = f"ended with {done.returncode}: {last_error_line(done.stderr, 'no message')}"
+            rates.missing[peer.name] = f"ended with {done.returncode}: {last_error_line(done.stderr, 'no message')}"
             return
-        seen.seconds.append(seconds)
+        commands.add(peer.name, seconds)
         if peer.command:
-            seen.rates.append(json.loads(out.read_text())["images_per_second"])
+            rates.add(peer.name, json.loads(out.read_text())["images_per_second"])
         else:
-            seen.rates.append(batch / json.loads(Path(folder, "run/summary.json").read_text())["step_seconds"])
+            rates.add(peer.name, batch / json.loads(Path(folder, "run/summary.json").read_text())["step_seconds"])
 
 
-def compare(model: str, ranks: int, data: Mapping[str, str], rounds: int) -> None:
-    """Run all peers alternately and print their table."""
-    seen = {peer.name: PeerResults() for peer in PEERS[ranks]}
+def compare(model: str, ranks: int, data: Mapping[str, str], rounds: int, record: Recording) -> None:
+    """Run all peers alternately and print their tables."""
+    batch, steps = MODELS[model]
+    title = f"{model}, {ranks} rank{'s' * (ranks > 1)}, batch {batch}"
+    rates = record.table(title, "images/s", OURS)
+    commands = record.table(f"{title}, command of {steps} steps", "s", OURS)
     for peer in PEERS[ranks]:
         if not importlib.util.find_spec(peer.needs):
-            seen[peer.name].problem = f"{peer.needs} is not installed"
+            rates.missing[peer.name] = f"{peer.needs} is not installed"
     for _ in range(rounds):
         for peer in PEERS[ranks]:
-            if not seen[peer.name].problem:
-                start(peer, model, ranks, data, seen[peer.name])
-    batch, steps = MODELS[model]
-    print(f"\n{model}, batch {batch}, {steps} steps, {ranks} rank{'s' * (ranks > 1)}")
-    print(f"{'':<26}{'images/s':>9}{'range':>16}{'ours x':>8}{'command s':>11}{'range':>14}{'ours x':>8}")
-    ours = seen["ours"]
-    for name, one in seen.items():
-        if one.problem:
-            print(f"{name:<26}  {one.problem}")
-            continue
-        rate, seconds = statistics.median(one.rates), statistics.median(one.seconds)
-        ahead = statistics.median(ours.rates) / rate if ours.rates else float("nan")
-        sooner = seconds / statistics.median(ours.seconds) if ours.seconds else float("nan")
-        print(
-            f"{name:<26}{rate:>9,.0f}{f'{min(one.rates):,.0f}-{max(one.rates):,.0f}':>16}{ahead:>8.2f}"
-            f"{seconds:>11.1f}{f'{min(one.seconds):.1f}-{max(one.seconds):.1f}':>14}{sooner:>8.2f}",
-            flush=True,
-        )
+            if peer.name not in rates.missing:
+                start(peer, model, ranks, data, rates, commands)
+    print(rates.text(), commands.text(), sep="\n", flush=True)
 
 
 def main() -> None:
@@ -138,13 +118,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", default=",".join(MODELS), help="with commas")
     parser.add_argument("--ranks", default="1,2", help="with commas")
-    args = parser.parse_args()
-    with cifar10_settings(EACH) as data:
+    args = parse_options(parser)
+    with cifar10_settings(EACH) as data, recording("peers", args, args.rounds) as record:
         if "TRAIN_DATA_DIR" not in data:
             sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's images")
         for model in args.models.split(","):
             for ranks in args.ranks.split(","):
-                compare(model, int(ranks), data, args.rounds)
+                compare(model, int(ranks), data, args.rounds, record)
 
 
 if __name__ == "__main__":

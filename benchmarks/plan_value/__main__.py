@@ -35,6 +35,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.plan_value.scenarios import SCENARIOS
+from benchmarks.record import Recording, parse_options, recording
+from benchmarks.tables import Table
 from entrypoint.core.console import last_error_line
 from entrypoint.machine.detect import detect_machine
 
@@ -81,6 +83,13 @@ class Runner:
         done = subprocess.run([*words, *command], env=environ, capture_output=True, text=True, check=True)
         plan = json.loads(done.stdout)
         return [plan[name] for name in ("ranks", "binding", "environment")]
+
+    def add_to(self, table: Table) -> None:
+        """Add the rates to a table, or the reason why there are none."""
+        if self.rates:
+            table.add(self.name, *self.rates)
+        else:
+            table.missing[self.name] = self.problem
 
     @property
     def median(self) -> float:
@@ -148,13 +157,15 @@ def sweep() -> list[Runner]:
     ]  # fmt: skip
 
 
-def compare(scenario: str, rounds: int) -> None:
+def compare(scenario: str, rounds: int, record: Recording) -> None:
     """Run the sweep once, then the best alternating with the others, and print the scenario's table."""
     plain, *others = ours_and_peers()
     with SCENARIOS[scenario]() as words, TemporaryDirectory() as folder:
         every, training = sweep(), trainers(folder)
+        swept = record.table(f"{scenario}, the sweep", "images/s", detail=True)
         for one in every:
             one.run(words)
+            one.add_to(swept)
         best = sorted(every, key=lambda one: one.median, reverse=True)[:FINALISTS]
         for one in best:
             one.rates.clear()  # the best of many samples is biased
@@ -168,19 +179,18 @@ def compare(scenario: str, rounds: int) -> None:
         given = int(subprocess.run([*words, "nproc"], capture_output=True, text=True, check=True).stdout)
     left_out = sum(bool(one.problem) for one in every)
     print(f"\n{scenario}: {len(every)} swept, {left_out} of them refused")
-    print(f"{'':<40}{'images/s':>9}{'range':>14}{'to ours':>9}")
-    show(runners, given)
-    show(training, given)
+    show(runners, record.table(scenario, "images/s", OURS), given)
+    show(training, record.table(f"{scenario}, our trainer", "images/s", training[0].name), given)
 
 
-def show(runners: Sequence[Runner], given: int) -> None:
-    """Print a row for each, relative to the first; `given` is the number of CPUs that the scenario gives."""
-    base = runners[0].median
+def show(runners: Sequence[Runner], table: Table, given: int) -> None:
+    """Add all to the table, and print it; `given` is the number of CPUs that the scenario gives."""
     for one in runners:
-        reported = f"{min(one.rates):,.0f}-{max(one.rates):,.0f}" if one.rates else one.problem
-        ratio = one.median / base if base else 0
-        escaped = f"  takes {one.cpus} CPUs where {given} is given" if one.cpus > given else ""
-        print(f"{one.name:<40}{one.median:>9,.0f}{reported:>14}{ratio:>9.2f}{escaped}", flush=True)
+        one.add_to(table)
+    print(table.text())
+    for one in runners:
+        if one.cpus > given:
+            print(f"{one.name} takes {one.cpus} CPUs where {given} is given", flush=True)
 
 
 def main() -> None:
@@ -188,12 +198,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-plan")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="with commas")
-    args = parser.parse_args()
-    for scenario in args.scenarios.split(","):
-        try:
-            compare(scenario, args.rounds)
-        except OSError as error:
-            print(f"\n{scenario}: cannot be made here: {error}")
+    args = parse_options(parser)
+    with recording("plan", args, args.rounds) as record:
+        for scenario in args.scenarios.split(","):
+            try:
+                compare(scenario, args.rounds, record)
+            except OSError as error:
+                print(f"\n{scenario}: cannot be made here: {error}")
 
 
 if __name__ == "__main__":

@@ -16,14 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.record import Recording, parse_options, recording
 from benchmarks.stream.data import SETS, make_folder
 from benchmarks.stream.loaders import LOADERS
 
@@ -32,7 +31,7 @@ SIDES = {"500x375": 224, "96x96": 96}
 COLD = ("ours", "torchvision's reference")
 # Model, image size, batch size, steps.
 TRAININGS = {"the book's CNN at 64": ("cnn", 64, 64, 24), "ResNet-18 at 128": ("resnet18", 128, 32, 10)}
-Figures = dict[str, list[dict[str, float]]]
+LIMIT = "limit: decoding alone"
 
 
 def main() -> None:
@@ -44,42 +43,42 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=[*LOADERS], default=[*LOADERS])
     parser.add_argument("--no-training", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), f"bench-stream-{os.getuid()}"))
-    given = parser.parse_args()
+    given = parse_options(parser)
     given.folder.mkdir(parents=True, exist_ok=True)
-    for name in given.sets:
-        data = make_folder(given.folder, name)
-        for task in ("evaluate", "train"):
-            print_loaders(data, name, task, given)
-        if not given.no_training:
-            print_training(data, name, given.rounds)
+    with recording("stream", given, given.rounds) as record:
+        for name in given.sets:
+            data = make_folder(given.folder, name)
+            for task in ("evaluate", "train"):
+                print_loaders(data, name, task, given, record)
+            if not given.no_training:
+                print_training(data, name, given.rounds, record)
 
 
-def print_loaders(data: Path, name: str, task: str, given: argparse.Namespace) -> None:
-    """Measure all loaders in turns, and print their medians."""
-    figures: Figures = defaultdict(list)
-    missing: dict[str, str] = {}
+def print_loaders(data: Path, name: str, task: str, given: argparse.Namespace, record: Recording) -> None:
+    """Measure all loaders in turns, and print their medians, the fastest first."""
+    what = "training crop and flip" if task == "train" else "evaluation"
+    title = f"{name} to {SIDES[name]}x{SIDES[name]}, {what}"
+    speeds, memory = record.table(title, "images/s", LIMIT), record.table(f"{title}, memory", "MiB of PSS")
     for _ in range(given.rounds):
         for row, loader, cold in rows(given.only):
-            if row in missing:
+            if row in speeds.missing:
                 continue
             if cold:
                 drop_cached(data / "train")
             found = measure(loader, data, task, SIDES[name], given.seconds)
             if isinstance(found, str):
-                missing[row] = found
+                speeds.missing[row] = found
             else:
-                figures[row].append(found)
-    best = median(figures.get("limit: decoding alone", []), "images_per_second")
-    what = "training crop and flip" if task == "train" else "evaluation"
-    print(f"\n{name} to {SIDES[name]}x{SIDES[name]}, {what}: images/s (quartiles), of the limit, PSS")
-    for row, values in sorted(figures.items(), key=lambda item: -median(item[1], "images_per_second")):
-        speeds = [one["images_per_second"] for one in values]
-        low, _, high = statistics.quantiles(speeds, n=4) if len(speeds) > 1 else (speeds[0], 0, speeds[0])
-        speed = statistics.median(speeds)
-        share = f"{speed / best:5.2f}" if best else "    -"
-        memory = median(values, "pss_mib")
-        print(f"  {row:28} {speed:8,.0f} ({low:,.0f} to {high:,.0f})  {share}  {memory:6,.0f} MiB", flush=True)
-    for row, why in missing.items():
+                speeds.add(row, found["images_per_second"])
+                memory.add(row, found["pss_mib"])
+    print(f"\n{title}: images/s (quartiles), of the limit, PSS")
+    for row in sorted(speeds.samples, key=speeds.median, reverse=True):
+        low, speed, high = speeds.quartiles(row)
+        ratio = speeds.ratio(row)
+        share = f"{ratio:5.2f}" if ratio else "    -"
+        pss = f"{memory.median(row):6,.0f} MiB"
+        print(f"  {row:28} {speed:8,.0f} ({low:,.0f} to {high:,.0f})  {share}  {pss}", flush=True)
+    for row, why in speeds.missing.items():
         print(f"  {row:28} not measured: {why}")
 
 
@@ -89,11 +88,6 @@ def rows(only: list[str]) -> Iterator[tuple[str, str, bool]]:
         yield loader, loader, False
         if loader in COLD:
             yield f"{loader}, cold", loader, True
-
-
-def median(values: list[dict[str, float]], name: str) -> float:
-    """Return the median of a figure, 0 if there is none."""
-    return statistics.median(one[name] for one in values) if values else 0.0
 
 
 def drop_cached(folder: Path) -> None:
@@ -119,10 +113,10 @@ def measure(loader: str, data: Path, task: str, side: int, seconds: float) -> di
     return found
 
 
-def print_training(data: Path, name: str, rounds: int) -> None:
+def print_training(data: Path, name: str, rounds: int, record: Recording) -> None:
     """Train from the stream and from memory in turns, and print the medians."""
     for title, (model, side, batch, steps) in TRAININGS.items():
-        speeds: dict[str, list[float]] = defaultdict(list)
+        speeds = record.table(f"training {title} from {name}", "images/s", "memory")
         for _ in range(rounds):
             for source in ("stream", "memory"):
                 env = {
@@ -131,10 +125,9 @@ def print_training(data: Path, name: str, rounds: int) -> None:
                     "TRAIN_STEPS": str(steps * 4), "TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "off",
                     "TRAIN_CHECKPOINT_EVERY": "0", "LAUNCH_QUIET": "1", "TRAIN_CACHE_DIR": str(data.parent / "cache"),
                 }  # fmt: skip
-                speeds[source].append(train(env))
-        ratio = statistics.median(a / b for a, b in zip(speeds["stream"], speeds["memory"], strict=True))
-        text = ", ".join(f"{source} {statistics.median(found):,.0f}" for source, found in speeds.items())
-        print(f"  training {title} from {name}: {text} images/s, {ratio:.2f}", flush=True)
+                speeds.add(source, train(env))
+        text = ", ".join(f"{source} {speeds.median(source):,.0f}" for source in speeds.samples)
+        print(f"  {speeds.title}: {text} images/s, {speeds.ratio('stream'):.2f}", flush=True)
 
 
 def train(env: dict[str, str]) -> float:

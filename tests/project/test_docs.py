@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tools import benchmarks_docs, check_prose, settings_docs
+from benchmarks.record import read_runs
+from tools import benchmarks_docs, check_prose, figures, settings_docs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
@@ -24,6 +25,8 @@ def test_readme_is_short() -> None:
 def test_generated_pages_are_current() -> None:
     assert settings_docs.PAGE.read_text() == settings_docs.page(), "run `make docs`"
     assert benchmarks_docs.PAGE.read_text() == benchmarks_docs.page(), "run `make docs`"
+    for page in figures.marked_pages():
+        assert page.read_text() == figures.with_figures(page.read_text(), read_runs()), "run `make docs`"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
