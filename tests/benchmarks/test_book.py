@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.book.__main__ import add_tables
 from benchmarks.book.experiments import EXPERIMENTS, Experiment, Variant, faster, fewer_parameters, worse_with_ranks
 from benchmarks.book.measure import Measured, alternate, link_first_images, run_to_the_end, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
 from benchmarks.book.stored_results import StoredResults
+from benchmarks.record import Recording
 from entrypoint.settings import read_launch_settings
 from tests.conftest import paint
 from train.settings import read_train_settings
@@ -164,6 +166,18 @@ def test_speed_from_short_runs_and_accuracy_from_full_runs() -> None:
     assert "| a | – | – | – | 220 | 18 % | – | 2.0 | 0.50 | 60.00 |" in as_markdown(
         [Result(experiment, {"a": one})], []
     )
+
+
+def test_every_sample_of_an_experiment_is_recorded() -> None:
+    record = Recording(None)
+    experiment = Experiment("2", "Bias", "None.", (Variant("a"), Variant("b"), Variant("c")), faster("b", "a"))
+    seen = {"a": measured(100, 110, rounds=1), "b": measured(300, accuracy=60.0), "c": Measured(refusal="no GPU")}
+    add_tables(record, experiment, seen)
+    speed, accuracy = record.tables
+    assert (speed.title, speed.base, speed.unit) == ("2 Bias", "a", "images/s")
+    assert speed.samples == {"a": pytest.approx([100, 110]), "b": pytest.approx([300] * 5)}
+    assert speed.missing == {"c": "no GPU"}
+    assert accuracy.samples == {"a": [50.0, 50.0], "b": [60.0]}
 
 
 def test_known_results_are_reused_under_the_same_conditions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
