@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,14 +49,13 @@ class MachineFacts(msgspec.Struct):
 
 
 class Load(msgspec.Struct):
-    """The load at one time; `busy_cpus` are the CPUs that others use, None where the kernel does not count them.
+    """The load at one time.
 
     `averages` are those of 1, 5 and 15 minutes. `pressure` is the kernel's share of time in which a task waited for a
     CPU (PSI), in percent, over 10, 60 and 300 seconds. `stolen_s` is what the host has taken since the start.
     """
 
     averages: list[float]
-    busy_cpus: float | None
     pressure: dict[str, float]
     stolen_s: float
 
@@ -105,21 +104,41 @@ def git(root: Path, *words: str) -> str:
     return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout
 
 
-def read_load(proc: Path = Path("/proc"), wait: Callable[[float], None] = time.sleep) -> Load:
-    """Return the load under `proc`; it takes a second, in which this process does nothing."""
-    cpus = frozenset(os.sched_getaffinity(0))
-    before, own, started = read_cpu_ticks(cpus, proc / "stat"), sum(os.times()[:2]), time.monotonic()
-    wait(SAMPLE_S)
-    after = read_cpu_ticks(cpus, proc / "stat")
-    own_cpus = (sum(os.times()[:2]) - own) / max(time.monotonic() - started, SAMPLE_S)
-    counted = any(whole > before.get(cpu, (0, whole))[1] for cpu, (_, whole) in after.items())
-    used = max(0.0, busy_cpus_between(before, after) - own_cpus)
-    return Load(
-        read_averages(proc / "loadavg"),
-        round(used, 2) if counted else None,
-        read_pressure(proc / "pressure/cpu"),
-        read_stolen_s(proc / "stat"),
-    )
+class Others:
+    """Counts the CPUs that other processes use, from its creation on.
+
+    The host's share of a virtual machine counts as theirs. Children of this process count as its own once they ended.
+    """
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self.stat, self.cpus = proc / "stat", frozenset(os.sched_getaffinity(0))
+        self.ticks, self.own_s, self.clock_s = read_cpu_ticks(self.cpus, self.stat), own_seconds(), time.monotonic()
+
+    def busy_cpus(self) -> float | None:
+        """Return how many CPUs they used on average, None where the kernel does not count it."""
+        ticks = read_cpu_ticks(self.cpus, self.stat)
+        if not any(whole > self.ticks.get(cpu, (0, whole))[1] for cpu, (_, whole) in ticks.items()):
+            return None
+        own = (own_seconds() - self.own_s) / max(time.monotonic() - self.clock_s, 1e-3)
+        return round(max(0.0, busy_cpus_between(self.ticks, ticks) - own), 2)
+
+
+def own_seconds() -> float:
+    """Return the CPU time of this process and its children that ended."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def busy_cpus_now() -> float | None:
+    """Return how many CPUs others use during the next second."""
+    others = Others()
+    time.sleep(SAMPLE_S)
+    return others.busy_cpus()
+
+
+def read_load(proc: Path = Path("/proc")) -> Load:
+    """Return the load under `proc`."""
+    return Load(read_averages(proc / "loadavg"), read_pressure(proc / "pressure/cpu"), read_stolen_s(proc / "stat"))
 
 
 def read_averages(path: Path) -> list[float]:
@@ -145,6 +164,6 @@ def read_stolen_s(path: Path) -> float:
     return 0.0
 
 
-def is_busy(load: Load, cpus: int) -> bool:
+def is_busy(busy_cpus: float | None, cpus: int) -> bool:
     """Return whether other processes use more than BUSY_SHARE of the CPUs."""
-    return load.busy_cpus is not None and load.busy_cpus > BUSY_SHARE * cpus
+    return busy_cpus is not None and busy_cpus > BUSY_SHARE * cpus

@@ -61,7 +61,7 @@ def by_hand() -> None:
 
     torch.backends.cudnn.benchmark = True
     device = torch.device("cuda")
-    model = resnet50().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = resnet50().to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, nesterov=True, fused=True)
     images = torch.randint(0, 256, (IMAGES, 224, 224, 3), dtype=torch.uint8, device=device)
     labels = torch.randint(0, 10, (IMAGES,), device=device)
@@ -85,7 +85,7 @@ def airbench94(script: Path, images: Path, runs: int) -> None:
     """Run airbench94.py on these images; print accuracy in percent and seconds of each run as JSON."""
     import torch
 
-    from train.data.datasets import load
+    from train.data.datasets import ImageTensors, load
     from train.data.workers import WorkerSpec
     from train.settings import TrainSettings
 
@@ -96,6 +96,7 @@ def airbench94(script: Path, images: Path, runs: int) -> None:
         os.chdir(folder)
         Path("cifar10").mkdir()
         for name, split in (("train", data.train), ("test", data.test)):
+            assert isinstance(split, ImageTensors)  # `memory` asks for them
             values = {"images": split.images, "labels": split.labels, "classes": list(data.classes)}
             torch.save(values, f"cifar10/{name}.pt")
         out = io.StringIO()

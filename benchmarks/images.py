@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parse_options(parser)
     with recording("images", args, args.rounds) as record:
+        record.counts_children = False
         for image in IMAGES:
             sizes(image, record)
         measure(args.rounds, record)

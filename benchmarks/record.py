@@ -27,7 +27,9 @@ from benchmarks.conditions import (
     ROOT,
     Load,
     MachineFacts,
+    Others,
     Source,
+    busy_cpus_now,
     is_busy,
     read_load,
     read_machine,
@@ -47,7 +49,8 @@ class Run(msgspec.Struct):
     """One run of a benchmark: its conditions and its tables; `changed` are the files that differ from the commit.
 
     HEAD is one of them if another commit was checked out meanwhile.
-    `niceness` is 0 for a run that competes with others as usual, up to 19 for one that lets others go first.
+    `busy_cpus` are the CPUs that other processes used on average, and in the second before; None where that is not
+    known. `niceness` is 0 for a run that competes with others as usual, up to 19 for one that lets others go first.
     """
 
     started: str
@@ -61,12 +64,14 @@ class Run(msgspec.Struct):
     versions: dict[str, str]
     before: Load
     after: Load
+    busy_cpus_at_start: float | None
+    busy_cpus: float | None
     tables: list[Table]
 
     @property
     def is_busy(self) -> bool:
-        """Whether other processes kept CPUs busy at the start or at the end."""
-        return any(is_busy(load, self.machine.cpus) for load in (self.before, self.after))
+        """Whether other processes kept CPUs busy in the second before the run, or on average during it."""
+        return any(is_busy(used, self.machine.cpus) for used in (self.busy_cpus_at_start, self.busy_cpus))
 
 
 class Results(msgspec.Struct):
@@ -77,10 +82,14 @@ class Results(msgspec.Struct):
 
 
 class Recording:
-    """Collects the tables of a run; `file` is where they go, None if nothing is recorded."""
+    """Collects the tables of a run; `file` is where they go, None if nothing is recorded.
+
+    A benchmark whose work is done by no child of its own, such as a container, unsets `counts_children`: that work is
+    then not mistaken for other processes'.
+    """
 
     def __init__(self, file: Path | None) -> None:
-        self.file, self.tables = file, list[Table]()
+        self.file, self.tables, self.counts_children = file, list[Table](), True
 
     def table(self, title: str, unit: str, base: str = "", *, detail: bool = False) -> Table:
         """Return a new table."""
@@ -127,7 +136,7 @@ def recording(benchmark: str, args: argparse.Namespace, rounds: int) -> Iterator
             print(f"not recorded: {reason}; --record records it anyway", file=sys.stderr, flush=True)
         yield Recording(None)
         return
-    now, clock, before = datetime.now(UTC), time.monotonic(), read_load()
+    now = datetime.now(UTC)
     file = args.results / f"{now:%Y-%m-%d}-{machine.slug}-{source.commit[:7] or 'unknown'}.json"
     args.results.mkdir(parents=True, exist_ok=True)
     try:
@@ -136,12 +145,14 @@ def recording(benchmark: str, args: argparse.Namespace, rounds: int) -> Iterator
         print(error, file=sys.stderr)
         raise SystemExit(2) from error
     record = Recording(file)
+    at_start, before, others, clock = busy_cpus_now(), read_load(), Others(), time.monotonic()
     yield record
-    seconds, later = time.monotonic() - clock, read_source()
+    seconds, used, later = time.monotonic() - clock, others.busy_cpus(), read_source()
     changed = sorted({*source.changed, *later.changed, *(["HEAD"] if later.commit != source.commit else [])})
     run = Run(
         f"{now:%Y-%m-%dT%H:%M:%SZ}", round(seconds, 1), command_line(args), rounds, os.nice(0), source.commit, changed,
-        machine, read_versions(), before, read_load(), record.tables,
+        machine, read_versions(), before, read_load(), at_start, used if record.counts_children else None,
+        record.tables,
     )  # fmt: skip
     add_run(file, benchmark, run)
     busy = f", the machine was busy: {busy_text(run)}" if run.is_busy else ""
@@ -203,6 +214,7 @@ def read_runs(folder: Path = RESULTS) -> dict[str, list[Run]]:
 
 
 def busy_text(run: Run) -> str:
-    """Return how many CPUs others used before and after a run."""
-    used = " and ".join("?" if load.busy_cpus is None else f"{load.busy_cpus:.1f}" for load in (run.before, run.after))
-    return f"others used {used} of {run.machine.cpus} CPUs at start and end (busy: over {100 * BUSY_SHARE:.0f} %)"
+    """Return how many CPUs others used before and during a run."""
+    before, during = ("?" if used is None else f"{used:.1f}" for used in (run.busy_cpus_at_start, run.busy_cpus))
+    limit = f"busy: over {100 * BUSY_SHARE:.0f} %"
+    return f"others used {before} of {run.machine.cpus} CPUs before it and {during} during it ({limit})"

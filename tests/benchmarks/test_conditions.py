@@ -5,11 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from benchmarks.conditions import MachineFacts, is_busy, read_load, read_machine, read_source, read_versions
+from benchmarks.conditions import (
+    Load,
+    MachineFacts,
+    Others,
+    is_busy,
+    read_load,
+    read_machine,
+    read_source,
+    read_versions,
+)
+from tests.conftest import PYTHON
 
 CPUS = sorted(os.sched_getaffinity(0))
 
@@ -29,19 +40,36 @@ def build_proc(proc: Path, used: int, idle: int, stolen: int = 0) -> None:
 )
 def test_load_of_others_makes_a_machine_busy(tmp_path: Path, used: int, stolen: int, share: float, busy: bool) -> None:
     build_proc(tmp_path, 1000, 5000, 100)
-    load = read_load(tmp_path, lambda _: build_proc(tmp_path, 1000 + used, 5100 - used - stolen, 100 + stolen))
-    assert load.busy_cpus == pytest.approx(share * len(CPUS), abs=0.1)
-    assert is_busy(load, len(CPUS)) is busy
-    assert (load.averages, load.pressure) == ([1.5, 0.75, 0.1], {"avg10": 3.32, "avg60": 3.17, "avg300": 3.72})
-    assert load.stolen_s == (100 + stolen) / os.sysconf("SC_CLK_TCK")
+    others = Others(tmp_path)
+    time.sleep(0.5)
+    build_proc(tmp_path, 1000 + used, 5100 - used - stolen, 100 + stolen)
+    found = others.busy_cpus()
+    assert found == pytest.approx(share * len(CPUS), abs=0.06)
+    assert is_busy(found, len(CPUS)) is busy
 
 
-def test_load_is_unknown_where_the_kernel_counts_nothing(tmp_path: Path) -> None:
-    for fill in (lambda: None, lambda: build_proc(tmp_path, 0, 0)):
-        fill()
-        load = read_load(tmp_path, lambda _: None)
-        assert load.busy_cpus is None
-        assert not is_busy(load, 1)
+def test_load_is_read_from_averages_pressure_and_steal(tmp_path: Path) -> None:
+    assert read_load(tmp_path) == Load([], {}, 0.0)
+    build_proc(tmp_path, 1000, 5000, 100)
+    pressure = {"avg10": 3.32, "avg60": 3.17, "avg300": 3.72}
+    assert read_load(tmp_path) == Load([1.5, 0.75, 0.1], pressure, 100 / os.sysconf("SC_CLK_TCK"))
+
+
+def test_use_is_unknown_where_the_kernel_counts_nothing(tmp_path: Path) -> None:
+    assert Others(tmp_path).busy_cpus() is None
+    build_proc(tmp_path, 0, 0)
+    assert Others(tmp_path).busy_cpus() is None
+    assert not is_busy(None, 1)
+
+
+@pytest.mark.launch
+def test_children_that_ended_are_no_others() -> None:
+    others, started = Others(), time.monotonic()
+    code = "import time\nuntil = time.process_time() + 1\nwhile time.process_time() < until: pass"
+    subprocess.run([PYTHON, "-c", code], check=True)
+    found, span = others.busy_cpus(), time.monotonic() - started
+    assert found is not None
+    assert found <= len(CPUS) - 1 / span + 0.1
 
 
 @pytest.mark.parametrize(

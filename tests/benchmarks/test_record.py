@@ -5,26 +5,30 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from benchmarks import record
-from benchmarks.conditions import Load, Source, read_machine
+from benchmarks.conditions import Source, read_machine
 from benchmarks.record import Run, parse_options, read_results, read_runs, reason_not_to_record, recording
 from tests.conftest import PYTHON
 
-QUIET = Load([0.1, 0.1, 0.1], 0.0, {}, 0.0)
 CLEAN = Source("0123456789abcdef0123456789abcdef01234567", [])
 
 
 @dataclass
 class Tree:
-    """What the benchmark finds: its commit, and the load at start and end."""
+    """What the benchmark finds: its commit, and the CPUs that others use at its start and during it."""
 
     source: Source = CLEAN
-    loads: list[Load] = field(default_factory=list)
+    at_start: float | None = 0.0
+    during: float | None = 0.0
+
+    def busy_cpus(self) -> float | None:
+        """Return what others use during the benchmark."""
+        return self.during
 
 
 @pytest.fixture
@@ -32,7 +36,8 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> Tree:
     """Put a known commit and load in the place of this machine's."""
     found = Tree()
     monkeypatch.setattr(record, "read_source", lambda: found.source)
-    monkeypatch.setattr(record, "read_load", lambda: found.loads.pop(0) if found.loads else QUIET)
+    monkeypatch.setattr(record, "busy_cpus_now", lambda: found.at_start)
+    monkeypatch.setattr(record, "Others", lambda: found)
     return found
 
 
@@ -92,15 +97,25 @@ def test_run_that_is_not_recorded_says_why(tree: Tree, tmp_path: Path, capsys: p
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("loads", "busy"), [((0.0, 0.0), False), ((9000.0, 0.0), True), ((0.0, 9000.0), True)])
+@pytest.mark.parametrize(
+    ("used", "busy"), [((0.0, 0.0), False), ((None, None), False), ((9000.0, 0.0), True), ((0.0, 9000.0), True)]
+)
 def test_record_says_that_the_machine_was_busy(
-    tree: Tree, tmp_path: Path, capsys: pytest.CaptureFixture[str], loads: tuple[float, float], busy: bool
+    tree: Tree, tmp_path: Path, capsys: pytest.CaptureFixture[str], used: tuple[float | None, float | None], busy: bool
 ) -> None:
-    tree.loads = [Load([], used, {}, 0.0) for used in loads]
+    tree.at_start, tree.during = used
     run_once(options("--results", str(tmp_path)))
     (run,) = read_runs(tmp_path)["launch"]
     assert run.is_busy is busy
     assert ("the machine was busy: others used" in capsys.readouterr().out) is busy
+
+
+def test_work_of_containers_is_not_that_of_others(tree: Tree, tmp_path: Path) -> None:
+    tree.during = 9000.0
+    with recording("images", options("--results", str(tmp_path)), 5) as out:
+        out.counts_children = False
+    (run,) = read_runs(tmp_path)["images"]
+    assert (run.busy_cpus, run.is_busy) == (None, False)
 
 
 def test_record_names_files_that_changed_meanwhile(tree: Tree, tmp_path: Path) -> None:

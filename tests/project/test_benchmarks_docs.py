@@ -24,12 +24,13 @@ def table(title: str, *values: float) -> Table:
 
 def run(day: int, *tables: Table, used: float | None = 0.0, machine: MachineFacts = MACHINE) -> Run:
     """Return a run of a day of November, during which others used so many CPUs."""
-    load, started = Load([], used, {}, 0.0), f"2026-11-{day:02}T12:00:00Z"
+    load, started = Load([], {}, 0.0), f"2026-11-{day:02}T12:00:00Z"
     versions = {"python": "3.13.1", "torch": "2.15.0"}
     command = "python -m benchmarks.launch"
     return Run(
-        started, 60.0, command, 7, 19 * (used is None), "0123456789", [], machine, versions, load, load, [*tables]
-    )
+        started, 60.0, command, 7, 19 * (used is None), "0123456789", [], machine, versions, load, load, used, used,
+        [*tables],
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -62,11 +63,11 @@ def test_page_names_machine_date_commit_and_load(results: Path) -> None:
     text = benchmarks_docs.page(results)
     assert "AMD EPYC 9B14 96-Core Processor (avx2): 1 core, 2 CPUs, quota 1.5, 16 GiB.\n" in text
     assert "Run on 2026-11-02 from commit 0123456: `python -m benchmarks.launch`, 7 rounds.\n" in text
-    assert "Quiet machine: others used 0.0 and 0.0 of 2 CPUs at start and end (busy: over 10 %).\n" in text
-    assert "**Busy machine**: others used 1.0 and 1.0 of 2 CPUs" in text
+    assert "Quiet machine: others used 0.0 of 2 CPUs before it and 0.0 during it (busy: over 10 %).\n" in text
+    assert "**Busy machine**: others used 1.0 of 2 CPUs before it and 1.0 during it" in text
     assert "Other CPU: 1 core, 1 CPU, 8 GiB. GPU: H200, driver 580.1.\n" in text
     assert "`python -m benchmarks.launch`, 7 rounds, at niceness 19.\n" in text
-    assert "**Load of others unknown**: others used ? and ? of 1 CPUs" in text
+    assert "**Load of others unknown**: others used ? of 1 CPUs before it and ? during it" in text
 
 
 def test_record_of_unknown_benchmark_is_refused(results: Path) -> None:
