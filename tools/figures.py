@@ -4,8 +4,8 @@ A figure stands between two comments of Markdown:
 
     <!-- figure: launch/one rank/entrypoint/over -->0.21 s<!-- /figure -->
 
-The words name benchmark, table, variant and statistic: median, range, min, max, n, over or ratio (to the table's base).
-A figure of a busy machine says so.
+The words name benchmark, table, variant and statistic: median, range, min, max, over or ratio (to the table's base).
+A figure of a busy machine says so. Two more are n, the number of samples, and where: machine and date.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ def figure_text(place: str, runs: Mapping[str, Sequence[Run]]) -> str:
     for run in runs.get(benchmark, ()):
         for table in run.tables:
             if table.title == title and variant in table.samples:
+                if statistic == "n":
+                    return str(len(table.samples[variant]))
+                if statistic == "where":
+                    return f"{run.machine.cpu} with {run.machine.cpus} CPUs, {run.started[:10]}"
                 return statistic_text(table, variant, statistic, place) + BUSY * run.is_busy
     raise ValueError(f"figure {place}: no record of {benchmark} has it")
 
@@ -56,11 +60,8 @@ def statistic_text(table: Table, variant: str, statistic: str, place: str) -> st
     numbers = {
         "median": table.median(variant), "min": min(values), "max": max(values), "over": table.over(variant),
     }  # fmt: skip
-    bare = {"n": float(len(values)), "ratio": table.ratio(variant)}
-    number = {**numbers, **bare}.get(statistic)
+    number = {**numbers, "ratio": table.ratio(variant)}.get(statistic)
     if number is None:
-        known = ", ".join([*numbers, *bare, "range"])
+        known = ", ".join([*numbers, "ratio", "range", "n", "where"])
         raise ValueError(f"figure {place}: {statistic} is none of {known}, or the table names no base")
-    if statistic == "n":
-        return f"{number:.0f}"
     return figure(number) + (unit if statistic in numbers else "")

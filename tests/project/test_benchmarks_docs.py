@@ -83,7 +83,8 @@ def test_record_of_unknown_benchmark_is_refused(results: Path) -> None:
         ("launch/sweep/ours/max", "9.00 s"),
         ("launch/one rank/ours/over", "0.600 s"),
         ("launch/one rank/ours/ratio", "7.00"),
-        ("launch/one rank/ours/n", "1"),
+        ("launch/two ranks/ours/n", "1"),
+        ("launch/two ranks/ours/where", "AMD EPYC 9B14 96-Core Processor with 2 CPUs, 2026-11-01"),
         ("launch/two ranks/ours/range", "0.400 to 0.400 s (busy machine)"),
     ],
 )
@@ -100,7 +101,7 @@ def test_figures_between_marks_are_replaced(results: Path, place: str, text: str
         ("launch/one rank/ours", "name it as benchmark/table/variant/statistic"),
         ("launch/one rank/theirs/median", "no record of launch has it"),
         ("limit/one rank/ours/median", "no record of limit has it"),
-        ("launch/one rank/ours/mean", "mean is none of median, min, max, over, n, ratio, range"),
+        ("launch/one rank/ours/mean", "mean is none of median, min, max, over, ratio, range, n, where"),
         ("launch/sweep/ours/ratio", "ratio is none of .*, or the table names no base"),
     ],
 )
