@@ -77,6 +77,8 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         environ = with_config(environ, command.config, all_groups())
     if command.command == "verify":
         return verify_command(command)
+    if command.command == "stacks":
+        return stacks_command(command)
     if command.command == "convert-checkpoint":
         return convert_command(command)
     if command.command == "predict":
@@ -234,3 +236,13 @@ def verify_command(command: CommandLine) -> int:
     ranks = verify_running(command.processes)
     write_stdout(as_json(ranks) if command.json else "\n".join(line for one in ranks for line in describe(one)))
     return ExitCode.MACHINE if any(one.differences for one in ranks) else ExitCode.DONE
+
+
+def stacks_command(command: CommandLine) -> int:
+    """Print the stacks of the ranks on this node, of runs or processes that the user named."""
+    from entrypoint.cli.stacks_command import processes_of
+    from entrypoint.doctor.stacks import as_json, describe, stacks_of_ranks
+
+    ranks = stacks_of_ranks(processes_of(command.words))
+    write_stdout(as_json(ranks) if command.json else "\n\n".join(map(describe, ranks)))
+    return ExitCode.DONE

@@ -20,7 +20,11 @@ from entrypoint.settings import LaunchSettings
 # The command that a `plan` or `tune` is for.
 TARGETS = ("train", "run")
 # Commands that take words of their own after the flags.
-WITH_WORDS = ("verify", "convert-checkpoint", "predict", "report", "compare", "completion")
+WITH_WORDS = ("verify", "stacks", "convert-checkpoint", "predict", "report", "compare", "completion")
+# Commands that have switches alone.
+WITHOUT_SETTINGS = (
+    *("verify", "stacks", "convert-checkpoint", "selftest", "report", "compare", "settings", "completion"),
+)
 # Commands whose flags may follow their words.
 MIXED = ("evaluate", "predict")
 SWITCHES = {
@@ -158,7 +162,7 @@ def collect_flags(flags: list[str], words: list[str], models: Sequence[type[Sett
 
 def models_for(command: str, target: str, setting_groups: Mapping[str, type[Settings]]) -> list[type[Settings]]:
     """Return the groups of settings whose flags a command accepts."""
-    if command in ("verify", "convert-checkpoint", "selftest", "report", "compare", "settings", "completion"):
+    if command in WITHOUT_SETTINGS:
         return []
     if command == "predict":
         return [setting_groups["predict"]]
@@ -175,6 +179,7 @@ def build_parser(command: str, models: Sequence[type[Settings]], *, show_all: bo
     program = {
         "run": " SCRIPT|-m MODULE [arguments]",
         "verify": " [PID ...]",
+        "stacks": " [RUN|PID ...]",
         "convert-checkpoint": " PATH",
         "evaluate": " RUN [flags]",
         "predict": " RUN IMAGE ... [flags]",
@@ -247,7 +252,7 @@ def words_after_entrypoint(command: str, target: str, words: Sequence[str]) -> t
     """Return the words that start the program, or those that a command without ranks takes."""
     if target == "run":
         return ("run", *words)
-    return tuple(words) if command in ("predict", "report", "compare", "completion") else ("train",)
+    return tuple(words) if command in ("stacks", "predict", "report", "compare", "completion") else ("train",)
 
 
 def unknown_word(command: str, target: str, word: str, models: Sequence[type[Settings]]) -> UserError:

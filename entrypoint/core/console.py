@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 
 from entrypoint.core.errors import ExitCode, PeerLostError, ReportedError, UserError
 
@@ -84,17 +85,15 @@ def report_error(error: UserError) -> int:
 
 def write_error_file(path: str, error: UserError) -> bool:
     """Write an error into the agent's file; return whether there is one that can be written."""
-    if not path:
-        return False
+    extra = {"refused": True, "code": int(error.code), "lost_peer": isinstance(error, PeerLostError)}
+    return bool(path) and write_error_record(path, str(error), extra)
+
+
+def write_error_record(path: str, message: str, extra: Mapping[str, object]) -> bool:
+    """Write a message and what else the launcher needs into the agent's file; return whether that was possible."""
     now_ns = time.time_ns()
-    extra = {
-        "timestamp": str(now_ns // 10**9),
-        "time_ns": now_ns,
-        "refused": True,
-        "code": int(error.code),
-        "lost_peer": isinstance(error, PeerLostError),
-    }
-    text = json.dumps({"message": {"message": str(error), "extraInfo": extra}})
+    extra = {"timestamp": str(now_ns // 10**9), "time_ns": now_ns, **extra}
+    text = json.dumps({"message": {"message": message, "extraInfo": extra}})
     try:  # a FIFO that nobody reads would block
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         with os.fdopen(file, "w") as stream:

@@ -23,6 +23,8 @@ class ExitCode(IntEnum):
 
 # Exit codes after which a restart of the ranks would fail again.
 NOT_RETRYABLE = (ExitCode.USAGE, ExitCode.MACHINE, ExitCode.PREEMPTED)
+# The key in a rank's error file under which a failed collective is described (see `core.collective_error`).
+COLLECTIVE_KEY = "collective"
 
 
 class UserError(Exception):

@@ -6,7 +6,7 @@ thread, and the unwinding reaches a C++ destructor. The process then aborts afte
 benchmarks/README.md).
 
 A `.pth` file in site-packages imports this module in every interpreter that the entrypoint starts. Scripts stay
-unchanged.
+unchanged. In a rank it also installs the handler of `entrypoint stacks`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,23 @@ import sys
 import time
 from contextlib import suppress
 
+from entrypoint.core import stack_signal
+
 EXIT_DELAY_S = 0.1
 
 
 def delay_exit() -> None:
-    """Wait for the threads of a process that has used torch with other ranks."""
+    """Wait for the threads of a process that has used torch with other ranks, and note why a collective failed."""
     if "torch" in sys.modules and os.environ.get("WORLD_SIZE", "1") != "1":
+        if error := getattr(sys, "last_value", None):  # what ended the program
+            with suppress(Exception):  # the program may have replaced what this imports
+                from entrypoint.core.collective_error import note_collective_error
+
+                note_collective_error(error)
         with suppress(KeyboardInterrupt):
             time.sleep(EXIT_DELAY_S)
 
 
 atexit.register(delay_exit)
+if "RANK" in os.environ:
+    stack_signal.install()

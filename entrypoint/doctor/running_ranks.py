@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
@@ -30,22 +31,40 @@ class RunningRank:
 
 def verify_running(processes: tuple[int, ...] = ()) -> tuple[RunningRank, ...]:
     """Return the ranks of these processes, by default all of this user; raises `UserError` for none."""
+    ranks = find_ranks(processes, "verify")
+    running: list[RunningRank] = []
+    for process in sorted(ranks, key=int):
+        with nullcontext() if processes else suppress(UserError):  # one that the user did not name may have exited
+            running.append(inspect_rank(process, ranks[process]))
+    if not running:
+        raise no_ranks("verify")
+    return tuple(running)
+
+
+def find_ranks(processes: tuple[int, ...], command: str) -> dict[str, dict[str, str]]:
+    """Return process id and environment of these ranks, by default of all of this user.
+
+    Raises `UserError` if a process is no rank, or if there is none; `command` is the one that asks.
+    """
     chosen = {str(process) for process in processes}
     found = {process: environ for process, environ in iter_rank_processes() if not chosen or process in chosen}
     missing = sorted(chosen - set(found))
     if missing:
         raise UserError(
-            f"verify: process {missing[0]} is not a rank that the entrypoint started, or belongs to another user"
+            f"{command}: process {missing[0]} is not a rank that the entrypoint started, or belongs to another user"
         )
     # Processes that a rank forks (loader workers, compilers) inherit its variables.
-    ranks = [process for process in found if found.keys().isdisjoint(ancestors(ROOT, process))]
-    running: list[RunningRank] = []
-    for process in sorted(ranks, key=int):
-        with nullcontext() if chosen else suppress(UserError):  # one that the user did not name may have exited
-            running.append(inspect_rank(process, found[process]))
-    if not running:
-        raise UserError("verify: no rank started by the entrypoint runs here; start one, or name its process")
-    return tuple(running)
+    ranks = {
+        process: environ for process, environ in found.items() if found.keys().isdisjoint(ancestors(ROOT, process))
+    }
+    if not ranks:
+        raise no_ranks(command)
+    return ranks
+
+
+def no_ranks(command: str) -> UserError:
+    """Return the error of a command that needs running ranks."""
+    return UserError(f"{command}: no rank started by the entrypoint runs here; start one, or name its process")
 
 
 def iter_rank_processes() -> Iterator[tuple[str, dict[str, str]]]:
@@ -78,6 +97,8 @@ def inspect_rank(process: str, environ: dict[str, str]) -> RunningRank:
             preloaded=mapped_libraries(plan.environment.preload, maps),
             allocator=active_library(("malloc",), environ, maps),
             memory_nodes=get_memory_nodes(process),
+            node=socket.gethostname(),
+            process=int(process),
         )
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"verify: process {process} cannot be inspected ({error})") from None

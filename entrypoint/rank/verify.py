@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,7 +22,7 @@ class ObservedRank:
 
     `cpus` are those of all its threads. `threads` is torch's thread count, None if unknown. `openmp` and `allocator`
     are the files of the active libraries, empty if none is known. `preloaded` are the plan's preloads that are mapped.
-    `memory_nodes` are the NUMA nodes that its memory is bound to.
+    `memory_nodes` are the NUMA nodes that its memory is bound to. `node` and `process` say where it runs.
     """
 
     rank: int
@@ -33,6 +34,8 @@ class ObservedRank:
     allocator: str = ""
     memory_nodes: tuple[int, ...] = ()
     gpu: int | None = None
+    node: str = ""
+    process: int = 0
 
 
 class DlInfo(ctypes.Structure):
@@ -60,6 +63,8 @@ def observe_rank(plan: Plan) -> ObservedRank:
         allocator=symbol_provider("posix_memalign"),
         memory_nodes=get_memory_nodes(),
         gpu=torch.cuda.current_device() if torch is not None and cuda else None,
+        node=socket.gethostname(),
+        process=os.getpid(),
     )
 
 

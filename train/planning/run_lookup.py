@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.core.paths import exists, read_regular, resolve
@@ -45,3 +46,21 @@ def new_run_dir(output: Path, settings: TrainSettings) -> Path:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.model}-{settings.dataset}"
     taken = (output / (name if count == 1 else f"{name}-{count}") for count in range(1, 10_000))
     return next(folder for folder in taken if not exists(folder))
+
+
+@dataclass(frozen=True)
+class RecordedRank:
+    """Where a rank of a run was started."""
+
+    rank: int
+    node: str
+    process: int
+
+
+def recorded_ranks(folder: Path) -> list[RecordedRank]:
+    """Return the ranks of a run by its ranks.json, none without a readable one that says where they are."""
+    try:
+        ranks = json.loads(read_regular(folder / "ranks.json"))
+        return [RecordedRank(int(one["rank"]), str(one["node"]), int(one["process"])) for one in ranks]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []

@@ -137,6 +137,7 @@ class CaseMaker:
             (5, self.tune),
             (2, self.doctor),
             (2, lambda: ["verify", *self.flags(), *self.several(("1", "0", "-1", "x", "99999999", "9" * 40, "١"))]),
+            (1, lambda: ["stacks", *self.flags(), *self.several(("1", "-1", "x", "9" * 40, *PATHS))]),
             (1, lambda: ["convert-checkpoint", *self.several(PATHS)]),
             (1, lambda: ["selftest", self.random.choice(("--help", "stray", "--nope", "--help-all"))]),
             (2, lambda: [self.random.choice((*COMMANDS, "plan")), self.random.choice(("--help", "-h", "--help-all"))]),

@@ -99,6 +99,7 @@ def test_plan_of_script_starts_nothing(script: str) -> None:
         (["plan", "--epochs", "3", "run", "x.py"], "--epochs: a flag of the trainer."),
         (["verify", "abc"], "verify abc: not a process id."),
         (["verify", "--threads", "1"], "--threads: no such flag."),
+        (["stacks", "--threads", "1"], "--threads: no such flag."),
         (["selftest", "x"], "x: unexpected."),
     ],
 )

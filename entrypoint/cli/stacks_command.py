@@ -1,0 +1,53 @@
+"""The processes that `entrypoint stacks` is asked about: by their ids, or by a run of the trainer."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from entrypoint.core.console import log
+from entrypoint.core.errors import UserError, printable
+from entrypoint.core.paths import is_folder
+
+
+def processes_of(words: Sequence[str]) -> tuple[int, ...]:
+    """Return the ids of the processes that words name, none for no words; raises `UserError`."""
+    found: list[int] = []
+    for word in words:
+        if re.fullmatch(r"[1-9]\d{0,9}", word, re.ASCII) and not is_folder(word):
+            found.append(int(word))
+        elif is_folder(word):
+            found += processes_of_run(Path(word))
+        else:
+            raise UserError(
+                f"stacks {printable(word)}: neither a run folder nor a process id. Use `entrypoint stacks`,"
+                " `entrypoint stacks RUN` or `entrypoint stacks PID`."
+            )
+    return tuple(found)
+
+
+def processes_of_run(folder: Path) -> list[int]:
+    """Return the ids of a run's ranks on this node that still run; raises `UserError` for none.
+
+    A line names the nodes of the others.
+    """
+    from entrypoint.doctor.running_ranks import iter_rank_processes
+    from train.planning.run_lookup import recorded_ranks
+
+    here, recorded = socket.gethostname(), recorded_ranks(folder)
+    if not recorded:
+        raise UserError(
+            f"stacks {printable(folder)}: has no ranks.json that says where the run's ranks are. Name PIDs."
+        )
+    running = {(int(process), environ["RANK"]) for process, environ in iter_rank_processes()}
+    own = [one.process for one in recorded if one.node == here and (one.process, str(one.rank)) in running]
+    others = sorted({one.node for one in recorded} - {here})
+    elsewhere = f"on {', '.join(map(printable, others[:8]))}{', …' if len(others) > 8 else ''}" if others else ""
+    if not own:
+        where = f"; other ranks were started {elsewhere}" if elsewhere else ""
+        raise UserError(f"stacks {printable(folder)}: no rank of this run runs on {printable(here)}{where}.")
+    if elsewhere:
+        log(f"other ranks of this run are {elsewhere}: use the command there too")
+    return own

@@ -1,0 +1,88 @@
+"""Recognizes the failure of a collective, and the place in a program where it was called."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+# Messages of Gloo and its sockets when a collective fails. Gloo has no exception class of its own.
+COLLECTIVE_ERROR = re.compile(
+    r"gloo|connection (closed|reset|refused)|timed out waiting|timeout caused pair closure|broken pipe"
+    r"|network is (unreachable|down)|no route to host|socket closed",
+    re.IGNORECASE,
+)
+TIMEOUT = re.compile(r"timed out|timeout", re.IGNORECASE)
+# torch's own classes, by name: this module imports no torch.
+ERROR_CLASSES = ("DistBackendError", "DistNetworkError")
+COLLECTIVES_FILE = "/torch/distributed/distributed_c10d.py"
+BACKWARD_FILE = "/torch/autograd/graph.py"
+# Folders of what the user did not write.
+LIBRARIES = ("/site-packages/", "/dist-packages/", f"{os.path.dirname(os.__file__)}/", "<frozen ")  # noqa: PTH120
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A function call of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+def is_collective_error(error: BaseException) -> bool:
+    """Return whether an error comes from a collective."""
+    return isinstance(error, RuntimeError) and (
+        type(error).__name__ in ERROR_CLASSES or bool(COLLECTIVE_ERROR.search(str(error)))
+    )
+
+
+def collective_of(frames: Sequence[Frame], files: Sequence[str] = ()) -> str:
+    """Return the collective that a stack is in, innermost frame first, empty if it shows none.
+
+    `files` hold collectives besides torch's own. DDP exchanges gradients in the backward pass.
+    """
+    for file in (COLLECTIVES_FILE, *files):
+        if calls := [frame.function for frame in frames if frame.file.endswith(file)]:
+            return calls[-1]
+    return "the backward pass" if any(frame.file.endswith(BACKWARD_FILE) for frame in frames) else ""
+
+
+def place_of(frames: Sequence[Frame]) -> str:
+    """Return where a stack is in the user's own program, innermost frame first: `x.py:12 in main`."""
+    own = (frame for frame in frames if not any(folder in frame.file for folder in LIBRARIES))
+    frame = next(own, frames[0] if frames else None)
+    if frame is None:
+        return "an unknown place"
+    function = "" if frame.function == "<module>" else f" in {frame.function}"
+    return f"{frame.file}:{frame.line}{function}"
+
+
+def frames_of(traceback: TracebackType | None) -> list[Frame]:
+    """Return the frames of a traceback, innermost first."""
+
+    def walk(at: TracebackType | None) -> Iterator[Frame]:
+        while at:
+            code = at.tb_frame.f_code
+            yield Frame(code.co_filename, at.tb_lineno, code.co_name)
+            at = at.tb_next
+
+    return list(walk(traceback))[::-1]
+
+
+def note_collective_error(error: BaseException) -> None:
+    """Note in this rank's error file that a collective ended its program, for the launcher to name the cause."""
+    if not is_collective_error(error):
+        return
+    from entrypoint.core.console import write_error_record
+    from entrypoint.core.errors import COLLECTIVE_KEY, first_line
+
+    frames = frames_of(error.__traceback__)
+    place, called = place_of(frames), collective_of(frames) or "a collective"
+    how = "timeout" if TIMEOUT.search(str(error)) else "failure"
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if path and not os.path.exists(path):  # noqa: PTH110 - the program wrote it itself, and knows more
+        record = {"lost_peer": True, COLLECTIVE_KEY: {"called": called, "place": place, "how": how}}
+        write_error_record(path, first_line(error), record)

@@ -1,0 +1,82 @@
+"""`entrypoint stacks`: the stacks of all threads of the ranks that run on this node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from entrypoint.core.errors import one_line
+from entrypoint.doctor.running_ranks import find_ranks
+from entrypoint.machine.procfs import ROOT, read_lines
+from entrypoint.rank.stacks import (
+    NoStacksError,
+    find_py_spy,
+    read_native_stacks,
+    read_python_stacks,
+    state_of,
+    state_text,
+)
+
+
+@dataclass(frozen=True)
+class RankStacks:
+    """The stacks of a rank, empty where there are none; `state` says why, `note` why native ones are missing."""
+
+    rank: int
+    process: int
+    stacks: str
+    state: str = ""
+    note: str = ""
+
+
+def stacks_of_ranks(processes: tuple[int, ...] = ()) -> tuple[RankStacks, ...]:
+    """Return the stacks of these ranks, by default of all of this user, in the order of ranks; raises `UserError`."""
+    ranks = find_ranks(processes, "stacks")
+    py_spy = find_py_spy()
+    order = sorted(ranks, key=lambda process: (rank_number(ranks[process]), int(process)))
+    return tuple(inspect(int(process), ranks[process], py_spy) for process in order)
+
+
+def rank_number(environ: Mapping[str, str]) -> int:
+    """Return the rank that a process has by its environment, -1 for one that is no number."""
+    text = environ["RANK"]
+    return int(text) if text.isdecimal() else -1
+
+
+def inspect(process: int, environ: Mapping[str, str], py_spy: str | None) -> RankStacks:
+    """Return the stacks of one rank: by py-spy with the native ones if it may, else Python's alone."""
+    rank, note = rank_number(environ), "py-spy is not installed"
+    if py_spy:
+        try:
+            return RankStacks(rank, process, read_native_stacks(py_spy, process))
+        except NoStacksError as error:
+            note = str(error)
+    try:
+        return RankStacks(rank, process, read_python_stacks(process), note=f"no native stacks: {note}")
+    except NoStacksError as error:
+        return RankStacks(rank, process, "", str(error))
+
+
+def describe(one: RankStacks) -> str:
+    """Return the text about one rank."""
+    title = f"rank {one.rank}  process {one.process}"
+    if not one.stacks:
+        return f"{title}  {one.state}{hint(one.process)}"
+    lines = [one_line(line) for line in one.stacks.strip().splitlines()]
+    note = f"  {one.note}" if one.note else ""
+    return "\n".join([f"{title}{note}", *(f"  {line}" for line in lines if line)])
+
+
+def hint(process: int) -> str:
+    """Return what the user may do about a process that gives no stacks, and where in the kernel it waits."""
+    state = state_of(process)
+    if state == "T":
+        return f": no stack can come. `kill -CONT {process}` lets it go on."
+    waits = "".join(read_lines(ROOT / f"proc/{process}/wchan")) if state == "D" else ""
+    return f", in {waits}" if waits not in ("", "0") and state_text(process) else ""
+
+
+def as_json(ranks: tuple[RankStacks, ...]) -> str:
+    """Return the stacks as a JSON list."""
+    return json.dumps([asdict(one) for one in ranks], indent=2)

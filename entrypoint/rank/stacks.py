@@ -1,0 +1,164 @@
+"""Reads the stacks of a running rank from outside: by its own signal handler, and by py-spy where that may attach."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from entrypoint.core.collective_error import Frame
+from entrypoint.core.console import last_error_line
+from entrypoint.core.stack_signal import FILE_NAME, STACK_SIGNAL
+from entrypoint.machine.procfs import ROOT, read_lines
+
+# A rank answers within milliseconds, unless it waits in the kernel.
+ANSWER_LIMIT_S = 3.0
+POLL_INTERVAL_S = 0.01
+PY_SPY_LIMIT_S = 20
+FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', re.MULTILINE)
+# Letters of /proc/PID/stat (proc_pid_stat(5)) of processes that run no handler.
+STATES = {
+    "T": "stopped (SIGSTOP)",
+    "t": "stopped by a debugger",
+    "D": "waiting in the kernel (state D), for a disk or network file system as a rule",
+    "Z": "dead, and its parent has not noticed",
+    "": "no longer running",
+}
+STOPPED = ("T", "t", "Z", "")
+
+
+class NoStacksError(Exception):
+    """Why a process gives no stacks, as the end of a sentence about it."""
+
+
+def state_of(process: int) -> str:
+    """Return the letter of a process's state, empty for a process that has ended."""
+    text = "".join(read_lines(ROOT / f"proc/{process}/stat"))
+    return text.rpartition(")")[2].strip()[:1]
+
+
+def state_text(process: int) -> str:
+    """Return why a process cannot answer, empty for one that can."""
+    return STATES.get(state_of(process), "")
+
+
+def read_python_stacks(process: int, limit_s: float = ANSWER_LIMIT_S) -> str:
+    """Return the stacks of all Python threads, the main thread last; raises `NoStacksError` after `limit_s` at most.
+
+    A stopped process is not signalled: it would answer when it goes on, and nobody would read that.
+    """
+    if state_of(process) in STOPPED:
+        raise NoStacksError(state_text(process))
+    try:
+        with open_answer(process, limit_s) as answer:
+            return ask(process, answer, limit_s)
+    except OSError as error:
+        raise NoStacksError(f"not to be asked ({error.strerror or type(error).__name__})") from None
+
+
+@contextmanager
+def open_answer(process: int, limit_s: float) -> Iterator[int]:
+    """Open a rank's file of stacks, empty, for this reader alone; raises `NoStacksError` without one, OSError."""
+    folder = Path(f"/proc/{process}/fd")
+    paths = (path for path in folder.iterdir() if FILE_NAME in read_link(path))
+    path = next(paths, None)
+    if path is None or not handles_signal(process):
+        raise NoStacksError("without the handler for stacks: no Python, another version, or its files are closed")
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise NoStacksError("being asked by another process") from None
+                time.sleep(POLL_INTERVAL_S)
+        os.ftruncate(file, 0)
+        yield file
+        os.ftruncate(file, 0)
+    finally:
+        os.close(file)
+
+
+def read_link(path: Path) -> str:
+    """Return what a link names, empty for a file that was closed meanwhile."""
+    with suppress(OSError):
+        return str(path.readlink())
+    return ""
+
+
+def ask(process: int, answer: int, limit_s: float) -> str:
+    """Send the signal and return what the process wrote; raises `NoStacksError`, OSError."""
+    blocked_before = blocking_threads(process)
+    os.kill(process, STACK_SIGNAL)
+    deadline = time.monotonic() + limit_s
+    while not os.fstat(answer).st_size or not has_answered(process, blocked_before):
+        if time.monotonic() > deadline:
+            raise NoStacksError(state_text(process) or f"without an answer in {limit_s:.0f} s: it blocks all signals")
+        time.sleep(POLL_INTERVAL_S)
+    return os.pread(answer, os.fstat(answer).st_size, 0).decode(errors="replace")
+
+
+def handles_signal(process: int) -> bool:
+    """Return whether a process has a handler for the signal, which would end it otherwise."""
+    return has_signal(f"{process}/status", "SigCgt")
+
+
+def has_answered(process: int, blocked_before: set[str]) -> bool:
+    """Return whether the handler has run: the kernel blocks the signal in its thread meanwhile."""
+    pending = has_signal(f"{process}/status", "ShdPnd")
+    return not pending and blocking_threads(process) <= blocked_before
+
+
+def blocking_threads(process: int) -> set[str]:
+    """Return the threads of a process that block the signal."""
+    with suppress(OSError):
+        threads = os.listdir(f"/proc/{process}/task")
+        return {thread for thread in threads if has_signal(f"{process}/task/{thread}/status", "SigBlk")}
+    return set()
+
+
+def has_signal(status: str, field: str) -> bool:
+    """Return whether the signal is in a set of signals of a status file below /proc."""
+    lines = read_lines(ROOT / "proc" / status)
+    value = next((line.split()[1] for line in lines if line.startswith(f"{field}:")), "0")
+    return bool(int(value, 16) >> (STACK_SIGNAL - 1) & 1)
+
+
+def main_thread_frames(stacks: str) -> list[Frame]:
+    """Return the frames of the main thread, innermost first; it is the oldest, and so the last one of the text."""
+    block = stacks.rstrip().rpartition("\n\n")[2]
+    return [
+        Frame(file, int(line) if line.isdecimal() else 0, function) for file, line, function in FRAME.findall(block)
+    ]
+
+
+def find_py_spy() -> str | None:
+    """Return the path of py-spy, of this environment or in PATH; None where it is not installed."""
+    own = Path(sys.executable).with_name("py-spy")
+    return str(own) if own.exists() else shutil.which("py-spy")
+
+
+def read_native_stacks(program: str, process: int) -> str:
+    """Return Python and native stacks of all threads by py-spy; raises `NoStacksError`."""
+    if state_of(process) in STOPPED:  # py-spy would wait for it
+        raise NoStacksError(state_text(process))
+    words = [program, "dump", "--native", "--pid", str(process)]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PY_SPY_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise NoStacksError(f"py-spy did not end in {PY_SPY_LIMIT_S} s") from None
+    except OSError as error:
+        raise NoStacksError(f"py-spy cannot be started ({error.strerror})") from None
+    if done.returncode:
+        raise NoStacksError(f"py-spy: {last_error_line(done.stderr, f'exit code {done.returncode}')}")
+    return done.stdout

@@ -1,0 +1,143 @@
+"""What ranks do, seen from outside while they run: `entrypoint stacks`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from entrypoint.rank.stacks import find_py_spy
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
+from tests.processes import has_ended, state, wait_until
+
+pytestmark = pytest.mark.launch
+
+# Rank 0 hangs in a collective that rank 1 leaves out.
+LEFT_OUT = """
+    import os, threading, time
+    import torch
+    import torch.distributed as dist
+
+    def note():
+        file = f"ready{os.environ['RANK']}"
+        open(file + ".new", "w").write(str(os.getpid()))
+        os.rename(file + ".new", file)
+
+    def leave_out():
+        note()
+        time.sleep(600)
+
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    dist.init_process_group("gloo")
+    if os.environ["RANK"] == "1":
+        leave_out()
+    threading.Timer(0.5, note).start()
+    dist.all_reduce(torch.ones(1))
+"""
+RUN = ("run", "--nproc-per-node=2", "--oversubscribe=1", "x.py")
+
+
+@contextmanager
+def started(entrypoint: Entrypoint, text: str, *words: str) -> Iterator[tuple[int, int]]:
+    """Start a script as two ranks, and yield their process ids when both have noted them."""
+    script(entrypoint.folder, "x.py", text)
+    env = {**clean_environment(), "HOME": str(entrypoint.home), "LAUNCH_QUIET": "1", "LAUNCH_GRACE_PERIOD_S": "1"}
+    command = [PYTHON, "-m", "entrypoint", *words]
+    files = [entrypoint.folder / f"ready{rank}" for rank in range(2)]
+    with subprocess.Popen(command, cwd=entrypoint.folder, env=env, stderr=subprocess.DEVNULL) as job:
+        try:
+            wait_until(lambda: all(file.exists() for file in files) or job.poll() is not None)
+            assert job.poll() is None
+            first, second = (int(file.read_text()) for file in files)
+            yield first, second
+        finally:
+            job.terminate()
+            job.wait(LAUNCH_LIMIT_S)
+
+
+def test_stacks_of_hanging_ranks_name_collective(entrypoint: Entrypoint) -> None:
+    with started(entrypoint, LEFT_OUT, *RUN) as pids:
+        for _ in range(2):  # each time only the stacks of that moment
+            found = {one["process"]: one for one in json.loads(entrypoint("stacks", "--json").out)}
+            waiting, other = (found[pid]["stacks"] for pid in pids)
+            assert waiting.count(", line 20 in <module>" if not find_py_spy() else "<module> (x.py:20)") == 1
+            assert "all_reduce" in waiting
+            assert "leave_out" in other
+            assert "all_reduce" not in other
+        result = entrypoint("stacks", str(pids[1]))
+        assert (result.code, result.err) == (0, "")
+        assert result.out.startswith(f"rank 1  process {pids[1]}")
+        assert all(state(pid) == "S" for pid in pids), "both still wait"
+
+
+def test_stopped_rank_is_named_and_not_signalled(entrypoint: Entrypoint) -> None:
+    with started(entrypoint, LEFT_OUT, *RUN) as pids:
+        os.kill(pids[1], signal.SIGSTOP)
+        wait_until(lambda: state(pids[1]) == "T")
+        result = entrypoint("stacks", *map(str, pids))
+        waiting, _, stopped = result.out.partition("\n\n")
+        assert "all_reduce" in waiting
+        assert stopped == (
+            f"rank 1  process {pids[1]}  stopped (SIGSTOP): no stack can come. `kill -CONT {pids[1]}` lets it go on.\n"
+        )
+        os.kill(pids[1], signal.SIGCONT)
+        wait_until(lambda: state(pids[1]) == "S")
+        assert "leave_out" in entrypoint("stacks", str(pids[1])).out
+
+
+def test_rank_that_is_no_python_lives_on(entrypoint: Entrypoint) -> None:
+    text = LEFT_OUT.replace("time.sleep(600)\n\n    thr", 'os.execvp("sleep", ["sleep", "600"])\n\n    thr')
+    assert text != LEFT_OUT
+    with started(entrypoint, text, *RUN) as pids:
+        wait_until(lambda: Path(f"/proc/{pids[1]}/comm").read_text() == "sleep\n")
+        result = entrypoint("stacks", str(pids[1]))
+        assert "without the handler for stacks" in result.out or find_py_spy()
+        assert state(pids[1]) == "S", "the signal would have ended it"
+
+
+def test_stacks_of_run_folder_are_its_ranks(entrypoint: Entrypoint) -> None:
+    env = {**clean_environment(), "HOME": str(entrypoint.home), "LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0"}
+    words = ("train", "--nproc-per-node=2", "--oversubscribe=1", "--dataset=digits", "--epochs=10000", "--run-name=two")
+    folder = entrypoint.folder / "runs/two"
+    with subprocess.Popen([PYTHON, "-m", "entrypoint", *words], cwd=entrypoint.folder, env=env) as job:
+        try:
+            wait_until(lambda: (folder / "ranks.json").exists() or job.poll() is not None)
+            result = entrypoint("stacks", "--json", folder)
+            assert result.code == 0, result.err
+            found = json.loads(result.out)
+        finally:
+            job.kill()
+            job.wait(LAUNCH_LIMIT_S)
+    assert [one["rank"] for one in found] == [0, 1]
+    assert all("train/__main__.py" in one["stacks"] for one in found)
+    wait_until(lambda: all(has_ended(one["process"]) for one in found))
+    over = entrypoint("stacks", folder)
+    assert over.code == 2
+    assert "no rank of this run runs on" in over.err
+
+
+@pytest.mark.skipif(not find_py_spy(), reason="needs py-spy in this environment or PATH")
+def test_native_stacks_come_by_py_spy(entrypoint: Entrypoint) -> None:
+    with started(entrypoint, LEFT_OUT, *RUN) as pids:
+        result = entrypoint("stacks", str(pids[0]))
+        assert "libtorch_cpu.so" in result.out or "no native stacks: py-spy: " in result.out
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("1", "stacks: process 1 is not a rank that the entrypoint started"),
+        ("nothing", "stacks nothing: neither a run folder nor a process id."),
+        (".", "stacks .: has no ranks.json"),
+    ],
+)
+def test_stacks_of_what_is_no_rank_raises(entrypoint: Entrypoint, word: str, said: str) -> None:
+    result = entrypoint("stacks", word)
+    assert result.code == 2
+    assert said in result.err
