@@ -10,7 +10,7 @@ from signal import Signals
 from typing import Any
 
 from entrypoint.core.console import error_prefix, log, write_stderr
-from entrypoint.core.errors import ExitCode, describe_exit
+from entrypoint.core.errors import COLLECTIVE_KEY, ExitCode, describe_exit
 from entrypoint.plan.model import Plan
 
 # The name of each rank's error file, in the rank's own folder.
@@ -37,6 +37,12 @@ class Failure:
         """Return the extra information of its message, empty if there is none."""
         return dict(self.error_file.get("extraInfo", {}))
 
+    @property
+    def lost_collective(self) -> Mapping[str, str]:
+        """Return where the rank waited for others in vain (`core.collective_error`), empty for another failure."""
+        found = self.extra_info.get(COLLECTIVE_KEY)
+        return found if isinstance(found, dict) else {}
+
 
 def first_failure(failures: Iterable[Failure], memory: str = "") -> tuple[str, int]:
     """Return the message about the rank that failed first, and the exit code of the job.
@@ -58,13 +64,14 @@ def first_failed(failures: Iterable[Failure]) -> Failure:
     return min(failures, key=failure_sort_key)
 
 
-def failure_sort_key(failure: Failure) -> tuple[bool, bool, int, int]:
+def failure_sort_key(failure: Failure) -> tuple[bool, bool, bool, int, int]:
     """Return the sorting key of a failure: causes before consequences, signals first, then by time and rank.
 
-    A rank that a signal killed recorded no time. A rank that exits in the same second may react to that.
+    A rank that lost its peer says more than one that the agent then stopped. A rank that a signal killed recorded no
+    time. A rank that exits in the same second may react to that.
     """
-    consequence = failure.ended_by_agent or bool(failure.extra_info.get("lost_peer"))
-    return consequence, failure.exitcode > 0, int(failure.extra_info.get("time_ns", failure.when_ns)), failure.rank
+    lost_peer, when_ns = bool(failure.extra_info.get("lost_peer")), failure.extra_info.get("time_ns", failure.when_ns)
+    return failure.ended_by_agent, lost_peer, failure.exitcode > 0, int(when_ns), failure.rank
 
 
 def parse_error_file(content: Mapping[str, Any]) -> Mapping[str, Any]:

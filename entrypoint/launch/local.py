@@ -48,6 +48,8 @@ JOB_ENDING = (*TERMINATING, signal.SIGQUIT)
 HANDLED = (*FORWARDED, signal.SIGQUIT, signal.SIGTSTP)
 # Delay between the end of the grace period's first signal and SIGKILL.
 KILL_DELAY_S = 5.0
+# How long the ranks that were in a failed collective have to end, before the others are what it waited for.
+HANG_SETTLE_S = 1.0
 # SIGCHLD reports each exit. Polling is a fallback.
 POLL_INTERVAL_S = 1.0
 
@@ -76,7 +78,8 @@ def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
             return failure.exitcode  # a single program has printed its own error
         if ranks.output:
             ranks.output.print_tail(first_failed(ranks.failures).rank)
-        return print_final_message(*first_failure(ranks.failures, oom_message(memory, read_memory(ROOT))))
+        message, code = first_failure(ranks.failures, oom_message(memory, read_memory(ROOT)))
+        return print_final_message(ranks.hang or message, code)
 
 
 def open_output(plan: Plan) -> RankOutput | None:
@@ -122,6 +125,10 @@ class LocalRanks:
         self.signalled_pids: set[int] = set()
         self.stop_signal: signal.Signals | None = None
         self.next_escalation: tuple[float, signal.Signals] | None = None
+        # When to say which ranks are missing from a collective, and what was said.
+        self.explain_at: float | None = None
+        self.hang = ""
+        self.ended: list[int] = []
 
     def start_rank(self, local_rank: int, job: Job, environ: Mapping[str, str]) -> None:
         """Fork a rank, which executes its program by the plan; an earlier failure is reported like the program's own.
@@ -187,11 +194,8 @@ class LocalRanks:
     def monitor(self) -> None:
         """Forward signals to the ranks, and stop all when one fails, until no rank is left."""
         while self.running:
-            wait_s = (
-                min(POLL_INTERVAL_S, max(0.0, self.next_escalation[0] - time.monotonic()))
-                if self.next_escalation
-                else POLL_INTERVAL_S
-            )
+            due = [at for at in (self.explain_at, self.next_escalation and self.next_escalation[0]) if at]
+            wait_s = max(0.0, min([POLL_INTERVAL_S, *(at - time.monotonic() for at in due)]))
             received = signal.sigtimedwait(self.handled_signals, wait_s)
             if received and received.si_signo != signal.SIGCHLD:
                 self.handle_signal(received)
@@ -199,6 +203,9 @@ class LocalRanks:
                 self.signal_all(self.next_escalation[1])
                 self.next_escalation = (time.monotonic() + KILL_DELAY_S, signal.SIGKILL)
             self.reap()
+            if self.explain_at and time.monotonic() >= self.explain_at:
+                self.end_hang()
+        self.end_hang()
 
     def handle_signal(self, received: signal.struct_siginfo) -> None:
         """Forward a signal; one from the terminal goes to each rank's whole process group.
@@ -249,6 +256,8 @@ class LocalRanks:
                 code = os.waitstatus_to_exitcode(status)
                 if code:
                     self.record_failure(local_rank, pid, code)
+                else:
+                    self.ended.append(self.global_rank(local_rank))
 
     def record_failure(self, local_rank: int, pid: int, code: int) -> None:
         """Record a failure; the first one stops the other ranks."""
@@ -259,11 +268,28 @@ class LocalRanks:
         )
         if self.next_escalation:
             return
-        if code == ExitCode.PREEMPTED:
+        if self.failures[-1].lost_collective:
+            self.explain_at = self.explain_at or time.monotonic() + HANG_SETTLE_S
+        elif code == ExitCode.PREEMPTED:
             self.next_escalation = (time.monotonic() + self.plan.grace_period_s, signal.SIGTERM)
         else:
-            self.signal_all(signal.SIGTERM)
-            self.next_escalation = (time.monotonic() + self.plan.grace_period_s, signal.SIGKILL)
+            self.end_ranks()
+
+    def end_ranks(self) -> None:
+        """Send SIGTERM to all ranks that still run, and give them the grace period."""
+        self.explain_at = None
+        self.signal_all(signal.SIGTERM)
+        self.next_escalation = (time.monotonic() + self.plan.grace_period_s, signal.SIGKILL)
+
+    def end_hang(self) -> None:
+        """Find out which ranks are missing from a failed collective, if one has failed, and end the ranks."""
+        if self.explain_at and not self.next_escalation:
+            from entrypoint.launch.hang import explain_hang  # a start does not need it
+
+            running = {self.global_rank(local_rank): pid for pid, local_rank in self.running.items()}
+            self.hang = explain_hang(self.failures, running, self.ended)
+            self.end_ranks()
+        self.explain_at = None
 
 
 def send_signal(pid: int, number: signal.Signals, *, process_group: bool) -> None:

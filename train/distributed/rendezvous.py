@@ -25,11 +25,12 @@ PAUSE_S = 0.05
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank, and the name of its node and its address in the job's network."""
+    """A rank, the name of its node and its address in the job's network, and its process there."""
 
     rank: int
     node: str
     address: str
+    process: int = 0
 
 
 def local_peer(rank: int) -> Peer:
@@ -38,7 +39,8 @@ def local_peer(rank: int) -> Peer:
     # network.
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     address = interface_address(interface) if interface else ""
-    return Peer(rank, socket.gethostname(), address or own_address(os.environ.get("MASTER_ADDR", "127.0.0.1")))
+    address = address or own_address(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    return Peer(rank, socket.gethostname(), address, os.getpid())
 
 
 def own_address(master: str) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError
 from train.data.batches import Batch, BatchSource
+from train.distributed.missing_ranks import STEPS
 from train.engine.compile import compile_error
 from train.engine.train_step import Trainer
 from train.preemption import CONTINUE, SAVE, STOP
@@ -51,6 +52,7 @@ def train_epoch(
             return True
         agreed = trainer.group.all_reduce_max_async(request())
         pending.append(timed_first_step(trainer, batch))
+        STEPS.note(trainer.state.step)
         wanted = agreed()
         after_step()
         done = len(trainer.state.losses) + len(pending)

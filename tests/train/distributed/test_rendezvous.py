@@ -39,6 +39,13 @@ def test_describe_lost_peer_by_address_or_silence(text: str, silent: set[str], s
     assert reported.startswith(f"rank 0: {said}")
 
 
+def test_describe_lost_peer_says_where_missing_ranks_are() -> None:
+    missing = {1: "(process 7) is stopped (SIGSTOP)", 4: "has not reported that it waits"}
+    reported = describe_lost_peer(SILENT, 0, HERE + THERE + FURTHER, lambda _: True, missing)
+    assert reported.startswith("rank 0: lost rank 1 on node0 (10.0.0.1) and rank 4 on node2 (10.0.0.3) while ")
+    assert reported.endswith("; rank 1 (process 7) is stopped (SIGSTOP); rank 4 has not reported that it waits")
+
+
 @pytest.fixture
 def signals() -> Iterator[None]:
     kept = {number: signal.getsignal(number) for number in HANDLED}
@@ -62,7 +69,7 @@ def test_translate_collective_errors_only_collective_ones() -> None:
 
 def test_is_reachable_live_node() -> None:
     assert is_reachable("127.0.0.1")
-    assert local_peer(3) == Peer(3, socket.gethostname(), "127.0.0.1")
+    assert local_peer(3) == Peer(3, socket.gethostname(), "127.0.0.1", os.getpid())
 
 
 def test_wait_for_all_ranks_names_missing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

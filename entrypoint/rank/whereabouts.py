@@ -1,0 +1,45 @@
+"""Says in a few words where a running rank is, for the line that names who is missing from a collective."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from entrypoint.core.collective_error import collective_of, place_of
+from entrypoint.core.errors import printable
+from entrypoint.machine.procfs import ROOT, read_lines
+from entrypoint.rank.stacks import NoStacksError, main_thread_frames, read_python_stacks
+
+# A rank that has lost another one waits for this answer before it ends.
+ANSWER_LIMIT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """Where a process is, as the end of a sentence, its place in the program, and the collective that it is in.
+
+    The last two are empty where they are unknown.
+    """
+
+    text: str
+    place: str = ""
+    collective: str = ""
+
+
+def locate(process: int, collective_files: Sequence[str] = ()) -> Whereabouts:
+    """Return where the main thread of a process is; `collective_files` hold collectives besides torch's own."""
+    try:
+        frames = main_thread_frames(read_python_stacks(process, ANSWER_LIMIT_S))
+    except NoStacksError as error:
+        return Whereabouts(f"is {error}")
+    place, collective = place_of(frames), collective_of(frames, collective_files)
+    inside = f"in {collective} " if collective else ""
+    return Whereabouts(f"is {inside}at {printable(place)}", place, collective)
+
+
+def program_of(process: int, monitor_name: str) -> int:
+    """Return the process of a rank's program: itself, or the child of its monitor."""
+    if "".join(read_lines(ROOT / f"proc/{process}/comm")) != monitor_name:
+        return process
+    children = "".join(read_lines(ROOT / f"proc/{process}/task/{process}/children")).split()
+    return int(children[0]) if children else process

@@ -1,0 +1,92 @@
+"""Which rank of a user's own script is named when a collective fails, and with which code the job ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, Result, clean_environment, script
+from tests.processes import wait_until
+
+pytestmark = [pytest.mark.launch, pytest.mark.versions]
+
+# Both ranks meet once, and then rank 1 goes its own way.
+PROGRAM = """
+    import os, sys, time
+    from datetime import timedelta
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=8))
+    dist.all_reduce(torch.ones(1))
+    def own_way():
+        open("ready.new", "w").write(str(os.getpid()))
+        os.rename("ready.new", "ready")
+        {own_way}
+    if os.environ["RANK"] == "1":
+        own_way()
+    dist.barrier()
+"""
+WORDS = ("run", "--nproc-per-node=2", "--oversubscribe=1", "--quiet", "--grace-period-s=1", "x.py")
+
+
+def run(entrypoint: Entrypoint, own_way: str, *, stop: bool = False) -> tuple[Result, str]:
+    """Run the program, stop rank 1 if asked to, and return how the job ended and rank 1's process."""
+    file = script(entrypoint.folder, "x.py", PROGRAM.replace("{own_way}", own_way))
+    env = {**clean_environment(), "HOME": str(entrypoint.home)}
+    ready = entrypoint.folder / "ready"
+    with subprocess.Popen(
+        [PYTHON, "-m", "entrypoint", *WORDS[:-1], str(file)], cwd=entrypoint.folder, env=env, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as job:  # fmt: skip
+        wait_until(lambda: ready.exists() or job.poll() is not None)
+        if stop:
+            os.kill(int(ready.read_text()), signal.SIGSTOP)
+        out, err = job.communicate(timeout=LAUNCH_LIMIT_S)
+    return Result(job.returncode, out, err), ready.read_text()
+
+
+def test_rank_that_leaves_out_a_collective_is_named(entrypoint: Entrypoint) -> None:
+    result, process = run(entrypoint, "time.sleep(600)")
+    file = entrypoint.folder / "x.py"
+    assert result.error_lines == [
+        f"entrypoint: error: rank 1 is missing from barrier at {file}:15, where rank 0 waited until its time limit:"
+        f" process {process} is at {file}:12 in own_way"
+    ]
+    assert result.code == 1, "the code of the rank that waited"
+
+
+def test_stopped_rank_is_named_not_its_victim(entrypoint: Entrypoint) -> None:
+    result, process = run(entrypoint, "time.sleep(2)", stop=True)
+    (line,) = result.error_lines
+    assert line.startswith("entrypoint: error: rank 1 is missing from barrier at ")
+    assert line.endswith(f"where rank 0 waited until its time limit: process {process} is stopped (SIGSTOP)")
+
+
+def test_rank_that_ended_early_is_named(entrypoint: Entrypoint) -> None:
+    result, _ = run(entrypoint, "os._exit(0)")
+    (line,) = result.error_lines
+    assert line.startswith("entrypoint: error: rank 1 is missing from barrier at ")
+    assert line.endswith(":15, where rank 0 waited in vain: its program has ended")
+
+
+@pytest.mark.parametrize(("own_way", "code"), [("sys.exit(7)", 7), ("raise ValueError('mine')", 1)])
+def test_rank_that_failed_is_the_cause(entrypoint: Entrypoint, own_way: str, code: int) -> None:
+    result, process = run(entrypoint, own_way)
+    assert result.error_lines == [
+        f"entrypoint: error: rank 1 of this job (local rank 1, pid {process}) failed first, with exit code {code}"
+    ]
+    assert result.code == code
+
+
+def test_caught_collective_error_leaves_the_code_to_script(entrypoint: Entrypoint) -> None:
+    text = PROGRAM.replace(
+        "    dist.barrier()", "    try:\n        dist.barrier()\n    except RuntimeError:\n        os._exit(9)"
+    )
+    script(entrypoint.folder, "x.py", text.replace("{own_way}", "time.sleep(600)"))
+    result = entrypoint(*WORDS)
+    assert result.code == 9
+    assert "rank 0 of this job" in result.error_lines[-1]
