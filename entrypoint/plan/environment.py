@@ -8,6 +8,8 @@ from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.job.detect import is_loopback_name
 from entrypoint.machine.shared_libraries import split_ld_preload
 from entrypoint.plan.devices import Devices
+from entrypoint.plan.flight_recorder import VARIABLES as FLIGHT_RECORDER_VARIABLES
+from entrypoint.plan.flight_recorder import flight_recorder_variables
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, RankPlan
 from entrypoint.plan.oneccl import oneccl_variables
@@ -36,6 +38,7 @@ USER_OVERRIDABLE = (
     "ACCELERATE_USE_CPU",
     *("I_MPI_ROOT", "FI_PROVIDER_PATH", "CCL_ATL_TRANSPORT", "CCL_WORKER_OFFLOAD", "CCL_YIELD"),
     *("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"),
+    *FLIGHT_RECORDER_VARIABLES,
 )
 # accelerate 1.15, state.py: ranks without a GPU each count as the only one unless this is set.
 ACCELERATE_REASON = "else Hugging Face accelerate trains each rank alone"
@@ -53,6 +56,7 @@ def decide_environment(
         wanted["OMP_NUM_THREADS"] = (str(ranks[0].threads), "")
     wanted |= {**runtime, **cuda_variables(inputs, devices), **network_variables(inputs, ranks)}
     wanted |= oneccl_variables(inputs, ranks)
+    wanted |= flight_recorder_variables(inputs, devices)
     if inputs.program.kind != "train" and devices.device == "cpu" and inputs.world_size_for(devices.nproc) > 1:
         wanted["ACCELERATE_USE_CPU"] = ("true", ACCELERATE_REASON)
     if inputs.machine.container.engine == "Apptainer" and not inputs.machine.container.image:
