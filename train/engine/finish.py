@@ -31,6 +31,7 @@ from train.report.cpu_wait import cpu_wait_text
 from train.report.metrics import disk_errors_as_user_errors
 from train.report.output import guarded_stdout
 from train.report.page import REPORT_FILE, write_report
+from train.report.stragglers import RankTimes, stragglers_text, summarize
 from train.report.trackers import FINISHED
 
 
@@ -45,6 +46,9 @@ def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, p
     eval_state = full_state_dict(trainer.state.eval_model) if trainer.state.ema_model else state
     waited = max(run.group.gather(run.cpu_wait.share()))
     reports = run.group.gather(run.source.load_report(trainer.state.seconds))
+    node = next((peer.node for peer in run.group.peers if peer.rank == run.group.rank), "")
+    on_cpu = run.group.device.type == "cpu"
+    times = run.group.gather(RankTimes(run.group.rank, node, trainer.meter, on_cpu))
     loading = max((one for one in reports if one), default=None)
     skipped = set(run.skipped).union(*run.group.gather(run.source.skipped))
     gathered = run.group.gather(run.mistakes.kept if run.mistakes else [])
@@ -63,7 +67,7 @@ def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, p
         multiply_adds = count_multiply_adds(model, run.model_builder.shape, device)
     images = trainer.state.step * run.settings.batch_size
     later = trainer.state.seconds - trainer.first_step_seconds
-    summary = {
+    summary: dict[str, Any] = {
         "test_accuracy": round(score.accuracy, 4),
         "test_loss": score.loss,
         "test_images": score.images,
@@ -93,6 +97,8 @@ def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, p
         "seed": run.settings.seed,
         "cpu_wait_share": round(waited, 3),
     }
+    if stragglers := summarize(times):
+        summary["stragglers"] = stragglers
     if loading:
         summary |= {
             "data_share": round(loading.share, 3),
@@ -170,6 +176,8 @@ def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path, l
     among = " among those that this run read" if summary["feed"] == "stream" else ""
     skipped = f"left out       {count:,} unreadable image{'s' * (count != 1)}{among}\n" if count else ""
     waited = f"waiting        {cpu_wait}\n" if cpu_wait else ""
+    slowest = stragglers_text(summary.get("stragglers"))
+    slow = f"stragglers     {slowest}\n" if slowest else ""
     loaded = f"loading        {loading}\n" if loading else ""
     chosen = ""
     if summary["best_accuracy"] is not None:
@@ -188,6 +196,6 @@ def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path, l
             f"computed in    {summary['precision']} on {summary['world_size']} x {summary['device']} with"
             f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
             f" {1000 * summary['step_seconds']:,.1f} ms\n"
-            f"{skipped}{waited}{loaded}"
+            f"{skipped}{waited}{slow}{loaded}"
             f"run folder     {one_line(folder)}"
         )

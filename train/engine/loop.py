@@ -43,10 +43,10 @@ def train_epoch(
     first, due = trainer.state.step - began, source.steps_per_epoch
     if last_step is not None:
         due = min(due, last_step - began)
-    before = time.perf_counter()
+    before, clocks = time.perf_counter(), trainer.meter.start()
     batches = islice(source.train_batches(epoch, first), max(0, due - first))
     while True:
-        with trainer.mark_phase(DATA):
+        with trainer.mark_phase(DATA), trainer.meter.loading():
             batch = next(batches, None)
         if batch is None:
             return True
@@ -64,6 +64,7 @@ def train_epoch(
         report(trainer.state.step, sum(losses) / len(losses), batch.size * len(losses) / (now - before))
         trainer.state.seconds += now - before
         trainer.state.losses += losses
+        clocks = trainer.meter.add(clocks, len(losses))
         pending, before = [], now
         if wanted == SAVE:
             save()

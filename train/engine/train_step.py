@@ -18,6 +18,7 @@ from train.distributed.process_group import ProcessGroup
 from train.engine.optimizer import set_lr
 from train.engine.train_state import TrainState
 from train.report.profiler import BACKWARD, FORWARD, OPTIMIZER, Phase, no_phase
+from train.report.stragglers import StepMeter
 from train.seeding import derive_seed, seed_everything
 from train.settings import ImageShape, TrainSettings
 from train.transforms.resize import resize_batch
@@ -28,7 +29,8 @@ class Trainer:
     """Takes the steps of a run on its `state`.
 
     `ddp_model` is the model wrapped by DDP if there are several ranks, and `compiled_forward` the compiled one.
-    `mark_phase` marks the phases of a step for the profiler. `image_shape` is what images are resized to, by step.
+    `mark_phase` marks the phases of a step for the profiler, and `meter` says where the time goes. `image_shape` is
+    what images are resized to, by step.
     """
 
     state: TrainState
@@ -42,6 +44,7 @@ class Trainer:
     ddp_model: nn.Module = field(init=False)
     compiled_forward: Callable[[Tensor], Tensor] = field(init=False)
     compiler: Callable[[nn.Module], Callable[[Tensor], Tensor]] | None = None
+    meter: StepMeter = field(default_factory=StepMeter)
 
     def __post_init__(self) -> None:
         """Wrap the model."""

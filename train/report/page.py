@@ -14,6 +14,7 @@ from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import is_file, read_regular
 from train.report.advice import advise
 from train.report.metrics import lines_with, read_metrics
+from train.report.stragglers import stragglers_text
 
 REPORT_FILE = "report.html"
 # A matrix of more classes does not fit on a screen; the most frequent confusions are listed in any case.
@@ -78,7 +79,8 @@ def page_of(folder: Path, summary: Mapping[str, Any]) -> str:
         section("Surest mistakes", gallery(evaluation.get("mistakes") or [])),
         section("Classes", classes_table(evaluation)),
         section("Confusion matrix", matrix(evaluation)),
-        section("Summary", table((key, value_text(value)) for key, value in summary.items())),
+        section("Stragglers", stragglers_table(summary.get("stragglers") or {})),
+        section("Summary", table((key, value_text(value)) for key, value in summary.items() if key != "stragglers")),
         section("Plan", plan_table(plan)),
         section("Ranks as they were", ranks_table(ranks)),
         section("Settings", table((f"TRAIN_{key.upper()}", value_text(value)) for key, value in settings.items())),
@@ -155,6 +157,13 @@ def ranks_table(ranks: Sequence[Mapping[str, Any]]) -> str:
     return table(
         [("", *names), *((str(row), *(value_text(one.get(name)) for name in names)) for row, one in enumerate(ranks))]
     )
+
+
+def stragglers_table(found: dict[str, Any]) -> str:
+    """Return where the time of each rank's steps goes, and which rank or node costs how much."""
+    ranks = found.get("ranks") or []
+    text = stragglers_text(found) or "No rank is much slower than the others."
+    return f"<p>{escape(text)}</p>{ranks_table(ranks)}" if ranks else ""
 
 
 def gallery(mistakes: Sequence[Mapping[str, Any]]) -> str:
