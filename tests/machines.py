@@ -305,3 +305,15 @@ def nvswitch_node() -> RecordedNvml:
     """8 H100s with 18 links each to the switches."""
     links = tuple(tuple("X" if a == b else "NODE" if a // 4 == b // 4 else "SYS" for b in range(8)) for a in range(8))
     return RecordedNvml(links, switched=18, name="NVIDIA H100 80GB HBM3")
+
+
+def write_adapter(root: Path, name: str, layer: str, *, state: str = "4: ACTIVE", driver: str = "mlx5_core") -> None:
+    """Write an RDMA adapter with one port, and its device file, below the root folder of a machine."""
+    port = root / f"sys/class/infiniband/{name}/ports/1"
+    drivers = root / f"sys/bus/pci/drivers/{driver}"
+    for folder in (port, drivers, port.parents[1] / "device", root / "dev/infiniband"):
+        folder.mkdir(parents=True, exist_ok=True)
+    (port.parents[1] / "device/driver").symlink_to(drivers)
+    for file, text in (("state", state), ("link_layer", layer), ("rate", "400 Gb/sec (4X NDR)")):
+        (port / file).write_text(f"{text}\n")
+    (root / "dev/infiniband" / f"uverbs_{name}").touch()

@@ -34,6 +34,7 @@ with gc_paused():
     from entrypoint.machine.procfs import parent_name
     from entrypoint.plan.display import plan_lines
     from entrypoint.plan.inputs import PlanInputs
+    from entrypoint.plan.model import Program
     from entrypoint.settings import LaunchSettings, read_launch_settings
     from entrypoint.tune.store import annotate
 
@@ -69,6 +70,8 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         write_stdout(command.help_text)
         return ExitCode.DONE
     refuse_switches(command)
+    if command.network:
+        command = network_command(command)
     if command.command in ("settings", "completion"):
         return print_command(command)
     if command.config:
@@ -125,6 +128,8 @@ def refuse_switches(command: CommandLine) -> None:
     """Raise `UserError` for a switch that a command without a plan does not have."""
     if command.json_schema and command.command != "settings":
         raise UserError(f"--json-schema: is for `entrypoint settings`, not for {command.command}. Leave it out.")
+    if command.network and command.command != "doctor":
+        raise UserError(f"--network: is for `entrypoint doctor`, not for {command.command}. Leave it out.")
     has_no_plan = command.command in ("predict", "report", "compare", "settings", "completion")
     if has_no_plan and (command.dry_run or (command.json and command.command != "predict")):
         switch = "--dry-run" if command.dry_run else "--json"
@@ -198,6 +203,20 @@ def doctor_command(command: CommandLine, inputs: PlanInputs) -> int:
     checks = report.run_checks(inputs, plans.planner_for(command, inputs), plans.run_folders(command, inputs))
     write_stdout(report.format_report(checks, as_json=command.json))
     return ExitCode.MACHINE if any(check.state == "failure" for check in checks) else ExitCode.DONE
+
+
+def network_command(command: CommandLine) -> CommandLine:
+    """Return the command that measures the network: its program is started as any other, on all nodes of the job."""
+    words = ("-m", "entrypoint.doctor.network_speed", *(("--json",) if command.json else ()))
+    return replace(
+        command,
+        command="run",
+        program=Program("module", (sys.executable, "-I", *words)),
+        launch_flags={"quiet": "1", **command.launch_flags},
+        train_flags={},
+        words=("run", *words),
+        json=False,
+    )
 
 
 def convert_command(command: CommandLine) -> int:

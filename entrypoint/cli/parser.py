@@ -31,6 +31,7 @@ SWITCHES = {
     "json": "print plan, checks or ranks as JSON",
     "dry-run": "show the plan and start nothing",
     "json-schema": "settings: print a JSON schema",
+    "network": "doctor: show how data travels between the nodes, and measure it",
 }
 
 
@@ -49,6 +50,7 @@ class CommandLine:
     json: bool = False
     dry_run: bool = False
     json_schema: bool = False
+    network: bool = False
     config: Path | None = None
     program: Program | None = None
     processes: tuple[int, ...] = ()
@@ -240,6 +242,7 @@ def read_arguments(
         json=values["json"],
         dry_run=values["dry_run"],
         json_schema=values["json_schema"],
+        network=values["network"],
         config=Path(values["config"]) if values["config"] else None,
         program=find_program(words) if target == "run" else None,
         processes=parse_pids(words) if command == "verify" else (),

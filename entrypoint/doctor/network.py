@@ -1,0 +1,84 @@
+"""How data would travel between the nodes: the interface of Gloo, and RDMA or TCP for NCCL, with the reason."""
+
+from __future__ import annotations
+
+import ctypes.util
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from entrypoint.core.errors import printable
+from entrypoint.core.network import interface_address, interface_for_route
+from entrypoint.machine.container import memlock_bytes
+from entrypoint.machine.network_links import Link, RdmaAdapter, read_adapters, read_link, uverbs_problem
+from entrypoint.plan.preflight import MEMLOCK_BYTES, Check
+
+# An address of the documentation range (RFC 5737): the kernel answers with the default route, and nothing is sent.
+ELSEWHERE = "192.0.2.1"
+# Libraries that carry NCCL's data: the verbs of InfiniBand and RoCE, and AWS's plugin for EFA.
+VERBS, EFA_PLUGIN = "ibverbs", "nccl-net"
+
+FindLibrary = Callable[[str], str | None]
+
+
+def network_checks(
+    root: Path, environ: Mapping[str, str], find_library: FindLibrary = ctypes.util.find_library
+) -> Iterator[Check]:
+    """Yield what the network of this node offers; `environ` is a rank's."""
+    name, why = chosen_interface(environ)
+    link = read_link(root, name) if name else None
+    if link:
+        yield Check("interface", "ok", f"{describe_link(link)}, {why}")
+    else:
+        yield Check("interface", "warning", "none leads to other hosts", "Set GLOO_SOCKET_IFNAME to one")
+    yield Check("Gloo", "ok", f"TCP over {name or 'the interface of the host name'}; it has no RDMA")
+    adapters = read_adapters(root)
+    for adapter in adapters:
+        seen = f"{adapter.kind} {'active' if adapter.active else 'not active'}, {adapter.rate or 'rate unknown'}"
+        yield Check(f"RDMA {adapter.name}", "ok" if adapter.active else "warning", seen)
+    problem = rdma_problem(root, environ, adapters, find_library)
+    if not problem:
+        names = ", ".join(adapter.name for adapter in adapters if adapter.active)
+        yield Check("NCCL", "ok", f"RDMA by {names}")
+    else:
+        seen = f"TCP over {name or 'an interface that it chooses'}: {problem}"
+        yield Check("NCCL", "warning" if adapters else "ok", seen)
+
+
+def chosen_interface(environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the interface that Gloo takes, and why; empty if there is none."""
+    if own := environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
+        return own, f"GLOO_SOCKET_IFNAME={printable(own)}"
+    return interface_for_route(ELSEWHERE), "the default route"
+
+
+def describe_link(link: Link) -> str:
+    """Return name, address and speed of an interface."""
+    speed = f"{link.speed_mbits / 1000:g} Gbit/s" if link.speed_mbits else "speed not known to its driver"
+    return f"{link.name} {interface_address(link.name)}, {speed}, MTU {link.mtu}"
+
+
+def rdma_problem(
+    root: Path, environ: Mapping[str, str], adapters: tuple[RdmaAdapter, ...], find_library: FindLibrary
+) -> str:
+    """Return why NCCL does not use RDMA on this node, with what to do; empty if nothing here is against it."""
+    active = [adapter for adapter in adapters if adapter.active]
+    limit = memlock_bytes(root)
+    only_some = "" if limit is None or limit >= MEMLOCK_BYTES else f"only {limit / 2**20:,.0f} MiB may be locked"
+    only_efa = all(adapter.kind == "EFA" for adapter in active)
+    library = EFA_PLUGIN if only_efa else VERBS
+    reasons = (
+        ("" if adapters else "no RDMA adapter in /sys/class/infiniband"),
+        ("" if active else "no adapter has an active port; ask for the cable and the subnet manager"),
+        ("NCCL_IB_DISABLE=1 is set" if environ.get("NCCL_IB_DISABLE") == "1" else ""),
+        ("NCCL_NET=Socket is set" if environ.get("NCCL_NET", "").lower() == "socket" else ""),
+        uverbs_problem(root),
+        ("" if find_library(library) else missing_library(library)),
+        (f"{only_some}; set `ulimit -l unlimited`" if only_some else ""),
+    )
+    return next((reason for reason in reasons if reason), "")
+
+
+def missing_library(library: str) -> str:
+    """Return the reason of a missing library."""
+    package = "AWS's plugin aws-ofi-nccl" if library == EFA_PLUGIN else "the package libibverbs1 or rdma-core"
+    return f"lib{library}.so is not found; install {package}"

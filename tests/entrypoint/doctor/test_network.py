@@ -1,0 +1,108 @@
+"""How data travels between nodes, and how fast: `entrypoint doctor --network`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.core.network import hold_port
+from entrypoint.doctor.network import network_checks
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment
+from tests.machines import write_adapter
+
+UNLIMITED = "Max locked memory         unlimited            unlimited            bytes"
+LOW = "Max locked memory         8388608              8388608              bytes"
+
+
+def nccl_check(root: Path, environ: dict[str, str], libraries: str, limit: str = UNLIMITED) -> tuple[str, str]:
+    (root / "proc/self").mkdir(parents=True, exist_ok=True)
+    (root / "proc/self/limits").write_text(f"{limit}\n")
+    environ = {"GLOO_SOCKET_IFNAME": "lo", **environ}
+    found = {
+        check.what: check for check in network_checks(root, environ, lambda name: name if name in libraries else None)
+    }
+    assert found["Gloo"].seen == "TCP over lo; it has no RDMA"
+    return found["NCCL"].state, found["NCCL"].seen
+
+
+@pytest.mark.parametrize(
+    ("layer", "driver", "environ", "libraries", "limit", "state", "said"),
+    [
+        ("InfiniBand", "mlx5_core", {}, "ibverbs", UNLIMITED, "ok", "RDMA by a0"),
+        ("Ethernet", "mlx5_core", {}, "ibverbs", UNLIMITED, "ok", "RDMA by a0"),
+        ("Unspecified", "efa", {}, "nccl-net", UNLIMITED, "ok", "RDMA by a0"),
+        ("Unspecified", "efa", {}, "ibverbs", UNLIMITED, "warning", "TCP over lo: libnccl-net.so is not found"),
+        ("InfiniBand", "mlx5_core", {}, "", UNLIMITED, "warning", "TCP over lo: libibverbs.so is not found"),
+        ("InfiniBand", "mlx5_core", {}, "ibverbs", LOW, "warning", "TCP over lo: only 8 MiB may be locked"),
+        ("InfiniBand", "mlx5_core", {"NCCL_IB_DISABLE": "1"}, "ibverbs", UNLIMITED, "warning", "TCP over lo: NCCL_IB"),
+        ("InfiniBand", "mlx5_core", {"NCCL_NET": "Socket"}, "ibverbs", UNLIMITED, "warning", "TCP over lo: NCCL_NET="),
+    ],
+)  # fmt: skip
+def test_nccl_uses_rdma_or_says_why_not(
+    tmp_path: Path, layer: str, driver: str, environ: dict[str, str], libraries: str, limit: str, state: str, said: str
+) -> None:
+    write_adapter(tmp_path, "a0", layer, driver=driver)
+    found = nccl_check(tmp_path, environ, libraries, limit)
+    assert found[0] == state
+    assert found[1].startswith(said)
+
+
+def test_nccl_without_usable_adapter_says_so(tmp_path: Path) -> None:
+    assert nccl_check(tmp_path, {}, "ibverbs") == ("ok", "TCP over lo: no RDMA adapter in /sys/class/infiniband")
+    write_adapter(tmp_path, "a0", "InfiniBand", state="1: DOWN")
+    assert "no adapter has an active port" in nccl_check(tmp_path, {}, "ibverbs")[1]
+    write_adapter(tmp_path, "a1", "InfiniBand")
+    for file in (tmp_path / "dev/infiniband").iterdir():
+        file.unlink()
+    assert "no /dev/infiniband/uverbs* here" in nccl_check(tmp_path, {}, "ibverbs")[1]
+
+
+def all_reduce(checks: list[dict[str, Any]]) -> str:
+    (found,) = (check["seen"] for check in checks if check["what"] == "all-reduce")
+    return str(found)
+
+
+@pytest.mark.launch
+@pytest.mark.versions
+def test_one_node_measures_loopback(entrypoint: Entrypoint) -> None:
+    result = entrypoint("doctor", "--network", "--json", "--nproc-per-node=1")
+    assert result.code == 0, result.err
+    checks = json.loads(result.out)
+    assert {"interface", "Gloo", "NCCL"} <= {check["what"].split()[-1] for check in checks}
+    said = all_reduce(checks)
+    assert said.startswith("one node, so nothing leaves it; 2 ranks on loopback by gloo, ")
+    assert float(said.split()[-5]) > 0
+
+
+@pytest.mark.launch
+def test_two_nodes_measure_the_way_between_them(entrypoint: Entrypoint) -> None:
+    with hold_port() as held:
+        port = held.getsockname()[1]
+    words = [PYTHON, "-m", "entrypoint", "doctor", "--network", "--nnodes=2"]
+    words += ["--nproc-per-node=1", "--cpu-binding=none"]
+    env = {
+        **clean_environment(),
+        "HOME": str(entrypoint.home),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    second = subprocess.Popen([*words, "--node-rank=1"], env=env, stdout=subprocess.PIPE, text=True)
+    first = subprocess.run(
+        [*words, "--node-rank=0"], env=env, capture_output=True, text=True, timeout=LAUNCH_LIMIT_S, check=False
+    )
+    out, _ = second.communicate(timeout=LAUNCH_LIMIT_S)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr
+    assert "2 nodes by gloo, " in first.stdout
+    assert first.stdout.count("Gloo  ") == 2, "each node shows what it has"
+    assert out == "", "rank 0 prints"
+
+
+def test_network_is_a_switch_of_doctor(entrypoint: Entrypoint) -> None:
+    result = entrypoint("plan", "--network")
+    assert result.code == 2
+    assert "--network: is for `entrypoint doctor`, not for plan" in result.err
