@@ -8,6 +8,8 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from entrypoint.core.errors import ExitCode, PeerLostError, ReportedError, UserError
 
@@ -101,6 +103,21 @@ def write_error_record(path: str, message: str, extra: Mapping[str, object]) -> 
     except OSError:  # a variable of another launcher, or the agent's folder is gone
         return False
     return True
+
+
+def read_error_record(path: Path) -> Mapping[str, Any]:
+    """Return the message of a rank's error file, empty if it is missing, incomplete or has another form."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return parse_error_record(content) if isinstance(content, dict) else {}
+
+
+def parse_error_record(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message of an error file's content, empty if it has another form."""
+    message = content.get("message")
+    return message if isinstance(message, dict) else {}
 
 
 def report_status(**fields: object) -> None:

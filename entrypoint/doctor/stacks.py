@@ -8,15 +8,9 @@ from dataclasses import asdict, dataclass
 
 from entrypoint.core.errors import one_line
 from entrypoint.doctor.running_ranks import find_ranks
+from entrypoint.machine.process_state import state_of, state_text
 from entrypoint.machine.procfs import ROOT, read_lines
-from entrypoint.rank.stacks import (
-    NoStacksError,
-    find_py_spy,
-    read_native_stacks,
-    read_python_stacks,
-    state_of,
-    state_text,
-)
+from entrypoint.rank.stacks import NoStacksError, find_py_spy, read_native_stacks, read_python_stacks
 
 
 @dataclass(frozen=True)

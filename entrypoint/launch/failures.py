@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
 from typing import Any
 
-from entrypoint.core.console import error_prefix, log, write_stderr
+from entrypoint.core.console import error_prefix, log, read_error_record, write_stderr
 from entrypoint.core.errors import COLLECTIVE_KEY, ExitCode, describe_exit
 from entrypoint.plan.model import Plan
 
@@ -74,28 +73,13 @@ def failure_sort_key(failure: Failure) -> tuple[bool, bool, bool, int, int]:
     return failure.ended_by_agent, lost_peer, failure.exitcode > 0, int(when_ns), failure.rank
 
 
-def parse_error_file(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message of an error file's content, empty if it has another form."""
-    message = content.get("message")
-    return message if isinstance(message, dict) else {}
-
-
-def read_error_file(file: Path) -> Mapping[str, Any]:
-    """Return the message of a rank's error file, empty if it is missing or incomplete."""
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return parse_error_file(content) if isinstance(content, dict) else {}
-
-
 def report_stop(folder: Path, number: Signals) -> int:
     """Print how the ranks reacted to a forwarded signal, a saved checkpoint or just an exit; return the exit code.
 
     `folder` holds the error files of the ranks, in one folder for each start of the ranks.
     """
     for file in sorted(folder.glob(f"**/{ERROR_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True):
-        message = read_error_file(file)
+        message = read_error_record(file)
         if message.get("extraInfo", {}).get("code") == ExitCode.PREEMPTED:
             return print_final_message(message["message"], ExitCode.PREEMPTED)
     return print_final_message(f"stopped by {number.name}", 128 + number)

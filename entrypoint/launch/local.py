@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from entrypoint.core.console import report_error
+from entrypoint.core.console import read_error_record, report_error
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.network import hold_port
 from entrypoint.core.process import die_with_parent, name_process
@@ -28,7 +28,6 @@ from entrypoint.launch.failures import (
     first_failed,
     first_failure,
     print_final_message,
-    read_error_file,
     repeat_warning,
     report_stop,
 )
@@ -262,7 +261,7 @@ class LocalRanks:
     def record_failure(self, local_rank: int, pid: int, code: int) -> None:
         """Record a failure; the first one stops the other ranks."""
         rank = self.global_rank(local_rank)
-        error_file = read_error_file(self.folder / str(local_rank) / ERROR_FILE)
+        error_file = read_error_record(self.folder / str(local_rank) / ERROR_FILE)
         self.failures.append(
             Failure(rank, local_rank, pid, code, time.time_ns(), pid in self.signalled_pids, error_file)
         )

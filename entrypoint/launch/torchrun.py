@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from entrypoint.core.console import parse_error_record
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.core.process import fast_exit, gc_paused
 from entrypoint.core.signals import PREEMPTION
@@ -24,7 +25,6 @@ from entrypoint.launch.failures import (
     Failure,
     first_failed,
     first_failure,
-    parse_error_file,
     print_final_message,
     repeat_warning,
     report_stop,
@@ -82,7 +82,7 @@ def convert_failures(failures: dict[int, Any], ended_by_agent: set[int]) -> list
     return [
         Failure(
             *(rank, one.local_rank, one.pid, one.exitcode, one.timestamp * 10**9, one.pid in ended_by_agent),
-            parse_error_file(one.error_file_data),
+            parse_error_record(one.error_file_data),
         )
         for rank, one in failures.items()
     ]

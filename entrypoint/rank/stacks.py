@@ -16,6 +16,7 @@ from pathlib import Path
 from entrypoint.core.collective_error import Frame
 from entrypoint.core.console import last_error_line
 from entrypoint.core.stack_signal import FILE_NAME, STACK_SIGNAL
+from entrypoint.machine.process_state import STOPPED, state_of, state_text
 from entrypoint.machine.procfs import ROOT, read_lines
 
 # A rank answers within milliseconds, unless it waits in the kernel.
@@ -23,30 +24,10 @@ ANSWER_LIMIT_S = 3.0
 POLL_INTERVAL_S = 0.01
 PY_SPY_LIMIT_S = 20
 FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', re.MULTILINE)
-# Letters of /proc/PID/stat (proc_pid_stat(5)) of processes that run no handler.
-STATES = {
-    "T": "stopped (SIGSTOP)",
-    "t": "stopped by a debugger",
-    "D": "waiting in the kernel (state D), for a disk or network file system as a rule",
-    "Z": "dead, and its parent has not noticed",
-    "": "no longer running",
-}
-STOPPED = ("T", "t", "Z", "")
 
 
 class NoStacksError(Exception):
     """Why a process gives no stacks, as the end of a sentence about it."""
-
-
-def state_of(process: int) -> str:
-    """Return the letter of a process's state, empty for a process that has ended."""
-    text = "".join(read_lines(ROOT / f"proc/{process}/stat"))
-    return text.rpartition(")")[2].strip()[:1]
-
-
-def state_text(process: int) -> str:
-    """Return why a process cannot answer, empty for one that can."""
-    return STATES.get(state_of(process), "")
 
 
 def read_python_stacks(process: int, limit_s: float = ANSWER_LIMIT_S) -> str:

@@ -13,14 +13,16 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
-from entrypoint.core.console import error_prefix, log, report_error, report_status, write_stderr
-from entrypoint.core.errors import ExitCode, UserError, describe_exit
+from entrypoint.core.console import error_prefix, log, read_error_record, report_error, report_status, write_stderr
+from entrypoint.core.errors import COLLECTIVE_KEY, ExitCode, UserError, describe_exit, one_line
 from entrypoint.core.process import name_process
 from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING
 from entrypoint.job.launcher_quirks import MPI_PROCESSES
 from entrypoint.machine.oom import oom_message, read_memory
+from entrypoint.machine.process_state import state_of, state_text
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines
 from entrypoint.supervise.admission import FirstFailure
 from entrypoint.supervise.child import POLL_INTERVAL_S, forward_signals
@@ -63,7 +65,7 @@ def run_guarded(
     open_gate(Gate(child, port_pipe, deferred), int(environment["MASTER_PORT"]), channel, received, timeout_s)
     status, ended_by_monitor = wait_or_terminate(child, channel, environment, grace_s)
     code = os.waitstatus_to_exitcode(status)
-    how = describe_exit(code, oom_message(memory, read_memory(ROOT)))
+    how = describe_exit(code, oom_message(memory, read_memory(ROOT))) + lost_peer_text(environment)
     if code:
         time.sleep(FAILURE_SETTLE_S)
     is_first = channel.first_failure is None
@@ -148,6 +150,9 @@ def wait_or_terminate(
         now = time.monotonic()
         if not failed_at:
             failed_at = now
+            if state_of(child) == "T":
+                rank = channel.endpoint.rank
+                log(f"rank {rank}: process {child} is {state_text(child)}. The others may have waited for it.")
             print_failure(channel.first_failure, channel.endpoint.rank, environment)
         exit_wait_s = EXIT_WAIT_S if channel.first_failure.code != ExitCode.PREEMPTED else grace_s
         if channel.first_failure.before_start:  # no rank has trained, and nothing is to be saved
@@ -157,6 +162,17 @@ def wait_or_terminate(
         elif now - failed_at > exit_wait_s and not forced:
             forced = True
             os.kill(child, signal.SIGTERM)
+
+
+def lost_peer_text(environment: Mapping[str, str]) -> str:
+    """Return what a rank wrote about another rank that it lost, for the other nodes; empty for any other end."""
+    record = read_error_record(Path(environment.get("TORCHELASTIC_ERROR_FILE", os.devnull)))
+    extra = record.get("extraInfo")
+    if not isinstance(extra, dict) or not extra.get("lost_peer"):
+        return ""
+    found = extra.get(COLLECTIVE_KEY) or {}
+    where = f"{found.get('called')} at {found.get('place')}: " if found else ""
+    return f" ({one_line(where + str(record.get('message')))})"
 
 
 def print_failure(failure: FirstFailure, rank: int, environment: Mapping[str, str]) -> None:

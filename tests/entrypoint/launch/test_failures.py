@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from entrypoint.core.console import read_error_record
 from entrypoint.core.errors import ExitCode
-from entrypoint.launch.failures import ERROR_FILE, Failure, first_failure, read_error_file, report_stop
+from entrypoint.launch.failures import ERROR_FILE, Failure, first_failure, report_stop
 
 NOW_NS = 1_800_000_000 * 10**9
 
@@ -65,10 +66,10 @@ def test_first_failure_returns_cause_in_any_order(name: str) -> None:
 @pytest.mark.parametrize(
     "text", [None, "", "{", "[]", '"word"', '{"message": "only text"}', '{"other": 1}', "\x00\xff"]
 )
-def test_read_error_file_invalid_returns_empty(tmp_path: Path, text: str | None) -> None:
+def test_read_error_record_invalid_returns_empty(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / ERROR_FILE).write_text(text)
-    assert read_error_file(tmp_path / ERROR_FILE) == {}
+    assert read_error_record(tmp_path / ERROR_FILE) == {}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ from entrypoint.core.errors import describe_exit
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
 from tests.entrypoint.supervise.channels import have_joined, open_channel
 from tests.net import free_port
-from tests.processes import has_ended, wait_until
+from tests.processes import has_ended, state, wait_until
 
 pytestmark = pytest.mark.launch
 
@@ -27,11 +28,11 @@ MONITOR = """
 """
 
 
-def start(folder: Path, text: str, port: int = 0) -> subprocess.Popen[str]:
+def start(folder: Path, text: str, port: int = 0, **environ: str) -> subprocess.Popen[str]:
     monitor, program = script(folder, "monitor_main.py", MONITOR), script(folder, "x.py", text)
     return subprocess.Popen(
         [PYTHON, str(monitor), str(port or free_port()), str(program)],
-        env=clean_environment(),
+        env={**clean_environment(), **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -96,6 +97,37 @@ def test_monitor_sigterm_after_failure_keeps_first_failure(tmp_path: Path, first
     process.terminate()
     assert process.communicate(timeout=LAUNCH_LIMIT_S)[1] == ""
     assert process.returncode == code
+
+
+def test_monitor_tells_which_rank_its_own_has_lost(tmp_path: Path) -> None:
+    file, port = tmp_path / "error.json", free_port()
+    text = """
+        from entrypoint.core.console import report_error
+        from entrypoint.core.errors import PeerLostError
+        raise SystemExit(report_error(PeerLostError("rank 0: lost rank 1, which is stopped")))
+    """
+    process = start(tmp_path, text, port, TORCHELASTIC_ERROR_FILE=str(file))
+    other = open_channel(1, (port,))
+    _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
+    said = "exit code 5 (rank 0: lost rank 1, which is stopped)"
+    assert f"rank 0 on node1 failed first: {said}\n" in err
+    wait_until(lambda: other.first_failure is not None)
+    assert other.first_failure is not None
+    assert other.first_failure.how == said
+
+
+def test_monitor_names_its_own_rank_if_that_is_stopped(tmp_path: Path) -> None:
+    port = free_port()
+    process = start(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(60)", port)
+    assert process.stdout is not None
+    rank = int(process.stdout.readline())
+    os.kill(rank, signal.SIGSTOP)
+    wait_until(lambda: state(rank) == "T")
+    other = open_channel(1, (port,))
+    assert have_joined(other, 1)
+    other.report_exit(1, "exit code 1")
+    _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
+    assert f"entrypoint: rank 0: process {rank} is stopped (SIGSTOP)." in err
 
 
 def test_monitor_killed_ends_its_rank(tmp_path: Path) -> None:
