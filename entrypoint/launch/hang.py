@@ -9,7 +9,7 @@ from entrypoint.launch.failures import Failure
 from entrypoint.rank.whereabouts import locate, program_of
 from entrypoint.supervise.monitor import PROCESS_NAME as MONITOR
 
-# Ranks that are described; the others are counted.
+# Ranks that are looked for; more are not of use to a reader.
 MAX_DESCRIBED = 4
 
 
@@ -24,6 +24,8 @@ def explain_hang(failures: Sequence[Failure], running: Mapping[int, int], ended:
     missing: dict[int, str] = {}
     if lost.get("how") == "timeout":  # else another rank closed the connection, and ends as well
         for rank, process in sorted(running.items()):
+            if len(missing) == MAX_DESCRIBED:  # each that does not answer takes a second
+                break
             process = program_of(process, MONITOR)
             found = locate(process)
             if not found.place or found.place != lost.get("place"):
@@ -38,13 +40,13 @@ def explain_hang(failures: Sequence[Failure], running: Mapping[int, int], ended:
 
 def who_is_missing(missing: Mapping[int, str]) -> str:
     """Return the subject and verb of the line."""
-    return f"rank {next(iter(missing))} is" if len(missing) == 1 else f"{len(missing)} ranks are"
+    if len(missing) == 1:
+        return f"rank {next(iter(missing))} is"
+    return f"{MAX_DESCRIBED} ranks or more are" if len(missing) >= MAX_DESCRIBED else f"{len(missing)} ranks are"
 
 
 def describe(missing: Mapping[int, str]) -> str:
     """Return where the missing ranks are."""
     if len(missing) == 1:
         return next(iter(missing.values()))
-    shown = [f"rank {rank}: {text}" for rank, text in list(missing.items())[:MAX_DESCRIBED]]
-    more = [f"{len(missing) - MAX_DESCRIBED} more"] if len(missing) > MAX_DESCRIBED else []
-    return "; ".join([*shown, *more])
+    return "; ".join(f"rank {rank}: {text}" for rank, text in list(missing.items())[:MAX_DESCRIBED])

@@ -8,6 +8,8 @@ import subprocess
 
 import pytest
 
+from entrypoint.launch.failures import Failure
+from entrypoint.launch.hang import explain_hang
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, Result, clean_environment, script
 from tests.processes import wait_until
 
@@ -90,3 +92,16 @@ def test_caught_collective_error_leaves_the_code_to_script(entrypoint: Entrypoin
     result = entrypoint(*WORDS)
     assert result.code == 9
     assert "rank 0 of this job" in result.error_lines[-1]
+
+
+def test_several_missing_ranks_are_described_in_one_line() -> None:
+    lost = {"extraInfo": {"lost_peer": True, "collective": {"called": "barrier", "place": "x.py:3", "how": "timeout"}}}
+    waited = Failure(0, 0, 1, 1, 1, error_file=lost)
+    line = explain_hang([waited], {}, [1, 2])
+    said = "where rank 0 waited until its time limit: rank 1: its program has ended; rank 2: its program has ended"
+    assert line == f"2 ranks are missing from barrier at x.py:3, {said}"
+    gone = dict.fromkeys(range(1, 10), 2**22 + 1)  # no process has such a number
+    line = explain_hang([waited], gone, [])
+    assert line.startswith("4 ranks or more are missing from barrier at x.py:3, ")
+    assert line.count(f"process {2**22 + 1} is no longer running") == 4
+    assert explain_hang([waited], {}, []) == ""
