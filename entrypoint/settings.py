@@ -83,6 +83,13 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
     rendezvous_timeout_s: Annotated[
         Seconds, Meta(description="Seconds that ranks wait for each other at the rendezvous.")
     ] = 1800
+    secret_file: Annotated[
+        str,
+        Meta(
+            description="File with a secret that all nodes of a job read. Monitors on other nodes without it cannot"
+            " take part in the job's failure channel."
+        ),
+    ] = ""
     collective_timeout_s: Annotated[
         Auto | Seconds,
         Meta(description="Seconds that a collective may take. auto: 60 on several nodes, 1800 on one."),

@@ -18,6 +18,7 @@ from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.core.user_dirs import why_not_writable
 from entrypoint.job.detect import Job
 from entrypoint.job.detect_nodes import detect_node_group
+from entrypoint.job.job_key import find_key_source
 from entrypoint.job.launcher_quirks import check_launcher_variables, effective_affinity
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.job.run_identity import identify_run, train_words
@@ -62,6 +63,7 @@ def detect_plan_inputs(
     machine = replace(detect_machine(affinity=mask), launcher_affinity=launcher_affinity)
     # Once on a node: the backend's probe starts two processes that import torch.
     backend = settings.values.backend if job.local_rank == 0 else "auto"
+    identity = run_identity_of(command, job, environ)
     return PlanInputs(
         settings,
         machine,
@@ -74,7 +76,8 @@ def detect_plan_inputs(
         node_group=nodes,
         remote_launcher=find_remote_launcher(settings.values, job, nodes.nnodes, environ),
         run_token=f"{socket.gethostname()}-{os.getpid()}",
-        run_identity=run_identity_of(command, job, environ),
+        run_identity=identity,
+        key_source=find_key_source(environ, settings.values.secret_file, identity),
         foreign_variable=find_foreign_variable(command.program, environ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import NoReturn
 from entrypoint.core.process import replace_process
 from entrypoint.core.signals import PREEMPTION
 from entrypoint.job.detect import Job
+from entrypoint.job.job_key import JOB_KEY_VAR
 from entrypoint.job.ports import START_TIME_VAR
 from entrypoint.plan.model import PLAN_VAR, Plan
 from entrypoint.rank.bootstrap import AGENT_ONLY_VARS, exec_program
@@ -21,6 +23,8 @@ REMOTE_LAUNCHERS = ("mpirun", "srun")
 def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> NoReturn:
     """Start the ranks, or execute the program in this process if it is already a rank."""
     environ = {START_TIME_VAR: str(started), **environ}
+    if plan.launcher in REMOTE_LAUNCHERS and plan.rendezvous.key_source == "drawn here":
+        environ = {JOB_KEY_VAR: secrets.token_hex(32), **environ}  # never on a command line, which all users see
     if plan.launcher == "mpirun":
         from entrypoint.launch import mpirun
 

@@ -14,6 +14,7 @@ from entrypoint.core.paths import exists, is_folder, read_regular
 from entrypoint.core.secret_names import is_secret
 from entrypoint.job.allocation import ALLOCATION_VAR
 from entrypoint.job.detect import Job
+from entrypoint.job.job_key import JOB_KEY_VAR
 from entrypoint.job.ports import JOB_TOKEN_VAR, START_TIME_VAR
 from entrypoint.job.slurm import number
 from entrypoint.plan.environment import USER_OVERRIDABLE
@@ -279,12 +280,16 @@ def hydra(
 def forwarded_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the names of the variables that ranks on other nodes are given."""
     names = {name for name in environ if is_wanted(name) and not is_secret(name)}
-    return sorted(names | {"MASTER_ADDR", START_TIME_VAR, JOB_TOKEN_VAR, STATUS_VAR})
+    return sorted(names | {"MASTER_ADDR", START_TIME_VAR, JOB_TOKEN_VAR, STATUS_VAR, JOB_KEY_VAR})
 
 
 def withheld_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the names of variables that ranks on other nodes would get if they did not look like secrets."""
-    return sorted(name for name in environ if is_wanted(name) and is_secret(name) and name != JOB_TOKEN_VAR)
+    return sorted(name for name in environ if is_wanted(name) and is_secret(name) and name not in PASSED_SECRETS)
+
+
+# The entrypoint's own, which all ranks of a job need.
+PASSED_SECRETS = (JOB_TOKEN_VAR, JOB_KEY_VAR)
 
 
 def is_wanted(name: str) -> bool:

@@ -73,6 +73,26 @@ def mount_types(root: Path) -> dict[str, str]:
     }
 
 
+# Types of file systems that several nodes share (proc(5), /proc/self/mounts).
+NETWORK_TYPES = frozenset(
+    {
+        *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "cifs", "smb3", "afs", "glusterfs", "9p"),
+        *("pvfs2", "orangefs", "panfs", "wekafs", "fuse.ceph", "fuse.glusterfs", "fuse.sshfs", "fuse.juicefs"),
+    }
+)
+
+
+def mount_type(root: Path, folder: Path) -> str:
+    """Return the type of the file system that a folder is on, or will be on."""
+    mounts, path = mount_types(root), Path(os.path.realpath(folder))
+    return next((mounts[str(place)] for place in (path, *path.parents) if str(place) in mounts), "")
+
+
+def is_on_network(root: Path, folder: Path) -> bool:
+    """Return whether a folder is on a file system that other nodes share."""
+    return mount_type(root, folder) in NETWORK_TYPES
+
+
 def volatile_place(root: Path, folder: Path) -> str:
     """Return where a folder's files are lost with the container: its own layer, or a tmpfs; empty elsewhere.
 

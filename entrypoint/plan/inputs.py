@@ -10,6 +10,7 @@ from dataclasses import field as data_field
 from entrypoint.core.errors import printable
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.job.detect import Job
+from entrypoint.job.job_key import KeySource
 from entrypoint.job.launchers import LauncherBinding
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.machine.detect import Machine
@@ -52,7 +53,8 @@ class PlanInputs:
     `dir_fallbacks` are variables that replace an unusable home or temporary folder, each with the reason.
     `node_group` are the nodes on each of which an entrypoint starts ranks; one if a launcher has started them.
     `remote_launcher` starts ranks on other nodes too, None if nothing does. `run_token` is unique to this run.
-    `run_identity` distinguishes the run from others on the same nodes; it is the same on all nodes.
+    `run_identity` distinguishes the run from others on the same nodes; it is the same on all nodes. `key_source` says
+    where the job's key is.
     `foreign_variable` is another launcher's variable that the user's script reads, empty if there is none.
     `previous` is what the plan of a resumed run had, None for a new run.
     """
@@ -70,6 +72,7 @@ class PlanInputs:
     remote_launcher: RemoteLauncher | None = None
     run_token: str = ""
     run_identity: str = ""
+    key_source: KeySource = data_field(default_factory=KeySource)
     previous: PreviousRun | None = None
     foreign_variable: str = ""
 

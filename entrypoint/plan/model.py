@@ -105,7 +105,7 @@ class RendezvousPlan:
     """Where ranks of several nodes meet; empty where the launcher or the user says it.
 
     If `port_is_negotiable`, the ranks take the next port where this one is in use. `run_identity`
-    distinguishes this run from others on the same nodes.
+    distinguishes this run from others on the same nodes. `key_source` and `key_file` say where the job's key is.
     """
 
     master_addr: str = ""
@@ -113,6 +113,8 @@ class RendezvousPlan:
     port_is_negotiable: bool = False
     timeout_s: int = 1800
     run_identity: str = ""
+    key_source: str = "none"
+    key_file: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

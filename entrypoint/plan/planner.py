@@ -14,6 +14,7 @@ from entrypoint.plan.devices import decide_backend, decide_devices, hosts_settin
 from entrypoint.plan.display import core_map
 from entrypoint.plan.environment import USER_OVERRIDABLE, decide_environment, warn_host_leaks
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
+from entrypoint.plan.job_key import check_secret_file, decide_job_key, decide_key_source
 from entrypoint.plan.model import (
     BindingPlan,
     Decision,
@@ -77,6 +78,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
         command=inputs.program.argv,
         decisions=(
             *decide_nodes(inputs),
+            *decide_job_key(inputs),
             *devices.decisions,
             *binding.decisions,
             backend,
@@ -93,6 +95,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             *binding.warnings,
             *runtime.warnings,
             *output.warnings,
+            *check_secret_file(inputs),
             *warn_unused_variables(inputs, devices.nproc),
             *warn_host_leaks(inputs),
         ),
@@ -117,12 +120,15 @@ def plan_rendezvous(inputs: PlanInputs) -> RendezvousPlan:
     """Return where ranks of several nodes meet."""
     group = inputs.node_group
     user_port = group.port if group.nnodes > 1 else inputs.environ.get("MASTER_PORT", "")
+    key_source, key_file = decide_key_source(inputs)
     return RendezvousPlan(
         master_addr=group.master_addr or inputs.job.master_addr,
         master_port=rendezvous_port(inputs),
         port_is_negotiable=not user_port,
         timeout_s=inputs.settings.values.rendezvous_timeout_s,
         run_identity=inputs.run_identity,
+        key_source=key_source,
+        key_file=key_file,
     )
 
 

@@ -18,7 +18,7 @@ from entrypoint.job.detect import Job
 from entrypoint.job.ports import JOB_TOKEN_VAR, fallback_ports, monitor_ports, port_from_job_id
 from entrypoint.machine.cpu_topology import format_cpu_list
 from entrypoint.plan.model import PLAN_VAR, Plan, RankPlan
-from entrypoint.rank.refusal import Place, make_place, place_of_launched, refuse, run_token
+from entrypoint.rank.refusal import Place, job_access, make_place, place_of_launched, refuse, run_token
 from entrypoint.rank.rendezvous import rendezvous_variables
 
 # Lists the variables that `launch` sets only for torchrun's agent.
@@ -76,29 +76,39 @@ def place_of_rank(plan: Plan, job: Job, environ: Mapping[str, str]) -> Place | N
     if nodes.nnodes == 1:
         return place_of_launched(job, environ, rendezvous.run_identity)
     port = "" if rendezvous.port_is_negotiable else rendezvous.master_port
-    return make_place(nodes.node_rank, rendezvous.master_addr, port, job.job_id, rendezvous.run_identity, nodes.nnodes)
+    return make_place(
+        *(nodes.node_rank, rendezvous.master_addr, port, rendezvous.run_identity, nodes.nnodes), job, environ
+    )
 
 
 def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> NoReturn:
     """Run the program under a monitor; all monitors of the job connect to the master, above the ranks' own ports."""
+    from entrypoint.job.job_key import JOB_KEY_VAR, KeySource
     from entrypoint.job.run_identity import PROGRAM
     from entrypoint.supervise.admission import RankEndpoint
     from entrypoint.supervise.failure_channel import FailureChannel
     from entrypoint.supervise.monitor import run_guarded
 
     port, negotiable = int(environment["MASTER_PORT"]), takes_common_port(plan)
+    is_unique = not negotiable or not plan.rendezvous.run_identity.startswith(PROGRAM)
+    source = KeySource(plan.rendezvous.key_source, plan.rendezvous.key_file)
+    access = job_access(source, job, environment)
+    environment = {name: value for name, value in environment.items() if name != JOB_KEY_VAR}
     endpoint = RankEndpoint(
         *(job.rank, socket.gethostname(), environment["MASTER_ADDR"], monitor_ports(port)),
         token=rank_token(plan, environment),
         world_size=job.world_size,
         version=package_version(PROJECT),
         pid=os.getpid(),
-        is_unique=not negotiable or not plan.rendezvous.run_identity.startswith(PROGRAM),
+        is_unique=is_unique,
+        local_rank=job.local_rank,
+        # Two runs of one command by hand have the same identity, and must not share a connection.
+        shares_connection=is_unique and job.local_world_size > 1,
     )
     sys.stdout.flush()
     sys.stderr.flush()
     ports = fallback_ports(port) if negotiable else ()
-    channel = FailureChannel(endpoint, plan.collective_timeout_s, ports, others=job.world_size - 1)
+    channel = FailureChannel(endpoint, plan.collective_timeout_s, ports, others=job.world_size - 1, access=access)
     run_guarded(
         plan.program.argv,
         environment,
@@ -130,7 +140,10 @@ def check_master(plan: Plan, job: Job, environment: Mapping[str, str]) -> None:
     )
     from entrypoint.supervise.monitor import kill_stuck_launchers
 
-    place = Place(0, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), rank_token(plan, environment), 0)
+    place = Place(
+        *(0, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), rank_token(plan, environment), 0),
+        *(plan.rendezvous.run_identity, job, environment),
+    )
     by_hand = plan.nodes.nnodes > 1  # then another node may be rank 0's; a launcher ends its other ranks
     if (job.launcher or "").startswith("hydra"):  # hydra does not, unless its own process ends
         kill_stuck_launchers()

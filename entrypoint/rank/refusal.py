@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
 
 from entrypoint.core.console import log, report_error
@@ -17,7 +17,9 @@ from entrypoint.job.ports import JOB_TOKEN_VAR, monitor_ports, port_from_job_id
 from entrypoint.job.run_identity import PROGRAM
 
 if TYPE_CHECKING:
+    from entrypoint.job.job_key import KeySource
     from entrypoint.job.node_group import NodeGroup
+    from entrypoint.supervise.access import Access
 
 # A refused node exits after this time at the latest.
 REFUSAL_WAIT_S = 10.0
@@ -36,6 +38,9 @@ class Place:
     port: int
     token: str
     others: int
+    identity: str
+    job: Job
+    environ: Mapping[str, str]
 
 
 def run_token(port: int, identity: str, *, negotiable: bool) -> str:
@@ -52,23 +57,36 @@ def place_in_job(job: Job, group: NodeGroup, environ: Mapping[str, str], identit
         return place_of_launched(job, environ, identity)
     if group.min_nodes:
         return None
-    return make_place(group.node_rank, group.master_addr, group.port, job.job_id, identity, group.nnodes)
+    return make_place(group.node_rank, group.master_addr, group.port, identity, group.nnodes, job, environ)
 
 
 def place_of_launched(job: Job, environ: Mapping[str, str], identity: str) -> Place | None:
     """Return where a rank stands that a launcher started, None if its job has one node."""
     if not job.launcher or job.on_one_node:
         return None
-    job_id = job.job_id or environ.get(JOB_TOKEN_VAR, "")
+    job = job if job.job_id else replace(job, job_id=environ.get(JOB_TOKEN_VAR, ""))
     master, port = environ.get("MASTER_ADDR") or job.master_addr, environ.get("MASTER_PORT", "")
-    return make_place(job.rank, master, port, job_id, identity, job.world_size)
+    return make_place(job.rank, master, port, identity, job.world_size, job, environ)
 
 
-def make_place(rank: int, master_addr: str, port: str, job_id: str, identity: str, size: int) -> Place | None:
+def make_place(
+    rank: int, master_addr: str, port: str, identity: str, size: int, job: Job, environ: Mapping[str, str]
+) -> Place | None:
     """Return a place; without a `port` it is derived from the job's id. None without rank 0's host."""
-    number = int(port) if port.isdecimal() else port_from_job_id(job_id)
+    number = int(port) if port.isdecimal() else port_from_job_id(job.job_id)
     token = run_token(number, identity, negotiable=not port)
-    return Place(rank, master_addr, number, token, size - 1) if master_addr else None
+    return Place(rank, master_addr, number, token, size - 1, identity, job, environ) if master_addr else None
+
+
+def job_access(source: KeySource, job: Job, environ: Mapping[str, str]) -> Access:
+    """Return who may take part in the job: monitors with its key, else those on its hosts.
+
+    Raises `UserError` if the key cannot be read.
+    """
+    from entrypoint.job.job_key import key_reader
+    from entrypoint.supervise.access import Access
+
+    return Access(key_reader(source, environ, draws=job.rank == 0), () if source.kind != "none" else job.hostnames)
 
 
 def refuse(place: Place | None, error: UserError, *, listens: bool = True) -> NoReturn:
@@ -82,14 +100,17 @@ def refuse(place: Place | None, error: UserError, *, listens: bool = True) -> No
 
 def tell_other_nodes(place: Place, error: UserError, *, listens: bool = True) -> None:
     """Tell the other monitors of the job within some seconds; rank 0 answers those that connect, if it `listens`."""
+    from entrypoint.job.job_key import SECRET_FILE_VAR, find_key_source
     from entrypoint.supervise.admission import FirstFailure, RankEndpoint
     from entrypoint.supervise.failure_channel import FailureChannel
 
+    source = find_key_source(place.environ, place.environ.get(SECRET_FILE_VAR, ""), place.identity)
     node, ports = socket.gethostname(), monitor_ports(place.port)
-    with suppress(OSError):
+    with suppress(OSError, UserError):  # without the key nobody listens to this node
         resolve(place.master_addr)  # raises if there is nobody to tell
         endpoint = RankEndpoint(place.rank, node, place.master_addr, ports, place.token, pid=os.getpid())
-        channel = FailureChannel(endpoint, HEARTBEAT_TIMEOUT_S, others=place.others)
+        access = job_access(source, replace(place.job, rank=place.rank), place.environ)
+        channel = FailureChannel(endpoint, HEARTBEAT_TIMEOUT_S, others=place.others, access=access)
         channel.listens = listens and place.rank == 0
         channel.report_failure(FirstFailure(place.rank, node, int(error.code), first_line(error), before_start=True))
         channel.start()

@@ -29,6 +29,7 @@ class RankEndpoint:
     `token` distinguishes the run from other runs on those ports; unless `is_unique`, another run may have the same.
     All nodes must have the same `world_size` and `version`. A world size of 0 means that the node starts no ranks.
     A rank that has found only another run for a while `insists`: then its node probably has another command.
+    If a node's ranks share a connection to rank 0, its first one (`local_rank` 0) has it.
     """
 
     rank: int
@@ -41,6 +42,8 @@ class RankEndpoint:
     pid: int = 0
     is_unique: bool = True
     insists: bool = False
+    local_rank: int = 0
+    shares_connection: bool = False
 
 
 @dataclass

@@ -1,52 +1,116 @@
-"""Messages of the failure channel: lines of JSON; an empty line is a heartbeat."""
+"""Messages of the failure channel: lines of JSON, each with a code that only monitors with the job's key can compute.
+
+| line | from | meaning |
+|---|---|---|
+| `reference-training-1 key NONCE` | both | the first line; `open` in place of `key` where the sender has no key |
+| `reference-training-1 refused ADDRESS` | rank 0 | the job has no key, and this address is none of its hosts |
+| `{"hello": {…}}` | a rank | its `RankEndpoint` |
+| `{"to": [RANK, PID], "port": PORT}` | rank 0 | the rank takes part, and this is the rendezvous port |
+| `{"to": [RANK, PID], "other_run": RUN}` | rank 0 | another run, or a rank that this run has already |
+| `{"joined": RANK}` | a rank | it has the port, and its loss is a failure from now on |
+| `{"first_failure": {…}}` | all | the `FirstFailure` of the job |
+| `{"left": RANK}` | a node's relay | a rank has disconnected before it joined |
+| `{"bye": RANK}` | all | the rank has ended, and its disconnect is no loss |
+| `{}` | all | a heartbeat |
+
+With a key each line ends in a tab and a code: HMAC-SHA-256 (RFC 2104) of the line's number and its text, cut to 16
+bytes. Its key is derived from the job's key, both nonces and the direction. So a line cannot be forged, repeated, moved
+or sent back.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import hmac
 import json
-import socket
-import time
-from collections.abc import Callable
+import os
+from typing import Any
 
-HEARTBEAT_INTERVAL_S = 0.5
+Message = dict[str, Any]
+PROTOCOL = "reference-training-1"
+NONCE_BYTES, CODE_BYTES = 16, 16
+# The longest line, before and after the other side has proven that it takes part.
+MAX_HELLO_BYTES, MAX_LINE_BYTES = 8192, 65536
+NO_KEY_HERE = "it has no key of this job"
+KEY_ASKED = "it asks for the job's key, and this node has none"
+OTHER_KEY = "it has another key than this job's"
+INVALID = "it sent an invalid message"
 
 
-def send_message(peer: socket.socket, message: dict[str, object]) -> None:
-    """Send a message, or a heartbeat if it is empty; the reading thread detects a lost peer."""
-    text = json.dumps(message) if message else ""
-    with contextlib.suppress(OSError):
-        peer.sendall(f"{text}\n".encode())
+class WireError(Exception):
+    """Why a connection is given up."""
 
 
-def read_messages(peer: socket.socket, timeout_s: float, handle: Callable[[dict[str, object]], bool]) -> str:
-    """Read messages and send heartbeats until `handle` returns False.
+class Session:
+    """One side of a connection: signs what it sends, and checks what it receives."""
 
-    Return why the peer is lost, or an empty string.
-    """
-    last_received, rest = time.monotonic(), b""
-    interval_s, due = min(HEARTBEAT_INTERVAL_S, timeout_s / 4), last_received
-    with peer:
-        while True:
-            now = time.monotonic()
-            if now >= due:  # on a timer: answering each heartbeat would loop without end
-                send_message(peer, {})
-                due = now + interval_s
-            try:
-                peer.settimeout(due - now)
-                data = peer.recv(65536)
-            except TimeoutError:
-                if time.monotonic() - last_received > timeout_s:
-                    return f"silent for {timeout_s:.0f} s"
-                continue
-            except OSError as error:
-                return error.strerror or "connection lost"
-            if not data:
-                return "its monitor exited"
-            last_received = time.monotonic()
-            *lines, rest = (rest + data).split(b"\n")
-            for line in filter(None, lines):
-                try:
-                    if not handle(json.loads(line)):
-                        return ""
-                except (ValueError, TypeError, AttributeError):  # a port scanner, for example
-                    return "it sent an invalid message"
+    def __init__(self, key: bytes = b"", *, is_server: bool = False) -> None:
+        self.key, self.is_server = key, is_server
+        self.nonce = os.urandom(NONCE_BYTES).hex()
+        self.send_key = self.receive_key = self.rest = b""
+        self.sent = self.received = 0
+        self.is_open = self.is_proven = False
+
+    def greeting(self) -> bytes:
+        """Return the first line."""
+        return f"{PROTOCOL} {'key' if self.key else 'open'} {self.nonce}\n".encode()
+
+    def encode(self, message: Message) -> bytes:
+        """Return a message's line; the other side's greeting must have come."""
+        text = json.dumps(message).encode()
+        code = b"\t" + compute_code(self.send_key, self.sent, text) if self.key else b""
+        self.sent += 1
+        return text + code + b"\n"
+
+    def decode(self, data: bytes) -> list[Message]:
+        """Return the messages that the data completes, without heartbeats; raises `WireError`."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        messages = []
+        for line in (*lines, self.rest):
+            limit = MAX_LINE_BYTES if self.is_proven else MAX_HELLO_BYTES
+            if len(line) > limit:
+                raise WireError(f"it sent a line of more than {limit} bytes")
+        for line in lines:
+            if not self.is_open:
+                self.open(line)
+            else:
+                messages.append(self.read(line))
+        return [message for message in messages if message]
+
+    def open(self, line: bytes) -> None:
+        """Take up the other side's greeting; raises `WireError` where it is another protocol's, or lacks a key."""
+        words = line.decode("ascii", "replace").split(" ")
+        if words[:2] == [PROTOCOL, "refused"]:
+            raise WireError(f"it accepts the job's own hosts alone, and {words[-1]} is none of them")
+        if len(words) != 3 or words[0] != PROTOCOL or len(words[2]) != 2 * NONCE_BYTES:
+            raise WireError(INVALID)
+        if (words[1] == "key") != bool(self.key):
+            raise WireError(NO_KEY_HERE if self.key else KEY_ASKED)
+        nonces = (words[2], self.nonce) if self.is_server else (self.nonce, words[2])
+        keys = [
+            hmac.digest(self.key, f"{PROTOCOL} {side} {' '.join(nonces)}".encode(), "sha256")
+            for side in ("client", "server")
+        ]
+        self.receive_key, self.send_key = keys if self.is_server else reversed(keys)
+        self.is_open = True
+
+    def read(self, line: bytes) -> Message:
+        """Return the message of a line; raises `WireError` unless the other side has the job's key."""
+        text = line
+        if self.key:
+            text, _, code = line.rpartition(b"\t")
+            if not hmac.compare_digest(code, compute_code(self.receive_key, self.received, text)):
+                raise WireError(INVALID if self.is_proven else OTHER_KEY)
+        try:
+            message = json.loads(text)
+        except (ValueError, RecursionError):
+            raise WireError(INVALID) from None
+        if not isinstance(message, dict):
+            raise WireError(INVALID)
+        self.received += 1
+        self.is_proven = True
+        return message
+
+
+def compute_code(key: bytes, number: int, text: bytes) -> bytes:
+    """Return the code of the line with this number in its direction."""
+    return hmac.digest(key, number.to_bytes(8, "big") + text, "sha256")[:CODE_BYTES].hex().encode()

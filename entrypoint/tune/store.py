@@ -33,7 +33,7 @@ NOT_SPEED_SETTINGS = (
     "collective_timeout_s",
     "grace_period_s",
     "max_restarts",
-    *("log_dir", "log_prefix", "log_ranks"),
+    *("log_dir", "log_prefix", "log_ranks", "secret_file"),
 )
 # What candidates differ in, and the form of their values: no path, which could name a library.
 TUNED_VARIABLES = frozenset(

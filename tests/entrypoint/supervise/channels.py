@@ -2,20 +2,44 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
+from entrypoint.supervise.access import Access
 from entrypoint.supervise.admission import RankEndpoint
 from entrypoint.supervise.failure_channel import FailureChannel
+from entrypoint.supervise.wire import Session
 from tests.net import free_port
 
 
 def open_channel(
-    rank: int, ports: tuple[int, ...], token: str = "x", timeout_s: float = 30, rendezvous_ports: tuple[int, ...] = ()
+    rank: int,
+    ports: tuple[int, ...],
+    token: str = "x",
+    timeout_s: float = 30,
+    rendezvous_ports: tuple[int, ...] = (),
+    access: Access | None = None,
+    **more: Any,
 ) -> FailureChannel:
-    channel = FailureChannel(RankEndpoint(rank, f"node{rank}", "127.0.0.1", ports, token), timeout_s, rendezvous_ports)
+    endpoint = replace(RankEndpoint(rank, f"node{rank}", "127.0.0.1", ports, token), **more)
+    channel = FailureChannel(endpoint, timeout_s, rendezvous_ports, access=access)
     channel.start()
     return channel
+
+
+@contextmanager
+def stranger(port: int, key: bytes = b"") -> Iterator[tuple[socket.socket, Session]]:
+    """Connect to rank 0's monitor, and exchange the first lines with it."""
+    session = Session(key)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as peer:
+        peer.sendall(session.greeting())
+        while not session.is_open:
+            assert session.decode(peer.recv(4096)) == []
+        yield peer, session
 
 
 def open_channels(count: int, timeout_s: float = 30, tokens: tuple[str, ...] = ()) -> list[FailureChannel]:

@@ -1,0 +1,134 @@
+"""The key of a job, by which its monitors recognize each other."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.user_dirs import user_cache_dir
+from entrypoint.job.run_identity import PROGRAM
+from entrypoint.machine.container import is_on_network
+from entrypoint.machine.procfs import ROOT
+
+# Holds the key where a batch script or the entrypoint draws one for all ranks.
+JOB_KEY_VAR = "ENTRYPOINT_JOB_KEY"
+SECRET_FILE_VAR = "LAUNCH_SECRET_FILE"
+MIN_KEY_BYTES, MAX_KEY_BYTES = 16, 4096
+# Key files of jobs that were killed are removed after this time.
+OLD_KEY_S = 30 * 86400
+
+
+@dataclass(frozen=True)
+class KeySource:
+    """Where a job's key is: in the `variable`, in the user's `file`, or in a file that rank 0 writes (`drawn`)."""
+
+    kind: str = "none"
+    path: str = ""
+
+
+def find_key_source(environ: Mapping[str, str], secret_file: str, identity: str) -> KeySource:
+    """Return where the key of a job over several nodes is.
+
+    Rank 0 can hand a key over where the home folder is on a network file system, and a launcher's id names the run.
+    """
+    if secret_file:
+        return KeySource("file", secret_file)
+    if environ.get(JOB_KEY_VAR):
+        return KeySource("variable")
+    cache = user_cache_dir(environ)
+    if cache and identity and not identity.startswith(PROGRAM) and is_on_network(ROOT, cache):
+        name = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        return KeySource("drawn", str(cache / "keys" / name))
+    return KeySource()
+
+
+def key_reader(source: KeySource, environ: Mapping[str, str], *, draws: bool) -> Callable[[], bytes]:
+    """Return a function that returns the key, empty while there is none; it is read again for each connection.
+
+    With `draws` this process is rank 0, and writes the key where it is to be drawn. Raises `UserError` if the user's
+    file cannot be a key.
+    """
+    if source.kind == "variable":
+        key = check_key(environ[JOB_KEY_VAR].encode("utf-8", "surrogateescape"), JOB_KEY_VAR)
+        return lambda: key
+    if source.kind == "file":
+        key = read_secret_file(source.path)
+        return lambda: key
+    if source.kind == "none":
+        return bytes
+    path = Path(source.path)
+    if draws:
+        key = write_key(path)
+        return lambda: key
+    return lambda: read_drawn_key(path)
+
+
+def check_key(key: bytes, name: str) -> bytes:
+    """Return a key; raises `UserError` if it is too short."""
+    if len(key.strip()) < MIN_KEY_BYTES:
+        raise UserError(f"{name}: has less than {MIN_KEY_BYTES} bytes. Make one: head -c 32 /dev/urandom | base64")
+    return key.strip()
+
+
+def read_secret_file(name: str) -> bytes:
+    """Return the key in the user's file; raises `UserError` if it is none, or others may read or write it.
+
+    A file of root's may be read by all, as a secret that Kubernetes mounts.
+    """
+    setting = f"{SECRET_FILE_VAR}={printable(name)}"
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        cause = getattr(error, "strerror", None) or "no file name"
+        raise UserError(f"{setting}: cannot be read ({cause}). Name a file that all nodes read.") from None
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(f"{setting}: is no regular file. Name a file with a secret.")
+        if found.st_uid not in (0, os.getuid()):
+            raise UserError(f"{setting}: belongs to another user. Name a file of your own.", ExitCode.MACHINE)
+        forbidden = 0o022 if found.st_uid == 0 else 0o077
+        if found.st_mode & forbidden:
+            raise UserError(f"{setting}: other users may read or write it. Run: chmod 600 {printable(name)}")
+        return check_key(file.read(MAX_KEY_BYTES), setting)
+
+
+def write_key(path: Path) -> bytes:
+    """Draw a key, and write it where only this user reads it; without a folder to write to there is no key."""
+    key = secrets.token_hex(32).encode()
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(key)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(
+            f"{path}: the job's key cannot be written ({error.strerror}). Free some space, or set {SECRET_FILE_VAR}.",
+            ExitCode.MACHINE,
+        ) from None
+    with suppress(OSError):
+        for other in path.parent.iterdir():
+            if time.time() - other.stat().st_mtime > OLD_KEY_S:
+                other.unlink()
+    return key
+
+
+def read_drawn_key(path: Path) -> bytes:
+    """Return the key that rank 0 wrote; empty if there is none yet, or if it may be another user's."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        private = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+        return file.read(MAX_KEY_BYTES) if private else b""

@@ -1,0 +1,55 @@
+"""Decides which key the monitors of a job over several nodes have in common."""
+
+from __future__ import annotations
+
+from entrypoint.core.errors import printable
+from entrypoint.plan.inputs import PlanInputs
+from entrypoint.plan.model import Decision, Source
+
+# A launcher of this process's own starts the ranks, and passes on the key that this process draws.
+DRAWN_HERE = "drawn here"
+
+
+def decide_key_source(inputs: PlanInputs) -> tuple[str, str]:
+    """Return where the job's key is, and its file; none on one node, where the kernel says whose processes they are."""
+    if not spans_nodes(inputs):
+        return "none", ""
+    source = inputs.key_source
+    if inputs.remote_launcher and not inputs.job.launcher and source.kind in ("none", "drawn"):
+        return DRAWN_HERE, ""
+    return source.kind, source.path
+
+
+def decide_job_key(inputs: PlanInputs) -> tuple[Decision, ...]:
+    """Return who may take part in the failure channel of a job over several nodes."""
+    kind, path = decide_key_source(inputs)
+    if not spans_nodes(inputs):
+        return ()
+    if kind == "file":
+        setting = printable(inputs.settings.sources["secret_file"])
+        return (Decision("job key", "LAUNCH_SECRET_FILE", "", Source.USER, setting),)
+    if kind == "variable":
+        return (Decision("job key", "ENTRYPOINT_JOB_KEY", "drawn for this job; monitors without it cannot take part"),)
+    if kind == DRAWN_HERE:
+        return (Decision("job key", "drawn", "this process draws it and passes it to the ranks"),)
+    if kind == "drawn":
+        return (Decision("job key", "drawn", f"rank 0 writes it to {printable(path)}, which only you read"),)
+    hosts = inputs.job.hostnames
+    who = "the job's own hosts are accepted" if hosts else "any host is accepted"
+    return (Decision("job key", "none", f"{who}. Set LAUNCH_SECRET_FILE to a file that all nodes read"),)
+
+
+def spans_nodes(inputs: PlanInputs) -> bool:
+    """Return whether ranks on several nodes have monitors."""
+    job, remote = inputs.job, inputs.remote_launcher
+    if job.launcher:
+        return not job.on_one_node
+    return inputs.node_group.nnodes > 1 or bool(remote and (len(remote.hosts) > 1 or len(job.hostnames) > 1))
+
+
+def check_secret_file(inputs: PlanInputs) -> tuple[str, ...]:
+    """Return a warning where LAUNCH_SECRET_FILE has no effect."""
+    source = inputs.settings.sources.get("secret_file", "")
+    if not source or not inputs.settings.values.secret_file or spans_nodes(inputs):
+        return ()
+    return (f"{printable(source)}: has no effect, because the job has one node",)

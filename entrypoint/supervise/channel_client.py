@@ -1,0 +1,157 @@
+"""The other ranks' side of the failure channel: finds rank 0, directly or through the node's first rank."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from entrypoint.core.network import RETRY_INTERVAL_S
+from entrypoint.supervise.access import is_own_user
+from entrypoint.supervise.admission import FirstFailure
+from entrypoint.supervise.event_loop import CHUNK_BYTES, Connection
+from entrypoint.supervise.node_relay import NodeRelay, relay_address
+from entrypoint.supervise.wire import Message, Session, WireError
+
+if TYPE_CHECKING:
+    from entrypoint.supervise.failure_channel import FailureChannel
+
+CONNECT_TIMEOUT_S = 2.0
+# After this time with only another run's rank 0 at the ports, a rank says that its node disagrees with that one.
+OTHER_RUN_WAIT_S = 10.0
+# After this time without the node's first rank, a rank connects to rank 0 itself: it may be alone in its container.
+RELAY_WAIT_S = 3.0
+
+
+class ChannelClient:
+    """Connects to rank 0's monitor, and handles its messages."""
+
+    def __init__(self, channel: FailureChannel, relay: NodeRelay | None, *, uses_relay: bool) -> None:
+        self.channel, self.relay, self.uses_relay = channel, relay, uses_relay
+        self.started = time.monotonic()
+        self.other_run_since = 0.0
+        self.rank0_ended = False
+
+    def connect(self) -> None:
+        """Connect to rank 0's monitor, retrying until it listens; runs in a thread of its own."""
+        channel = self.channel
+        while not (found := self.find_rank0()):
+            if channel.closed.is_set():
+                return
+            time.sleep(RETRY_INTERVAL_S)
+        connection, messages = found
+        rank = channel.endpoint.rank
+        with channel.lock:
+            connection.ranks[0] = replace(channel.endpoint, rank=0, node=channel.endpoint.host)
+            connection.joined.add(0)
+            channel.peers[0] = connection.ranks[0]
+            message: Message = {"joined": rank}
+            if channel.first_failure:
+                message["first_failure"] = asdict(channel.first_failure)
+            if channel.closed.is_set():
+                message["bye"] = rank
+            channel.loop.add(connection)
+            channel.loop.send(connection, message)
+            if self.relay:
+                self.relay.connect(connection)
+            channel.loop.dispatch(connection, messages)
+        channel.port_known.set()
+
+    def find_rank0(self) -> tuple[Connection, list[Message]] | None:
+        """Return a connection to this run's rank 0 and what it has sent; None if it is not found."""
+        endpoint = self.channel.endpoint
+        if self.uses_relay:
+            if peer := connect_to_relay(relay_address(endpoint)):
+                return self.handshake(peer, Session())
+            if time.monotonic() - self.started < RELAY_WAIT_S:
+                return None
+        for port in endpoint.ports:
+            try:
+                peer = socket.create_connection((endpoint.host, port), timeout=CONNECT_TIMEOUT_S)
+            except OSError:
+                continue
+            if found := self.handshake(peer, self.channel.access.session()):
+                return found
+        return None
+
+    def handshake(self, peer: socket.socket, session: Session) -> tuple[Connection, list[Message]] | None:
+        """Send a hello and wait for the answer; return None, with the connection closed, if another run answers."""
+        messages: list[Message] = []
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            peer.sendall(session.greeting())
+            try:
+                while not session.is_open:
+                    messages += receive(peer, session)
+                peer.sendall(session.encode({"hello": asdict(replace(self.channel.endpoint, insists=self.insists()))}))
+                while not messages:
+                    messages += receive(peer, session)
+            except WireError as error:
+                self.channel.obstacle = str(error)
+            else:
+                if self.take_up(messages.pop(0)):
+                    return Connection(peer, session, self), messages
+        peer.close()
+        return None
+
+    def insists(self) -> bool:
+        """Return whether only another run has answered for so long that this node was probably started wrongly."""
+        waited = time.monotonic() - self.other_run_since
+        return bool(self.channel.other_run) and waited > OTHER_RUN_WAIT_S and not self.channel.endpoint.is_unique
+
+    def take_up(self, answer: Message) -> bool:
+        """Take up rank 0's answer to the hello, and return whether it is this run's."""
+        channel = self.channel
+        if "other_run" in answer:
+            self.other_run_since = self.other_run_since or time.monotonic()
+            channel.other_run = str(answer["other_run"])
+            return False
+        if "first_failure" in answer:
+            channel.report_failure(FirstFailure(**answer["first_failure"]))
+        else:
+            channel.port = int(answer["port"])
+        return True
+
+    def handle(self, connection: Connection, message: Message) -> bool:
+        """Handle a message of rank 0, and return whether more follow."""
+        if "to" in message and self.relay:
+            self.relay.route(message)
+        if "first_failure" in message:
+            self.channel.report_failure(FirstFailure(**message["first_failure"]), source=connection)
+        self.rank0_ended |= message.get("bye") == 0
+        return "bye" not in message
+
+    def lose(self, connection: Connection, reason: str) -> None:
+        """Report that rank 0's node, or this node's first rank, is lost; go on without the first rank if it ends."""
+        channel = self.channel
+        channel.peers.pop(0, None)
+        if self.relay:
+            self.relay.disconnect(rank0_ended=self.rank0_ended)
+        if reason and not channel.closed.is_set():
+            channel.report_lost(connection.ranks[0], reason)
+        elif not (reason or self.rank0_ended or channel.closed.is_set() or channel.first_failure):
+            self.uses_relay = False
+            threading.Thread(target=self.connect, daemon=True).start()
+
+
+def connect_to_relay(address: str) -> socket.socket | None:
+    """Return a connection to the node's first rank, None if it does not listen or is another user's process."""
+    peer = socket.socket(socket.AF_UNIX)
+    try:
+        peer.connect(address)
+        if is_own_user(peer):
+            return peer
+    except OSError:
+        pass  # it has not started yet, or it has another network namespace
+    peer.close()
+    return None
+
+
+def receive(peer: socket.socket, session: Session) -> list[Message]:
+    """Return the messages of the next bytes; raises OSError at the end of the connection, and `WireError`."""
+    data = peer.recv(CHUNK_BYTES)
+    if not data:
+        raise ConnectionError("closed")
+    return session.decode(data)

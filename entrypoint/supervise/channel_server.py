@@ -1,0 +1,124 @@
+"""Rank 0's side of the failure channel: admits the other ranks, and notices when one is lost."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from entrypoint.core.console import log
+from entrypoint.supervise.access import is_own_user
+from entrypoint.supervise.admission import FirstFailure, RankEndpoint
+from entrypoint.supervise.event_loop import Connection, Role
+from entrypoint.supervise.wire import PROTOCOL, Message, Session
+
+if TYPE_CHECKING:
+    from entrypoint.supervise.failure_channel import FailureChannel
+
+# File descriptors besides those of the connections.
+OTHER_FILES = 64
+
+
+class ChannelServer:
+    """Serves the nodes of a run, each of which speaks for its ranks on one connection."""
+
+    def __init__(self, channel: FailureChannel) -> None:
+        self.channel = channel
+
+    def listen(self, server: socket.socket, connections: int) -> None:
+        """Accept connections of other nodes; `connections` is how many there may be."""
+        channel = self.channel
+        raise_file_limit(connections + OTHER_FILES)
+        channel.loop.max_unproven += connections
+        channel.loop.listen(server, self.welcome)
+
+    def welcome(self, peer: socket.socket, address: str) -> tuple[Session, Role] | None:
+        """Return the session of a new connection, None where its address is not the job's."""
+        access, refused = self.channel.access, len(self.channel.access.refused)
+        if not access.accepts(address):
+            with suppress(OSError):
+                peer.send(f"{PROTOCOL} refused {address}\n".encode())
+            if len(access.refused) > refused:
+                log(
+                    f"failure channel: {address} is no host of this job, and was refused. If it is one, set"
+                    " LAUNCH_SECRET_FILE to a file that all nodes read."
+                )
+            return None
+        return access.session(is_server=True), self
+
+    def welcome_local(self, peer: socket.socket, _: str) -> tuple[Session, Role] | None:
+        """Return the session of a rank on this node, None where it is another user's process."""
+        return (Session(is_server=True), self) if is_own_user(peer) else None
+
+    def handle(self, connection: Connection, message: Message) -> bool:
+        """Admit a rank, or note what one reports; a message before the first admission ends the connection."""
+        if "hello" in message:
+            return self.greet(connection, RankEndpoint(**message["hello"]))
+        if not connection.ranks:
+            return False
+        if "joined" in message:
+            self.join(connection, connection.ranks[message["joined"]])
+        if "left" in message:
+            self.channel.admission.release(connection.ranks.pop(message["left"]))
+        if "first_failure" in message:
+            self.channel.report_failure(FirstFailure(**message["first_failure"]), source=connection)
+        if "bye" in message:
+            self.channel.peers.pop(message["bye"], None)
+            connection.joined.discard(message["bye"])
+            return bool(connection.joined)
+        return True
+
+    def greet(self, connection: Connection, endpoint: RankEndpoint) -> bool:
+        """Answer a hello, and return whether the connection goes on."""
+        answer = self.admit(endpoint)
+        if "port" in answer:
+            connection.ranks[endpoint.rank] = endpoint
+        self.channel.loop.send(connection, {"to": [endpoint.rank, endpoint.pid], **answer})
+        return bool(connection.ranks)
+
+    def admit(self, endpoint: RankEndpoint) -> Message:
+        """Return the answer to a hello: the rendezvous port, the first failure, or what runs here instead."""
+        channel = self.channel
+        refusal, failure = channel.admission.admit(endpoint)
+        if refusal:
+            return {"other_run": refusal}
+        if failure:
+            channel.report_failure(failure)
+        if channel.first_failure and endpoint.world_size:
+            channel.admission.arrived.add(endpoint.rank)
+            return {"first_failure": asdict(channel.first_failure)}
+        return {"port": channel.port}
+
+    def join(self, connection: Connection, endpoint: RankEndpoint) -> None:
+        """Count a rank from now on, and send it the failure that it has missed."""
+        channel = self.channel
+        connection.joined.add(endpoint.rank)
+        channel.peers[endpoint.rank] = endpoint
+        channel.admission.arrived.add(endpoint.rank)
+        if channel.first_failure:
+            channel.loop.send(connection, {"first_failure": asdict(channel.first_failure)})
+
+    def lose(self, connection: Connection, reason: str) -> None:
+        """Report the node of a lost connection whose ranks had joined; give the places of the others back."""
+        channel = self.channel
+        for endpoint in connection.ranks.values():
+            channel.admission.release(endpoint)
+        for rank in connection.joined:
+            channel.peers.pop(rank, None)
+        if connection.joined and reason and not channel.closed.is_set():
+            channel.report_lost(connection.ranks[min(connection.joined)], reason)
+
+
+def raise_file_limit(wanted: int) -> None:
+    """Raise the limit of open files as far as it is needed and allowed (setrlimit(2)); print where it is too low."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+        if limit < wanted:
+            log(
+                f"warning: ulimit -n: {hard} open files are too few for the connections of the job's nodes. Raise it to"
+                f" {wanted} on rank 0's node (ulimit -Hn, LimitNOFILE)."
+            )
