@@ -89,7 +89,7 @@ def read_secret_file(name: str) -> bytes:
     except (OSError, ValueError) as error:
         cause = getattr(error, "strerror", None) or "no file name"
         raise UserError(f"{setting}: cannot be read ({cause}). Name a file that all nodes read.") from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise UserError(f"{setting}: is no regular file. Name a file with a secret.")
@@ -98,7 +98,9 @@ def read_secret_file(name: str) -> bytes:
         forbidden = 0o022 if found.st_uid == 0 else 0o077
         if found.st_mode & forbidden:
             raise UserError(f"{setting}: other users may read or write it. Run: chmod 600 {printable(name)}")
-        return check_key(file.read(MAX_KEY_BYTES), setting)
+        return check_key(os.read(descriptor, MAX_KEY_BYTES), setting)
+    finally:
+        os.close(descriptor)
 
 
 def write_key(path: Path) -> bytes:
@@ -128,7 +130,9 @@ def read_drawn_key(path: Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return b""
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         private = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-        return file.read(MAX_KEY_BYTES) if private else b""
+        return os.read(descriptor, MAX_KEY_BYTES) if private else b""
+    finally:
+        os.close(descriptor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from entrypoint.supervise.wire import Session
 class Access:
     """The job's key, read again for each connection, and the names of the job's hosts where it has none.
 
-    Without hosts every address is accepted.
+    Every address is accepted if no hosts are known, or the addresses of some are not.
     """
 
     read_key: Callable[[], bytes] = bytes
@@ -33,22 +33,22 @@ class Access:
         """Return whether a connection from an address may go on; with a key its messages say so."""
         if self.read_key() or not self.hosts:
             return True
-        address = address.removeprefix("::ffff:")
         if address not in self.addresses:
-            self.addresses |= resolve_all(self.hosts)
+            found = [resolve_all(host) for host in self.hosts]
+            if not all(found):
+                return True
+            self.addresses.update(*found)
         if address in self.addresses or is_own_address(address.partition("%")[0]):
             return True
         self.refused.add(address)
         return False
 
 
-def resolve_all(hosts: Iterable[str]) -> set[str]:
-    """Return all addresses of some hosts; a name that does not resolve has none."""
-    found = set()
-    for host in hosts:
-        with suppress(OSError):
-            found |= {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    return found
+def resolve_all(host: str) -> set[str]:
+    """Return all addresses of a host; a name that does not resolve has none."""
+    with suppress(OSError):
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    return set()
 
 
 def is_own_user(peer: socket.socket) -> bool:

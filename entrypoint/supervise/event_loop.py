@@ -197,7 +197,7 @@ class EventLoop:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self.free_descriptor(server)
                 return
-            role = welcome(new, address[0] if isinstance(address, tuple) else "")
+            role = welcome(new, plain_address(address))
             if role is None:
                 new.close()
                 continue
@@ -243,3 +243,8 @@ class EventLoop:
         if beats:
             self.next_heartbeat = now + self.interval_s
         self.next_tick = now + min(self.interval_s, 1.0)
+
+
+def plain_address(address: object) -> str:
+    """Return the address of accept(2) without its port; an IPv4 one of a dual-stack socket as such."""
+    return str(address[0]).removeprefix("::ffff:") if isinstance(address, tuple) else ""

@@ -188,7 +188,7 @@ def test_mpirun_command_has_hosts_and_variables_no_binding() -> None:
     assert words.startswith("/usr/bin/mpirun --bind-to none -np 6 --host r1:4,r2:2 ")
     assert words.endswith(" python -I -m entrypoint run x.py")
     named = [name for flag, name in zip(made.command, made.command[1:], strict=False) if flag == "-x"]
-    ours = ["ENTRYPOINT_JOB", "ENTRYPOINT_STARTED", "ENTRYPOINT_STATUS_RECORDS"]
+    ours = ["ENTRYPOINT_JOB", "ENTRYPOINT_JOB_KEY", "ENTRYPOINT_STARTED", "ENTRYPOINT_STATUS_RECORDS"]
     assert named == [*ours, "LAUNCH_HOSTS", "MASTER_ADDR", "TRAIN_EPOCHS"]
     assert (made.nodes.world_size, made.environment.variables["MASTER_ADDR"]) == (6, "r1")
     assert "OMP_NUM_THREADS" not in made.environment.variables, "each node's own, not this one's"

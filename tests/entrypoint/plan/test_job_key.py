@@ -1,0 +1,73 @@
+"""Which key the monitors of a job over several nodes have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from entrypoint.job.detect import Job
+from entrypoint.job.detect_nodes import detect_node_group
+from entrypoint.job.job_key import KeySource
+from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
+from entrypoint.plan.model import Plan
+from entrypoint.plan.planner import make_plan
+from entrypoint.settings import read_launch_settings
+from tests.factories import SCRIPT, make_machine, make_test_plan, reason_for
+
+BY_HAND = {"LAUNCH_NNODES": "2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "node1"}
+SRUN = Job(launcher="srun", rank=1, world_size=4, local_rank=1, local_world_size=2, hostnames=("node1", "node2"))
+
+
+def plan_of(environ: dict[str, str], job: Job, source: KeySource, remote: RemoteLauncher | None = None) -> Plan:
+    settings = read_launch_settings(environ, {})
+    group = detect_node_group(settings, environ, job)
+    inputs = PlanInputs(
+        settings, make_machine(4), job, SCRIPT, environ, "p", node_group=group, key_source=source,
+        remote_launcher=remote,
+    )  # fmt: skip
+    return make_plan(inputs)
+
+
+DRAWN = KeySource("drawn", "/home/me/.cache/reference-training/keys/7")
+MPIRUN = RemoteLauncher("/usr/bin/mpirun", "Open MPI", (("node1", 2), ("node2", 2)))
+
+
+@pytest.mark.parametrize(
+    ("environ", "job", "source", "remote", "kind", "reason"),
+    [
+        (BY_HAND, Job(), KeySource(), None, "none", "any host is accepted. Set LAUNCH_SECRET_FILE"),
+        ({}, SRUN, KeySource(), None, "none", "the job's own hosts are accepted. Set LAUNCH_SECRET_FILE"),
+        ({}, SRUN, DRAWN, None, "drawn", "rank 0 writes it to /home/me/.cache/reference-training/keys/7, which only"),
+        ({}, SRUN, KeySource("variable"), None, "variable", "monitors without it cannot take part"),
+        (
+            BY_HAND | {"LAUNCH_SECRET_FILE": "key"},
+            Job(),
+            KeySource("file", "key"),
+            None,
+            "file",
+            "(set by you) LAUNCH_SECRET_FILE=key",
+        ),
+        ({}, Job(), KeySource(), MPIRUN, "drawn here", "this process draws it and passes it to the ranks"),
+        ({}, Job(), KeySource("variable"), MPIRUN, "variable", "monitors without it cannot take part"),
+    ],
+)
+def test_source_of_the_key_is_in_the_plan(
+    environ: dict[str, str], job: Job, source: KeySource, remote: RemoteLauncher | None, kind: str, reason: str
+) -> None:
+    plan = plan_of(environ, job, source, remote)
+    assert plan.rendezvous.key_source == kind
+    assert reason in reason_for(plan, "job key")
+    assert plan.warnings == ()
+
+
+@pytest.mark.parametrize("job", [Job(), replace(SRUN, world_size=2)])
+def test_job_of_one_node_needs_no_key(job: Job) -> None:
+    plan = plan_of({}, job, DRAWN)
+    assert plan.rendezvous.key_source == "none"
+    assert all(decision.key != "job key" for decision in plan.decisions)
+
+
+def test_secret_file_without_effect_is_named() -> None:
+    plan = make_test_plan(make_machine(4), {"LAUNCH_SECRET_FILE": "key"})
+    assert plan.warnings == ("LAUNCH_SECRET_FILE=key: has no effect, because the job has one node",)

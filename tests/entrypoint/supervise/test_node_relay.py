@@ -1,0 +1,104 @@
+"""A node's ranks share one connection to rank 0, and go on when their first rank ends."""
+
+from __future__ import annotations
+
+from entrypoint.supervise.access import Access
+from entrypoint.supervise.admission import FirstFailure
+from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel
+from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel
+from tests.net import free_port
+
+KEY = Access(lambda: b"the key of this job")
+
+
+def open_job(nodes: int, ranks: int, token: str = "7.0") -> list[FailureChannel]:
+    """Open the channels of a job, each node's first rank last."""
+    ports, rendezvous_ports = (free_port(),), (free_port(),)
+    channels = {
+        rank: open_channel(
+            rank,
+            ports,
+            token,
+            rendezvous_ports=rendezvous_ports,
+            access=KEY,
+            node=f"node{rank // ranks}",
+            local_rank=rank % ranks,
+            shares_connection=True,
+            world_size=nodes * ranks,
+            pid=rank + 1,
+        )
+        for rank in reversed(range(nodes * ranks))
+    }
+    assert have_joined(channels[0], nodes * ranks - 1)
+    return [channels[rank] for rank in sorted(channels)]
+
+
+def close(channels: list[FailureChannel]) -> None:
+    for channel in reversed(channels):
+        channel.report_exit(0, "")
+
+
+def test_node_has_one_connection() -> None:
+    channels = open_job(3, 4)
+    assert len({channel.wait_for_port(10, lambda _: None) for channel in channels}) == 1
+    tcp = [one for one in channels[0].loop.connections if one.socket.family.name != "AF_UNIX"]
+    assert sorted(sorted(one.joined) for one in tcp) == [[4, 5, 6, 7], [8, 9, 10, 11]]
+    close(channels)
+
+
+def test_failure_reaches_every_rank_of_every_node() -> None:
+    channels = open_job(3, 3)
+    failed = FirstFailure(5, "node1", 9, "exit code 9")
+    channels[5].report_exit(9, "exit code 9")
+    assert eventually(5, lambda: all(channel.first_failure == failed for channel in channels))
+
+
+def test_lost_rank_of_another_node_is_named() -> None:
+    channels = open_job(2, 3)
+    loop = channels[5].loop
+    for connection in list(loop.connections):  # as when its monitor is killed
+        channels[5].closed.set()
+        loop.close(connection)
+    lost = FirstFailure(5, "node1", NODE_LOST_CODE, "its node is lost: its monitor exited")
+    assert eventually(5, lambda: channels[0].first_failure == channels[4].first_failure == lost)
+
+
+def test_lost_first_rank_loses_its_node() -> None:
+    channels = open_job(2, 3)
+    channels[3].closed.set()
+    for connection in list(channels[3].loop.connections):
+        channels[3].loop.close(connection)
+    assert eventually(5, lambda: all(channel.first_failure for channel in channels if channel is not channels[3]))
+    assert channels[0].first_failure is not None
+    assert channels[0].first_failure.node in ("node1", "127.0.0.1"), "by which one is noticed first"
+    assert channels[0].first_failure.code == NODE_LOST_CODE
+
+
+def test_ranks_go_on_when_the_first_of_their_node_ends() -> None:
+    channels = open_job(2, 3)
+    channels[3].report_exit(0, "")
+    for connection in list(channels[3].loop.connections):
+        channels[3].loop.close(connection)
+    assert eventually(10, lambda: sorted(channels[0].peers) == [1, 2, 4, 5])
+    assert eventually(10, lambda: 0 in channels[4].peers), "it has a connection of its own now"
+    channels[4].report_exit(7, "exit code 7")
+    assert eventually(5, lambda: channels[0].first_failure == FirstFailure(4, "node1", 7, "exit code 7"))
+
+
+def test_rank_without_its_nodes_first_rank_connects_itself() -> None:
+    ports = (free_port(),)
+    rank0 = open_channel(0, ports, "7.0", access=KEY)
+    alone = open_channel(5, ports, "7.0", access=KEY, node="node1", local_rank=1, shares_connection=True)
+    assert have_joined(rank0, 1)
+    alone.report_exit(0, "")
+
+
+def test_success_of_all_ends_all() -> None:
+    channels = open_job(2, 2)
+    for rank in (3, 2, 1):
+        channels[rank].report_exit(0, "")
+    assert eventually(10, lambda: not channels[0].peers)
+    channels[0].others = 3
+    assert channels[0].wait_for_others(5, lambda: False, lambda _: None)
+    channels[0].report_exit(0, "")
+    assert all(channel.first_failure is None for channel in channels)
