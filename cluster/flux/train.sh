@@ -14,6 +14,9 @@ export TRAIN_MAX_MINUTES=${TRAIN_MAX_MINUTES:-$MINUTES}
 # This script runs on the job's first node, as rank 0 does.
 export MASTER_ADDR=${MASTER_ADDR:-$(hostname)} LOCAL_WORLD_SIZE=$RANKS
 
+# Monitors without this key cannot take part in the job.
+export ENTRYPOINT_JOB_KEY=${ENTRYPOINT_JOB_KEY:-$(head -c 32 /dev/urandom | base64)}
+
 # Without an image: the entrypoint of an installation that all nodes share.
 start=(entrypoint train)
 if [[ -n $IMAGE ]]; then start=(apptainer run --nv "$IMAGE" train); fi

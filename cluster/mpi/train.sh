@@ -18,8 +18,11 @@ done
 start=(entrypoint train)
 if [[ -n $IMAGE ]]; then start=(apptainer run --nv "$IMAGE" train); fi
 
+# Monitors without this key cannot take part in the job.
+export ENTRYPOINT_JOB_KEY=${ENTRYPOINT_JOB_KEY:-$(head -c 32 /dev/urandom | base64)}
+
 # Ranks on other machines see what is named here and nothing else of this environment.
-passed=()
+passed=(-x ENTRYPOINT_JOB_KEY)
 groups='TRAIN|LAUNCH|OMP|KMP|GOMP|MKL|GLOO|NCCL|CCL|FI|I_MPI|UCX|TORCH|ACCELERATE|APPTAINER'
 for name in $(compgen -e | grep -E "^($groups)_|^(PATH|MASTER_ADDR|MASTER_PORT|CUDA_VISIBLE_DEVICES)\$"); do
   if [[ ${name^^} =~ (^|_)(TOKEN|SECRET|PASSWORD|PASSWD|KEY)$ ]]; then

@@ -106,13 +106,37 @@ def is_this_host(name: str) -> bool:
     return name.partition(".")[0] == socket.gethostname().partition(".")[0]
 
 
-def try_listen(port: int) -> socket.socket | None:
-    """Return a socket that listens on a port, or None if the port is taken."""
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+def try_listen(port: int, addresses: tuple[str, ...] = ()) -> list[socket.socket]:
+    """Return sockets that listen on a port of these addresses, or of all; none if the port is taken on one of them."""
+    listening: list[socket.socket] = []
+    six = socket.has_dualstack_ipv6()
     try:
-        return socket.create_server(("", port), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=1024)
+        for address in addresses or ("",):
+            family = socket.AF_INET6 if ":" in address or (six and not address) else socket.AF_INET
+            dual = family == socket.AF_INET6 and not address
+            listening.append(socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=1024))
     except OSError:
-        return None
+        for one in listening:
+            one.close()
+        return []
+    return listening
+
+
+def addresses_towards(host: str, interface: str) -> tuple[str, ...]:
+    """Return this node's addresses by which others reach it: those of its name for them, and of the interface.
+
+    Empty if neither has one, as where a name or a port leads here from another address.
+    """
+    try:
+        names = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        names = set()
+    own = {address for address in names if is_own_address(address)}
+    if own and all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in own):
+        if host in own or host == "localhost":
+            return tuple(sorted(own))
+        own = set()  # Debian's 127.0.1.1 is no address for others
+    return tuple(sorted(own | (set(interface_addresses(interface)) if interface else set())))
 
 
 def hold_port(port: int = 0) -> socket.socket:

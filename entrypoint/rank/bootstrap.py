@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError, printable
-from entrypoint.core.network import is_own_address, resolve
+from entrypoint.core.network import addresses_towards, is_own_address, resolve
 from entrypoint.core.package_version import PROJECT, package_version
 from entrypoint.core.process import die_with_parent, replace_process
 from entrypoint.job.detect import Job
@@ -109,6 +109,8 @@ def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> N
     sys.stderr.flush()
     ports = fallback_ports(port) if negotiable else ()
     channel = FailureChannel(endpoint, plan.collective_timeout_s, ports, others=job.world_size - 1, access=access)
+    if job.rank == 0:
+        channel.addresses = addresses_towards(environment["MASTER_ADDR"], environment.get("GLOO_SOCKET_IFNAME", ""))
     run_guarded(
         plan.program.argv,
         environment,

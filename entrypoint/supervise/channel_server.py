@@ -27,12 +27,13 @@ class ChannelServer:
     def __init__(self, channel: FailureChannel) -> None:
         self.channel = channel
 
-    def listen(self, server: socket.socket, connections: int) -> None:
+    def listen(self, listening: list[socket.socket], connections: int) -> None:
         """Accept connections of other nodes; `connections` is how many there may be."""
         channel = self.channel
         raise_file_limit(connections + OTHER_FILES)
         channel.loop.max_unproven += connections
-        channel.loop.listen(server, self.welcome)
+        for one in listening:
+            channel.loop.listen(one, self.welcome)
 
     def welcome(self, peer: socket.socket, address: str) -> tuple[Session, Role] | None:
         """Return the session of a new connection, None where its address is not the job's."""

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.network import LOG_INTERVAL_S, hold_port, try_listen
@@ -24,6 +24,8 @@ from entrypoint.supervise.node_relay import NodeRelay, listen_on_node
 
 # The exit code of a first failure on a node that no longer responds.
 NODE_LOST_CODE = -1
+# The longest description in characters: a message is one line of the wire.
+MAX_HOW = 4000
 # How long the last messages may take.
 DRAIN_LIMIT_S = 2.0
 
@@ -33,7 +35,8 @@ class FailureChannel:
 
     Rank 0 takes the first free one of `ports` for the rendezvous, and sends it to the others. Without `ports`, the
     launcher sets the rendezvous port. Rank 0 expects `others` to connect. `peers` are the ranks that have joined rank
-    0, or rank 0 itself; `node_peers` those that this monitor speaks for.
+    0, or rank 0 itself; `node_peers` those that this monitor speaks for. Rank 0 listens on its `addresses`, without
+    them on all.
     """
 
     def __init__(
@@ -43,8 +46,10 @@ class FailureChannel:
         ports: tuple[int, ...] = (),
         others: int = 0,
         access: Access | None = None,
+        addresses: tuple[str, ...] = (),
     ) -> None:
         self.endpoint = endpoint
+        self.addresses = addresses
         self.ports = ports
         self.others = others
         self.access = access or Access()
@@ -73,31 +78,32 @@ class FailureChannel:
             client = ChannelClient(self, relay, uses_relay=uses_relay)
             threading.Thread(target=client.connect, daemon=True).start()
             return
-        server, listener = ChannelServer(self), self.take_ports()
-        if listener:
-            server.listen(listener, self.others)
+        server, listening = ChannelServer(self), self.take_ports()
+        if listening:
+            server.listen(listening, self.others)
         elif self.ports:  # without `ports` the job runs without a failure channel
             raise UserError(ports_taken_message(self.ports), ExitCode.RENDEZVOUS)
         if on_node:
             self.loop.listen(on_node, server.welcome_local)
         self.port_known.set()
 
-    def take_ports(self) -> socket.socket | None:
-        """Listen on the first free port whose rendezvous port is free too, which stays held; None if there is none."""
-        for listener, port in zip(
-            map(try_listen, self.endpoint.ports), self.ports or self.endpoint.ports, strict=False
-        ):
-            if listener is None:
+    def take_ports(self) -> list[socket.socket]:
+        """Listen on the first free port whose rendezvous port is free too, which stays held; none if there is none."""
+        ports = zip(self.endpoint.ports, self.ports or self.endpoint.ports, strict=False)
+        for monitor_port, port in ports:
+            listening = try_listen(monitor_port, self.addresses)
+            if not listening:
                 continue
             if not self.ports:
-                return listener
+                return listening
             try:
                 self.held_port, self.port = hold_port(port), port
             except OSError:
-                listener.close()
+                for one in listening:
+                    one.close()
                 continue
-            return listener
-        return None
+            return listening
+        return []
 
     def wait_for_port(
         self, timeout_s: float, log: Callable[[str], None], is_over: Callable[[], bool] = lambda: False
@@ -154,6 +160,7 @@ class FailureChannel:
 
     def report_failure(self, failure: FirstFailure, source: Connection | None = None) -> None:
         """Record the first failure, and send it to all that have joined but its `source`."""
+        failure = replace(failure, how=failure.how[:MAX_HOW])
         with self.lock:
             if self.first_failure is not None:
                 return

@@ -1,21 +1,8 @@
 """Messages of the failure channel: lines of JSON, each with a code that only monitors with the job's key can compute.
 
-| line | from | meaning |
-|---|---|---|
-| `reference-training-1 key NONCE` | both | the first line; `open` in place of `key` where the sender has no key |
-| `reference-training-1 refused ADDRESS` | rank 0 | the job has no key, and this address is none of its hosts |
-| `{"hello": {…}}` | a rank | its `RankEndpoint` |
-| `{"to": [RANK, PID], "port": PORT}` | rank 0 | the rank takes part, and this is the rendezvous port |
-| `{"to": [RANK, PID], "other_run": RUN}` | rank 0 | another run, or a rank that this run has already |
-| `{"joined": RANK}` | a rank | it has the port, and its loss is a failure from now on |
-| `{"first_failure": {…}}` | all | the `FirstFailure` of the job |
-| `{"left": RANK}` | a node's relay | a rank has disconnected before it joined |
-| `{"bye": RANK}` | all | the rank has ended, and its disconnect is no loss |
-| `{}` | all | a heartbeat |
-
-With a key each line ends in a tab and a code: HMAC-SHA-256 (RFC 2104) of the line's number and its text, cut to 16
-bytes. Its key is derived from the job's key, both nonces and the direction. So a line cannot be forged, repeated, moved
-or sent back.
+docs/architecture.md has the table of the protocol. With a key each line ends in a tab and a code:
+HMAC-SHA-256 (RFC 2104) of the line's number and its text, cut to 16 bytes. Its key is derived from the job's key, both
+nonces and the direction. So a line cannot be forged, repeated, moved or sent back.
 """
 
 from __future__ import annotations

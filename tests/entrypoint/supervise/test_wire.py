@@ -94,9 +94,10 @@ def test_line_without_an_end_is_refused() -> None:
     client, server = open_sessions()
     assert server.decode(client.encode({"how": "x" * 7000})) != []
     assert server.decode(client.encode({"how": "x" * (MAX_LINE_BYTES - 100)})) != [], "it has proven itself"
+    for _ in range(MAX_LINE_BYTES // 1000):
+        assert server.decode(b"x" * 1000) == []
     with pytest.raises(WireError, match="a line of more than 65536 bytes"):
-        for _ in range(2 * MAX_LINE_BYTES // 1000):
-            assert server.decode(b"x" * 1000) == []
+        server.decode(b"x" * 1000)
 
 
 def test_refused_address_is_named() -> None:
