@@ -21,6 +21,7 @@ from train.preemption import PREEMPT_WARNING, STOP_CONTROLLER, Preempted
 # The port of the discard service. No process listens there, so a live node refuses the connection.
 DISCARD_PORT = 9
 PAUSE_S = 0.05
+LOOPBACK = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": socket.AF_INET6}
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,9 @@ def connect_store(rank: int, timeout: timedelta) -> Store:
         store: Store = next(rendezvous("env://", timeout=timeout))[0]
         return store
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank == 0 and host in LOOPBACK:  # else the store listens on all interfaces
+        listening = socket.create_server((host, port), family=LOOPBACK[host], backlog=1024).detach()
+        return TCPStore(host, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listening)
     return TCPStore(host, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
 
 

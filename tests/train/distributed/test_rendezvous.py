@@ -6,13 +6,15 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
 
 from entrypoint.core.errors import ExitCode, PeerLostError, UserError
+from tests.net import free_port
 from train.distributed.peer_failure import describe_lost_peer, is_reachable, translate_collective_errors
-from train.distributed.rendezvous import Peer, local_peer, wait_for_all_ranks
+from train.distributed.rendezvous import Peer, connect_store, local_peer, wait_for_all_ranks
 from train.preemption import HANDLED
 
 pytestmark = [pytest.mark.launch, pytest.mark.versions]
@@ -83,3 +85,14 @@ def test_wait_for_all_ranks_names_missing_ranks(monkeypatch: pytest.MonkeyPatch)
         wait_for_all_ranks(0, 3, 1.0)
     assert error.value.code == ExitCode.RENDEZVOUS
     assert not dist.is_initialized()
+
+
+def test_store_of_one_node_listens_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    store = connect_store(0, timedelta(seconds=30))
+    store.set("key", "value")
+    assert connect_store(1, timedelta(seconds=30)).get("key") == b"value"
+    with pytest.raises(ConnectionRefusedError):  # another address of this machine
+        socket.create_connection(("127.0.0.2", port), timeout=5)
