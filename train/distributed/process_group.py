@@ -144,7 +144,7 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
             # Gloo in torch 2.8 prints a line for each connection to standard output.
             with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
                 dist.init_process_group(plan.backend, timeout=limit, store=store, rank=rank, world_size=world_size)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError) as error:
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             cause = first_line(error)
             raise UserError(

@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from entrypoint.core.errors import ExitCode, PeerLostError, UserError
+from tests.conftest import Entrypoint
 from tests.net import free_port
 from train.distributed.peer_failure import describe_lost_peer, is_reachable, translate_collective_errors
 from train.distributed.rendezvous import Peer, connect_store, local_peer, wait_for_all_ranks
@@ -96,3 +97,13 @@ def test_store_of_one_node_listens_on_loopback(monkeypatch: pytest.MonkeyPatch) 
     assert connect_store(1, timedelta(seconds=30)).get("key") == b"value"
     with pytest.raises(ConnectionRefusedError):  # another address of this machine
         socket.create_connection(("127.0.0.2", port), timeout=5)
+
+
+def test_port_that_another_program_took_is_named(entrypoint: Entrypoint) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        env = {"MASTER_PORT": port, "TRAIN_EPOCHS": "1", "LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1"}
+        result = entrypoint("train", env=env)
+    assert result.code != 0
+    assert port in result.err
+    assert "Traceback" not in result.err
