@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from entrypoint.supervise.access import is_own_user
 from entrypoint.supervise.admission import FirstFailure
 from entrypoint.supervise.event_loop import CHUNK_BYTES, Connection
 from entrypoint.supervise.node_relay import NodeRelay, relay_address
-from entrypoint.supervise.wire import Message, Session, WireError
+from entrypoint.supervise.wire import OTHER_KEY, Message, Session, WireError
 
 if TYPE_CHECKING:
     from entrypoint.supervise.failure_channel import FailureChannel
@@ -80,19 +79,22 @@ class ChannelClient:
     def handshake(self, peer: socket.socket, session: Session) -> tuple[Connection, list[Message]] | None:
         """Send a hello and wait for the answer; return None, with the connection closed, if another run answers."""
         messages: list[Message] = []
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        try:
             peer.sendall(session.greeting())
-            try:
-                while not session.is_open:
-                    messages += receive(peer, session)
-                peer.sendall(session.encode({"hello": asdict(replace(self.channel.endpoint, insists=self.insists()))}))
-                while not messages:
-                    messages += receive(peer, session)
-            except WireError as error:
-                self.channel.obstacle = str(error)
-            else:
-                if self.take_up(messages.pop(0)):
-                    return Connection(peer, session, self), messages
+            while not session.is_open:
+                messages += receive(peer, session)
+            peer.sendall(session.encode({"hello": asdict(replace(self.channel.endpoint, insists=self.insists()))}))
+            while not messages:
+                messages += receive(peer, session)
+            if self.take_up(messages.pop(0)):
+                return Connection(peer, session, self), messages
+        except WireError as error:
+            self.channel.obstacle = str(error)
+        except TimeoutError:
+            pass  # a busy node, which is tried again
+        except (OSError, ValueError, KeyError, TypeError):
+            if session.key and session.is_open:  # it has closed the connection in place of an answer
+                self.channel.obstacle = OTHER_KEY
         peer.close()
         return None
 
