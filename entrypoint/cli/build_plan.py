@@ -101,13 +101,15 @@ def telling_other_nodes(command: CommandLine, job: Job, environ: Mapping[str, st
 
 def place_of_command(command: CommandLine, job: Job, environ: Mapping[str, str]) -> Place | None:
     """Return where this process stands in a job of several nodes, None if nothing here can say it."""
-    group = NodeGroup()
+    group, secret_file = NodeGroup(), ""
     with suppress(UserError):  # settings that cannot be read do not say that there are nodes
         settings = read_launch_settings(environ, command.launch_flags)
+        secret_file = settings.values.secret_file
         group = detect_node_group(settings, environ, job)
         if group.nnodes > 1 and settings.values.max_restarts not in ("auto", 0):
             return None  # the agents take a port of their own, and wait for each other
-    return place_in_job(job, group, environ, run_identity_of(command, job, environ))
+    place = place_in_job(job, group, environ, run_identity_of(command, job, environ))
+    return replace(place, secret_file=secret_file) if place else None
 
 
 def run_identity_of(command: CommandLine, job: Job, environ: Mapping[str, str]) -> str:

@@ -107,19 +107,37 @@ def is_this_host(name: str) -> bool:
 
 
 def try_listen(port: int, addresses: tuple[str, ...] = ()) -> list[socket.socket]:
-    """Return sockets that listen on a port of these addresses, or of all; none if the port is taken on one of them."""
+    """Return sockets that listen on a port of these addresses, or of all; none if the port is taken on one of them.
+
+    An address that cannot be bound (one of IPv6 that is not ready) is left out while another one can.
+    """
     listening: list[socket.socket] = []
     six = socket.has_dualstack_ipv6()
-    try:
-        for address in addresses or ("",):
-            family = socket.AF_INET6 if ":" in address or (six and not address) else socket.AF_INET
-            dual = family == socket.AF_INET6 and not address
+    for address in addresses or ("",):
+        family = socket.AF_INET6 if ":" in address or (six and not address) else socket.AF_INET
+        dual = family == socket.AF_INET6 and not address
+        try:
             listening.append(socket.create_server((address, port), family=family, dualstack_ipv6=dual, backlog=1024))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                for one in listening:
+                    one.close()
+                return []
+    return listening or (try_listen(port) if addresses else [])
+
+
+def lock_port(port: int) -> socket.socket | None:
+    """Return a socket that marks a monitor's port as taken on this node, None if another monitor has it.
+
+    Two monitors could listen on it on different addresses. The kernel removes the name with the process (unix(7)).
+    """
+    lock = socket.socket(socket.AF_UNIX)
+    try:
+        lock.bind(f"\0reference-training-port-{port}")
     except OSError:
-        for one in listening:
-            one.close()
-        return []
-    return listening
+        lock.close()
+        return None
+    return lock
 
 
 def addresses_towards(host: str, interface: str) -> tuple[str, ...]:
@@ -132,11 +150,13 @@ def addresses_towards(host: str, interface: str) -> tuple[str, ...]:
     except OSError:
         names = set()
     own = {address for address in names if is_own_address(address)}
+    reached = set(interface_addresses(interface)) if interface else set()
     if own and all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in own):
         if host in own or host == "localhost":
             return tuple(sorted(own))
-        own = set()  # Debian's 127.0.1.1 is no address for others
-    return tuple(sorted(own | (set(interface_addresses(interface)) if interface else set())))
+        if not reached:  # Debian's 127.0.1.1 is for the ranks of this node alone
+            return ()
+    return tuple(sorted(own | reached))
 
 
 def hold_port(port: int = 0) -> socket.socket:
@@ -160,9 +180,9 @@ def hold_port(port: int = 0) -> socket.socket:
 
 def is_own_address(address: str) -> bool:
     """Return whether an address belongs to this node; the kernel binds no other."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        try:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
             probe.bind((address, 0))
-        except OSError as error:
-            return error.errno != errno.EADDRNOTAVAIL
+    except OSError as error:
+        return error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
     return True

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.user_dirs import user_cache_dir
 from entrypoint.job.run_identity import PROGRAM
@@ -44,7 +45,8 @@ def find_key_source(environ: Mapping[str, str], secret_file: str, identity: str)
     if environ.get(JOB_KEY_VAR):
         return KeySource("variable")
     cache = user_cache_dir(environ)
-    if cache and identity and not identity.startswith(PROGRAM) and is_on_network(ROOT, cache):
+    names_run = identity not in ("", "none") and not identity.startswith(PROGRAM)  # torchrun's default is "none"
+    if cache and names_run and is_on_network(ROOT, cache):
         name = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         return KeySource("drawn", str(cache / "keys" / name))
     return KeySource()
@@ -67,7 +69,10 @@ def key_reader(source: KeySource, environ: Mapping[str, str], *, draws: bool) ->
     path = Path(source.path)
     if draws:
         key = write_key(path)
-        return lambda: key
+        if key and read_drawn_key(path) == key:
+            return lambda: key
+        log(f"warning: {path}: the job's key cannot be kept there. The job has none. Set {SECRET_FILE_VAR}.")
+        return bytes
     return lambda: read_drawn_key(path)
 
 
@@ -104,7 +109,7 @@ def read_secret_file(name: str) -> bytes:
 
 
 def write_key(path: Path) -> bytes:
-    """Draw a key, and write it where only this user reads it; without a folder to write to there is no key."""
+    """Draw a key, and write it where only this user reads it; return it, empty if it cannot be written."""
     key = secrets.token_hex(32).encode()
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
@@ -112,11 +117,8 @@ def write_key(path: Path) -> bytes:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(key)
         temporary.replace(path)
-    except OSError as error:
-        raise UserError(
-            f"{path}: the job's key cannot be written ({error.strerror}). Free some space, or set {SECRET_FILE_VAR}.",
-            ExitCode.MACHINE,
-        ) from None
+    except OSError:
+        return b""
     with suppress(OSError):
         for other in path.parent.iterdir():
             if time.time() - other.stat().st_mtime > OLD_KEY_S:

@@ -13,6 +13,7 @@ from entrypoint.core.signals import PREEMPTION
 from entrypoint.job.detect import Job
 from entrypoint.job.job_key import JOB_KEY_VAR
 from entrypoint.job.ports import START_TIME_VAR
+from entrypoint.plan.job_key import DRAWN_HERE
 from entrypoint.plan.model import PLAN_VAR, Plan
 from entrypoint.rank.bootstrap import AGENT_ONLY_VARS, exec_program
 
@@ -23,8 +24,8 @@ REMOTE_LAUNCHERS = ("mpirun", "srun")
 def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> NoReturn:
     """Start the ranks, or execute the program in this process if it is already a rank."""
     environ = {START_TIME_VAR: str(started), **environ}
-    if plan.launcher in REMOTE_LAUNCHERS and plan.rendezvous.key_source == "drawn here":
-        environ = {JOB_KEY_VAR: secrets.token_hex(32), **environ}  # never on a command line, which all users see
+    if plan.launcher in REMOTE_LAUNCHERS and plan.rendezvous.key_source == DRAWN_HERE:
+        environ = {**environ, JOB_KEY_VAR: secrets.token_hex(32)}  # never on a command line, which all users see
     if plan.launcher == "mpirun":
         from entrypoint.launch import mpirun
 

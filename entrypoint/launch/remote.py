@@ -19,6 +19,7 @@ from entrypoint.job.ports import JOB_TOKEN_VAR, START_TIME_VAR
 from entrypoint.job.slurm import number
 from entrypoint.plan.environment import USER_OVERRIDABLE
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
+from entrypoint.plan.job_key import DRAWN_HERE
 from entrypoint.plan.model import Plan
 from entrypoint.plan.remote_ranks import node_count, ranks_per_host, starts_ranks_here
 from entrypoint.settings import LaunchSettings
@@ -176,6 +177,8 @@ def with_remote_command(plan: Plan, inputs: PlanInputs) -> Plan:
     verb = ("run", *inputs.program.argv[1:]) if script else ("train",)
     again = (inputs.python, "-I", "-m", "entrypoint", *verb)
     environ = {**inputs.environ, **flags}
+    if plan.rendezvous.key_source == DRAWN_HERE:
+        environ[JOB_KEY_VAR] = ""  # the launch draws it
     if not starter.mpi:
         count, command = srun(inputs, starter, plan.nodes.nproc_per_node, again)
     else:
@@ -280,7 +283,8 @@ def hydra(
 def forwarded_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the names of the variables that ranks on other nodes are given."""
     names = {name for name in environ if is_wanted(name) and not is_secret(name)}
-    return sorted(names | {"MASTER_ADDR", START_TIME_VAR, JOB_TOKEN_VAR, STATUS_VAR, JOB_KEY_VAR})
+    key = {JOB_KEY_VAR} & environ.keys()  # Open MPI warns of a variable that is not there
+    return sorted(names | key | {"MASTER_ADDR", START_TIME_VAR, JOB_TOKEN_VAR, STATUS_VAR})
 
 
 def withheld_variables(environ: Mapping[str, str]) -> list[str]:

@@ -109,6 +109,8 @@ def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> N
     sys.stderr.flush()
     ports = fallback_ports(port) if negotiable else ()
     channel = FailureChannel(endpoint, plan.collective_timeout_s, ports, others=job.world_size - 1, access=access)
+    if endpoint.shares_connection:
+        channel.nodes = -(-job.world_size // job.local_world_size)
     if job.rank == 0:
         channel.addresses = addresses_towards(environment["MASTER_ADDR"], environment.get("GLOO_SOCKET_IFNAME", ""))
     run_guarded(

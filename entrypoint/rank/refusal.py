@@ -41,6 +41,7 @@ class Place:
     identity: str
     job: Job
     environ: Mapping[str, str]
+    secret_file: str = ""
 
 
 def run_token(port: int, identity: str, *, negotiable: bool) -> str:
@@ -86,7 +87,8 @@ def job_access(source: KeySource, job: Job, environ: Mapping[str, str]) -> Acces
     from entrypoint.job.job_key import key_reader
     from entrypoint.supervise.access import Access
 
-    return Access(key_reader(source, environ, draws=job.rank == 0), () if source.kind != "none" else job.hostnames)
+    reader = key_reader(source, environ, draws=job.rank == 0 and job.local_rank == 0)
+    return Access(reader, () if source.kind in ("file", "variable") else job.hostnames, source.kind == "drawn")
 
 
 def refuse(place: Place | None, error: UserError, *, listens: bool = True) -> NoReturn:
@@ -104,7 +106,8 @@ def tell_other_nodes(place: Place, error: UserError, *, listens: bool = True) ->
     from entrypoint.supervise.admission import FirstFailure, RankEndpoint
     from entrypoint.supervise.failure_channel import FailureChannel
 
-    source = find_key_source(place.environ, place.environ.get(SECRET_FILE_VAR, ""), place.identity)
+    secret_file = place.secret_file or place.environ.get(SECRET_FILE_VAR, "")
+    source = find_key_source(place.environ, secret_file, place.identity)
     node, ports = socket.gethostname(), monitor_ports(place.port)
     with suppress(OSError, UserError):  # without the key nobody listens to this node
         resolve(place.master_addr)  # raises if there is nobody to tell

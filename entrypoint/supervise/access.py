@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,32 +13,48 @@ from dataclasses import dataclass, field
 from entrypoint.core.network import is_own_address
 from entrypoint.supervise.wire import Session
 
+# How long a rank waits for the key that rank 0 writes, before it goes on without one.
+KEY_WAIT_S = 30.0
+RESOLVE_LIMIT_S = 10.0
+
 
 @dataclass
 class Access:
     """The job's key, read again for each connection, and the names of the job's hosts where it has none.
 
-    Every address is accepted if no hosts are known, or the addresses of some are not.
+    Every address is accepted if no hosts are known, if a name of them does not resolve, or if rank 0 is reached by
+    another network than their names'. A rank waits for a key that `is_drawn`.
     """
 
     read_key: Callable[[], bytes] = bytes
     hosts: tuple[str, ...] = ()
+    is_drawn: bool = False
     addresses: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
+    created: float = field(default_factory=time.monotonic)
 
-    def session(self, *, is_server: bool = False) -> Session:
-        """Return the session of a new connection."""
-        return Session(self.read_key(), is_server=is_server)
+    def session(self, *, is_server: bool = False) -> Session | None:
+        """Return the session of a new connection, None if the key is still to come."""
+        key = self.read_key()
+        if self.is_drawn and not key and not is_server and time.monotonic() - self.created < KEY_WAIT_S:
+            return None
+        return Session(key, is_server=is_server)
+
+    def resolve_hosts(self, master: str) -> None:
+        """Resolve the names of the hosts; `master` is rank 0's host. It may take as long as the name service does."""
+        start, found = time.monotonic(), set()
+        for host in self.hosts if not self.read_key() else ():
+            addresses = resolve_all(host)
+            if not addresses or time.monotonic() - start > RESOLVE_LIMIT_S:
+                return
+            found |= addresses
+        if found & resolve_all(master):
+            self.addresses = found
 
     def accepts(self, address: str) -> bool:
         """Return whether a connection from an address may go on; with a key its messages say so."""
-        if self.read_key() or not self.hosts:
+        if self.read_key() or not self.addresses:
             return True
-        if address not in self.addresses:
-            found = [resolve_all(host) for host in self.hosts]
-            if not all(found):
-                return True
-            self.addresses.update(*found)
         if address in self.addresses or is_own_address(address.partition("%")[0]):
             return True
         self.refused.add(address)

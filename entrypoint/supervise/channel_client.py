@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from entrypoint.core.network import RETRY_INTERVAL_S
 from entrypoint.supervise.access import is_own_user
 from entrypoint.supervise.admission import FirstFailure
-from entrypoint.supervise.event_loop import CHUNK_BYTES, Connection
+from entrypoint.supervise.event_loop import CHUNK_BYTES, HANDSHAKE_LIMIT_S, Connection
 from entrypoint.supervise.node_relay import NodeRelay, relay_address
 from entrypoint.supervise.wire import OTHER_KEY, Message, Session, WireError
 
@@ -63,29 +63,42 @@ class ChannelClient:
         """Return a connection to this run's rank 0 and what it has sent; None if it is not found."""
         endpoint = self.channel.endpoint
         if self.uses_relay:
-            if peer := connect_to_relay(relay_address(endpoint)):
-                return self.handshake(peer, Session())
+            peer = connect_to_relay(relay_address(endpoint))
+            if peer and (found := self.handshake(peer, Session(), is_relay=True)):
+                return found
             if time.monotonic() - self.started < RELAY_WAIT_S:
                 return None
         for port in endpoint.ports:
+            session = self.channel.access.session()
+            if session is None:
+                self.channel.obstacle = "rank 0 has not written the job's key yet"
+                return None
             try:
                 peer = socket.create_connection((endpoint.host, port), timeout=CONNECT_TIMEOUT_S)
             except OSError:
                 continue
-            if found := self.handshake(peer, self.channel.access.session()):
+            if found := self.handshake(peer, session):
                 return found
         return None
 
-    def handshake(self, peer: socket.socket, session: Session) -> tuple[Connection, list[Message]] | None:
-        """Send a hello and wait for the answer; return None, with the connection closed, if another run answers."""
+    def handshake(
+        self, peer: socket.socket, session: Session, *, is_relay: bool = False
+    ) -> tuple[Connection, list[Message]] | None:
+        """Send a hello and wait for the answer; return None, with the connection closed, if another run answers.
+
+        A relay answers when it has found rank 0, and sends heartbeats until then.
+        """
         messages: list[Message] = []
+        until = time.monotonic() + HANDSHAKE_LIMIT_S
         try:
             peer.sendall(session.greeting())
             while not session.is_open:
-                messages += receive(peer, session)
+                messages += receive(peer, session, until)
             peer.sendall(session.encode({"hello": asdict(replace(self.channel.endpoint, insists=self.insists()))}))
             while not messages:
-                messages += receive(peer, session)
+                messages += receive(peer, session, until)
+                if is_relay:
+                    until = time.monotonic() + max(HANDSHAKE_LIMIT_S, 4 * self.channel.loop.interval_s)
             if self.take_up(messages.pop(0)):
                 return Connection(peer, session, self), messages
         except WireError as error:
@@ -151,8 +164,9 @@ def connect_to_relay(address: str) -> socket.socket | None:
     return None
 
 
-def receive(peer: socket.socket, session: Session) -> list[Message]:
-    """Return the messages of the next bytes; raises OSError at the end of the connection, and `WireError`."""
+def receive(peer: socket.socket, session: Session, until: float) -> list[Message]:
+    """Return the messages of the next bytes; raises `WireError`, and OSError at the connection's end or too late."""
+    peer.settimeout(max(0.001, until - time.monotonic()))
     data = peer.recv(CHUNK_BYTES)
     if not data:
         raise ConnectionError("closed")

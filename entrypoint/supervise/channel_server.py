@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
+import threading
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -32,8 +33,13 @@ class ChannelServer:
         channel = self.channel
         raise_file_limit(connections + OTHER_FILES)
         channel.loop.max_unproven += connections
+        threading.Thread(target=self.open, args=(listening,), daemon=True).start()
+
+    def open(self, listening: list[socket.socket]) -> None:
+        """Accept connections as soon as the hosts' addresses are known; the kernel keeps early ones waiting."""
+        self.channel.access.resolve_hosts(self.channel.endpoint.host)
         for one in listening:
-            channel.loop.listen(one, self.welcome)
+            self.channel.loop.listen(one, self.welcome)
 
     def welcome(self, peer: socket.socket, address: str) -> tuple[Session, Role] | None:
         """Return the session of a new connection, None where its address is not the job's."""
@@ -47,7 +53,8 @@ class ChannelServer:
                     " LAUNCH_SECRET_FILE to a file that all nodes read."
                 )
             return None
-        return access.session(is_server=True), self
+        session = access.session(is_server=True)
+        return (session, self) if session else None
 
     def welcome_local(self, peer: socket.socket, _: str) -> tuple[Session, Role] | None:
         """Return the session of a rank on this node, None where it is another user's process."""
@@ -61,7 +68,7 @@ class ChannelServer:
             return False
         if "joined" in message:
             self.join(connection, connection.ranks[message["joined"]])
-        if "left" in message:
+        if "left" in message and message["left"] not in connection.joined:
             self.channel.admission.release(connection.ranks.pop(message["left"]))
         if "first_failure" in message:
             self.channel.report_failure(FirstFailure(**message["first_failure"]), source=connection)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 
 from entrypoint.core.errors import ExitCode, UserError, printable
-from entrypoint.core.network import LOG_INTERVAL_S, hold_port, try_listen
+from entrypoint.core.network import LOG_INTERVAL_S, hold_port, lock_port, try_listen
 from entrypoint.supervise.access import Access
 from entrypoint.supervise.admission import Admission, FirstFailure, RankEndpoint
 from entrypoint.supervise.channel_client import ChannelClient
@@ -34,9 +34,9 @@ class FailureChannel:
     """Connects the monitors in background threads; `first_failure` is set when a rank fails or a node is lost.
 
     Rank 0 takes the first free one of `ports` for the rendezvous, and sends it to the others. Without `ports`, the
-    launcher sets the rendezvous port. Rank 0 expects `others` to connect. `peers` are the ranks that have joined rank
-    0, or rank 0 itself; `node_peers` those that this monitor speaks for. Rank 0 listens on its `addresses`, without
-    them on all.
+    launcher sets the rendezvous port. Rank 0 expects `others` to connect, from `nodes` if each has one connection. It
+    listens on its `addresses`, without them on all. `peers` are the ranks that have joined rank 0, or rank 0 itself;
+    `node_peers` those that this monitor speaks for.
     """
 
     def __init__(
@@ -47,9 +47,11 @@ class FailureChannel:
         others: int = 0,
         access: Access | None = None,
         addresses: tuple[str, ...] = (),
+        nodes: int = 0,
     ) -> None:
         self.endpoint = endpoint
         self.addresses = addresses
+        self.nodes = nodes
         self.ports = ports
         self.others = others
         self.access = access or Access()
@@ -58,6 +60,7 @@ class FailureChannel:
         self.listens = endpoint.rank == 0
         self.port = 0
         self.held_port: socket.socket | None = None
+        self.port_lock: socket.socket | None = None
         self.port_known = threading.Event()
         self.first_failure: FirstFailure | None = None
         self.peers: dict[int, RankEndpoint] = {}
@@ -80,7 +83,7 @@ class FailureChannel:
             return
         server, listening = ChannelServer(self), self.take_ports()
         if listening:
-            server.listen(listening, self.others)
+            server.listen(listening, self.nodes or self.others)
         elif self.ports:  # without `ports` the job runs without a failure channel
             raise UserError(ports_taken_message(self.ports), ExitCode.RENDEZVOUS)
         if on_node:
@@ -91,18 +94,20 @@ class FailureChannel:
         """Listen on the first free port whose rendezvous port is free too, which stays held; none if there is none."""
         ports = zip(self.endpoint.ports, self.ports or self.endpoint.ports, strict=False)
         for monitor_port, port in ports:
-            listening = try_listen(monitor_port, self.addresses)
-            if not listening:
-                continue
-            if not self.ports:
+            lock = lock_port(monitor_port)
+            listening = try_listen(monitor_port, self.addresses) if lock else []
+            if listening and self.ports:
+                try:
+                    self.held_port, self.port = hold_port(port), port
+                except OSError:
+                    for one in listening:
+                        one.close()
+                    listening = []
+            if listening:
+                self.port_lock = lock
                 return listening
-            try:
-                self.held_port, self.port = hold_port(port), port
-            except OSError:
-                for one in listening:
-                    one.close()
-                continue
-            return listening
+            if lock:
+                lock.close()
         return []
 
     def wait_for_port(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from entrypoint.supervise.access import is_own_user
@@ -77,6 +78,8 @@ class NodeRelay:
         if "joined" in message:
             connection.joined.add(message["joined"])
             self.channel.node_peers.add(message["joined"])
+            if self.channel.first_failure:  # it came between the rank's hello and now
+                self.channel.loop.send(connection, {"first_failure": asdict(self.channel.first_failure)})
         if "hello" in message or "joined" in message or "bye" in message:
             self.pass_on({name: value for name, value in message.items() if name != "first_failure"})
         if "bye" in message:

@@ -15,7 +15,7 @@ from typing import Any
 Message = dict[str, Any]
 PROTOCOL = "reference-training-1"
 NONCE_BYTES, CODE_BYTES = 16, 16
-# The longest line, before and after the other side has proven that it takes part.
+# The longest line: of who connects until it has proven that it takes part, and else.
 MAX_HELLO_BYTES, MAX_LINE_BYTES = 8192, 65536
 NO_KEY_HERE = "it has no key of this job"
 KEY_ASKED = "it asks for the job's key, and this node has none"
@@ -53,7 +53,7 @@ class Session:
         *lines, self.rest = (self.rest + data).split(b"\n")
         messages = []
         for line in (*lines, self.rest):
-            limit = MAX_LINE_BYTES if self.is_proven else MAX_HELLO_BYTES
+            limit = MAX_HELLO_BYTES if self.is_server and not self.is_proven else MAX_LINE_BYTES
             if len(line) > limit:
                 raise WireError(f"it sent a line of more than {limit} bytes")
         for line in lines:

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from entrypoint.core.network import addresses_towards, hold_port, is_own_address, try_listen
+from entrypoint.core.network import addresses_towards, hold_port, is_own_address, lock_port, try_listen
 from tests.net import free_port
 
 
@@ -26,6 +26,24 @@ def test_held_port_goes_to_the_ranks_alone() -> None:
 @pytest.mark.parametrize(("address", "own"), [("127.0.0.1", True), ("127.1.2.3", True), ("192.0.2.1", False)])
 def test_own_addresses_are_those_that_can_be_bound(address: str, own: bool) -> None:
     assert is_own_address(address) == own
+
+
+def test_address_that_is_not_ready_is_left_out() -> None:
+    port = free_port()
+    (listening,) = try_listen(port, ("192.0.2.9", "127.0.0.1"))
+    assert listening.getsockname()[0] == "127.0.0.1"
+    listening.close()
+
+
+def test_port_lock_is_for_one_monitor() -> None:
+    port = free_port()
+    lock = lock_port(port)
+    assert lock is not None
+    assert lock_port(port) is None
+    lock.close()
+    again = lock_port(port)
+    assert again is not None
+    again.close()
 
 
 @pytest.mark.parametrize("addresses", [("127.0.0.1",), ("127.0.0.1", "127.0.0.2")])
@@ -53,6 +71,6 @@ def test_addresses_towards_peers_are_those_of_name_and_interface(monkeypatch: py
     monkeypatch.setattr("entrypoint.core.network.interface_addresses", lambda name: (f"10.1.0.1/{name}",))
     assert addresses_towards("node1", "") == ("10.0.0.1",)
     assert addresses_towards("node1", "ib0") == ("10.0.0.1", "10.1.0.1/ib0")
-    assert addresses_towards("debian", "eth0") == ("10.1.0.1/eth0",)
+    assert addresses_towards("debian", "eth0") == ("10.1.0.1/eth0", "127.0.1.1")
     assert addresses_towards("debian", "") == addresses_towards("service", "") == addresses_towards("gone", "") == ()
     assert addresses_towards("localhost", "lo") == ("127.0.0.1",)

@@ -32,6 +32,7 @@ def nfs_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str = "nfs4"
         ({}, "", "7.0", "drawn"),
         ({}, "", "program x.py (1)", "none"),
         ({}, "", "", "none"),
+        ({}, "", "none", "none"),
         ({"HOME": ""}, "", "7.0", "none"),
     ],
 )
@@ -91,10 +92,10 @@ def test_keys_of_old_jobs_are_removed(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "keys").iterdir()} == {"recent", "7"}
 
 
-def test_place_that_takes_no_key_is_named(tmp_path: Path) -> None:
+def test_place_that_takes_no_key_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "keys").write_text("a file")
-    with pytest.raises(UserError, match=r"keys/7: the job's key cannot be written \(File exists\)\. Free some space"):
-        write_key(tmp_path / "keys/7")
+    assert key_reader(KeySource("drawn", f"{tmp_path}/keys/7"), {}, draws=True)() == b""
+    assert "keys/7: the job's key cannot be kept there. The job has none. Set LAUNCH" in capfd.readouterr().err
 
 
 def test_own_file_is_read_and_the_variable_too(tmp_path: Path) -> None:

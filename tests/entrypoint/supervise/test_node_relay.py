@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import asdict, replace
+
+import pytest
+
 from entrypoint.supervise.access import Access
-from entrypoint.supervise.admission import FirstFailure
+from entrypoint.supervise.admission import FirstFailure, RankEndpoint
 from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel
+from entrypoint.supervise.node_relay import relay_address
+from entrypoint.supervise.wire import Message, Session
 from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel
 from tests.net import free_port
 
@@ -102,3 +109,39 @@ def test_success_of_all_ends_all() -> None:
     assert channels[0].wait_for_others(5, lambda: False, lambda _: None)
     channels[0].report_exit(0, "")
     assert all(channel.first_failure is None for channel in channels)
+
+
+def test_failure_between_hello_and_joined_reaches_the_rank() -> None:
+    channels = open_job(2, 2)
+    session = Session()
+    with socket.socket(socket.AF_UNIX) as peer:  # the second rank of node1, started again
+        peer.settimeout(10)
+        peer.connect(relay_address(channels[2].endpoint))
+        peer.sendall(session.greeting())
+        while not session.is_open:
+            session.decode(peer.recv(4096))
+        again = replace(channels[3].endpoint, local_rank=1)
+        peer.sendall(session.encode({"hello": asdict(again)}))
+        messages: list[Message] = []
+        while not messages:
+            messages += session.decode(peer.recv(4096))
+        channels[1].report_exit(9, "exit code 9")
+        assert eventually(5, lambda: channels[2].first_failure is not None)
+        peer.sendall(session.encode({"joined": 3}))
+        while len(messages) < 2:
+            messages += session.decode(peer.recv(4096))
+    assert "port" in messages[0]
+    assert messages[1]["first_failure"]["rank"] == 1
+
+
+def test_silent_holder_of_the_relays_name_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrypoint.supervise.channel_client.HANDSHAKE_LIMIT_S", 1)
+    ports = (free_port(),)
+    endpoint = RankEndpoint(5, "node1", "127.0.0.1", ports, "7.0")
+    with socket.socket(socket.AF_UNIX) as holder:
+        holder.bind(relay_address(endpoint))
+        holder.listen()
+        rank0 = open_channel(0, ports, "7.0", access=KEY)
+        other = open_channel(5, ports, "7.0", access=KEY, node="node1", local_rank=1, shares_connection=True)
+        assert have_joined(rank0, 1)
+        other.report_exit(0, "")

@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -161,15 +162,23 @@ def test_recorded_conversation_is_refused(job: Job) -> None:
     assert 2 not in job[1].admission.admitted
 
 
+def resolved(access: Access, master: str = "127.0.0.5") -> Access:
+    access.resolve_hosts(master)
+    return access
+
+
 def test_job_without_a_key_accepts_its_own_hosts() -> None:
-    access = Access(hosts=("127.0.0.5", "127.0.0.6"))
+    access = resolved(Access(hosts=("127.0.0.5", "127.0.0.6")))
     assert access.accepts("127.0.0.5")
     assert access.accepts("127.0.0.6")
     assert access.accepts("127.0.0.1"), "its own address"
     assert not access.accepts("192.0.2.7")
     assert Access().accepts("192.0.2.7"), "no hosts are known"
-    assert Access(hosts=("no-such-host.invalid",)).accepts("192.0.2.7"), "a host's address is not known"
-    assert Access(lambda: KEY, hosts=("127.0.0.5",)).accepts("192.0.2.7"), "its messages say who it is"
+    unknown = resolved(Access(hosts=("127.0.0.5", "no-such-host.invalid")))
+    assert unknown.accepts("192.0.2.7"), "a host's address is not known"
+    other_network = resolved(Access(hosts=("127.0.0.5",)), "127.0.0.9")
+    assert other_network.accepts("192.0.2.7"), "rank 0 is reached by another network than the names'"
+    assert resolved(Access(lambda: KEY, hosts=("127.0.0.5",))).accepts("192.0.2.7"), "its messages say who it is"
 
 
 def test_refused_host_is_named_on_both_sides(
@@ -177,6 +186,7 @@ def test_refused_host_is_named_on_both_sides(
 ) -> None:
     monkeypatch.setattr("entrypoint.supervise.access.is_own_address", lambda _: False)
     port = free_port()
+    monkeypatch.setattr("entrypoint.supervise.access.resolve_all", lambda _: {"127.0.0.5"})
     rank0 = open_channel(0, (port,), access=Access(hosts=("127.0.0.5",)))
     one = open_channel(1, (port,), rendezvous_ports=(1,))
     assert eventually(10, lambda: bool(one.obstacle))
@@ -204,5 +214,42 @@ def test_socket_of_a_node_refuses_other_users() -> None:
     )
     assert done.stdout == "b''\n", done.stderr
     one = open_channel(1, (port,), shares_connection=True, local_rank=1, node="node0")
+    assert have_joined(rank0, 1)
+    one.report_exit(0, "")
+
+
+@pytest.mark.parametrize("words", [b"r" * 200, b"reference-training-1 open " + b"0" * 32 + b"\n" + b"{}\n" * 200])
+def test_slow_squatter_is_passed_over(words: bytes) -> None:
+    ports, rendezvous_ports = (free_port(), free_port()), (free_port(), free_port())
+    with socket.create_server(("127.0.0.1", ports[0])) as squatter:
+        threading.Thread(target=drip, args=(squatter, words), daemon=True).start()
+        rank0 = open_channel(0, ports, rendezvous_ports=rendezvous_ports)
+        one = open_channel(1, ports, rendezvous_ports=rendezvous_ports)
+        assert one.wait_for_port(30, lambda _: None) == rank0.port
+        one.report_exit(0, "")
+
+
+def drip(squatter: socket.socket, words: bytes) -> None:
+    """Answer one byte at a time."""
+    with suppress(OSError):
+        while True:
+            peer, _ = squatter.accept()
+            with suppress(OSError):
+                for number in range(len(words)):
+                    peer.sendall(words[number : number + 1])
+                    time.sleep(0.3)
+
+
+def test_rank_waits_for_the_key_that_rank_0_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("entrypoint.supervise.access.KEY_WAIT_S", 5)
+    port, keys = free_port(), [b""]
+    with socket.create_server(("127.0.0.1", port)) as squatter:
+        squatter.settimeout(1)
+        one = open_channel(1, (port,), access=Access(lambda: keys[0], is_drawn=True))
+        with pytest.raises(TimeoutError):
+            squatter.accept()
+    assert one.obstacle == "rank 0 has not written the job's key yet"
+    keys[0] = KEY
+    rank0 = open_channel(0, (port,), access=with_key())
     assert have_joined(rank0, 1)
     one.report_exit(0, "")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.core.collective_error import COLLECTIVE_ERROR
 from tests.conftest import PYTHON, script
 from tests.net import free_port
-from train.distributed.peer_failure import COLLECTIVE_ERROR
 
 pytestmark = [
     pytest.mark.launch,
