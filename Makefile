@@ -1,6 +1,6 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit bench-stream lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-report image-compare audit
+.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-channel bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit bench-stream lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-report image-compare audit
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/*/*.txt)
@@ -36,6 +36,9 @@ check: $(VENV)/installed ## format, lint, types, imports, words, shell scripts, 
 docs: $(VENV)/installed ## write docs/settings.md, benchmarks/README.md and the figures of other pages from their sources
 	@$(BIN)/python tools/settings_docs.py
 	@$(BIN)/python -m tools.benchmarks_docs
+
+bench-channel: $(VENV)/installed ## the failure channel of up to 16,384 ranks: joining, idling, spreading a failure
+	@$(BIN)/python -m benchmarks.channel
 
 bench-launch: $(VENV)/installed ## time from the command to a script's first line, compared with peers
 	@$(BIN)/python -m benchmarks.launch

@@ -10,17 +10,16 @@ The benchmark prints a table and asserts nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import resource
 import socket
-import statistics
 import time
 from dataclasses import asdict
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
 
+from benchmarks.record import parse_options, recording
 from entrypoint.supervise.access import Access
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
 from entrypoint.supervise.event_loop import Connection, EventLoop
@@ -144,31 +143,32 @@ def measure(nodes: int, ranks: int, idle_s: float) -> dict[str, Any]:
     answers = [pipe.recv() for pipe in pipes]
     for pipe in (own, *pipes):
         pipe.send("end")
-    return {
-        "ranks": world_size, "nodes": nodes, **result,
-        "spread_s": max(at for at, *_ in answers) - result["failed_at"],
-        "lost": sum(lost for _, lost, _ in answers), "unheard": sum(unheard for *_, unheard in answers),
-    }  # fmt: skip
+    spread_s = max(at for at, *_ in answers) - result["failed_at"]
+    lost = sum(lost + unheard for _, lost, unheard in answers) + bool(result["false_loss"])
+    return {**result, "spread_s": spread_s, "lost": lost + world_size - ranks - result["joined"]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    """Print a table for each thing that is measured, with a row for each size."""
+    parser = argparse.ArgumentParser(prog="make bench-channel", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--nodes", type=int, nargs="+", default=[8, 128, 512, 2048])
     parser.add_argument("--ranks", type=int, default=8, help="ranks on a node")
     parser.add_argument("--idle-s", type=float, default=20, help="seconds to idle in each round")
     parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    print(f"{'nodes':>6}{'ranks':>7}{'joined':>8}{'join':>8}{'idle':>9}{'spread':>9}{'lost':>6}{'load':>6}")
-    for nodes in options.nodes:
-        rounds = [measure(nodes, options.ranks, options.idle_s) for _ in range(options.rounds)]
-        middle = {name: statistics.median(one[name] for one in rounds) for name in ("join_s", "idle_share", "spread_s")}
-        lost = sum(one["lost"] + one["unheard"] + bool(one["false_loss"]) for one in rounds)
-        print(
-            f"{nodes:>6}{rounds[0]['ranks']:>7}{min(one['joined'] for one in rounds):>8}{middle['join_s']:>7.2f}s"
-            f"{middle['idle_share']:>8.2%}{middle['spread_s']:>8.3f}s{lost:>6}{os.getloadavg()[0]:>6.1f}",
-            flush=True,
-        )
-        print(json.dumps(rounds), flush=True)
+    args = parse_options(parser)
+    with recording("channel", args, args.rounds) as record:
+        joins, shares = record.table("all ranks join", "s"), record.table("idle, share of a core", "%")
+        spreads, losses = record.table("a failure reaches all nodes", "s"), record.table("ranks lost by mistake", "")
+        for _ in range(args.rounds):
+            for nodes in args.nodes:
+                one = measure(nodes, args.ranks, args.idle_s)
+                name = f"{nodes * args.ranks:,} ranks on {nodes:,} nodes"
+                joins.add(name, one["join_s"])
+                shares.add(name, 100 * one["idle_share"])
+                spreads.add(name, one["spread_s"])
+                losses.add(name, one["lost"])
+        for table in (joins, shares, spreads, losses):
+            print(table.text(), flush=True)
 
 
 if __name__ == "__main__":
