@@ -15,9 +15,10 @@ import os
 import resource
 import socket
 import time
-from dataclasses import asdict
 from multiprocessing.connection import Connection as Pipe
 from typing import Any
+
+from msgspec.structs import asdict
 
 from benchmarks.record import parse_options, recording
 from entrypoint.supervise.access import Access

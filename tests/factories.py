@@ -6,12 +6,12 @@ import gzip
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from entrypoint.job.detect import Job
 from entrypoint.job.detect_nodes import detect_node_group

@@ -7,9 +7,10 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from entrypoint.cli.parser import CommandLine
 from entrypoint.core.errors import UserError, printable
@@ -180,7 +181,8 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
     facts = inspect_dataset(given.values)
     if trained and given.values.reads_files:
         is_given = given.values.image_size != "auto"  # the size of evaluation may be another one
-        facts = replace(facts, shape=(trained.shape[0], *facts.shape[1:]) if is_given else trained.shape)
+        shape = (trained.shape[0], *facts.shape[1:]) if is_given else trained.shape
+        facts = facts.with_shape(shape)
     inputs = replace(inputs, previous=previous_run(given.values))
     training, plan = with_recipe(given, make_plan(inputs))
     plan = plan.with_variables(adopted)

@@ -8,8 +8,9 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from entrypoint.core.console import log, report_error, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable

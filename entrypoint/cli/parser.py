@@ -6,9 +6,10 @@ import argparse
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
+
+from msgspec import Struct, field
 
 from entrypoint.cli.help import COMMANDS, GROUPS, HelpFormatter, help_all, help_text, metavar, overview, version_text
 from entrypoint.cli.program import find_checkpoint, find_program
@@ -35,8 +36,7 @@ SWITCHES = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class CommandLine:
+class CommandLine(Struct, frozen=True, kw_only=True):
     """A parsed command line. Flags are by field name; `program` is None for the built-in trainer.
 
     `help_text` is set if only help or the version is to be printed; `words` start the program after `entrypoint`.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
+
+from msgspec import Struct
 
 # Messages of Gloo and its sockets when a collective fails. Gloo has no exception class of its own.
 COLLECTIVE_ERROR = re.compile(
@@ -23,8 +24,7 @@ BACKWARD_FILE = "/torch/autograd/graph.py"
 LIBRARIES = ("/site-packages/", "/dist-packages/", f"{os.path.dirname(os.__file__)}/", "<frozen ")  # noqa: PTH120
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """A function call of a stack."""
 
     file: str

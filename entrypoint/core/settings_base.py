@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec import Struct, field
 
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.secret_names import value_to_show
@@ -42,8 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-@dataclass(frozen=True)
-class ParsedSettings(Generic[SettingsT]):
+class ParsedSettings(Struct, Generic[SettingsT], frozen=True):
     """Validated settings with the source of each field that the user set.
 
     `sources` holds how the user wrote a field (`TRAIN_EPOCHS=3`), `texts` its value as current text.
@@ -65,8 +64,7 @@ class ParsedSettings(Generic[SettingsT]):
         }
 
 
-@dataclass(frozen=True)
-class SettingField:
+class SettingField(Struct, frozen=True):
     """One setting for help and documentation: `choices` are its literal values, `accepts_other` allows more."""
 
     name: str

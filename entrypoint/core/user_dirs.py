@@ -10,9 +10,10 @@ import errno
 import os
 import pwd
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import is_folder, working_folder
@@ -23,8 +24,7 @@ SHARED_MEMORY = "/dev/shm"
 PRIVATE = "reference-training-{}"
 
 
-@dataclass(frozen=True)
-class UserDirs:
+class UserDirs(Struct, frozen=True):
     """The state of HOME, a writable temporary folder (empty: none), and the user."""
 
     home: Literal["usable", "read-only", "missing"] = "usable"

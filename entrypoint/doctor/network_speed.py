@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from statistics import median
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from entrypoint.core.console import report_error
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
@@ -37,8 +38,7 @@ SMALL_REPEATS, LARGE_REPEATS = 100, 5
 LOW_SHARE = 0.5
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(Struct, frozen=True):
     """The median time of a small all-reduce (s), and what a large one moves through each rank's link (Gbit/s)."""
 
     latency_s: float

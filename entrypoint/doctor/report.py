@@ -7,8 +7,9 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from entrypoint.core.errors import UserError, one_line
 from entrypoint.core.user_dirs import nearest_existing, why_not_writable

@@ -7,8 +7,10 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from entrypoint.core.errors import UserError
 from entrypoint.machine.cpu_topology import format_cpu_list
@@ -20,8 +22,7 @@ from entrypoint.rank.verify import ObservedRank, compare_with_plan, cpus_of_proc
 from entrypoint.supervise.monitor import PROCESS_NAME as MONITOR
 
 
-@dataclass(frozen=True)
-class RunningRank:
+class RunningRank(Struct, frozen=True):
     """A rank's process, its observed state, and a line for each difference from its plan."""
 
     process: int

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from entrypoint.core.errors import one_line
 from entrypoint.doctor.running_ranks import find_ranks
@@ -13,8 +15,7 @@ from entrypoint.machine.procfs import ROOT, read_lines
 from entrypoint.rank.stacks import NoStacksError, find_py_spy, read_native_stacks, read_python_stacks
 
 
-@dataclass(frozen=True)
-class RankStacks:
+class RankStacks(Struct, frozen=True):
     """The stacks of a rank, empty where there are none; `state` says why, `note` why native ones are missing."""
 
     rank: int

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import read_regular
@@ -16,8 +18,7 @@ ALLOCATION_VAR = "ENTRYPOINT_ALLOCATION"
 HOST_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}"
 
 
-@dataclass(frozen=True)
-class Allocation:
+class Allocation(Struct, frozen=True):
     """The hosts of a batch job in order, each with the CPUs that it grants there (0: not said).
 
     `unreadable` names what says that there may be hosts which cannot be read here.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError
 from entrypoint.job.launchers import LAUNCHERS, Launcher, LauncherBinding
@@ -15,8 +17,7 @@ if TYPE_CHECKING:
     from entrypoint.settings import LaunchSettings
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(Struct, frozen=True):
     """The rank identity of this process; without a launcher, the user or a batch script started a single process.
 
     `granted_cpus` are the CPUs that the scheduler grants the ranks of this node. `node_cpus` are those that it grants
@@ -77,7 +78,7 @@ def detect_job(environ: Mapping[str, str], parent: str = "") -> Job:
     master = (row.master_of(environ) if row else "") or (nodes[0] if nodes else "")
     granted = {"granted_cpus": granted_cpus(environ), "node_cpus": job_cpus(environ)}
     parts = number(environ, "SLURM_HET_SIZE", 1)
-    return replace(job, **granted, hostnames=nodes, master_addr=master, het_components=parts)  # type: ignore[arg-type]
+    return replace(job, **granted, hostnames=nodes, master_addr=master, het_components=parts)
 
 
 def innermost(rows: list[Launcher], environ: Mapping[str, str]) -> Launcher | None:

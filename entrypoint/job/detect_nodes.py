@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.settings_base import ParsedSettings

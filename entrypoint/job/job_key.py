@@ -9,8 +9,9 @@ import stat
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError, printable
@@ -27,8 +28,7 @@ MIN_KEY_BYTES, MAX_KEY_BYTES = 16, 4096
 OLD_KEY_S = 30 * 86400
 
 
-@dataclass(frozen=True)
-class KeySource:
+class KeySource(Struct, frozen=True):
     """Where a job's key is: in the `variable`, in the user's `file`, or in a file that rank 0 writes (`drawn`)."""
 
     kind: str = "none"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import takewhile
 from pathlib import PurePath
+
+from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job

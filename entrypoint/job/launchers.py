@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from entrypoint.job.slurm import number, slurm_step, slurm_tasks_here, tasks_by_totals
 
@@ -18,8 +19,7 @@ class LauncherBinding(Enum):
     LAUNCHER_DEFAULT = "launcher default"
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(Struct, frozen=True):
     """A row: concept → variable. If all of `present` are set and `absent` is not, this launcher started the process.
 
     `local_world_size` lists the variables that may hold the number of ranks on this node. `local_size_of` computes

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from entrypoint.core.errors import UserError
 
 
-@dataclass(frozen=True)
-class NodeGroup:
+class NodeGroup(Struct, frozen=True):
     """This node's rank among the job's nodes; `source` is empty if there is only one.
 
     `master_addr` is the address or name of node 0 if known. `port` is the rendezvous port (empty: the entrypoint

@@ -11,8 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import NOT_RETRYABLE, ExitCode

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from signal import Signals
 from typing import Any
+
+from msgspec import Struct, field
 
 from entrypoint.core.console import error_prefix, log, read_error_record, write_stderr
 from entrypoint.core.errors import COLLECTIVE_KEY, ExitCode, describe_exit
@@ -16,8 +17,7 @@ from entrypoint.plan.model import Plan
 ERROR_FILE = "error.json"
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """How a rank of this node exited: its code (negative: a signal), when (Unix time, ns), and whether it was stopped.
 
     `error_file` is the message in its error file, in the form of torch.distributed.elastic's ErrorHandler.

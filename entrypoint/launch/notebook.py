@@ -9,10 +9,11 @@ import re
 import tempfile
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable

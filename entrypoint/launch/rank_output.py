@@ -17,8 +17,9 @@ import tty
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from entrypoint.core.console import log, write_stderr
 from entrypoint.core.errors import ExitCode, UserError, printable
@@ -36,8 +37,7 @@ DRAIN_S = 0.05
 WINDOW_SIZE_INTERVAL_S = 1.0
 
 
-@dataclass
-class Sink:
+class Sink(Struct):
     """Where the entrypoint's own standard output or error goes; both may be the same place."""
 
     descriptor: int
@@ -57,8 +57,7 @@ class Sink:
                     writable.select()
 
 
-@dataclass
-class Stream:
+class Stream(Struct):
     """One rank's standard output or error, or both: the end that is read, what is held back, and the log file."""
 
     rank: int
@@ -82,8 +81,7 @@ class Stream:
         return data[:cut]
 
 
-@dataclass
-class Tail:
+class Tail(Struct):
     """The last lines of a rank."""
 
     data: bytes = b""

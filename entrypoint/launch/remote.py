@@ -6,7 +6,8 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from entrypoint.core.console import STATUS_VAR
 from entrypoint.core.errors import ExitCode, UserError, printable

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 # A v1 group without a limit reports a number near 2^63. Real limits are far below a petabyte.
 NO_LIMIT_BYTES = 1 << 50
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """The tightest limits of all levels: CPUs (fractional) and bytes, None if unlimited."""
 
     cpus: float | None

@@ -6,8 +6,9 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from entrypoint.machine.procfs import ancestors, read_lines
 
@@ -19,8 +20,7 @@ ENGINE_MARKERS = {".singularity.d": "Apptainer", "run/.containerenv": "Podman", 
 OVERLAYS = ("overlay", "fuse.fuse-overlayfs", "fuse-overlayfs", "aufs")
 
 
-@dataclass(frozen=True)
-class ContainerInfo:
+class ContainerInfo(Struct, frozen=True):
     """The container that this process runs in.
 
     `engine` is Docker, Podman or Apptainer, and empty outside a container. `rootfs` is the file system type of `/`.

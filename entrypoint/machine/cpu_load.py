@@ -6,8 +6,9 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 STAT_PATH, LOADAVG_PATH, TASKS_PATH = Path("/proc/stat"), Path("/proc/loadavg"), Path("/proc/self/task")
 # Long enough to resolve a tenth of a CPU with the kernel's 10 ms ticks.
@@ -66,8 +67,7 @@ def busy_cpus_note(samples: Sequence[float]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class LoadSample:
+class LoadSample(Struct, frozen=True):
     """The start of a sample: the clock, this process's CPU time, and the kernel's counters.
 
     `load` is the one-minute load average. `running` is the current number of running or waiting tasks.

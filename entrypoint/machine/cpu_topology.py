@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class Cpu:
+
+class Cpu(Struct, frozen=True):
     """One logical CPU.
 
     `core` is unique within its socket; `efficiency` marks the slower cores of a hybrid CPU. `cache` is the first CPU
@@ -22,8 +22,7 @@ class Cpu:
     cache: int = -1
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(Struct, frozen=True):
     """The CPUs of the mask, how many the node has online, its NUMA nodes with memory, and what was assumptions."""
 
     cpus: tuple[Cpu, ...]

@@ -6,9 +6,10 @@ import os
 import platform
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from entrypoint.machine.cgroup import read_limits
 from entrypoint.machine.container import ContainerInfo, detect_container
@@ -23,8 +24,7 @@ from entrypoint.machine.shared_libraries import Library, read_libraries
 FLAGS = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16", "bf16", "sve"})
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """One node as this process may use it: `cpus` are those of the affinity mask, in order of their ids.
 
     `cpu_flags` are the supported ones of `FLAGS`. `memory_nodes` are the NUMA nodes with memory. `launcher_affinity`

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from entrypoint.machine.cpu_topology import read_number
 from entrypoint.machine.gpu_links import CLASSES, SELF
@@ -17,8 +19,7 @@ NVML_TOPOLOGY_CLASSES = {50: "SYS", 40: "NODE", 30: "PHB", 20: "PXB", 10: "PIX",
 DRIVER_FILES = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg")
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """One visible GPU or MIG device; `index` counts the visible ones, as CUDA does.
 
     `capability` is its compute capability times ten; `node` is its NUMA node, None where the kernel knows none;
@@ -35,8 +36,7 @@ class Gpu:
     links: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Driver:
+class Driver(Struct, frozen=True):
     """NVIDIA's driver: its version, the newest CUDA that it serves, and NVML's error; empty without a driver."""
 
     version: str = ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from entrypoint.machine.procfs import read_lines
 
@@ -14,8 +15,7 @@ KINDS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
 EFA_DRIVER = "efa"
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(Struct, frozen=True):
     """A network interface; `speed_mbits` is None where the driver does not say it, as for a virtual one."""
 
     name: str
@@ -23,8 +23,7 @@ class Link:
     mtu: int
 
 
-@dataclass(frozen=True)
-class RdmaAdapter:
+class RdmaAdapter(Struct, frozen=True):
     """An RDMA adapter: `kind` is InfiniBand, RoCE or EFA, `rate` is that of its first active port."""
 
     name: str

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 PACKAGE = "oneccl_bindings_for_pytorch"
 # Where the wheel keeps libfabric's providers; other builds may keep them elsewhere below the package.
 PROVIDERS = "opt/mpi/libfabric/lib/prov"
 
 
-@dataclass(frozen=True)
-class OneCcl:
+class OneCcl(Struct, frozen=True):
     """The folder of the bindings and the one with libfabric's providers; empty if there is none."""
 
     folder: str = ""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from entrypoint.machine.cgroup import NO_LIMIT_BYTES, iter_cgroup_dirs, memory_limit, read_positive_int
 
 
-@dataclass(frozen=True)
-class MemoryEvents:
+class MemoryEvents(Struct, frozen=True):
     """The OOM kills in this process's cgroup, the cgroup's limit and its peak (None if unknown)."""
 
     kills: int = 0

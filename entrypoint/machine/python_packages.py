@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 # Packages that a plan or the doctor reports, named like their metadata folders.
 TRACKED_PACKAGES = (
@@ -15,8 +16,7 @@ TRACKED_PACKAGES = (
 )
 
 
-@dataclass(frozen=True)
-class Packages:
+class Packages(Struct, frozen=True):
     """Versions by name, and what they say about torch.
 
     `torch_cuda` is the CUDA that torch is built for, empty for a CPU build, None without torch. `needs_torch` is the

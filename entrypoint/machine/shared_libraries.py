@@ -6,9 +6,10 @@ import os
 import platform
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+
+from msgspec import Struct
 
 from entrypoint.core.paths import open_regular
 
@@ -28,8 +29,7 @@ INSTALL_HINTS: Mapping[str, str] = {
 ELF_MACHINES: Mapping[str, int] = {"x86_64": 62, "aarch64": 183, "ppc64le": 21, "riscv64": 243}
 
 
-@dataclass(frozen=True)
-class Library:
+class Library(Struct, frozen=True):
     """A library: `path` is None if no file fits, and `why` gives the searched folders or the problem.
 
     `is_unusable` means that there are files, but none of them can be preloaded.

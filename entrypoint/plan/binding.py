@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.machine.cpu_topology import format_cpu_list
@@ -17,8 +18,7 @@ from entrypoint.plan.runtime_libraries import THREAD_VARIABLES
 from entrypoint.plan.shared_node import ReservedCpus, reserve_busy_cpus
 
 
-@dataclass(frozen=True)
-class BindingDecision:
+class BindingDecision(Struct, frozen=True):
     """The ranks; `spinning_is_costly` if a spinning thread takes time from another; `reserved_cpus` are left free."""
 
     ranks: tuple[RankPlan, ...]

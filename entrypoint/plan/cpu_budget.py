@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from entrypoint.job.detect import Job
 from entrypoint.machine.cpu_topology import Cpu, format_cpu_list
 from entrypoint.machine.detect import Machine
 
 
-@dataclass(frozen=True)
-class Core:
+class Core(Struct, frozen=True):
     """A physical core: its NUMA node (as socket and node), those of its CPUs that ranks are bound to, its L3 cache."""
 
     numa_node: tuple[int, int]
@@ -19,8 +19,7 @@ class Core:
     cache: int = -1
 
 
-@dataclass(frozen=True)
-class CpuBudget:
+class CpuBudget(Struct, frozen=True):
     """`cores` in order of socket, NUMA node, L3 cache and core; `limit_cpus` caps the threads, None where nothing does.
 
     `text` says in a few words what it is and what limits it.

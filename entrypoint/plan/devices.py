@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from math import ceil
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.machine.gpu_links import best_connected, describe_links
@@ -15,8 +17,7 @@ from entrypoint.plan.model import Decision, make_decision
 from entrypoint.plan.remote_ranks import ranks_on_first_host, ranks_per_host
 
 
-@dataclass(frozen=True)
-class Devices:
+class Devices(Struct, frozen=True):
     """Where the ranks compute: `gpus` in order of rank; `is_subset` if other GPUs are visible too."""
 
     device: str

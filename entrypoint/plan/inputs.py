@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field as data_field
+
+from msgspec import Struct
+from msgspec import field as data_field
 
 from entrypoint.core.errors import printable
 from entrypoint.core.settings_base import ParsedSettings
@@ -22,8 +23,7 @@ from entrypoint.settings import LaunchSettings
 BUSY_ROUNDING = 0.2
 
 
-@dataclass(frozen=True)
-class RemoteLauncher:
+class RemoteLauncher(Struct, frozen=True):
     """A program that starts ranks on several nodes: its path, whose MPI it is, and the nodes with ranks on each.
 
     `mpi` is empty for srun, `major` the version of Open MPI. 0 ranks mean as many as on this node.
@@ -35,16 +35,14 @@ class RemoteLauncher:
     major: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreviousRun:
+class PreviousRun(Struct, frozen=True, kw_only=True):
     """What the plan of a run being resumed had: its ranks on this node, and the CPUs reserved for other processes."""
 
     ranks: tuple[RankPlan, ...]
     reserved_cpus: int = 0
 
 
-@dataclass(frozen=True)
-class PlanInputs:
+class PlanInputs(Struct, frozen=True):
     """What a plan is made from.
 
     `environ` is the environment of the process, without what a launcher put there.

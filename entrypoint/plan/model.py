@@ -6,10 +6,11 @@ import json
 import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 # Carries the plan to the ranks and to the trainer, as JSON.
 PLAN_VAR = "ENTRYPOINT_PLAN"
@@ -42,8 +43,7 @@ class Source(StrEnum):
 SOURCE_LABELS = {Source.AUTO: "", Source.USER: "(set by you) ", Source.TUNED: "(tuned) "}
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """One decision: `setting` is how the user wrote it (`LAUNCH_THREADS=3`), empty if the planner decided."""
 
     key: str
@@ -69,8 +69,7 @@ def make_decision(key: str, value: str, reason: str, detail: str, setting: str) 
     return Decision(key, value, "; ".join(part for part in (reason, detail) if part))
 
 
-@dataclass(frozen=True)
-class RankPlan:
+class RankPlan(Struct, frozen=True):
     """One rank on this node: the CPUs that it is bound to, its OpenMP threads, its GPU, its memory's NUMA nodes."""
 
     local_rank: int
@@ -80,16 +79,14 @@ class RankPlan:
     memory_nodes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(Struct, frozen=True):
     """What the ranks run: the built-in trainer (`train`), or the user's script or module."""
 
     kind: str
     argv: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodePlan:
+class NodePlan(Struct, frozen=True, kw_only=True):
     """How many nodes and ranks the job has. An elastic job continues with `min_nodes` of its `nnodes`."""
 
     nnodes: int = 1
@@ -100,8 +97,7 @@ class NodePlan:
     max_restarts: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RendezvousPlan:
+class RendezvousPlan(Struct, frozen=True, kw_only=True):
     """Where ranks of several nodes meet; empty where the launcher or the user says it.
 
     If `port_is_negotiable`, the ranks take the next port where this one is in use. `run_identity`
@@ -117,8 +113,7 @@ class RendezvousPlan:
     key_file: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BindingPlan:
+class BindingPlan(Struct, frozen=True, kw_only=True):
     """What is pinned, how memory is bound, the map of ranks on cores, and the CPUs left to other processes."""
 
     cpu_binding: str = "ranks"
@@ -127,8 +122,7 @@ class BindingPlan:
     reserved_cpus: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentPlan:
+class EnvironmentPlan(Struct, frozen=True, kw_only=True):
     """Variables of every rank, the names of the user's own that are kept, and the libraries to preload.
 
     Without `sets_rank` a single rank gets no RANK, WORLD_SIZE and the like.
@@ -140,8 +134,7 @@ class EnvironmentPlan:
     sets_rank: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutputPlan:
+class OutputPlan(Struct, frozen=True, kw_only=True):
     """What becomes of the ranks' output: a folder for files, ranks to show (empty: all), and if lines name them."""
 
     log_dir: str = ""
@@ -154,8 +147,7 @@ class OutputPlan:
         return self == OutputPlan()
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainerPlan:
+class TrainerPlan(Struct, frozen=True, kw_only=True):
     """What only the built-in trainer reads; `ipex_packs` is IPEX with packed weights and a fused update.
 
     `normalization` is mean and standard deviation of each channel from 0 to 1, None for the training images' own.
@@ -171,8 +163,7 @@ class TrainerPlan:
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """Everything that a launch does on this node; `machine` describes the node in a line."""
 
     version: int = PLAN_VERSION

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.plan.inputs import PlanInputs
@@ -18,8 +18,7 @@ OTHER_LAUNCHERS = {
 FIELDS = ("log_dir", "log_ranks", "log_prefix")
 
 
-@dataclass(frozen=True)
-class DecidedOutput:
+class DecidedOutput(Struct, frozen=True):
     """The plan of the ranks' output, with its lines."""
 
     plan: OutputPlan = field(default_factory=OutputPlan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.job.ports import START_TIME_VAR, parse_port, port_from_job_id

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from entrypoint.machine.python_packages import minor_version
 from entrypoint.plan.devices import find_gpu_problem
@@ -21,8 +22,7 @@ MEMLOCK_BYTES = 1 << 30
 SAME_MINOR_VERSION = ("intel_extension_for_pytorch", "oneccl_bind_pt")
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(Struct, frozen=True):
     """One thing looked at: what was seen, whether that is well, and what to do where it is not."""
 
     what: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import PurePath
+
+from msgspec import Struct
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.secret_names import value_to_show
@@ -41,8 +42,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 AFFINITY_VARIABLES = ("KMP_AFFINITY", "GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES")
 
 
-@dataclass(frozen=True)
-class RuntimeLibraries:
+class RuntimeLibraries(Struct, frozen=True):
     """Libraries to preload, their variables (each with value and reason), and the decisions."""
 
     preload: tuple[str, ...]

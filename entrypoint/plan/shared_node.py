@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.machine.detect import Machine
@@ -10,8 +10,7 @@ from entrypoint.plan.cpu_budget import CpuBudget, group_by_core
 from entrypoint.plan.inputs import PlanInputs
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReservedCpus:
+class ReservedCpus(Struct, frozen=True, kw_only=True):
     """CPUs that are left free for other processes: `count` of them, the threads of each rank, and the reason."""
 
     count: int

@@ -6,8 +6,9 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NoReturn
+
+from msgspec.structs import replace
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError, printable

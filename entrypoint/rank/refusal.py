@@ -6,8 +6,10 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from entrypoint.core.console import log, report_error
 from entrypoint.core.errors import ReportedError, UserError, first_line
@@ -26,8 +28,7 @@ REFUSAL_WAIT_S = 10.0
 HEARTBEAT_TIMEOUT_S = 60
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where a process stands in a job of several nodes: its rank or its node's, rank 0's host, the port, the run.
 
     `others` is how many other ranks or nodes rank 0 expects.

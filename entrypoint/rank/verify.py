@@ -8,16 +8,16 @@ import socket
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path, PurePath
+
+from msgspec import Struct
 
 from entrypoint.machine.cpu_topology import format_cpu_list
 from entrypoint.machine.syscalls import get_memory_nodes
 from entrypoint.plan.model import Plan
 
 
-@dataclass(frozen=True)
-class ObservedRank:
+class ObservedRank(Struct, frozen=True):
     """The observed state of a running rank.
 
     `cpus` are those of all its threads. `threads` is torch's thread count, None if unknown. `openmp` and `allocator`

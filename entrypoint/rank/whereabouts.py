@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from entrypoint.core.collective_error import collective_of, place_of
 from entrypoint.core.errors import printable
@@ -14,8 +15,7 @@ from entrypoint.rank.stacks import NoStacksError, main_thread_frames, read_pytho
 ANSWER_LIMIT_S = 1.0
 
 
-@dataclass(frozen=True)
-class Whereabouts:
+class Whereabouts(Struct, frozen=True):
     """Where a process is, as the end of a sentence, its place in the program, and the collective that it is in.
 
     The last two are empty where they are unknown.

@@ -8,7 +8,8 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from entrypoint.core.network import is_own_address
 from entrypoint.supervise.wire import Session
@@ -18,8 +19,7 @@ KEY_WAIT_S = 30.0
 RESOLVE_LIMIT_S = 10.0
 
 
-@dataclass
-class Access:
+class Access(Struct):
     """The job's key, read again for each connection, and the names of the job's hosts where it has none.
 
     Every address is accepted if no hosts are known, if a name of them does not resolve, or if rank 0 is reached by

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from entrypoint.core.errors import ExitCode, printable
 from entrypoint.job.run_identity import PROGRAM
 
 
-@dataclass(frozen=True)
-class FirstFailure:
+class FirstFailure(Struct, frozen=True):
     """The rank that failed first, its node, its exit code, and a description (`how`).
 
     `before_start`: the node has not started its ranks, and `how` is the whole reason.
@@ -22,8 +21,7 @@ class FirstFailure:
     before_start: bool = False
 
 
-@dataclass(frozen=True)
-class RankEndpoint:
+class RankEndpoint(Struct, frozen=True):
     """A rank, its node's name, rank 0's host, and the ports of which rank 0's monitor takes the first free one.
 
     `token` distinguishes the run from other runs on those ports; unless `is_unique`, another run may have the same.
@@ -46,8 +44,7 @@ class RankEndpoint:
     shares_connection: bool = False
 
 
-@dataclass
-class Admission:
+class Admission(Struct):
     """The ranks that rank 0's monitor has admitted, and those that know how the run goes on (`arrived`)."""
 
     own: RankEndpoint

@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict, replace
 
 from entrypoint.core.network import RETRY_INTERVAL_S
 from entrypoint.supervise.access import is_own_user

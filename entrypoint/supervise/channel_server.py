@@ -6,8 +6,9 @@ import resource
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import asdict
 from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
 
 from entrypoint.core.console import log
 from entrypoint.supervise.access import is_own_user

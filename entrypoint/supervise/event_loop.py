@@ -10,8 +10,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from entrypoint.supervise.admission import RankEndpoint
 from entrypoint.supervise.wire import INVALID, Message, Session, WireError
@@ -37,8 +38,7 @@ class Role(Protocol):
         """Handle the end of a connection; `reason` is empty if the other side said goodbye."""
 
 
-@dataclass(eq=False)
-class Connection:
+class Connection(Struct, eq=False):
     """A connection to another monitor; `ranks` are those that it speaks for, and `joined` those that count."""
 
     socket: socket.socket

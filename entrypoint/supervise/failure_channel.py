@@ -10,7 +10,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+
+from msgspec.structs import asdict, replace
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.network import LOG_INTERVAL_S, hold_port, lock_port, try_listen

@@ -7,7 +7,8 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import NOT_RETRYABLE, ExitCode, UserError
@@ -17,8 +18,7 @@ from entrypoint.supervise.child import fork_exec
 from entrypoint.supervise.failure_channel import FailureChannel
 
 
-@dataclass(frozen=True)
-class Gate:
+class Gate(Struct, frozen=True):
     """A program that waits, the pipe from which it reads its port, and the signals that it defers until it runs."""
 
     child: int

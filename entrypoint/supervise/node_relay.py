@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from dataclasses import asdict
 from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
 
 from entrypoint.supervise.access import is_own_user
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint

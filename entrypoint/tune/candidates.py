@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import product
+
+from msgspec import Struct
 
 from entrypoint.plan.cpu_budget import compute_cpu_budget
 from entrypoint.plan.inputs import PlanInputs
@@ -18,8 +19,7 @@ WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 MAX_LAYOUTS = 10
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A plan, given by the variables in which it differs from the untuned plan, sorted by name."""
 
     variables: tuple[tuple[str, str], ...] = ()

@@ -7,11 +7,11 @@ import signal
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from msgspec import Meta
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 from entrypoint.core.console import log, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, one_line
@@ -77,8 +77,7 @@ class TuneSettings(Settings, frozen=True, kw_only=True):
     lower: Annotated[bool, Meta(description="tune run: a lower metric is better.")] = False
 
 
-@dataclass
-class TuningSession:
+class TuningSession(Struct):
     """One search: its trial specification, file, metadata and deadline, earlier trials and new ones.
 
     `busy_cpus` are the CPUs that other processes used before each trial.

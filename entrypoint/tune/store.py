@@ -8,9 +8,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import is_folder, open_regular
@@ -51,8 +53,7 @@ SPEED_VARIABLES = (
 )
 
 
-@dataclass(frozen=True)
-class TunedPlan:
+class TunedPlan(Struct, frozen=True):
     """The variables of the best plan, empty if the untuned one is as fast, and the evidence in a few words.
 
     `not_used` says why a stored result is passed over, empty if it is used.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 T = TypeVar("T", bound=Hashable)
 
@@ -22,8 +23,7 @@ EQUIVALENCE = 0.02
 MIN_SURVIVORS = 3
 
 
-@dataclass(frozen=True)
-class ComparisonResult(Generic[T]):
+class ComparisonResult(Struct, Generic[T], frozen=True):
     """The candidate with the best median rate, the candidates that are not significantly slower, and all rates."""
 
     best: T

@@ -12,8 +12,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import UserError, printable
@@ -50,8 +51,7 @@ TRIAL_LAUNCH_SETTINGS = {
 IGNORE_LOAD = {"LAUNCH_RESERVE_CPUS": "0"}
 
 
-@dataclass(frozen=True)
-class TrialResult:
+class TrialResult(Struct, frozen=True):
     """A trial's rate (more is better) and the seconds until its first rate, or the reason why there is none."""
 
     rate: float | None
@@ -63,8 +63,7 @@ class TrialResult:
 RateReader = Callable[[Path, str, float | None], list[float]]
 
 
-@dataclass(frozen=True)
-class TrialSpec:
+class TrialSpec(Struct, frozen=True):
     """How a trial runs: command line after `entrypoint`, variables, seconds to measure, and how rates are found."""
 
     words: tuple[str, ...]

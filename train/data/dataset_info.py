@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
@@ -52,6 +52,10 @@ class DatasetInfo:
     has_kernel: bool = False
     classes: tuple[str, ...] = ()
     has_val: bool = False
+
+    def with_shape(self, shape: tuple[int, int, int]) -> DatasetInfo:
+        """Return the same set with images of another shape."""
+        return replace(self, shape=shape)
 
     @property
     def is_resized(self) -> bool:

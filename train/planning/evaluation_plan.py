@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import is_folder

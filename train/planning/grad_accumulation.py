@@ -5,9 +5,10 @@ A child process measures what one image of training keeps for the backward pass,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib.util import find_spec
 
 import msgspec
+from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError
 from entrypoint.core.setting_types import parse_value

@@ -5,10 +5,11 @@ This module does without torch, and runs no code that a file names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.settings_base import ParsedSettings, variable_name

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import exists, resolve

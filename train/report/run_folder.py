@@ -8,9 +8,10 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
 from entrypoint.core.console import write_stderr

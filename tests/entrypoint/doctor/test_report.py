@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import venv
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from entrypoint.doctor.report import check_end_of_life, check_imports, check_libraries, format_report
 from entrypoint.job.detect import Job

@@ -9,10 +9,10 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from entrypoint.launch.local import reserve_port
 from entrypoint.plan.model import RankPlan

@@ -6,11 +6,11 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from entrypoint.job.detect import Job
 from entrypoint.machine.cpu_topology import Cpu

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from entrypoint.job.detect import Job
 from entrypoint.job.detect_nodes import detect_node_group

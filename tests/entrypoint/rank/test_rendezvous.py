@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.network import interface_address, interface_for_route

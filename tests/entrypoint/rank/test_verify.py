@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from entrypoint.rank.verify import ObservedRank, compare_with_plan, observe_rank
 from tests.factories import make_machine, make_test_plan

@@ -6,8 +6,9 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from entrypoint.supervise.access import Access
 from entrypoint.supervise.admission import RankEndpoint

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode
 from entrypoint.supervise.admission import Admission, RankEndpoint

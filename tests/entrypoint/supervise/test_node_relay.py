@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import asdict, replace
 
 import pytest
+from msgspec.structs import asdict, replace
 
 from entrypoint.supervise.access import Access
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint

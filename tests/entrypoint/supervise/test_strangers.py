@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from typing import Any
 
 import pytest
+from msgspec.structs import asdict
 
 from entrypoint.supervise.access import Access
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import replace
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.plan.model import Plan

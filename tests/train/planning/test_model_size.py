@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
+from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError
 from tests.factories import make_machine, make_test_plan

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from entrypoint.plan.inputs import PreviousRun
 from tests.conftest import Entrypoint, needs_two_cores
