@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable, Mapping
@@ -47,6 +45,8 @@ def find_key_source(environ: Mapping[str, str], secret_file: str, identity: str)
     cache = user_cache_dir(environ)
     names_run = identity not in ("", "none") and not identity.startswith(PROGRAM)  # torchrun's default is "none"
     if cache and names_run and is_on_network(ROOT, cache):
+        import hashlib
+
         name = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         return KeySource("drawn", str(cache / "keys" / name))
     return KeySource()
@@ -110,6 +110,8 @@ def read_secret_file(name: str) -> bytes:
 
 def write_key(path: Path) -> bytes:
     """Draw a key, and write it where only this user reads it; return it, empty if it cannot be written."""
+    import secrets
+
     key = secrets.token_hex(32).encode()
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -30,8 +30,8 @@ def identify_run(job: Job, environ: Mapping[str, str], words: Sequence[str]) -> 
     if token:
         return token
     text = one_line(" ".join(words))
-    digest = hashlib.sha256("\0".join((job.job_id, *words)).encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    return f"{PROGRAM}{text[:MAX_TEXT]} ({digest})"
+    digest = zlib.crc32("\0".join((job.job_id, *words)).encode("utf-8", "surrogateescape"))
+    return f"{PROGRAM}{text[:MAX_TEXT]} ({digest:08x})"
 
 
 def train_words(environ: Mapping[str, str], flags: Mapping[str, str]) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import signal
 import sys
 from collections.abc import Mapping
@@ -25,6 +24,8 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
     """Start the ranks, or execute the program in this process if it is already a rank."""
     environ = {START_TIME_VAR: str(started), **environ}
     if plan.launcher in REMOTE_LAUNCHERS and plan.rendezvous.key_source == DRAWN_HERE:
+        import secrets
+
         environ = {**environ, JOB_KEY_VAR: secrets.token_hex(32)}  # never on a command line, which all users see
     if plan.launcher == "mpirun":
         from entrypoint.launch import mpirun
