@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from entrypoint.cli.parser import CommandLine
+from entrypoint.cli.precision_trial import bf16_speedup
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import working_folder
 from entrypoint.core.settings_base import ParsedSettings
@@ -204,6 +205,7 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
         compile_problem=no_compile,
         ask_model=lambda: report or model_report(training, plan, facts, inputs),
         reads_resume=is_first_rank_here(inputs),
+        bf16_speedup=bf16_speedup(training.values, plan, inputs),
     )
 
 

@@ -41,12 +41,14 @@ def plan_trainer(
     compile_problem: str = "",
     ask_model: Callable[[], ModelReport] = ModelReport,
     reads_resume: bool = True,
+    bf16_speedup: float | None = None,
 ) -> Plan:
     """Return the plan with the trainer's part, and the trainer's flags as variables.
 
     `free_name` is a run name that no run has yet, for a run that must have a name.
     `ask_model` has a child process build the model, for settings that only the model itself can answer.
     `compile_problem` says why the backend of torch.compile cannot be used.
+    `bf16_speedup` is how many times as fast as fp32 bf16 was on this CPU, None where that was not measured.
     `reads_resume` says that a checkpoint to resume from is on this node.
     Raises `UserError` where a batch has fewer images than there are ranks and micro-batches.
     """
@@ -69,7 +71,7 @@ def plan_trainer(
     check_model_memory(given, dataset.shape, plan, machine)
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
     workers, workers_decision = decide_workers(given, plan, source)
-    precision = decide_precision(given, plan.device, machine)
+    precision = decide_precision(given, plan.device, machine, bf16_speedup)
     ipex = decide_ipex(given, plan.device, machine)
     model_report = ask_model()  # takes seconds, so what can be refused without it is refused before
     check_gradients(given, model_report, ranks)

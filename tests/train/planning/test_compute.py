@@ -38,6 +38,25 @@ def test_auto_precision_uses_bf16_if_cpu_supports_it(
     assert {decision.key: decision.text for decision in made.decisions}["precision"] == why
 
 
+@pytest.mark.parametrize(
+    ("speedup", "precision"), [(4.0, "bf16"), (1.05, "bf16"), (1.04, "fp32"), (0.3, "fp32"), (None, "bf16")]
+)
+def test_measurement_decides_where_the_cpu_has_bf16(speedup: float | None, precision: str) -> None:
+    node = replace(make_machine(4), cpu_flags=("avx512_bf16",))
+    given = read_train_settings({"TRAIN_PRECISION": "auto"}, {})
+    made = plan_trainer(make_test_plan(node), given, SMALL, node, bf16_speedup=speedup)
+    assert made.the_trainer().precision == precision
+    reason = {decision.key: decision.text for decision in made.decisions}["precision"]
+    assert ("in a short measurement bf16 was" in reason) is (speedup is not None)
+
+
+def test_measurement_is_of_no_use_without_the_hardware() -> None:
+    node = make_machine(4)
+    given = read_train_settings({"TRAIN_PRECISION": "auto"}, {})
+    made = plan_trainer(make_test_plan(node), given, SMALL, node, bf16_speedup=4.0)
+    assert made.the_trainer().precision == "fp32"
+
+
 @pytest.mark.parametrize(("capability", "precision"), [(70, "fp32"), (80, "bf16"), (90, "bf16")])
 def test_auto_precision_uses_bf16_from_ampere(capability: int, precision: str) -> None:
     node = make_machine(4, gpus=1)
