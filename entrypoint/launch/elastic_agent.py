@@ -5,6 +5,7 @@ This module runs in the agent's process, like `torchrun`.
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import socket
 import threading
@@ -95,7 +96,10 @@ class RelayedStarts:
         output = RankOutput(self.plan.output, restart)
         writers = {local: output.open_rank(rank) for local, rank in ranks.items()}
         paths = [{local: f"/proc/self/fd/{ends[number]}" for local, ends in writers.items()} for number in (0, 1)]
-        specs.reify = lambda envs: replace(type(specs).reify(specs, envs), stdouts=paths[0], stderrs=paths[1])
+        # torch's class is a data class of the standard library.
+        specs.reify = lambda envs: dataclasses.replace(
+            type(specs).reify(specs, envs), stdouts=paths[0], stderrs=paths[1]
+        )
         self.current = output
 
     def close(self) -> None:

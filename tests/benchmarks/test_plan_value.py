@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from benchmarks.plan_value.__main__ import Runner, ours, ours_and_peers, sweep, trainers
 from benchmarks.plan_value.scenarios import SCENARIOS, mask_of_one, one_busy_cpu

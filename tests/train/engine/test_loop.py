@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
-from msgspec.structs import replace
 from torch import Tensor, nn
 
 from entrypoint.core.errors import ExitCode, UserError

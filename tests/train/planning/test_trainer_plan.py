@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -240,7 +241,7 @@ def test_plan_names_the_jpeg_decoder(has_kernel: bool, value: str, why: str) -> 
 def test_plan_names_whose_decoded_images_may_be_used(
     environ: dict[str, str], owners: tuple[str, ...], said: str
 ) -> None:
-    made = planned(PETS | environ, replace(SMALL, cache_owners=owners))
+    made = planned(PETS | environ, dataclasses.replace(SMALL, cache_owners=owners))
     found = [decision.text for decision in made.decisions if decision.key == "image cache"]
     assert len(found) == bool(said)
     assert all(said in text for text in found)
