@@ -108,6 +108,23 @@ class RelayedStarts:
             self.current.close()
 
 
+def bind_store_to_loopback() -> None:
+    """Have the store of an agent on one node listen on loopback; torch's listens on all interfaces."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend
+
+    def open_store(host: str, port: int, *, is_master: bool = False, **named: Any) -> Any:
+        if is_master and host in LOOPBACK_NAMES:
+            listening = socket.create_server(("127.0.0.1", port), backlog=1024)
+            port, named["master_listen_fd"] = listening.getsockname()[1], listening.detach()
+        return TCPStore(host, port, is_master=is_master, **named)
+
+    setattr(c10d_rendezvous_backend, "TCPStore", open_store)  # noqa: B010 - mypy knows no such attribute
+
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1")
+
+
 def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]], str]) -> RelayedStarts:
     """Make torchrun's agent restart ranks only if a restart can help, and log the reason; return the output's relay.
 

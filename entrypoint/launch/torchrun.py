@@ -41,7 +41,11 @@ def main(argv: list[str]) -> int:
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-        from entrypoint.launch.elastic_agent import agent_address_args, install_restart_policy
+        from entrypoint.launch.elastic_agent import (
+            agent_address_args,
+            bind_store_to_loopback,
+            install_restart_policy,
+        )
 
     plan = Plan.from_variable(os.environ[PLAN_VAR])
     ended_by_agent, memory = capture_agent_log(), read_memory(ROOT)
@@ -54,6 +58,7 @@ def main(argv: list[str]) -> int:
         argv = [*agent_address_args(plan, os.environ), *argv]
     except UserError as error:
         return print_final_message(str(error), error.code)
+    bind_store_to_loopback()
     relayed = install_restart_policy(plan, warned, lambda failures: first(failures)[0])
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:
         try:

@@ -134,3 +134,24 @@ def test_agent_address_args_without_rendezvous_is_empty() -> None:
     from entrypoint.launch.elastic_agent import agent_address_args
 
     assert agent_address_args(make_test_plan(make_machine(2), {"LAUNCH_MAX_RESTARTS": "2"}), {}) == []
+
+
+LISTENING = """
+    import os
+
+    agent = os.getppid()
+    links = [os.readlink(f"/proc/{agent}/fd/{name}") for name in os.listdir(f"/proc/{agent}/fd")]
+    for table in ("tcp", "tcp6"):
+        for line in open(f"/proc/net/{table}").readlines()[1:]:
+            _, address, _, state, *_, = fields = line.split()
+            if state == "0A" and f"socket:[{fields[9]}]" in links:
+                os.write(1, f"{table} {address.partition(':')[0]}\\n".encode())
+"""
+
+
+@needs_two_cores
+def test_agent_of_one_node_listens_on_loopback_alone(entrypoint: Entrypoint) -> None:
+    script(entrypoint.folder, "x.py", LISTENING)
+    result = entrypoint("run", "--nproc-per-node=2", "--oversubscribe=1", "x.py", env={"LAUNCH_MAX_RESTARTS": "1"})
+    assert result.code == 0, result.err
+    assert set(result.out.splitlines()) == {"tcp 0100007F"}
