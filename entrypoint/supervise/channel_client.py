@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict, replace
 
+from entrypoint.core.console import log
 from entrypoint.core.network import RETRY_INTERVAL_S
 from entrypoint.supervise.access import is_own_user
 from entrypoint.supervise.admission import FirstFailure
@@ -26,6 +27,10 @@ OTHER_RUN_WAIT_S = 10.0
 RELAY_WAIT_S = 3.0
 
 
+# A rank that does not need rank 0's port starts meanwhile; only a failure of another rank would be noticed later.
+WARN_AFTER_S = 30.0
+
+
 class ChannelClient:
     """Connects to rank 0's monitor, and handles its messages."""
 
@@ -33,17 +38,20 @@ class ChannelClient:
         self.channel, self.relay, self.uses_relay = channel, relay, uses_relay
         self.started = time.monotonic()
         self.other_run_since = 0.0
-        self.rank0_ended = False
+        self.rank0_ended = self.has_warned = False
 
     def connect(self) -> None:
         """Connect to rank 0's monitor, retrying until it listens; runs in a thread of its own."""
-        channel = self.channel
+        channel, rank = self.channel, self.channel.endpoint.rank
         while not (found := self.find_rank0()):
             if channel.closed.is_set():
                 return
+            if not channel.ports and not self.has_warned and time.monotonic() - self.started > WARN_AFTER_S:
+                self.has_warned = True  # with ports the rank waits, and says so
+                missing = f"{channel.where} did not answer.{channel.what_answers()}"
+                log(f"warning: rank {rank} has no failure channel: {missing}")
             time.sleep(RETRY_INTERVAL_S)
         connection, messages = found
-        rank = channel.endpoint.rank
         with channel.lock:
             connection.ranks[0] = replace(channel.endpoint, rank=0, node=channel.endpoint.host)
             connection.joined.add(0)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from msgspec.structs import asdict, replace
 
+from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.network import LOG_INTERVAL_S, hold_port, lock_port, try_listen
 from entrypoint.supervise.access import Access
@@ -87,6 +88,8 @@ class FailureChannel:
             server.listen(listening, self.nodes or self.others)
         elif self.ports:  # without `ports` the job runs without a failure channel
             raise UserError(ports_taken_message(self.ports), ExitCode.RENDEZVOUS)
+        else:
+            log(f"warning: no failure channel: none of {ports_text(self.endpoint.ports)} is free on this node")
         if on_node:
             self.loop.listen(on_node, server.welcome_local)
         self.port_known.set()
@@ -116,7 +119,7 @@ class FailureChannel:
     ) -> int:
         """Return the port that rank 0 takes, 0 when `is_over`; raises `UserError` after `timeout_s` without it."""
         start = last_log = time.monotonic()
-        where = f"rank 0 at {self.endpoint.host}, ports {self.endpoint.ports[0]} to {self.endpoint.ports[-1]}"
+        where = self.where
         while not self.port_known.wait(POLL_INTERVAL_S):
             if is_over():
                 return 0
@@ -124,15 +127,20 @@ class FailureChannel:
             other = self.what_answers()
             if now - start >= timeout_s:
                 raise UserError(
-                    f"rank {self.endpoint.rank}: {where}, did not answer within {timeout_s:.0f} s.{other} Check the"
+                    f"rank {self.endpoint.rank}: {where} did not answer within {timeout_s:.0f} s.{other} Check the"
                     " output of rank 0, or increase LAUNCH_RENDEZVOUS_TIMEOUT_S.",
                     ExitCode.RENDEZVOUS,
                 )
             if now - last_log >= LOG_INTERVAL_S:
                 last_log = now
                 waited = f"{now - start:.0f} of {timeout_s:.0f} s"
-                log(f"rank {self.endpoint.rank} waits for {where} ({waited}){other and '.'}{other}")
+                log(f"rank {self.endpoint.rank} waits for {where[:-1]} ({waited}){other and '.'}{other}")
         return self.port
+
+    @property
+    def where(self) -> str:
+        """Where rank 0 is looked for."""
+        return f"rank 0 at {printable(self.endpoint.host)}, {ports_text(self.endpoint.ports)},"
 
     def what_answers(self) -> str:
         """Return a sentence about what answers at rank 0's ports, empty if nothing does."""
@@ -194,9 +202,11 @@ class FailureChannel:
         self.loop.drain(DRAIN_LIMIT_S)
 
 
+def ports_text(ports: tuple[int, ...]) -> str:
+    """Return a range of ports as text."""
+    return f"ports {ports[0]} to {ports[-1]}"
+
+
 def ports_taken_message(ports: tuple[int, ...]) -> str:
     """Return the error message for a node without a free rendezvous port."""
-    return (
-        f"ports {ports[0]} to {ports[-1]}: no free rendezvous port on this node. Set MASTER_PORT to a free port on all"
-        " nodes."
-    )
+    return f"{ports_text(ports)}: no free rendezvous port on this node. Set MASTER_PORT to a free port on all nodes."

@@ -140,3 +140,22 @@ def test_failure_channel_all_ports_taken_raises(which: str) -> None:
     with listen_on(taken[0]), pytest.raises(UserError, match="no free rendezvous port on this node") as error:
         open_channel(0, taken if which == "monitors" else free, rendezvous_ports=free if which == "monitors" else taken)
     assert error.value.code == ExitCode.RENDEZVOUS
+
+
+def test_missing_channel_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("entrypoint.supervise.channel_client.WARN_AFTER_S", 0.1)
+    port = free_port()
+    with listen_on(port):
+        open_channel(0, (port,))
+        assert f"warning: no failure channel: none of ports {port} to {port} is free" in capfd.readouterr().err
+        one = open_channel(1, (port,))
+        said = ""
+
+        def is_named() -> bool:
+            nonlocal said
+            said += capfd.readouterr().err
+            return "warning" in said
+
+        assert eventually(20, is_named)
+    assert f"rank 1 has no failure channel: rank 0 at 127.0.0.1, ports {port} to {port}, did not answer." in said
+    one.report_exit(0, "")
