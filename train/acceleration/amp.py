@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-CAST_TO = {"bf16": torch.bfloat16, "fp16": torch.float16}
+CAST_TO = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def configure_tf32(precision: str, device: torch.device) -> None:
@@ -16,12 +16,12 @@ def configure_tf32(precision: str, device: torch.device) -> None:
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     if device.type == "cuda":
         torch.backends.cudnn.allow_tf32 = tf32
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = precision == "bf16"
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = precision in ("bf16", "fp8")
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = precision == "fp16"
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context of the forward pass: autocast for bf16 and fp16, a null context for others."""
+    """Return the context of the forward pass: autocast for 16 and 8 bits, a null context for others."""
     return torch.autocast(device.type, CAST_TO[precision]) if precision in CAST_TO else nullcontext()
 
 

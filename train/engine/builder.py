@@ -94,6 +94,10 @@ class ModelBuilder:
         if settings.activation_checkpointing:
             checkpoint_activations(model)
         fused = self.plan.the_trainer().precision != "fp16"
+        if self.plan.the_trainer().precision == "fp8":
+            from train.acceleration.fp8 import use_fp8
+
+            model = use_fp8(model, head)
         if group.world_size > 1 and settings.parallelism == "fsdp":
             from train.distributed.fsdp import apply_fsdp
 

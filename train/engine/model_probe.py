@@ -81,7 +81,7 @@ def kept_bytes(settings: TrainSettings, model: nn.Module, shape: ImageShape, ima
         return tensor
 
     model.train()
-    halved = settings.precision in ("bf16", "fp16")
+    halved = settings.precision in ("bf16", "fp16", "fp8")
     with (
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=halved),

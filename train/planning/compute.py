@@ -14,7 +14,7 @@ CPU_FLAGS = {"bf16": ("amx_bf16", "avx512_bf16", "bf16")}
 # Less is not worth the rounding, and may be noise.
 MIN_SPEEDUP = 1.05
 # The first compute capability of NVIDIA's GPUs with the format: Ampere for bf16 and TF32, Volta for fp16.
-MIN_COMPUTE_CAPABILITY = {"bf16": 80, "fp16": 70, "tf32": 80}
+MIN_COMPUTE_CAPABILITY = {"bf16": 80, "fp16": 70, "tf32": 80, "fp8": 90}
 
 
 def decide_precision(
@@ -38,11 +38,33 @@ def decide_precision(
             f"{given.sources['precision']}: only NVIDIA GPUs from Ampere on support it. Set TRAIN_PRECISION=auto.",
             ExitCode.MACHINE,
         )
+    if requested == "fp8":
+        check_fp8(given, device, machine)
     if "precision" in given.sources:
         note = slow_precision_note(requested, device, machine)
         return Decision("precision", requested, note, Source.USER, given.sources["precision"])
     hint = "; TRAIN_PRECISION=auto selects bf16 here" if support else ""
     return Decision("precision", requested, f"the default{hint}")
+
+
+def check_fp8(given: ParsedSettings[TrainSettings], device: str, machine: Machine) -> None:
+    """Raise `UserError` where linear layers cannot be trained in fp8, or nobody has tried it."""
+    source, values = given.sources["precision"], given.values
+    if device != "cuda" or not hardware_support("fp8", device, machine):
+        raise UserError(
+            f"{source}: only NVIDIA GPUs from Hopper on support it. Set TRAIN_PRECISION=auto.", ExitCode.MACHINE
+        )
+    if "torchao" not in machine.packages.versions:
+        raise UserError(f"{source}: needs torchao, which is not installed. Run: pip install torchao", ExitCode.MACHINE)
+    others = {
+        "evaluate": values.evaluate,
+        "prune_ratio": values.prune_ratio > 0,
+        "export": values.export != "off",
+        "parallelism": values.parallelism == "fsdp",
+    }
+    if clash := next((name for name, is_set in others.items() if is_set), ""):
+        other = given.sources.get(clash) or f"TRAIN_{clash.upper()}"
+        raise UserError(f"{source} and {other} contradict: fp8 is for training with DDP alone. Drop one of the two.")
 
 
 def slow_precision_note(precision: str, device: str, machine: Machine) -> str:

@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.machine.detect import Machine
 from entrypoint.machine.python_packages import Packages
 from entrypoint.plan.model import Plan
 from tests.factories import make_machine, make_test_plan
@@ -55,6 +56,35 @@ def test_measurement_is_of_no_use_without_the_hardware() -> None:
     given = read_train_settings({"TRAIN_PRECISION": "auto"}, {})
     made = plan_trainer(make_test_plan(node), given, SMALL, node, bf16_speedup=4.0)
     assert made.the_trainer().precision == "fp32"
+
+
+def hopper(capability: int = 90, versions: dict[str, str] | None = None) -> Machine:
+    node = make_machine(4, gpus=1)
+    gpus = tuple(replace(gpu, capability=capability) for gpu in node.gpus)
+    return replace(node, gpus=gpus, packages=Packages({"torchao": "0.13.0"} if versions is None else versions))
+
+
+@pytest.mark.parametrize(
+    ("node", "more", "code", "said"),
+    [
+        (make_machine(4), {}, ExitCode.MACHINE, "only NVIDIA GPUs from Hopper on support it"),
+        (hopper(89), {}, ExitCode.MACHINE, "only NVIDIA GPUs from Hopper on support it"),
+        (hopper(versions={}), {}, ExitCode.MACHINE, "needs torchao, which is not installed"),
+        (hopper(), {"TRAIN_PRUNE_RATIO": "0.5"}, ExitCode.USAGE, "TRAIN_PRUNE_RATIO=0.5 contradict: fp8 is for"),
+        (hopper(), {"TRAIN_EXPORT": "onnx"}, ExitCode.USAGE, "TRAIN_EXPORT=onnx contradict"),
+        (hopper(), {"TRAIN_PARALLELISM": "fsdp"}, ExitCode.USAGE, "TRAIN_PARALLELISM=fsdp contradict"),
+    ],
+)
+def test_fp8_is_refused_where_it_cannot_be(node: Machine, more: dict[str, str], code: ExitCode, said: str) -> None:
+    given = read_train_settings({"TRAIN_PRECISION": "fp8"} | more, {})
+    with pytest.raises(UserError, match=said) as error:
+        plan_trainer(make_test_plan(node), given, SMALL, node)
+    assert error.value.code == code
+
+
+def test_fp8_is_planned_on_hopper_with_torchao() -> None:
+    given = read_train_settings({"TRAIN_PRECISION": "fp8"}, {})
+    assert plan_trainer(make_test_plan(hopper()), given, SMALL, hopper()).the_trainer().precision == "fp8"
 
 
 @pytest.mark.parametrize(("capability", "precision"), [(70, "fp32"), (80, "bf16"), (90, "bf16")])
