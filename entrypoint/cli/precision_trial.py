@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from train.settings import TrainSettings
 
 SPEEDUP_KEY = "bf16_speedup"
+# Kept for a measurement that failed, which would fail again.
+FAILED = 0.0
 
 
 def bf16_speedup(settings: TrainSettings, plan: Plan, inputs: PlanInputs) -> float | None:
@@ -34,16 +36,15 @@ def bf16_speedup(settings: TrainSettings, plan: Plan, inputs: PlanInputs) -> flo
         return None
     path = folder / f"precision-{trial_key(plan, inputs)}.json"
     kept = read_speedup(path)
-    if kept is not None:
-        return kept
-    first = plan.ranks[0]
-    measured = measure_bf16(first.threads, first.cpus, inputs.python)
-    if measured is not None:
+    if kept is None:
+        log("measuring bf16 on this CPU, once")
+        first = plan.ranks[0]
+        kept = measure_bf16(first.threads, first.cpus, inputs.python) or FAILED
         try:
-            save(path, {SPEEDUP_KEY: measured, "cpu": inputs.machine.cpu_model})
+            save(path, {SPEEDUP_KEY: kept, "cpu": inputs.machine.cpu_model})
         except UserError as error:
             log(f"note: {one_line(error)} bf16 is measured again in the next run.")
-    return measured
+    return kept or None
 
 
 def trial_key(plan: Plan, inputs: PlanInputs) -> str:
@@ -60,4 +61,4 @@ def read_speedup(path: Path) -> float | None:
         value = float(json.loads(text)[SPEEDUP_KEY]) if not not_used else math.nan
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    return value if 0 < value < math.inf else None
+    return value if FAILED <= value < math.inf else None

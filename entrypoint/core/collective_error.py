@@ -18,6 +18,9 @@ COLLECTIVE_ERROR = re.compile(
 TIMEOUT = re.compile(r"timed out|timeout", re.IGNORECASE)
 # torch's own classes, by name: this module imports no torch.
 ERROR_CLASSES = ("DistBackendError", "DistNetworkError")
+# How Gloo begins a message: with its own source file and line.
+GLOO_PLACE = re.compile(r"\[[^\]]*gloo/")
+DISTRIBUTED = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
 COLLECTIVES_FILE = "/torch/distributed/distributed_c10d.py"
 BACKWARD_FILE = "/torch/autograd/graph.py"
 # Folders of what the user did not write.
@@ -37,6 +40,12 @@ def is_collective_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and (
         type(error).__name__ in ERROR_CLASSES or bool(COLLECTIVE_ERROR.search(str(error)))
     )
+
+
+def was_in_torch(error: BaseException, frames: Sequence[Frame]) -> bool:
+    """Return whether an error comes from torch's exchanges: a download may say `connection refused` too."""
+    called = any(folder in frame.file for frame in frames for folder in DISTRIBUTED)
+    return called or type(error).__name__ in ERROR_CLASSES or bool(GLOO_PLACE.match(str(error)))
 
 
 def collective_of(frames: Sequence[Frame], files: Sequence[str] = ()) -> str:
@@ -74,12 +83,12 @@ def frames_of(traceback: TracebackType | None) -> list[Frame]:
 
 def note_collective_error(error: BaseException) -> None:
     """Note in this rank's error file that a collective ended its program, for the launcher to name the cause."""
-    if not is_collective_error(error):
+    frames = frames_of(error.__traceback__)
+    if not is_collective_error(error) or not was_in_torch(error, frames):
         return
     from entrypoint.core.console import write_error_record
     from entrypoint.core.errors import COLLECTIVE_KEY, first_line
 
-    frames = frames_of(error.__traceback__)
     place, called = place_of(frames), collective_of(frames) or "a collective"
     how = "timeout" if TIMEOUT.search(str(error)) else "failure"
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")

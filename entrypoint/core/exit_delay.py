@@ -20,12 +20,15 @@ from contextlib import suppress
 from entrypoint.core import stack_signal
 
 EXIT_DELAY_S = 0.1
+# The rank's program, set by itself: its children have the same environment, and are not the rank.
+PROGRAM_VAR = "ENTRYPOINT_PROGRAM_PID"
 
 
 def delay_exit() -> None:
     """Wait for the threads of a process that has used torch with other ranks, and note why a collective failed."""
     if "torch" in sys.modules and os.environ.get("WORLD_SIZE", "1") != "1":
-        if error := getattr(sys, "last_value", None):  # what ended the program
+        error = getattr(sys, "last_value", None)  # what ended the program
+        if error and os.environ.get(PROGRAM_VAR) == str(os.getpid()):
             with suppress(Exception):  # the program may have replaced what this imports
                 from entrypoint.core.collective_error import note_collective_error
 
@@ -36,4 +39,5 @@ def delay_exit() -> None:
 
 atexit.register(delay_exit)
 if "RANK" in os.environ:
+    os.environ.setdefault(PROGRAM_VAR, str(os.getpid()))
     stack_signal.install()

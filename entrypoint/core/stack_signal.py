@@ -19,8 +19,10 @@ def install() -> None:
     """Install the handler; a process that may have no such file goes on without it."""
     with suppress(OSError, AttributeError, RuntimeError):
         memory = os.memfd_create(FILE_NAME)
-        # Appending, so that a reader can empty the file.
+        # Appending: each answer follows the one before.
         file = os.open(f"/proc/self/fd/{memory}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         os.close(memory)
         if file > 2:  # else the program takes it for a standard stream
             faulthandler.register(STACK_SIGNAL, file=file, all_threads=True, chain=False)
+        else:
+            os.close(file)

@@ -51,12 +51,15 @@ def main(argv: Sequence[str]) -> int:
     try:
         with stdout_closed():  # Gloo in torch 2.8 prints a line for each connection
             checks = run()
-    except RuntimeError as error:
+        if checks:
+            print(format_report(checks, as_json="--json" in argv), flush=True)
+        return partner.wait(LIMIT_S) if partner else ExitCode.DONE
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
         line = f"--network: the ranks could not exchange data ({printable(first_line(error))}). See the checks of"
         return report_error(UserError(f"{line} `entrypoint doctor` on each node.", ExitCode.RANK_FAILED))
-    if checks:
-        print(format_report(checks, as_json="--json" in argv), flush=True)
-    return partner.wait(LIMIT_S) if partner else ExitCode.DONE
+    finally:
+        if partner:
+            partner.kill()
 
 
 @contextmanager

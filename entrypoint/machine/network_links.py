@@ -32,6 +32,11 @@ class RdmaAdapter(Struct, frozen=True):
     rate: str
 
 
+def has_link(root: Path, name: str) -> bool:
+    """Return whether the node has an interface of this name."""
+    return "/" not in name and (root / "sys/class/net" / name).exists()
+
+
 def read_link(root: Path, name: str) -> Link:
     """Return an interface by its name."""
     folder = root / "sys/class/net" / name

@@ -18,11 +18,14 @@ from entrypoint.core.console import last_error_line
 from entrypoint.core.stack_signal import FILE_NAME, STACK_SIGNAL
 from entrypoint.machine.process_state import STOPPED, state_of, state_text
 from entrypoint.machine.procfs import ROOT, read_lines
+from entrypoint.supervise.child import signal_sender
 
 # A rank answers within milliseconds, unless it waits in the kernel.
 ANSWER_LIMIT_S = 3.0
 POLL_INTERVAL_S = 0.01
 PY_SPY_LIMIT_S = 20
+LINK = f"/memfd:{FILE_NAME} (deleted)"
+WITHOUT_HANDLER = "without the handler for stacks: no Python, another version, or its files are closed"
 FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', re.MULTILINE)
 
 
@@ -46,14 +49,19 @@ def read_python_stacks(process: int, limit_s: float = ANSWER_LIMIT_S) -> str:
 
 @contextmanager
 def open_answer(process: int, limit_s: float) -> Iterator[int]:
-    """Open a rank's file of stacks, empty, for this reader alone; raises `NoStacksError` without one, OSError."""
+    """Open a rank's file of stacks for this reader alone; raises `NoStacksError` without one, OSError.
+
+    A user's file may have a similar name, so nothing is written to it.
+    """
     folder = Path(f"/proc/{process}/fd")
-    paths = (path for path in folder.iterdir() if FILE_NAME in read_link(path))
-    path = next(paths, None)
+    path = next((path for path in folder.iterdir() if read_link(path) == LINK), None)
     if path is None or not handles_signal(process):
-        raise NoStacksError("without the handler for stacks: no Python, another version, or its files are closed")
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        raise NoStacksError(WITHOUT_HANDLER)
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
+        fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails for what is not in memory (fcntl(2))
+        if os.fstat(file).st_nlink:
+            raise NoStacksError(WITHOUT_HANDLER)
         deadline = time.monotonic() + limit_s
         while True:
             try:
@@ -63,9 +71,7 @@ def open_answer(process: int, limit_s: float) -> Iterator[int]:
                 if time.monotonic() > deadline:
                     raise NoStacksError("being asked by another process") from None
                 time.sleep(POLL_INTERVAL_S)
-        os.ftruncate(file, 0)
         yield file
-        os.ftruncate(file, 0)
     finally:
         os.close(file)
 
@@ -78,15 +84,18 @@ def read_link(path: Path) -> str:
 
 
 def ask(process: int, answer: int, limit_s: float) -> str:
-    """Send the signal and return what the process wrote; raises `NoStacksError`, OSError."""
-    blocked_before = blocking_threads(process)
-    os.kill(process, STACK_SIGNAL)
+    """Send the signal and return what the process adds to its file; raises `NoStacksError`, OSError."""
+    blocked_before, before = blocking_threads(process), os.fstat(answer).st_size
+    send = signal_sender(process)  # to this process, should another one get its number
+    if not handles_signal(process):
+        raise NoStacksError(WITHOUT_HANDLER)
+    send(STACK_SIGNAL)
     deadline = time.monotonic() + limit_s
-    while not os.fstat(answer).st_size or not has_answered(process, blocked_before):
+    while os.fstat(answer).st_size <= before or not has_answered(process, blocked_before):
         if time.monotonic() > deadline:
             raise NoStacksError(state_text(process) or f"without an answer in {limit_s:.0f} s: it blocks all signals")
         time.sleep(POLL_INTERVAL_S)
-    return os.pread(answer, os.fstat(answer).st_size, 0).decode(errors="replace")
+    return os.pread(answer, os.fstat(answer).st_size - before, before).decode(errors="replace")
 
 
 def handles_signal(process: int) -> bool:

@@ -38,8 +38,8 @@ def locate(process: int, collective_files: Sequence[str] = ()) -> Whereabouts:
 
 
 def program_of(process: int, monitor_name: str) -> int:
-    """Return the process of a rank's program: itself, or the child of its monitor."""
+    """Return the process of a rank's program: itself, or the child of its monitor; 0 if that has ended."""
     if "".join(read_lines(ROOT / f"proc/{process}/comm")) != monitor_name:
         return process
     children = "".join(read_lines(ROOT / f"proc/{process}/task/{process}/children")).split()
-    return int(children[0]) if children else process
+    return int(children[0]) if children else 0

@@ -21,9 +21,12 @@ from train.distributed.rendezvous import Peer
 REPORT_WAIT_S, STORE_LIMIT_S = 1.2, 1.0
 # Ranks that are asked where they are.
 MAX_LOCATED = 4
-# Collectives that torch does not know.
-COLLECTIVE_FILES = ("/train/distributed/shared_memory.py",)
+# Collectives that torch does not know, and where a rank is after one has failed for it.
+COLLECTIVE_FILES = tuple(
+    f"/train/distributed/{name}.py" for name in ("shared_memory", "peer_failure", "peer_watch", "missing_ranks")
+)
 FILE_NAME = "entrypoint-steps"
+LINK = f"/memfd:{FILE_NAME} (deleted)"
 STEP_COUNT = struct.Struct("q")
 
 
@@ -57,7 +60,7 @@ def steps_of(process: int) -> int:
     """Return the steps that another rank of this node has finished, -1 where they are unknown."""
     with suppress(OSError, struct.error):
         for path in Path(f"/proc/{process}/fd").iterdir():
-            if FILE_NAME in str(path.readlink()):
+            if str(path.readlink()) == LINK:
                 file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     return int(STEP_COUNT.unpack(os.pread(file, STEP_COUNT.size, 0))[0])

@@ -51,7 +51,10 @@ def train_epoch(
         if batch is None:
             return True
         agreed = trainer.group.all_reduce_max_async(request())
+        is_first = not trainer.first_step_seconds
         pending.append(timed_first_step(trainer, batch))
+        if is_first:  # it compiles and warms up
+            clocks, trainer.meter.data_s, trainer.meter.data_cpu_s = trainer.meter.start(), 0.0, 0.0
         STEPS.note(trainer.state.step)
         wanted = agreed()
         after_step()
@@ -68,6 +71,7 @@ def train_epoch(
         pending, before = [], now
         if wanted == SAVE:
             save()
+            clocks = trainer.meter.start()
         if wanted == STOP:
             return False
 

@@ -19,6 +19,7 @@ MIN_REPORTED_PERCENT = 3.0
 class StepMeter:
     """Seconds of a rank's training loop: in all, for data, of the main thread's CPU, and of its waiting for a CPU.
 
+    Saving checkpoints and the first step are left out. Of the waiting for a CPU, loading has its share of the time.
     A rank that waits in an exchange does not compute, so what is left of the time is the waiting. This holds for
     exchanges on the CPU; with a GPU the main thread runs ahead of it. `data_cpu_s` is the CPU time within `data_s`.
     """
@@ -54,7 +55,9 @@ class StepMeter:
     @property
     def exchange_s(self) -> float:
         """Return the seconds that the rank waited in exchanges."""
-        return max(0.0, self.seconds - self.data_s - (self.cpu_s - self.data_cpu_s) - self.cpu_wait_s)
+        in_steps = 1 - self.data_s / self.seconds if self.seconds else 1.0
+        computing = self.cpu_s - self.data_cpu_s + self.cpu_wait_s * in_steps
+        return max(0.0, self.seconds - self.data_s - computing)
 
 
 def main_thread_delay() -> float:

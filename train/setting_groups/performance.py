@@ -18,7 +18,7 @@ class PerformanceSettings(OptimizationSettings, frozen=True, kw_only=True):
         Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"],
         Meta(
             description="bf16 and fp16 use autocast with fp32 weights; tf32 is for GPUs. fp8 is bf16 with linear layers"
-            " in fp8, for Hopper and later, by torchao. auto: bf16 where the hardware supports it."
+            " in fp8, for Hopper and later, by torchao. auto: bf16 where it is faster."
         ),
     ] = "fp32"
     compile: Annotated[

@@ -51,10 +51,10 @@ def test_result_is_kept_for_the_next_run(tmp_path: Path, trials: list[float | No
     assert speedup(environ | {"LAUNCH_THREADS": "1"}) in (1.7, 2.0), "other threads are another measurement"
 
 
-def test_failed_measurement_is_not_kept(tmp_path: Path, trials: list[float | None]) -> None:
+def test_failed_measurement_is_not_repeated(tmp_path: Path, trials: list[float | None]) -> None:
     environ = AUTO | {"HOME": str(tmp_path)}
     trials += [None, 1.5]
-    assert [speedup(environ), speedup(environ)] == [None, 1.5]
+    assert [speedup(environ), speedup(environ)] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_file_that_says_nothing_is_passed_over(tmp_path: Path, text: str, mode: 
     assert read_speedup(path) is None
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1", "0"])
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1"])
 def test_value_that_is_no_speedup_is_passed_over(tmp_path: Path, value: str) -> None:
     path = tmp_path / "precision-x.json"
     path.write_text(f'{{"bf16_speedup": {value}}}')

@@ -10,6 +10,7 @@ import pytest
 
 from entrypoint.launch.failures import Failure
 from entrypoint.launch.hang import explain_hang
+from entrypoint.rank.whereabouts import Whereabouts
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, Result, clean_environment, script
 from tests.processes import wait_until
 
@@ -101,7 +102,62 @@ def test_several_missing_ranks_are_described_in_one_line() -> None:
     said = "where rank 0 waited until its time limit: rank 1: its program has ended; rank 2: its program has ended"
     assert line == f"2 ranks are missing from barrier at x.py:3, {said}"
     gone = dict.fromkeys(range(1, 10), 2**22 + 1)  # no process has such a number
-    line = explain_hang([waited], gone, [])
-    assert line.startswith("4 ranks or more are missing from barrier at x.py:3, ")
-    assert line.count(f"process {2**22 + 1} is no longer running") == 4
+    assert explain_hang([waited], gone, []) == "", "they have ended meanwhile"
     assert explain_hang([waited], {}, []) == ""
+
+
+WAITED = Failure(
+    0, 0, 1, 1, 1,
+    error_file={"extraInfo": {"collective": {"called": "barrier", "place": "/home/j\xf6rg/x.py:3", "how": "timeout"}}},
+)  # fmt: skip
+IN_PLACE = Whereabouts("is in barrier at x.py:3", "/home/j\\xf6rg/x.py:3", "barrier")
+IN_ANOTHER = Whereabouts("is in all_reduce at x.py:9", "x.py:9", "all_reduce")
+OUTSIDE = Whereabouts("is at x.py:7", "x.py:7")
+AT_EXIT = Whereabouts("is at /venv/entrypoint/core/exit_delay.py:9", "/venv/entrypoint/core/exit_delay.py:9")
+
+
+@pytest.mark.parametrize(
+    ("places", "missing"),
+    [
+        ([IN_PLACE, OUTSIDE], "rank 2 is"),
+        ([IN_ANOTHER, OUTSIDE], "rank 2 is"),
+        ([IN_PLACE, IN_ANOTHER], "rank 2 is"),
+        ([OUTSIDE, OUTSIDE], "2 ranks are"),
+        ([OUTSIDE, AT_EXIT], "rank 1 is"),
+        ([IN_PLACE, AT_EXIT], ""),
+    ],
+)
+def test_innocent_ranks_are_not_named(monkeypatch: pytest.MonkeyPatch, places: list[Whereabouts], missing: str) -> None:
+    monkeypatch.setattr("entrypoint.launch.hang.locate", lambda process: places[process - 101])
+    monkeypatch.setattr("entrypoint.launch.hang.state_of", lambda _: "S")
+    line = explain_hang([WAITED], {1: 101, 2: 102}, [])
+    assert line.partition(" missing from")[0] == missing
+
+
+def test_rank_that_ended_is_no_cause_while_others_run() -> None:
+    broken = Failure(0, 0, 1, 1, 1, error_file={"extraInfo": {"collective": {"called": "send", "how": "failure"}}})
+    assert explain_hang([broken], {1: os.getpid()}, [2]) == ""
+    assert "rank 2 is missing from send" in explain_hang([broken], {}, [2])
+
+
+def test_error_of_a_download_is_no_collective(entrypoint: Entrypoint) -> None:
+    text = PROGRAM.replace("    dist.barrier()", "    raise RuntimeError('mirror: Connection refused (timeout=10)')")
+    script(entrypoint.folder, "x.py", text.replace("{own_way}", "time.sleep(600)"))
+    result = entrypoint(*WORDS)
+    assert result.code == 1
+    assert "missing" not in result.error_lines[-1]
+    assert "rank 0 of this job" in result.error_lines[-1]
+
+
+def test_child_of_a_rank_does_not_speak_for_it(entrypoint: Entrypoint) -> None:
+    child = (
+        "import torch.distributed, subprocess, sys;"
+        " raise RuntimeError('[gloo/transport/tcp/pair.cc:538] Connection closed by peer')"
+    )
+    own = (
+        f"import subprocess; subprocess.run([sys.executable, '-c', {child!r}], stderr=subprocess.DEVNULL); sys.exit(4)"
+    )
+    result, process = run(entrypoint, own)
+    assert result.error_lines == [
+        f"entrypoint: error: rank 1 of this job (local rank 1, pid {process}) failed first, with exit code 4"
+    ]
