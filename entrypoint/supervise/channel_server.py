@@ -28,6 +28,7 @@ class ChannelServer:
 
     def __init__(self, channel: FailureChannel) -> None:
         self.channel = channel
+        self.connections: dict[int, Connection] = {}
 
     def listen(self, listening: list[socket.socket], connections: int) -> None:
         """Accept connections of other nodes; `connections` is how many there may be."""
@@ -74,8 +75,9 @@ class ChannelServer:
         if "first_failure" in message:
             self.channel.report_failure(FirstFailure(**message["first_failure"]), source=connection)
         if "bye" in message:
-            self.channel.peers.pop(message["bye"], None)
-            connection.joined.discard(message["bye"])
+            if message["bye"] in connection.joined:
+                self.channel.peers.pop(message["bye"], None)
+                connection.joined.discard(message["bye"])
             return bool(connection.joined)
         return True
 
@@ -101,8 +103,15 @@ class ChannelServer:
         return {"port": channel.port}
 
     def join(self, connection: Connection, endpoint: RankEndpoint) -> None:
-        """Count a rank from now on, and send it the failure that it has missed."""
+        """Count a rank from now on, and send it the failure that it has missed.
+
+        A rank whose node's first rank has ended may come on a connection of its own before that one's goodbye.
+        """
         channel = self.channel
+        previous = self.connections.get(endpoint.rank)
+        if previous and previous is not connection:
+            previous.joined.discard(endpoint.rank)
+        self.connections[endpoint.rank] = connection
         connection.joined.add(endpoint.rank)
         channel.peers[endpoint.rank] = endpoint
         channel.admission.arrived.add(endpoint.rank)

@@ -12,7 +12,7 @@ from entrypoint.supervise.admission import FirstFailure, RankEndpoint
 from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel
 from entrypoint.supervise.node_relay import relay_address
 from entrypoint.supervise.wire import Message, Session
-from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel
+from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, stranger
 from tests.net import free_port
 
 KEY = Access(lambda: b"the key of this job")
@@ -145,3 +145,21 @@ def test_silent_holder_of_the_relays_name_is_passed_over(monkeypatch: pytest.Mon
         other = open_channel(5, ports, "7.0", access=KEY, node="node1", local_rank=1, shares_connection=True)
         assert have_joined(rank0, 1)
         other.report_exit(0, "")
+
+
+def test_goodbye_after_the_rank_came_again_is_for_the_old_connection() -> None:
+    ports = (free_port(),)
+    rank0 = open_channel(0, ports, "7.0")
+    hello = {"hello": asdict(RankEndpoint(4, "node1", "127.0.0.1", ports, "7.0", pid=5))}
+    with stranger(ports[0]) as (first, one), stranger(ports[0]) as (second, two):
+        first.sendall(one.encode(hello) + one.encode({"joined": 4}))
+        assert have_joined(rank0, 1)
+        second.sendall(two.encode(hello) + two.encode({"joined": 4}))
+        while not two.decode(second.recv(4096)):  # the answer to the hello
+            pass
+        first.sendall(one.encode({"bye": 4}))
+        while first.recv(4096):
+            pass
+        assert list(rank0.peers) == [4]
+        assert rank0.first_failure is None
+    assert eventually(10, lambda: rank0.first_failure is not None), "its second connection counts"
