@@ -31,8 +31,9 @@ from entrypoint.launch.failures import (
     repeat_warning,
     report_stop,
 )
+from entrypoint.launch.job_control import has_job_control, send_signal
 from entrypoint.machine.oom import oom_message, read_memory
-from entrypoint.machine.procfs import ROOT, ancestors
+from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.model import Plan
 from entrypoint.rank.bootstrap import exec_program
 from entrypoint.rank.rendezvous import check_port_free
@@ -289,32 +290,6 @@ class LocalRanks:
             self.hang = explain_hang(self.failures, running, self.ended)
             self.end_ranks()
         self.explain_at = None
-
-
-def send_signal(pid: int, number: signal.Signals, *, process_group: bool) -> None:
-    """Send a signal to a rank, or to its whole process group if the forked rank already created it.
-
-    Raises `ProcessLookupError` if the rank has exited.
-    """
-    if process_group:
-        with suppress(ProcessLookupError):
-            os.killpg(pid, number)
-            return
-    os.kill(pid, number)
-
-
-def has_job_control() -> bool:
-    """Return whether a shell can resume this process: its group has a parent in the same session.
-
-    The kernel does not suspend an orphaned process group (setpgid(2)). A container's first process has no parent. The
-    parent of a process that `setsid` or a batch system started is in another session.
-    """
-    group, session = os.getpgid(0), os.getsid(0)
-    for ancestor in map(int, ancestors(ROOT)):
-        with suppress(ProcessLookupError):
-            if os.getpgid(ancestor) != group:
-                return os.getsid(ancestor) == session
-    return False
 
 
 def torchelastic_variables(plan: Plan, job: Job, local_rank: int) -> dict[str, str]:

@@ -84,8 +84,14 @@ NETWORK_TYPES = frozenset(
 
 def mount_type(root: Path, folder: Path) -> str:
     """Return the type of the file system that a folder is on, or will be on."""
-    mounts, path = mount_types(root), Path(os.path.realpath(folder))
-    return next((mounts[str(place)] for place in (path, *path.parents) if str(place) in mounts), "")
+    mounts = mount_types(root)
+    return mounts.get(mount_point(mounts, folder), "")
+
+
+def mount_point(mounts: Mapping[str, str], folder: Path) -> str:
+    """Return the mount point of a folder, which may be on its way to exist; empty if /proc hides it."""
+    path = Path(os.path.realpath(folder))
+    return next((str(place) for place in (path, *path.parents) if str(place) in mounts), "")
 
 
 def is_on_network(root: Path, folder: Path) -> bool:
@@ -100,8 +106,7 @@ def volatile_place(root: Path, folder: Path) -> str:
     """
     mounts = mount_types(root)
     in_container = mounts.get("/", "") in OVERLAYS or any((root / marker).exists() for marker in ENGINE_MARKERS)
-    path = Path(os.path.realpath(folder))
-    point = next((str(place) for place in (path, *path.parents) if str(place) in mounts), "")
+    point = mount_point(mounts, folder)
     kind = mounts.get(point, "")
     if not in_container:
         return ""

@@ -109,11 +109,16 @@ def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> N
     sys.stdout.flush()
     sys.stderr.flush()
     ports = fallback_ports(port) if negotiable else ()
-    channel = FailureChannel(endpoint, plan.collective_timeout_s, ports, others=job.world_size - 1, access=access)
-    if endpoint.shares_connection:
-        channel.nodes = -(-job.world_size // job.local_world_size)
-    if job.rank == 0:
-        channel.addresses = addresses_towards(environment["MASTER_ADDR"], environment.get("GLOO_SOCKET_IFNAME", ""))
+    interface = environment.get("GLOO_SOCKET_IFNAME", "")
+    channel = FailureChannel(
+        endpoint,
+        plan.collective_timeout_s,
+        ports,
+        others=job.world_size - 1,
+        access=access,
+        addresses=addresses_towards(environment["MASTER_ADDR"], interface) if job.rank == 0 else (),
+        nodes=-(-job.world_size // job.local_world_size) if endpoint.shares_connection else 0,
+    )
     run_guarded(
         plan.program.argv,
         environment,

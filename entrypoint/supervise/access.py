@@ -12,7 +12,6 @@ from contextlib import suppress
 from msgspec import Struct, field
 
 from entrypoint.core.network import is_own_address
-from entrypoint.supervise.wire import Session
 
 # How long a rank waits for the key that rank 0 writes, before it goes on without one.
 KEY_WAIT_S = 30.0
@@ -33,12 +32,9 @@ class Access(Struct):
     refused: set[str] = field(default_factory=set)
     created: float = field(default_factory=time.monotonic)
 
-    def session(self, *, is_server: bool = False) -> Session | None:
-        """Return the session of a new connection, None if the key is still to come."""
-        key = self.read_key()
-        if self.is_drawn and not key and not is_server and time.monotonic() - self.created < KEY_WAIT_S:
-            return None
-        return Session(key, is_server=is_server)
+    def awaits(self, key: bytes) -> bool:
+        """Return whether a rank that has read this key is to wait for the one that rank 0 draws."""
+        return self.is_drawn and not key and time.monotonic() - self.created < KEY_WAIT_S
 
     def resolve_hosts(self, master: str) -> None:
         """Resolve the names of the hosts; `master` is rank 0's host. It may take as long as the name service does."""

@@ -78,15 +78,15 @@ class ChannelClient:
             if time.monotonic() - self.started < RELAY_WAIT_S:
                 return None
         for port in endpoint.ports:
-            session = self.channel.access.session()
-            if session is None:
+            key = self.channel.access.read_key()
+            if self.channel.access.awaits(key):
                 self.channel.obstacle = "rank 0 has not written the job's key yet"
                 return None
             try:
                 peer = socket.create_connection((endpoint.host, port), timeout=CONNECT_TIMEOUT_S)
             except OSError:
                 continue
-            if found := self.handshake(peer, session):
+            if found := self.handshake(peer, Session(key)):
                 return found
         return None
 

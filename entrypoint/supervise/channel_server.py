@@ -55,8 +55,7 @@ class ChannelServer:
                     " LAUNCH_SECRET_FILE to a file that all nodes read."
                 )
             return None
-        session = access.session(is_server=True)
-        return (session, self) if session else None
+        return Session(access.read_key(), is_server=True), self
 
     def welcome_local(self, peer: socket.socket, _: str) -> tuple[Session, Role] | None:
         """Return the session of a rank on this node, None where it is another user's process."""

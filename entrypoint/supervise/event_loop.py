@@ -85,13 +85,12 @@ class EventLoop:
             self.selector.register(server, selectors.EVENT_READ, welcome)
         self.start()
 
-    def add(self, connection: Connection, messages: list[Message] | None = None) -> None:
-        """Serve a connection, whose first messages may have been read already."""
+    def add(self, connection: Connection) -> None:
+        """Serve a connection."""
         connection.socket.setblocking(False)
         with self.lock:
             self.connections[connection] = None
             self.selector.register(connection.socket, selectors.EVENT_READ, connection)
-            self.dispatch(connection, messages or [])
         self.start()
 
     def send(self, connection: Connection, message: Message) -> None:
@@ -103,13 +102,13 @@ class EventLoop:
     def write(self, connection: Connection, data: bytes) -> None:
         """Queue bytes and send what can be sent now; a lost connection is noticed when it is read."""
         connection.output += data
-        with contextlib.suppress(BlockingIOError):
-            try:
-                del connection.output[: connection.socket.send(connection.output)]
-            except BlockingIOError:
-                raise
-            except OSError:
-                connection.output.clear()
+        try:
+            sent = connection.socket.send(connection.output)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            sent = len(connection.output)
+        del connection.output[:sent]
         if len(connection.output) > MAX_OUTPUT_BYTES:
             self.close(connection, "it does not read")
         else:

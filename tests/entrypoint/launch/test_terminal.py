@@ -142,7 +142,7 @@ def test_suspend_extends_grace_period(entrypoint: Entrypoint) -> None:
 @pytest.mark.parametrize(("in_a_group", "resumed"), [(True, True), (False, False)])
 def test_has_job_control_needs_parent_in_session(in_a_group: bool, resumed: bool) -> None:
     # In a group of its own below a process of its session, or as a session of its own below one of another.
-    code = "from entrypoint.launch.local import has_job_control; print(has_job_control())"
+    code = "from entrypoint.launch.job_control import has_job_control; print(has_job_control())"
     started = subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parents[3],
