@@ -1,9 +1,10 @@
-"""Parents of a process and lines of /proc files."""
+"""Parents of a process, its files in memory, and lines of /proc files."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/")
@@ -39,3 +40,19 @@ def read_lines(path: Path) -> list[str]:
         return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
+
+
+def memory_file(process: int, name: str) -> Path | None:
+    """Return the path of a process's file in memory with exactly this name (memfd_create(2)), None without one.
+
+    Raises OSError if the process is gone, or another user's.
+    """
+    link = f"/memfd:{name} (deleted)"
+    return next((path for path in Path(f"/proc/{process}/fd").iterdir() if read_link(path) == link), None)
+
+
+def read_link(path: Path) -> str:
+    """Return what a link names, empty for a file that was closed meanwhile."""
+    with suppress(OSError):
+        return str(path.readlink())
+    return ""

@@ -17,14 +17,13 @@ from entrypoint.core.collective_error import Frame
 from entrypoint.core.console import last_error_line
 from entrypoint.core.stack_signal import FILE_NAME, STACK_SIGNAL
 from entrypoint.machine.process_state import STOPPED, state_of, state_text
-from entrypoint.machine.procfs import ROOT, read_lines
+from entrypoint.machine.procfs import ROOT, memory_file, read_lines
 from entrypoint.supervise.child import signal_sender
 
 # A rank answers within milliseconds, unless it waits in the kernel.
 ANSWER_LIMIT_S = 3.0
 POLL_INTERVAL_S = 0.01
 PY_SPY_LIMIT_S = 20
-LINK = f"/memfd:{FILE_NAME} (deleted)"
 WITHOUT_HANDLER = "without the handler for stacks: no Python, another version, or its files are closed"
 FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$', re.MULTILINE)
 
@@ -53,8 +52,7 @@ def open_answer(process: int, limit_s: float) -> Iterator[int]:
 
     A user's file may have a similar name, so nothing is written to it.
     """
-    folder = Path(f"/proc/{process}/fd")
-    path = next((path for path in folder.iterdir() if read_link(path) == LINK), None)
+    path = memory_file(process, FILE_NAME)
     if path is None or not handles_signal(process):
         raise NoStacksError(WITHOUT_HANDLER)
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -74,13 +72,6 @@ def open_answer(process: int, limit_s: float) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
-
-
-def read_link(path: Path) -> str:
-    """Return what a link names, empty for a file that was closed meanwhile."""
-    with suppress(OSError):
-        return str(path.readlink())
-    return ""
 
 
 def ask(process: int, answer: int, limit_s: float) -> str:

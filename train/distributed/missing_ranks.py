@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from torch.distributed.distributed_c10d import Store
 
+from entrypoint.machine.procfs import memory_file
 from entrypoint.rank.whereabouts import locate
 from train.distributed.rendezvous import Peer
 
@@ -26,7 +26,6 @@ COLLECTIVE_FILES = tuple(
     f"/train/distributed/{name}.py" for name in ("shared_memory", "peer_failure", "peer_watch", "missing_ranks")
 )
 FILE_NAME = "entrypoint-steps"
-LINK = f"/memfd:{FILE_NAME} (deleted)"
 STEP_COUNT = struct.Struct("q")
 
 
@@ -59,13 +58,9 @@ STEPS = StepCounter()
 def steps_of(process: int) -> int:
     """Return the steps that another rank of this node has finished, -1 where they are unknown."""
     with suppress(OSError, struct.error):
-        for path in Path(f"/proc/{process}/fd").iterdir():
-            if str(path.readlink()) == LINK:
-                file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    return int(STEP_COUNT.unpack(os.pread(file, STEP_COUNT.size, 0))[0])
-                finally:
-                    os.close(file)
+        path = memory_file(process, FILE_NAME)
+        if path:
+            return int(STEP_COUNT.unpack(path.read_bytes()[: STEP_COUNT.size])[0])
     return -1
 
 
