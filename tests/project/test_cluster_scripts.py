@@ -61,6 +61,14 @@ def test_preempted_task_of_an_array_requeues_itself_alone(
     assert calls.splitlines()[-1] == f"scontrol requeue {requeued}"
 
 
+def test_script_sees_how_an_mpirun_ended_that_ended_at_once(tmp_path: Path) -> None:
+    """Each command of the script waits first, so that mpirun has ended when the script asks for it."""
+    (tmp_path / "slowly").write_text("trap 'sleep 0.05' DEBUG\n")
+    environ = SLURM | {"BASH_ENV": str(tmp_path / "slowly")}
+    calls = run_script(tmp_path, "cluster/slurm/train-mpi.sbatch", environ, code=75)
+    assert calls.splitlines()[-1] == "scontrol requeue 40"
+
+
 @pytest.mark.parametrize("image", ["/images/cuda.sqsh", ""])
 def test_pyxis_starts_the_entrypoint_in_the_image(tmp_path: Path, image: str) -> None:
     calls = run_script(

@@ -147,7 +147,7 @@ def test_silent_holder_of_the_relays_name_is_passed_over(monkeypatch: pytest.Mon
         other.report_exit(0, "")
 
 
-def test_goodbye_after_the_rank_came_again_is_for_the_old_connection() -> None:
+def test_goodbye_ends_the_connection_that_said_it() -> None:
     ports = (free_port(),)
     rank0 = open_channel(0, ports, "7.0")
     hello = {"hello": asdict(RankEndpoint(4, "node1", "127.0.0.1", ports, "7.0", pid=5))}
