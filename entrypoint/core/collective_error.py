@@ -22,6 +22,10 @@ ERROR_CLASSES = ("DistBackendError", "DistNetworkError")
 GLOO_PLACE = re.compile(r"\[[^\]]*gloo/")
 DISTRIBUTED = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
 COLLECTIVES_FILE = "/torch/distributed/distributed_c10d.py"
+# The trainer's own exchanges, and where a rank of it is after one has failed.
+TRAINER_FILES = tuple(
+    f"/train/distributed/{name}.py" for name in ("shared_memory", "peer_failure", "peer_watch", "missing_ranks")
+)
 BACKWARD_FILE = "/torch/autograd/graph.py"
 # Folders of what the user did not write.
 LIBRARIES = ("/site-packages/", "/dist-packages/", f"{os.path.dirname(os.__file__)}/", "<frozen ")  # noqa: PTH120
@@ -48,12 +52,12 @@ def was_in_torch(error: BaseException, frames: Sequence[Frame]) -> bool:
     return called or type(error).__name__ in ERROR_CLASSES or bool(GLOO_PLACE.match(str(error)))
 
 
-def collective_of(frames: Sequence[Frame], files: Sequence[str] = ()) -> str:
+def collective_of(frames: Sequence[Frame]) -> str:
     """Return the collective that a stack is in, innermost frame first, empty if it shows none.
 
-    `files` hold collectives besides torch's own. DDP exchanges gradients in the backward pass.
+    DDP exchanges gradients in the backward pass.
     """
-    for file in (COLLECTIVES_FILE, *files):
+    for file in (COLLECTIVES_FILE, *TRAINER_FILES):
         if calls := [frame.function for frame in frames if frame.file.endswith(file)]:
             return calls[-1]
     return "the backward pass" if any(frame.file.endswith(BACKWARD_FILE) for frame in frames) else ""
@@ -86,12 +90,20 @@ def note_collective_error(error: BaseException) -> None:
     frames = frames_of(error.__traceback__)
     if not is_collective_error(error) or not was_in_torch(error, frames):
         return
-    from entrypoint.core.console import write_error_record
+    from entrypoint.core.console import RECORD_VAR, write_error_record
     from entrypoint.core.errors import COLLECTIVE_KEY, first_line
 
     place, called = place_of(frames), collective_of(frames) or "a collective"
     how = "timeout" if TIMEOUT.search(str(error)) else "failure"
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    if path and not os.path.exists(path):  # noqa: PTH110 - the program wrote it itself, and knows more
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "") or os.environ.get(RECORD_VAR, "")
+    if path and not has_content(path):  # the program wrote it itself, and knows more
         record = {"lost_peer": True, COLLECTIVE_KEY: {"called": called, "place": place, "how": how}}
         write_error_record(path, first_line(error), record)
+
+
+def has_content(path: str) -> bool:
+    """Return whether a file is there and not empty."""
+    try:
+        return os.stat(path).st_size > 0  # noqa: PTH116 - pathlib is imported late
+    except OSError:
+        return False

@@ -16,6 +16,8 @@ from entrypoint.core.errors import ExitCode, PeerLostError, ReportedError, UserE
 # Set by the process that starts mpirun: ranks on any node then also print status records for it on standard error.
 STATUS_VAR = "ENTRYPOINT_STATUS_RECORDS"
 STATUS_PREFIX = "entrypoint-status: "
+# A rank's monitor has a file in memory for what the rank says about its end, where torchrun has none.
+RECORD_VAR = "ENTRYPOINT_ERROR_RECORD"
 
 
 def last_error_line(text: str, otherwise: str) -> str:
@@ -78,6 +80,7 @@ def report_error(error: UserError) -> int:
     if isinstance(error, ReportedError):
         return int(error.code)
     if not write_error_file(os.environ.get("TORCHELASTIC_ERROR_FILE", ""), error):
+        write_error_file(os.environ.get(RECORD_VAR, ""), error)
         for line in str(error).splitlines():
             write_stderr(f"{error_prefix(error.code)}{line}")
         if error.code == ExitCode.PREEMPTED:

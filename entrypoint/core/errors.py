@@ -25,6 +25,8 @@ class ExitCode(IntEnum):
 NOT_RETRYABLE = (ExitCode.USAGE, ExitCode.MACHINE, ExitCode.PREEMPTED)
 # The key in a rank's error file under which a failed collective is described (see `core.collective_error`).
 COLLECTIVE_KEY = "collective"
+# How long the ranks that were in a failed collective have to end, before the others are what it waited for.
+HANG_SETTLE_S = 1.0
 
 
 class UserError(Exception):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 # Signals that a parent of the program (monitor, mpirun's parent) forwards to it.
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
@@ -27,3 +28,15 @@ def not_ignored(numbers: Iterable[signal.Signals]) -> tuple[signal.Signals, ...]
 def from_terminal(info: signal.struct_siginfo) -> bool:
     """Return whether the terminal sent a signal, which then reaches the parent and the program (sigaction(2))."""
     return info.si_code > 0  # SI_KERNEL
+
+
+def signal_sender(process: int) -> Callable[[int], None]:
+    """Return a function that signals a process; it raises ProcessLookupError once it is reaped.
+
+    An old kernel or a seccomp filter may have no pidfd. Then the process id may be another process's by then.
+    """
+    try:
+        pidfd = os.pidfd_open(process)
+    except OSError:
+        return lambda number: os.kill(process, number)
+    return lambda number: signal.pidfd_send_signal(pidfd, number)

@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from entrypoint.core.errors import one_line
 from entrypoint.doctor.running_ranks import find_ranks
 from entrypoint.machine.process_state import state_of, state_text
 from entrypoint.machine.procfs import ROOT, read_lines
-from entrypoint.rank.stacks import NoStacksError, find_py_spy, read_native_stacks, read_python_stacks
+from entrypoint.machine.stacks import NoStacksError, find_py_spy, read_native_stacks, read_python_stacks, stacks_text
 
 
 class RankStacks(Struct, frozen=True):
@@ -58,9 +57,7 @@ def describe(one: RankStacks) -> str:
     title = f"rank {one.rank}  process {one.process}"
     if not one.stacks:
         return f"{title}  {one.state}{hint(one.process)}"
-    lines = [one_line(line) for line in one.stacks.strip().splitlines()]
-    note = f"  {one.note}" if one.note else ""
-    return "\n".join([f"{title}{note}", *(f"  {line}" for line in lines if line)])
+    return stacks_text(f"{title}  {one.note}".rstrip(), one.stacks)
 
 
 def hint(process: int) -> str:

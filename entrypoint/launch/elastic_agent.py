@@ -17,10 +17,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from entrypoint.core.console import log
-from entrypoint.core.errors import NOT_RETRYABLE, ExitCode
+from entrypoint.core.errors import HANG_SETTLE_S, NOT_RETRYABLE, ExitCode
 from entrypoint.core.network import LOG_INTERVAL_S, retry_until
 from entrypoint.core.signals import TERMINATING, not_ignored
 from entrypoint.job.detect import detect_job
+from entrypoint.launch.failures import Failure
+from entrypoint.launch.hang import explain_hang
 from entrypoint.launch.rank_output import RankOutput
 from entrypoint.plan.model import Plan
 from entrypoint.rank.rendezvous import check_port_free, local_address
@@ -108,6 +110,43 @@ class RelayedStarts:
             self.current.close()
 
 
+class HangReporter:
+    """Says which ranks are missing from a collective, before torchrun's agent ends them.
+
+    `line` is about the last start of the ranks, and empty if no collective has failed.
+    """
+
+    def __init__(self, plan: Plan, convert: Callable[[dict[int, Any]], list[Failure]]) -> None:
+        self.plan, self.convert = plan, convert
+        self.line = ""
+
+    def watch(self, context: Any, ranks: Mapping[int, int]) -> None:
+        """Explain a failure of these processes (torch.distributed.elastic.multiprocessing.api.SubprocessContext).
+
+        `ranks` has the number in the job of each local rank. The agent closes them when one has failed.
+        """
+        close, self.line = context.close, ""
+
+        def explain_and_close(*more: Any, **named: Any) -> None:
+            context.close = close
+            self.explain(context, ranks)
+            close(*more, **named)
+
+        context.close = explain_and_close
+
+    def explain(self, context: Any, ranks: Mapping[int, int]) -> None:
+        """Print the stacks of the missing ranks, if the ranks that failed only waited for others."""
+        failures = self.convert({ranks[local]: failure for local, failure in context._failures.items()})
+        if not failures or not all(failure.lost_peer for failure in failures):
+            return
+        time.sleep(HANG_SETTLE_S)
+        codes = {local: handler.proc.poll() for local, handler in context.subprocess_handlers.items()}
+        running = {ranks[local]: context.pids()[local] for local, code in codes.items() if code is None}
+        hang = explain_hang(failures, running, [ranks[local] for local, code in codes.items() if code == 0])
+        hang.print_stacks(self.plan)
+        self.line = hang.line
+
+
 def bind_store_to_loopback() -> None:
     """Have the store of an agent on one node listen on loopback; torch's listens on all interfaces."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -125,7 +164,9 @@ def bind_store_to_loopback() -> None:
 LOOPBACK_NAMES = ("localhost", "127.0.0.1")
 
 
-def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]], str]) -> RelayedStarts:
+def install_restart_policy(
+    plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]], str], hangs: HangReporter
+) -> RelayedStarts:
     """Make torchrun's agent restart ranks only if a restart can help, and log the reason; return the output's relay.
 
     It does not restart after a wrong setting, or after a preemption warning (`warned`), whose checkpoint is for the
@@ -146,6 +187,7 @@ def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[di
             started: dict[int, Any] = super()._start_workers(worker_group, *more, **named)
             if relayed.current:
                 relayed.current.start()
+            hangs.watch(self._pcontext, ranks)
             for number in ignored:  # torchrun has installed handlers for them
                 signal.signal(number, signal.SIG_IGN)
             return started

@@ -37,6 +37,11 @@ class Failure(Struct, frozen=True):
         return dict(self.error_file.get("extraInfo", {}))
 
     @property
+    def lost_peer(self) -> bool:
+        """Return whether the rank only waited for another one in vain."""
+        return bool(self.extra_info.get("lost_peer"))
+
+    @property
     def lost_collective(self) -> Mapping[str, str]:
         """Return where the rank waited for others in vain (`core.collective_error`), empty for another failure."""
         found = self.extra_info.get(COLLECTIVE_KEY)
@@ -69,8 +74,8 @@ def failure_sort_key(failure: Failure) -> tuple[bool, bool, bool, int, int]:
     A rank that lost its peer says more than one that the agent then stopped. A rank that a signal killed recorded no
     time. A rank that exits in the same second may react to that.
     """
-    lost_peer, when_ns = bool(failure.extra_info.get("lost_peer")), failure.extra_info.get("time_ns", failure.when_ns)
-    return failure.ended_by_agent, lost_peer, failure.exitcode > 0, int(when_ns), failure.rank
+    when_ns = failure.extra_info.get("time_ns", failure.when_ns)
+    return failure.ended_by_agent, failure.lost_peer, failure.exitcode > 0, int(when_ns), failure.rank
 
 
 def report_stop(folder: Path, number: Signals) -> int:

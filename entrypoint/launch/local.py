@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from entrypoint.core.console import read_error_record, report_error
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import HANG_SETTLE_S, ExitCode, UserError
 from entrypoint.core.network import hold_port
 from entrypoint.core.process import die_with_parent, name_process
 from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING, from_terminal, not_ignored
@@ -48,8 +48,6 @@ JOB_ENDING = (*TERMINATING, signal.SIGQUIT)
 HANDLED = (*FORWARDED, signal.SIGQUIT, signal.SIGTSTP)
 # Delay between the end of the grace period's first signal and SIGKILL.
 KILL_DELAY_S = 5.0
-# How long the ranks that were in a failed collective have to end, before the others are what it waited for.
-HANG_SETTLE_S = 1.0
 # SIGCHLD reports each exit. Polling is a fallback.
 POLL_INTERVAL_S = 1.0
 
@@ -268,7 +266,7 @@ class LocalRanks:
         )
         if self.next_escalation:
             return
-        if self.failures[-1].lost_collective:
+        if self.failures[-1].lost_peer:
             self.explain_at = self.explain_at or time.monotonic() + HANG_SETTLE_S
         elif code == ExitCode.PREEMPTED:
             self.next_escalation = (time.monotonic() + self.plan.grace_period_s, signal.SIGTERM)
@@ -284,10 +282,12 @@ class LocalRanks:
     def end_hang(self) -> None:
         """Find out which ranks are missing from a failed collective, if one has failed, and end the ranks."""
         if self.explain_at and not self.next_escalation:
-            from entrypoint.launch.hang import explain_hang  # a start does not need it
+            from entrypoint.launch.hang import explain_hang  # late: a start does not need it
 
             running = {self.global_rank(local_rank): pid for pid, local_rank in self.running.items()}
-            self.hang = explain_hang(self.failures, running, self.ended)
+            hang = explain_hang(self.failures, running, self.ended)
+            hang.print_stacks(self.plan)
+            self.hang = hang.line
             self.end_ranks()
         self.explain_at = None
 

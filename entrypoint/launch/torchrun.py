@@ -42,6 +42,7 @@ def main(argv: list[str]) -> int:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
         from entrypoint.launch.elastic_agent import (
+            HangReporter,
             agent_address_args,
             bind_store_to_loopback,
             install_restart_policy,
@@ -50,8 +51,14 @@ def main(argv: list[str]) -> int:
     plan = Plan.from_variable(os.environ[PLAN_VAR])
     ended_by_agent, memory = capture_agent_log(), read_memory(ROOT)
 
+    def convert(failures: dict[int, Any]) -> list[Failure]:
+        return convert_failures(failures, ended_by_agent)
+
+    hangs = HangReporter(plan, convert)
+
     def first(failures: dict[int, Any]) -> tuple[str, int]:
-        return first_failure(convert_failures(failures, ended_by_agent), oom_message(memory, read_memory(ROOT)))
+        message, code = first_failure(convert(failures), oom_message(memory, read_memory(ROOT)))
+        return hangs.line or message, code
 
     warned = forward_user_signals()
     try:
@@ -59,7 +66,7 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         return print_final_message(str(error), error.code)
     bind_store_to_loopback()
-    relayed = install_restart_policy(plan, warned, lambda failures: first(failures)[0])
+    relayed = install_restart_policy(plan, warned, lambda failures: first(failures)[0], hangs)
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:
         try:
             try:
@@ -69,7 +76,7 @@ def main(argv: list[str]) -> int:
                 repeat_warning(plan)
         except ChildFailedError as error:
             if relayed.current:
-                relayed.current.print_tail(first_failed(convert_failures(error.failures, ended_by_agent)).rank)
+                relayed.current.print_tail(first_failed(convert(error.failures)).rank)
             return print_final_message(*first(error.failures))
         except SignalException as error:
             return report_stop(Path(folder), error.sigval)

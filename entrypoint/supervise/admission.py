@@ -11,7 +11,8 @@ from entrypoint.job.run_identity import PROGRAM
 class FirstFailure(Struct, frozen=True):
     """The rank that failed first, its node, its exit code, and a description (`how`).
 
-    `before_start`: the node has not started its ranks, and `how` is the whole reason.
+    `before_start`: the node has not started its ranks, and `how` is the whole reason. `lost_collective` is the
+    collective in which the rank waited for others in vain, empty for another failure.
     """
 
     rank: int
@@ -19,6 +20,7 @@ class FirstFailure(Struct, frozen=True):
     code: int
     how: str
     before_start: bool = False
+    lost_collective: str = ""
 
 
 class RankEndpoint(Struct, frozen=True):

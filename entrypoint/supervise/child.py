@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from entrypoint.core.process import die_with_parent
-from entrypoint.core.signals import FORWARDED, from_terminal, not_ignored
+from entrypoint.core.signals import FORWARDED, from_terminal, not_ignored, signal_sender
 
 POLL_INTERVAL_S = 0.1
 
@@ -34,18 +34,6 @@ def forward_signals(child: int, translate: Callable[[int], int] | None = None) -
 
     threading.Thread(target=forward, daemon=True).start()
     return received
-
-
-def signal_sender(child: int) -> Callable[[int], None]:
-    """Return a function that signals a child; it raises ProcessLookupError once the child is reaped.
-
-    An old kernel or a seccomp filter may have no pidfd. Then a reaped child's process id may be another process's.
-    """
-    try:
-        pidfd = os.pidfd_open(child)
-    except OSError:
-        return lambda number: os.kill(child, number)
-    return lambda number: signal.pidfd_send_signal(pidfd, number)
 
 
 def fork_exec(

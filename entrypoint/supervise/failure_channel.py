@@ -174,7 +174,7 @@ class FailureChannel:
 
     def report_failure(self, failure: FirstFailure, source: Connection | None = None) -> None:
         """Record the first failure, and send it to all that have joined but its `source`."""
-        failure = replace(failure, how=failure.how[:MAX_HOW])
+        failure = replace(failure, how=failure.how[:MAX_HOW], lost_collective=failure.lost_collective[:MAX_HOW])
         with self.lock:
             if self.first_failure is not None:
                 return

@@ -16,18 +16,28 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from entrypoint.core.console import error_prefix, log, read_error_record, report_error, report_status, write_stderr
-from entrypoint.core.errors import COLLECTIVE_KEY, ExitCode, UserError, describe_exit, one_line
+from entrypoint.core.console import (
+    RECORD_VAR,
+    error_prefix,
+    log,
+    read_error_record,
+    report_error,
+    report_status,
+    write_stderr,
+)
+from entrypoint.core.errors import COLLECTIVE_KEY, HANG_SETTLE_S, ExitCode, UserError, describe_exit, one_line
 from entrypoint.core.process import name_process
 from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING
 from entrypoint.job.launcher_quirks import MPI_PROCESSES
 from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.process_state import state_of, state_text
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines
-from entrypoint.supervise.admission import FirstFailure
+from entrypoint.machine.stacks import stacks_text
+from entrypoint.machine.whereabouts import locate
+from entrypoint.supervise.admission import FirstFailure, RankEndpoint
 from entrypoint.supervise.child import POLL_INTERVAL_S, forward_signals
 from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel
-from entrypoint.supervise.gate import Gate, code_after, failure_message, open_gate, spawn_gated
+from entrypoint.supervise.gate import Gate, code_after, failure_message, has_exited, open_gate, spawn_gated
 
 # `verify` finds monitors by this name.
 PROCESS_NAME = "ep-monitor"
@@ -36,7 +46,6 @@ EXIT_WAIT_S, SIGTERM_WAIT_S = 5.0, 5.0
 # Delay between a rank's exit and its report: an earlier failure may still arrive.
 FAILURE_SETTLE_S = 1.0
 LAUNCHER_KILL_DELAY_S = 5.0
-
 
 # How long a rank that has failed waits for ranks that have not connected yet, to tell them: rank 0, and another one.
 LATE_RANK_WAIT_S, EARLY_FAILURE_WAIT_S = 60.0, 10.0
@@ -59,13 +68,15 @@ def run_guarded(
     """
     name_process(PROCESS_NAME)
     start, deferred = time.monotonic(), PREEMPTION if handles_preemption else ()
+    environment = with_error_record(environment)
     child, port_pipe = spawn_gated(argv, environment, deferred)
     memory, received = read_memory(ROOT), forward_signals(child)
     channel.start()
     open_gate(Gate(child, port_pipe, deferred), int(environment["MASTER_PORT"]), channel, received, timeout_s)
     status, ended_by_monitor = wait_or_terminate(child, channel, environment, grace_s)
     code = os.waitstatus_to_exitcode(status)
-    how = describe_exit(code, oom_message(memory, read_memory(ROOT))) + lost_peer_text(environment)
+    lost_collective, how_lost = read_lost_collective(environment)
+    how = describe_exit(code, oom_message(memory, read_memory(ROOT))) + how_lost
     if code:
         time.sleep(FAILURE_SETTLE_S)
     is_first = channel.first_failure is None
@@ -76,7 +87,8 @@ def run_guarded(
     ):  # the launcher ends all ranks after the first failure
         ended_by_monitor = code != channel.first_failure.code
     if code and is_first:
-        channel.report_failure(FirstFailure(channel.endpoint.rank, channel.endpoint.node, code, how))
+        rank, node = channel.endpoint.rank, channel.endpoint.node
+        channel.report_failure(FirstFailure(rank, node, code, how, lost_collective=lost_collective))
     if is_first and channel.first_failure:
         report_own_failure(channel.first_failure) if code < 0 else print_failure(
             channel.first_failure, channel.endpoint.rank, environment
@@ -139,7 +151,7 @@ def wait_or_terminate(
     pidfds = []
     with suppress(OSError):  # on an old kernel or under a seccomp filter: poll every POLL_INTERVAL_S
         pidfds.append(os.pidfd_open(child))
-    failed_at, forced = 0.0, False
+    failed_at, explain_at, forced = 0.0, 0.0, False
     while True:
         select.select(pidfds, [], [], POLL_INTERVAL_S)
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -150,10 +162,14 @@ def wait_or_terminate(
         now = time.monotonic()
         if not failed_at:
             failed_at = now
-            if state_of(child) == "T":
+            explain_at = now + HANG_SETTLE_S if channel.first_failure.lost_collective else 0
+            if state_of(child) == "T" and not explain_at:
                 rank = channel.endpoint.rank
                 log(f"rank {rank}: process {child} is {state_text(child)}. The others may have waited for it.")
             print_failure(channel.first_failure, channel.endpoint.rank, environment)
+        if explain_at and now >= explain_at:
+            explain_at = 0
+            report_missing(child, channel.endpoint, channel.first_failure)
         exit_wait_s = EXIT_WAIT_S if channel.first_failure.code != ExitCode.PREEMPTED else grace_s
         if channel.first_failure.before_start:  # no rank has trained, and nothing is to be saved
             exit_wait_s = 0
@@ -164,15 +180,40 @@ def wait_or_terminate(
             os.kill(child, signal.SIGTERM)
 
 
-def lost_peer_text(environment: Mapping[str, str]) -> str:
-    """Return what a rank wrote about another rank that it lost, for the other nodes; empty for any other end."""
-    record = read_error_record(Path(environment.get("TORCHELASTIC_ERROR_FILE", os.devnull)))
+def report_missing(child: int, endpoint: RankEndpoint, failure: FirstFailure) -> None:
+    """Print where this rank is, if it is the one that was missing from a collective; print its stacks too."""
+    found = locate(child)
+    if found.collective or found.is_exiting or has_exited(child):
+        return
+    lost = f"{one_line(failure.lost_collective)}, where rank {failure.rank} waited in vain"
+    log(f"rank {endpoint.rank} is missing from {lost}: process {child} on {endpoint.node} {found.text}")
+    if found.stacks:
+        write_stderr(stacks_text(f"rank {endpoint.rank}  process {child}", found.stacks))
+
+
+def with_error_record(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the program's environment with a file in memory for what it says about its end, if torchrun has none."""
+    if "TORCHELASTIC_ERROR_FILE" in environment:
+        return environment
+    with suppress(OSError):
+        return {**environment, RECORD_VAR: f"/proc/{os.getpid()}/fd/{os.memfd_create('entrypoint-error')}"}
+    return environment
+
+
+def read_lost_collective(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return the collective in which a rank waited for others in vain, and what it wrote about that.
+
+    Both are empty for any other end.
+    """
+    path = environment.get("TORCHELASTIC_ERROR_FILE") or environment.get(RECORD_VAR, os.devnull)
+    record = read_error_record(Path(path))
     extra = record.get("extraInfo")
     if not isinstance(extra, dict) or not extra.get("lost_peer"):
-        return ""
+        return "", ""
     found = extra.get(COLLECTIVE_KEY) or {}
-    where = f"{found.get('called')} at {found.get('place')}: " if found else ""
-    return f" ({one_line(where + str(record.get('message')))})"
+    where = f"{found.get('called')} at {found.get('place')}" if found else ""
+    said = str(record.get("message"))
+    return where or "an exchange", f" ({one_line(f'{where}: {said}' if where else said)})"
 
 
 def print_failure(failure: FirstFailure, rank: int, environment: Mapping[str, str]) -> None:

@@ -14,17 +14,13 @@ from contextlib import suppress
 from torch.distributed.distributed_c10d import Store
 
 from entrypoint.machine.procfs import memory_file
-from entrypoint.rank.whereabouts import locate
+from entrypoint.machine.whereabouts import locate
 from train.distributed.rendezvous import Peer
 
 # How long ranks have to report, and the store to say who has.
 REPORT_WAIT_S, STORE_LIMIT_S = 1.2, 1.0
 # Ranks that are asked where they are.
 MAX_LOCATED = 4
-# Collectives that torch does not know, and where a rank is after one has failed for it.
-COLLECTIVE_FILES = tuple(
-    f"/train/distributed/{name}.py" for name in ("shared_memory", "peer_failure", "peer_watch", "missing_ranks")
-)
 FILE_NAME = "entrypoint-steps"
 STEP_COUNT = struct.Struct("q")
 
@@ -118,7 +114,7 @@ def locate_missing(rank: int, peers: Sequence[Peer], silent: Sequence[int] | Non
             if silent is not None:
                 found[peer.rank] = "has not reported that it waits"
             continue
-        place = locate(peer.process, COLLECTIVE_FILES)
+        place = locate(peer.process)
         if not place.collective:
             found[peer.rank] = f"(process {peer.process}) {place.text}{steps_text(rank, steps_of(peer.process))}"
     return found

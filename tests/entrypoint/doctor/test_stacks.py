@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.rank.stacks import find_py_spy
+from entrypoint.machine.stacks import find_py_spy
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
 from tests.processes import has_ended, state, wait_until
 

@@ -9,8 +9,8 @@ import subprocess
 import pytest
 
 from entrypoint.launch.failures import Failure
-from entrypoint.launch.hang import explain_hang
-from entrypoint.rank.whereabouts import Whereabouts
+from entrypoint.launch.hang import Hang, explain_hang
+from entrypoint.machine.whereabouts import Whereabouts
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, Result, clean_environment, script
 from tests.processes import wait_until
 
@@ -34,15 +34,16 @@ PROGRAM = """
     dist.barrier()
 """
 WORDS = ("run", "--nproc-per-node=2", "--oversubscribe=1", "--quiet", "--grace-period-s=1", "x.py")
+LAUNCHERS = ("local", "torchrun")
 
 
-def run(entrypoint: Entrypoint, own_way: str, *, stop: bool = False) -> tuple[Result, str]:
+def run(entrypoint: Entrypoint, own_way: str, *flags: str, stop: bool = False) -> tuple[Result, str]:
     """Run the program, stop rank 1 if asked to, and return how the job ended and rank 1's process."""
     file = script(entrypoint.folder, "x.py", PROGRAM.replace("{own_way}", own_way))
     env = {**clean_environment(), "HOME": str(entrypoint.home)}
     ready = entrypoint.folder / "ready"
     with subprocess.Popen(
-        [PYTHON, "-m", "entrypoint", *WORDS[:-1], str(file)], cwd=entrypoint.folder, env=env, text=True,
+        [PYTHON, "-m", "entrypoint", *WORDS[:-1], *flags, str(file)], cwd=entrypoint.folder, env=env, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as job:  # fmt: skip
         wait_until(lambda: ready.exists() or job.poll() is not None)
@@ -52,21 +53,56 @@ def run(entrypoint: Entrypoint, own_way: str, *, stop: bool = False) -> tuple[Re
     return Result(job.returncode, out, err), ready.read_text()
 
 
-def test_rank_that_leaves_out_a_collective_is_named(entrypoint: Entrypoint) -> None:
-    result, process = run(entrypoint, "time.sleep(600)")
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_rank_that_leaves_out_a_collective_is_named(entrypoint: Entrypoint, launcher: str) -> None:
+    result, process = run(entrypoint, "time.sleep(600)", f"--launcher={launcher}")
     file = entrypoint.folder / "x.py"
+    where = f"process {process} is at {file}:12 in own_way"
     assert result.error_lines == [
         f"entrypoint: error: rank 1 is missing from barrier at {file}:15, where rank 0 waited until its time limit:"
-        f" process {process} is at {file}:12 in own_way"
+        f" {where}"
     ]
+    stacks = result.err.partition(f"rank 1  {where}\n")[2].splitlines()
+    assert stacks[1:3] == [f'    File "{file}", line 12 in own_way', f'    File "{file}", line 14 in <module>']
     assert result.code == 1, "the code of the rank that waited"
 
 
-def test_stopped_rank_is_named_not_its_victim(entrypoint: Entrypoint) -> None:
-    result, process = run(entrypoint, "time.sleep(2)", stop=True)
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_stopped_rank_is_named_not_its_victim(entrypoint: Entrypoint, launcher: str) -> None:
+    result, process = run(entrypoint, "time.sleep(2)", f"--launcher={launcher}", stop=True)
     (line,) = result.error_lines
     assert line.startswith("entrypoint: error: rank 1 is missing from barrier at ")
     assert line.endswith(f"where rank 0 waited until its time limit: process {process} is stopped (SIGSTOP)")
+
+
+SLOW_MODEL = """
+    import os, time
+    import torch
+
+    class Model(torch.nn.Linear):
+        calls = 0
+
+        def forward(self, images):
+            self.calls += 1
+            if os.environ.get("RANK") == "1" and self.calls == 6:
+                time.sleep(600)
+            return super().forward(images.flatten(1))
+
+    def build(num_classes):
+        return Model(64, num_classes)
+"""
+
+
+def test_stacks_of_a_trainer_that_hangs_come_before_the_error(entrypoint: Entrypoint) -> None:
+    file = script(entrypoint.folder, "slow.py", SLOW_MODEL)
+    model = ("--model=slow:build", f"--model-path={entrypoint.folder}", "--collective-timeout-s=5")
+    result = entrypoint("train", *WORDS[1:-1], *model)
+    assert result.code == 5
+    *_, last = result.error_lines
+    assert f"is at {file}:11 in forward after step" in last
+    stacks = result.err.partition("rank 1  process ")[2].partition(last)[0].splitlines()
+    assert stacks[2] == f'    File "{file}", line 11 in forward'
+    assert any("in train_epoch" in line for line in stacks)
 
 
 def test_rank_that_ended_early_is_named(entrypoint: Entrypoint) -> None:
@@ -98,12 +134,12 @@ def test_caught_collective_error_leaves_the_code_to_script(entrypoint: Entrypoin
 def test_several_missing_ranks_are_described_in_one_line() -> None:
     lost = {"extraInfo": {"lost_peer": True, "collective": {"called": "barrier", "place": "x.py:3", "how": "timeout"}}}
     waited = Failure(0, 0, 1, 1, 1, error_file=lost)
-    line = explain_hang([waited], {}, [1, 2])
+    line = explain_hang([waited], {}, [1, 2]).line
     said = "where rank 0 waited until its time limit: rank 1: its program has ended; rank 2: its program has ended"
     assert line == f"2 ranks are missing from barrier at x.py:3, {said}"
     gone = dict.fromkeys(range(1, 10), 2**22 + 1)  # no process has such a number
-    assert explain_hang([waited], gone, []) == "", "they have ended meanwhile"
-    assert explain_hang([waited], {}, []) == ""
+    assert explain_hang([waited], gone, []) == Hang(), "they have ended meanwhile"
+    assert explain_hang([waited], {}, []) == Hang()
 
 
 WAITED = Failure(
@@ -130,14 +166,14 @@ AT_EXIT = Whereabouts("is at /venv/entrypoint/core/exit_delay.py:9", "/venv/entr
 def test_innocent_ranks_are_not_named(monkeypatch: pytest.MonkeyPatch, places: list[Whereabouts], missing: str) -> None:
     monkeypatch.setattr("entrypoint.launch.hang.locate", lambda process: places[process - 101])
     monkeypatch.setattr("entrypoint.launch.hang.state_of", lambda _: "S")
-    line = explain_hang([WAITED], {1: 101, 2: 102}, [])
+    line = explain_hang([WAITED], {1: 101, 2: 102}, []).line
     assert line.partition(" missing from")[0] == missing
 
 
 def test_rank_that_ended_is_no_cause_while_others_run() -> None:
     broken = Failure(0, 0, 1, 1, 1, error_file={"extraInfo": {"collective": {"called": "send", "how": "failure"}}})
-    assert explain_hang([broken], {1: os.getpid()}, [2]) == ""
-    assert "rank 2 is missing from send" in explain_hang([broken], {}, [2])
+    assert explain_hang([broken], {1: os.getpid()}, [2]) == Hang()
+    assert "rank 2 is missing from send" in explain_hang([broken], {}, [2]).line
 
 
 def test_error_of_a_download_is_no_collective(entrypoint: Entrypoint) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.core.errors import describe_exit
+from entrypoint.supervise.admission import FirstFailure
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, clean_environment, script
 from tests.entrypoint.supervise.channels import have_joined, open_channel
 from tests.net import free_port
@@ -128,6 +129,61 @@ def test_monitor_names_its_own_rank_if_that_is_stopped(tmp_path: Path) -> None:
     other.report_exit(1, "exit code 1")
     _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
     assert f"entrypoint: rank 0: process {rank} is stopped (SIGSTOP)." in err
+
+
+# A program with the handler for stacks, as the entrypoint starts it.
+ELSEWHERE = """
+    import time
+    from entrypoint.core import stack_signal
+    stack_signal.install()
+    def own_way():
+        print("ready", flush=True)
+        time.sleep(60)
+    own_way()
+"""
+
+
+def test_monitor_says_where_its_rank_is_if_others_wait(tmp_path: Path) -> None:
+    port = free_port()
+    process = start(tmp_path, ELSEWHERE, port)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    other = open_channel(1, (port,), "x")
+    assert have_joined(other, 0)
+    other.report_failure(FirstFailure(1, "node2", 1, "exit code 1", lost_collective="barrier at /a/y.py:3"))
+    _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
+    file = tmp_path / "x.py"
+    (line,) = [line for line in err.splitlines() if "is missing from" in line]
+    place = f"on node1 is at {file}:7 in own_way"
+    assert line.startswith("entrypoint: rank 0 is missing from barrier at /a/y.py:3, where rank 1 waited in vain: ")
+    assert line.endswith(place)
+    assert f'    File "{file}", line 7 in own_way\n    File "{file}", line 8 in <module>\n' in err
+
+
+def test_monitor_of_another_failure_says_nothing_of_its_rank(tmp_path: Path) -> None:
+    port = free_port()
+    process = start(tmp_path, ELSEWHERE, port)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    other = open_channel(1, (port,), "x")
+    assert have_joined(other, 0)
+    other.report_failure(FirstFailure(1, "node2", 1, "exit code 1"))
+    _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
+    assert err == "entrypoint: error: rank 1 on node2 failed first: exit code 1\n"
+
+
+def test_monitor_reads_what_its_rank_says_about_its_end(tmp_path: Path) -> None:
+    text = """
+        import os
+        from entrypoint.core.console import report_error
+        from entrypoint.core.errors import PeerLostError
+        raise SystemExit(report_error(PeerLostError("lost rank 1")))
+    """
+    process = start(tmp_path, text)
+    _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
+    ours, monitors = err.splitlines()
+    assert ours == "entrypoint: error: lost rank 1"
+    assert monitors == "entrypoint: error: rank 0 on node1 failed first: exit code 5 (lost rank 1)"
 
 
 def test_monitor_killed_ends_its_rank(tmp_path: Path) -> None:

@@ -2,39 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec import Struct
 
 from entrypoint.core.collective_error import collective_of, place_of
 from entrypoint.core.errors import printable
 from entrypoint.machine.procfs import ROOT, read_lines
-from entrypoint.rank.stacks import NoStacksError, main_thread_frames, read_python_stacks
+from entrypoint.machine.stacks import NoStacksError, main_thread_frames, read_python_stacks
 
 # A rank that has lost another one waits for this answer before it ends.
 ANSWER_LIMIT_S = 1.0
+EXIT_HANDLER = "/entrypoint/core/exit_delay.py"
 
 
 class Whereabouts(Struct, frozen=True):
-    """Where a process is, as the end of a sentence, its place in the program, and the collective that it is in.
+    """Where a process is, as the end of a sentence, its place in the program, its collective, and its stacks.
 
-    The last two are empty where they are unknown.
+    The last three are empty where they are unknown.
     """
 
     text: str
     place: str = ""
     collective: str = ""
+    stacks: str = ""
+
+    @property
+    def is_exiting(self) -> bool:
+        """Return whether the process is about to end."""
+        return EXIT_HANDLER in self.place
 
 
-def locate(process: int, collective_files: Sequence[str] = ()) -> Whereabouts:
-    """Return where the main thread of a process is; `collective_files` hold collectives besides torch's own."""
+def locate(process: int) -> Whereabouts:
+    """Return where the main thread of a process is."""
     try:
-        frames = main_thread_frames(read_python_stacks(process, ANSWER_LIMIT_S))
+        stacks = read_python_stacks(process, ANSWER_LIMIT_S)
     except NoStacksError as error:
         return Whereabouts(f"is {error}")
-    place, collective = place_of(frames), collective_of(frames, collective_files)
+    frames = main_thread_frames(stacks)
+    place, collective = place_of(frames), collective_of(frames)
     inside = f"in {collective} " if collective else ""
-    return Whereabouts(f"is {inside}at {printable(place)}", place, collective)
+    return Whereabouts(f"is {inside}at {printable(place)}", place, collective, stacks)
 
 
 def program_of(process: int, monitor_name: str) -> int:

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from entrypoint.core.collective_error import Frame
 from entrypoint.core.console import last_error_line
+from entrypoint.core.errors import one_line
+from entrypoint.core.signals import signal_sender
 from entrypoint.core.stack_signal import FILE_NAME, STACK_SIGNAL
 from entrypoint.machine.process_state import STOPPED, state_of, state_text
 from entrypoint.machine.procfs import ROOT, memory_file, read_lines
-from entrypoint.supervise.child import signal_sender
 
 # A rank answers within milliseconds, unless it waits in the kernel.
 ANSWER_LIMIT_S = 3.0
@@ -113,6 +114,12 @@ def has_signal(status: str, field: str) -> bool:
     lines = read_lines(ROOT / "proc" / status)
     value = next((line.split()[1] for line in lines if line.startswith(f"{field}:")), "0")
     return bool(int(value, 16) >> (STACK_SIGNAL - 1) & 1)
+
+
+def stacks_text(title: str, stacks: str) -> str:
+    """Return stacks as lines below a title, printable on any terminal."""
+    lines = [one_line(line) for line in stacks.strip().splitlines()]
+    return "\n".join([title, *(f"  {line}" for line in lines if line)])
 
 
 def main_thread_frames(stacks: str) -> list[Frame]:
