@@ -48,7 +48,7 @@ def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, p
     reports = run.group.gather(run.source.load_report(trainer.state.seconds))
     node = next((peer.node for peer in run.group.peers if peer.rank == run.group.rank), "")
     on_cpu = run.group.device.type == "cpu"
-    times = run.group.gather(RankTimes(run.group.rank, node, trainer.meter, on_cpu))
+    times = run.group.gather(RankTimes(run.group.rank, node, trainer.meter, on_cpu, trainer.gpu_clock.to_json()))
     loading = max((one for one in reports if one), default=None)
     skipped = set(run.skipped).union(*run.group.gather(run.source.skipped))
     gathered = run.group.gather(run.mistakes.kept if run.mistakes else [])

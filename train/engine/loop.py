@@ -61,6 +61,7 @@ def train_epoch(
         done = len(trainer.state.losses) + len(pending)
         if len(pending) < log_interval and done < due and wanted == CONTINUE:
             continue
+        trainer.gpu_clock.sample()  # while the GPU still computes
         losses = trainer.group.sum(torch.stack(pending)).tolist()
         check_finite(losses, trainer.state.step - len(losses))
         now = time.perf_counter()

@@ -17,6 +17,7 @@ from train.distributed.ddp import gradient_divisor, no_sync_until_last, wrap_ddp
 from train.distributed.process_group import ProcessGroup
 from train.engine.optimizer import set_lr
 from train.engine.train_state import TrainState
+from train.report.gpu_clock import GpuClock
 from train.report.profiler import BACKWARD, FORWARD, OPTIMIZER, Phase, no_phase
 from train.report.stragglers import StepMeter
 from train.seeding import derive_seed, seed_everything
@@ -45,9 +46,11 @@ class Trainer:
     compiled_forward: Callable[[Tensor], Tensor] = field(init=False)
     compiler: Callable[[nn.Module], Callable[[Tensor], Tensor]] | None = None
     meter: StepMeter = field(default_factory=StepMeter)
+    gpu_clock: GpuClock = field(init=False)
 
     def __post_init__(self) -> None:
-        """Wrap the model."""
+        """Wrap the model, and find the GPU's clock."""
+        self.gpu_clock = GpuClock(self.group.device)
         self.set_model(self.state.model, self.state.optimizer, self.state.ema_model)
 
     def set_model(

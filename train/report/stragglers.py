@@ -6,10 +6,12 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from train.report.gpu_clock import slow_gpus_text
 
 # Smaller costs are as likely noise.
 MIN_REPORTED_PERCENT = 3.0
@@ -75,6 +77,7 @@ class RankTimes:
     node: str
     meter: StepMeter
     measures_exchange: bool
+    gpu: dict[str, Any] = field(default_factory=dict)
 
     @property
     def busy_s(self) -> float:
@@ -96,6 +99,7 @@ class RankTimes:
             "data_ms": milliseconds(meter.data_s),
             "exchange_wait_ms": exchange,
             "cpu_wait_ms": milliseconds(meter.cpu_wait_s),
+            **self.gpu,
         }
 
 
@@ -132,9 +136,14 @@ def cost_percent(slowest_s: float, others_s: Sequence[float], seconds: float) ->
 
 
 def stragglers_text(found: dict[str, Any] | None) -> str:
-    """Return a line about the slowest rank or node, empty if it costs little."""
+    """Return a line about the slowest rank or node and the slowest GPU, empty if they are like the others."""
     if not found:
         return ""
+    return "; ".join(text for text in (slowest_text(found), slow_gpus_text(found["ranks"])) if text)
+
+
+def slowest_text(found: dict[str, Any]) -> str:
+    """Return which rank or node is the slowest, empty if it costs little."""
     cost, node_cost = found["slowest_rank_cost_percent"], found["slowest_node_cost_percent"] or 0.0
     if node_cost >= MIN_REPORTED_PERCENT:
         return f"node {found['slowest_node']} is the slowest and costs {node_cost:.0f} % of a step"
