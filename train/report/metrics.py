@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from errno import EINVAL, ENOSPC
 from pathlib import Path
 from stat import S_ISREG
@@ -192,15 +193,32 @@ def lines_with(lines: list[dict[str, Any]], kind: str, *fields: str) -> list[dic
     ]
 
 
+@dataclass(frozen=True)
+class CurvePoints:
+    """The lines of metrics.jsonl that are points of curves, and whether evaluations are of `val` or `test`."""
+
+    steps: list[dict[str, Any]]
+    epochs: list[dict[str, Any]]
+    name: str
+
+    @classmethod
+    def of(cls, lines: list[dict[str, Any]]) -> CurvePoints | None:
+        """Return the points, None if they make no line: drawing imports matplotlib, which takes long."""
+        name = "val" if lines_with(lines, "epoch", "val_accuracy") else "test"
+        steps = lines_with(lines, "step", "epoch", "loss", "images_per_second")
+        epochs = lines_with(lines, "epoch", "epoch", f"{name}_loss", f"{name}_accuracy")
+        return cls(steps, epochs, name) if max(len(steps), len(epochs)) > 1 else None
+
+
 def draw_curves(folder: Path) -> None:
-    """Draw curves.png: loss, accuracy and throughput over the epochs."""
+    """Draw curves.png: loss, accuracy and throughput over the epochs; a single point is no curve."""
+    points = CurvePoints.of(read_metrics(folder))
+    if points is None:
+        return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    lines = read_metrics(folder)
-    steps = lines_with(lines, "step", "epoch", "loss", "images_per_second")
-    name = "val" if lines_with(lines, "epoch", "val_accuracy") else "test"
-    epochs = lines_with(lines, "epoch", "epoch", f"{name}_loss", f"{name}_accuracy")
+    steps, epochs, name = points.steps, points.epochs, points.name
     figure = Figure(figsize=(12, 3.6))
     FigureCanvasAgg(figure)
     loss, accuracy, speed = figure.subplots(1, 3)

@@ -13,7 +13,7 @@ from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import is_file, read_regular
 from train.report.advice import advise
-from train.report.metrics import lines_with, read_metrics
+from train.report.metrics import CurvePoints, read_metrics
 from train.report.stragglers import stragglers_text
 
 REPORT_FILE = "report.html"
@@ -220,11 +220,10 @@ def matrix(evaluation: Mapping[str, Any]) -> str:
 
 def plots(lines: list[dict[str, Any]]) -> str:
     """Return loss, accuracy and throughput over the epochs as drawings in the page."""
-    steps = lines_with(lines, "step", "epoch", "loss", "images_per_second")
-    name = "val" if lines_with(lines, "epoch", "val_accuracy") else "test"
-    epochs = lines_with(lines, "epoch", "epoch", f"{name}_loss", f"{name}_accuracy")
-    if not steps and not epochs:
+    points = CurvePoints.of(lines)
+    if points is None:
         return ""
+    steps, epochs, name = points.steps, points.epochs, points.name
     place = [line["epoch"] for line in epochs]
     drawn = [
         drawing(

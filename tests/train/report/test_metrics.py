@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from train.report.metrics import MetricsWriter, read_metrics
+from train.report.page import plots
 
 
 def write_run(folder: Path, *, tensorboard: bool = False) -> None:
@@ -33,6 +34,13 @@ def test_metrics_lines_are_json_and_curves_an_image(tmp_path: Path) -> None:
         colors = curves.convert("RGB").getcolors(1 << 24)
     assert colors is not None
     assert len(colors) > 50
+
+
+def test_single_point_is_no_curve(tmp_path: Path) -> None:
+    write_steps(tmp_path, range(1, 2))
+    assert read_metrics(tmp_path)
+    assert not (tmp_path / "curves.png").exists()
+    assert "<svg" not in plots(read_metrics(tmp_path))
 
 
 def test_metrics_repeated_step_counts_once(tmp_path: Path) -> None:
