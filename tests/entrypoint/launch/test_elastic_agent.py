@@ -89,6 +89,42 @@ def test_restart_killed_trainer_rank_resumes_from_checkpoint(entrypoint: Entrypo
     assert json.loads((run / "summary.json").read_text())["epochs"] == 60
 
 
+# Ends its rank once, in the third training step.
+FAILS_ONCE = """
+    import os
+    import torch
+
+    class Model(torch.nn.Linear):
+        calls = 0
+
+        def forward(self, images):
+            self.calls += "RANK" in os.environ
+            if self.calls == 3 and not os.path.exists("failed"):
+                open("failed", "w").close()
+                os._exit(9)
+            return super().forward(images.flatten(1))
+
+    def build(num_classes):
+        return Model(64, num_classes)
+"""
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize("restarted_by", ["torchrun's agent", "a scheduler"])
+def test_run_that_died_before_its_first_checkpoint_begins_again(entrypoint: Entrypoint, restarted_by: str) -> None:
+    script(entrypoint.folder, "once.py", FAILS_ONCE)
+    words = ("train", "--model=once:build", f"--model-path={entrypoint.folder}", "--epochs=1", "--run-name=job-1")
+    if restarted_by == "a scheduler":
+        assert entrypoint(*words, "--resume=auto").code == 9
+        result = entrypoint(*words, "--resume=auto")
+    else:
+        result = entrypoint(*words, "--max-restarts=1")
+        assert "restart 1 of 1: rank 0 of this job" in result.err
+    assert result.code == 0, result.err
+    assert (entrypoint.folder / "failed").exists()
+    assert json.loads((entrypoint.folder / "runs/job-1/summary.json").read_text())["epochs"] == 1
+
+
 RESTARTS = int(os.environ.get("RESTARTS", "20"))
 
 
