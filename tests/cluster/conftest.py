@@ -208,10 +208,15 @@ def skip_without_nodes() -> None:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """Two nodes, new for each test: what one breaks, the next does not see."""
+    yield from running_nodes(tmp_path, 2)
+
+
+def running_nodes(folder: Path, count: int) -> Iterator[Cluster]:
+    """Yield so many nodes, which end with the test."""
     skip_without_nodes()
     tool, ssh = os.environ["CLUSTER_NODES"], os.environ.get("CLUSTER_SSH", "")
-    nodes = Cluster(tool, ssh, tmp_path)
-    nodes.do("up", "2")
+    nodes = Cluster(tool, ssh, folder, count)
+    nodes.do("up", str(count))
     try:
         yield nodes
     finally:

@@ -1,6 +1,7 @@
 """Stands in for launchers that cannot be had here: sets their documented variables and starts each rank by ssh.
 
 stand_in_launcher.py KIND [options of that launcher] COMMAND…, with SSH_CONFIG and STAND_IN_HOSTS in the environment.
+STAND_IN_HOSTS is node1,node2, or node1:2,node2:1 with the ranks on each; then no option is needed.
 The sources of the variables are those of tests/entrypoint/job/documented.json.
 """
 
@@ -17,12 +18,13 @@ COUNT = {"PALS": ("-n",), "jsrun": ("-n",), "Flux": ("--nodes", "--tasks-per-nod
 WITH_VALUE = {"PALS": {"-n", "--ppn", "--cpu-bind"}, "jsrun": {"-n", "-a", "-c"}, "Flux": {"-o"}}
 
 
-def variables(kind: str, rank: int, local: int, total: int, each: int) -> dict[str, str]:
-    """Return what the launcher puts into the environment of one rank."""
+def variables(kind: str, rank: int, place: tuple[int, int, int], total: int, hosts: int) -> dict[str, str]:
+    """Return what the launcher puts into the environment of one rank; `place` is its host, local rank, local size."""
+    node, local, each = place
     return {
         "PALS": {
             "PALS_RANKID": str(rank),
-            "PALS_NODEID": str(rank // each),
+            "PALS_NODEID": str(node),
             "PALS_LOCAL_RANKID": str(local),
             "PALS_LOCAL_SIZE": str(each),
             "PALS_APID": "1a2b",
@@ -40,7 +42,7 @@ def variables(kind: str, rank: int, local: int, total: int, each: int) -> dict[s
         },
         "Flux": {
             "FLUX_JOB_ID": "f1",
-            "FLUX_JOB_NNODES": str(total // each),
+            "FLUX_JOB_NNODES": str(hosts),
             "FLUX_JOB_SIZE": str(total),
             "FLUX_TASK_RANK": str(rank),
             "FLUX_TASK_LOCAL_ID": str(local),
@@ -60,14 +62,17 @@ def main(kind: str, words: list[str]) -> int:
         name, _, value = words.pop(0).partition("=")
         value = value or (words.pop(0) if name in WITH_VALUE[kind] else "")
         total *= int(value) if name in COUNT[kind] else 1
-    hosts = os.environ["STAND_IN_HOSTS"].split(",")
+    hosts = [name.partition(":") for name in os.environ["STAND_IN_HOSTS"].split(",")]
     each = max(1, total // len(hosts))
+    sizes = [int(count or each) for _, _, count in hosts]
+    total = sum(sizes)
     ranks = []
-    for rank in range(total):
-        environ = {**os.environ, **variables(kind, rank, rank % each, total, each)}
+    places = [(node, local, size) for node, size in enumerate(sizes) for local in range(size)]
+    for rank, place in enumerate(places):
+        environ = {**os.environ, **variables(kind, rank, place, total, len(hosts))}
         given = [f"{name}={value}" for name, value in environ.items() if not name.startswith("BASH_FUNC")]
         line = shlex.join(["cd", os.getcwd()]) + " && exec env -i " + shlex.join([*given, *words])  # noqa: PTH109
-        ranks.append(subprocess.Popen(["ssh", "-F", os.environ["SSH_CONFIG"], hosts[rank // each], line]))
+        ranks.append(subprocess.Popen(["ssh", "-F", os.environ["SSH_CONFIG"], hosts[place[0]][0], line]))
     return max(rank.wait() for rank in ranks)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -143,6 +144,29 @@ def test_interactive_shell_of_several_nodes_starts_srun(slurm: Slurm) -> None:
         "salloc", *options, "sh", "-c", f"{shell} plan --launcher direct", env=SHORT | {"TRAIN_RUN_NAME": "alone"}
     )
     assert "(set by you) --launcher=direct" in " ".join(alone.out.split())
+
+
+# Nodes have two GPUs by name only. The file's own options must leave room for the number of CPUs of a GPU.
+GPUS = [
+    (("--gpus-per-task=1",), "", "", 2),
+    (("--gpus-per-task=1", "--cpus-per-gpu=2"), " --cpus-per-task=2", "", 2),
+    (("--gpus-per-task=1", "--cpus-per-gpu=1"), "--ntasks-per-node=1 --cpus-per-task=2", "--ntasks-per-node=2", 4),
+]
+
+
+@pytest.mark.parametrize(("options", "old", "new", "world_size"), GPUS)
+def test_ranks_with_a_gpu_each_are_one_job(
+    slurm: Slurm, installed: dict[str, str], options: tuple[str, ...], old: str, new: str, world_size: int
+) -> None:
+    text = (FILES / "slurm/train.sbatch").read_text()
+    adapted = script(slurm.cluster.folder, "train.sbatch", text.replace(old, new))
+    job = slurm.submit(adapted, *options, env=SHORT | installed | {"LAUNCH_DEVICE": "cpu"})
+    state = slurm.ended(job)
+    assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), output(slurm.cluster, job)
+    assert "gpu:1" in state["TresPerTask"]
+    assert slurm.cluster.summary("job")["world_size"] == world_size
+    ranks = json.loads((slurm.cluster.folder / "runs/job/ranks.json").read_text())
+    assert {len(one["cpus"]) for one in ranks} == {4 // world_size}, "the CPUs of a task"
 
 
 @pytest.mark.parametrize("file", ["train.sbatch", "train-mpi.sbatch"])
