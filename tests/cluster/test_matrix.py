@@ -86,10 +86,11 @@ def by_pbs(_: pytest.FixtureRequest, cluster: Cluster, layout: Layout) -> list[S
 
 
 def by_stand_in(kind: str) -> Start:
-    """Return the way of a launcher that cannot be had here; it does not say where rank 0 is."""
+    """Return the way of a launcher that cannot be had here; it does not say where rank 0 is, as batch scripts do."""
 
     def start(_: pytest.FixtureRequest, cluster: Cluster, layout: Layout) -> list[Started]:
         env = TRAIN | {"SSH_CONFIG": cluster.ssh, "STAND_IN_HOSTS": host_list(layout), "MASTER_ADDR": "node1"}
+        env |= {"LOCAL_WORLD_SIZE": str(layout[0])} if kind == "Flux" else {}
         words: tuple[str | Path, ...] = (sys.executable, STAND_IN, kind, *ENTRYPOINT, "train")
         return [cluster.start("node1", *words, env=env)]
 
@@ -97,10 +98,13 @@ def by_stand_in(kind: str) -> Start:
 
 
 def by_kubernetes(_: pytest.FixtureRequest, cluster: Cluster, layout: Layout) -> list[Started]:
-    """The pods of a TrainJob (kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go)."""
+    """The pods of a TrainJob (kubeflow/trainer, pkg/runtime/framework/plugins/torch/torch.go).
+
+    PET_NPROC_PER_NODE is one per CPU by default, so a number of CPUs is not taken for what the user wants.
+    """
     pets = {
-        "PET_NNODES": str(len(layout)), "PET_NPROC_PER_NODE": str(layout[0]), "PET_MASTER_ADDR": "node1",
-        "PET_MASTER_PORT": "29500",
+        "PET_NNODES": str(len(layout)), "PET_NPROC_PER_NODE": "auto", "PET_MASTER_ADDR": "node1",
+        "PET_MASTER_PORT": "29500", "LAUNCH_NPROC_PER_NODE": str(layout[0]),
     }  # fmt: skip
     return [
         cluster.start(f"node{pod + 1}", *ENTRYPOINT, "train", env=TRAIN | pets | {"PET_NODE_RANK": str(pod)})
