@@ -11,7 +11,8 @@ from entrypoint.machine.stacks import NoStacksError, main_thread_frames, read_py
 
 # A rank that has lost another one waits for this answer before it ends.
 ANSWER_LIMIT_S = 1.0
-EXIT_HANDLER = "/entrypoint/core/exit_delay.py"
+# Where a rank is at its end.
+EXIT_FILES = ("/entrypoint/core/exit_delay.py", "/entrypoint/core/collective_error.py")
 
 
 class Whereabouts(Struct, frozen=True):
@@ -28,7 +29,7 @@ class Whereabouts(Struct, frozen=True):
     @property
     def is_exiting(self) -> bool:
         """Return whether the process is about to end."""
-        return EXIT_HANDLER in self.place
+        return any(file in self.place for file in EXIT_FILES)
 
 
 def locate(process: int) -> Whereabouts:
