@@ -13,9 +13,9 @@ import time
 from collections.abc import Mapping
 
 from entrypoint.core.console import log, write_stderr
-from entrypoint.core.errors import HANG_SETTLE_S
+from entrypoint.core.errors import HANG_SETTLE_S, UserError
 from entrypoint.core.process import fast_exit
-from entrypoint.doctor.running_ranks import find_ranks
+from entrypoint.doctor.running_ranks import find_ranks, rank_number
 from entrypoint.machine.missing_ranks import UNTIL_LIMIT, find_missing, missing_line, missing_stacks
 from entrypoint.supervise.monitor import PROCESS_NAME as MONITOR
 
@@ -29,8 +29,13 @@ NAMED = socket.socket(socket.AF_UNIX)
 
 def main(process: str, called: str, place: str) -> int:
     """Print the line and the stacks, or wait until another process has; `process` is the rank that waited."""
-    ranks = find_ranks((), "hang_report")
-    own = ranks[process]
+    try:
+        ranks = find_ranks((), "hang_report")
+    except UserError:  # /proc shows no process, as with hidepid
+        return 0
+    own = ranks.get(process)
+    if own is None:
+        return 0
     name = f"\0entrypoint-hang-{os.getuid()}-{own.get('MASTER_PORT')}-{own.get('WORLD_SIZE')}"
     until = time.monotonic() + WAIT_LIMIT_S
     if has_name(name):
@@ -55,10 +60,10 @@ def report(ranks: Mapping[str, Mapping[str, str]], process: str, lost: Mapping[s
     """Print where the ranks are that are missing from a collective, if they are on this node."""
     own = ranks[process]
     job = [(other, environ) for other, environ in ranks.items() if all(environ.get(n) == own.get(n) for n in SAME_JOB)]
-    others = {int(environ["RANK"]): int(other) for other, environ in job if other != process}
+    others = {rank_number(environ): int(other) for other, environ in job if other != process}
     missing = find_missing(others, lost["place"], MONITOR)
     if missing:
-        log(missing_line(missing, lost, int(own["RANK"]), UNTIL_LIMIT))
+        log(missing_line(missing, lost, rank_number(own), UNTIL_LIMIT))
         for text in missing_stacks(missing):
             write_stderr(text)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path, PurePath
 
@@ -61,6 +61,12 @@ def find_ranks(processes: tuple[int, ...], command: str) -> dict[str, dict[str, 
     if not ranks:
         raise no_ranks(command)
     return ranks
+
+
+def rank_number(environ: Mapping[str, str]) -> int:
+    """Return the rank that a process has by its environment, -1 for one that is no number."""
+    text = environ["RANK"]
+    return int(text) if text.isdecimal() else -1
 
 
 def no_ranks(command: str) -> UserError:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from entrypoint.doctor.running_ranks import find_ranks
+from entrypoint.doctor.running_ranks import find_ranks, rank_number
 from entrypoint.machine.process_state import state_of, state_text
 from entrypoint.machine.procfs import ROOT, read_lines
 from entrypoint.machine.stacks import NoStacksError, find_py_spy, read_native_stacks, read_python_stacks, stacks_text
@@ -30,12 +30,6 @@ def stacks_of_ranks(processes: tuple[int, ...] = ()) -> tuple[RankStacks, ...]:
     py_spy = find_py_spy()
     order = sorted(ranks, key=lambda process: (rank_number(ranks[process]), int(process)))
     return tuple(inspect(int(process), ranks[process], py_spy) for process in order)
-
-
-def rank_number(environ: Mapping[str, str]) -> int:
-    """Return the rank that a process has by its environment, -1 for one that is no number."""
-    text = environ["RANK"]
-    return int(text) if text.isdecimal() else -1
 
 
 def inspect(process: int, environ: Mapping[str, str], py_spy: str | None) -> RankStacks:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import selectors
 import socket
+import sys
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -88,6 +91,8 @@ class EventLoop:
     def add(self, connection: Connection) -> None:
         """Serve a connection."""
         connection.socket.setblocking(False)
+        if connection.socket.family != socket.AF_UNIX:  # else a second short message waits for an answer to the first
+            connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self.lock:
             self.connections[connection] = None
             self.selector.register(connection.socket, selectors.EVENT_READ, connection)
@@ -129,11 +134,14 @@ class EventLoop:
             connection.role.lose(connection, reason)
 
     def drain(self, limit_s: float) -> None:
-        """Wait until everything is sent, for at most `limit_s` seconds."""
+        """Wait until the other sides' kernels have everything, for at most `limit_s` seconds.
+
+        A process that ends with unread bytes resets its connections, and what was not confirmed is lost.
+        """
         until = time.monotonic() + limit_s
         while time.monotonic() < until:
             with self.lock:
-                if not any(connection.output for connection in self.connections):
+                if not any(one.output or unconfirmed_bytes(one.socket) for one in self.connections):
                     return
             time.sleep(0.01)
 
@@ -242,6 +250,13 @@ class EventLoop:
         if beats:
             self.next_heartbeat = now + self.interval_s
         self.next_tick = now + min(self.interval_s, 1.0)
+
+
+def unconfirmed_bytes(connected: socket.socket) -> int:
+    """Return the bytes that were sent and that the other side's kernel has not confirmed (tcp(7), SIOCOUTQ)."""
+    with contextlib.suppress(OSError):
+        return int.from_bytes(fcntl.ioctl(connected, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return 0
 
 
 def plain_address(address: object) -> str:
