@@ -93,12 +93,12 @@ def note_collective_error(error: BaseException) -> None:
     frames = frames_of(error.__traceback__)
     if not is_collective_error(error) or not was_in_torch(error, frames):
         return
-    from entrypoint.core.console import RECORD_VAR, write_error_record
+    from entrypoint.core.console import error_record_path, write_error_record
     from entrypoint.core.errors import COLLECTIVE_KEY, first_line
 
     place, called = place_of(frames), collective_of(frames) or "a collective"
     how = "timeout" if TIMEOUT.search(str(error)) else "failure"
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "") or os.environ.get(RECORD_VAR, "")
+    path = error_record_path(os.environ)
     if path and not has_content(path):  # the program wrote it itself, and knows more
         record = {"lost_peer": True, COLLECTIVE_KEY: {"called": called, "place": place, "how": how}}
         write_error_record(path, first_line(error), record)

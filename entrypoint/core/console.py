@@ -123,6 +123,11 @@ def parse_error_record(content: Mapping[str, Any]) -> Mapping[str, Any]:
     return message if isinstance(message, dict) else {}
 
 
+def error_record_path(environ: Mapping[str, str]) -> str:
+    """Return the file in which a rank says how it ended: torchrun's, else its monitor's; empty without one."""
+    return environ.get("TORCHELASTIC_ERROR_FILE") or environ.get(RECORD_VAR, "")
+
+
 def report_status(**fields: object) -> None:
     """Print a status record as one line of JSON, if the process that started mpirun reads them."""
     if os.environ.get(STATUS_VAR):

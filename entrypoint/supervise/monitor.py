@@ -19,6 +19,7 @@ from typing import NoReturn
 from entrypoint.core.console import (
     RECORD_VAR,
     error_prefix,
+    error_record_path,
     log,
     read_error_record,
     report_error,
@@ -206,8 +207,7 @@ def read_lost_collective(environment: Mapping[str, str]) -> tuple[str, str]:
 
     Both are empty for any other end.
     """
-    path = environment.get("TORCHELASTIC_ERROR_FILE") or environment.get(RECORD_VAR, os.devnull)
-    record = read_error_record(Path(path))
+    record = read_error_record(Path(error_record_path(environment) or os.devnull))
     extra = record.get("extraInfo")
     if not isinstance(extra, dict) or not extra.get("lost_peer"):
         return "", ""

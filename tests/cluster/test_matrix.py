@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.batch_scripts import FILES
+from tests.cluster.batch_scripts import FILES, output
+from tests.cluster.batch_scripts import installed as installed
 from tests.cluster.conftest import ENTRYPOINT, Cluster, GridEngine, Slurm, Started, in_all, running_nodes
 from tests.conftest import LAUNCH_LIMIT_S, script
 
@@ -67,13 +68,11 @@ def by_hydra(_: pytest.FixtureRequest, cluster: Cluster, layout: Layout) -> list
 def by_grid_engine(request: pytest.FixtureRequest, cluster: Cluster, layout: Layout) -> list[Started]:
     """Its batch script, on slots of the parallel environment: it fills the hosts in turn. A slot is a CPU."""
     grid_engine: GridEngine = request.getfixturevalue("grid_engine")
-    path = cluster.mpi("Open MPI")["PATH"]
-    folder = Path(path.split(":")[0])
-    script(folder, "entrypoint", f'#!/bin/sh\nexec {" ".join(ENTRYPOINT)} "$@"\n').chmod(0o755)
-    env = TRAIN | {"PATH": path, "IMAGE": "", "LAUNCH_NPROC_PER_NODE": str(max(layout))}
+    installed: dict[str, str] = request.getfixturevalue("installed")
+    env = TRAIN | installed | {"IMAGE": "", "LAUNCH_NPROC_PER_NODE": str(max(layout))}
     job = grid_engine.submit(FILES / "grid-engine/train.sge", "-pe", "mpi", str(sum(layout)), env=env)
     record = grid_engine.ended(job)
-    assert record["exit_status"] == "0", (cluster.folder / f"train-{job}.out").read_text()[-3000:]
+    assert record["exit_status"] == "0", output(cluster, job)[-3000:]
     return []
 
 

@@ -143,15 +143,20 @@ ELSEWHERE = """
 """
 
 
-def test_monitor_says_where_its_rank_is_if_others_wait(tmp_path: Path) -> None:
+def output_after_failure_elsewhere(folder: Path, lost_collective: str) -> str:
+    """Have rank 1 fail while rank 0 is outside of any collective; return what rank 0's monitor prints."""
     port = free_port()
-    process = start(tmp_path, ELSEWHERE, port)
+    process = start(folder, ELSEWHERE, port)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     other = open_channel(1, (port,), "x")
     assert have_joined(other, 0)
-    other.report_failure(FirstFailure(1, "node2", 1, "exit code 1", lost_collective="barrier at /a/y.py:3"))
-    _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
+    other.report_failure(FirstFailure(1, "node2", 1, "exit code 1", lost_collective=lost_collective))
+    return process.communicate(timeout=LAUNCH_LIMIT_S)[1]
+
+
+def test_monitor_says_where_its_rank_is_if_others_wait(tmp_path: Path) -> None:
+    err = output_after_failure_elsewhere(tmp_path, "barrier at /a/y.py:3")
     file = tmp_path / "x.py"
     (line,) = [line for line in err.splitlines() if "is missing from" in line]
     place = f"on node1 is at {file}:7 in own_way"
@@ -161,14 +166,7 @@ def test_monitor_says_where_its_rank_is_if_others_wait(tmp_path: Path) -> None:
 
 
 def test_monitor_of_another_failure_says_nothing_of_its_rank(tmp_path: Path) -> None:
-    port = free_port()
-    process = start(tmp_path, ELSEWHERE, port)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    other = open_channel(1, (port,), "x")
-    assert have_joined(other, 0)
-    other.report_failure(FirstFailure(1, "node2", 1, "exit code 1"))
-    _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
+    err = output_after_failure_elsewhere(tmp_path, "")
     assert err == "entrypoint: error: rank 1 on node2 failed first: exit code 1\n"
 
 
