@@ -57,14 +57,14 @@ def main(kind: str, words: list[str]) -> int:
     if words == ["--version"]:
         print({"PALS": "mpiexec (PALS) 1.3.4"}.get(kind, kind))
         return 0
-    total = 1
+    asked = 1
     while words and words[0].startswith("-"):
         name, _, value = words.pop(0).partition("=")
         value = value or (words.pop(0) if name in WITH_VALUE[kind] else "")
-        total *= int(value) if name in COUNT[kind] else 1
+        asked *= int(value) if name in COUNT[kind] else 1
     hosts = [name.partition(":") for name in os.environ["STAND_IN_HOSTS"].split(",")]
-    each = max(1, total // len(hosts))
-    sizes = [int(count or each) for _, _, count in hosts]
+    each, more = divmod(asked, len(hosts))  # the first hosts get one rank more
+    sizes = [int(count or each + (node < more)) for node, (_, _, count) in enumerate(hosts)]
     total = sum(sizes)
     ranks = []
     places = [(node, local, size) for node, size in enumerate(sizes) for local in range(size)]
