@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 
@@ -28,8 +27,6 @@ TRAINER_FILES = tuple(
     f"/train/distributed/{name}.py" for name in ("shared_memory", "peer_failure", "peer_watch", "missing_ranks")
 )
 BACKWARD_FILE = "/torch/autograd/graph.py"
-# How long a report about missing ranks may take.
-REPORT_LIMIT_S = 15
 # Folders of what the user did not write.
 LIBRARIES = ("/site-packages/", "/dist-packages/", f"{os.path.dirname(os.__file__)}/", "<frozen ")  # noqa: PTH120
 
@@ -102,19 +99,6 @@ def note_collective_error(error: BaseException) -> None:
     if path and not has_content(path):  # the program wrote it itself, and knows more
         record = {"lost_peer": True, COLLECTIVE_KEY: {"called": called, "place": place, "how": how}}
         write_error_record(path, first_line(error), record)
-    if not path and how == "timeout":
-        explain_on_this_node(called, place)
-
-
-def explain_on_this_node(called: str, place: str) -> None:
-    """Print which ranks of this node are missing, where neither an agent nor a monitor does that.
-
-    mpirun and srun end all ranks when one has ended, so each waits until one of them has printed it.
-    """
-    import subprocess
-
-    words = (sys.executable, "-I", "-m", "entrypoint.doctor.hang_report", str(os.getpid()), called, place)
-    subprocess.run(words, check=False, timeout=REPORT_LIMIT_S)
 
 
 def has_content(path: str) -> bool:

@@ -15,7 +15,7 @@ from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.network import addresses_towards, is_own_address, resolve
 from entrypoint.core.package_version import PROJECT, package_version
 from entrypoint.core.process import die_with_parent, replace_process
-from entrypoint.job.detect import Job
+from entrypoint.job.detect import Job, has_monitor
 from entrypoint.job.ports import JOB_TOKEN_VAR, fallback_ports, monitor_ports, port_from_job_id
 from entrypoint.machine.cpu_topology import format_cpu_list
 from entrypoint.plan.model import PLAN_VAR, Plan, RankPlan
@@ -46,7 +46,7 @@ def exec_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn:
         refuse(place_of_rank(plan, job, environ), error)
     if job.launcher:
         die_with_parent()
-    if not job.on_one_node:
+    if has_monitor(job, environ):
         check_master(plan, job, environment)
         run_under_monitor(plan, job, environment)
     replace_process(plan.program.argv, environment)
@@ -70,7 +70,7 @@ def prepare_rank(plan: Plan, job: Job, environ: Mapping[str, str]) -> tuple[Job,
 
 
 def place_of_rank(plan: Plan, job: Job, environ: Mapping[str, str]) -> Place | None:
-    """Return where a rank stands in a job of several nodes, None if it cannot tell the others of an error."""
+    """Return where a rank stands in its job, None if it cannot tell the others of an error."""
     nodes, rendezvous = plan.nodes, plan.rendezvous
     if plan.uses_elastic_rendezvous:
         return None
@@ -93,7 +93,7 @@ def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> N
     port, negotiable = int(environment["MASTER_PORT"]), takes_common_port(plan)
     is_unique = not negotiable or not plan.rendezvous.run_identity.startswith(PROGRAM)
     source = KeySource(plan.rendezvous.key_source, plan.rendezvous.key_file)
-    access = job_access(source, job, environment)
+    access = job_access(source, job, environment, on_one_node=job.on_one_node)
     environment = {name: value for name, value in environment.items() if name != JOB_KEY_VAR}
     endpoint = RankEndpoint(
         *(job.rank, socket.gethostname(), environment["MASTER_ADDR"], monitor_ports(port)),
@@ -139,7 +139,7 @@ def check_master(plan: Plan, job: Job, environment: Mapping[str, str]) -> None:
 
     A port that the user or platform sets may lead here from another address, as a Kubernetes service's does.
     """
-    if job.rank or not takes_common_port(plan) or is_own_address(resolve(environment["MASTER_ADDR"])):
+    if job.rank or not takes_common_port(plan) or leads_here(environment["MASTER_ADDR"]):
         return
     node = socket.gethostname()
     hint = master_addr_hint(job).replace("HOST", node)
@@ -158,6 +158,14 @@ def check_master(plan: Plan, job: Job, environment: Mapping[str, str]) -> None:
     if (job.launcher or "").startswith("hydra"):  # hydra does not, unless its own process ends
         kill_stuck_launchers()
     refuse(place if by_hand else None, error, listens=False)
+
+
+def leads_here(name: str) -> bool:
+    """Return whether a name is an address of this node; the program waits for one that does not resolve yet."""
+    try:
+        return is_own_address(resolve(name))
+    except OSError:
+        return True
 
 
 def rank_token(plan: Plan, environment: Mapping[str, str]) -> str:

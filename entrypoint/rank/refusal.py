@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from entrypoint.core.console import log, report_error
 from entrypoint.core.errors import ReportedError, UserError, first_line
 from entrypoint.core.network import resolve
-from entrypoint.job.detect import Job
+from entrypoint.job.detect import Job, has_monitor
 from entrypoint.job.ports import JOB_TOKEN_VAR, monitor_ports, port_from_job_id
 from entrypoint.job.run_identity import PROGRAM
 
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 # A refused node exits after this time at the latest.
 REFUSAL_WAIT_S = 10.0
+# Where the ranks of one node meet.
+LOOPBACK = "127.0.0.1"
 HEARTBEAT_TIMEOUT_S = 60
 
 
 class Place(Struct, frozen=True):
-    """Where a process stands in a job of several nodes: its rank or its node's, rank 0's host, the port, the run.
+    """Where a process stands in a job: its rank or its node's, rank 0's host, the port, the run.
 
     `others` is how many other ranks or nodes rank 0 expects.
     """
@@ -43,6 +45,7 @@ class Place(Struct, frozen=True):
     job: Job
     environ: Mapping[str, str]
     secret_file: str = ""
+    on_one_node: bool = False
 
 
 def run_token(port: int, identity: str, *, negotiable: bool) -> str:
@@ -51,7 +54,7 @@ def run_token(port: int, identity: str, *, negotiable: bool) -> str:
 
 
 def place_in_job(job: Job, group: NodeGroup, environ: Mapping[str, str], identity: str) -> Place | None:
-    """Return where this process stands, None if the job has one node or does not say where rank 0 is.
+    """Return where this process stands, None if it is the only one or does not know where rank 0 is.
 
     The agents of an elastic job have no common port before they meet.
     """
@@ -63,12 +66,14 @@ def place_in_job(job: Job, group: NodeGroup, environ: Mapping[str, str], identit
 
 
 def place_of_launched(job: Job, environ: Mapping[str, str], identity: str) -> Place | None:
-    """Return where a rank stands that a launcher started, None if its job has one node."""
-    if not job.launcher or job.on_one_node:
+    """Return where a rank stands that a launcher started, None if the others have no monitors."""
+    if not has_monitor(job, environ):
         return None
     job = job if job.job_id else replace(job, job_id=environ.get(JOB_TOKEN_VAR, ""))
-    master, port = environ.get("MASTER_ADDR") or job.master_addr, environ.get("MASTER_PORT", "")
-    return make_place(job.rank, master, port, identity, job.world_size, job, environ)
+    own = LOOPBACK if job.on_one_node else job.master_addr
+    master, port = environ.get("MASTER_ADDR") or own, environ.get("MASTER_PORT", "")
+    place = make_place(job.rank, master, port, identity, job.world_size, job, environ)
+    return place and replace(place, on_one_node=job.on_one_node)
 
 
 def make_place(
@@ -80,14 +85,16 @@ def make_place(
     return Place(rank, master_addr, number, token, size - 1, identity, job, environ) if master_addr else None
 
 
-def job_access(source: KeySource, job: Job, environ: Mapping[str, str]) -> Access:
-    """Return who may take part in the job: monitors with its key, else those on its hosts.
+def job_access(source: KeySource, job: Job, environ: Mapping[str, str], *, on_one_node: bool) -> Access:
+    """Return who may take part in the job: monitors with its key, else those on its hosts, or this user's on one node.
 
     Raises `UserError` if the key cannot be read.
     """
     from entrypoint.job.job_key import key_reader
     from entrypoint.supervise.access import Access
 
+    if on_one_node:
+        return Access(own_user_only=True)
     reader = key_reader(source, environ, draws=job.rank == 0 and job.local_rank == 0)
     return Access(reader, () if source.kind in ("file", "variable") else job.hostnames, source.kind == "drawn")
 
@@ -113,7 +120,8 @@ def tell_other_nodes(place: Place, error: UserError, *, listens: bool = True) ->
     with suppress(OSError, UserError):  # without the key nobody listens to this node
         resolve(place.master_addr)  # raises if there is nobody to tell
         endpoint = RankEndpoint(place.rank, node, place.master_addr, ports, place.token, pid=os.getpid())
-        access = job_access(source, replace(place.job, rank=place.rank), place.environ)
+        job = replace(place.job, rank=place.rank)
+        access = job_access(source, job, place.environ, on_one_node=place.on_one_node)
         channel = FailureChannel(endpoint, HEARTBEAT_TIMEOUT_S, others=place.others, access=access)
         channel.listens = listens and place.rank == 0
         channel.report_failure(FirstFailure(place.rank, node, int(error.code), first_line(error), before_start=True))

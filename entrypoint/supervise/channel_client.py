@@ -108,6 +108,8 @@ class ChannelClient:
                 messages += receive(peer, session, until)
                 if is_relay:
                     until = time.monotonic() + max(HANDSHAKE_LIMIT_S, 4 * self.channel.loop.interval_s)
+            if not is_relay and not self.channel.access.trusts(peer):
+                raise WireError("it is another user's process")
             if self.take_up(messages.pop(0)):
                 return Connection(peer, session, self), messages
         except WireError as error:

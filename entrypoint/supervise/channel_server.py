@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # File descriptors besides those of the connections.
 OTHER_FILES = 64
+ANOTHER_USER = "another user's process"
 
 
 class ChannelServer:
@@ -54,6 +55,11 @@ class ChannelServer:
                     f"failure channel: {address} is no host of this job, and was refused. If it is one, set"
                     " LAUNCH_SECRET_FILE to a file that all nodes read."
                 )
+            return None
+        if not access.trusts(peer):
+            if ANOTHER_USER not in access.refused:
+                access.refused.add(ANOTHER_USER)
+                log(f"failure channel: {ANOTHER_USER} was refused")
             return None
         return Session(access.read_key(), is_server=True), self
 

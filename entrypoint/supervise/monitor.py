@@ -1,7 +1,7 @@
-"""Parent process of each rank in a multi-node job; stops all ranks when one of them fails.
+"""Parent process of each rank that a launcher starts; stops all ranks when one of them fails.
 
 Launchers do not do this. mpirun waits forever for a node that is cut off. Hydra waits forever for stuck ranks after
-another rank fails. torchrun's agent does not know the ranks of other nodes.
+another rank fails, and so does srun. torchrun's agent does not know the ranks of other nodes.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ EXIT_WAIT_S, SIGTERM_WAIT_S = 5.0, 5.0
 # Delay between a rank's exit and its report: an earlier failure may still arrive.
 FAILURE_SETTLE_S = 1.0
 LAUNCHER_KILL_DELAY_S = 5.0
+# How long a rank that waited in vain stays: Open MPI ends the missing one, which prints where it is, with the first.
+EXPLAIN_WAIT_S = HANG_SETTLE_S + 2
 
 # How long a rank that has failed waits for ranks that have not connected yet, to tell them: rank 0, and another one.
 LATE_RANK_WAIT_S, EARLY_FAILURE_WAIT_S = 60.0, 10.0
@@ -101,6 +103,8 @@ def run_guarded(
         code = code_after(channel.first_failure)
     elif code < 0:
         code = ExitCode.RANK_FAILED
+    if code and not ended_by_monitor and channel.first_failure and channel.first_failure.lost_collective:
+        time.sleep(EXPLAIN_WAIT_S)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,12 +1,13 @@
-"""Two ranks that report each signal that reaches them."""
+"""Two ranks that report each signal that reaches them, and ranks that an installed mpirun starts."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
-from tests.conftest import PYTHON, Entrypoint, clean_environment, script
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, Result, clean_environment, launcher, script
 
 QUIET = {"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "2"}
 
@@ -62,3 +63,22 @@ def lines(process: subprocess.Popen[str], count: int) -> list[str]:
     """Return the next lines of the two ranks, sorted."""
     assert process.stdout is not None
     return sorted(process.stdout.readline().rstrip("\n") for _ in range(count))
+
+
+MPI = ("Open MPI", "HYDRA")
+
+
+def run_by_mpi(entrypoint: Entrypoint, mpi: str, ranks: int, file: Path, **more: str) -> Result:
+    """Run a user's script on ranks that an installed mpirun starts on this node, until all have ended."""
+    names = ("mpirun.openmpi", "mpirun") if mpi == "Open MPI" else ("mpiexec.hydra", "mpirun")
+    options = ("--oversubscribe", "--bind-to", "none", "--allow-run-as-root") if mpi == "Open MPI" else ()
+    done = subprocess.run(
+        [launcher(*names, said=mpi), *options, "-n", str(ranks), PYTHON, "-m", "entrypoint", "run", "--quiet", file],
+        env={**clean_environment(), "HOME": str(entrypoint.home), "LAUNCH_OVERSUBSCRIBE": "1", **more},
+        cwd=entrypoint.folder,
+        capture_output=True,
+        text=True,
+        timeout=LAUNCH_LIMIT_S,
+        check=False,
+    )
+    return Result(done.returncode, done.stdout, done.stderr)

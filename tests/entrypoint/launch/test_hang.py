@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
-import time
 
 import pytest
 
 from entrypoint.launch.failures import Failure
 from entrypoint.launch.hang import Hang, explain_hang
 from entrypoint.machine.whereabouts import Whereabouts
-from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, Result, clean_environment, launcher, script
+from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, Result, clean_environment, script
+from tests.entrypoint.launch.running_ranks import MPI, run_by_mpi
 from tests.processes import wait_until
 
 pytestmark = [pytest.mark.launch, pytest.mark.versions]
@@ -77,30 +78,19 @@ def test_stopped_rank_is_named_not_its_victim(entrypoint: Entrypoint, launcher: 
     assert line.endswith(f"where rank 0 waited until its time limit: process {process} is stopped (SIGSTOP)")
 
 
-@pytest.mark.parametrize("names", [("mpirun.openmpi", "mpirun"), ("mpiexec.hydra", "mpirun")])
-def test_rank_of_mpirun_that_is_missing_is_named_once(entrypoint: Entrypoint, names: tuple[str, str]) -> None:
-    """Two of three ranks wait. Open MPI ends all as soon as one has ended; hydra waits for the missing one."""
-    said = "HYDRA" if "hydra" in names[0] else "Open MPI"
-    mpirun = launcher(*names, said=said)
+@pytest.mark.parametrize("mpi", MPI)
+def test_rank_of_mpirun_that_is_missing_is_named_once(entrypoint: Entrypoint, mpi: str) -> None:
     file = script(entrypoint.folder, "x.py", PROGRAM.replace("{own_way}", "time.sleep(600)"))
-    options = ("--oversubscribe", "--bind-to", "none", "--allow-run-as-root") if said == "Open MPI" else ()
-    log = entrypoint.folder / "log"
-    with log.open("w") as out, subprocess.Popen(
-        [mpirun, *options, "-n", "3", PYTHON, "-m", "entrypoint", "run", "--quiet", str(file)],
-        env={**clean_environment(), "HOME": str(entrypoint.home), "LAUNCH_OVERSUBSCRIBE": "1"},
-        cwd=entrypoint.folder, stdout=out, stderr=subprocess.STDOUT,
-    ) as job:  # fmt: skip
-        wait_until(lambda: "line 14 in <module>" in log.read_text() or job.poll() is not None)
-        time.sleep(3)  # another rank may print too
-        job.terminate()
+    result = run_by_mpi(entrypoint, mpi, 3, file)
     process = (entrypoint.folder / "ready").read_text()
-    (line,) = [line for line in log.read_text().splitlines() if "missing from" in line]
+    (line,) = [line for line in result.err.splitlines() if "missing from" in line]
     assert re.fullmatch(
-        rf"entrypoint: rank 1 is missing from barrier at {file}:15, where rank [02] waited until its time limit:"
-        rf" process {process} is at {file}:12 in own_way",
+        rf"entrypoint: rank 1 is missing from barrier at {file}:15, where rank [02] waited in vain:"
+        rf" process {process} on {socket.gethostname()} is at {file}:12 in own_way",
         line,
     )
-    assert f'    File "{file}", line 12 in own_way\n' in log.read_text()
+    assert f'    File "{file}", line 12 in own_way\n' in result.err
+    assert result.code == (1 if mpi == "Open MPI" else 1 | 5), "hydra combines the codes"
 
 
 SLOW_MODEL = """

@@ -24,10 +24,11 @@ def open_channel(
     timeout_s: float = 30,
     rendezvous_ports: tuple[int, ...] = (),
     access: Access | None = None,
+    addresses: tuple[str, ...] = (),
     **more: Any,
 ) -> FailureChannel:
     endpoint = replace(RankEndpoint(rank, f"node{rank}", "127.0.0.1", ports, token), **more)
-    channel = FailureChannel(endpoint, timeout_s, rendezvous_ports, access=access)
+    channel = FailureChannel(endpoint, timeout_s, rendezvous_ports, access=access, addresses=addresses)
     channel.start()
     return channel
 
