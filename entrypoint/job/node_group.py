@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
+
 from msgspec import Struct
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import UserError, printable
 
 
 class NodeGroup(Struct, frozen=True):
@@ -35,3 +38,15 @@ def require_master(master: str, count: int, source: str) -> None:
     """Raise `UserError` if several nodes have no master address."""
     if count > 1 and not master:
         raise UserError(f"{source}: needs MASTER_ADDR, the name or address of the first node")
+
+
+def check_master(master: str) -> None:
+    """Raise `UserError` if this cannot be a host: a list of hosts, or a host with its port, would never resolve."""
+    try:
+        is_host = bool(re.fullmatch(r"[\w.-]+", master)) or bool(ipaddress.ip_address(master))
+    except ValueError:
+        is_host = False
+    if not is_host:
+        raise UserError(
+            f"MASTER_ADDR={printable(master)}: is no host. Set it to one name or address, and MASTER_PORT to a port."
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.job.node_group import check_master
 from entrypoint.job.ports import START_TIME_VAR, parse_port, port_from_job_id
 from entrypoint.job.slurm import number
 from entrypoint.job.unclaimed import unclaimed_rank_variables
@@ -117,8 +118,11 @@ def sets_rank_variables(inputs: PlanInputs, nproc: int) -> bool:
 
 
 def plan_rendezvous(inputs: PlanInputs) -> RendezvousPlan:
-    """Return where ranks of several nodes meet."""
+    """Return where ranks of several nodes meet; raises `UserError` where MASTER_ADDR is no host."""
     group = inputs.node_group
+    if group.nnodes > 1 or inputs.job.world_size > 1 or inputs.remote_launcher:
+        for name in filter(None, (inputs.environ.get("MASTER_ADDR"), group.master_addr)):
+            check_master(name)
     user_port = group.port if group.nnodes > 1 else inputs.environ.get("MASTER_PORT", "")
     key_source, key_file = decide_key_source(inputs)
     return RendezvousPlan(

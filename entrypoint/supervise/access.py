@@ -14,7 +14,7 @@ from contextlib import suppress
 from msgspec import Struct, field
 
 from entrypoint.core.network import is_own_address
-from entrypoint.machine.procfs import ROOT
+from entrypoint.machine.procfs import ROOT, read_lines
 
 # How long a rank waits for the key that rank 0 writes, before it goes on without one.
 KEY_WAIT_S = 30.0
@@ -81,17 +81,18 @@ def is_own_user(peer: socket.socket) -> bool:
 
 
 def is_own_process(peer: socket.socket) -> bool:
-    """Return whether this user's process on this node is on the other side of a TCP connection (proc(5), net/tcp)."""
+    """Return whether this user's process on this node is on the other side of a TCP connection (proc(5), net/tcp).
+
+    True where the kernel does not say it (gVisor).
+    """
     own, other = peer.getsockname(), peer.getpeername()
     ports = f":{other[1]:04X}", f":{own[1]:04X}"
     addresses = plain_address(other[0]), plain_address(own[0])
-    for table in ("tcp", "tcp6"):
-        with suppress(OSError), (ROOT / "proc/net" / table).open() as lines:
-            for line in lines:
-                _, local, remote, _, _, _, _, uid, *_ = line.split()
-                if (local[-5:], remote[-5:]) == ports and (table_address(local), table_address(remote)) == addresses:
-                    return int(uid) == os.getuid()
-    return False
+    lines = [line.split() for table in ("tcp", "tcp6") for line in read_lines(ROOT / "proc/net" / table)]
+    for _, local, remote, _, _, _, _, uid, *_ in lines:
+        if (local[-5:], remote[-5:]) == ports and (table_address(local), table_address(remote)) == addresses:
+            return int(uid) == os.getuid()
+    return not lines
 
 
 def plain_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

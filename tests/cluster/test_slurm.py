@@ -132,6 +132,24 @@ def test_wrapper_that_exports_rank_variables_changes_nothing(slurm: Slurm, shape
     assert "started by srun on this node" in (slurm.cluster.folder / "runs/job/plan.json").read_text()
 
 
+FAILS = """
+    import os, sys, time
+
+    if os.environ["RANK"] == "1":
+        sys.exit(7)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("shape", [("-N1", "-n2"), ("-N2", "-n2")])
+def test_failed_task_ends_step_without_kill_on_bad_exit(slurm: Slurm, shape: tuple[str, str]) -> None:
+    script(slurm.cluster.folder, "x.py", FAILS)
+    options = (*shape, "--cpus-per-task=1", "--cpu-bind=none", "--kill-on-bad-exit=0")
+    one = slurm.start("srun", *options, *ENTRYPOINT, "run", "--quiet", "x.py")
+    assert one.code(60) == 7, one.text()
+    assert re.search(r"rank 1 on node\d failed first: exit code 7", one.text())
+
+
 def test_interactive_shell_of_several_nodes_starts_srun(slurm: Slurm) -> None:
     """The shell of `salloc` on the first node, with the step's variables that use_interactive_step sets."""
     step = "SLURM_STEP_ID=4294967290 SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=1"

@@ -124,6 +124,18 @@ def test_more_threads_than_cores_warns() -> None:
 
 
 MASTER = {"MASTER_ADDR": "r1"}
+HOSTS = ("r1", "node-1.cluster_a.example.", "10.0.0.1", "fd00::1", "fe80::1%eth0", "localhost")
+NO_HOSTS = ("r1\nr2", "r1,r2", "r1 r2", "r1:29500", "[fd00::1]", "tcp://r1", "r1/24", " ")
+
+
+@pytest.mark.parametrize("job", [Job("hydra", 1, 2, 0, 1), Job("hydra", 1, 2, 1, 2)])
+def test_master_that_can_never_resolve_is_refused(job: Job) -> None:
+    for name in HOSTS:
+        make_test_plan(make_machine(4), {"MASTER_ADDR": name}, job)
+    for name in NO_HOSTS:
+        with pytest.raises(UserError, match=r"^MASTER_ADDR=.*: is no host\. Set it to one name or address, and"):
+            make_test_plan(make_machine(4), {"MASTER_ADDR": name}, job)
+    make_test_plan(make_machine(4), {"MASTER_ADDR": "r1,r2"})  # one node needs none
 
 
 def test_several_nodes_each_start_their_ranks() -> None:
