@@ -1,6 +1,6 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-channel bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit bench-stream lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-report image-compare audit
+.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-channel bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit bench-techniques bench-stream lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-report image-compare audit
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/*/*.txt)
@@ -45,6 +45,9 @@ bench-launch: $(VENV)/installed ## time from the command to a script's first lin
 
 bench-limit: $(VENV)/installed ## a step compared with the best matrix product, and the cost of the loop
 	@$(BIN)/python -m benchmarks.limit
+
+bench-techniques: $(VENV)/installed ## what single techniques of the trainer give with this torch
+	@$(BIN)/python -m benchmarks.techniques
 
 bench-stream: $(VENV)/installed ## images per second from JPEGs to batches, compared with other loaders (an hour)
 	@$$(bash benchmarks/stream/peers.sh $(VENV)) -m benchmarks.stream $(BENCH_ARGS)
