@@ -57,11 +57,6 @@ class Job(Struct, frozen=True):
         return self.launcher == "srun" and self.local_world_size == 1 and asked
 
 
-def has_monitor(job: Job, environ: Mapping[str, str]) -> bool:
-    """Return whether a parent of each rank watches the others; on one node torchrun's agent does that itself."""
-    return bool(job.launcher) and job.world_size > 1 and not (job.on_one_node and environ.get("TORCHELASTIC_RUN_ID"))
-
-
 def detect_job(environ: Mapping[str, str], parent: str = "") -> Job:
     """Find the innermost launcher whose variables are all set; `parent` is the name of the parent process.
 

@@ -15,12 +15,13 @@ from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.network import addresses_towards, is_own_address, resolve
 from entrypoint.core.package_version import PROJECT, package_version
 from entrypoint.core.process import die_with_parent, replace_process
-from entrypoint.job.detect import Job, has_monitor
+from entrypoint.job.detect import Job
 from entrypoint.job.ports import JOB_TOKEN_VAR, fallback_ports, monitor_ports, port_from_job_id
+from entrypoint.job.run_identity import PROGRAM, has_monitor
 from entrypoint.machine.cpu_topology import format_cpu_list
 from entrypoint.plan.model import PLAN_VAR, Plan, RankPlan
 from entrypoint.rank.refusal import Place, job_access, make_place, place_of_launched, refuse, run_token
-from entrypoint.rank.rendezvous import rendezvous_variables
+from entrypoint.rank.rendezvous import rendezvous_variables, resolve_master
 
 # Lists the variables that `launch` sets only for torchrun's agent.
 AGENT_ONLY_VARS = "ENTRYPOINT_AGENTS_OWN"
@@ -46,7 +47,7 @@ def exec_program(plan: Plan, job: Job, environ: Mapping[str, str]) -> NoReturn:
         refuse(place_of_rank(plan, job, environ), error)
     if job.launcher:
         die_with_parent()
-    if has_monitor(job, environ):
+    if has_monitor(job, environ, plan.rendezvous.run_identity):
         check_master(plan, job, environment)
         run_under_monitor(plan, job, environment)
     replace_process(plan.program.argv, environment)
@@ -62,6 +63,8 @@ def prepare_rank(plan: Plan, job: Job, environ: Mapping[str, str]) -> tuple[Job,
     if plan.nodes.nnodes > 1 and not plan.uses_elastic_rendezvous:
         job = global_rank_of(plan, job)
     environment = build_rank_environment(plan, rank, job, environ)
+    if job.on_one_node and has_monitor(job, environ, plan.rendezvous.run_identity):
+        resolve_master(environment["MASTER_ADDR"], plan.rendezvous.timeout_s)
     if not job.on_one_node:
         environment |= rendezvous_variables(environment, plan.rendezvous.timeout_s, job)
     if plan.binding.cpu_binding != "none":
@@ -85,7 +88,6 @@ def place_of_rank(plan: Plan, job: Job, environ: Mapping[str, str]) -> Place | N
 def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> NoReturn:
     """Run the program under a monitor; all monitors of the job connect to the master, above the ranks' own ports."""
     from entrypoint.job.job_key import JOB_KEY_VAR, KeySource
-    from entrypoint.job.run_identity import PROGRAM
     from entrypoint.supervise.admission import RankEndpoint
     from entrypoint.supervise.failure_channel import FailureChannel
     from entrypoint.supervise.monitor import run_guarded
@@ -139,7 +141,7 @@ def check_master(plan: Plan, job: Job, environment: Mapping[str, str]) -> None:
 
     A port that the user or platform sets may lead here from another address, as a Kubernetes service's does.
     """
-    if job.rank or not takes_common_port(plan) or leads_here(environment["MASTER_ADDR"]):
+    if job.rank or not takes_common_port(plan) or is_own_address(resolve(environment["MASTER_ADDR"])):
         return
     node = socket.gethostname()
     hint = master_addr_hint(job).replace("HOST", node)
@@ -153,19 +155,12 @@ def check_master(plan: Plan, job: Job, environment: Mapping[str, str]) -> None:
     place = Place(
         *(0, environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), rank_token(plan, environment), 0),
         *(plan.rendezvous.run_identity, job, environment),
+        on_one_node=job.on_one_node,
     )
     by_hand = plan.nodes.nnodes > 1  # then another node may be rank 0's; a launcher ends its other ranks
-    if (job.launcher or "").startswith("hydra"):  # hydra does not, unless its own process ends
+    if (job.launcher or "").startswith("hydra") and not job.on_one_node:  # hydra does not, unless its own process ends
         kill_stuck_launchers()
-    refuse(place if by_hand else None, error, listens=False)
-
-
-def leads_here(name: str) -> bool:
-    """Return whether a name is an address of this node; the program waits for one that does not resolve yet."""
-    try:
-        return is_own_address(resolve(name))
-    except OSError:
-        return True
+    refuse(place if by_hand or job.on_one_node else None, error, listens=job.on_one_node)
 
 
 def rank_token(plan: Plan, environment: Mapping[str, str]) -> str:

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from entrypoint.core.console import log, report_error
 from entrypoint.core.errors import ReportedError, UserError, first_line
 from entrypoint.core.network import resolve
-from entrypoint.job.detect import Job, has_monitor
+from entrypoint.job.detect import Job
 from entrypoint.job.ports import JOB_TOKEN_VAR, monitor_ports, port_from_job_id
-from entrypoint.job.run_identity import PROGRAM
+from entrypoint.job.run_identity import PROGRAM, has_monitor
 
 if TYPE_CHECKING:
     from entrypoint.job.job_key import KeySource
@@ -67,7 +67,7 @@ def place_in_job(job: Job, group: NodeGroup, environ: Mapping[str, str], identit
 
 def place_of_launched(job: Job, environ: Mapping[str, str], identity: str) -> Place | None:
     """Return where a rank stands that a launcher started, None if the others have no monitors."""
-    if not has_monitor(job, environ):
+    if not has_monitor(job, environ, identity):
         return None
     job = job if job.job_id else replace(job, job_id=environ.get(JOB_TOKEN_VAR, ""))
     own = LOOPBACK if job.on_one_node else job.master_addr

@@ -14,7 +14,7 @@ from entrypoint.core.network import RETRY_INTERVAL_S
 from entrypoint.supervise.access import is_own_user
 from entrypoint.supervise.admission import FirstFailure
 from entrypoint.supervise.event_loop import CHUNK_BYTES, HANDSHAKE_LIMIT_S, Connection
-from entrypoint.supervise.node_relay import NodeRelay, relay_address
+from entrypoint.supervise.node_relay import NodeRelay, port_address, relay_address
 from entrypoint.supervise.wire import OTHER_KEY, Message, Session, WireError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class ChannelClient:
         """Return a connection to this run's rank 0 and what it has sent; None if it is not found."""
         endpoint = self.channel.endpoint
         if self.uses_relay:
-            peer = connect_to_relay(relay_address(endpoint))
+            peer = connect_on_node(relay_address(endpoint))
             if peer and (found := self.handshake(peer, Session(), is_relay=True)):
                 return found
             if time.monotonic() - self.started < RELAY_WAIT_S:
@@ -82,13 +82,19 @@ class ChannelClient:
             if self.channel.access.awaits(key):
                 self.channel.obstacle = "rank 0 has not written the job's key yet"
                 return None
-            try:
-                peer = socket.create_connection((endpoint.host, port), timeout=CONNECT_TIMEOUT_S)
-            except OSError:
-                continue
-            if found := self.handshake(peer, Session(key)):
+            peer = self.connect_to(port)
+            if peer and (found := self.handshake(peer, Session(key))):
                 return found
         return None
+
+    def connect_to(self, port: int) -> socket.socket | None:
+        """Return a connection to what listens on one of rank 0's ports, None if nothing does."""
+        if self.channel.access.own_user_only:
+            return connect_on_node(port_address(port))
+        try:
+            return socket.create_connection((self.channel.endpoint.host, port), timeout=CONNECT_TIMEOUT_S)
+        except OSError:
+            return None
 
     def handshake(
         self, peer: socket.socket, session: Session, *, is_relay: bool = False
@@ -108,8 +114,6 @@ class ChannelClient:
                 messages += receive(peer, session, until)
                 if is_relay:
                     until = time.monotonic() + max(HANDSHAKE_LIMIT_S, 4 * self.channel.loop.interval_s)
-            if not is_relay and not self.channel.access.trusts(peer):
-                raise WireError("it is another user's process")
             if self.take_up(messages.pop(0)):
                 return Connection(peer, session, self), messages
         except WireError as error:
@@ -162,9 +166,10 @@ class ChannelClient:
             threading.Thread(target=self.connect, daemon=True).start()
 
 
-def connect_to_relay(address: str) -> socket.socket | None:
-    """Return a connection to the node's first rank, None if it does not listen or is another user's process."""
+def connect_on_node(address: str) -> socket.socket | None:
+    """Return a connection to a monitor on this node, None if it does not listen or is another user's process."""
     peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(CONNECT_TIMEOUT_S)  # else it waits while others fill the queue
     try:
         peer.connect(address)
         if is_own_user(peer):

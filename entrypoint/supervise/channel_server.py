@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # File descriptors besides those of the connections.
 OTHER_FILES = 64
-ANOTHER_USER = "another user's process"
 
 
 class ChannelServer:
@@ -40,9 +39,10 @@ class ChannelServer:
 
     def open(self, listening: list[socket.socket]) -> None:
         """Accept connections as soon as the hosts' addresses are known; the kernel keeps early ones waiting."""
-        self.channel.access.resolve_hosts(self.channel.endpoint.host)
+        access = self.channel.access
+        access.resolve_hosts(self.channel.endpoint.host)
         for one in listening:
-            self.channel.loop.listen(one, self.welcome)
+            self.channel.loop.listen(one, self.welcome_local if access.own_user_only else self.welcome)
 
     def welcome(self, peer: socket.socket, address: str) -> tuple[Session, Role] | None:
         """Return the session of a new connection, None where its address is not the job's."""
@@ -55,11 +55,6 @@ class ChannelServer:
                     f"failure channel: {address} is no host of this job, and was refused. If it is one, set"
                     " LAUNCH_SECRET_FILE to a file that all nodes read."
                 )
-            return None
-        if not access.trusts(peer):
-            if ANOTHER_USER not in access.refused:
-                access.refused.add(ANOTHER_USER)
-                log(f"failure channel: {ANOTHER_USER} was refused")
             return None
         return Session(access.read_key(), is_server=True), self
 

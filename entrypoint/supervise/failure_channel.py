@@ -22,7 +22,7 @@ from entrypoint.supervise.channel_client import ChannelClient
 from entrypoint.supervise.channel_server import ChannelServer
 from entrypoint.supervise.child import POLL_INTERVAL_S
 from entrypoint.supervise.event_loop import Connection, EventLoop
-from entrypoint.supervise.node_relay import NodeRelay, listen_on_node
+from entrypoint.supervise.node_relay import NodeRelay, listen_on_node, port_address, relay_address
 
 # The exit code of a first failure on a node that no longer responds.
 NODE_LOST_CODE = -1
@@ -74,7 +74,7 @@ class FailureChannel:
     def start(self) -> None:
         """Listen on rank 0, else connect to it; raises `UserError` if no rendezvous port is free."""
         speaks = self.endpoint.local_rank == 0 and self.endpoint.shares_connection
-        on_node = listen_on_node(self.endpoint) if speaks else None
+        on_node = listen_on_node(relay_address(self.endpoint)) if speaks else None
         if not self.listens:
             relay = NodeRelay(self) if on_node else None
             if on_node and relay:
@@ -98,8 +98,8 @@ class FailureChannel:
         """Listen on the first free port whose rendezvous port is free too, which stays held; none if there is none."""
         ports = zip(self.endpoint.ports, self.ports or self.endpoint.ports, strict=False)
         for monitor_port, port in ports:
-            lock = lock_port(monitor_port)
-            listening = try_listen(monitor_port, self.addresses) if lock else []
+            lock = None if self.access.own_user_only else lock_port(monitor_port)
+            listening = self.listen_on(monitor_port) if lock or self.access.own_user_only else []
             if listening and self.ports:
                 try:
                     self.held_port, self.port = hold_port(port), port
@@ -113,6 +113,12 @@ class FailureChannel:
             if lock:
                 lock.close()
         return []
+
+    def listen_on(self, port: int) -> list[socket.socket]:
+        """Listen on a port, or on the socket in its place for a job on one node; return none if it is taken."""
+        if not self.access.own_user_only:
+            return try_listen(port, self.addresses)
+        return list(filter(None, (listen_on_node(port_address(port)),)))
 
     def wait_for_port(
         self, timeout_s: float, log: Callable[[str], None], is_over: Callable[[], bool] = lambda: False

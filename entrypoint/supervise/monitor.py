@@ -125,7 +125,8 @@ def wait_for_job(
     if code - 128 in received or code == ExitCode.RENDEZVOUS:
         return code  # what stopped this rank stops the others too, or it has waited for them long enough
     if code:
-        soon = channel.endpoint.rank or (channel.first_failure and channel.first_failure.before_start)
+        before_start = channel.first_failure and channel.first_failure.before_start
+        soon = channel.endpoint.rank or before_start or channel.access.own_user_only
         limit_s = EARLY_FAILURE_WAIT_S if soon else LATE_RANK_WAIT_S
     all_know = channel.wait_for_others(limit_s, is_stopped, log)
     if code:
@@ -222,11 +223,14 @@ def read_lost_collective(environment: Mapping[str, str]) -> tuple[str, str]:
 
 
 def print_failure(failure: FirstFailure, rank: int, environment: Mapping[str, str]) -> None:
-    """Print on rank 0 which rank failed first; why a run could not start is printed on each node."""
+    """Print on rank 0, on rank 1 if rank 0 is lost, which rank failed first.
+
+    Why a run could not start is printed on each node.
+    """
     agent = "TORCHELASTIC_ERROR_FILE" in environment  # it shows one of the messages
     if failure.before_start and (agent or environment.get("LOCAL_RANK") == "0"):
         report_error(UserError(failure_message(failure), code_after(failure)))
-    elif rank == 0 and failure.code != ExitCode.PREEMPTED:
+    elif rank == (failure.rank == 0 and failure.code == NODE_LOST_CODE) and failure.code != ExitCode.PREEMPTED:
         write_stderr(f"{error_prefix(ExitCode.RANK_FAILED)}{failure_message(failure)}")
     if rank == 0 and failure.code > 0 and failure.code != ExitCode.PREEMPTED:
         report_status(first_failure=failure.code)

@@ -27,11 +27,16 @@ def relay_address(endpoint: RankEndpoint) -> str:
     return f"\0reference-training-{os.getuid()}-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()}"
 
 
-def listen_on_node(endpoint: RankEndpoint) -> socket.socket | None:
-    """Return a socket for the node's other ranks, None if the name is taken."""
+def port_address(port: int) -> str:
+    """Return the name of the socket that replaces a port of rank 0's monitor if all ranks are on this node."""
+    return f"\0reference-training-{os.getuid()}-port-{port}"
+
+
+def listen_on_node(address: str) -> socket.socket | None:
+    """Return a socket for other ranks on this node, None if the name is taken."""
     server = socket.socket(socket.AF_UNIX)
     try:
-        server.bind(relay_address(endpoint))
+        server.bind(address)
         server.listen(1024)
     except OSError:
         server.close()

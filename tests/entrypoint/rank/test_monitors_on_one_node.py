@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 
 import pytest
 
@@ -61,38 +60,42 @@ def test_failed_rank_ends_the_others_under_mpirun(entrypoint: Entrypoint, mpi: s
     assert re.search(rf"rank {failing} on \S+ failed first: {how}", result.err), result.err
 
 
-@pytest.mark.parametrize("port", ["", "its own"])
-def test_failed_rank_ends_the_others_by_hand(entrypoint: Entrypoint, port: str) -> None:
+def test_failed_rank_ends_the_others_by_hand(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", PROGRAM.replace("{end}", "sys.exit(7)").replace("{rank}", "1"))
-    more = {"MASTER_PORT": str(free_port())} if port else {}
-    other, failed = ends_of(start_by_hand(entrypoint, **more))
+    other, failed = ends_of(start_by_hand(entrypoint, MASTER_PORT=str(free_port())))
     assert (other.code, failed.code) == (5, 7)
     (line,) = other.error_lines
     assert re.search(r"rank 1 on \S+ failed first: exit code 7", line)
 
 
-SUM = """
-    import os, time
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    value = torch.tensor(float(os.environ["OWN"]))
-    dist.all_reduce(value)
-    time.sleep(4)
-    print("sum", value.item())
-"""
+def test_lost_rank_0_is_named(entrypoint: Entrypoint) -> None:
+    """Its monitor is killed, which could have printed it."""
+    end = "os.kill(os.getppid(), 9)"
+    script(entrypoint.folder, "x.py", PROGRAM.replace("{end}", end).replace("{rank}", "0"))
+    lost, other = ends_of(start_by_hand(entrypoint, MASTER_PORT=str(free_port())))
+    assert (lost.code, other.code) == (-9, 5)
+    assert "rank 0 on " in other.error_lines[0]
 
 
-def test_two_jobs_by_hand_at_once_take_two_ports(entrypoint: Entrypoint) -> None:
-    """Both have the same command. Without a launcher's id only rank 0's monitor can tell them apart."""
-    script(entrypoint.folder, "x.py", SUM)
-    first = start_by_hand(entrypoint, OWN="1")
-    time.sleep(2)  # ranks of two jobs that start at once may meet
-    second = start_by_hand(entrypoint, OWN="10")
-    ends = [*ends_of(first), *ends_of(second)]
-    assert [end.code for end in ends] == [0, 0, 0, 0], ends
-    assert [end.out.splitlines()[-1] for end in ends] == ["sum 2.0", "sum 2.0", "sum 20.0", "sum 20.0"]
+@pytest.mark.parametrize("port", ["", "its own"])
+def test_ranks_by_hand_may_have_words_of_their_own(entrypoint: Entrypoint, port: str) -> None:
+    """As scripts for torch.distributed.launch have them: `--local_rank 1`."""
+    script(entrypoint.folder, "x.py", "import os, sys\nassert sys.argv[1:] == ['--local_rank', os.environ['RANK']]\n")
+    more = {"MASTER_PORT": str(free_port())} if port else {}
+    wrapper = script(entrypoint.folder, "wrapper", 'exec "$@" --local_rank "$RANK"\n')
+    ends = ends_of(start_by_hand(entrypoint, "sh", str(wrapper), **more))
+    assert [end.code for end in ends] == [0, 0], ends
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("no.such.invalid", "does not resolve"), ("192.0.2.7", "is another machine's")]
+)
+def test_master_elsewhere_ends_all_ranks(entrypoint: Entrypoint, name: str, what: str) -> None:
+    file = script(entrypoint.folder, "x.py", "")
+    more = {"MASTER_ADDR": name, "LAUNCH_RENDEZVOUS_TIMEOUT_S": "5"}
+    result = run_by_mpi(entrypoint, "HYDRA", 2, file, **more)
+    assert result.code == 4
+    assert f"MASTER_ADDR={name}: {what}" in result.error_lines[0]
 
 
 def test_other_rank_does_not_wait_for_a_refused_one(entrypoint: Entrypoint) -> None:
@@ -100,7 +103,7 @@ def test_other_rank_does_not_wait_for_a_refused_one(entrypoint: Entrypoint) -> N
     script(entrypoint.folder, "x.py", "import time\ntime.sleep(600)\n")
     text = 'if [ "$RANK" = 1 ]; then export LAUNCH_THREADS=x; fi; exec "$@"\n'
     wrapper = script(entrypoint.folder, "wrapper", text)
-    other, refused = ends_of(start_by_hand(entrypoint, "sh", str(wrapper)))
+    other, refused = ends_of(start_by_hand(entrypoint, "sh", str(wrapper), MASTER_PORT=str(free_port())))
     assert (other.code, refused.code) == (2, 2)
     assert "LAUNCH_THREADS=x" in other.err + other.out
     assert "LAUNCH_THREADS=x" in refused.error_lines[0]

@@ -24,11 +24,10 @@ def open_channel(
     timeout_s: float = 30,
     rendezvous_ports: tuple[int, ...] = (),
     access: Access | None = None,
-    addresses: tuple[str, ...] = (),
     **more: Any,
 ) -> FailureChannel:
     endpoint = replace(RankEndpoint(rank, f"node{rank}", "127.0.0.1", ports, token), **more)
-    channel = FailureChannel(endpoint, timeout_s, rendezvous_ports, access=access, addresses=addresses)
+    channel = FailureChannel(endpoint, timeout_s, rendezvous_ports, access=access)
     channel.start()
     return channel
 
