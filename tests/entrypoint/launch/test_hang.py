@@ -78,6 +78,7 @@ def test_stopped_rank_is_named_not_its_victim(entrypoint: Entrypoint, launcher: 
     assert line.endswith(f"where rank 0 waited until its time limit: process {process} is stopped (SIGSTOP)")
 
 
+@pytest.mark.slow_except("Open MPI")
 @pytest.mark.parametrize("mpi", MPI)
 def test_rank_of_mpirun_that_is_missing_is_named_once(entrypoint: Entrypoint, mpi: str) -> None:
     file = script(entrypoint.folder, "x.py", PROGRAM.replace("{own_way}", "time.sleep(600)"))

@@ -49,6 +49,7 @@ def ends_of(started: list[subprocess.Popen[str]]) -> list[Result]:
     return [Result(one.returncode, *texts) for one, texts in zip(started, said, strict=True)]
 
 
+@pytest.mark.slow_except("HYDRA-an exit code-1")
 @pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("mpi", MPI)
@@ -87,6 +88,7 @@ def test_ranks_by_hand_may_have_words_of_their_own(entrypoint: Entrypoint, port:
     assert [end.code for end in ends] == [0, 0], ends
 
 
+@pytest.mark.slow_except("192.0.2.7")
 @pytest.mark.parametrize(
     ("name", "what"), [("no.such.invalid", "does not resolve"), ("192.0.2.7", "is another machine's")]
 )
