@@ -2,8 +2,8 @@
 
 Conditions: CPU, fp32, allocator and binding as planned, images of 3x32x32 in memory, batch 128.
 A step is forward, backward and optimizer on a prepared batch. `ours` is a step as the trainer builds it.
-Each other variant leaves out or replaces one technique; channels first has no small
-products either. All alternate ROUNDS (9; `--rounds`) times, a few steps each.
+Each other variant leaves out or replaces one technique; channels first has no small products either.
+All alternate ROUNDS (9; `--rounds`) times, a few steps each.
 A ratio above 1 is what the technique saves; for `compiled`, a ratio below 1 is what compiling would save.
 The random crop and flip of a batch is compared with the same as one indexed read of a padded batch, and with
 torchvision's own functions for one image after another.

@@ -67,7 +67,9 @@ def has_monitor(job: Job, environ: Mapping[str, str], identity: str) -> bool:
     On one node torchrun's agent does that itself. Ranks that are started there by hand need a MASTER_PORT of their own:
     else two runs of one command could meet, and ranks of one run may have different words.
     """
-    if not job.launcher or job.world_size == 1 or not job.on_one_node:
-        return bool(job.launcher) and job.world_size > 1
+    if not job.launcher or job.world_size == 1:
+        return False
+    if not job.on_one_node:
+        return True
     is_known = bool(environ.get("MASTER_PORT")) or not identity.startswith(PROGRAM)
     return is_known and not environ.get("TORCHELASTIC_RUN_ID")
