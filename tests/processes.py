@@ -6,14 +6,29 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import LAUNCH_LIMIT_S
 
 REPLACE_LOADAVG = 'echo "9.00 9.00 9.00 $1/80 4711" >"$0" && mount --bind "$0" /proc/loadavg && shift && exec "$@"'
+
+
+@contextmanager
+def killed_at_end(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """Start a process, with the options of `subprocess.Popen`, and kill it at the end if it still runs.
+
+    `Popen` as a context waits for the process: a check that fails would never be reported while it is stopped.
+    """
+    with subprocess.Popen(words, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def state(pid: int) -> str:

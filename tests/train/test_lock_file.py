@@ -16,7 +16,7 @@ import pytest
 
 from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint
-from tests.processes import children
+from tests.processes import children, killed_at_end
 from tests.train.given import SMALL
 from tests.train.started import Started
 from train.lock_file import LOCK_NAME, RunLock, identity
@@ -188,7 +188,7 @@ def test_folder_lock_of_a_killed_holder_is_taken(tmp_path: Path, no_flock: Path)
     (tmp_path / "count").write_text("")
     environ = {**os.environ, "LD_PRELOAD": str(no_flock), "FLOCK_ERRNO": str(errno.ENOLCK)}
     hold = COUNT_UP.replace("time.sleep(0.2)", "print('held', flush=True); time.sleep(60)")
-    with subprocess.Popen(
+    with killed_at_end(
         [sys.executable, "-c", hold, str(tmp_path)], env=environ, stdout=subprocess.PIPE, text=True
     ) as holder:
         assert holder.stdout is not None

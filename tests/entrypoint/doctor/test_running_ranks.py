@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
+from tests.processes import killed_at_end
 
 pytestmark = pytest.mark.launch
 
@@ -34,7 +34,7 @@ def two_ranks(entrypoint: Entrypoint) -> Iterator[list[int]]:
     script(entrypoint.folder, "x.py", WAIT)
     env = {**clean_environment(), "HOME": str(entrypoint.home), "LAUNCH_QUIET": "1"}
     command = [PYTHON, "-m", "entrypoint", "run", "--nproc-per-node=2", "x.py"]
-    with subprocess.Popen(command, cwd=entrypoint.folder, env=env) as job:
+    with killed_at_end(command, cwd=entrypoint.folder, env=env) as job:
         ready = [entrypoint.folder / f"ready{rank}" for rank in range(2)]
         deadline = time.monotonic() + LAUNCH_LIMIT_S
         while not all(file.exists() and file.read_text() for file in ready):

@@ -15,7 +15,7 @@ from entrypoint.launch.hang import Hang, explain_hang
 from entrypoint.machine.whereabouts import Whereabouts
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, Result, clean_environment, script
 from tests.entrypoint.launch.running_ranks import MPI, run_by_mpi
-from tests.processes import wait_until
+from tests.processes import killed_at_end, wait_until
 
 pytestmark = [pytest.mark.launch, pytest.mark.versions]
 
@@ -45,7 +45,7 @@ def run(entrypoint: Entrypoint, own_way: str, *flags: str, stop: bool = False) -
     file = script(entrypoint.folder, "x.py", PROGRAM.replace("{own_way}", own_way))
     env = {**clean_environment(), "HOME": str(entrypoint.home)}
     ready = entrypoint.folder / "ready"
-    with subprocess.Popen(
+    with killed_at_end(
         [PYTHON, "-m", "entrypoint", *WORDS[:-1], *flags, str(file)], cwd=entrypoint.folder, env=env, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as job:  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
-from tests.processes import children, state, wait_until
+from tests.processes import children, killed_at_end, state, wait_until
 from tests.terminals import terminal
 
 HOG = """
@@ -179,7 +179,7 @@ def test_ctrl_z_stops_parent_and_rank_and_fg_resumes_both(entrypoint: Entrypoint
 def test_rank_ends_with_its_parent(entrypoint: Entrypoint, tmp_path: Path) -> None:
     waits = script(entrypoint.folder, "waits.py", "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
     environ = {**clean_environment(), **QUIET}
-    with subprocess.Popen([*COMMAND, str(waits)], env=environ, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+    with killed_at_end([*COMMAND, str(waits)], env=environ, stdout=subprocess.PIPE, cwd=tmp_path) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         (rank,) = children(process.pid)
@@ -193,7 +193,8 @@ def test_parent_holds_no_torch_and_is_named_for_ps(entrypoint: Entrypoint, tmp_p
     waits = script(entrypoint.folder, "waits.py", "import sys\nprint('ready', flush=True)\nsys.stdin.read(1)\n")
     environ = {**clean_environment(), **QUIET}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([*COMMAND, str(waits)], env=environ, cwd=tmp_path, **pipes) as process:  # type: ignore[call-overload]
+    with killed_at_end([*COMMAND, str(waits)], env=environ, cwd=tmp_path, **pipes) as process:
+        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
         assert Path(f"/proc/{process.pid}/comm").read_text() == "ep-agent\n"

@@ -23,6 +23,7 @@ from entrypoint.supervise.wire import Session, WireError
 from tests.conftest import PYTHON
 from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, stranger
 from tests.net import free_port
+from tests.processes import killed_at_end
 
 pytestmark = pytest.mark.launch
 
@@ -122,7 +123,7 @@ time.sleep(60)
 def test_rank_joins_when_no_file_descriptor_is_left() -> None:
     port = free_port()
     with (
-        subprocess.Popen([PYTHON, "-c", NO_FILES, str(port)], stdout=subprocess.PIPE, text=True) as rank0,
+        killed_at_end([PYTHON, "-c", NO_FILES, str(port)], stdout=subprocess.PIPE, text=True) as rank0,
         ExitStack() as stack,
     ):
         assert rank0.stdout is not None
@@ -135,7 +136,6 @@ def test_rank_joins_when_no_file_descriptor_is_left() -> None:
         assert (word, failure) == ("joined", "None")
         assert float(seconds) < 0.5 * (time.monotonic() - start) + 0.5, "rank 0's monitor does not spin"
         late.report_exit(0, "")
-        rank0.kill()
 
 
 def test_squatter_on_the_first_port_is_passed_over() -> None:
@@ -249,7 +249,7 @@ while True:
 def test_another_users_rank_0_on_this_node_is_passed_over() -> None:
     ports, rendezvous_ports = (free_port(), free_port()), (free_port(), free_port())
     words = (PYTHON, "-c", OTHER_USERS_RANK_0, port_address(ports[0]).encode().hex())
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as squatter:
+    with killed_at_end(words, stdout=subprocess.PIPE, text=True) as squatter:
         assert squatter.stdout is not None
         squatter.stdout.readline()
         own = Access(own_user_only=True)
@@ -258,7 +258,6 @@ def test_another_users_rank_0_on_this_node_is_passed_over() -> None:
         rank0 = open_channel(0, ports, access=own, rendezvous_ports=rendezvous_ports)
         assert one.wait_for_port(30, lambda _: None) == rank0.port == rendezvous_ports[1]
         one.report_exit(0, "")
-        squatter.kill()
 
 
 @pytest.mark.parametrize("words", [b"r" * 200, b"reference-training-1 open " + b"0" * 32 + b"\n" + b"{}\n" * 200])

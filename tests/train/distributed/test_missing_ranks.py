@@ -17,8 +17,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from entrypoint.core.network import hold_port
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment
-from tests.processes import state, wait_until
-from train.distributed.missing_ranks import call_roll, locate_missing, not_reported, report_key, steps_of
+from tests.processes import killed_at_end, state, wait_until
+from train.distributed import missing_ranks
+from train.distributed.missing_ranks import StepCounter, call_roll, locate_missing, not_reported, report_key, steps_of
 from train.distributed.rendezvous import Peer
 
 pytestmark = [pytest.mark.launch, pytest.mark.versions]
@@ -60,14 +61,13 @@ sys.stdin.read()
 
 
 def test_call_roll_ends_while_host_of_store_is_stopped() -> None:
-    with subprocess.Popen([sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
+    with killed_at_end([sys.executable, "-c", HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as host:
         assert host.stdout is not None
         port = int(host.stdout.readline())
         store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=600), wait_for_workers=False)
         host.send_signal(signal.SIGSTOP)
         wait_until(lambda: state(host.pid) == "T")
         assert call_roll(store, 1, [0, 1]) is None
-        host.kill()
 
 
 STEPS = """
@@ -79,9 +79,10 @@ sys.stdin.read()
 """
 
 
-def test_locate_missing_tells_own_node_from_others() -> None:
+def test_locate_missing_tells_own_node_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missing_ranks, "STEPS", StepCounter())  # an earlier test of this process may have trained
     own = Peer(0, socket.gethostname(), "127.0.0.1", os.getpid())
-    with subprocess.Popen([sys.executable, "-c", STEPS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
+    with killed_at_end([sys.executable, "-c", STEPS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
         assert rank.stdout is not None
         rank.stdout.readline()
         assert steps_of(rank.pid) == 41
@@ -103,7 +104,7 @@ def test_stopped_rank_of_trainer_is_named_with_its_step(entrypoint: Entrypoint, 
     limits = ("--collective-timeout-s=6", "--grace-period-s=1", f"--backend={backend}")
     env = {**clean_environment(), "HOME": str(entrypoint.home), "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1"}
     folder = entrypoint.folder / "runs/two"
-    with subprocess.Popen(
+    with killed_at_end(
         [PYTHON, "-m", "entrypoint", "train", *words, *limits], cwd=entrypoint.folder, env=env, text=True,
         stderr=subprocess.PIPE,
     ) as job:  # fmt: skip
