@@ -15,7 +15,7 @@ train: $(VENV)/installed ## train through the entrypoint (every TRAIN_* and LAUN
 plan: $(VENV)/installed ## show what `make train` would do here, and why
 	@$(BIN)/entrypoint plan
 
-test: $(VENV)/installed ## test every module on this machine, in under 10 minutes
+test: $(VENV)/installed ## test every module on this machine, in 10 to 40 minutes
 	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 test-fast: $(VENV)/installed ## test what starts no process, within a minute: before each commit

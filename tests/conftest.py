@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ PYTHON = sys.executable
 LAUNCH_LIMIT_S = int(os.environ.get("TEST_LIMIT_S", "120"))
 # How many cases each property and the environment fuzz tries: `make fuzz` sets more.
 FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
+# "2/3" runs the second of three parts of the tests, whichever those are.
+PART, PARTS = map(int, os.environ.get("TEST_PART", "1/1").split("/"))
 CORES = len(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(CORES < 2, reason=f"needs 2 cores, this process may use {CORES}")
 
@@ -134,12 +137,24 @@ def script(folder: Path, name: str, text: str) -> Path:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases as slow that `slow_except` does not name, before pytest selects by markers."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is not of this part, and mark the cases as slow that `slow_except` does not name.
+
+    That is before pytest selects by markers. A test's part hangs on its name alone.
+    """
+    others = [item for item in items if zlib.crc32(item.nodeid.encode()) % PARTS != PART - 1]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in set(others)]
     for item in items:
         for marker in item.iter_markers("slow_except"):
             if marker.args[0] not in item.name.partition("[")[2]:
                 item.add_marker(pytest.mark.slow)
+
+
+def pytest_report_header() -> str | None:
+    """Name the part."""
+    return f"TEST_PART={PART}/{PARTS}: the other parts are left out" if PARTS > 1 else None
 
 
 def pytest_configure() -> None:

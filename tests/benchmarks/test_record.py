@@ -156,6 +156,7 @@ def test_titles_of_tables_are_unique(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 def test_launch_benchmark_is_recorded_for_real(tmp_path: Path) -> None:
     command = [PYTHON, "-m", "benchmarks.launch", "--rounds=1", "--record", f"--results={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

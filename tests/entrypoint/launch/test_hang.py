@@ -70,6 +70,7 @@ def test_rank_that_leaves_out_a_collective_is_named(entrypoint: Entrypoint, laun
     assert result.code == 1, "the code of the rank that waited"
 
 
+@pytest.mark.slow_except("local")
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_stopped_rank_is_named_not_its_victim(entrypoint: Entrypoint, launcher: str) -> None:
     result, process = run(entrypoint, "time.sleep(2)", f"--launcher={launcher}", stop=True)

@@ -134,6 +134,7 @@ def test_two_ranks_with_sizes_equal_one(entrypoint: Entrypoint, larger_images: P
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 def test_later_commands_evaluate_at_the_same_size(entrypoint: Entrypoint, larger_images: Path) -> None:
     summary = entrypoint.train(env=sized(larger_images, TRAIN_EVAL_SIZE="40", TRAIN_RUN_NAME="a", TRAIN_EXPORT="onnx"))
     found: dict[str, float] = {}

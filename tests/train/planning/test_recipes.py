@@ -86,6 +86,7 @@ def test_recipes_contain_only_settings(name: str, device: str) -> None:
 
 @pytest.mark.versions
 @pytest.mark.launch
+@pytest.mark.slow
 def test_recipe_run_records_its_settings(entrypoint: Entrypoint) -> None:
     small = {
         "TRAIN_DATASET": "synthetic",
