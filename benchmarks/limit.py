@@ -127,9 +127,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     count = BATCH * steps
     images = ImageTensors(torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (count,)))
     feed = MemorySource(images, images, shape, settings, group)
-    model = set_memory_format(
-        build_model(TrainSettings(model=name), shape, 10), channels_last=True, contiguous_weights=True
-    )
+    model = set_memory_format(build_model(TrainSettings(model=name), shape, 10), channels_last=True)
     ((pixels, labels),) = next(feed.train_batches(0)).micro_batches
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(pixels), labels).backward()  # type: ignore[no-untyped-call]

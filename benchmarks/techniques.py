@@ -101,7 +101,6 @@ def steps_of(name: str) -> tuple[dict[str, Work], dict[str, str]]:
     built = partial(build_step, name)
     works = {"ours": built(), "convolutions of small images": built(products=False)}
     works["images in channels first"] = built(channels_last=False, products=False)
-    works["channels_last filters"] = built(contiguous_weights=False)
     compiled = built(compiler=torch.compile)
     try:
         compiled()
@@ -114,7 +113,6 @@ def build_step(
     name: str,
     *,
     channels_last: bool = True,
-    contiguous_weights: bool = True,
     products: bool = True,
     compiler: Callable[[nn.Module], Callable[[Tensor], Tensor]] | None = None,
     group: ProcessGroup | None = None,
@@ -137,9 +135,7 @@ def build_step(
     model = build_model(settings, SHAPE, 10)
     if group:
         model = convert_sync_batchnorm(model, group)
-    model = set_memory_format(
-        model, channels_last=channels_last, contiguous_weights=contiguous_weights and not compiler, ddp=bool(group)
-    )
+    model = set_memory_format(model, channels_last=channels_last)
     if products and not compiler:
         model = use_matmul_for_small_inputs(model, SHAPE)
     optimizer = build_optimizer(settings, model)

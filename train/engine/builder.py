@@ -106,15 +106,10 @@ class ModelBuilder:
                 apply_fsdp(one, group)
             fused = fused and settings.optimizer.lower() != SGD
             return model, build_optimizer(settings, model, head, fused=fused), average
-        eager = (
-            settings.compile in ("off", "auto") and not self.plan.the_trainer().use_ipex
-        )  # compilers and IPEX choose their own weight layout
-        plain = eager and group.device.type == "cpu"
-        ddp = group.world_size > 1
-        model = set_memory_format(
-            model.to(group.device), channels_last=settings.channels_last, contiguous_weights=plain, ddp=ddp
-        )
-        if plain and settings.channels_last:
+        model = set_memory_format(model.to(group.device), channels_last=settings.channels_last)
+        # Compilers and IPEX choose their own convolutions.
+        eager = settings.compile in ("off", "auto") and not self.plan.the_trainer().use_ipex
+        if eager and group.device.type == "cpu" and settings.channels_last:
             model = use_matmul_for_small_inputs(
                 model, self.shape, tap_major=settings.gradient_compression != "powersgd"
             )

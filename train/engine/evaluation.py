@@ -50,7 +50,7 @@ def evaluate_trained(
     model = load_model(trained, settings)
     sizes = image_sizes(settings, data.shape)
     check_other_size(settings, model, sizes.other_shapes, len(trained.classes))
-    model = set_memory_format(model.to(group.device), channels_last=settings.channels_last, contiguous_weights=False)
+    model = set_memory_format(model.to(group.device), channels_last=settings.channels_last)
     batches = renumber(source.test_batches(), labels.to(group.device))
     batches = resize_batches(batches, sizes.eval)
     score = evaluate(

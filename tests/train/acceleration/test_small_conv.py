@@ -112,9 +112,7 @@ def test_resnet_with_half_its_convolutions_replaced_is_equal() -> None:
     pytest.importorskip("torchvision")
     torch.manual_seed(0)
     plain = build_model(TrainSettings(model="resnet18"), (3, 32, 32), 10)
-    changed = use_matmul_for_small_inputs(
-        set_memory_format(deepcopy(plain), channels_last=True, contiguous_weights=True), (3, 32, 32)
-    )
+    changed = use_matmul_for_small_inputs(set_memory_format(deepcopy(plain), channels_last=True), (3, 32, 32))
     assert sum(isinstance(module, SmallConv2d) for module in changed.modules()) == 8
     assert changed.training
     with original_convolutions(changed):
@@ -123,14 +121,15 @@ def test_resnet_with_half_its_convolutions_replaced_is_equal() -> None:
     assert sum(isinstance(module, SmallConv2d) for module in changed.modules()) == 8
     for (name, mine), (_, theirs) in zip(changed.state_dict().items(), plain.state_dict().items(), strict=True):
         assert torch.equal(mine, theirs), name
-    images, labels = torch.randn(32, 3, 32, 32), torch.arange(32) % 10
+    images, labels = torch.randn(32, 3, 32, 32).double(), torch.arange(32) % 10
     for model in (plain, changed):
-        nn.functional.cross_entropy(model(images), labels).backward()
+        # In float32 the rounding alone moves a value over a ReLU's edge, and gradients by a tenth.
+        nn.functional.cross_entropy(model.double()(images), labels).backward()
     for (name, mine), (_, theirs) in zip(changed.named_parameters(), plain.named_parameters(), strict=True):
         assert mine.grad is not None
         assert theirs.grad is not None
         scale = theirs.grad.abs().max().item()
-        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-4 * scale, msg=name)
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=0, atol=1e-9 * scale, msg=name)
 
 
 @pytest.mark.slow_except("off")
