@@ -1,6 +1,6 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-channel bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit bench-techniques bench-stream lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-report image-compare audit
+.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-channel bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit bench-techniques bench-stream bench-references lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-report image-compare audit
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/*/*.txt)
@@ -51,6 +51,9 @@ bench-techniques: $(VENV)/installed ## what single techniques of the trainer giv
 
 bench-stream: $(VENV)/installed ## images per second from JPEGs to batches, compared with other loaders (an hour)
 	@$$(bash benchmarks/stream/peers.sh $(VENV)) -m benchmarks.stream $(BENCH_ARGS)
+
+bench-references: $(VENV)/installed ## the ImageNet recipe against torchvision's and timm's scripts, which BENCH_ARGS names
+	@$(BIN)/python -m benchmarks.references $(BENCH_ARGS)
 
 bench-peers: $(VENV)/installed ## images per second and seconds of the whole command, compared with peers
 	@$(BIN)/python -m benchmarks.peers
