@@ -6,7 +6,7 @@ Data: CIFAR-10's JPEGs (CIFAR10_IMAGES), the first 500 of each class to train an
 All three train a new ResNet-18 with the same settings: random resized crops and flips, SGD with Nesterov momentum of
 0.9 and weight decay of 1e-4, label smoothing of 0.1, and a cosine schedule after an epoch of warm-up to 0.05.
 Each has all cores of this machine and two processes or threads that load images.
-The programs alternate, with one seed after the other. Each seed has tables of its own, so those of several days add up.
+The programs alternate, with one seed after the other. The titles name the seeds, so those of several days add up.
 Speed: the training images per second from the end of the first epoch to the end of the last, evaluation included, by
 the times at which the programs print that an evaluation has ended.
 Claim: the mean accuracy of ours is at most 1.0 point below the better of the two, and its speed ahead of both.
@@ -111,20 +111,24 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128, help="pixels of the images' side")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--each", type=int, default=TRAIN_EACH, help="training images of a class")
+    parser.add_argument("--test-each", type=int, default=TEST_EACH, help="test images of a class")
     args = parse_options(parser)
     place = os.environ.get("CIFAR10_IMAGES", "")
     if not place:
         sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's images")
     folders = {OURS: Path.cwd(), TORCHVISION: args.torchvision, TIMM: args.timm}
     what = f"ResNet-18 at {args.size}, {args.epochs} epochs of {args.each * CLASSES} images"
+    seeds = f"seed{'s' * (len(args.seeds) > 1)} {', '.join(map(str, args.seeds))}"
     with tempfile.TemporaryDirectory() as scratch, recording("references", args, len(args.seeds)) as record:
-        data = link_images(unpacked_images(Path(place), Path(scratch)), Path(scratch, "data"), args.each)
+        data = link_images(
+            unpacked_images(Path(place), Path(scratch)), Path(scratch, "data"), args.each, args.test_each
+        )
+        accuracy = record.table(f"{what}, {seeds}, accuracy", "%", OURS.name)
+        speed = record.table(f"{what}, {seeds}, speed", "images/s", OURS.name)
+        accuracy.missing |= {one.name: f"--{one.name} was not given" for one, folder in folders.items() if not folder}
         for seed in args.seeds:
-            accuracy = record.table(f"{what}, seed {seed}, accuracy", "%", OURS.name)
-            speed = record.table(f"{what}, seed {seed}, speed", "images/s", OURS.name)
             for program, folder in folders.items():
-                if folder is None:
-                    accuracy.missing[program.name] = f"--{program.name} was not given"
+                if not folder:
                     continue
                 output = Path(scratch, f"{program.name}-{seed}")
                 seconds, reached = train(program, folder, Task(data, output, args.size, args.epochs, seed))
@@ -133,11 +137,11 @@ def main() -> None:
             print(accuracy.text(), speed.text(), sep="\n", flush=True)
 
 
-def link_images(images: Path, into: Path, each: int) -> Path:
+def link_images(images: Path, into: Path, each: int, test_each: int) -> Path:
     """Link some images of each class below ours/{train,test} and theirs/{train,val}; return the folder of both."""
     for split, count, names in (
         ("train", each, ("ours/train", "theirs/train")),
-        ("test", TEST_EACH, ("ours/test", "theirs/val")),
+        ("test", test_each, ("ours/test", "theirs/val")),
     ):
         for folder in sorted(path for path in (images / split).iterdir() if path.is_dir()):
             chosen = sorted(folder.iterdir())[:count]

@@ -30,12 +30,12 @@ def test_end_of_an_evaluation_is_found(program: Program, line: str, accuracy: fl
 def data(folder: Path, each: int) -> Path:
     for split in ("train", "test"):
         paint(folder / "images" / split, each=20)
-    return link_images(folder / "images", folder / "linked", each)
+    return link_images(folder / "images", folder / "linked", each, 10)
 
 
 def test_both_get_the_same_images(tmp_path: Path) -> None:
     linked = data(tmp_path, 5)
-    for own, theirs, count in (("ours/train", "theirs/train", 15), ("ours/test", "theirs/val", 60)):
+    for own, theirs, count in (("ours/train", "theirs/train", 15), ("ours/test", "theirs/val", 30)):
         files = [
             sorted(path.relative_to(linked / name) for path in (linked / name).glob("*/*")) for name in (own, theirs)
         ]
