@@ -142,10 +142,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     That is before pytest selects by markers. A test's part hangs on its name alone.
     """
-    others = [item for item in items if zlib.crc32(item.nodeid.encode()) % PARTS != PART - 1]
-    if others:
-        config.hook.pytest_deselected(items=others)
-        items[:] = [item for item in items if item not in set(others)]
+    parts: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        parts[zlib.crc32(item.nodeid.encode()) % PARTS == PART - 1].append(item)
+    if parts[False]:
+        config.hook.pytest_deselected(items=parts[False])
+        items[:] = parts[True]
     for item in items:
         for marker in item.iter_markers("slow_except"):
             if marker.args[0] not in item.name.partition("[")[2]:
