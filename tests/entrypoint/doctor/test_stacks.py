@@ -14,7 +14,7 @@ import pytest
 
 from entrypoint.machine.stacks import find_py_spy
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
-from tests.processes import has_ended, state, wait_until
+from tests.processes import has_ended, killed_at_end, state, wait_until
 
 pytestmark = pytest.mark.launch
 
@@ -105,15 +105,11 @@ def test_stacks_of_run_folder_are_its_ranks(entrypoint: Entrypoint) -> None:
     env = {**clean_environment(), "HOME": str(entrypoint.home), "LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0"}
     words = ("train", "--nproc-per-node=2", "--oversubscribe=1", "--dataset=digits", "--epochs=10000", "--run-name=two")
     folder = entrypoint.folder / "runs/two"
-    with subprocess.Popen([PYTHON, "-m", "entrypoint", *words], cwd=entrypoint.folder, env=env) as job:
-        try:
-            wait_until(lambda: (folder / "ranks.json").exists() or job.poll() is not None)
-            result = entrypoint("stacks", "--json", folder)
-            assert result.code == 0, result.err
-            found = json.loads(result.out)
-        finally:
-            job.kill()
-            job.wait(LAUNCH_LIMIT_S)
+    with killed_at_end([PYTHON, "-m", "entrypoint", *words], cwd=entrypoint.folder, env=env) as job:
+        wait_until(lambda: (folder / "ranks.json").exists() or job.poll() is not None)
+        result = entrypoint("stacks", "--json", folder)
+        assert result.code == 0, result.err
+        found = json.loads(result.out)
     assert [one["rank"] for one in found] == [0, 1]
     assert all("train/__main__.py" in one["stacks"] for one in found)
     wait_until(lambda: all(has_ended(one["process"]) for one in found))
