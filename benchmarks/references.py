@@ -25,6 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.book.measure import link_first_images
 from benchmarks.record import parse_options, recording
 from tools.cifar10_images import unpacked_images
 
@@ -138,18 +139,11 @@ def main() -> None:
 
 
 def link_images(images: Path, into: Path, each: int, test_each: int) -> Path:
-    """Link some images of each class below ours/{train,test} and theirs/{train,val}; return the folder of both."""
-    for split, count, names in (
-        ("train", each, ("ours/train", "theirs/train")),
-        ("test", test_each, ("ours/test", "theirs/val")),
-    ):
-        for folder in sorted(path for path in (images / split).iterdir() if path.is_dir()):
-            chosen = sorted(folder.iterdir())[:count]
-            for name in names:
-                place = into / name / folder.name
-                place.mkdir(parents=True)
-                for file in chosen:
-                    (place / file.name).symlink_to(file.resolve())
+    """Link some images of each class below ours/{train,test}, and these as theirs/{train,val}; return the folder."""
+    link_first_images(images, into / "ours", each, test_each)
+    (into / "theirs").mkdir()
+    for own, name in (("train", "train"), ("test", "val")):
+        (into / "theirs" / name).symlink_to((into / "ours" / own).resolve())
     return into
 
 

@@ -218,9 +218,9 @@ def first_images(data: dict[str, str], each: int | None) -> Iterator[dict[str, s
         yield {**data, "TRAIN_DATA_DIR": chosen}
 
 
-def link_first_images(folder: Path, into: Path, each: int) -> None:
-    """Link the first images of each class, and a quarter as many for the test."""
-    for part, count in (("train", each), ("test", max(1, each // 4))):
+def link_first_images(folder: Path, into: Path, each: int, test_each: int | None = None) -> None:
+    """Link the first images of each class, and a quarter as many for the test unless their number is given."""
+    for part, count in (("train", each), ("test", max(1, each // 4) if test_each is None else test_each)):
         for label in sorted((folder / part).iterdir()):
             (into / part / label.name).mkdir(parents=True)
             for image in sorted(label.iterdir())[:count]:
