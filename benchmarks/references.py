@@ -5,7 +5,7 @@ train.py and what it imports; a program whose folder is not named does not run.
 Data: CIFAR-10's JPEGs (CIFAR10_IMAGES), the first 500 of each class to train and the first 200 to test.
 All three train a new ResNet-18 with the same settings: random resized crops and flips, SGD with Nesterov momentum of
 0.9 and weight decay of 1e-4, label smoothing of 0.1, and a cosine schedule after an epoch of warm-up to 0.05.
-Each has all cores of this machine and two processes or threads that load images.
+Each has all cores of this machine. Two processes load the images of torchvision's and timm's; ours plans its threads.
 The programs alternate, with one seed after the other. The titles name the seeds, so those of several days add up.
 Speed: the training images per second from the end of the first epoch to the end of the last, evaluation included, by
 the times at which the programs print that an evaluation has ended.
@@ -76,7 +76,7 @@ def torchvision(task: Task) -> list[str]:
     """Return the command of torchvision's reference script; it needs two epochs or more."""
     resize = round(task.size * 256 / 224)
     return [
-        *(sys.executable, "-u", "-c", SEEDED, str(task.seed), f"--data-path={task.data / 'theirs'}", "--device=cpu"),
+        *(sys.executable, "-c", SEEDED, str(task.seed), f"--data-path={task.data / 'theirs'}", "--device=cpu"),
         *("--model=resnet18", f"--train-crop-size={task.size}", f"--val-crop-size={task.size}"),
         *(f"--val-resize-size={resize}", f"--epochs={task.epochs}", f"--batch-size={BATCH}"),
         *("--opt=sgd_nesterov", "--momentum=0.9", f"--lr={LR}", "--weight-decay=1e-4", "--label-smoothing=0.1"),
@@ -88,7 +88,7 @@ def torchvision(task: Task) -> list[str]:
 def timm(task: Task) -> list[str]:
     """Return the command of timm's script."""
     return [
-        *(sys.executable, "-u", "train.py", f"--data-dir={task.data / 'theirs'}", "--val-split=val", "--device=cpu"),
+        *(sys.executable, "train.py", f"--data-dir={task.data / 'theirs'}", "--val-split=val", "--device=cpu"),
         *("--model=resnet18", f"--num-classes={CLASSES}", "--input-size", "3", str(task.size), str(task.size)),
         *("--crop-pct=0.875", "--color-jitter=0", "--interpolation=bilinear", "--train-interpolation=bilinear"),
         *(f"--epochs={task.epochs}", f"--batch-size={BATCH}", "--opt=sgd", "--momentum=0.9", f"--lr={LR}"),
