@@ -22,8 +22,23 @@ def reorder_path() -> None:
 reorder_path()
 
 
+def import_msgspec() -> None:
+    """Import msgspec without typing_extensions, which it takes if that is there and which takes as long as the rest.
+
+    Python's own typing has had what it takes since 3.11. Nothing else is kept from importing typing_extensions.
+    """
+    if "typing_extensions" in sys.modules:
+        return
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]  # documented: the import fails
+    try:
+        import msgspec  # noqa: F401
+    finally:
+        del sys.modules["typing_extensions"]
+
+
 def main() -> int:
     """Run the command line and return the exit code; a rank's own start imports no more than it needs."""
+    import_msgspec()
     from entrypoint.core.console import open_standard_streams
 
     open_standard_streams()

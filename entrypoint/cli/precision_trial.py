@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from pathlib import Path
@@ -49,6 +48,8 @@ def bf16_speedup(settings: TrainSettings, plan: Plan, inputs: PlanInputs) -> flo
 
 def trial_key(plan: Plan, inputs: PlanInputs) -> str:
     """Return what distinguishes measurements: CPU, torch, and the CPUs of a rank."""
+    import hashlib  # loads OpenSSL
+
     machine, first = inputs.machine, plan.ranks[0]
     facts = (machine.cpu_model, machine.packages.versions.get("torch", ""), first.threads, len(first.cpus))
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:20]

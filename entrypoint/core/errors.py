@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import signal
 from collections.abc import Iterable
 from enum import IntEnum
@@ -78,6 +77,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     Case and punctuation do not count.
     """
+    import difflib  # a command without a mistake starts sooner without it
+
     plain = {plain_word(one): one for one in known}
     alias = plain.get(plain_word(ALIASES.get(plain_word(word), "")))
     close = [alias] if alias else [plain[one] for one in difflib.get_close_matches(plain_word(word), plain, n=1)]

@@ -25,6 +25,23 @@ def not_ignored(numbers: Iterable[signal.Signals]) -> tuple[signal.Signals, ...]
     return tuple(number for number in numbers if signal.getsignal(number) != signal.SIG_IGN)
 
 
+def wait_for_signal(numbers: Iterable[signal.Signals], timeout_s: float) -> signal.struct_siginfo | None:
+    """Return the first of some signals, None if none comes in time; they and SIGALRM must be blocked in all threads.
+
+    signal.sigtimedwait returns uninitialized memory if this process is suspended until the time is over: with SIGSTOP,
+    or by `docker pause` (CPython 3.11 to 3.13). So a timer ends the wait.
+    """
+    if timeout_s <= 0:
+        return signal.sigtimedwait(numbers, 0)  # does not sleep, so nothing can interrupt it
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    received = signal.sigwaitinfo({*numbers, signal.SIGALRM})
+    if received.si_signo == signal.SIGALRM:
+        return None
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.sigtimedwait({signal.SIGALRM}, 0)  # the timer may have ended too
+    return received
+
+
 def from_terminal(info: signal.struct_siginfo) -> bool:
     """Return whether the terminal sent a signal, which then reaches the parent and the program (sigaction(2))."""
     return info.si_code > 0  # SI_KERNEL

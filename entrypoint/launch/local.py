@@ -19,7 +19,14 @@ from entrypoint.core.console import read_error_record, report_error
 from entrypoint.core.errors import HANG_SETTLE_S, ExitCode, UserError
 from entrypoint.core.network import hold_port
 from entrypoint.core.process import die_with_parent, name_process
-from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING, from_terminal, not_ignored
+from entrypoint.core.signals import (
+    FORWARDED,
+    PREEMPTION,
+    TERMINATING,
+    from_terminal,
+    not_ignored,
+    wait_for_signal,
+)
 from entrypoint.job.detect import Job
 from entrypoint.job.ports import parse_port
 from entrypoint.launch.failures import (
@@ -62,7 +69,7 @@ def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the caller ignored SIGCHLD, no exit would be reported
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder, reserve_port(plan, environ) as address:
         ranks = LocalRanks(plan, Path(folder), open_output(plan))
-        signal.pthread_sigmask(signal.SIG_BLOCK, ranks.handled_signals)
+        signal.pthread_sigmask(signal.SIG_BLOCK, ranks.blocked_signals)
         for local_rank in range(plan.nodes.nproc_per_node):
             ranks.start_rank(local_rank, job, {**environ, **address})
         ranks.monitor_with_output()
@@ -118,6 +125,7 @@ class LocalRanks:
         self.own_sessions = plan.launcher != "direct"
         self.folder = folder
         self.handled_signals = (*not_ignored(HANDLED), signal.SIGCHLD)
+        self.blocked_signals = (*self.handled_signals, signal.SIGALRM)  # `wait_for_signal` has a timer
         self.running: dict[int, int] = {}
         self.failures: list[Failure] = []
         self.signalled_pids: set[int] = set()
@@ -158,7 +166,7 @@ class LocalRanks:
                 os.dup2(stream, number)
             os.environ["TORCHELASTIC_ERROR_FILE"] = str(error_file)
             deferred = PREEMPTION if self.plan.program.kind == "train" else ()
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, set(self.handled_signals) - set(deferred))
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, set(self.blocked_signals) - set(deferred))
             if os.getppid() == parent:
                 exec_program(self.plan, Job("local", local_rank, size, local_rank, size, job.job_id), environ)
         except UserError as error:
@@ -186,7 +194,7 @@ class LocalRanks:
 
     def is_asked_to_end(self) -> bool:
         """Return whether a signal that ends the job has arrived since the last rank ended."""
-        received = signal.sigtimedwait(self.handled_signals, 0)
+        received = wait_for_signal(self.handled_signals, 0)
         return received is not None and received.si_signo in JOB_ENDING
 
     def monitor(self) -> None:
@@ -194,7 +202,7 @@ class LocalRanks:
         while self.running:
             due = [at for at in (self.explain_at, self.next_escalation and self.next_escalation[0]) if at]
             wait_s = max(0.0, min([POLL_INTERVAL_S, *(at - time.monotonic() for at in due)]))
-            received = signal.sigtimedwait(self.handled_signals, wait_s)
+            received = wait_for_signal(self.handled_signals, wait_s)
             if received and received.si_signo != signal.SIGCHLD:
                 self.handle_signal(received)
             if self.next_escalation and time.monotonic() >= self.next_escalation[0]:

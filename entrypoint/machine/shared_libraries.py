@@ -25,6 +25,8 @@ INSTALL_HINTS: Mapping[str, str] = {
     "jemalloc": "Debian's libjemalloc2",
     "intel": "the Python package intel-openmp",
 }
+# How the names of all these files begin: the libraries' folders have thousands of others.
+NAME_STARTS = tuple({pattern.partition(".so")[0] for patterns in LIBRARY_PATTERNS.values() for pattern in patterns})
 # ELF e_machine (System V ABI) by what uname(2) calls the architecture.
 ELF_MACHINES: Mapping[str, int] = {"x86_64": 62, "aarch64": 183, "ppc64le": 21, "riscv64": 243}
 
@@ -57,9 +59,9 @@ def library_folders(root: Path, prefix: Path, architecture: str) -> tuple[Path, 
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the names of a folder's shared libraries in order, or none if it cannot be read."""
+    """Return the names of a folder's files that may be one of the libraries, in order; none if it cannot be read."""
     try:
-        return sorted(name for name in os.listdir(folder) if ".so" in name)
+        return sorted(name for name in os.listdir(folder) if name.startswith(NAME_STARTS))
     except OSError:
         return []
 

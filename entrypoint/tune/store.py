@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -70,6 +69,8 @@ def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
 
     `training` are the trainer's settings that affect speed. For a user's script its command line and content count.
     """
+    import hashlib  # loads OpenSSL; most plans have no results to look for
+
     machine = inputs.machine
     seats = [(cpu.socket, cpu.node, cpu.core) for cpu in machine.cpus]
     places = {seat: number for number, seat in enumerate(dict.fromkeys(seats))}
@@ -96,6 +97,8 @@ def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
 
 def content_of(word: str) -> str:
     """Return the digest of the file with this path, an empty text if there is none."""
+    import hashlib
+
     try:
         with os.fdopen(open_regular(word), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

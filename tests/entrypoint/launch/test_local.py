@@ -19,7 +19,7 @@ from entrypoint.plan.model import RankPlan
 from tests.conftest import LAUNCH_LIMIT_S, Entrypoint, clean_environment, needs_two_cores, script
 from tests.entrypoint.launch.running_ranks import QUIET, lines, started
 from tests.factories import make_machine, make_test_plan
-from tests.processes import children, has_ended, wait_until
+from tests.processes import children, has_ended, process_tree, wait_until
 
 TWO = make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "2"})
 
@@ -137,6 +137,26 @@ def test_local_under_nohup_ignores_sighup(entrypoint: Entrypoint, launcher: str)
     with started(entrypoint, "sys.exit(0)", "nohup", LAUNCH_LAUNCHER=launcher) as process:
         process.send_signal(signal.SIGHUP)
         time.sleep(0.5)  # what must not happen has its time
+        process.send_signal(signal.SIGUSR1)
+        assert lines(process, 2) == ["0 SIGUSR1", "1 SIGUSR1"]
+        process.terminate()
+        assert lines(process, 2) == ["0 SIGTERM", "1 SIGTERM"]
+        assert process.wait(LAUNCH_LIMIT_S) == {"local": 0, "torchrun": 143}[launcher]
+
+
+@pytest.mark.launch
+@needs_two_cores
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+@pytest.mark.parametrize("whole_job", [False, True])
+def test_suspended_job_goes_on(entrypoint: Entrypoint, launcher: str, whole_job: bool) -> None:
+    # `scontrol suspend` stops all of a job's processes.
+    with started(entrypoint, "sys.exit(0)", LAUNCH_LAUNCHER=launcher) as process:
+        stopped = process_tree(process.pid) if whole_job else [process.pid]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(2)  # longer than the launcher waits for a signal
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
         process.send_signal(signal.SIGUSR1)
         assert lines(process, 2) == ["0 SIGUSR1", "1 SIGUSR1"]
         process.terminate()
