@@ -7,7 +7,7 @@ All three train a new ResNet-18 with the same settings: random resized crops and
 0.9 and weight decay of 1e-4, label smoothing of 0.1, and a cosine schedule after an epoch of warm-up to 0.05.
 Each has all cores of this machine. Two processes load the images of torchvision's and timm's; ours plans its threads.
 The programs alternate, with one seed after the other. The titles name the seeds, so those of several days add up.
---no-speed is for such days on a machine with other work, which does not change the accuracy.
+--no-speed is for days on which the machine has other work, which does not change the accuracy; --programs runs some.
 Speed: the training images per second from the end of the first epoch to the end of the last, evaluation included, by
 the times at which the programs print that an evaluation has ended.
 Claim: the mean accuracy of ours is at most 1.0 point below the better of the two, and its speed ahead of both.
@@ -104,6 +104,9 @@ TORCHVISION = Program("torchvision", torchvision, re.compile(r"^Test: +Acc@1 ([\
 TIMM = Program("timm", timm, re.compile(r"Test: +\[ *(?P<last>\d+)/(?P=last)\].* Acc@1: +[\d.]+ \( *([\d.]+)\)"))
 
 
+PROGRAMS = {one.name: one for one in (OURS, TORCHVISION, TIMM)}
+
+
 def main() -> None:
     """Train with each seed, and print what each program reached."""
     parser = argparse.ArgumentParser(prog="make bench-references")
@@ -115,19 +118,22 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=TRAIN_EACH, help="training images of a class")
     parser.add_argument("--test-each", type=int, default=TEST_EACH, help="test images of a class")
     parser.add_argument("--no-speed", action="store_true", help="leave the speed out, for a machine with other work")
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), help="those to run")
     args = parse_options(parser)
     place = os.environ.get("CIFAR10_IMAGES", "")
     if not place:
         sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's images")
     folders = {OURS: Path.cwd(), TORCHVISION: args.torchvision, TIMM: args.timm}
+    folders = {PROGRAMS[name]: folders[PROGRAMS[name]] for name in args.programs}
     what = f"ResNet-18 at {args.size}, {args.epochs} epochs of {args.each * CLASSES} images"
     seeds = f"seed{'s' * (len(args.seeds) > 1)} {', '.join(map(str, args.seeds))}"
+    of = "" if len(folders) == len(PROGRAMS) else f" of {' and '.join(args.programs)}"
     with tempfile.TemporaryDirectory() as scratch, recording("references", args, len(args.seeds)) as record:
         data = link_images(
             unpacked_images(Path(place), Path(scratch)), Path(scratch, "data"), args.each, args.test_each
         )
-        accuracy = record.table(f"{what}, {seeds}, accuracy", "%", OURS.name)
-        speed = None if args.no_speed else record.table(f"{what}, {seeds}, speed", "images/s", OURS.name)
+        accuracy = record.table(f"{what}, {seeds}, accuracy{of}", "%", OURS.name)
+        speed = None if args.no_speed else record.table(f"{what}, {seeds}, speed{of}", "images/s", OURS.name)
         accuracy.missing |= {one.name: f"--{one.name} was not given" for one, folder in folders.items() if not folder}
         for seed in args.seeds:
             for program, folder in folders.items():

@@ -1,7 +1,5 @@
 """The launcher's settings: the LAUNCH_* variables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 

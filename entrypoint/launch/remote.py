@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from collections.abc import Mapping
 
 from msgspec.structs import replace
@@ -121,6 +120,8 @@ def detect_mpi(path: str) -> tuple[str, int]:
 
     Raises `UserError` where it is neither Open MPI's nor hydra.
     """
+    import subprocess  # here, because most plans start no process
+
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=VERSION_LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

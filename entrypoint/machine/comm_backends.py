@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -50,6 +48,8 @@ def find_backend_problem(backend: str, python: str, oneccl: OneCcl, environ: Map
 
 def failed_command(command: list[str], environ: dict[str, str]) -> str:
     """Return the last line of a command's error, empty if it succeeds."""
+    import subprocess  # here and below, because most plans start no process
+
     try:
         done = subprocess.run(
             command, env=environ, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
@@ -61,6 +61,9 @@ def failed_command(command: list[str], environ: dict[str, str]) -> str:
 
 def try_oneccl(python: str, oneccl: OneCcl, environ: Mapping[str, str]) -> str:
     """Add a number up in two processes by oneCCL; return why that fails, empty if it does not."""
+    import subprocess
+    import tempfile
+
     alone = {name: value for name, value in environ.items() if not name.startswith(MPI_PREFIXES)}
     transport = transport_variables(oneccl, alone, started_by_mpi=False)
     alone |= {name: value for name, (value, _) in transport.items()}

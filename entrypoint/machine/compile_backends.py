@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Mapping
@@ -41,6 +40,8 @@ def find_compile_problem(backend: str, device: str, versions: Mapping[str, str],
         if device == "cuda" and "triton" not in versions:
             return "needs triton, which is not installed"
         return (find_missing_build_tools() if device != "cuda" else "") or find_noexec_cache(os.environ)
+    import subprocess  # here, because most plans start no process
+
     command = [python, "-I", "-c", TRIAL, backend, device]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=False)

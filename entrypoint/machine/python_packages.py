@@ -65,7 +65,7 @@ def torch_cuda_version(file: Path) -> str | None:
     return match[1] if match else ""
 
 
-def minor_version(version: str) -> int | None:
-    """Return the minor version (8 for 2.8.0), or None if there is no version."""
-    match = re.match(r"\d+\.(\d+)", version)
-    return int(match[1]) if match else None
+def minor_version(version: str) -> str:
+    """Return a version without its last part (2.8 for 2.8.0), empty if there is no version."""
+    match = re.match(r"\d+\.\d+", version)
+    return match[0] if match else ""

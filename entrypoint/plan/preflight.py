@@ -18,7 +18,8 @@ State = Literal["ok", "absent", "warning", "failure"]
 SHM_BYTES = 128 << 20
 # What RDMA locks for the buffers of one connection to a few peers, by the adapters' manuals: they say unlimited.
 MEMLOCK_BYTES = 1 << 30
-# Packages whose minor version is torch's: IPEX 2.8 and oneCCL's bindings 2.8 go with torch 2.8.
+# Packages that go with the torch of their own minor version, 2.8 with 2.8. Their metadata does not say so. IPEX compares
+# them when it is imported (its __init__.py).
 SAME_MINOR_VERSION = ("intel_extension_for_pytorch", "oneccl_bind_pt")
 
 
@@ -128,20 +129,19 @@ def check_packages(inputs: PlanInputs) -> Iterator[Check]:
     """Check packages that need one version of torch."""
     versions = inputs.machine.packages.versions
     torch = minor_version(versions.get("torch", ""))
-    if torch is None:
+    if not torch:
         yield Check("torch", "absent", "not in this environment")
         return
     yield Check("torch", "ok", versions["torch"])
-    needed = dict.fromkeys(SAME_MINOR_VERSION, f".{torch}")
     for name in ("torchvision", *SAME_MINOR_VERSION):
         if name not in versions:
             continue
         required = inputs.machine.packages.needs_torch.get(name, "")
-        fits = minor_version(versions[name]) == torch if name in needed else required in ("", public_version(versions))
-        if fits:
+        as_torch = name in SAME_MINOR_VERSION
+        if minor_version(versions[name]) == torch if as_torch else required in ("", public_version(versions)):
             yield Check(name, "ok", versions[name])
             continue
-        advice = f"Install its version {needed[name]}" if name in needed else f"Install torch {required}"
+        advice = f"Install its version {torch}" if as_torch else f"Install torch {required}"
         seen = f"{versions[name]} with torch {versions['torch']}"
         yield Check(name, "warning", seen, f"{advice}, or remove it: it will not import")
 

@@ -164,8 +164,9 @@ def test_launch_benchmark_is_recorded_for_real(tmp_path: Path) -> None:
     run: Run
     (run,) = read_runs(tmp_path)["launch"]
     assert run.command == "python -m benchmarks.launch --rounds=1"
-    one, two = run.tables
+    one, two, shortest = run.tables
     assert 0 < one.samples["python"][0] < one.samples["entrypoint"][0]
     assert {len(values) for table in run.tables for values in table.samples.values()} == {1}
     assert set(two.samples) == {"torchrun", "entrypoint"}
+    assert set(shortest.samples) == {"import torch", "entrypoint train"}
     assert run.before.averages

@@ -32,6 +32,8 @@ SPIN_S = 100e-6
 SLEEP_S = 20e-6
 # Seconds between checks whether the awaited rank is alive.
 LIVENESS_INTERVAL_S = 0.05
+# A rank that has not polled for so long was suspended, as by `scontrol suspend`, and the others probably too.
+SUSPENDED_S = 1.0
 
 
 class SharedMemoryGroup:
@@ -103,11 +105,13 @@ class SharedMemoryGroup:
                 self.wait_for(other)
 
     def wait_for(self, other: int) -> None:
-        """Wait until another rank has arrived at the same barrier."""
+        """Wait until another rank has arrived at the same barrier, not counting time in which this one is suspended."""
         index, epoch = other * CACHE_LINE // INT64_BYTES, self.epoch
-        started = checked = time.monotonic()
+        started = checked = now = time.monotonic()
         while self.counters[index] < epoch:
-            now = time.monotonic()
+            earlier, now = now, time.monotonic()
+            if now - earlier > SUSPENDED_S:
+                started += now - earlier
             if now - started < SPIN_S:
                 continue
             time.sleep(SLEEP_S)

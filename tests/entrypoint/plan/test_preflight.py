@@ -80,8 +80,12 @@ def test_cuda_image_without_gpu_warns_prominently(node: Machine, device: str, sa
         ),
         (
             replace(WELL, packages=Packages(TORCH | {"intel_extension_for_pytorch": "2.7.0"})),
-            "intel_extension_for_pytorch: 2.7.0 with torch 2.8.0. Install its version .8, or remove it: it will not"
+            "intel_extension_for_pytorch: 2.7.0 with torch 2.8.0. Install its version 2.8, or remove it: it will not"
             " import",
+        ),
+        (
+            replace(WELL, packages=Packages(TORCH | {"oneccl_bind_pt": "1.8.0"})),
+            "oneccl_bind_pt: 1.8.0 with torch 2.8.0. Install its version 2.8, or remove it: it will not import",
         ),
     ],
 )

@@ -60,6 +60,20 @@ LOST = """
     os._exit(0)
 """
 
+# Rank 1 stops rank 0, which waits for it, for longer than the limit.
+SUSPENDED = """
+    one = torch.ones(1, dtype=torch.float64)
+    dist.broadcast(pid := torch.tensor([os.getpid()]), 0)
+    if rank:
+        time.sleep(0.5)
+        os.kill(int(pid), signal.SIGSTOP)
+        time.sleep(3)
+        os.kill(int(pid), signal.SIGCONT)
+        time.sleep(0.5)
+    memory.sum(one)
+    print("sum", one.item(), flush=True)
+"""
+
 
 def ranks(folder: Path, body: str, count: int, *words: str, last: tuple[str, ...] = (), **more: str) -> list[str]:
     """Run a script as so many ranks, the last of them by a command of its own; return what each printed."""
@@ -97,6 +111,12 @@ def test_shared_memory_lost_rank_is_reported_by_others(tmp_path: Path, how: str,
     reported = ranks(tmp_path, LOST, 3, how, LIMIT_S=limit_s)
     assert all(f"reported shared memory: {said}" in one for one in reported[:2]), reported
     assert COLLECTIVE_ERROR.search(said)
+
+
+@pytest.mark.slow
+def test_suspended_rank_goes_on(tmp_path: Path) -> None:
+    reported = ranks(tmp_path, SUSPENDED, 2, LIMIT_S="2")
+    assert all("sum 2.0" in one for one in reported), reported
 
 
 @pytest.mark.slow
