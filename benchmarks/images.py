@@ -4,7 +4,7 @@ Claim: cpu and cpu-intel with PyTorch's CPU wheels have at most 1.8 GB, and ever
 Claim: a container adds at most 0.5 s (Docker) or 0.6 s (Apptainer) to the same command in the virtual environment.
 Sizes are those of the files in MB (10^6 bytes).
 If the package index's torch is installed, a separate row has the parts that the CPU build does not have.
-Starts alternate; results are medians and spread of ROUNDS.
+Starts alternate; results are medians and spread of ROUNDS. --images takes other tags, such as one of an older commit.
 They are measured to the plan's first line, and to the line of the first optimizer step.
 A missing engine or image is a row with that reason.
 """
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.record import Recording, parse_options, recording
@@ -84,13 +85,13 @@ def sizes(image: str, record: Recording) -> None:
         print(f"{without / 1e6:>8,.0f} MB  without CUDA's part; the torch measured is of the build {build}")
 
 
-def start_commands() -> dict[str, list[str]]:
-    """Return the commands that are available here, by name."""
+def start_commands(images: Iterable[str]) -> dict[str, list[str]]:
+    """Return the commands of these images that are available here, by name."""
     settings = [word for name, value in SETTINGS.items() for word in ("--env", f"{name}={value}")]
     found = {"venv": [str(BIN / "entrypoint"), "train"]}
     apptainer = shlex.split(os.environ.get("APPTAINER", "apptainer"))
     sifs = os.environ.get("APPTAINER_SIFS", "sif")
-    for image in IMAGES:
+    for image in images:
         if output("docker", "image", "inspect", f"reference-training:{image}"):
             found[f"docker, {image}"] = ["docker", "run", "--rm", *settings, f"reference-training:{image}"]
         if (Path(os.environ.get("APPTAINER_WORK", sifs)) / f"{image}.sif").exists():
@@ -102,6 +103,7 @@ def seconds_to(command: list[str], folder: Path) -> tuple[float, float]:
     """Return the seconds from a command's start to its plan's first line, and to its first step's line."""
     started = time.monotonic()
     environ = {**os.environ, **SETTINGS}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # the images have compiled modules, and so has the environment then
     process = subprocess.Popen(
         command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -116,11 +118,11 @@ def seconds_to(command: list[str], folder: Path) -> tuple[float, float]:
     return line_s, step_s
 
 
-def measure(rounds: int, record: Recording) -> None:
+def measure(images: Iterable[str], rounds: int, record: Recording) -> None:
     """Print and record the seconds of each start; variants alternate, and the first round is warm-up."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        commands = start_commands()
+        commands = start_commands(images)
         tables = [record.table(f"to the {what}", "s", "venv") for what in ("plan's first line", "first training step")]
         for round_number in range(rounds + 1):
             for one, command in commands.items():
@@ -140,12 +142,13 @@ def main() -> None:
     """Print sizes and starts."""
     parser = argparse.ArgumentParser(prog="make image-report", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--images", nargs="+", default=list(IMAGES), help="tags of reference-training, names of SIFs")
     args = parse_options(parser)
     with recording("images", args, args.rounds) as record:
         record.counts_children = False
-        for image in IMAGES:
+        for image in args.images:
             sizes(image, record)
-        measure(args.rounds, record)
+        measure(args.images, args.rounds, record)
 
 
 if __name__ == "__main__":
