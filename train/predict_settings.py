@@ -1,7 +1,5 @@
 """The settings of `entrypoint predict`: the PREDICT_* variables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal

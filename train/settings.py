@@ -1,7 +1,5 @@
 """The trainer's settings: the TRAIN_* variables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal

@@ -26,6 +26,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     RENAMED maps an old field name to the current one, and RENAMED_VALUES an old value of a field to the current one.
     Both work for one release. DROPPED maps the name of a setting that no longer exists to the reason.
+
+    The modules of such groups do without `from __future__ import annotations`: each start would compile the texts.
     """
 
     PREFIX: ClassVar[str] = ""

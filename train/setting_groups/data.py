@@ -1,7 +1,5 @@
 """Which images are read, and how they reach the model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """What is trained: model, pruning and average of the weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """How a step is computed, on one rank or many."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from msgspec import Meta

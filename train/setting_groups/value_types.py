@@ -1,7 +1,5 @@
 """Ranges of numbers that several settings share."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from msgspec import Meta

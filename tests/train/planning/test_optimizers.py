@@ -14,7 +14,14 @@ from train.checkpoint.optimizer_state import check_optimizer_state, load_optimiz
 from train.engine.optimizer import block_depths, build_optimizer, lr_factors, parameter_names
 from train.models.head import head_names
 from train.models.registry import build_model
-from train.planning.optimizers import UNSUPPORTED, find_optimizer, known_optimizers, parse_arguments, peak_lr
+from train.planning.optimizers import (
+    UNSUPPORTED,
+    find_optimizer,
+    known_optimizers,
+    optimizer_of_file,
+    parse_arguments,
+    peak_lr,
+)
 
 
 def loads(package: str) -> bool:
@@ -48,6 +55,14 @@ def test_every_optimizer_of_torch_is_known() -> None:
     classes = {name for name in public if isinstance(getattr(torch.optim, name, None), type)}
     assert {"sgd", "adam", "adamw", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adafactor"} <= set(USABLE)
     assert classes <= set(known_optimizers())
+
+
+def test_optimizer_of_a_file_is_the_one_known() -> None:
+    own = {name: found for name in known_optimizers() if (found := optimizer_of_file(name))}
+    assert own.items() <= known_optimizers().items()
+    assert {"sgd", "adam", "adamw", "nadam", "adafactor"} <= set(own)
+    for name in ("", "../optim/adam", "optimizer", "timm:", "no_such"):
+        assert optimizer_of_file(name) is None
 
 
 @pytest.mark.parametrize("name", USABLE)
