@@ -166,8 +166,7 @@ def test_ctrl_z_stops_parent_and_rank_and_fg_resumes_both(entrypoint: Entrypoint
         (rank,) = children(parent)
         os.write(screen.terminal, b"\x1a")
         screen.wait_for(b"stopped")
-        wait_until(lambda: state(rank) != "T")
-        assert state(parent) != "T"
+        wait_until(lambda: state(parent) != "T" and state(rank) != "T")  # the rank may stop later than its parent
         for number in (signal.SIGTERM, signal.SIGUSR1):
             os.kill(parent, number)
             time.sleep(0.5)
