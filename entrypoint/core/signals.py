@@ -28,8 +28,8 @@ def not_ignored(numbers: Iterable[signal.Signals]) -> tuple[signal.Signals, ...]
 def wait_for_signal(numbers: Iterable[signal.Signals], timeout_s: float) -> signal.struct_siginfo | None:
     """Return the first of some signals, None if none comes in time; they and SIGALRM must be blocked in all threads.
 
-    signal.sigtimedwait returns uninitialized memory if this process is suspended until the time is over: with SIGSTOP,
-    or by `docker pause` (CPython 3.11 to 3.13). So a timer ends the wait.
+    signal.sigtimedwait returns uninitialized memory if SIGSTOP suspends this process until the time is over (seen with
+    CPython 3.11 to 3.13). So a timer ends the wait.
     """
     if timeout_s <= 0:
         return signal.sigtimedwait(numbers, 0)  # does not sleep, so nothing can interrupt it
