@@ -32,7 +32,7 @@ SPIN_S = 100e-6
 SLEEP_S = 20e-6
 # Seconds between checks whether the awaited rank is alive.
 LIVENESS_INTERVAL_S = 0.05
-# A rank that has not polled for so long was suspended, as by `scontrol suspend`, and the others probably too.
+# A rank that has not made these checks for so long was suspended, as by `scontrol suspend`; the others probably too.
 SUSPENDED_S = 1.0
 
 
@@ -107,15 +107,15 @@ class SharedMemoryGroup:
     def wait_for(self, other: int) -> None:
         """Wait until another rank has arrived at the same barrier, not counting time in which this one is suspended."""
         index, epoch = other * CACHE_LINE // INT64_BYTES, self.epoch
-        started = checked = now = time.monotonic()
+        started = checked = time.monotonic()
         while self.counters[index] < epoch:
-            earlier, now = now, time.monotonic()
-            if now - earlier > SUSPENDED_S:
-                started += now - earlier
+            now = time.monotonic()
             if now - started < SPIN_S:
                 continue
             time.sleep(SLEEP_S)
             if now - checked > LIVENESS_INTERVAL_S:
+                if now - checked > SUSPENDED_S:
+                    started += now - checked
                 checked = now
                 if self.has_exited(other) and self.counters[index] < epoch:
                     raise RuntimeError(f"shared memory: connection closed by rank {other}")
