@@ -19,14 +19,7 @@ from entrypoint.core.console import read_error_record, report_error
 from entrypoint.core.errors import HANG_SETTLE_S, ExitCode, UserError
 from entrypoint.core.network import hold_port
 from entrypoint.core.process import die_with_parent, name_process
-from entrypoint.core.signals import (
-    FORWARDED,
-    PREEMPTION,
-    TERMINATING,
-    from_terminal,
-    not_ignored,
-    wait_for_signal,
-)
+from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING, from_terminal, not_ignored, wait_for_signal
 from entrypoint.job.detect import Job
 from entrypoint.job.ports import parse_port
 from entrypoint.launch.failures import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -62,7 +63,6 @@ def failed_command(command: list[str], environ: dict[str, str]) -> str:
 def try_oneccl(python: str, oneccl: OneCcl, environ: Mapping[str, str]) -> str:
     """Add a number up in two processes by oneCCL; return why that fails, empty if it does not."""
     import subprocess
-    import tempfile
 
     alone = {name: value for name, value in environ.items() if not name.startswith(MPI_PREFIXES)}
     transport = transport_variables(oneccl, alone, started_by_mpi=False)
