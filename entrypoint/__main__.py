@@ -23,9 +23,9 @@ reorder_path()
 
 
 def import_msgspec() -> None:
-    """Import msgspec without typing_extensions, which it takes if that is there and which takes as long as the rest.
+    """Import msgspec without typing_extensions, a large module that msgspec imports where it is installed.
 
-    Python's own typing has had what it takes since 3.11. Nothing else is kept from importing typing_extensions.
+    Python's own typing has had what msgspec needs since 3.11. Nothing else is kept from importing typing_extensions.
     """
     if "typing_extensions" in sys.modules:
         return

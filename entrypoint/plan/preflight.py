@@ -18,8 +18,8 @@ State = Literal["ok", "absent", "warning", "failure"]
 SHM_BYTES = 128 << 20
 # What RDMA locks for the buffers of one connection to a few peers, by the adapters' manuals: they say unlimited.
 MEMLOCK_BYTES = 1 << 30
-# Packages that go with the torch of their own minor version, 2.8 with 2.8. IPEX compares both
-# when it is imported (its __init__.py); its metadata does not name torch.
+# Packages that go with the torch of their own minor version, 2.8 with 2.8. IPEX compares both when
+# it is imported (its __init__.py), and does not name torch in its metadata.
 SAME_MINOR_VERSION = ("intel_extension_for_pytorch", "oneccl_bind_pt")
 
 

@@ -66,7 +66,7 @@ def source_folders(package: str) -> list[Path]:
 def optimizer_of_file(name: str) -> OptimizerClass | None:
     """Return the optimizer that a file of its name has, as most do; None for another, which all files may have.
 
-    To read one file takes a fiftieth of the time of all.
+    The packages have some fifty files, and each plan and each rank looks for one optimizer.
     """
     package, word = ("timm", name.removeprefix(TIMM_PREFIX)) if name.startswith(TIMM_PREFIX) else ("torch", name)
     if not word.isidentifier():
