@@ -102,8 +102,6 @@ def timm(task: Task) -> list[str]:
 OURS = Program("ours", ours, re.compile(r"^epoch \d+/\d+ .*test accuracy ([\d.]+) %"))
 TORCHVISION = Program("torchvision", torchvision, re.compile(r"^Test: +Acc@1 ([\d.]+) Acc@5"))
 TIMM = Program("timm", timm, re.compile(r"Test: +\[ *(?P<last>\d+)/(?P=last)\].* Acc@1: +[\d.]+ \( *([\d.]+)\)"))
-
-
 PROGRAMS = {one.name: one for one in (OURS, TORCHVISION, TIMM)}
 
 
@@ -123,8 +121,8 @@ def main() -> None:
     place = os.environ.get("CIFAR10_IMAGES", "")
     if not place:
         sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's images")
-    folders = {OURS: Path.cwd(), TORCHVISION: args.torchvision, TIMM: args.timm}
-    folders = {PROGRAMS[name]: folders[PROGRAMS[name]] for name in args.programs}
+    given = {OURS: Path.cwd(), TORCHVISION: args.torchvision, TIMM: args.timm}
+    folders = {program: given[program] for program in (PROGRAMS[name] for name in args.programs)}
     what = f"ResNet-18 at {args.size}, {args.epochs} epochs of {args.each * CLASSES} images"
     seeds = f"seed{'s' * (len(args.seeds) > 1)} {', '.join(map(str, args.seeds))}"
     of = "" if len(folders) == len(PROGRAMS) else f" of {' and '.join(args.programs)}"
