@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from train.report.metrics import lines_with
+from train.report.curves import lines_with
 
 # Shares of the training time from which on something is worth a sentence.
 WAITING, LOADING = 0.1, 0.1

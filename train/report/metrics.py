@@ -6,16 +6,16 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from errno import EINVAL, ENOSPC
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
-from entrypoint.core.atomic_files import atomic_open, atomic_write_text
+from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import first_line, printable
 from train.checkpoint.metadata import read_bytes, write_error
+from train.report.curves import draw_curves
 from train.report.run_folder import as_json
 from train.report.trackers import Tracker
 
@@ -140,7 +140,7 @@ class MetricsWriter:
             return
         os.close(self.metrics)
         with self.without_failing("curves.png"):
-            draw_curves(self.folder)
+            draw_curves(self.folder, read_metrics(self.folder))
 
 
 def open_to_append(path: Path) -> int:
@@ -182,57 +182,3 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of metrics.jsonl; the last ones of a step that was repeated after a restart."""
     last = {(line["kind"], line["step"]): line for line in read_lines(folder / "metrics.jsonl")}
     return sorted(last.values(), key=lambda line: int(line["step"]))
-
-
-def lines_with(lines: list[dict[str, Any]], kind: str, *fields: str) -> list[dict[str, Any]]:
-    """Return the lines of a kind that have a number in each field."""
-    return [
-        line
-        for line in lines
-        if line["kind"] == kind and all(isinstance(line.get(field), (int, float)) for field in fields)
-    ]
-
-
-@dataclass(frozen=True)
-class CurvePoints:
-    """The lines of metrics.jsonl that are points of curves, and whether evaluations are of `val` or `test`."""
-
-    steps: list[dict[str, Any]]
-    epochs: list[dict[str, Any]]
-    name: str
-
-    @classmethod
-    def of(cls, lines: list[dict[str, Any]]) -> CurvePoints | None:
-        """Return the points, None if they make no line: drawing imports matplotlib, which takes long."""
-        name = "val" if lines_with(lines, "epoch", "val_accuracy") else "test"
-        steps = lines_with(lines, "step", "epoch", "loss", "images_per_second")
-        epochs = lines_with(lines, "epoch", "epoch", f"{name}_loss", f"{name}_accuracy")
-        return cls(steps, epochs, name) if max(len(steps), len(epochs)) > 1 else None
-
-
-def draw_curves(folder: Path) -> None:
-    """Draw curves.png: loss, accuracy and throughput over the epochs; a single point is no curve."""
-    points = CurvePoints.of(read_metrics(folder))
-    if points is None:
-        return
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    steps, epochs, name = points.steps, points.epochs, points.name
-    figure = Figure(figsize=(12, 3.6))
-    FigureCanvasAgg(figure)
-    loss, accuracy, speed = figure.subplots(1, 3)
-    loss.plot([line["epoch"] for line in steps], [line["loss"] for line in steps], label="train", lw=1)
-    loss.plot([line["epoch"] for line in epochs], [line[f"{name}_loss"] for line in epochs], "o-", label=name, ms=3)
-    accuracy.plot([line["epoch"] for line in epochs], [line[f"{name}_accuracy"] for line in epochs], "o-", ms=3)
-    speed.plot([line["epoch"] for line in steps], [line["images_per_second"] for line in steps], lw=1)
-    for axes, title in ((loss, "loss"), (accuracy, f"{name} accuracy, %"), (speed, "images/s")):
-        axes.set_title(title)
-        axes.set_xlabel("epoch")
-        axes.grid(alpha=0.3)
-    loss.legend(loc="upper right")  # loc="best" is slow
-    figure.subplots_adjust(left=0.05, right=0.98, bottom=0.14, top=0.84, wspace=0.22)
-    speed.set_ylim(bottom=0)
-    figure.suptitle(folder.name, fontsize=9)
-    with atomic_open(folder / "curves.png") as file:
-        figure.savefig(file, format="png", dpi=110)

@@ -13,7 +13,8 @@ from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import is_file, read_regular
 from train.report.advice import advise
-from train.report.metrics import CurvePoints, read_metrics
+from train.report.curves import CurvePoints, without_messages
+from train.report.metrics import read_metrics
 from train.report.stragglers import stragglers_text
 
 REPORT_FILE = "report.html"
@@ -218,6 +219,7 @@ def matrix(evaluation: Mapping[str, Any]) -> str:
     return f'<div class="wide"><table class="matrix"><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
 
 
+@without_messages()
 def plots(lines: list[dict[str, Any]]) -> str:
     """Return loss, accuracy and throughput over the epochs as drawings in the page."""
     points = CurvePoints.of(lines)
