@@ -63,6 +63,11 @@ def one_line(value: object) -> str:
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
+def count_text(count: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 rank` or `2 ranks`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def first_line(error: BaseException) -> str:
     """Return an error's first line, or its class name if the message is empty."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from entrypoint.core.errors import UserError, one_line
+from entrypoint.core.errors import UserError, count_text, one_line
 from entrypoint.core.user_dirs import nearest_existing, why_not_writable
 from entrypoint.machine.comm_backends import find_backend_problem
 from entrypoint.machine.compile_backends import DEFAULT_BACKEND, find_compile_problem
@@ -71,7 +71,7 @@ def check_plan(build_plan: Callable[[], Plan], fast: Sequence[Check]) -> Iterato
         yield from (Check("plan", "failure", line, "see `entrypoint plan`") for line in str(error).splitlines())
         return
     cores = next((decision.value for decision in plan.decisions if decision.key == "cores"), "of other nodes")
-    ranks = f"{plan.nodes.nproc_per_node} rank{'s' if plan.nodes.nproc_per_node != 1 else ''}"
+    ranks = count_text(plan.nodes.nproc_per_node, "rank")
     yield Check("plan", "ok", f"{ranks} on {plan.device} by {plan.launcher}, cores {cores}")
     reported = {check.line for check in fast}
     yield from (

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from entrypoint.core.console import log
-from entrypoint.core.errors import HANG_SETTLE_S, NOT_RETRYABLE, ExitCode
+from entrypoint.core.errors import HANG_SETTLE_S, NOT_RETRYABLE, ExitCode, count_text
 from entrypoint.core.network import LOG_INTERVAL_S, retry_until
 from entrypoint.core.signals import TERMINATING, not_ignored
 from entrypoint.job.detect import detect_job
@@ -194,9 +194,7 @@ def install_restart_policy(
 
         def _rendezvous(self, worker_group: WorkerGroup) -> None:
             few = plan.nodes.min_nodes if elastic else plan.nodes.nnodes
-            wanted = (
-                f"{few} node{'s' if few > 1 else ''} at {plan.rendezvous.master_addr}:{plan.rendezvous.master_port}"
-            )
+            wanted = f"{count_text(few, 'node')} at {plan.rendezvous.master_addr}:{plan.rendezvous.master_port}"
             with log_while_waiting(f"waiting for the agents of {wanted}", plan.rendezvous.timeout_s):
                 super()._rendezvous(worker_group)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from entrypoint.core.errors import count_text
 from entrypoint.job.detect import Job
 from entrypoint.machine.cpu_topology import Cpu, format_cpu_list
 from entrypoint.machine.detect import Machine
@@ -69,13 +70,13 @@ def group_by_core(cpus: Iterable[Cpu], *, siblings: bool) -> tuple[Core, ...]:
 def budget_text(machine: Machine, job: Job, cores: tuple[Core, ...], excluded: int) -> str:
     """Return what the budget is and what limits it."""
     count, cpus = len(cores), sum(len(core.cpus) for core in cores)
-    parts = [f"{count} physical core{'s' if count != 1 else ''}"]
+    parts = [count_text(count, "physical core")]
     if len(machine.cpus) < machine.online_cpus:
         parts[0] += f" in the affinity mask ({format_cpu_list(tuple(cpu.id for cpu in machine.cpus))})"
     if cpus > count:
         parts.append(f"{cpus} CPUs with hyper-threads")
     if excluded:
-        parts.append(f"without {excluded} efficiency cores (LAUNCH_CORE_TYPE=physical)")
+        parts.append(f"without {count_text(excluded, 'efficiency core')} (LAUNCH_CORE_TYPE=physical)")
     if machine.quota_cpus is not None and machine.quota_cpus < cpus:
         parts.append(f"cgroup limit {machine.quota_cpus:g} CPUs")
     if job.granted_cpus is not None and job.granted_cpus < len(machine.cpus):

@@ -7,7 +7,7 @@ from math import ceil
 from msgspec import Struct
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.errors import ExitCode, UserError, count_text, printable
 from entrypoint.machine.gpu_links import best_connected, describe_links
 from entrypoint.machine.gpus import Gpu
 from entrypoint.plan.core_assignment import cores_by_node
@@ -58,7 +58,7 @@ def decide_device(inputs: PlanInputs) -> tuple[str, Decision, tuple[str, ...]]:
         warnings = (f"the GPU is not used: {problem}",) if problem and gpus and requested == "auto" else ()
         return "cpu", inputs.decide("device", "device", "cpu", reason), warnings
     mig = ", a MIG device, and CUDA gives a process only one" if gpus[0].mig else ""
-    reason = f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''} visible: {gpus[0].name}{mig}"
+    reason = f"{count_text(len(gpus), 'GPU')} visible: {gpus[0].name}{mig}"
     return "cuda", inputs.decide("device", "device", "cuda", reason), ()
 
 
@@ -119,8 +119,8 @@ def decide_nproc(inputs: PlanInputs, visible: tuple[Gpu, ...]) -> tuple[int, Dec
     if values.nproc_per_node != "auto":
         if visible and values.nproc_per_node > len(visible):
             raise UserError(
-                f"{inputs.settings.sources['nproc_per_node']}: more ranks than the {len(visible)} visible GPUs."
-                " Lower it, or set LAUNCH_DEVICE=cpu.",
+                f"{inputs.settings.sources['nproc_per_node']}: more ranks than the"
+                f" {count_text(len(visible), 'visible GPU')}. Lower it, or set LAUNCH_DEVICE=cpu.",
                 ExitCode.MACHINE,
             )
         return values.nproc_per_node, inputs.decide("nproc_per_node", "ranks", str(values.nproc_per_node), "")
@@ -162,8 +162,8 @@ def nproc_from_launcher(inputs: PlanInputs, gpus: int) -> int:
     requested, job = inputs.settings.values.nproc_per_node, inputs.job
     if requested not in ("auto", job.local_world_size):
         raise UserError(
-            f"{inputs.settings.sources['nproc_per_node']}: {job.launcher} started {job.local_world_size} ranks on this"
-            " node. Drop one of the two."
+            f"{inputs.settings.sources['nproc_per_node']}: {job.launcher} started"
+            f" {count_text(job.local_world_size, 'rank')} on this node. Drop one of the two."
         )
     if 1 < gpus < job.local_world_size and not shows_each_rank_its_gpus(inputs):
         raise UserError(

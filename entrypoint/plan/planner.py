@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.errors import ExitCode, UserError, count_text, printable
 from entrypoint.job.node_group import check_master
 from entrypoint.job.ports import START_TIME_VAR, parse_port, port_from_job_id
 from entrypoint.job.slurm import number
@@ -289,5 +289,5 @@ def describe_machine(machine: Machine) -> str:
     numa = f", {nodes} NUMA nodes" if nodes > 1 else ""
     return (
         f"{machine.hostname}: {machine.cpu_model}, {len(machine.cpus)} of {machine.online_cpus} CPUs"
-        f" ({cores} physical core{'s' if cores != 1 else ''}{numa}), {memory}, {gpus}"
+        f" ({count_text(cores, 'physical core')}{numa}), {memory}, {gpus}"
     )

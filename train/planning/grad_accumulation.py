@@ -16,11 +16,11 @@ from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan, Source
 from train.data.dataset_info import DatasetInfo
 from train.planning.model_report import ModelReport
+from train.planning.model_size import USABLE_SHARE
 from train.settings import TrainSettings
 
-# The share of memory that a rank plans with, and what torch itself takes of it.
-MEMORY_SHARE = 0.8
 GIB = 1 << 30
+# What torch itself takes.
 BASE_BYTES = GIB
 # Gradients of activations and the workspaces of kernels come on top of what the backward pass keeps.
 WORKSPACE_FACTOR = 1.5
@@ -49,10 +49,10 @@ def rank_memory(plan: Plan, dataset: DatasetInfo, machine: Machine, report: Mode
     """Return the memory of a rank: of its GPU, or its share of the node's; decoded images count as kept there."""
     if plan.device == "cuda":
         memory = min((gpu.memory_bytes for gpu in machine.gpus), default=0)
-        available = int(memory * MEMORY_SHARE) - BASE_BYTES - min(dataset.bytes, memory // 4)
+        available = int(memory * USABLE_SHARE) - BASE_BYTES - min(dataset.bytes, memory // 4)
     else:
         memory, ranks = machine.memory_bytes, len(plan.ranks)
-        available = (int(memory * MEMORY_SHARE) - min(dataset.bytes, memory // 4)) // ranks - BASE_BYTES
+        available = (int(memory * USABLE_SHARE) - min(dataset.bytes, memory // 4)) // ranks - BASE_BYTES
     return RankMemory(max(0, available) if memory else 0, report.fixed_bytes, report.bytes_per_image)
 
 

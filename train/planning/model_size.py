@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode, UserError, count_text
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Plan
@@ -13,6 +13,8 @@ from train.settings import ImageShape, TrainSettings
 # Bytes of a weight: they are fp32 with every precision.
 WEIGHT_BYTES = 4
 LARGE_PIXELS = 224
+# The share of memory that batches are planned with; the rest is for the libraries and other processes.
+USABLE_SHARE = 0.8
 # Tensors of the weights' size that an optimizer keeps; others are taken to keep one.
 OPTIMIZER_STATES = {"sgd": 1, "adam": 2, "adamw": 2}
 SPEEDNET_FILTERS = {"speednet": 64, "speednet-half": 32}
@@ -67,7 +69,7 @@ def check_model_memory(given: ParsedSettings[TrainSettings], shape: ImageShape, 
     lower = "TRAIN_IMAGE_SIZE" if given.values.reads_files else lower
     raise UserError(
         f"TRAIN_MODEL={given.values.model}: has {count:,} weights for {size} images, which take"
-        f" {needed * ranks / 2**30:,.1f} GiB on {ranks} ranks, and {where} has {memory / 2**30:,.1f} GiB."
+        f" {needed * ranks / 2**30:,.1f} GiB on {count_text(ranks, 'rank')}, and {where} has {memory / 2**30:,.1f} GiB."
         f" Take another model{f', or lower {lower}' if lower else ''}.",
         ExitCode.MACHINE,
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.errors import ExitCode, UserError, count_text, printable
 from entrypoint.core.paths import exists, resolve
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.detect import Machine
@@ -18,7 +18,7 @@ from train.planning.checks import check_trainer_settings
 from train.planning.compute import decide_compiling, decide_ipex, decide_precision, why_ipex_does_not_pack
 from train.planning.evaluation_plan import plan_evaluation
 from train.planning.image_sizes import decide_image_sizes
-from train.planning.loading import decide_images, decide_workers
+from train.planning.loading import check_prefetching, decide_images, decide_workers
 from train.planning.model_report import ModelReport
 from train.planning.model_size import check_model_memory
 from train.planning.normalization import decide_normalization
@@ -28,7 +28,7 @@ from train.planning.unused_settings import unused_settings
 from train.settings import TrainSettings
 
 # Decoded images may use this fraction of the job's memory; the rest is for the model and the page cache.
-MEMORY_SHARE = 0.25
+DECODED_SHARE = 0.25
 
 
 def plan_trainer(
@@ -64,13 +64,15 @@ def plan_trainer(
     shares = ranks * settings.micro_batches
     if settings.batch_size < shares:
         raise UserError(
-            f"TRAIN_BATCH_SIZE={settings.batch_size}: too small for {ranks} ranks x {settings.micro_batches}"
-            f" micro-batches. It is the global batch size; set at least {shares}."
+            f"TRAIN_BATCH_SIZE={settings.batch_size}: too small for {count_text(ranks, 'rank')} x"
+            f" {settings.micro_batches} micro-batches. It is the global batch size; set at least {shares}."
         )
     check_memory(given, dataset, machine.memory_bytes, len(plan.ranks))
     check_model_memory(given, dataset.shape, plan, machine)
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
     workers, workers_decision = decide_workers(given, plan, source)
+    if source == "stream":
+        check_prefetching(given, plan, dataset, workers, machine.memory_bytes)
     precision = decide_precision(given, plan.device, machine, bf16_speedup)
     ipex = decide_ipex(given, plan.device, machine)
     model_report = ask_model()  # takes seconds, so what can be refused without it is refused before
@@ -251,9 +253,9 @@ def check_memory(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, mem
     needed = dataset.loading_bytes * ranks
     if memory_bytes and needed > memory_bytes:
         raise UserError(
-            f"TRAIN_DATASET={given.values.dataset}: loading it takes {needed / 2**30:,.1f} GiB on {ranks} ranks, and"
-            f" this node has {memory_bytes / 2**30:,.1f} GiB. Lower TRAIN_SYNTHETIC_IMAGES, TRAIN_SYNTHETIC_SHAPE or"
-            " TRAIN_SYNTHETIC_CLASSES.",
+            f"TRAIN_DATASET={given.values.dataset}: loading it takes {needed / 2**30:,.1f} GiB on"
+            f" {count_text(ranks, 'rank')}, and this node has {memory_bytes / 2**30:,.1f} GiB. Lower"
+            " TRAIN_SYNTHETIC_IMAGES, TRAIN_SYNTHETIC_SHAPE or TRAIN_SYNTHETIC_CLASSES.",
             ExitCode.MACHINE,
         )
 
@@ -275,7 +277,7 @@ def decide_data_source(
         return requested, make_decision("data source", requested, "", size, given.sources.get("data_source", ""))
     if cuts_from_files:
         return "stream", Decision("data source", "stream", "random resized crops are cut out of the files")
-    fits = dataset.counted_all and dataset.bytes <= memory_bytes * MEMORY_SHARE
+    fits = dataset.counted_all and dataset.bytes <= memory_bytes * DECODED_SHARE
     if not can_stream or fits:
         return "memory", Decision("data source", "memory", f"{size}, once")
     return "stream", Decision("data source", "stream", f"{size}: over a quarter of memory")

@@ -194,7 +194,7 @@ def test_plan_follows_taskset_mask(entrypoint: Entrypoint) -> None:
             ["train"],
             {"TRAIN_GRAD_ACCUM_STEPS": "65"},
             2,
-            "TRAIN_BATCH_SIZE=64: too small for 1 ranks x 65 micro-batches",
+            "TRAIN_BATCH_SIZE=64: too small for 1 rank x 65 micro-batches",
         ),
         *(
             (

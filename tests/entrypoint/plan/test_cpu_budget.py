@@ -56,7 +56,7 @@ def test_cpu_budget_text_names_each_limit() -> None:
     machine = Machine("m", "cpu", "vendor", cpus, 16, 1.5, 1 << 33)
     found: CpuBudget = compute_cpu_budget(machine, Job(granted_cpus=3), "auto")
     assert found.text == (
-        "2 physical cores in the affinity mask (0-2,8), without 1 efficiency cores (LAUNCH_CORE_TYPE=physical),"
+        "2 physical cores in the affinity mask (0-2,8), without 1 efficiency core (LAUNCH_CORE_TYPE=physical),"
         " cgroup limit 1.5 CPUs, Slurm grants 3 CPUs"
     )
     assert (found.threads, found.is_limited) == (1, True)

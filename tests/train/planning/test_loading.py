@@ -1,0 +1,61 @@
+"""What is held of images that are decoded ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from entrypoint.core.errors import ExitCode, UserError
+from tests.factories import make_machine, make_test_plan
+from train.data.dataset_info import DatasetInfo
+from train.planning.trainer_plan import plan_trainer
+from train.settings import read_train_settings
+
+STREAMED = {
+    "TRAIN_DATASET": "imagefolder",
+    "TRAIN_DATA_DIR": "/pets",
+    "TRAIN_DATA_SOURCE": "stream",
+    "TRAIN_MODEL": "resnet18",
+}
+# An image takes 147 KiB, so 1,000 of them 0.14 GiB. The node has 1.4 GiB.
+MANY = DatasetInfo(200_000, (3, 224, 224), counted_all=False)
+FEW = DatasetInfo(2_000, (3, 224, 224))
+NODE = replace(make_machine(4), memory_bytes=int(1.4 * 2**30))
+
+
+@pytest.mark.parametrize(
+    ("more", "facts", "ranks", "gib"),
+    [
+        ({}, MANY, 1, ""),
+        ({"TRAIN_PREFETCH_FACTOR": "5"}, MANY, 1, ""),
+        ({"TRAIN_PREFETCH_FACTOR": "7"}, MANY, 1, "1.1 GiB on 1 rank"),
+        # The batch is the global one: two ranks of a node hold as much as one.
+        ({"TRAIN_PREFETCH_FACTOR": "5"}, MANY, 2, ""),
+        ({"TRAIN_PREFETCH_FACTOR": "7"}, MANY, 2, "1.1 GiB on 2 ranks"),
+        # An epoch has no more images.
+        ({"TRAIN_PREFETCH_FACTOR": "1000000"}, FEW, 1, ""),
+        ({"TRAIN_PREFETCH_FACTOR": "1000000", "TRAIN_DATA_SOURCE": "memory"}, FEW, 1, ""),
+        # Without threads that decode nothing is decoded ahead.
+        ({"TRAIN_PREFETCH_FACTOR": "1000000", "TRAIN_NUM_WORKERS": "0"}, MANY, 1, ""),
+        # The loader prepares micro-batches.
+        ({"TRAIN_PREFETCH_FACTOR": "7", "TRAIN_GRAD_ACCUM_STEPS": "4"}, MANY, 1, ""),
+        ({"TRAIN_PREFETCH_FACTOR": "31", "TRAIN_GRAD_ACCUM_STEPS": "4"}, MANY, 1, "1.1 GiB on 1 rank"),
+        ({"TRAIN_PREFETCH_FACTOR": "1", "TRAIN_BATCH_SIZE": "4000"}, MANY, 1, "1.1 GiB on 1 rank"),
+    ],
+)
+def test_images_decoded_ahead_must_fit_into_memory(
+    more: Mapping[str, str], facts: DatasetInfo, ranks: int, gib: str
+) -> None:
+    base = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": str(ranks)})
+    given = read_train_settings({"TRAIN_BATCH_SIZE": "1024", **STREAMED, **more}, {})
+    if not gib:
+        plan_trainer(base, given, facts, NODE)
+        return
+    with pytest.raises(
+        UserError, match=rf"^TRAIN_PREFETCH_FACTOR={more['TRAIN_PREFETCH_FACTOR']}: .* take {gib}, over 80 % of"
+    ) as error:
+        plan_trainer(base, given, facts, NODE)
+    assert error.value.code == ExitCode.MACHINE
+    plan_trainer(base, given, facts, replace(NODE, memory_bytes=0))  # unknown
