@@ -13,8 +13,8 @@ from torch.distributed.distributed_c10d import Store
 
 from entrypoint.core.collective_error import is_collective_error
 from entrypoint.core.errors import PeerLostError
-from train.distributed.missing_ranks import call_roll, locate_missing, missing_text
 from train.distributed.rendezvous import DISCARD_PORT, Peer, format_ranks
+from train.distributed.unreported_ranks import call_roll, locate_missing, missing_text
 from train.preemption import STOP_CONTROLLER
 
 # Seconds for a node to answer a connection, which any live kernel answers at once.

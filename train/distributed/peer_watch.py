@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from entrypoint.core.console import report_error
 from entrypoint.core.errors import ExitCode, PeerLostError, first_line
-from train.distributed.missing_ranks import locate_missing, missing_text
 from train.distributed.rendezvous import Peer
+from train.distributed.unreported_ranks import locate_missing, missing_text
 
 # oneCCL's and MPI's collectives wait for ever for a rank that is stopped or gone.
 UNTIMED_BACKENDS = ("ccl", "mpi")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError
 from train.data.batches import Batch, BatchSource
-from train.distributed.missing_ranks import STEPS
+from train.distributed.unreported_ranks import STEPS
 from train.engine.compile import compile_error
 from train.engine.train_step import Trainer
 from train.preemption import CONTINUE, SAVE, STOP

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.settings_base import ParsedSettings
 from train.data.dataset_info import DatasetInfo
 from train.planning.image_sizes import check_image_sizes
 from train.planning.model_size import SPEEDNET_FILTERS, SPEEDNET_MIN_PIXELS, model_input_shape
-from train.planning.optimizers import ELEMENTWISE, parse_arguments, peak_lr
+from train.planning.optimizers import ELEMENTWISE, parse_arguments, peak_lr, source_folders
 from train.settings import PROFILE_WARM_UP, TrainSettings
 
 # Models of this project.
@@ -42,11 +41,8 @@ def torchvision_classifiers() -> tuple[str, ...]:
 
     Importing torchvision takes longer than the whole plan.
     """
-    spec = find_spec("torchvision")
-    if spec is None or not spec.submodule_search_locations:
-        return ()
-    folder = Path(spec.submodule_search_locations[0], "models")
-    texts = (path.read_text(errors="replace") for path in sorted(folder.glob("*.py")))
+    files = sorted(path for folder in source_folders("torchvision", "models") for path in folder.glob("*.py"))
+    texts = (path.read_text(errors="replace") for path in files)
     return tuple(sorted(name or function for text in texts for name, function in REGISTERED.findall(text)))
 
 

@@ -56,10 +56,10 @@ class OptimizerClass:
     defaults: Mapping[str, object] = field(default_factory=dict)
 
 
-def source_folders(package: str) -> list[Path]:
-    """Return where a package keeps its optimizers, nothing where it is not installed."""
+def source_folders(package: str, part: str) -> list[Path]:
+    """Return the folders of a part of a package, found without an import; nothing where it is not installed."""
     spec = find_spec(package)
-    return [Path(folder, "optim") for folder in (spec.submodule_search_locations or [])] if spec else []
+    return [Path(folder, part) for folder in (spec.submodule_search_locations or [])] if spec else []
 
 
 @cache
@@ -71,7 +71,7 @@ def optimizer_of_file(name: str) -> OptimizerClass | None:
     package, word = ("timm", name.removeprefix(TIMM_PREFIX)) if name.startswith(TIMM_PREFIX) else ("torch", name)
     if not word.isidentifier():
         return None
-    files = [folder / f"{start}{word}.py" for folder in source_folders(package) for start in ("", "_")]
+    files = [folder / f"{start}{word}.py" for folder in source_folders(package, "optim") for start in ("", "_")]
     found = [one for path in files if path.is_file() for one in classes_in(path, package)]
     return next((one for one in found if one.name.lower() == word), None)
 
@@ -81,7 +81,7 @@ def known_optimizers() -> Mapping[str, OptimizerClass]:
     """Return all optimizers by lower-case name; those of timm as `timm:NAME`."""
     found: dict[str, OptimizerClass] = {}
     for package, prefix in (("torch", ""), ("timm", TIMM_PREFIX)):
-        for folder in source_folders(package):
+        for folder in source_folders(package, "optim"):
             for path in sorted(folder.glob("*.py")):
                 for one in classes_in(path, package):
                     found.setdefault(prefix + one.name.lower(), one)

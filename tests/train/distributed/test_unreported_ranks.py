@@ -18,9 +18,16 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from entrypoint.core.network import hold_port
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment
 from tests.processes import killed_at_end, state, wait_until
-from train.distributed import missing_ranks
-from train.distributed.missing_ranks import StepCounter, call_roll, locate_missing, not_reported, report_key, steps_of
+from train.distributed import unreported_ranks
 from train.distributed.rendezvous import Peer
+from train.distributed.unreported_ranks import (
+    StepCounter,
+    call_roll,
+    locate_missing,
+    not_reported,
+    report_key,
+    steps_of,
+)
 
 pytestmark = [pytest.mark.launch, pytest.mark.versions]
 
@@ -72,7 +79,7 @@ def test_call_roll_ends_while_host_of_store_is_stopped() -> None:
 
 STEPS = """
 import sys
-from train.distributed.missing_ranks import STEPS
+from train.distributed.unreported_ranks import STEPS
 STEPS.note(41)
 print(1, flush=True)
 sys.stdin.read()
@@ -80,7 +87,7 @@ sys.stdin.read()
 
 
 def test_locate_missing_tells_own_node_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missing_ranks, "STEPS", StepCounter())  # an earlier test of this process may have trained
+    monkeypatch.setattr(unreported_ranks, "STEPS", StepCounter())  # an earlier test of this process may have trained
     own = Peer(0, socket.gethostname(), "127.0.0.1", os.getpid())
     with killed_at_end([sys.executable, "-c", STEPS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as rank:
         assert rank.stdout is not None
