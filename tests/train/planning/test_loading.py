@@ -7,11 +7,9 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError
-from tests.factories import make_machine, make_test_plan
+from tests.factories import make_machine
+from tests.train.planning.memory_refusal import check_memory_refusal
 from train.data.dataset_info import DatasetInfo
-from train.planning.trainer_plan import plan_trainer
-from train.settings import read_train_settings
 
 STREAMED = {
     "TRAIN_DATASET": "imagefolder",
@@ -48,14 +46,7 @@ NODE = replace(make_machine(4), memory_bytes=int(1.4 * 2**30))
 def test_images_decoded_ahead_must_fit_into_memory(
     more: Mapping[str, str], facts: DatasetInfo, ranks: int, gib: str
 ) -> None:
-    base = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": str(ranks)})
-    given = read_train_settings({"TRAIN_BATCH_SIZE": "1024", **STREAMED, **more}, {})
-    if not gib:
-        plan_trainer(base, given, facts, NODE)
-        return
-    with pytest.raises(
-        UserError, match=rf"^TRAIN_PREFETCH_FACTOR={more['TRAIN_PREFETCH_FACTOR']}: .* take {gib}, over 80 % of"
-    ) as error:
-        plan_trainer(base, given, facts, NODE)
-    assert error.value.code == ExitCode.MACHINE
-    plan_trainer(base, given, facts, replace(NODE, memory_bytes=0))  # unknown
+    environ = {"TRAIN_BATCH_SIZE": "1024", **STREAMED, **more}
+    asked = environ.get("TRAIN_PREFETCH_FACTOR")
+    problem = rf"^TRAIN_PREFETCH_FACTOR={asked}: .* take {gib}, over 80 % of" if gib else ""
+    check_memory_refusal(environ, facts, ranks, NODE, problem)

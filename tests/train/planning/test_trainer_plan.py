@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import UserError
 from entrypoint.machine.container import ContainerInfo
 from entrypoint.plan.model import Plan
 from tests.factories import make_machine, make_test_plan
 from tests.train.given import SMALL_DATASET
+from tests.train.planning.memory_refusal import check_memory_refusal
 from train.data.dataset_info import DatasetInfo, inspect_dataset
 from train.planning.trainer_plan import plan_trainer, random_frozen
 from train.settings import read_train_settings
@@ -103,19 +104,10 @@ def test_run_that_cannot_resume_raises(environ: dict[str, str], said: str) -> No
 )
 def test_synthetic_set_larger_than_memory_is_refused(more: dict[str, str], ranks: int, refused: bool) -> None:
     environ = {"TRAIN_DATASET": "synthetic", **more}
-    base = make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": str(ranks)})
-    given = read_train_settings(environ, {})
     node = replace(make_machine(4), container=SHM, memory_bytes=64 << 30)
-    facts = inspect_dataset(given.values)
-    if not refused:
-        plan_trainer(base, given, facts, node)
-        return
-    with pytest.raises(
-        UserError, match=r"TRAIN_DATASET=synthetic: loading it takes .* this node has 64\.0 GiB"
-    ) as error:
-        plan_trainer(base, given, facts, node)
-    assert error.value.code == ExitCode.MACHINE
-    plan_trainer(base, given, facts, replace(node, memory_bytes=0))  # unknown
+    facts = inspect_dataset(read_train_settings(environ, {}).values)
+    problem = r"TRAIN_DATASET=synthetic: loading it takes .* this node has 64\.0 GiB" if refused else ""
+    check_memory_refusal(environ, facts, ranks, node, problem)
 
 
 @pytest.mark.parametrize(("ranks", "said"), [(2, "optimizer over 2 ranks"), (1, "one rank holds all")])
