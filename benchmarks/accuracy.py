@@ -8,16 +8,17 @@ It has one loading process, batch size 64 and Adam at 1e-5.
 Ours is `entrypoint train` with its defaults and TRAIN_STEPS=125, a sixth of an epoch.
 A second variant adds TRAIN_PRECISION=auto. Each run is a new process with a new seed.
 The images are decoded once, before the first run.
+A third one is TRAIN_RECIPE=speedrun, which must fit into the time of the book's ten epochs.
 An epoch of the book's loop alternates with a run of each variant.
 The time is that of training, without evaluation. The time of the whole command, from a cold start, is next to it.
-The last line is one run of TRAIN_RECIPE=speedrun, which must fit into the time of the book's ten epochs.
 Claim: at least 9 of 10 seeds reach the book's 47.10 % at least 100 times sooner.
-Claim: in the book's time the accuracy is at least 88 %.
+Claim: in the book's time the recipe's mean accuracy is at least 88 %.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -31,17 +32,21 @@ from torchvision import transforms
 
 from benchmarks.book.experiments import Variant
 from benchmarks.book.measure import Measured, cifar10_settings, run
-from benchmarks.record import Recording, parse_options, recording
+from benchmarks.record import parse_options, recording
 from benchmarks.tables import Table
 from train.data.image_folder import ImageList, list_splits
 from train.models.cnn import CNN
 
 BOOKS_ACCURACY, EPOCHS = 47.10, 10
+RECIPES_ACCURACY = 88.0
 BATCH, LR = 64, 1e-5
 OURS = (
     Variant("defaults", {"TRAIN_STEPS": "125"}),
     Variant("precision auto", {"TRAIN_STEPS": "125", "TRAIN_PRECISION": "auto"}),
 )
+
+
+SPEEDRUN = Variant("speedrun", {"TRAIN_RECIPE": "speedrun"})
 
 
 class Images(Dataset[tuple[torch.Tensor, int]]):
@@ -85,7 +90,7 @@ def books_loop(folder: Path) -> Iterator[tuple[float, float]]:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print a line per seed, and what follows from all of them."""
     args = parse_options(argparse.ArgumentParser(prog="make bench-accuracy"))
     with cifar10_settings(None) as data, recording("accuracy", args, EPOCHS) as record:
         if "TRAIN_DATA_DIR" not in data:
@@ -98,7 +103,7 @@ def main() -> None:
             training.add("book's epoch", epoch[0])
             accuracy.add("book's epoch", epoch[1])
             print(f"book's epoch {seed + 1:>2}: {epoch[0]:5.1f} s, {epoch[1]:5.2f} %", end="", flush=True)
-            for variant in OURS:
+            for variant in (*OURS, SPEEDRUN):
                 seen = Measured()
                 run({**data, **variant.settings, "TRAIN_SEED": str(seed)}, seen)
                 if seen.refusal:
@@ -116,7 +121,7 @@ def main() -> None:
         print(f"book's loop: {budget:.0f} s to {reached[-1]:.2f} % here, {reported}")
         for variant in OURS:
             print_speedup(variant.name, (training, whole, accuracy), budget)
-        print_speedrun(data, budget, record)
+        print_speedrun((training, whole, accuracy), budget)
 
 
 def print_speedup(name: str, tables: tuple[Table, Table, Table], budget: float) -> None:
@@ -131,23 +136,15 @@ def print_speedup(name: str, tables: tuple[Table, Table, Table], budget: float) 
     )
 
 
-def print_speedrun(data: dict[str, str], budget: float, record: Recording) -> None:
-    """Run the recipe once, and print its accuracy and its share of the book's time."""
-    fast = Measured()
-    run({**data, "TRAIN_RECIPE": "speedrun"}, fast)
-    accuracy = record.table("TRAIN_RECIPE=speedrun, accuracy", "%")
-    if fast.refusal:
-        accuracy.missing["speedrun"] = fast.refusal
-        print(f"TRAIN_RECIPE=speedrun: {fast.refusal}")
-        return
-    (summary,) = fast.summaries
-    accuracy.add("speedrun", summary["test_accuracy"])
-    seconds = record.table("TRAIN_RECIPE=speedrun, seconds", "s")
-    for name, key in (("training", "train_seconds"), ("the whole command", "total_seconds")):
-        seconds.add(name, summary[key])
+def print_speedrun(tables: tuple[Table, Table, Table], budget: float) -> None:
+    """Print the recipe's mean accuracy and its share of the time of the book's ten epochs."""
+    training, whole, accuracy = (table.samples[SPEEDRUN.name] for table in tables)
+    good = sum(one >= RECIPES_ACCURACY for one in accuracy)
     print(
-        f"TRAIN_RECIPE=speedrun: {summary['test_accuracy']:.2f} % after {summary['epochs']} epochs in"
-        f" {summary['total_seconds']:.0f} s, of the {budget:.0f} s of the book's ten"
+        f"TRAIN_RECIPE=speedrun: {statistics.mean(accuracy):.2f} % on average ({min(accuracy):.2f} to"
+        f" {max(accuracy):.2f}), {good} of {len(accuracy)} seeds at {RECIPES_ACCURACY:g} % or better; training"
+        f" {statistics.median(training):.0f} s, whole command {statistics.median(whole):.0f} s (the longest"
+        f" {max(whole):.0f} s), of the {budget:.0f} s of the book's ten epochs"
     )
 
 

@@ -185,7 +185,7 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
         shape = (trained.shape[0], *facts.shape[1:]) if is_given else trained.shape
         facts = facts.with_shape(shape)
     inputs = replace(inputs, previous=previous_run(given.values))
-    training, plan = with_recipe(given, make_plan(inputs))
+    training, plan = with_recipe(given, make_plan(inputs), facts.shape)
     plan = plan.with_variables(adopted)
     report = None
     if training.values.grad_accum_steps == "auto" and not trained:

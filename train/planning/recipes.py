@@ -12,8 +12,9 @@ from entrypoint.core.errors import UserError
 from entrypoint.core.setting_types import parse_value
 from entrypoint.core.settings_base import ParsedSettings, annotations_of, variable_name
 from entrypoint.plan.model import Decision, Plan, Source
+from train.planning.image_sizes import image_sizes
 from train.setting_groups.model import TIMM_PREFIX
-from train.settings import TrainSettings
+from train.settings import ImageShape, TrainSettings
 
 # The network, label smoothing and test-time augmentation of airbench94 (arXiv:2404.00498). Muon (arXiv:2502.16982) is
 # what gains most over its SGD: benchmarks/README.md has the worth of each part.
@@ -34,20 +35,27 @@ AIRBENCH = {
 }
 # Settings that fit a recipe's own optimizer, and no other one that a user chooses.
 OF_THE_OPTIMIZER = ("optimizer_args", "lr", "weight_decay", "decay_norms")
-# By device: a CPU has minutes where a GPU has seconds.
+# Sizes for the CPU, which has minutes where a GPU has seconds: with smaller images first, more epochs fit into them.
+# They end with CIFAR-10's, so images of another size are not resized.
+CIFAR_SIDE = 32
+CIFAR_SIZES = f"20:0.3,24:0.3,{CIFAR_SIDE}"
+# By device.
 RECIPES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "default": {"cpu": {}, "cuda": {}},
     "speedrun": {
-        "cpu": {**AIRBENCH, "model": "speednet-half", "epochs": "8"},
+        "cpu": {**AIRBENCH, "model": "speednet-half", "epochs": "8", "size_schedule": CIFAR_SIZES},
         "cuda": {**AIRBENCH, "model": "speednet", "epochs": "10"},
     },
 }
 
 
-def with_recipe(given: ParsedSettings[TrainSettings], plan: Plan) -> tuple[ParsedSettings[TrainSettings], Plan]:
+def with_recipe(
+    given: ParsedSettings[TrainSettings], plan: Plan, shape: ImageShape
+) -> tuple[ParsedSettings[TrainSettings], Plan]:
     """Return settings and plan with the recipe's values for the plan's device, where a user gave none of their own.
 
-    They travel to the ranks as variables, so that a run's folder lists and repeats them one by one.
+    `shape` is that of the images, (channels, height, width); a schedule of sizes for others is left out.
+    The values travel to the ranks as variables, so that a run's folder lists and repeats them one by one.
     Raises `UserError` for an optimizer that is not installed.
     """
     name = given.values.recipe
@@ -59,6 +67,8 @@ def with_recipe(given: ParsedSettings[TrainSettings], plan: Plan) -> tuple[Parse
         )
     has_own = "optimizer" in given.sources and given.values.optimizer.lower() != needs
     left_out = {*given.sources, *(OF_THE_OPTIMIZER if has_own else ())}
+    if given.values.transforms == "book" or min(image_sizes(given.values, shape).train[1:]) != CIFAR_SIDE:
+        left_out.add("size_schedule")
     chosen = {field: text for field, text in RECIPES[name][plan.device].items() if field not in left_out}
     if not chosen:
         return given, plan

@@ -15,8 +15,8 @@ from train.planning.recipes import RECIPES, with_recipe
 from train.settings import TrainSettings, read_train_settings
 
 
-def with_it(environ: Mapping[str, str]) -> tuple[TrainSettings, Plan]:
-    given, made = with_recipe(read_train_settings(environ, {}), make_test_plan(make_machine(4), {}))
+def with_it(environ: Mapping[str, str], shape: tuple[int, int, int] = (3, 32, 32)) -> tuple[TrainSettings, Plan]:
+    given, made = with_recipe(read_train_settings(environ, {}), make_test_plan(make_machine(4), {}), shape)
     return given.values, made
 
 
@@ -48,6 +48,35 @@ def test_own_optimizer_has_its_own_defaults() -> None:
 def test_naming_the_recipes_optimizer_keeps_its_rates() -> None:
     values, _ = with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_OPTIMIZER": "timm:muon"})
     assert (values.lr, values.optimizer_args) == (0.03, "momentum=0.6 nesterov=true")
+
+
+@pytest.mark.parametrize(
+    ("shape", "environ", "schedule"),
+    [
+        ((3, 32, 32), {}, "20:0.3,24:0.3,32"),
+        ((1, 32, 48), {}, "20:0.3,24:0.3,32"),
+        ((3, 28, 28), {}, ""),
+        ((3, 224, 224), {}, ""),
+        ((3, 32, 32), {"TRAIN_TRANSFORMS": "book"}, ""),
+        ((3, 32, 32), {"TRAIN_SIZE_SCHEDULE": "16:0.5,32"}, "16:0.5,32"),
+        ((3, 40, 40), {"TRAIN_IMAGE_SIZE": "32", "TRAIN_EVAL_SIZE": "40"}, "20:0.3,24:0.3,32"),
+        ((3, 32, 32), {"TRAIN_IMAGE_SIZE": "24", "TRAIN_EVAL_SIZE": "32"}, ""),
+    ],
+)
+def test_images_of_other_sizes_are_not_resized(
+    shape: tuple[int, int, int], environ: dict[str, str], schedule: str
+) -> None:
+    values, made = with_it({"TRAIN_RECIPE": "speedrun", **environ}, shape)
+    assert values.size_schedule == schedule
+    assert made.environment.variables.get("TRAIN_SIZE_SCHEDULE", "") == (
+        "" if "TRAIN_SIZE_SCHEDULE" in environ else schedule
+    )
+
+
+def test_empty_flag_keeps_images_of_one_size() -> None:
+    given = read_train_settings({"TRAIN_RECIPE": "speedrun"}, {"size_schedule": ""})
+    chosen, _ = with_recipe(given, make_test_plan(make_machine(4), {}), (3, 32, 32))
+    assert (chosen.values.size_schedule, chosen.values.model) == ("", "speednet-half")
 
 
 @pytest.mark.launch
