@@ -39,6 +39,8 @@ ImageShape = tuple[int, int, int]
 PROFILE_WARM_UP = 5
 # The book's pipeline crops its 224 pixels from images of this side.
 BOOK_PIXELS = 255
+# Images per evaluation step of a rank, on auto, where they are decoded as they are needed.
+STREAM_EVAL_BATCH_SIZE = 256
 
 
 class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):

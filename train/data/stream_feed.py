@@ -16,12 +16,11 @@ from train.data.load_times import LoadReport
 from train.data.loader import TEST, TRAIN, BatchLoader, BatchRequest
 from train.data.val_split import ALL_ROWS, SplitRows
 from train.distributed.process_group import ProcessGroup
-from train.settings import TrainSettings
+from train.settings import STREAM_EVAL_BATCH_SIZE, TrainSettings
 from train.transforms.augment import augment_batch
 from train.transforms.erasing import erase
 from train.transforms.normalize import Normalize
 
-EVAL_BATCH_SIZE = 256
 # Lines about unreadable images, for each rank.
 MAX_WARNINGS = 50
 
@@ -141,7 +140,7 @@ class StreamSource:
     def eval_batches(self, split: int, count: int, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous shard of a split of `count` images, or of some of its rows."""
         numbers = range(count) if rows is None else rows.tolist()
-        slices = eval_batches(len(numbers), EVAL_BATCH_SIZE, self.settings, self.group)
+        slices = eval_batches(len(numbers), STREAM_EVAL_BATCH_SIZE, self.settings, self.group)
         for images, labels in self.load(BatchRequest(split, numbers[own]) for own in slices):
             images = self.sampler.transform.after_decoding(images.to(self.group.device, non_blocking=True))
             yield (

@@ -9,7 +9,7 @@ from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Decision, Plan, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.planning.model_size import USABLE_SHARE
-from train.settings import TrainSettings
+from train.settings import STREAM_EVAL_BATCH_SIZE, TrainSettings
 
 
 def decide_images(dataset: DatasetInfo) -> tuple[Decision, ...]:
@@ -42,18 +42,34 @@ def check_prefetching(
 ) -> None:
     """Raise `UserError` if the batches that are decoded ahead do not fit into this node's memory, 0 if unknown.
 
-    A batch in use and those ahead of it are held, a byte a value, and never more than the images of an epoch.
+    A batch in use and those ahead of it are held, a byte a value, and never more than the images of their part.
     """
     settings, ranks = given.values, len(plan.ranks)
     batches = 1 + settings.prefetch_factor if workers else 1
-    images = batches * settings.batch_size // (settings.micro_batches * plan.nodes.world_size)
-    if dataset.counted_all:
-        images = min(images, dataset.images // plan.nodes.world_size)
-    needed = images * ranks * prod(dataset.shape)
-    if memory_bytes and needed > memory_bytes * USABLE_SHARE:
-        raise UserError(
-            f"TRAIN_PREFETCH_FACTOR={settings.prefetch_factor}: the images decoded ahead take"
-            f" {needed / 2**30:,.1f} GiB on {count_text(ranks, 'rank')}, over {100 * USABLE_SHARE:.0f} % of this node's"
-            f" {memory_bytes / 2**30:,.1f} GiB. Lower it, or TRAIN_BATCH_SIZE.",
-            ExitCode.MACHINE,
-        )
+    for field, size, images in parts_read(settings, dataset, plan.nodes.world_size):
+        held = batches * size if images is None else min(batches * size, images)
+        needed = held * ranks * prod(dataset.shape)
+        if memory_bytes and needed > memory_bytes * USABLE_SHARE:
+            raise UserError(
+                f"TRAIN_PREFETCH_FACTOR={settings.prefetch_factor}: the images decoded ahead take"
+                f" {needed / 2**30:,.1f} GiB on {count_text(ranks, 'rank')}, over {100 * USABLE_SHARE:.0f} % of this"
+                f" node's {memory_bytes / 2**30:,.1f} GiB. Lower it, or {field}.",
+                ExitCode.MACHINE,
+            )
+
+
+def parts_read(settings: TrainSettings, dataset: DatasetInfo, ranks: int) -> list[tuple[str, int, int | None]]:
+    """Return for training and evaluation the setting of a batch, the images of a rank in it, and in all of the part.
+
+    The last is None where the images were not all counted. An evaluation alone may read any part of a set.
+    """
+    size = STREAM_EVAL_BATCH_SIZE if settings.eval_batch_size == "auto" else settings.eval_batch_size
+    trained, others = dataset.train_images or dataset.images, dataset.images - dataset.train_images
+    others = max(others, round(trained * settings.val_split))
+    if settings.evaluate:
+        others = dataset.images
+    parts = [("TRAIN_EVAL_BATCH_SIZE", size, -(-others // ranks) if dataset.counted_all else None)]
+    if not settings.evaluate:
+        micro_batch = settings.batch_size // (settings.micro_batches * ranks)
+        parts.insert(0, ("TRAIN_BATCH_SIZE", micro_batch, trained // ranks if dataset.counted_all else None))
+    return parts

@@ -20,6 +20,8 @@ STREAMED = {
 # An image takes 147 KiB, so 1,000 of them 0.14 GiB. The node has 1.4 GiB.
 MANY = DatasetInfo(200_000, (3, 224, 224), counted_all=False)
 FEW = DatasetInfo(2_000, (3, 224, 224))
+# 14,000 images take 2 GiB.
+MORE = DatasetInfo(14_000, (3, 224, 224), train_images=4_000)
 NODE = replace(make_machine(4), memory_bytes=int(1.4 * 2**30))
 
 
@@ -41,6 +43,16 @@ NODE = replace(make_machine(4), memory_bytes=int(1.4 * 2**30))
         ({"TRAIN_PREFETCH_FACTOR": "7", "TRAIN_GRAD_ACCUM_STEPS": "4"}, MANY, 1, ""),
         ({"TRAIN_PREFETCH_FACTOR": "31", "TRAIN_GRAD_ACCUM_STEPS": "4"}, MANY, 1, "1.1 GiB on 1 rank"),
         ({"TRAIN_PREFETCH_FACTOR": "1", "TRAIN_BATCH_SIZE": "4000"}, MANY, 1, "1.1 GiB on 1 rank"),
+        # An evaluation reads ahead by the same factor, here as many images of each rank.
+        ({"TRAIN_PREFETCH_FACTOR": "7", "TRAIN_BATCH_SIZE": "8"}, MANY, 1, ""),
+        ({"TRAIN_PREFETCH_FACTOR": "1", "TRAIN_EVAL_BATCH_SIZE": "3000"}, MANY, 1, ""),
+        ({"TRAIN_PREFETCH_FACTOR": "1", "TRAIN_EVAL_BATCH_SIZE": "4000"}, MANY, 1, "1.1 GiB on 1 rank"),
+        ({"TRAIN_PREFETCH_FACTOR": "1", "TRAIN_EVAL_BATCH_SIZE": "2000"}, MANY, 2, "1.1 GiB on 2 ranks"),
+        ({"TRAIN_PREFETCH_FACTOR": "31", "TRAIN_BATCH_SIZE": "8"}, MANY, 1, "1.1 GiB on 1 rank"),
+        # Each part has no more images.
+        ({"TRAIN_PREFETCH_FACTOR": "99", "TRAIN_BATCH_SIZE": "4000", "TRAIN_EVAL_BATCH_SIZE": "50"}, MORE, 1, ""),
+        ({"TRAIN_PREFETCH_FACTOR": "99"}, MORE, 1, "1.4 GiB on 1 rank"),
+        ({"TRAIN_PREFETCH_FACTOR": "9999", "TRAIN_EVAL_BATCH_SIZE": "50"}, FEW, 1, ""),
     ],
 )
 def test_images_decoded_ahead_must_fit_into_memory(
@@ -49,4 +61,24 @@ def test_images_decoded_ahead_must_fit_into_memory(
     environ = {"TRAIN_BATCH_SIZE": "1024", **STREAMED, **more}
     asked = environ.get("TRAIN_PREFETCH_FACTOR")
     problem = rf"^TRAIN_PREFETCH_FACTOR={asked}: .* take {gib}, over 80 % of" if gib else ""
+    check_memory_refusal(environ, facts, ranks, NODE, problem)
+
+
+@pytest.mark.parametrize(
+    ("more", "facts", "ranks", "gib"),
+    [
+        ({}, MANY, 1, ""),
+        ({"TRAIN_PREFETCH_FACTOR": "31"}, MANY, 1, "1.1 GiB on 1 rank"),
+        ({"TRAIN_PREFETCH_FACTOR": "1", "TRAIN_EVAL_BATCH_SIZE": "2000"}, MANY, 2, "1.1 GiB on 2 ranks"),
+        ({"TRAIN_PREFETCH_FACTOR": "9999"}, FEW, 1, ""),
+        # It may read the images of training, and has no batches of training.
+        ({"TRAIN_PREFETCH_FACTOR": "9999"}, MORE, 2, "2.0 GiB on 2 ranks"),
+        ({"TRAIN_PREFETCH_FACTOR": "2", "TRAIN_BATCH_SIZE": "40000"}, MANY, 1, ""),
+    ],
+)
+def test_images_that_evaluate_decodes_ahead_must_fit(
+    more: Mapping[str, str], facts: DatasetInfo, ranks: int, gib: str
+) -> None:
+    environ = {**STREAMED, "TRAIN_EVALUATE": "run", **more}
+    problem = rf"^TRAIN_PREFETCH_FACTOR=.* take {gib}, .* or TRAIN_EVAL_BATCH_SIZE\.$" if gib else ""
     check_memory_refusal(environ, facts, ranks, NODE, problem)
