@@ -121,7 +121,9 @@ def count_folders(settings: TrainSettings) -> CountedFiles:
         train, test, classes = split_classes(settings.data_dir, only_test=bool(settings.evaluate))
         samples = [counter.count(train / name) for name in classes]
         train_images = counter.images
-        val = None if settings.evaluate else val_folder(test)
+        if settings.evaluate:  # both are the same folder
+            return CountedFiles(train_images, 0, samples, tuple(classes), has_val=False)
+        val = val_folder(test)
         for folder in filter(None, (test, val)):
             for name in classes:
                 counter.count(folder / name)
@@ -135,6 +137,8 @@ def count_listed(settings: TrainSettings) -> CountedFiles:
     for row, label in enumerate(train.labels):
         if len(samples[label]) < SAMPLED_GRAY_IMAGES:
             samples[label].append(train.files[row])
+    if settings.evaluate:  # both are the same list
+        return CountedFiles(len(test), 0, samples, test.classes, has_val=False)
     return CountedFiles(len(train) + len(test), len(train), samples, train.classes, test.val_start is not None)
 
 

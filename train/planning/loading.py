@@ -61,13 +61,11 @@ def check_prefetching(
 def parts_read(settings: TrainSettings, dataset: DatasetInfo, ranks: int) -> list[tuple[str, int, int | None]]:
     """Return for training and evaluation the setting of a batch, the images of a rank in it, and in all of the part.
 
-    The last is None where the images were not all counted. An evaluation alone may read any part of a set.
+    The last is None where the images were not all counted.
     """
     size = STREAM_EVAL_BATCH_SIZE if settings.eval_batch_size == "auto" else settings.eval_batch_size
     trained, others = dataset.train_images or dataset.images, dataset.images - dataset.train_images
     others = max(others, round(trained * settings.val_split))
-    if settings.evaluate:
-        others = dataset.images
     parts = [("TRAIN_EVAL_BATCH_SIZE", size, -(-others // ranks) if dataset.counted_all else None)]
     if not settings.evaluate:
         micro_batch = settings.batch_size // (settings.micro_batches * ranks)

@@ -100,6 +100,12 @@ def test_inspect_dataset_counts_and_sizes_a_folder(image_folder: Path) -> None:
     )
 
 
+def test_images_to_evaluate_are_counted_once(image_folder: Path) -> None:
+    for folder, images in ((image_folder, 12), (image_folder / "train", 24)):
+        found = inspect_dataset(imagefolder(folder, evaluate="runs/latest"))
+        assert (found.images, found.train_images) == (images, 0)
+
+
 @pytest.mark.parametrize(
     ("size", "mode", "asked", "shape"),
     [

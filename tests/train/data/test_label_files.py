@@ -36,6 +36,8 @@ def test_listed_files_have_their_labels(labelled: Path) -> None:
         assert train.files[row].parent.name == train.classes[label]
     found = inspect_dataset(train_settings(dataset="csv", data_dir=labelled))
     assert (found.images, found.train_images, found.shape, found.classes) == (36, 24, (3, 16, 16), train.classes)
+    evaluated = inspect_dataset(train_settings(dataset="csv", data_dir=labelled, evaluate="runs/latest"))
+    assert (evaluated.images, evaluated.train_images, evaluated.classes) == (12, 0, train.classes)
 
 
 def test_quotes_spaces_and_other_columns_are_read(labelled: Path) -> None:

@@ -36,6 +36,8 @@ def test_listing_is_that_of_the_folder(image_folder: Path, packed: Path) -> None
     folder = inspect_dataset(train_settings(dataset="imagefolder", data_dir=image_folder))
     assert isinstance(found, DatasetInfo)
     assert found == folder
+    evaluated = inspect_dataset(settings_for(packed, evaluate="runs/latest"))
+    assert (evaluated.images, evaluated.train_images, evaluated.classes) == (12, 0, found.classes)
 
 
 @pytest.mark.parametrize("label_ending", ["cls", "json"])
