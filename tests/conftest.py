@@ -36,6 +36,8 @@ LAUNCH_LIMIT_S = int(os.environ.get("TEST_LIMIT_S", "120"))
 FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
 # "2/3" runs the second of three parts of the tests, whichever those are.
 PART, PARTS = map(int, os.environ.get("TEST_PART", "1/1").split("/"))
+if not 1 <= PART <= PARTS:
+    raise pytest.UsageError(f"TEST_PART={PART}/{PARTS}: there is no such part")
 CORES = len(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(CORES < 2, reason=f"needs 2 cores, this process may use {CORES}")
 
