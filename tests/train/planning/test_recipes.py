@@ -47,19 +47,19 @@ def test_own_optimizer_has_its_own_defaults() -> None:
 
 def test_naming_the_recipes_optimizer_keeps_its_rates() -> None:
     values, _ = with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_OPTIMIZER": "timm:muon"})
-    assert (values.lr, values.optimizer_args) == (0.03, "momentum=0.6 nesterov=true")
+    assert (values.lr, values.optimizer_args) == (0.04, "momentum=0.6 nesterov=true")
 
 
 @pytest.mark.parametrize(
     ("shape", "environ", "schedule"),
     [
-        ((3, 32, 32), {}, "20:0.3,24:0.3,32"),
-        ((1, 32, 48), {}, "20:0.3,24:0.3,32"),
+        ((3, 32, 32), {}, "20:0.4,24:0.3,32"),
+        ((1, 32, 48), {}, "20:0.4,24:0.3,32"),
         ((3, 28, 28), {}, ""),
         ((3, 224, 224), {}, ""),
         ((3, 32, 32), {"TRAIN_TRANSFORMS": "book"}, ""),
         ((3, 32, 32), {"TRAIN_SIZE_SCHEDULE": "16:0.5,32"}, "16:0.5,32"),
-        ((3, 40, 40), {"TRAIN_IMAGE_SIZE": "32", "TRAIN_EVAL_SIZE": "40"}, "20:0.3,24:0.3,32"),
+        ((3, 40, 40), {"TRAIN_IMAGE_SIZE": "32", "TRAIN_EVAL_SIZE": "40"}, "20:0.4,24:0.3,32"),
         ((3, 32, 32), {"TRAIN_IMAGE_SIZE": "24", "TRAIN_EVAL_SIZE": "32"}, ""),
     ],
 )
