@@ -113,12 +113,12 @@ def decide_image_sizes(given: ParsedSettings[TrainSettings], dataset: DatasetInf
         each = "; each size is compiled by itself" if settings.compile != "off" else ""
         reason = f"resized on the device{each}"
         source = given.sources.get("size_schedule", "")
-        found.append(make_decision("image sizes", settings.size_schedule, reason, reason, source))
+        found.append(make_decision("image sizes", settings.size_schedule, "by the recipe", reason, source))
     if settings.eval_size:
         sizes = image_sizes(settings, dataset.shape)
         reason = f"files are decoded to {min(sizes.decoded[1:])} pixels"
         if sizes.train != sizes.decoded and not settings.evaluate:
             reason += f", and training resizes them to {min(sizes.train[1:])}"
         source = given.sources.get("eval_size", "")
-        found.append(make_decision("evaluation size", str(settings.eval_size), reason, reason, source))
+        found.append(make_decision("evaluation size", str(settings.eval_size), "", reason, source))
     return tuple(found)

@@ -61,7 +61,8 @@ def with_recipe(
 ) -> tuple[ParsedSettings[TrainSettings], Plan]:
     """Return settings and plan with the recipe's values for the plan's device, where a user gave none of their own.
 
-    `shape` is that of the images, (channels, height, width); a schedule of sizes for others is left out.
+    `shape` is that of the images, (channels, height, width). The sizes of a schedule are for CIFAR-10 and the recipe's
+    own model, so another one has none.
     The values travel to the ranks as variables, so that a run's folder lists and repeats them one by one.
     Raises `UserError` for an optimizer that is not installed.
     """
@@ -74,7 +75,7 @@ def with_recipe(
         )
     has_own = "optimizer" in given.sources and given.values.optimizer.lower() != needs
     left_out = {*given.sources, *(OF_THE_OPTIMIZER if has_own else ())}
-    if given.values.transforms == "book" or min(image_sizes(given.values, shape).train[1:]) != CIFAR_SIDE:
+    if "model" in given.sources or not fits_schedule(given.values, shape):
         left_out.add("size_schedule")
     chosen = {field: text for field, text in RECIPES[name][plan.device].items() if field not in left_out}
     if not chosen:
@@ -88,3 +89,8 @@ def with_recipe(
     decision = Decision("recipe", name, text, Source.USER, given.sources["recipe"])
     plan = replace(plan.with_variables(variables), decisions=(*plan.decisions, decision))
     return replace(given, values=values), plan
+
+
+def fits_schedule(settings: TrainSettings, shape: ImageShape) -> bool:
+    """Return whether the sizes of the recipe's schedule fit the images, and the transforms resize them."""
+    return settings.transforms != "book" and min(image_sizes(settings, shape).train[1:]) == CIFAR_SIDE

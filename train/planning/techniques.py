@@ -65,6 +65,8 @@ def decide_model(given: ParsedSettings[TrainSettings]) -> Decision:
     """Return the model, with the note that it has no biases."""
     model, detail = given.values.model, "" if given.values.bias else "without biases"
     reason = "the default" if model == TrainSettings().model else "by the recipe"
+    if given.values.evaluate:
+        reason = "as it was trained"
     return make_decision("model", model, reason, detail, given.sources.get("model", ""))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from train.planning.evaluation_plan import settings_of_training
+from train.planning.techniques import decide_model
 from train.settings import read_train_settings
 
 
@@ -22,3 +24,10 @@ from train.settings import read_train_settings
 def test_settings_of_training_are_named_in_one_line(env: dict[str, str], said: str) -> None:
     lines = settings_of_training(read_train_settings({"TRAIN_EVALUATE": "runs/a", **env}, {}))
     assert lines == ((f"{said} no effect: evaluate trains nothing",) if said else ())
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet18"])
+def test_model_to_evaluate_is_not_called_the_recipes(model: str) -> None:
+    given = read_train_settings({"TRAIN_EVALUATE": "runs/a"}, {})
+    of_the_run = replace(given, values=replace(given.values, model=model))
+    assert decide_model(of_the_run).text == "as it was trained"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from PIL import Image
 
 from entrypoint.core.errors import UserError
@@ -15,7 +16,7 @@ from tests.conftest import Entrypoint, needs_two_cores, paint
 from tests.factories import train_settings
 from tests.train.given import TWO_RANKS, epochs_of, imagefolder, losses
 from train.data.dataset_info import DatasetInfo
-from train.planning.image_sizes import check_image_sizes, image_sizes, parse_schedule, scale_shape
+from train.planning.image_sizes import check_image_sizes, decide_image_sizes, image_sizes, parse_schedule, scale_shape
 from train.settings import read_train_settings
 from train.transforms.resize import resize_batch
 
@@ -197,3 +198,14 @@ def test_smallest_micro_batch_is_checked_at_each_size(entrypoint: Entrypoint) ->
     result = entrypoint("train", env=env | more)
     assert result.code == 2
     assert "needs 2 images per micro-batch" in result.error_lines[-1]
+
+
+def test_sizes_are_explained_once() -> None:
+    own = read_train_settings({"TRAIN_SIZE_SCHEDULE": "16:0.5,32"}, {})
+    by_recipe = replace(own, sources={})
+    facts = DatasetInfo(100, (3, 32, 32))
+    texts = [one.text for given in (own, by_recipe) for one in decide_image_sizes(given, facts)]
+    assert texts == [
+        "(set by you) TRAIN_SIZE_SCHEDULE=16:0.5,32; resized on the device",
+        "by the recipe; resized on the device",
+    ]
