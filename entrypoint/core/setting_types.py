@@ -74,11 +74,11 @@ def metas_of(annotation: Any) -> tuple[Meta, ...]:
     return tuple(get_args(annotation)[1:]) if get_origin(annotation) is Annotated else ()
 
 
-def default_text(default: object) -> str:
-    """Return a default as the user would write it; None is `unset`."""
-    if default is None:
+def value_text(value: object) -> str:
+    """Return a value as the user would write it; None and an empty text are `unset`."""
+    if value is None or value == "":
         return "unset"
-    return str(int(default)) if isinstance(default, bool) else str(default)
+    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 def expected_text(annotation: Any) -> str:

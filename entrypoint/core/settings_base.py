@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.secret_names import value_to_show
-from entrypoint.core.setting_types import default_text, expected_text, metas_of, parse_value, strip_meta, union_members
+from entrypoint.core.setting_types import expected_text, metas_of, parse_value, strip_meta, union_members, value_text
 
 # A Kubernetes service called `train` puts these into every pod of its namespace.
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
@@ -198,7 +198,7 @@ def describe_field(model: type[Settings], name: str) -> SettingField:
         name,
         flag_name(name),
         variable_name(model.PREFIX, name),
-        default_text(default),
+        value_text(default),
         description,
         choices,
         bool(others),

@@ -12,6 +12,7 @@ import msgspec
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import exists
+from entrypoint.core.setting_types import value_text
 from train.checkpoint.folder import OLD_NAME, OLD_SUFFIXES
 from train.checkpoint.metadata import DataFingerprint, Metadata
 from train.settings import TrainSettings
@@ -43,7 +44,7 @@ def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *
     # A setting that is newer than the checkpoint had its default.
     before = {**TrainSettings().to_json(), **with_current_names(found.settings)}
     differ = {
-        name: f"TRAIN_{name.upper()} was {printable(before.get(name))}, is {printable(value)}"
+        name: f"TRAIN_{name.upper()} was {printable(value_text(before.get(name)))}, is {printable(value_text(value))}"
         for name, value in settings.items()
         if name not in RESUME_MAY_CHANGE and before.get(name) != value
     }

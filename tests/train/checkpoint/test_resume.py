@@ -32,6 +32,22 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     assert (found.step, found.changes) == (1, ("TRAIN_BATCH_SIZE was 64, is 32",))
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "now", "said"),
+    [
+        ("size_schedule", "", "16:0.5,32", "TRAIN_SIZE_SCHEDULE was unset, is 16:0.5,32"),
+        ("size_schedule", "16:0.5,32", "", "TRAIN_SIZE_SCHEDULE was 16:0.5,32, is unset"),
+        ("eval_size", None, 40, "TRAIN_EVAL_SIZE was unset, is 40"),
+        ("decay_norms", True, False, "TRAIN_DECAY_NORMS was 1, is 0"),
+    ],
+)
+def test_other_settings_are_named_as_users_write_them(
+    tmp_path: Path, name: str, before: object, now: object, said: str
+) -> None:
+    path = save(tmp_path, 1, settings=SETTINGS | {name: before})
+    assert load(path, SETTINGS | {name: now}, changed=True).changes == (said,)
+
+
 @pytest.mark.parametrize("name", ["model", "bias", "optimizer"])
 def test_settings_that_give_tensors_a_meaning_cannot_change(tmp_path: Path, name: str) -> None:
     settings = SETTINGS | {"model": "cnn", "bias": True, "optimizer": "sgd"}
