@@ -111,7 +111,7 @@ def test_changed_batch_size_keeps_the_epochs(entrypoint: Entrypoint, batch_size:
     ("saved", "now", "code", "said"),
     [
         ({}, {"TRAIN_MODEL": "resnet18"}, 2, "TRAIN_MODEL was cnn, is resnet18. Its tensors fit no other value"),
-        ({}, {"TRAIN_BIAS": "0"}, 2, "TRAIN_BIAS was True, is False. Its tensors fit no other value"),
+        ({}, {"TRAIN_BIAS": "0"}, 2, "TRAIN_BIAS was 1, is 0. Its tensors fit no other value"),
         ({}, {"TRAIN_OPTIMIZER": "adam"}, 2, "TRAIN_OPTIMIZER was sgd, is adam. Its tensors fit no other value"),
         ({}, {"TRAIN_SYNTHETIC_SHAPE": "1x16x16"}, 2, "is of another model: "),
         ({}, {"TRAIN_SYNTHETIC_SHAPE": "3x8x8"}, 2, "saved with 1 color channels, and the images have 3"),
