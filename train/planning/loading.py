@@ -66,8 +66,7 @@ def parts_read(settings: TrainSettings, dataset: DatasetInfo, ranks: int) -> lis
     size = STREAM_EVAL_BATCH_SIZE if settings.eval_batch_size == "auto" else settings.eval_batch_size
     trained, others = dataset.train_images or dataset.images, dataset.images - dataset.train_images
     others = max(others, round(trained * settings.val_split))
-    parts = [("TRAIN_EVAL_BATCH_SIZE", size, -(-others // ranks) if dataset.counted_all else None)]
-    if not settings.evaluate:
-        micro_batch = settings.batch_size // (settings.micro_batches * ranks)
-        parts.insert(0, ("TRAIN_BATCH_SIZE", micro_batch, trained // ranks if dataset.counted_all else None))
-    return parts
+    micro_batch = settings.batch_size // (settings.micro_batches * ranks)
+    training = ("TRAIN_BATCH_SIZE", micro_batch, trained // ranks if dataset.counted_all else None)
+    evaluation = ("TRAIN_EVAL_BATCH_SIZE", size, -(-others // ranks) if dataset.counted_all else None)
+    return [evaluation] if settings.evaluate else [training, evaluation]
