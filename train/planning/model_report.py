@@ -59,11 +59,15 @@ def original(text: str) -> str:
 
 
 def needs_report(given: ParsedSettings[TrainSettings]) -> bool:
-    """Return whether only the model itself shows if the settings can be used. Optimizers of recipes are known."""
+    """Return whether only the model itself shows if the settings can be used.
+
+    Optimizers and sizes of recipes are known.
+    """
     settings = given.values
     chosen = "optimizer" in given.sources or "optimizer_args" in given.sources
     plain = not chosen or (settings.optimizer in ("sgd", "adam", "adamw") and not settings.optimizer_args)
-    sizes = settings.size_schedule or settings.eval_size or settings.grad_accum_steps == "auto"
+    schedule = settings.size_schedule and "size_schedule" in given.sources
+    sizes = schedule or settings.eval_size or settings.grad_accum_steps == "auto"
     return bool(":" in settings.model or settings.weights or settings.freeze or sizes or not plain)
 
 

@@ -75,7 +75,8 @@ def with_recipe(
         )
     has_own = "optimizer" in given.sources and given.values.optimizer.lower() != needs
     left_out = {*given.sources, *(OF_THE_OPTIMIZER if has_own else ())}
-    if "model" in given.sources or not fits_schedule(given.values, shape):
+    has_own_model = "model" in given.sources and given.values.model != RECIPES[name][plan.device].get("model")
+    if has_own_model or not fits_schedule(given.values, shape):
         left_out.add("size_schedule")
     chosen = {field: text for field, text in RECIPES[name][plan.device].items() if field not in left_out}
     if not chosen:

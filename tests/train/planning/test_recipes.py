@@ -11,6 +11,7 @@ from entrypoint.core.errors import UserError
 from entrypoint.plan.model import Plan
 from tests.conftest import Entrypoint
 from tests.factories import make_machine, make_test_plan
+from train.planning.model_report import needs_report
 from train.planning.recipes import RECIPES, with_recipe
 from train.settings import TrainSettings, read_train_settings
 
@@ -60,6 +61,7 @@ def test_naming_the_recipes_optimizer_keeps_its_rates() -> None:
         ((3, 32, 32), {"TRAIN_TRANSFORMS": "book"}, ""),
         # Another model may take images of one size only.
         ((3, 32, 32), {"TRAIN_MODEL": "cnn"}, ""),
+        ((3, 32, 32), {"TRAIN_MODEL": "speednet-half"}, "20:0.4,24:0.3,32"),
         ((3, 32, 32), {"TRAIN_SIZE_SCHEDULE": "16:0.5,32"}, "16:0.5,32"),
         ((3, 40, 40), {"TRAIN_IMAGE_SIZE": "32", "TRAIN_EVAL_SIZE": "40"}, "20:0.4,24:0.3,32"),
         ((3, 32, 32), {"TRAIN_IMAGE_SIZE": "24", "TRAIN_EVAL_SIZE": "32"}, ""),
@@ -73,6 +75,13 @@ def test_images_of_other_sizes_are_not_resized(
     assert made.environment.variables.get("TRAIN_SIZE_SCHEDULE", "") == (
         "" if "TRAIN_SIZE_SCHEDULE" in environ else schedule
     )
+
+
+def test_recipe_alone_builds_no_model_to_plan() -> None:
+    base = make_test_plan(make_machine(4), {})
+    for environ, needed in (({}, False), ({"TRAIN_SIZE_SCHEDULE": "20:0.5,32"}, True)):
+        given = read_train_settings({"TRAIN_RECIPE": "speedrun", **environ}, {})
+        assert needs_report(with_recipe(given, base, (3, 32, 32))[0]) is needed
 
 
 def test_empty_flag_keeps_images_of_one_size() -> None:
