@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.stream.loaders import LOADERS, Task
@@ -32,6 +33,18 @@ def descendants(process: int) -> list[int]:
     return found
 
 
+def measure(batches: Iterator[int], seconds: float) -> tuple[float, float]:
+    """Return images per second over SECONDS or one batch, the longer, and the memory halfway (MiB)."""
+    began, images, memory = time.monotonic(), 0, 0.0
+    while (took := time.monotonic() - began) < seconds:
+        images += next(batches)
+        if not memory and time.monotonic() - began > seconds / 2:
+            paused = time.monotonic()
+            memory = pss_mib()
+            began += time.monotonic() - paused
+    return images / took, memory
+
+
 def main(name: str, data: Path, task: str, side: int, seconds: float) -> None:
     """Print images per second and memory as JSON; the first batches, with which workers start, do not count."""
     import torch
@@ -43,14 +56,8 @@ def main(name: str, data: Path, task: str, side: int, seconds: float) -> None:
         next(batches)
     while time.monotonic() < warm:
         next(batches)
-    began, images, memory = time.monotonic(), 0, 0.0
-    while (took := time.monotonic() - began) < seconds:
-        images += next(batches)
-        if not memory and took > seconds / 2:
-            paused = time.monotonic()
-            memory = pss_mib()
-            began += time.monotonic() - paused
-    print(json.dumps({"images_per_second": images / took, "pss_mib": memory}), flush=True)
+    rate, memory = measure(batches, seconds)
+    print(json.dumps({"images_per_second": rate, "pss_mib": memory}), flush=True)
     os._exit(0)  # workers and threads of the loaders end with it
 
 

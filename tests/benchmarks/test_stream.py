@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.stream import __main__ as stream
-from benchmarks.stream import data
+from benchmarks.stream import data, measure
 from tests.conftest import PYTHON
 
 pytestmark = pytest.mark.launch
@@ -37,6 +39,18 @@ def test_loader_returns_speed_and_memory(small_set: Path, loader: str, task: str
     assert isinstance(found, dict), found
     assert found["images_per_second"] > 0
     assert found["pss_mib"] > 50
+
+
+@pytest.mark.parametrize("batch_seconds", [0.01, 0.09, 0.3])
+def test_memory_is_measured_however_slow_the_batches_are(batch_seconds: float) -> None:
+    def batches() -> Iterator[int]:
+        while True:
+            time.sleep(batch_seconds)
+            yield 8
+
+    rate, memory = measure.measure(batches(), 0.1)
+    assert memory > 1
+    assert 0 < rate <= 8 / batch_seconds
 
 
 def test_loader_that_is_not_there_says_so(small_set: Path) -> None:
