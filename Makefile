@@ -99,7 +99,7 @@ image-compare: ## build cpu-intel twice without a cache, and list the files that
 lock: $(VENV)/installed ## resolve containers/*.in into locked requirements again
 	@UV="$(CURDIR)/$(VENV)/tools/bin/uv" bash containers/lock.sh
 
-$(VENV)/installed: $(LOCKS) containers/venv.sh containers/jpeg_kernel.sh train/data/jpeg_kernel.cpp containers/entrypoint.pth pyproject.toml
+$(VENV)/installed: $(LOCKS) containers/venv.sh containers/kernels.sh train/data/jpeg_kernel.cpp train/acceleration/winograd.cpp containers/entrypoint.pth pyproject.toml
 	@bash containers/venv.sh $(VENV) && touch $@
 
 clean: ## remove the virtual environment and caches (runs/ stays)

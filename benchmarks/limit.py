@@ -4,8 +4,8 @@ Conditions: CPU, fp32, one rank with all cores, allocator and binding as planned
 Data: images of 3x32x32 in memory, flipped and shifted, batch 128.
 The limit is the best rate of square fp32 matrix products of 1,024 to 4,096, with the threads of the same process.
 The operations of a step are those that PyTorch counts for forward and backward products and convolutions.
-The library oneDNN computes some 3x3 convolutions with fewer operations (Winograd).
-The trainer's small_conv does so for ResNet-18's last layers. So a share can exceed 1.
+The trainer computes many 3x3 convolutions with fewer operations (Winograd's algorithm), and ResNet-18's last layers
+as matrix products. So a share can exceed 1.
 `bare` is the same model, optimizer and loss on one prepared batch, with nothing else in the loop.
 `epoch` is the trainer's loop with data, transforms, logging and metrics.
 All variants alternate ROUNDS (25; `--rounds`) times, for at most a second each. Results are medians and quartiles.
@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from benchmarks.conditions import plans_winograd
 from benchmarks.record import Recording, parse_options, recording
 from benchmarks.tables import Table
 
@@ -111,6 +112,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     from train.acceleration.amp import gradient_scaler
     from train.acceleration.memory_format import set_memory_format
     from train.acceleration.small_conv import use_matmul_for_small_inputs
+    from train.acceleration.winograd import use_winograd
     from train.data.datasets import ImageTensors
     from train.data.memory_feed import MemorySource
     from train.distributed.process_group import ProcessGroup
@@ -132,6 +134,8 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     with FlopCounterMode(display=False) as counter:
         cross_entropy(model(pixels), labels).backward()  # type: ignore[no-untyped-call]
     use_matmul_for_small_inputs(model, shape)
+    if plans_winograd():
+        use_winograd(model)
     optimizer = build_optimizer(settings, model)
     state = TrainState(model, optimizer, gradient_scaler("fp32", group.device))
     trainer = Trainer(state, lr_schedule(settings, 10**6, 10**6), settings, group, "fp32")

@@ -2,7 +2,7 @@
 
 Conditions: CPU, fp32, allocator and binding as planned, images of 3x32x32 in memory, batch 128.
 A step is forward, backward and optimizer on a prepared batch. `ours` is a step as the trainer builds it.
-Each other variant leaves out or replaces one technique; channels first has no small products either.
+Each other variant leaves out or replaces one technique; channels first has neither small products nor Winograd.
 All alternate ROUNDS (9; `--rounds`) times, a few steps each.
 A ratio above 1 is what the technique saves; for `compiled`, a ratio below 1 is what compiling would save.
 The random crop and flip of a batch is compared with the same as one indexed read of a padded batch, and with
@@ -24,6 +24,7 @@ from functools import partial
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from benchmarks.conditions import plans_winograd
 from benchmarks.limit import timed
 from benchmarks.record import Recording, parse_options, recording
 from benchmarks.tables import Table
@@ -100,7 +101,9 @@ def steps_of(name: str) -> tuple[dict[str, Work], dict[str, str]]:
 
     built = partial(build_step, name)
     works = {"ours": built(), "convolutions of small images": built(products=False)}
-    works["images in channels first"] = built(channels_last=False, products=False)
+    if plans_winograd():
+        works["convolutions by Winograd"] = built(winograd=False)
+    works["images in channels first"] = built(channels_last=False, products=False, winograd=False)
     compiled = built(compiler=torch.compile)
     try:
         compiled()
@@ -114,6 +117,7 @@ def build_step(
     *,
     channels_last: bool = True,
     products: bool = True,
+    winograd: bool = True,
     compiler: Callable[[nn.Module], Callable[[Tensor], Tensor]] | None = None,
     group: ProcessGroup | None = None,
     batch: int = BATCH,
@@ -124,6 +128,7 @@ def build_step(
 
     from train.acceleration.memory_format import memory_format, set_memory_format
     from train.acceleration.small_conv import use_matmul_for_small_inputs
+    from train.acceleration.winograd import use_winograd
     from train.distributed.ddp import wrap_ddp
     from train.distributed.sync_batchnorm import convert_sync_batchnorm
     from train.engine.optimizer import build_optimizer
@@ -138,6 +143,8 @@ def build_step(
     model = set_memory_format(model, channels_last=channels_last)
     if products and not compiler:
         model = use_matmul_for_small_inputs(model, SHAPE)
+    if winograd and not compiler and plans_winograd():
+        model = use_winograd(model)
     optimizer = build_optimizer(settings, model)
     if group:
         model = wrap_ddp(model, settings, group)

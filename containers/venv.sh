@@ -58,4 +58,4 @@ choose_torch "$here/$stack" auto "$venv/bin/python"
 "${uv[@]}" install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --no-index \
   --config-setting editable_mode=compat --editable "$here/.."
 cp "$here/entrypoint.pth" "$venv"/lib/python3.*/site-packages/
-bash "$here/jpeg_kernel.sh" "$venv/bin/python" "$here/.."
+bash "$here/kernels.sh" "$venv/bin/python" "$here/.."

@@ -23,8 +23,9 @@ cp -r "$here"/{pyproject.toml,README.md,LICENSE,entrypoint,train} "$source"
 rm -rf "$site"/reference_training-*.dist-info/{direct_url.json,uv_cache.json}
 sed -i '/direct_url.json\|uv_cache.json/d' "$site"/reference_training-*.dist-info/RECORD
 cp "$here/containers/entrypoint.pth" "$site/"
-bash "$here/containers/jpeg_kernel.sh" "$venv/bin/python" "$source"
+bash "$here/containers/kernels.sh" "$venv/bin/python" "$source"
 [[ -f $site/reference_training_jpeg.so ]]
+[[ $(uname -m) != x86_64 || -f $site/reference_training_winograd.so ]]
 
 mkdir -p "$ours"
 cp -r "$here"/{pyproject.toml,README.md,LICENSE,tests,tools} "$ours/"

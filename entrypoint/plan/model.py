@@ -160,6 +160,7 @@ class TrainerPlan(Struct, frozen=True, kw_only=True):
     use_ipex: bool
     saves_checkpoints: bool
     ipex_packs: bool = False
+    winograd: bool = False
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
 

@@ -16,7 +16,7 @@ from tests.conftest import script
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / "containers/venv.sh"
-JPEG_KERNEL = ROOT / "containers/jpeg_kernel.sh"
+KERNELS = ROOT / "containers/kernels.sh"
 
 
 def test_wheel_contains_every_package(tmp_path: Path) -> None:
@@ -34,7 +34,8 @@ def test_wheel_contains_every_package(tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for name in ("entrypoint", "train") for path in (ROOT / name).rglob("*.py")}
     assert modules <= names
-    assert {"entrypoint/py.typed", "train/py.typed", "train/data/jpeg_kernel.cpp"} <= names
+    assert {"entrypoint/py.typed", "train/py.typed"} <= names
+    assert {"train/acceleration/winograd.cpp", "train/data/jpeg_kernel.cpp"} <= names
     assert {"train/data/digits.csv.gz", "train/data/digits_license.txt"} <= names
     assert any(name.endswith(".dist-info/licenses/train/data/digits_license.txt") for name in names)
 
@@ -146,16 +147,25 @@ def test_clone_in_a_path_with_a_blank_works(tmp_path: Path) -> None:
     assert "plan: " in done.stdout
 
 
+NO_JPEG, NO_WINOGRAD = "no JPEG kernel, Pillow decodes", "no Winograd kernel, torch computes convolutions"
+
+
 @pytest.mark.parametrize(
     ("compiler", "missing"),
     [
-        ("no-such-compiler", "no no-such-compiler (Debian: apt install g++ libjpeg-dev)"),
-        ("true", "the installed Pillow brings no libjpeg"),
+        (
+            "no-such-compiler",
+            (
+                f"{NO_JPEG}: no no-such-compiler (Debian: apt install g++ libjpeg-dev)",
+                f"{NO_WINOGRAD}: no no-such-compiler (Debian: apt install g++)",
+            ),
+        ),
+        ("true", (f"{NO_JPEG}: the installed Pillow brings no libjpeg", f"{NO_WINOGRAD}: true failed")),
     ],
 )
-def test_missing_compiler_is_one_line(tmp_path: Path, compiler: str, missing: str) -> None:
+def test_missing_compiler_is_one_line_a_kernel(tmp_path: Path, compiler: str, missing: tuple[str, ...]) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    command = ["bash", JPEG_KERNEL, tmp_path / "venv/bin/python", ROOT]
+    command = ["bash", KERNELS, tmp_path / "venv/bin/python", ROOT]
     env = {**os.environ, "CXX": compiler}
     done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
-    assert done.stdout == f"jpeg_kernel.sh: no JPEG kernel, Pillow decodes: {missing}\n"
+    assert done.stdout.splitlines() == [f"kernels.sh: {line}" for line in missing]

@@ -7,15 +7,15 @@ Why it is faster: oneDNN multiplies with every tap, also beyond the image's edge
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from train.acceleration.faster_conv import FasterConv2d, replace_modules
 from train.models.inspection import dry_run
 
 # A matrix product is faster up to 2x2 pixels, and with more than 64 channels. With 64 channels it is as fast.
@@ -23,13 +23,8 @@ MAX_PIXELS = 4
 MIN_CHANNELS = 64
 
 
-class SmallConv2d(nn.Conv2d):
+class SmallConv2d(FasterConv2d):
     """A convolution that computes images of up to four pixels as a matrix product, and larger ones as usual."""
-
-    @classmethod
-    def sharing(cls, module: nn.Conv2d) -> SmallConv2d:
-        """Return a SmallConv2d with the parameters of a plain convolution."""
-        return share_parameters(cls, module)
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         height, width = input.shape[2:]
@@ -75,46 +70,6 @@ def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int], *
         stored = module.weight.data.new_empty(sizes).permute(order)
         module.weight.data = stored.copy_(module.weight.data)
     return replace_modules(model, small)
-
-
-def replace_modules(model: nn.Module, replacements: Mapping[Any, nn.Module]) -> nn.Module:
-    """Return the model with these modules replaced at every place in it."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child in replacements:
-                setattr(parent, name, replacements[child])
-    return replacements.get(model, model)
-
-
-@contextmanager
-def original_convolutions(model: nn.Module) -> Iterator[None]:
-    """Restore the model's plain convolutions temporarily, to count operations or to export the model."""
-    plain = {
-        module: share_parameters(nn.Conv2d, module) for module in model.modules() if isinstance(module, SmallConv2d)
-    }
-    replace_modules(model, plain)
-    try:
-        yield
-    finally:
-        replace_modules(model, {new: old for old, new in plain.items()})
-
-
-Convolution = TypeVar("Convolution", bound=nn.Conv2d)
-
-
-def share_parameters(kind: type[Convolution], module: nn.Conv2d) -> Convolution:
-    """Return a convolution of another class that shares the settings and the parameters of a module."""
-    with torch.device("meta"):
-        shared = kind(
-            module.in_channels,
-            module.out_channels,
-            module.kernel_size,  # type: ignore[arg-type]
-            module.stride,  # type: ignore[arg-type]
-            module.padding,  # type: ignore[arg-type]
-            bias=module.bias is not None,
-        )
-    shared.weight, shared.bias = module.weight, module.bias
-    return shared.train(module.training)
 
 
 def is_eligible(module: nn.Module) -> bool:

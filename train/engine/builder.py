@@ -17,6 +17,7 @@ from train.acceleration.ipex import optimize_with_ipex
 from train.acceleration.memory_format import set_memory_format
 from train.acceleration.small_conv import use_matmul_for_small_inputs
 from train.acceleration.torch_workarounds import match_optimizer_state_format, orthogonalize_in_fp32
+from train.acceleration.winograd import use_winograd
 from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, Metadata, corrupt_error
 from train.checkpoint.optimizer_state import check_optimizer_state, load_optimizer_tensors
 from train.checkpoint.resume import ResumePoint, check_shapes
@@ -113,6 +114,8 @@ class ModelBuilder:
             model = use_matmul_for_small_inputs(
                 model, self.shape, tap_major=settings.gradient_compression != "powersgd"
             )
+        if self.plan.the_trainer().winograd:
+            model = use_winograd(model)
         packs = self.plan.the_trainer().ipex_packs
         optimizer = build_optimizer(settings, model, head, fused=fused and not packs)
         if group.device.type == "cpu" and self.plan.the_trainer().precision == "fp32":

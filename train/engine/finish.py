@@ -15,7 +15,7 @@ from torch import Tensor
 from entrypoint.core.atomic_files import atomic_path, atomic_write_text
 from entrypoint.core.errors import one_line
 from entrypoint.plan.model import Plan
-from train.acceleration.small_conv import original_convolutions
+from train.acceleration.faster_conv import original_convolutions
 from train.checkpoint.tensor_files import write_tensors
 from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.evaluate import EvalResult

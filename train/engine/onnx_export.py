@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from entrypoint.core.atomic_files import atomic_open
 from entrypoint.core.errors import ExitCode, UserError, first_line
-from train.acceleration.small_conv import original_convolutions
+from train.acceleration.faster_conv import original_convolutions
 from train.settings import ImageShape
 from train.transforms.normalize import Normalize
 

@@ -19,8 +19,8 @@ MAY_DIFFER = frozenset(
         *("max_minutes", "profile", "track"),
     }
 )
-# Of the trainer's plan: what a node's own memory and libraries decide, and what changes no result.
-PLAN_MAY_DIFFER = frozenset({"num_workers", "ipex_packs"})
+# Of the trainer's plan: what a node's own memory, CPU and libraries decide, and what changes results by rounding alone.
+PLAN_MAY_DIFFER = frozenset({"num_workers", "ipex_packs", "winograd"})
 
 
 def settings_to_compare(settings: TrainSettings, plan: TrainerPlan) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.machine.compile_backends import find_ipex_problem
@@ -11,6 +13,8 @@ from train.settings import TrainSettings
 
 # CPU flags of bf16 instructions: AVX-512's, AMX's and Arm's.
 CPU_FLAGS = {"bf16": ("amx_bf16", "avx512_bf16", "bf16")}
+# oneDNN's convolutions are faster with it, and Winograd's kernel does not use it.
+UNMEASURED = "avx512f"
 # Less is not worth the rounding, and may be noise.
 MIN_SPEEDUP = 1.05
 # The first compute capability of NVIDIA's GPUs with the format: Ampere for bf16 and TF32, Volta for fp16.
@@ -108,6 +112,54 @@ def decide_compiling(given: ParsedSettings[TrainSettings], problem: str) -> Deci
     detail = "if the run is long enough" if values.compile == "auto" else ""
     value = f"{values.compile} by {values.compile_backend}"
     return Decision("compile", value, detail, Source.USER, sources["compile"])
+
+
+def decide_winograd(
+    given: ParsedSettings[TrainSettings], device: str, machine: Machine, precision: str, *, has_kernel: bool
+) -> tuple[Decision, ...]:
+    """Compute 3x3 convolutions by Winograd's algorithm where that was faster (benchmarks/README.md): AVX2, fp32.
+
+    `precision` is the planned one. `has_kernel` says whether the compiled algorithm is there.
+    Returns nothing where it cannot be used and nobody asked. Raises `UserError` where the user asks for it then.
+    """
+    values, source = given.values, given.sources.get("winograd", "")
+    if values.winograd == "off":
+        return (Decision("winograd", "off", "", Source.USER, source),)
+    problem = why_no_winograd(values, device, precision)
+    if values.winograd == "on" and problem:
+        raise UserError(f"{source}: {problem}. Set TRAIN_WINOGRAD=auto.")
+    missing = winograd_needs(machine.cpu_flags, has_kernel=has_kernel)
+    if values.winograd == "on" and missing:
+        raise UserError(f"{source}: the algorithm {missing}. Set TRAIN_WINOGRAD=auto.", ExitCode.MACHINE)
+    if values.winograd == "on":
+        return (Decision("winograd", "on", "", Source.USER, source),)
+    if problem:
+        return ()
+    if missing:
+        return (Decision("winograd", "off", f"it {missing}"),)
+    if UNMEASURED in machine.cpu_flags:
+        return (Decision("winograd", "off", "never measured with AVX-512; TRAIN_WINOGRAD=on uses it"),)
+    return (Decision("winograd", "on", "fewer multiplications in 3x3 convolutions; the CPU has AVX2"),)
+
+
+def winograd_needs(cpu_flags: Collection[str], *, has_kernel: bool) -> str:
+    """Return what the compiled algorithm lacks here, empty if nothing."""
+    if not has_kernel:
+        return "is not compiled: the set-up found no C++ compiler, or the CPU is no x86-64"
+    return "" if "avx2" in cpu_flags else "needs a CPU with AVX2"
+
+
+def why_no_winograd(settings: TrainSettings, device: str, precision: str) -> str:
+    """Return what contradicts Winograd's algorithm, empty if nothing does."""
+    contradictions = {
+        f"it is for CPUs, and the run uses {device}": device != "cpu",
+        f"it is for fp32, and the run uses {precision}": precision != "fp32",
+        f"a compiler cannot see through it (TRAIN_COMPILE={settings.compile})": settings.compile != "off",
+        "Intel's extension has its own convolutions (TRAIN_IPEX=on)": settings.ipex == "on",
+        "it needs whole filters (TRAIN_PARALLELISM=fsdp)": settings.parallelism == "fsdp",
+        "it needs TRAIN_CHANNELS_LAST=1": not settings.channels_last,
+    }
+    return next((text for text, holds in contradictions.items() if holds), "")
 
 
 def why_ipex_does_not_pack(settings: TrainSettings, machine: Machine) -> str:

@@ -15,7 +15,13 @@ from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Plan, Source, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.planning.checks import check_trainer_settings
-from train.planning.compute import decide_compiling, decide_ipex, decide_precision, why_ipex_does_not_pack
+from train.planning.compute import (
+    decide_compiling,
+    decide_ipex,
+    decide_precision,
+    decide_winograd,
+    why_ipex_does_not_pack,
+)
 from train.planning.evaluation_plan import plan_evaluation
 from train.planning.image_sizes import decide_image_sizes
 from train.planning.loading import check_prefetching, decide_images, decide_workers
@@ -42,6 +48,7 @@ def plan_trainer(
     ask_model: Callable[[], ModelReport] = ModelReport,
     reads_resume: bool = True,
     bf16_speedup: float | None = None,
+    winograd_kernel: bool = False,
 ) -> Plan:
     """Return the plan with the trainer's part, and the trainer's flags as variables.
 
@@ -49,6 +56,7 @@ def plan_trainer(
     `ask_model` has a child process build the model, for settings that only the model itself can answer.
     `compile_problem` says why the backend of torch.compile cannot be used.
     `bf16_speedup` is how many times as fast as fp32 bf16 was on this CPU, None where that was not measured.
+    `winograd_kernel` says whether Winograd's convolution is compiled.
     `reads_resume` says that a checkpoint to resume from is on this node.
     Raises `UserError` where a batch has fewer images than there are ranks and micro-batches.
     """
@@ -75,6 +83,7 @@ def plan_trainer(
         check_prefetching(given, plan, dataset, workers, machine.memory_bytes)
     precision = decide_precision(given, plan.device, machine, bf16_speedup)
     ipex = decide_ipex(given, plan.device, machine)
+    winograd = decide_winograd(given, plan.device, machine, precision.value, has_kernel=winograd_kernel)
     model_report = ask_model()  # takes seconds, so what can be refused without it is refused before
     check_gradients(given, model_report, ranks)
     normalization, normalization_decision = decide_normalization(
@@ -87,6 +96,7 @@ def plan_trainer(
         precision=precision.value,
         use_ipex=ipex.value == "on",
         ipex_packs=ipex.value == "on" and not why_ipex_does_not_pack(settings, machine),
+        winograd=any(one.value == "on" for one in winograd),
         saves_checkpoints=settings.checkpoint_every > 0,
         normalization=normalization,
     )
@@ -102,6 +112,7 @@ def plan_trainer(
         precision,
         decide_compiling(given, compile_problem),
         ipex,
+        *winograd,
         *decide_parallelism(given, ranks),
         *resume_decisions,
     )

@@ -36,6 +36,13 @@ class PerformanceSettings(OptimizationSettings, frozen=True, kw_only=True):
     ] = "auto"
     deterministic: Annotated[bool, Meta(description="Use deterministic kernels only; slower on CUDA.")] = False
     channels_last: Annotated[bool, Meta(description="Use the channels-last memory format.")] = True
+    winograd: Annotated[
+        Literal["auto", "on", "off"],
+        Meta(
+            description="Winograd's algorithm for 3x3 convolutions on CPUs, in fp32: fewer multiplications."
+            " auto: on CPUs with AVX2 and without AVX-512."
+        ),
+    ] = "auto"
     sync_batchnorm: Annotated[
         Auto | bool,
         Meta(description="Compute BatchNorm statistics over all ranks. auto and 1: yes. 0: each rank its own."),

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.train.given import SMALL, TWO_RANKS
+from train.acceleration.faster_conv import original_convolutions
 from train.acceleration.memory_format import set_memory_format
-from train.acceleration.small_conv import SmallConv2d, original_convolutions, use_matmul_for_small_inputs
+from train.acceleration.small_conv import SmallConv2d, use_matmul_for_small_inputs
 from train.models.inspection import count_multiply_adds
 from train.models.registry import build_model
 from train.settings import TrainSettings

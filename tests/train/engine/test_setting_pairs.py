@@ -30,6 +30,7 @@ OPTIONS: dict[str, dict[str, str]] = {
     "fp16": {"TRAIN_PRECISION": "fp16"},
     "prune": {"TRAIN_PRUNE_RATIO": "0.5"},
     "contiguous": {"TRAIN_CHANNELS_LAST": "0"},
+    "winograd off": {"TRAIN_WINOGRAD": "off"},
     "accumulate": {"TRAIN_GRAD_ACCUM_STEPS": "2"},
     "ema": {"TRAIN_EMA_DECAY": "0.9"},
     "mixup": {"TRAIN_MIXUP_ALPHA": "0.4"},

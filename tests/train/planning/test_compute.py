@@ -212,3 +212,70 @@ def test_unusable_compile_backend_is_refused() -> None:
             *(make_test_plan(node), read_train_settings(environ, {}), SMALL, node), compile_problem="cannot be used (…)"
         )
     assert error.value.code == ExitCode.MACHINE
+
+
+AVX2 = ("avx2",)
+USES_IT = "fewer multiplications in 3x3 convolutions; the CPU has AVX2"
+NO_KERNEL = "is not compiled: the set-up found no C++ compiler, or the CPU is no x86-64"
+
+
+def plan_winograd(environ: dict[str, str], flags: tuple[str, ...], *, has_kernel: bool = True) -> Plan:
+    node = replace(make_machine(4), cpu_flags=flags)
+    given = read_train_settings(environ, {})
+    return plan_trainer(make_test_plan(make_machine(4)), given, SMALL, node, winograd_kernel=has_kernel)
+
+
+@pytest.mark.parametrize(
+    ("environ", "flags", "has_kernel", "used", "why"),
+    [
+        ({}, AVX2, True, True, USES_IT),
+        ({}, AVX2, False, False, f"it {NO_KERNEL}"),
+        ({}, (), True, False, "it needs a CPU with AVX2"),
+        ({}, ("avx2", "avx512f"), True, False, "never measured with AVX-512; TRAIN_WINOGRAD=on uses it"),
+        ({"TRAIN_WINOGRAD": "on"}, ("avx2", "avx512f"), True, True, "(set by you) TRAIN_WINOGRAD=on"),
+        ({"TRAIN_WINOGRAD": "on"}, AVX2, True, True, "(set by you) TRAIN_WINOGRAD=on"),
+        ({"TRAIN_WINOGRAD": "off"}, AVX2, True, False, "(set by you) TRAIN_WINOGRAD=off"),
+        ({"TRAIN_PRECISION": "bf16"}, AVX2, True, False, None),
+        ({"TRAIN_COMPILE": "default"}, AVX2, True, False, None),
+        ({"TRAIN_PARALLELISM": "fsdp"}, AVX2, True, False, None),
+        ({"TRAIN_CHANNELS_LAST": "0"}, AVX2, True, False, None),
+    ],
+)
+def test_winograd_is_used_with_avx2_and_fp32(
+    environ: dict[str, str], flags: tuple[str, ...], has_kernel: bool, used: bool, why: str | None
+) -> None:
+    made = plan_winograd(environ, flags, has_kernel=has_kernel)
+    assert made.the_trainer().winograd is used
+    assert {decision.key: decision.text for decision in made.decisions}.get("winograd") == why
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"TRAIN_PRECISION": "bf16"}, "it is for fp32, and the run uses bf16"),
+        ({"TRAIN_COMPILE": "auto"}, "a compiler cannot see through it (TRAIN_COMPILE=auto)"),
+        ({"TRAIN_PARALLELISM": "fsdp"}, "it needs whole filters (TRAIN_PARALLELISM=fsdp)"),
+        ({"TRAIN_CHANNELS_LAST": "0"}, "it needs TRAIN_CHANNELS_LAST=1"),
+    ],
+)
+def test_winograd_with_what_contradicts_raises(environ: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        plan_winograd(environ | {"TRAIN_WINOGRAD": "on"}, AVX2)
+    assert str(caught.value) == f"TRAIN_WINOGRAD=on: {said}. Set TRAIN_WINOGRAD=auto."
+
+
+@pytest.mark.parametrize(
+    ("flags", "has_kernel", "said"), [(AVX2, False, NO_KERNEL), ((), True, "needs a CPU with AVX2")]
+)
+def test_winograd_that_the_machine_lacks_raises(flags: tuple[str, ...], has_kernel: bool, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        plan_winograd({"TRAIN_WINOGRAD": "on"}, flags, has_kernel=has_kernel)
+    assert str(caught.value) == f"TRAIN_WINOGRAD=on: the algorithm {said}. Set TRAIN_WINOGRAD=auto."
+    assert caught.value.code == ExitCode.MACHINE
+
+
+def test_winograd_is_for_cpus() -> None:
+    node, given = make_machine(4, gpus=1), read_train_settings({}, {})
+    made = plan_trainer(make_test_plan(node), given, SMALL, replace(node, cpu_flags=AVX2), winograd_kernel=True)
+    assert not made.the_trainer().winograd
+    assert "winograd" not in {decision.key for decision in made.decisions}

@@ -1,0 +1,279 @@
+"""Winograd's convolution: torch's values and gradients up to rounding, and only where it is meant."""
+
+from __future__ import annotations
+
+import shutil
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
+
+from tests.conftest import Entrypoint, needs_two_cores
+from tests.train.given import SMALL, TWO_RANKS, losses
+from train.acceleration.faster_conv import original_convolutions
+from train.acceleration.memory_format import set_memory_format
+from train.acceleration.winograd import WinogradConv2d, WinogradConvolution, is_faster, is_suited, use_winograd
+from train.acceleration.winograd_kernel import WinogradKernel, kernel_path, winograd_kernel
+from train.models.inspection import count_multiply_adds
+from train.models.registry import build_model
+from train.settings import TrainSettings
+
+LAST = torch.channels_last
+# Of a tensor's standard deviation.
+TOLERANCE = 3e-4
+
+pytestmark = pytest.mark.skipif(not winograd_kernel(), reason="needs the compiled convolution: make .venv/installed")
+
+
+def convolve(images: Tensor, filters: Tensor) -> Tensor:
+    result: Tensor = WinogradConvolution.apply(images, filters)  # type: ignore[no-untyped-call]
+    return result
+
+
+def random_images(*shape: int) -> Tensor:
+    return torch.randn(shape).to(memory_format=LAST)
+
+
+def random_filters(outputs: int, inputs: int) -> Tensor:
+    return torch.randn(outputs, inputs, 3, 3) / (9 * inputs) ** 0.5
+
+
+def assert_near(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=TOLERANCE * expected.std().item())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("layout", [LAST, torch.contiguous_format], ids=["channels last", "channels first"])
+@pytest.mark.parametrize(
+    ("images", "inputs", "outputs", "height", "width"),
+    [
+        (1, 8, 8, 1, 1),
+        (2, 8, 16, 4, 4),
+        (3, 24, 32, 31, 31),
+        (5, 32, 24, 7, 7),
+        (2, 40, 8, 2, 13),
+        (4, 16, 56, 12, 5),
+        (7, 128, 136, 3, 3),
+        (9, 16, 16, 8, 9),
+    ],
+)
+def test_winograd_equals_convolution(
+    images: int, inputs: int, outputs: int, height: int, width: int, layout: torch.memory_format, threads: int
+) -> None:
+    torch.manual_seed(0)
+    given = torch.randn(images, inputs, height, width).to(memory_format=layout).requires_grad_()
+    filters = random_filters(outputs, inputs).to(memory_format=layout).requires_grad_()
+    exact = [one.detach().double().requires_grad_() for one in (given, filters)]
+    expected = conv2d(*exact, padding=1)
+    change = torch.randn_like(expected)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = convolve(given, filters)
+        gradients = torch.autograd.grad(found, (given, filters), change.float())
+    finally:
+        torch.set_num_threads(before)
+    assert found.is_contiguous(memory_format=LAST)
+    assert_near(found, expected)
+    for mine, theirs in zip(gradients, torch.autograd.grad(expected, exact, change), strict=True):
+        assert_near(mine, theirs)
+    assert gradients[1].stride() == filters.stride()
+
+
+@pytest.mark.parametrize(("of_images", "of_filters"), [(True, False), (False, True)])
+def test_only_needed_gradients_are_computed(of_images: bool, of_filters: bool) -> None:
+    torch.manual_seed(0)
+    images = random_images(3, 16, 9, 9).requires_grad_(of_images)
+    filters = random_filters(24, 16).requires_grad_(of_filters)
+    wanted = images if of_images else filters
+    change = torch.randn(3, 24, 9, 9)
+    (found,) = torch.autograd.grad(convolve(images, filters), wanted, change)
+    (expected,) = torch.autograd.grad(conv2d(images, filters, padding=1), wanted, change)
+    assert_near(found, expected)
+
+
+def test_image_has_the_same_bits_in_any_batch_and_any_thread() -> None:
+    images, filters = random_images(6, 16, 13, 11), random_filters(24, 16)
+    whole = convolve(images, filters)
+    before = torch.get_num_threads()
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        parts = torch.cat([convolve(part, filters) for part in images.split([1, 3, 2])])
+        torch.set_num_threads(before)
+        assert torch.equal(parts, whole)
+
+
+def test_gradients_are_repeatable_to_the_bit() -> None:
+    images, filters = random_images(6, 16, 13, 11).requires_grad_(), random_filters(24, 16).requires_grad_()
+    change = torch.randn(6, 24, 13, 11)
+    first, second = (torch.autograd.grad(convolve(images, filters), (images, filters), change) for _ in range(2))
+    assert all(map(torch.equal, first, second))
+
+
+def test_gradient_of_a_gradient_is_refused() -> None:
+    images, filters = random_images(2, 16, 8, 8).requires_grad_(), random_filters(16, 16)
+    (once,) = torch.autograd.grad(convolve(images, filters).square().sum(), images, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        once.sum().backward()
+
+
+def test_not_finite_pixels_are_not_hidden() -> None:
+    images, filters = random_images(2, 16, 12, 12), random_filters(16, 16)
+    images[1, 3, 5, 5] = torch.nan
+    found = convolve(images, filters)
+    assert found[1, :, 4:7, 4:7].isnan().all()
+    assert found[0].isfinite().all()
+
+
+def test_lack_of_memory_is_an_error() -> None:
+    kernel, images, filters = WinogradKernel(kernel_path()), random_images(1, 16, 8, 8), random_filters(16, 16)
+    addresses = images.data_ptr(), filters.data_ptr(), filters.stride()
+    with pytest.raises(MemoryError):
+        kernel.forward((1, 8, 8, 16, 16), *addresses, images.data_ptr(), 10**9)
+    with pytest.raises(MemoryError):
+        kernel.backward((1, 8, 8, 16, 16), *addresses, images.data_ptr(), (None, filters.data_ptr()), 10**9)
+
+
+@pytest.mark.parametrize(
+    ("options", "suits"),
+    [
+        ({}, True),
+        ({"bias": False}, True),
+        ({"in_channels": 16, "out_channels": 24}, True),
+        ({"in_channels": 256, "out_channels": 256}, True),
+        ({"in_channels": 512, "out_channels": 512}, False),
+        ({"in_channels": 8}, False),
+        ({"out_channels": 36}, False),
+        ({"stride": 2}, False),
+        ({"kernel_size": 5, "padding": 2}, False),
+        ({"kernel_size": (3, 1), "padding": (1, 0)}, False),
+        ({"padding": 0}, False),
+        ({"padding": "same"}, False),
+        ({"padding_mode": "reflect"}, False),
+        ({"dilation": 2, "padding": 2}, False),
+        ({"groups": 2}, False),
+        ({"dtype": torch.float64}, False),
+    ],
+)
+def test_winograd_replaces_only_suited_convolutions(options: dict[str, Any], suits: bool) -> None:
+    module = nn.Conv2d(**{"in_channels": 32, "out_channels": 32, "kernel_size": 3, "padding": 1} | options)
+    assert is_suited(module) is suits
+    (kept,) = use_winograd(nn.Sequential(module)).children()
+    assert isinstance(kept, WinogradConv2d) is suits
+    assert kept.weight is module.weight
+    assert kept.bias is module.bias
+
+
+def test_subclass_of_a_convolution_stays() -> None:
+    class Standardized(nn.Conv2d):
+        """Computes something else."""
+
+    assert not is_suited(Standardized(32, 32, 3, padding=1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "faster"),
+    [
+        ((8, 16, 31, 31), True),
+        ((8, 16, 7, 7), True),
+        ((8, 16, 4, 4), True),
+        ((8, 16, 6, 40), True),
+        ((8, 16, 2, 40), True),
+        ((8, 16, 9, 9), True),
+        ((8, 16, 5, 5), False),
+        ((8, 16, 1, 1), False),
+        ((8, 16, 1, 64), False),
+    ],
+)
+def test_images_with_mostly_empty_tiles_are_left_to_torch(shape: tuple[int, ...], faster: bool) -> None:
+    assert is_faster(torch.zeros(shape)) is faster
+
+
+def test_fewer_images_than_threads_are_left_to_torch() -> None:
+    threads = torch.get_num_threads()
+    assert is_faster(torch.zeros(threads, 16, 8, 8))
+    assert not is_faster(torch.zeros(threads - 1, 16, 8, 8))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_module_equals_convolution_in_each_number_format(bias: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Conv2d(16, 24, 3, padding=1, bias=bias)
+    module, images = WinogradConv2d.sharing(plain), random_images(4, 16, 12, 12)
+    assert not torch.equal(module(images), plain(images)), "the kernel has computed it"
+    assert_near(module(images), plain(images))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(module(images), plain(images))
+    assert torch.equal(deepcopy(module).double()(images.double()), deepcopy(plain).double()(images.double()))
+    assert torch.equal(deepcopy(module).bfloat16()(images.bfloat16()), deepcopy(plain).bfloat16()(images.bfloat16()))
+
+
+def test_resnet_is_the_same_network() -> None:
+    pytest.importorskip("torchvision")
+    torch.manual_seed(0)
+    plain = set_memory_format(build_model(TrainSettings(model="resnet18"), (3, 32, 32), 10), channels_last=True)
+    changed = use_winograd(deepcopy(plain))
+    assert sum(isinstance(module, WinogradConv2d) for module in changed.modules()) == 10
+    with original_convolutions(changed):
+        counted = [count_multiply_adds(model, (3, 32, 32), torch.device("cpu")) for model in (changed, plain)]
+    assert counted[0] == counted[1]
+    assert sum(isinstance(module, WinogradConv2d) for module in changed.modules()) == 10
+    for (name, mine), (_, theirs) in zip(changed.state_dict().items(), plain.state_dict().items(), strict=True):
+        assert torch.equal(mine, theirs), name
+    images = random_images(16, 3, 128, 128)
+    assert_near(changed(images), plain(images))
+
+
+def test_library_that_is_missing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.acceleration.winograd.winograd_kernel", lambda: None)
+    with pytest.raises(RuntimeError, match="not compiled"):
+        use_winograd(nn.Sequential())
+
+
+TRAINING = SMALL | {
+    "TRAIN_MODEL": "speednet-half", "TRAIN_SYNTHETIC_SHAPE": "3x32x32", "TRAIN_BATCH_SIZE": "32", "TRAIN_LR": "0.01",
+    "TRAIN_EPOCHS": "2", "TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_KEEP_CHECKPOINTS": "2", "TRAIN_WINOGRAD": "on",
+}  # fmt: skip
+
+
+@pytest.mark.launch
+def test_training_with_winograd_resumes_to_the_same_bits(entrypoint: Entrypoint) -> None:
+    env = TRAINING | {"TRAIN_RUN_NAME": "whole"}
+    whole = entrypoint.train(env=env | {"TRAIN_EXPORT": "onnx"})
+    first, last = sorted((entrypoint.folder / "runs/whole/checkpoint").glob("step-*"))
+    shutil.rmtree(last)
+    again = entrypoint("train", env=env | {"TRAIN_RESUME": "auto"})
+    assert again.code == 0, again.err
+    assert f"resuming from runs/whole/checkpoint/{first.name}" in again.out
+    assert entrypoint.summary("whole")["weights_sha256"] == whole["weights_sha256"]
+
+
+@pytest.mark.launch
+def test_training_with_winograd_learns_the_same(entrypoint: Entrypoint) -> None:
+    entrypoint.train(env=TRAINING | {"TRAIN_RUN_NAME": "with"})
+    entrypoint.train(env=TRAINING | {"TRAIN_RUN_NAME": "without", "TRAIN_WINOGRAD": "off"})
+    assert losses(entrypoint, "with") != losses(entrypoint, "without")
+    assert losses(entrypoint, "with") == pytest.approx(losses(entrypoint, "without"), rel=2e-3)
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+@needs_two_cores
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"TRAIN_GRAD_ACCUM_STEPS": "2", "TRAIN_EMA_DECAY": "0.9", "TRAIN_ACTIVATION_CHECKPOINTING": "1"},
+        {"TRAIN_PRUNE_RATIO": "0.5", "TRAIN_PRUNE_WARMUP": "1"},
+        {"TRAIN_GRADIENT_COMPRESSION": "powersgd"},
+    ],
+    ids=["plain", "accumulated", "pruned", "powersgd"],
+)
+def test_two_ranks_with_winograd_equal_one(entrypoint: Entrypoint, more: dict[str, str]) -> None:
+    entrypoint.train(env=TRAINING | more | {"TRAIN_RUN_NAME": "one"})
+    entrypoint.train(env=TRAINING | more | TWO_RANKS | {"TRAIN_RUN_NAME": "two"})
+    rounding = 2e-3 if "TRAIN_GRADIENT_COMPRESSION" not in more else 0.1
+    assert losses(entrypoint, "two") == pytest.approx(losses(entrypoint, "one"), rel=rounding)
