@@ -10,6 +10,8 @@ from train.settings import ImageShape
 # Filters of the three blocks: airbench94's for a GPU, and half of them for a CPU, a quarter of the work.
 WIDTHS = {"speednet": (64, 256, 256), "speednet-half": (32, 128, 128)}
 KERNEL = 2
+# Narrower blocks do not train the first layer's bias: its gradient is a tenth of their step on a CPU.
+MAX_FROZEN_WIDTH = 32
 # The factor of the logits, and the value added to the variances of patches before whitening.
 LOGIT_SCALE, WHITENING_EPS = 1 / 9, 5e-4
 # The learning rate multiplier of BatchNorm's biases, for SGD.
@@ -19,6 +21,7 @@ BIAS_LR_MULTIPLIER = 64.0
 class SpeedNet(nn.Module):
     """Whitened 2x2 patches, three blocks of two 3x3 convolutions, global max pooling, one linear layer.
 
+    The half width keeps the random bias of its first layer.
     Input (N, C, H, W), float, at least 9x9; output (N, classes) logits.
     `init_whitening` sets the first layer from images.
     `lr_multipliers` has the learning rate multipliers of parameters by name.
@@ -29,6 +32,8 @@ class SpeedNet(nn.Module):
         patch = shape[0] * KERNEL**2
         self.whiten = nn.Conv2d(shape[0], 2 * patch, KERNEL)
         self.whiten.weight.requires_grad = False
+        assert self.whiten.bias is not None
+        self.whiten.bias.requires_grad = widths[0] > MAX_FROZEN_WIDTH
         inputs = (2 * patch, *widths[:2])
         self.blocks = nn.Sequential(*(conv_group(*pair) for pair in zip(inputs, widths, strict=True)))
         self.head = nn.Linear(widths[2], classes, bias=False)

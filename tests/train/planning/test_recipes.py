@@ -54,16 +54,16 @@ def test_naming_the_recipes_optimizer_keeps_its_rates() -> None:
 @pytest.mark.parametrize(
     ("shape", "environ", "schedule"),
     [
-        ((3, 32, 32), {}, "20:0.4,24:0.3,32"),
-        ((1, 32, 48), {}, "20:0.4,24:0.3,32"),
+        ((3, 32, 32), {}, "20:0.6,32"),
+        ((1, 32, 48), {}, "20:0.6,32"),
         ((3, 28, 28), {}, ""),
         ((3, 224, 224), {}, ""),
         ((3, 32, 32), {"TRAIN_TRANSFORMS": "book"}, ""),
         # Another model may take images of one size only.
         ((3, 32, 32), {"TRAIN_MODEL": "cnn"}, ""),
-        ((3, 32, 32), {"TRAIN_MODEL": "speednet-half"}, "20:0.4,24:0.3,32"),
+        ((3, 32, 32), {"TRAIN_MODEL": "speednet-half"}, "20:0.6,32"),
         ((3, 32, 32), {"TRAIN_SIZE_SCHEDULE": "16:0.5,32"}, "16:0.5,32"),
-        ((3, 40, 40), {"TRAIN_IMAGE_SIZE": "32", "TRAIN_EVAL_SIZE": "40"}, "20:0.4,24:0.3,32"),
+        ((3, 40, 40), {"TRAIN_IMAGE_SIZE": "32", "TRAIN_EVAL_SIZE": "40"}, "20:0.6,32"),
         ((3, 32, 32), {"TRAIN_IMAGE_SIZE": "24", "TRAIN_EVAL_SIZE": "32"}, ""),
     ],
 )
