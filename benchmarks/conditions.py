@@ -16,7 +16,7 @@ import msgspec
 from entrypoint.core.package_version import PROJECT, package_version
 from entrypoint.machine.cpu_load import STEAL_COLUMN, busy_cpus_between, read_cpu_ticks
 from entrypoint.machine.detect import detect_machine
-from train.acceleration.winograd_kernel import kernel_path
+from train.acceleration.winograd_file import find_winograd
 from train.planning.compute import UNMEASURED, winograd_needs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,7 +87,7 @@ def read_machine() -> MachineFacts:
 def plans_winograd() -> bool:
     """Return whether a run in fp32 on these CPUs uses Winograd's algorithm, as its plan has it."""
     flags = detect_machine(affinity=frozenset(os.sched_getaffinity(0))).cpu_flags
-    return not winograd_needs(flags, has_kernel=kernel_path().exists()) and UNMEASURED not in flags
+    return not winograd_needs(flags, has_kernel=find_winograd() is not None) and UNMEASURED not in flags
 
 
 def read_versions() -> dict[str, str]:

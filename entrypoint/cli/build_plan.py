@@ -167,7 +167,7 @@ def build_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
 
 def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
     """Return the plan of the built-in trainer."""
-    from train.acceleration.winograd_kernel import kernel_path
+    from train.acceleration.winograd_file import find_winograd
     from train.data.dataset_info import inspect_dataset
     from train.planning.grad_accumulation import with_accumulation
     from train.planning.recipes import with_recipe
@@ -207,7 +207,7 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
         ask_model=lambda: report or model_report(training, plan, facts, inputs),
         reads_resume=is_first_rank_here(inputs),
         bf16_speedup=bf16_speedup(training.values, plan, inputs),
-        winograd_kernel=kernel_path().exists(),
+        winograd_kernel=find_winograd() is not None,
     )
 
 

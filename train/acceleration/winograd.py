@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from entrypoint.core.errors import ExitCode, UserError
 from train.acceleration.faster_conv import FasterConv2d, replace_modules
 from train.acceleration.winograd_kernel import CHANNEL_MULTIPLE, winograd_kernel
 
@@ -21,6 +22,8 @@ DIRECT, PER_TILE = 9, 36
 # Images whose last tiles are mostly empty gain less. Fewer channels cost more to transform than they save.
 MIN_SAVING = 2.0
 MIN_CHANNELS = 16
+# Tiles of a thread. Each thread has its own sums of the filters' gradients, and adding them takes time as well.
+MIN_TILES = 128
 # Transformed filters beyond it fall out of the cache, and then nothing is gained.
 MAX_FILTERS = 256 * 256
 
@@ -84,9 +87,12 @@ def sizes(images: Tensor, filters: Tensor) -> tuple[int, ...]:
 
 
 def use_winograd(model: nn.Module) -> nn.Module:
-    """Return the model with Winograd's algorithm where it suits; raises `RuntimeError` if it is not compiled."""
+    """Return the model with Winograd's algorithm where it suits; raises `UserError` where it cannot be loaded."""
     if not winograd_kernel():
-        raise RuntimeError("Winograd's convolution is not compiled, or torch has no OpenMP")
+        raise UserError(
+            "TRAIN_WINOGRAD: the compiled kernel cannot be loaded, or torch has no OpenMP. Set TRAIN_WINOGRAD=off.",
+            ExitCode.MACHINE,
+        )
     suited = {module: WinogradConv2d.sharing(module) for module in model.modules() if is_suited(module)}
     return replace_modules(model, suited)
 
@@ -108,13 +114,14 @@ def is_suited(module: nn.Module) -> TypeGuard[nn.Conv2d]:
 def is_faster(images: Tensor) -> bool:
     """Return whether the algorithm can compute these images, and is faster.
 
-    Each thread has images of its own, so fewer images would leave threads without work.
+    Each thread has images of its own, so fewer images than threads would leave some without work.
     """
     count, _, height, width = images.shape
-    tiles = -(-height // TILE) * -(-width // TILE)
+    tiles, threads = -(-height // TILE) * -(-width // TILE), torch.get_num_threads()
     return (
         images.dtype == torch.float32
         and images.device.type == "cpu"
-        and count >= torch.get_num_threads()
+        and count >= threads
+        and count * tiles >= MIN_TILES * threads
         and DIRECT * height * width >= MIN_SAVING * PER_TILE * tiles
     )

@@ -1,16 +1,13 @@
-"""The compiled library of Winograd's convolution (`winograd.cpp`), which the set-up puts next to torch.
-
-Does not import torch: the plan asks whether the library is there.
-"""
+"""The compiled library of Winograd's convolution (`winograd.cpp`), for addresses of tensors."""
 
 from __future__ import annotations
 
 import ctypes
-import sysconfig
 from functools import cache
 from pathlib import Path
 
-LIBRARY = "reference_training_winograd.so"
+from train.acceleration.winograd_file import find_winograd
+
 # Channels are computed in groups.
 CHANNEL_MULTIPLE = 8
 
@@ -72,15 +69,11 @@ class WinogradKernel:
             raise MemoryError("no memory for the gradient of a convolution")
 
 
-def kernel_path() -> Path:
-    """Return where the set-up puts the compiled library."""
-    return Path(sysconfig.get_path("platlib"), LIBRARY)
-
-
 @cache
 def winograd_kernel() -> WinogradKernel | None:
     """Return the library's functions, None where it is not installed or torch has no OpenMP that it can use."""
+    path = find_winograd()
     try:
-        return WinogradKernel(kernel_path())
+        return WinogradKernel(path) if path else None
     except (OSError, AttributeError):
         return None

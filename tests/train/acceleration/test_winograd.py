@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from tests.conftest import Entrypoint, needs_two_cores
+from entrypoint.core.errors import ExitCode, UserError
+from tests.conftest import CORES, Entrypoint, needs_two_cores
 from tests.train.given import SMALL, TWO_RANKS, losses
 from train.acceleration.faster_conv import original_convolutions
 from train.acceleration.memory_format import set_memory_format
-from train.acceleration.winograd import WinogradConv2d, WinogradConvolution, is_faster, is_suited, use_winograd
-from train.acceleration.winograd_kernel import WinogradKernel, kernel_path, winograd_kernel
+from train.acceleration.winograd import (
+    MIN_TILES,
+    WinogradConv2d,
+    WinogradConvolution,
+    is_faster,
+    is_suited,
+    use_winograd,
+)
+from train.acceleration.winograd_kernel import winograd_kernel
 from train.models.inspection import count_multiply_adds
 from train.models.registry import build_model
 from train.settings import TrainSettings
@@ -25,7 +34,11 @@ LAST = torch.channels_last
 # Of a tensor's standard deviation.
 TOLERANCE = 3e-4
 
-pytestmark = pytest.mark.skipif(not winograd_kernel(), reason="needs the compiled convolution: make .venv/installed")
+HAS_AVX2 = "avx2" in Path("/proc/cpuinfo").read_text()
+pytestmark = [
+    pytest.mark.skipif(not winograd_kernel(), reason="needs the compiled convolution: make .venv/installed"),
+    pytest.mark.skipif(not HAS_AVX2, reason="needs a CPU with AVX2"),
+]
 
 
 def convolve(images: Tensor, filters: Tensor) -> Tensor:
@@ -129,7 +142,8 @@ def test_not_finite_pixels_are_not_hidden() -> None:
 
 
 def test_lack_of_memory_is_an_error() -> None:
-    kernel, images, filters = WinogradKernel(kernel_path()), random_images(1, 16, 8, 8), random_filters(16, 16)
+    kernel, images, filters = winograd_kernel(), random_images(1, 16, 8, 8), random_filters(16, 16)
+    assert kernel
     addresses = images.data_ptr(), filters.data_ptr(), filters.stride()
     with pytest.raises(MemoryError):
         kernel.forward((1, 8, 8, 16, 16), *addresses, images.data_ptr(), 10**9)
@@ -177,32 +191,37 @@ def test_subclass_of_a_convolution_stays() -> None:
 @pytest.mark.parametrize(
     ("shape", "faster"),
     [
-        ((8, 16, 31, 31), True),
-        ((8, 16, 7, 7), True),
-        ((8, 16, 4, 4), True),
-        ((8, 16, 6, 40), True),
-        ((8, 16, 2, 40), True),
-        ((8, 16, 9, 9), True),
-        ((8, 16, 5, 5), False),
-        ((8, 16, 1, 1), False),
-        ((8, 16, 1, 64), False),
+        ((31, 31), True),
+        ((7, 7), True),
+        ((4, 4), True),
+        ((6, 40), True),
+        ((2, 40), True),
+        ((9, 9), True),
+        ((5, 5), False),
+        ((1, 1), False),
+        ((1, 64), False),
     ],
 )
-def test_images_with_mostly_empty_tiles_are_left_to_torch(shape: tuple[int, ...], faster: bool) -> None:
-    assert is_faster(torch.zeros(shape)) is faster
+def test_images_with_mostly_empty_tiles_are_left_to_torch(shape: tuple[int, int], faster: bool) -> None:
+    assert is_faster(torch.zeros(1, 1, *shape).expand(MIN_TILES * CORES, 16, *shape)) is faster
 
 
-def test_fewer_images_than_threads_are_left_to_torch() -> None:
-    threads = torch.get_num_threads()
-    assert is_faster(torch.zeros(threads, 16, 8, 8))
-    assert not is_faster(torch.zeros(threads - 1, 16, 8, 8))
+@pytest.mark.parametrize(
+    ("threads", "images", "side", "faster"),
+    [(1, 128, 4, True), (1, 127, 4, False), (3, 96, 8, True), (3, 95, 8, False), (3, 3, 48, True), (3, 2, 56, False)],
+)
+def test_threads_without_enough_tiles_leave_images_to_torch(
+    threads: int, images: int, side: int, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert is_faster(torch.zeros(images, 16, side, side)) is faster
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_module_equals_convolution_in_each_number_format(bias: bool) -> None:
     torch.manual_seed(0)
     plain = nn.Conv2d(16, 24, 3, padding=1, bias=bias)
-    module, images = WinogradConv2d.sharing(plain), random_images(4, 16, 12, 12)
+    module, images = WinogradConv2d.sharing(plain), random_images(MIN_TILES * CORES // 9 + 1, 16, 12, 12)
     assert not torch.equal(module(images), plain(images)), "the kernel has computed it"
     assert_near(module(images), plain(images))
     with torch.autocast("cpu", torch.bfloat16):
@@ -229,8 +248,11 @@ def test_resnet_is_the_same_network() -> None:
 
 def test_library_that_is_missing_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.acceleration.winograd.winograd_kernel", lambda: None)
-    with pytest.raises(RuntimeError, match="not compiled"):
+    with pytest.raises(
+        UserError, match=r"^TRAIN_WINOGRAD: the compiled kernel cannot be loaded, or torch has no OpenMP"
+    ) as error:
         use_winograd(nn.Sequential())
+    assert error.value.code == ExitCode.MACHINE
 
 
 TRAINING = SMALL | {
