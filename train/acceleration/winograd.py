@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from entrypoint.core.errors import ExitCode, UserError
 from train.acceleration.faster_conv import FasterConv2d, replace_modules
-from train.acceleration.winograd_kernel import CHANNEL_MULTIPLE, winograd_kernel
+from train.acceleration.winograd_kernel import CHANNEL_MULTIPLE, WinogradKernel, winograd_kernel
 
 TILE = 4
 # Multiplications for one output pixel and one pair of channels: 9 direct ones, 36 for a tile.
@@ -46,6 +46,7 @@ class WinogradConvolution(torch.autograd.Function):
     def forward(ctx: Any, images: Tensor, filters: Tensor) -> Tensor:
         """Return the convolution of (N, C, H, W) images by (K, C, 3, 3) filters, in channels_last."""
         images = images.contiguous(memory_format=torch.channels_last)
+        filters = dense(filters)
         ctx.save_for_backward(images, filters)
         count, _, height, width = images.shape
         result = images.new_empty((count, height, width, len(filters))).permute(0, 3, 1, 2)
@@ -73,7 +74,12 @@ class WinogradConvolution(torch.autograd.Function):
         return results[0], results[1]
 
 
-def kernel() -> Any:
+def dense(filters: Tensor) -> Tensor:
+    """Return filters whose gradient can have their strides: a copy of those that overlap or have gaps."""
+    return filters if torch.empty_like(filters).stride() == filters.stride() else filters.clone()
+
+
+def kernel() -> WinogradKernel:
     """Return the compiled functions, which `use_winograd` has found."""
     found = winograd_kernel()
     assert found

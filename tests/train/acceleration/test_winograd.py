@@ -108,6 +108,21 @@ def test_only_needed_gradients_are_computed(of_images: bool, of_filters: bool) -
     assert_near(found, expected)
 
 
+@pytest.mark.parametrize("layout", ["expanded", "with gaps", "transposed"])
+def test_filters_of_any_strides_have_right_gradients(layout: str) -> None:
+    torch.manual_seed(0)
+    images = random_images(3, 16, 9, 9)
+    filters = {
+        "expanded": torch.randn(1, 16, 3, 3).expand(24, 16, 3, 3),
+        "with gaps": random_filters(24, 40)[:, ::2][:, :16],
+        "transposed": random_filters(16, 24).transpose(0, 1),
+    }[layout].requires_grad_()
+    change = torch.randn(3, 24, 9, 9)
+    found, expected = convolve(images, filters), conv2d(images, filters, padding=1)
+    assert_near(found, expected)
+    assert_near(*(torch.autograd.grad(one, filters, change)[0] for one in (found, expected)))
+
+
 def test_image_has_the_same_bits_in_any_batch_and_any_thread() -> None:
     images, filters = random_images(6, 16, 13, 11), random_filters(24, 16)
     whole = convolve(images, filters)
