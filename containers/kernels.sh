@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # kernels.sh PYTHON SOURCE: compiles the kernels of SOURCE/train for an environment. Where one cannot be compiled, it says
-# why; the run is slower then, and otherwise the same.
+# why; the run is slower then, and otherwise the same up to rounding.
 # - data/jpeg_kernel.cpp, against the libjpeg of the environment's Pillow, if it decodes to Pillow's bytes
 # - acceleration/winograd.cpp, for x86-64 CPUs with AVX2
 set -euo pipefail

@@ -135,11 +135,16 @@ def decide_winograd(
         return (Decision("winograd", "on", "", Source.USER, source),)
     if problem:
         return ()
-    if missing:
-        return (Decision("winograd", "off", f"it {missing}"),)
-    if UNMEASURED in machine.cpu_flags:
-        return (Decision("winograd", "off", "never measured with AVX-512; TRAIN_WINOGRAD=on uses it"),)
+    if reason := why_auto_leaves_winograd(machine.cpu_flags, has_kernel=has_kernel):
+        return (Decision("winograd", "off", reason),)
     return (Decision("winograd", "on", "fewer multiplications in 3x3 convolutions; the CPU has AVX2"),)
+
+
+def why_auto_leaves_winograd(cpu_flags: Collection[str], *, has_kernel: bool) -> str:
+    """Return why TRAIN_WINOGRAD=auto does not use the algorithm on these CPUs, empty if it does."""
+    if missing := winograd_needs(cpu_flags, has_kernel=has_kernel):
+        return f"it {missing}"
+    return "never measured with AVX-512; TRAIN_WINOGRAD=on uses it" if UNMEASURED in cpu_flags else ""
 
 
 def winograd_needs(cpu_flags: Collection[str], *, has_kernel: bool) -> str:
