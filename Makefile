@@ -38,16 +38,16 @@ docs: $(VENV)/installed ## write docs/settings.md, benchmarks/README.md and the 
 	@$(BIN)/python -m tools.benchmarks_docs
 
 bench-channel: $(VENV)/installed ## the failure channel of up to 16,384 ranks: joining, idling, spreading a failure
-	@$(BIN)/python -m benchmarks.channel
+	@$(BIN)/python -m benchmarks.channel $(BENCH_ARGS)
 
 bench-launch: $(VENV)/installed ## time from the command to a script's first line, compared with peers
-	@$(BIN)/python -m benchmarks.launch
+	@$(BIN)/python -m benchmarks.launch $(BENCH_ARGS)
 
 bench-limit: $(VENV)/installed ## a step compared with the best matrix product, and the cost of the loop
-	@$(BIN)/python -m benchmarks.limit
+	@$(BIN)/python -m benchmarks.limit $(BENCH_ARGS)
 
 bench-techniques: $(VENV)/installed ## what single techniques of the trainer give with this torch
-	@$(BIN)/python -m benchmarks.techniques
+	@$(BIN)/python -m benchmarks.techniques $(BENCH_ARGS)
 
 bench-stream: $(VENV)/installed ## images per second from JPEGs to batches, compared with other loaders (an hour)
 	@$$(bash benchmarks/stream/peers.sh $(VENV)) -m benchmarks.stream $(BENCH_ARGS)
@@ -56,22 +56,22 @@ bench-references: $(VENV)/installed ## the ImageNet recipe against torchvision's
 	@$(BIN)/python -m benchmarks.references $(BENCH_ARGS)
 
 bench-peers: $(VENV)/installed ## images per second and seconds of the whole command, compared with peers
-	@$(BIN)/python -m benchmarks.peers
+	@$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
 
 bench-plan: $(VENV)/installed ## the plan on a bare, limited and busy machine, compared with peers and a sweep
-	@$(BIN)/python -m benchmarks.plan_value
+	@$(BIN)/python -m benchmarks.plan_value $(BENCH_ARGS)
 
 bench-scaling: $(VENV)/installed ## how throughput and the launcher's own cost grow with ranks
-	@$(BIN)/python -m benchmarks.scaling
+	@$(BIN)/python -m benchmarks.scaling $(BENCH_ARGS)
 
 bench-cuda: $(VENV)/installed ## on a GPU: CIFAR-10 against airbench94, ResNet-50's images per second
-	@$(BIN)/python -m benchmarks.cuda
+	@$(BIN)/python -m benchmarks.cuda $(BENCH_ARGS)
 
 bench-accuracy: $(VENV)/installed ## seconds to the book's accuracy, and accuracy after the book's time
-	@$(BIN)/python -m benchmarks.accuracy
+	@$(BIN)/python -m benchmarks.accuracy $(BENCH_ARGS)
 
 bench-checkpoint: $(VENV)/installed ## what checkpoints cost a run
-	@$(BIN)/python -m benchmarks.checkpoint
+	@$(BIN)/python -m benchmarks.checkpoint $(BENCH_ARGS)
 
 book: $(VENV)/installed ## the book's result tables on this machine, as book/book.html (two hours; BOOK_ARGS=--only=2,9.2)
 	@$(BIN)/python -m benchmarks.book $(BOOK_ARGS)
@@ -91,7 +91,7 @@ audit: $(VENV)/installed ## list known holes of the locked packages (needs a net
 	@$(BIN)/python tools/audit.py
 
 image-report: $(VENV)/installed ## sizes and start times of the images, compared with the virtual environment
-	@$(BIN)/python -m benchmarks.images
+	@$(BIN)/python -m benchmarks.images $(BENCH_ARGS)
 
 image-compare: ## build cpu-intel twice without a cache, and list the files that differ
 	@bash containers/compare.sh cpu-intel
