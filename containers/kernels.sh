@@ -10,30 +10,33 @@ compiler=${CXX:-g++}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-without() { rm -f "$1" && echo "kernels.sh: $2: $3"; }
+# Each kernel's file, and what its absence means; `without REASON` removes the file and says both.
+target='' what=''
+without() { rm -f "$target" && echo "kernels.sh: $what: $1"; }
 compile() {
   "$compiler" -std=c++17 -O3 -fPIC -shared -Wall -Wextra -o "$work/kernel.so" "$@" 2>"$work/log" && [[ -f $work/kernel.so ]]
 }
 first_error() { grep -m 1 -i error "$work/log" || echo "$compiler failed"; }
 
 jpeg() {
-  local target=$site/reference_training_jpeg.so what="no JPEG kernel, Pillow decodes" library problem
-  command -v "$compiler" >/dev/null || { without "$target" "$what" "no $compiler (Debian: apt install g++ libjpeg-dev)" && return; }
+  local library problem
+  target=$site/reference_training_jpeg.so what="no JPEG kernel, Pillow decodes"
+  command -v "$compiler" >/dev/null || { without "no $compiler (Debian: apt install g++ libjpeg-dev)" && return; }
   library=$(printf '%s\n' "$site"/pillow.libs/libjpeg-*.so* | head -n 1)
-  [[ -f $library ]] || { without "$target" "$what" "the installed Pillow brings no libjpeg" && return; }
+  [[ -f $library ]] || { without "the installed Pillow brings no libjpeg" && return; }
   # The library is found next to the kernel, wherever the environment is. Contracted products would round otherwise.
   compile -ffp-contract=off "$source/data/jpeg_kernel.cpp" "$library" -Wl,-rpath,"\$ORIGIN/pillow.libs" ||
-    { without "$target" "$what" "$(first_error) (Debian: apt install libjpeg-dev)" && return; }
+    { without "$(first_error) (Debian: apt install libjpeg-dev)" && return; }
   problem=$(cd "$2" && LD_LIBRARY_PATH=$site/pillow.libs "$python" -m train.data.jpeg_kernel "$work/kernel.so" 2>&1) ||
-    { without "$target" "$what" "${problem##*$'\n'}" && return; }
+    { without "${problem##*$'\n'}" && return; }
   mv "$work/kernel.so" "$target"
 }
 
 winograd() {
-  local target=$site/reference_training_winograd.so what="no Winograd kernel, torch computes convolutions"
-  command -v "$compiler" >/dev/null || { without "$target" "$what" "no $compiler (Debian: apt install g++)" && return; }
-  [[ $(uname -m) == x86_64 ]] || { without "$target" "$what" "it is for x86-64" && return; }
-  compile -mavx2 -mfma "$source/acceleration/winograd.cpp" || { without "$target" "$what" "$(first_error)" && return; }
+  target=$site/reference_training_winograd.so what="no Winograd kernel, torch computes convolutions"
+  command -v "$compiler" >/dev/null || { without "no $compiler (Debian: apt install g++)" && return; }
+  [[ $(uname -m) == x86_64 ]] || { without "it is for x86-64" && return; }
+  compile -mavx2 -mfma "$source/acceleration/winograd.cpp" || { without "$(first_error)" && return; }
   mv "$work/kernel.so" "$target"
 }
 
