@@ -3,6 +3,7 @@
 Only modules that Python has loaded before are imported here, until `sys.path` is in order.
 """
 
+import gc
 import os
 import sys
 
@@ -37,7 +38,11 @@ def import_msgspec() -> None:
 
 
 def main() -> int:
-    """Run the command line and return the exit code; a rank's own start imports no more than it needs."""
+    """Run the command line and return the exit code; a rank's own start imports no more than it needs.
+
+    Garbage is not collected until `resume_gc`: nearly all objects of a start stay, and would be scanned repeatedly.
+    """
+    gc.disable()
     import_msgspec()
     from entrypoint.core.console import open_standard_streams
 

@@ -12,32 +12,29 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from entrypoint.cli import build_plan as plans
+from entrypoint.cli.help import help_all
+from entrypoint.cli.parser import SWITCHES, CommandLine, parse_command_line
 from entrypoint.core.console import log, report_error, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
-from entrypoint.core.process import gc_paused
+from entrypoint.core.process import replace_process, resume_gc
+from entrypoint.core.settings_base import Settings, read_settings, variable_name
 from entrypoint.core.signals import PREEMPTION
+from entrypoint.core.user_dirs import apply_fallbacks
+from entrypoint.doctor.selftest import selftest_command
 from entrypoint.job.allocation import ALLOCATION_VAR, read_allocation, with_allocation
 from entrypoint.job.detect import detect_job
-
-with gc_paused():
-    from entrypoint.cli import build_plan as plans
-    from entrypoint.cli.help import help_all
-    from entrypoint.cli.parser import SWITCHES, CommandLine, parse_command_line
-    from entrypoint.core.process import replace_process
-    from entrypoint.core.settings_base import Settings, read_settings, variable_name
-    from entrypoint.core.user_dirs import apply_fallbacks
-    from entrypoint.doctor.selftest import selftest_command
-    from entrypoint.job.launcher_quirks import drop_thread_default
-    from entrypoint.job.run_identity import with_run_id
-    from entrypoint.launch.dispatch import REMOTE_LAUNCHERS, launch
-    from entrypoint.machine import cpu_load
-    from entrypoint.machine.container import read_image
-    from entrypoint.machine.procfs import parent_name
-    from entrypoint.plan.display import plan_lines
-    from entrypoint.plan.inputs import PlanInputs
-    from entrypoint.plan.model import Program
-    from entrypoint.settings import LaunchSettings, read_launch_settings
-    from entrypoint.tune.store import annotate
+from entrypoint.job.launcher_quirks import drop_thread_default
+from entrypoint.job.run_identity import with_run_id
+from entrypoint.launch.dispatch import REMOTE_LAUNCHERS, launch
+from entrypoint.machine import cpu_load
+from entrypoint.machine.container import read_image
+from entrypoint.machine.procfs import parent_name
+from entrypoint.plan.display import plan_lines
+from entrypoint.plan.inputs import PlanInputs
+from entrypoint.plan.model import Program
+from entrypoint.settings import LaunchSettings, read_launch_settings
+from entrypoint.tune.store import annotate
 
 
 def main() -> int:
@@ -189,6 +186,7 @@ def tune_command(command: CommandLine, inputs: PlanInputs) -> int:
     """Try plans for the program and keep the fastest."""
     from entrypoint.tune.search import TuneSettings, tune
 
+    resume_gc()
     settings = read_settings(TuneSettings, inputs.environ, command.tune_flags).values
     training = plans.settings_affecting_speed(command, inputs)
     plan = plans.build_plan(command, inputs)

@@ -24,8 +24,13 @@ def gc_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.freeze()
-        gc.enable()
+        resume_gc()
+
+
+def resume_gc() -> None:
+    """Enable garbage collection again, without the objects that exist."""
+    gc.freeze()
+    gc.enable()
 
 
 def fast_exit(code: int) -> NoReturn:

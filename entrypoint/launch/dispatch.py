@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
-from entrypoint.core.process import replace_process
+from entrypoint.core.process import replace_process, resume_gc
 from entrypoint.core.signals import PREEMPTION
 from entrypoint.job.detect import Job
 from entrypoint.job.job_key import JOB_KEY_VAR
@@ -22,6 +22,7 @@ REMOTE_LAUNCHERS = ("mpirun", "srun")
 
 def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> NoReturn:
     """Start the ranks, or execute the program in this process if it is already a rank."""
+    resume_gc()
     environ = {START_TIME_VAR: str(started), **environ}
     if plan.launcher in REMOTE_LAUNCHERS and plan.rendezvous.key_source == DRAWN_HERE:
         import secrets

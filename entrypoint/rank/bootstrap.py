@@ -14,7 +14,7 @@ from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.network import addresses_towards, is_own_address, resolve
 from entrypoint.core.package_version import PROJECT, package_version
-from entrypoint.core.process import die_with_parent, replace_process
+from entrypoint.core.process import die_with_parent, replace_process, resume_gc
 from entrypoint.job.detect import Job
 from entrypoint.job.ports import JOB_TOKEN_VAR, fallback_ports, monitor_ports, port_from_job_id
 from entrypoint.job.run_identity import PROGRAM, has_monitor
@@ -110,6 +110,7 @@ def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> N
     )
     sys.stdout.flush()
     sys.stderr.flush()
+    resume_gc()
     ports = fallback_ports(port) if negotiable else ()
     interface = environment.get("GLOO_SOCKET_IFNAME", "")
     channel = FailureChannel(
