@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from train.acceleration.faster_conv import FasterConv2d, replace_modules
+from train.acceleration.faster_conv import FasterConv2d, is_plain
 from train.models.inspection import dry_run
 
 # A matrix product is faster up to 2x2 pixels, and with more than 64 channels. With 64 channels it is as fast.
@@ -26,12 +26,12 @@ MIN_CHANNELS = 64
 class SmallConv2d(FasterConv2d):
     """A convolution that computes images of up to four pixels as a matrix product, and larger ones as usual."""
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        height, width = input.shape[2:]
-        if height * width > MAX_PIXELS:
-            convolved: Tensor = super()._conv_forward(input, weight, bias)
-            return convolved
-        images = input.permute(0, 2, 3, 1)
+    def compute(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Return the convolution, None for larger images."""
+        height, width = images.shape[2:]
+        if height * width > MAX_PIXELS or not has_settings(self):
+            return None
+        images = images.permute(0, 2, 3, 1)
         if self.kernel_size == (1, 1) and self.padding == (0, 0):
             strided = images[:, :: self.stride[0], :: self.stride[1]]
             return linear(strided, weight.flatten(1), bias).permute(0, 3, 1, 2)
@@ -42,7 +42,7 @@ class SmallConv2d(FasterConv2d):
         matrix: Tensor = ConvAsMatrix.apply(weight, rows, columns)  # type: ignore[no-untyped-call]
         biases = None if bias is None else bias.repeat(len(rows) * len(columns))
         out = linear(images.flatten(1), matrix, biases)
-        return out.view(len(input), len(rows), len(columns), -1).permute(0, 3, 1, 2)
+        return out.view(len(images), len(rows), len(columns), -1).permute(0, 3, 1, 2)
 
 
 def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int], *, tap_major: bool = True) -> nn.Module:
@@ -53,32 +53,41 @@ def use_matmul_for_small_inputs(model: nn.Module, shape: tuple[int, int, int], *
     """
     pixels: dict[nn.Conv2d, int] = {}
 
-    def record_pixels(module: nn.Conv2d, inputs: tuple[Tensor]) -> None:
-        pixels[module] = max(pixels.get(module, 0), inputs[0].shape[2:].numel())
+    def record_pixels(module: nn.Conv2d, inputs: tuple[Tensor, ...], named: dict[str, Tensor]) -> None:
+        images = (*inputs, *named.values())[0]
+        pixels[module] = max(pixels.get(module, 0), images.shape[-2:].numel())
 
-    hooks = [module.register_forward_pre_hook(record_pixels) for module in model.modules() if is_eligible(module)]
+    hooks = [
+        module.register_forward_pre_hook(record_pixels, with_kwargs=True)
+        for module in model.modules()
+        if is_eligible(module)
+    ]
     if not hooks:
         return model
     dry_run(model, shape)
     for hook in hooks:
         hook.remove()
-    small = {module: SmallConv2d.sharing(module) for module, most in pixels.items() if most <= MAX_PIXELS}
-    for module in small.values():
+    for module in (module for module, most in pixels.items() if most <= MAX_PIXELS):
         order = (2, 3, 0, 1) if tap_major and module.kernel_size != (1, 1) else (0, 1, 2, 3)
         sizes = [module.weight.shape[axis] for axis in order]
         # Filters with one tap are contiguous in either order. Their gradients have the strides of this order.
         stored = module.weight.data.new_empty(sizes).permute(order)
         module.weight.data = stored.copy_(module.weight.data)
-    return replace_modules(model, small)
+        module.__class__ = SmallConv2d
+    return model
 
 
-def is_eligible(module: nn.Module) -> bool:
+def is_eligible(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Return whether a module is a convolution that one matrix can replace, with enough channels to be faster."""
+    return is_plain(module) and has_settings(module) and min(module.in_channels, module.out_channels) >= MIN_CHANNELS
+
+
+def has_settings(module: nn.Conv2d) -> bool:
+    """Return whether one matrix can replace a convolution of these settings; a user may change them at any time."""
     return (
-        type(module) is nn.Conv2d
-        and (module.groups, module.dilation, module.padding_mode) == (1, (1, 1), "zeros")
-        and not isinstance(module.padding, str)
-        and min(module.in_channels, module.out_channels) >= MIN_CHANNELS
+        (module.groups, module.dilation, module.padding_mode) == (1, (1, 1), "zeros")
+        and isinstance(module.padding, tuple)
+        and isinstance(module.stride, tuple)
     )
 
 

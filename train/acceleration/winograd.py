@@ -10,11 +10,12 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from entrypoint.core.errors import ExitCode, UserError
-from train.acceleration.faster_conv import FasterConv2d, replace_modules
+from train.acceleration.faster_conv import FasterConv2d, is_plain
 from train.acceleration.winograd_kernel import CHANNEL_MULTIPLE, WinogradKernel, winograd_kernel
+
+convolution_backward = torch.ops.aten.convolution_backward
 
 TILE = 4
 # Multiplications for one output pixel and one pair of channels: 9 direct ones, 36 for a tile.
@@ -29,24 +30,35 @@ MAX_FILTERS = 256 * 256
 
 
 class WinogradConv2d(FasterConv2d):
-    """A 3x3 convolution that uses Winograd's algorithm where that is faster: in fp32, with enough images and pixels."""
+    """A 3x3 convolution that uses Winograd's algorithm where that is faster: in fp32, with enough images and pixels.
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not is_faster(input) or weight.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
-            convolved: Tensor = super()._conv_forward(input, weight, bias)
-            return convolved
-        result: Tensor = WinogradConvolution.apply(input, weight)  # type: ignore[no-untyped-call]
+    A pixel that is infinite or no number spreads over its tile, so over more pixels than by torch.
+    """
+
+    def compute(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Return the convolution, None where torch is to compute it."""
+        floats = all(one is None or one.dtype == torch.float32 for one in (weight, bias))
+        observed = torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+        if observed or not floats or weight.device.type != "cpu" or not has_settings(self) or not is_faster(images):
+            return None
+        result = convolve(images, weight)
         return result if bias is None else result + bias.view(1, -1, 1, 1)
 
 
+def convolve(images: Tensor, filters: Tensor) -> Tensor:
+    """Return the convolution of (N, C, H, W) images by (K, C, 3, 3) filters, float32, in channels_last."""
+    # Copies are made here, so that they have gradients of any order.
+    last = images.contiguous(memory_format=torch.channels_last)
+    result: Tensor = WinogradConvolution.apply(last, dense(filters))  # type: ignore[no-untyped-call]
+    return result
+
+
 class WinogradConvolution(torch.autograd.Function):
-    """A 3x3 convolution with a border of one zero, in float32 and channels_last."""
+    """A 3x3 convolution with a border of one zero, of float32 images in channels_last and filters without gaps."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, filters: Tensor) -> Tensor:
-        """Return the convolution of (N, C, H, W) images by (K, C, 3, 3) filters, in channels_last."""
-        images = images.contiguous(memory_format=torch.channels_last)
-        filters = dense(filters)
+        """Return the convolution, in channels_last."""
         ctx.save_for_backward(images, filters)
         count, _, height, width = images.shape
         result = images.new_empty((count, height, width, len(filters))).permute(0, 3, 1, 2)
@@ -57,11 +69,18 @@ class WinogradConvolution(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients of images and filters, where they are needed."""
+        """Return the gradients of images and filters, where they are needed; torch computes those of higher order."""
         images, filters = ctx.saved_tensors
-        gradient = gradient.contiguous(memory_format=torch.channels_last)
+        if torch.is_grad_enabled():
+            of_images, of_filters, _ = convolution_backward(
+                *(gradient, images, filters, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+                [*ctx.needs_input_grad, False],
+            )
+            return of_images, of_filters
+        gradient = gradient.resolve_neg().contiguous(memory_format=torch.channels_last)
+        # Hooks on saved tensors may return other strides.
+        images, filters = images.contiguous(memory_format=torch.channels_last), dense(filters)
         results = [
             torch.empty_like(one) if needed else None
             for one, needed in zip((images, filters), ctx.needs_input_grad, strict=True)
@@ -99,21 +118,29 @@ def use_winograd(model: nn.Module) -> nn.Module:
             "TRAIN_WINOGRAD: the compiled kernel cannot be loaded, or torch has no OpenMP. Set TRAIN_WINOGRAD=off.",
             ExitCode.MACHINE,
         )
-    suited = {module: WinogradConv2d.sharing(module) for module in model.modules() if is_suited(module)}
-    return replace_modules(model, suited)
+    for module in model.modules():
+        if is_suited(module):
+            module.__class__ = WinogradConv2d
+    return model
 
 
 def is_suited(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Return whether a module is a convolution that the algorithm can compute, with channels for which it is faster."""
     return (
-        type(module) is nn.Conv2d
-        and (module.kernel_size, module.stride, module.dilation) == ((3, 3), (1, 1), (1, 1))
-        and (module.padding, module.padding_mode, module.groups) == ((1, 1), "zeros", 1)
+        is_plain(module)
+        and has_settings(module)
         and module.weight.dtype == torch.float32
         and not module.in_channels % CHANNEL_MULTIPLE
         and not module.out_channels % CHANNEL_MULTIPLE
         and min(module.in_channels, module.out_channels) >= MIN_CHANNELS
         and module.in_channels * module.out_channels <= MAX_FILTERS
+    )
+
+
+def has_settings(module: nn.Conv2d) -> bool:
+    """Return whether a convolution has the settings of this algorithm; a user may change them at any time."""
+    return (module.kernel_size, module.stride, module.dilation) == ((3, 3), (1, 1), (1, 1)) and (
+        (module.padding, module.padding_mode, module.groups) == ((1, 1), "zeros", 1)
     )
 
 

@@ -139,7 +139,7 @@ def check_batchnorm_classes(model: nn.Module) -> None:
 
 
 def convert_sync_batchnorm(model: nn.Module, group: ProcessGroup, *, compiled: bool = False) -> nn.Module:
-    """Return the model with every BatchNorm replaced by one over all ranks, with its weights and statistics.
+    """Return the model with every BatchNorm over all ranks, with its weights and statistics.
 
     A model to be compiled uses the process group, because the compiler cannot trace shared memory.
     """
@@ -151,23 +151,22 @@ def convert_sync_batchnorm(model: nn.Module, group: ProcessGroup, *, compiled: b
             return with_activations
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         return converted
-    if isinstance(model, _BatchNorm):
-        return from_batchnorm(model, None if compiled else group.memory)
-    for name, child in model.named_children():
-        setattr(model, name, convert_sync_batchnorm(child, group, compiled=compiled))
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            synchronize(module, None if compiled else group.memory)
     return model
 
 
-def from_batchnorm(norm: Any, memory: SharedMemoryGroup | None = None) -> SyncBatchNorm:
-    """Return the synchronized equivalent of a BatchNorm, with the same parameters."""
-    kind = SyncBatchNormAct if has_activation(norm) else SyncBatchNorm
-    synchronized = kind(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-    for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
-        setattr(synchronized, name, getattr(norm, name))
-    if isinstance(synchronized, SyncBatchNormAct):
-        synchronized.drop, synchronized.act = norm.drop, norm.act
-    synchronized.memory = memory
-    return synchronized.train(norm.training)
+def synchronize(norm: Any, memory: SharedMemoryGroup | None = None) -> SyncBatchNorm:
+    """Make a BatchNorm its synchronized equivalent, and return it.
+
+    Only its class changes, so parameters, hooks and every place in the model stay as they are.
+    """
+    has_act = has_activation(norm) or isinstance(norm, SyncBatchNormAct)
+    norm.__class__ = SyncBatchNormAct if has_act else SyncBatchNorm
+    norm.memory = memory
+    synchronized: SyncBatchNorm = norm
+    return synchronized
 
 
 def warn_without_batchnorm(model: nn.Module, settings: TrainSettings, group: ProcessGroup) -> None:

@@ -29,7 +29,7 @@ def small(plain: nn.Conv2d, *, tap_major: bool = True) -> nn.Conv2d:
         nn.Sequential(module), (plain.in_channels, 1, 1), tap_major=tap_major
     ).children()
     assert isinstance(changed, SmallConv2d)
-    assert changed.weight is module.weight
+    assert changed is module
     return changed.to(plain.weight.dtype)
 
 

@@ -24,11 +24,11 @@ ALONE = ProcessGroup(0, 1, 0, torch.device("cpu"))
 RANKS = """
     import sys, torch, torch.distributed as dist
     from torch import nn
-    from train.distributed.sync_batchnorm import from_batchnorm
+    from train.distributed.sync_batchnorm import synchronize
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     images, wanted = torch.randn(7, 3, 5, 5), torch.randn(7, 3, 5, 5)
-    layer = from_batchnorm(nn.BatchNorm2d(3))
+    layer = synchronize(nn.BatchNorm2d(3))
     mine = slice(0, 4) if dist.get_rank() == 0 else slice(4, 7)
     part = images[mine].clone().requires_grad_()
     output = layer(part)
@@ -119,6 +119,19 @@ def test_sync_batchnorm_replaces_all_and_keeps_names_and_values() -> None:
     assert torch.equal(model.eval()(torch.ones(2, 3, 6, 6)), expected)
     assert has_batchnorm(model)
     assert not has_batchnorm(nn.Linear(2, 2))
+
+
+def test_sync_batchnorm_keeps_hooks_and_shared_layers() -> None:
+    model, seen = nn.ModuleDict({"one": nn.BatchNorm2d(4)}), list[str]()
+    norm = model["two"] = model["one"]
+    norm.register_forward_hook(lambda *_: seen.append("hook"))
+    norm.gain = 2.0
+    convert_sync_batchnorm(model, ALONE)
+    assert model["one"] is model["two"] is norm
+    assert isinstance(norm, SyncBatchNorm)
+    assert norm.gain == 2.0
+    norm.eval()(torch.randn(2, 4, 3, 3))
+    assert seen == ["hook"]
 
 
 def losses(folder: Path, name: str) -> list[float]:
