@@ -60,7 +60,6 @@ def is_plain(module: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Return whether a module is torch's own convolution in one group, with a parameter of the usual shape."""
     return (
         type(module) is nn.Conv2d
-        and (module.groups, module.padding_mode) == (1, "zeros")
         and isinstance(getattr(module, "weight", None), nn.Parameter)
         and module.weight.shape == (module.out_channels, module.in_channels, *module.kernel_size)
     )
