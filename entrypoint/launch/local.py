@@ -37,6 +37,7 @@ from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.model import Plan
 from entrypoint.rank.bootstrap import exec_program
 from entrypoint.rank.rendezvous import check_port_free
+from entrypoint.supervise.child import log_late
 
 if TYPE_CHECKING:
     from entrypoint.launch.rank_output import RankOutput
@@ -122,6 +123,7 @@ class LocalRanks:
         self.running: dict[int, int] = {}
         self.failures: list[Failure] = []
         self.signalled_pids: set[int] = set()
+        self.killed_pids: set[int] = set()
         self.stop_signal: signal.Signals | None = None
         self.next_escalation: tuple[float, signal.Signals] | None = None
         # When to say which ranks are missing from a collective, and what was said.
@@ -199,12 +201,20 @@ class LocalRanks:
             if received and received.si_signo != signal.SIGCHLD:
                 self.handle_signal(received)
             if self.next_escalation and time.monotonic() >= self.next_escalation[0]:
-                self.signal_all(self.next_escalation[1])
+                self.escalate(self.next_escalation[1])
                 self.next_escalation = (time.monotonic() + KILL_DELAY_S, signal.SIGKILL)
             self.reap()
             if self.explain_at and time.monotonic() >= self.explain_at:
                 self.end_hang()
         self.end_hang()
+
+    def escalate(self, number: signal.Signals) -> None:
+        """Send the next signal to the ranks that needed longer than the grace period; name those that are killed."""
+        if number == signal.SIGKILL:
+            for pid in sorted(self.running.keys() - self.killed_pids):
+                log_late(f"rank {self.global_rank(self.running[pid])} (process {pid})", self.plan.grace_period_s)
+            self.killed_pids |= self.running.keys()
+        self.signal_all(number)
 
     def handle_signal(self, received: signal.struct_siginfo) -> None:
         """Forward a signal; one from the terminal goes to each rank's whole process group.

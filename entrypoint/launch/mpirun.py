@@ -18,7 +18,7 @@ from contextlib import suppress
 from entrypoint.core.console import STATUS_PREFIX, STATUS_VAR
 from entrypoint.core.errors import ExitCode
 from entrypoint.core.signals import DUPLICATE_WINDOW_S, TERMINATING
-from entrypoint.supervise.child import POLL_INTERVAL_S, fork_exec, forward_signals
+from entrypoint.supervise.child import POLL_INTERVAL_S, fork_exec, forward_signals, log_late
 
 PREFIX = STATUS_PREFIX.encode()
 
@@ -96,6 +96,7 @@ def supervise_mpirun(
         # A killed mpirun may leave an ssh that holds this open, so mpirun's own end counts.
         ended, status = os.waitpid(child, os.WNOHANG)
         if not ended and asking.grace_expired(grace_s):
+            log_late("mpirun", grace_s, "was terminated")
             os.kill(child, signal.SIGTERM)
             grace_s = math.inf
         while select.select([said], [], [], 0 if ended else POLL_INTERVAL_S)[0] and (data := os.read(said, 65536)):

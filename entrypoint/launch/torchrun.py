@@ -32,6 +32,7 @@ from entrypoint.launch.failures import (
 from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.model import PLAN_VAR, Plan
+from entrypoint.supervise.child import log_late
 
 
 def main(argv: list[str]) -> int:
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
         )
 
     plan = Plan.from_variable(os.environ[PLAN_VAR])
-    ended_by_agent, memory = capture_agent_log(), read_memory(ROOT)
+    ended_by_agent, memory = capture_agent_log(plan.grace_period_s), read_memory(ROOT)
 
     def convert(failures: dict[int, Any]) -> list[Failure]:
         return convert_failures(failures, ended_by_agent)
@@ -122,21 +123,27 @@ def forward_user_signals() -> list[int]:
 
 
 class KilledPidRecorder(logging.Handler):
-    """Records the processes that the agent stopped; torch 2.13 counts them as failed."""
+    """Records the processes that the agent stopped, which torch 2.13 counts as failed, and names those it killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace_period_s: float) -> None:
         super().__init__(logging.WARNING)
         self.pids: set[int] = set()
+        self.grace_period_s = grace_period_s
 
     def emit(self, record: logging.LogRecord) -> None:
         """Record the process of `Sending process %s closing signal %s` and of `Unable to shutdown process %s …`."""
         if "process %s" in record.msg and isinstance(record.args, tuple) and isinstance(record.args[0], int):
             self.pids.add(record.args[0])
+            if record.msg.startswith("Unable to shutdown"):
+                log_late(f"process {record.args[0]}", self.grace_period_s)
 
 
-def capture_agent_log() -> set[int]:
-    """Suppress the agent's log, and return the set that collects the ids of the processes that it stops."""
-    recorder = KilledPidRecorder()
+def capture_agent_log(grace_period_s: float) -> set[int]:
+    """Suppress the agent's log, and return the set that collects the ids of the processes that it stops.
+
+    It kills them after the grace period.
+    """
+    recorder = KilledPidRecorder(grace_period_s)
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed"):
             logger = logging.getLogger(name)

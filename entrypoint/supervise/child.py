@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from entrypoint.core.console import log
 from entrypoint.core.process import die_with_parent
 from entrypoint.core.signals import FORWARDED, from_terminal, not_ignored, signal_sender
 
@@ -69,3 +70,10 @@ def fork_exec(
             os.execve(argv[0], argv, {**environment, **({"MASTER_PORT": port} if port else {})})
     finally:
         os._exit(127)
+
+
+def log_late(who: str, grace_period_s: float, what: str = "was killed") -> None:
+    """Print that a process needed longer than its grace period to end, and what was done."""
+    log(
+        f"{who} did not end within {grace_period_s:g} s (LAUNCH_GRACE_PERIOD_S) and {what}. What was not saved is lost."
+    )

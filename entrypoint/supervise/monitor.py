@@ -34,7 +34,7 @@ from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.process_state import state_of, state_text
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
-from entrypoint.supervise.child import POLL_INTERVAL_S, forward_signals
+from entrypoint.supervise.child import POLL_INTERVAL_S, forward_signals, log_late
 from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel
 from entrypoint.supervise.gate import Gate, code_after, failure_message, has_exited, open_gate, spawn_gated
 
@@ -155,7 +155,7 @@ def wait_or_terminate(
     pidfds = []
     with suppress(OSError):  # on an old kernel or under a seccomp filter: poll every POLL_INTERVAL_S
         pidfds.append(os.pidfd_open(child))
-    failed_at, explain_at, forced = 0.0, 0.0, False
+    failed_at, explain_at, forced, killed = 0.0, 0.0, False, False
     while True:
         select.select(pidfds, [], [], POLL_INTERVAL_S)
         pid, status = os.waitpid(child, os.WNOHANG)
@@ -178,6 +178,9 @@ def wait_or_terminate(
         if channel.first_failure.before_start:  # no rank has trained, and nothing is to be saved
             exit_wait_s = 0
         if now - failed_at > exit_wait_s + SIGTERM_WAIT_S:
+            if channel.first_failure.code == ExitCode.PREEMPTED and not killed:
+                log_late(f"rank {channel.endpoint.rank} (process {child})", grace_s)
+            killed = True
             os.kill(child, signal.SIGKILL)
         elif now - failed_at > exit_wait_s and not forced:
             forced = True

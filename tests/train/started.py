@@ -8,13 +8,17 @@ from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment
 
 
 class Started:
-    """The trainer as a user starts it, its output read line by line; `before` are words in front of the command."""
+    """The trainer as a user starts it, its output read line by line; `before` are words in front of the command.
+
+    Unless a test sets it, the grace period is long: a machine with other work may need minutes to save a checkpoint.
+    """
 
     def __init__(self, entrypoint: Entrypoint, env: dict[str, str], *before: str) -> None:
+        more = {"LAUNCH_QUIET": "1", "LAUNCH_GRACE_PERIOD_S": str(LAUNCH_LIMIT_S)}
         self.process = subprocess.Popen(
             [*before, PYTHON, "-m", "entrypoint", "train"],
             cwd=entrypoint.folder,
-            env={**clean_environment(), "LAUNCH_QUIET": "1", **env, "HOME": str(entrypoint.home)},
+            env={**clean_environment(), **more, **env, "HOME": str(entrypoint.home)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

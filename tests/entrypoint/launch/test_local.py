@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -162,6 +163,20 @@ def test_suspended_job_goes_on(entrypoint: Entrypoint, launcher: str, whole_job:
         process.terminate()
         assert lines(process, 2) == ["0 SIGTERM", "1 SIGTERM"]
         assert process.wait(LAUNCH_LIMIT_S) == {"local": 0, "torchrun": 143}[launcher]
+
+
+@pytest.mark.launch
+@needs_two_cores
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+def test_rank_killed_after_the_grace_period_is_named(entrypoint: Entrypoint, launcher: str) -> None:
+    more = {"LAUNCH_LAUNCHER": launcher, "LAUNCH_GRACE_PERIOD_S": "2"}
+    with started(entrypoint, "rank == '0' or sys.exit(75)", **more) as process:
+        process.terminate()
+        err = process.communicate(timeout=LAUNCH_LIMIT_S)[1]
+    process_name = r"rank 0 \(process \d+\)" if launcher == "local" else r"process \d+"
+    late = rf"entrypoint: {process_name} did not end within 2 s \(LAUNCH_GRACE_PERIOD_S\) and was killed\."
+    assert re.fullmatch(rf"{late} What was not saved is lost\.\nentrypoint: error: stopped by SIGTERM\n", err)
+    assert process.returncode == 143
 
 
 @pytest.mark.launch

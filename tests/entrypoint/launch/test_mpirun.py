@@ -118,7 +118,10 @@ def test_mpirun_stop_warns_first_then_terminates(
         assert process.stdout.readline() == f"{name}\n"
         time.sleep(1.2)
     assert process.wait(LAUNCH_LIMIT_S) == 128 + sent[0]
-    assert process.stdout.read().split() == heard[len(sent) :]
+    out, err = process.communicate()
+    assert out.split() == heard[len(sent) :]
+    late = f"entrypoint: mpirun did not end within {grace_s} s (LAUNCH_GRACE_PERIOD_S) and was terminated. "
+    assert err == (f"{late}What was not saved is lost.\n" if grace_s == "2" else "")
 
 
 def test_stop_translator_duplicate_signal_counts_once() -> None:

@@ -25,14 +25,14 @@ MONITOR = """
     from entrypoint.supervise.monitor import run_guarded
     endpoint = RankEndpoint(0, "node1", "127.0.0.1", (int(sys.argv[1]),), "x")
     environment = {**os.environ, "MASTER_PORT": "61000"}
-    run_guarded((sys.executable, *sys.argv[2:]), environment, FailureChannel(endpoint, 30), 30, 30)
+    run_guarded((sys.executable, *sys.argv[3:]), environment, FailureChannel(endpoint, 30), 30, float(sys.argv[2]))
 """
 
 
-def start(folder: Path, text: str, port: int = 0, **environ: str) -> subprocess.Popen[str]:
+def start(folder: Path, text: str, port: int = 0, grace_s: int = 30, **environ: str) -> subprocess.Popen[str]:
     monitor, program = script(folder, "monitor_main.py", MONITOR), script(folder, "x.py", text)
     return subprocess.Popen(
-        [PYTHON, str(monitor), str(port or free_port()), str(program)],
+        [PYTHON, str(monitor), str(port or free_port()), str(grace_s), str(program)],
         env={**clean_environment(), **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -98,6 +98,25 @@ def test_monitor_sigterm_after_failure_keeps_first_failure(tmp_path: Path, first
     process.terminate()
     assert process.communicate(timeout=LAUNCH_LIMIT_S)[1] == ""
     assert process.returncode == code
+
+
+def test_rank_that_does_not_save_after_another_has_is_named(tmp_path: Path) -> None:
+    text = """
+        import os, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print(os.getpid(), flush=True)
+        time.sleep(600)
+    """
+    port = free_port()
+    process = start(tmp_path, text, port, grace_s=1)
+    assert process.stdout is not None
+    rank = process.stdout.readline().strip()
+    other = open_channel(1, (port,))
+    assert have_joined(other, 1)
+    other.report_exit(75, "exit code 75")
+    err = process.communicate(timeout=LAUNCH_LIMIT_S)[1]
+    late = f"rank 0 (process {rank}) did not end within 1 s (LAUNCH_GRACE_PERIOD_S) and was killed."
+    assert err == f"entrypoint: {late} What was not saved is lost.\n"
 
 
 def test_monitor_tells_which_rank_its_own_has_lost(tmp_path: Path) -> None:
