@@ -3,6 +3,7 @@
 Conditions: CPU, fp32, allocator and binding as planned, images of 3x32x32 in memory, batch 128.
 A step is forward, backward and optimizer on a prepared batch. `ours` is a step as the trainer builds it.
 Each other variant leaves out or replaces one technique; channels first has neither small products nor Winograd.
+Where auto leaves Winograd's algorithm off, a row has it on: a ratio below 1 is what it would save.
 All alternate ROUNDS (9; `--rounds`) times, a few steps each.
 A ratio above 1 is what the technique saves; for `compiled`, a ratio below 1 is what compiling would save.
 The random crop and flip of a batch is compared with the same as one indexed read of a padded batch, and with
@@ -29,6 +30,7 @@ from benchmarks.limit import timed
 from benchmarks.record import Recording, parse_options, recording
 from benchmarks.tables import Table
 from entrypoint.core.errors import first_line
+from train.acceleration.winograd_file import find_winograd
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -103,6 +105,8 @@ def steps_of(name: str) -> tuple[dict[str, Work], dict[str, str]]:
     works = {"ours": built(), "convolutions of small images": built(products=False)}
     if plans_winograd():
         works["convolutions by Winograd"] = built(winograd=False)
+    elif find_winograd():
+        works["with Winograd, which auto leaves off here"] = built(winograd=True)
     works["images in channels first"] = built(channels_last=False, products=False, winograd=False)
     compiled = built(compiler=torch.compile)
     try:
@@ -117,12 +121,15 @@ def build_step(
     *,
     channels_last: bool = True,
     products: bool = True,
-    winograd: bool = True,
+    winograd: bool | None = None,
     compiler: Callable[[nn.Module], Callable[[Tensor], Tensor]] | None = None,
     group: ProcessGroup | None = None,
     batch: int = BATCH,
 ) -> Callable[[], Tensor]:
-    """Return a training step of a model, which returns the loss; with a `group` its ranks take it together."""
+    """Return a training step of a model, which returns the loss; with a `group` its ranks take it together.
+
+    Winograd's algorithm is used as the plan has it, unless `winograd` says otherwise.
+    """
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -143,7 +150,7 @@ def build_step(
     model = set_memory_format(model, channels_last=channels_last)
     if products and not compiler:
         model = use_matmul_for_small_inputs(model, SHAPE)
-    if winograd and not compiler and plans_winograd():
+    if not compiler and (plans_winograd() if winograd is None else winograd):
         model = use_winograd(model)
     optimizer = build_optimizer(settings, model)
     if group:

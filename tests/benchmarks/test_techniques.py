@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from benchmarks.techniques import build_step, indexed, one_after_another
+from train.acceleration.winograd_file import find_winograd
 from train.transforms import flip_crop
 
 
@@ -22,3 +24,11 @@ def test_step_trains_the_model() -> None:
     step = build_step("cnn", batch=4)
     losses = [step().item() for _ in range(5)]
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.skipif(find_winograd() is None, reason="needs a C++ compiler at the set-up")
+def test_winograd_can_be_measured_where_auto_leaves_it_off() -> None:
+    with_it, without = (build_step("cnn", batch=16, winograd=on) for on in (True, False))
+    losses = [(with_it().item(), without().item()) for _ in range(4)]
+    assert losses[3][0] == pytest.approx(losses[3][1], rel=1e-4)
+    assert any(one != other for one, other in losses), "additions in another order round otherwise"
