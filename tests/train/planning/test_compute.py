@@ -231,7 +231,7 @@ def plan_winograd(environ: dict[str, str], flags: tuple[str, ...], *, has_kernel
         ({}, AVX2, True, True, USES_IT),
         ({}, AVX2, False, False, f"it {NO_KERNEL}"),
         ({}, (), True, False, "it needs a CPU with AVX2"),
-        ({}, ("avx2", "avx512f"), True, False, "never measured with AVX-512; TRAIN_WINOGRAD=on uses it"),
+        ({}, ("avx2", "avx512f"), True, False, "it gains little with AVX-512; TRAIN_WINOGRAD=on uses it"),
         ({"TRAIN_WINOGRAD": "on"}, ("avx2", "avx512f"), True, True, "(set by you) TRAIN_WINOGRAD=on"),
         ({"TRAIN_WINOGRAD": "on"}, AVX2, True, True, "(set by you) TRAIN_WINOGRAD=on"),
         ({"TRAIN_WINOGRAD": "off"}, AVX2, True, False, "(set by you) TRAIN_WINOGRAD=off"),
