@@ -63,10 +63,13 @@ def is_record(path: Path) -> bool:
 
 
 def newest(runs: Sequence[Run]) -> Iterator[tuple[Run, list[Table]]]:
-    """Yield the runs with the tables that no newer run on the same machine has."""
+    """Yield the runs with the tables that no newer run on the same machine has.
+
+    CPUs of one name may differ in what they can do: a virtual machine names the family only.
+    """
     seen: set[tuple[str, str]] = set()
     for run in runs:
-        machine = " ".join([run.machine.slug, *run.machine.gpus])
+        machine = " ".join([run.machine.slug, *run.machine.flags, *run.machine.gpus])
         tables = [table for table in run.tables if (machine, table.title) not in seen and not table.detail]
         seen |= {(machine, table.title) for table in tables}
         if tables:

@@ -59,6 +59,14 @@ def test_page_shows_newest_table_of_each_machine(results: Path) -> None:
     assert text.endswith("No figures are recorded yet for `make bench-limit`.\n")
 
 
+def test_cpus_of_one_name_with_other_flags_have_own_tables(results: Path) -> None:
+    newer = MachineFacts(MACHINE.cpu, 2, 1, 1.5, ["avx2", "avx512f"], 16.0, [], "")
+    add_run(results / "2026-11-05-a.json", "launch", run(5, table("one rank", 0.6), machine=newer))
+    text = benchmarks_docs.page(results)
+    assert "| ours | 0.600 |  | 1 | 6.00 (+0.500 s) |" in text
+    assert "| ours | 0.300 | 0.200-0.400 | 3 | 3.00 (+0.200 s) |" in text
+
+
 def test_page_names_machine_date_commit_and_load(results: Path) -> None:
     text = benchmarks_docs.page(results)
     assert "AMD EPYC 9B14 96-Core Processor (avx2): 1 core, 2 CPUs, quota 1.5, 16 GiB.\n" in text
