@@ -200,10 +200,10 @@ class LocalRanks:
             received = wait_for_signal(self.handled_signals, wait_s)
             if received and received.si_signo != signal.SIGCHLD:
                 self.handle_signal(received)
+            self.reap()
             if self.next_escalation and time.monotonic() >= self.next_escalation[0]:
                 self.escalate(self.next_escalation[1])
                 self.next_escalation = (time.monotonic() + KILL_DELAY_S, signal.SIGKILL)
-            self.reap()
             if self.explain_at and time.monotonic() >= self.explain_at:
                 self.end_hang()
         self.end_hang()
