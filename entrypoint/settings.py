@@ -21,20 +21,6 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
     PREFIX: ClassVar[str] = "LAUNCH_"
     # Shown by `--help`; `--help-all` shows every setting.
     BASIC: ClassVar[tuple[str, ...]] = ("device", "nproc_per_node", "threads", "launcher", "hosts", "nnodes", "quiet")
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "with": "launcher",
-        "neighbours": "reserve_cpus",  # codespell:ignore
-        "fail_timeout_s": "collective_timeout_s",
-        "grace_s": "grace_period_s",
-        "bind": "cpu_binding",
-        "memory": "memory_binding",
-        "cores": "core_type",
-        "tuned": "tuning_store",
-    }
-    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {"launcher": {"spawn": "local"}}
-    DROPPED: ClassVar[Mapping[str, str]] = {
-        "time_slice_us": "the entrypoint no longer sets scheduler slices. Use `chrt -T` instead."
-    }
 
     device: Annotated[
         Literal["auto", "cpu", "cuda"],

@@ -26,12 +26,6 @@ def page() -> str:
     for title, model in (("Launcher", LaunchSettings), ("Trainer", TrainSettings), ("Tuner", TuneSettings)):
         parts += [f"\n## {title}\n", "| variable | flag | default | values | what it does |", "|---|---|---|---|---|"]
         parts += list(rows(model))
-        if model.RENAMED:
-            parts += ["\nOld names, which work until 0.3:\n", "| old | now |", "|---|---|"]
-            parts += [
-                f"| `{model.PREFIX}{old.upper()}` | `{model.PREFIX}{new.upper()}` |"
-                for old, new in model.RENAMED.items()
-            ]
     return "\n".join(parts) + "\n"
 
 

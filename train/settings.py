@@ -52,28 +52,6 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
         *("recipe", "model", "weights", "dataset", "data_dir", "image_size", "epochs", "batch_size", "lr", "precision"),
         *("compile", "output_dir", "run_name", "resume", "seed"),
     )
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "feed": "data_source",
-        "workers": "num_workers",
-        "prefetch": "prefetch_factor",
-        "accumulate": "grad_accum_steps",
-        "clip_norm": "max_grad_norm",
-        "compress": "gradient_compression",
-        "shard": "parallelism",
-        "find_unused": "ddp_find_unused_parameters",
-        "static_graph": "ddp_static_graph",
-        "keep": "keep_checkpoints",
-        "ema": "ema_decay",
-        "prune": "prune_ratio",
-        "prune_with": "prune_backend",
-        "prune_ops": "prune_layer_types",
-        "mixup": "mixup_alpha",
-        "cutmix": "cutmix_alpha",
-        "bad_images": "on_unreadable_image",
-        "resume_changed": "resume_allow_changed",
-    }
-    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {"parallelism": {"off": "ddp"}}
-
     output_dir: Annotated[Path, Meta(description="Folder for run folders.")] = Path("runs")
     run_name: Annotated[
         Annotated[

@@ -194,7 +194,7 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
         training, plan = with_accumulation(training, plan, facts, inputs.machine, report)
     writes_none = command.command == "tune" or trained  # the trials of `tune` have their own folder
     problem = () if writes_none else check_output_dir(given, inputs)
-    plan = replace(plan, warnings=(*given.notices, *problem, *plan.warnings))
+    plan = replace(plan, warnings=(*problem, *plan.warnings))
     free_name = new_run_dir(training.values.output_dir, training.values).name if plan.nodes.max_restarts else ""
     no_compile = compile_problem(training.values, plan.device, inputs)
     return plan_trainer(

@@ -16,7 +16,7 @@ from entrypoint.cli import build_plan as plans
 from entrypoint.cli.help import help_all
 from entrypoint.cli.parser import SWITCHES, CommandLine, parse_command_line
 from entrypoint.core.console import log, report_error, write_stderr, write_stdout
-from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
+from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from entrypoint.core.process import replace_process, resume_gc
 from entrypoint.core.settings_base import Settings, read_settings, variable_name
 from entrypoint.core.signals import PREEMPTION
@@ -80,8 +80,6 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return verify_command(command)
     if command.command == "stacks":
         return stacks_command(command)
-    if command.command == "convert-checkpoint":
-        return convert_command(command)
     if command.command == "predict":
         return predict_command(command, environ)
     if command.command in ("report", "compare"):
@@ -216,13 +214,6 @@ def network_command(command: CommandLine) -> CommandLine:
         words=("run", *words),
         json=False,
     )
-
-
-def convert_command(command: CommandLine) -> int:
-    """Convert a checkpoint of version 0.1 and print its new path."""
-    assert command.checkpoint is not None
-    write_stderr(f"converting {one_line(command.checkpoint)}: trusting it, because reading it can run code")
-    replace_process((sys.executable, "-I", "-m", "train.engine.convert", str(command.checkpoint)), dict(os.environ))
 
 
 def predict_command(command: CommandLine, environ: Mapping[str, str]) -> int:

@@ -22,7 +22,6 @@ COMMANDS = {
     "doctor": "check machine, container, packages and plan; exit code 3 if a check fails",
     "verify": "compare the ranks that run on this node with their plans",
     "stacks": "print what each rank on this node does: the stacks of all its threads",
-    "convert-checkpoint": "convert a checkpoint of version 0.1; reading it can run code, so only if you trust it",
     "settings": "list all settings; --json-schema prints a schema for `--config run.toml`",
     "completion": "print the completion script of bash or zsh",
     "selftest": "test this installation: planning, data, a few real runs (a minute)",

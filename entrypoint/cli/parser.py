@@ -12,20 +12,18 @@ from typing import Any, NoReturn
 from msgspec import Struct, field
 
 from entrypoint.cli.help import COMMANDS, GROUPS, HelpFormatter, help_all, help_text, metavar, overview, version_text
-from entrypoint.cli.program import find_checkpoint, find_program
+from entrypoint.cli.program import find_program
 from entrypoint.core.errors import UserError, did_you_mean, printable
-from entrypoint.core.settings_base import SettingField, Settings, describe_settings, flag_name
+from entrypoint.core.settings_base import SettingField, Settings, describe_settings
 from entrypoint.plan.model import Program
 from entrypoint.settings import LaunchSettings
 
 # The command that a `plan` or `tune` is for.
 TARGETS = ("train", "run")
 # Commands that take words of their own after the flags.
-WITH_WORDS = ("verify", "stacks", "convert-checkpoint", "predict", "report", "compare", "completion")
+WITH_WORDS = ("verify", "stacks", "predict", "report", "compare", "completion")
 # Commands that have switches alone.
-WITHOUT_SETTINGS = (
-    *("verify", "stacks", "convert-checkpoint", "selftest", "report", "compare", "settings", "completion"),
-)
+WITHOUT_SETTINGS = ("verify", "stacks", "selftest", "report", "compare", "settings", "completion")
 # Commands whose flags may follow their words.
 MIXED = ("evaluate", "predict")
 SWITCHES = {
@@ -54,7 +52,6 @@ class CommandLine(Struct, frozen=True, kw_only=True):
     config: Path | None = None
     program: Program | None = None
     processes: tuple[int, ...] = ()
-    checkpoint: Path | None = None
     words: tuple[str, ...] = ()
     help_text: str = ""
 
@@ -132,10 +129,7 @@ def split_words(words: Sequence[str], models: Sequence[type[Settings]]) -> tuple
     """
     fields: dict[str, SettingField | None] = {"--config": None}
     for model in models:
-        about = {one.name: one for one in describe_settings(model)}
-        fields |= {one.flag: one for one in about.values()}
-        fields |= {flag_name(old): about[new] for old, new in model.RENAMED.items()}
-        fields |= {flag_name(old): None for old in model.DROPPED}
+        fields |= {about.flag: about for about in describe_settings(model)}
     flags: list[str] = []
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-m":
@@ -182,7 +176,6 @@ def build_parser(command: str, models: Sequence[type[Settings]], *, show_all: bo
         "run": " SCRIPT|-m MODULE [arguments]",
         "verify": " [PID ...]",
         "stacks": " [RUN|PID ...]",
-        "convert-checkpoint": " PATH",
         "evaluate": " RUN [flags]",
         "predict": " RUN IMAGE ... [flags]",
         "report": " RUN ...",
@@ -213,10 +206,6 @@ def build_parser(command: str, models: Sequence[type[Settings]], *, show_all: bo
                 metavar=metavar(about),
                 help=help_text(about) if visible else argparse.SUPPRESS,
             )
-        for old in (*model.RENAMED, *model.DROPPED):
-            group.add_argument(
-                flag_name(old), dest=model.PREFIX + old, default=argparse.SUPPRESS, help=argparse.SUPPRESS
-            )
     return parser
 
 
@@ -246,7 +235,6 @@ def read_arguments(
         config=Path(values["config"]) if values["config"] else None,
         program=find_program(words) if target == "run" else None,
         processes=parse_pids(words) if command == "verify" else (),
-        checkpoint=find_checkpoint(words) if command == "convert-checkpoint" else None,
         words=words_after_entrypoint(command, target, words),
     )
 

@@ -24,17 +24,6 @@ LAUNCHER_PROGRAMS = {
 }
 
 
-def find_checkpoint(words: Sequence[str]) -> Path:
-    """Return the checkpoint that `convert-checkpoint` was given; raises `UserError` if it is not there."""
-    if len(words) != 1:
-        raise UserError("convert-checkpoint: needs one path. Use `entrypoint convert-checkpoint PATH`.")
-    if not exists(words[0]):
-        raise UserError(f"{printable(words[0])}: no such checkpoint. Check the path.")
-    if not is_file(words[0]) and not is_folder(words[0]):
-        raise UserError(f"{printable(words[0])}: a pipe or device, and no checkpoint. Check the path.")
-    return Path(words[0])
-
-
 def find_program(words: Sequence[str]) -> Program:
     """Return the user's own program; raises `UserError` where the script does not exist."""
     if not words:

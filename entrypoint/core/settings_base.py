@@ -24,16 +24,10 @@ Auto = Literal["auto"]
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the groups of settings.
 
-    RENAMED maps an old field name to the current one, and RENAMED_VALUES an old value of a field to the current one.
-    Both work for one release. DROPPED maps the name of a setting that no longer exists to the reason.
-
     The modules of such groups do without `from __future__ import annotations`: each start would compile the texts.
     """
 
     PREFIX: ClassVar[str] = ""
-    RENAMED: ClassVar[Mapping[str, str]] = {}
-    RENAMED_VALUES: ClassVar[Mapping[str, Mapping[str, str]]] = {}
-    DROPPED: ClassVar[Mapping[str, str]] = {}
     BASIC: ClassVar[tuple[str, ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -47,14 +41,12 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 class ParsedSettings(Struct, Generic[SettingsT], frozen=True):
     """Validated settings with the source of each field that the user set.
 
-    `sources` holds how the user wrote a field (`TRAIN_EPOCHS=3`), `texts` its value as current text.
-    `notices` is one line for each old or dropped name.
+    `sources` holds how the user wrote a field (`TRAIN_EPOCHS=3`), `texts` its value.
     """
 
     values: SettingsT
     sources: Mapping[str, str]
     texts: Mapping[str, str] = field(default_factory=dict)
-    notices: tuple[str, ...] = ()
 
     def as_variables(self, *, flags_only: bool = False) -> dict[str, str]:
         """Return the user's fields as environment variables in order of name, or only those given as flags."""
@@ -99,73 +91,40 @@ def read_settings(
     Raises `UserError` with one line for each unknown variable or bad value.
     """
     check_unknown_variables(model, environ)
-    written, notices = collect_sources(model, environ, flags)
+    written = collect_sources(model, environ, flags)
     values, texts, errors = {}, {}, []
     for name, source in written.items():
         text = source.split("=", 1)[1]
-        current = model.RENAMED_VALUES.get(name, {}).get(text, text)
-        if current != text:
-            notices.append(f"{source}: the value is now called {current}; the old name ends in 0.3")
         try:
-            values[name], texts[name] = parse_value(current, annotations_of(model)[name]), current
+            values[name], texts[name] = parse_value(text, annotations_of(model)[name]), text
         except ValueError:
             errors.append(explain_bad_value(model, name, source))
     if errors:
         raise UserError("\n".join(errors))
-    return ParsedSettings(model(**values), written, texts, tuple(notices))
+    return ParsedSettings(model(**values), written, texts)
 
 
-def collect_sources(
-    model: type[Settings], environ: Mapping[str, str], flags: Mapping[str, str]
-) -> tuple[dict[str, str], list[str]]:
-    """Return how the user wrote each field, and a notice for each old or dropped name.
-
-    Raises `UserError` where an old and a current name have different values.
-    """
-    prefix = model.PREFIX
+def collect_sources(model: type[Settings], environ: Mapping[str, str], flags: Mapping[str, str]) -> dict[str, str]:
+    """Return how the user wrote each field; a flag wins over its variable."""
     written: dict[str, str] = {}
-    notices: list[str] = []
-    for old, current in model.RENAMED.items():
-        for is_flag, name, text in (
-            (False, variable_name(prefix, old), environ.get(variable_name(prefix, old), "")),
-            (True, flag_name(old), flags.get(old, "")),
-        ):
-            if text != "":
-                now = flag_name(current) if is_flag else variable_name(prefix, current)
-                notices.append(f"{name} is now called {now}; the old name ends in 0.3")
-                written[current] = f"{name}={text}"
-    for name, reason in model.DROPPED.items():
-        if environ.get(variable_name(prefix, name)):
-            notices.append(f"{variable_name(prefix, name)} has no effect: {reason}")
-        if name in flags:
-            notices.append(f"{flag_name(name)} has no effect: {reason}")
     for name in model.__struct_fields__:
-        variable = variable_name(prefix, name)
-        text = environ.get(variable, "")
-        if text == "":
-            continue
-        old = written.get(name, "")
-        if old and not old.startswith("--") and old.split("=", 1)[1] != text:
-            raise UserError(
-                f"{old} and {variable}={printable(text)}: an old and a current name differ. Unset the old one."
-            )
-        if not old.startswith("--"):
+        variable = variable_name(model.PREFIX, name)
+        if name in flags:
+            written[name] = f"{flag_name(name)}={flags[name]}"
+        elif text := environ.get(variable, ""):
             written[name] = f"{variable}={text}"
-    current_flags = {name: value for name, value in flags.items() if name in model.__struct_fields__}
-    written |= {name: f"{flag_name(name)}={value}" for name, value in current_flags.items()}
-    return {name: written[name] for name in model.__struct_fields__ if name in written}, notices
+    return written
 
 
 def check_unknown_variables(model: type[Settings], environ: Mapping[str, str]) -> None:
     """Raise `UserError` for every variable with the prefix of `model`, in any case, that is not a setting."""
     prefix = model.PREFIX
     current = [variable_name(prefix, name) for name in model.__struct_fields__]
-    known = {*current, *(variable_name(prefix, name) for name in (*model.RENAMED, *model.DROPPED))}
     in_kubernetes = "KUBERNETES_SERVICE_HOST" in environ
     unknown = [
         name
         for name in environ
-        if name.upper().startswith(prefix) and name not in known and not (in_kubernetes and SERVICE_LINK.search(name))
+        if name.upper().startswith(prefix) and name not in current and not (in_kubernetes and SERVICE_LINK.search(name))
     ]
     if unknown:
         raise UserError(

@@ -90,7 +90,6 @@ def make_plan(inputs: PlanInputs) -> Plan:
             *variable_decisions,
         ),
         warnings=(
-            *inputs.settings.notices,
             *warnings,
             *devices.warnings,
             *binding.warnings,

@@ -15,11 +15,10 @@ from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import is_folder, open_regular
-from entrypoint.core.settings_base import variable_name
 from entrypoint.core.user_dirs import user_cache_dir
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Plan, Source
-from entrypoint.settings import LaunchSettings, read_launch_settings
+from entrypoint.settings import read_launch_settings
 from entrypoint.tune.candidates import ALLOCATOR, BIND, CORES, OPENMP, RANKS, THREADS, WORKERS
 
 VERSION = 1
@@ -164,10 +163,8 @@ def read_owned(path: Path) -> tuple[str, str]:
 
 def why_not_tunable(variables: Mapping[str, str]) -> str:
     """Return why variables are not those of a tuning result, empty if they are."""
-    renamed = {f"{LaunchSettings.PREFIX}{old.upper()}": new for old, new in LaunchSettings.RENAMED.items()}
     for name, value in variables.items():
-        current = variable_name(LaunchSettings.PREFIX, renamed[name]) if name in renamed else name
-        if current not in TUNED_VARIABLES:
+        if name not in TUNED_VARIABLES:
             return f"it sets {printable(name)}, which tuning does not"
         if not TUNED_VALUE.fullmatch(value):
             return f"it sets {name}={printable(value)}"

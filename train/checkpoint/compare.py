@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
@@ -11,9 +10,7 @@ from typing import Any
 import msgspec
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import exists
 from entrypoint.core.setting_types import value_text
-from train.checkpoint.folder import OLD_NAME, OLD_SUFFIXES
 from train.checkpoint.metadata import DataFingerprint, Metadata
 from train.settings import TrainSettings
 
@@ -30,19 +27,10 @@ RESUME_MAY_CHANGE = frozenset(
 RESUME_MUST_KEEP = ("model", "bias", "optimizer")
 
 
-def refuse_old_format(path: Path) -> None:
-    """Raise `UserError` with the command that converts a checkpoint of version 0.1."""
-    if OLD_NAME.fullmatch(path.name) or (path.suffix in OLD_SUFFIXES and exists(path)):
-        raise UserError(
-            f"{path}: a checkpoint of version 0.1. Reading it can run code. If you trust it, convert it by"
-            f" `entrypoint convert-checkpoint {shlex.quote(str(path))}`."
-        )
-
-
 def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *, changed: bool) -> tuple[str, ...]:
     """Return the settings that differ, one text each; raises `UserError` if they must not."""
     # A setting that is newer than the checkpoint had its default.
-    before = {**TrainSettings().to_json(), **with_current_names(found.settings)}
+    before = {**TrainSettings().to_json(), **found.settings}
     differ = {
         name: f"TRAIN_{name.upper()} was {printable(value_text(before.get(name)))}, is {printable(value_text(value))}"
         for name, value in settings.items()
@@ -59,19 +47,9 @@ def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *
     return tuple(differ.values())
 
 
-def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return saved settings under their current names: checkpoints of version 0.1 have the old ones."""
-    current = {TrainSettings.RENAMED.get(name, name): value for name, value in settings.items()}
-    for name, renamed in TrainSettings.RENAMED_VALUES.items():
-        if isinstance(current.get(name), str):
-            current[name] = renamed.get(current[name], current[name])
-    return current
-
-
 def saved_settings(settings: Mapping[str, Any]) -> TrainSettings:
     """Return the settings of a saved run; raises `msgspec.ValidationError`, ValueError or TypeError."""
-    named = with_current_names(settings)
-    return msgspec.convert(named, TrainSettings, strict=False, dec_hook=lambda kind, value: kind(value))
+    return msgspec.convert(settings, TrainSettings, strict=False, dec_hook=lambda kind, value: kind(value))
 
 
 def data_differences(was: DataFingerprint, now: DataFingerprint) -> list[str]:

@@ -13,8 +13,6 @@ from entrypoint.core.atomic_files import replace_symlink
 from train.checkpoint.metadata import CHECKSUM_FILE, METADATA_FILE, STEP_NAME, read_bytes
 
 TEMPORARY_NAME = re.compile(r"\.(?:(step-\d{9,})(\.replaced)?|best\.\d+)", re.ASCII)
-OLD_NAME = re.compile(r"step-(\d{9,})\.(?:pt|sharded)", re.ASCII)
-OLD_SUFFIXES = (".pt", ".sharded")
 # In the folder of a run.
 FOLDER = "checkpoint"
 BEST = "best"
@@ -61,21 +59,11 @@ def is_own(path: Path) -> bool:
 
 def list_newest_first(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder by step, newest first; links are the user's."""
-    return by_step(folder, STEP_NAME)
-
-
-def list_old_format(folder: Path) -> list[Path]:
-    """Return the checkpoints of version 0.1 by step, newest first."""
-    return by_step(folder, OLD_NAME)
-
-
-def by_step(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """Return a folder's entries whose whole name matches, by the number in it, the largest first."""
     try:
         entries = [entry for entry in os.scandir(folder) if not entry.is_symlink()]
     except OSError:
         return []
-    found = ((pattern.fullmatch(entry.name), entry) for entry in entries)
+    found = ((STEP_NAME.fullmatch(entry.name), entry) for entry in entries)
     steps = [(int(match[1]), entry.name) for match, entry in found if match]
     return [folder / name for _, name in sorted(steps, reverse=True)]
 

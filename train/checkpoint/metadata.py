@@ -189,10 +189,7 @@ def check_index(metadata: Metadata, digests: Mapping[str, str]) -> None:
 
 
 def check_place(name: str, metadata: Metadata) -> None:
-    """Raise ValueError if a checkpoint's step is not that of its name, or not where its epochs and examples say.
-
-    Those of version 0.1 do not say how many examples an epoch has.
-    """
+    """Raise ValueError if a checkpoint's step is not that of its name, or not where its epochs and examples say."""
     if (found := STEP_NAME.fullmatch(name)) and int(found[1]) != metadata.step:
         raise ValueError(f"its name says step {int(found[1])} and {METADATA_FILE} says step {metadata.step}")
     if not math.isfinite(sum(metadata.losses)):

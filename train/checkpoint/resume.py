@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.errors import UserError, printable
-from train.checkpoint.compare import compare_settings, data_differences, refuse_old_format, with_current_names
+from train.checkpoint.compare import compare_settings, data_differences
 from train.checkpoint.metadata import SECTIONS, CorruptCheckpoint, DataFingerprint, Metadata
 from train.checkpoint.tensor_files import Checkpoint, CheckpointReader
 
@@ -59,7 +59,6 @@ def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> R
     A sharded one is verified only: each rank reads its own tensors later. Raises `UserError` if the settings differ,
     unless `changed` allows it, and in any case if they are `RESUME_MUST_KEEP`.
     """
-    refuse_old_format(path)
     reader = CheckpointReader(path)
     found = reader.metadata
     changes = compare_settings(path, found, settings, changed=changed)
@@ -110,7 +109,7 @@ def map_place(start: ResumePoint, batch_size: int, steps_per_epoch: int, train_e
     Raises `UserError` for a place inside an epoch of other images, which this run does not have.
     """
     saved = start.metadata
-    old_batch = with_current_names(saved.settings).get("batch_size")
+    old_batch = saved.settings.get("batch_size")
     same_count = saved.data.train_examples in (0, train_examples)
     if same_count and old_batch in (None, batch_size):
         return start

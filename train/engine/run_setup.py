@@ -153,7 +153,7 @@ def find_start(settings: TrainSettings, source: BatchSource, data: DataFingerpri
 def restore_normalization(source: BatchSource, start: ResumePoint) -> None:
     """Normalize as the checkpoint's run did, whether its images were in memory or streamed; raises `UserError`."""
     saved, own = start.metadata.normalization, source.normalize
-    if saved is None:  # converted from version 0.1
+    if saved is None:
         return
     channels = own.mean.numel()
     if not len(saved.mean) == len(saved.scale) == channels:

@@ -23,20 +23,14 @@ def resumed_run_dir(settings: TrainSettings) -> Path | None:
 
 
 def previous_run(settings: TrainSettings) -> PreviousRun | None:
-    """Return what the plan of the run being resumed had, None without a readable plan.
-
-    Plans of version 0.1 hold the ranks under the same key, and the reserved CPUs under another.
-    """
+    """Return what the plan of the run being resumed had, None without a readable plan."""
     folder = resumed_run_dir(settings)
     try:
         plan = json.loads(read_regular(folder / "plan.json")) if folder else None
         if plan is None:
             return None
         ranks = tuple(RankPlan(rank["local_rank"], tuple(rank["cpus"]), rank["threads"]) for rank in plan["ranks"])
-        return PreviousRun(
-            ranks=ranks,
-            reserved_cpus=plan.get("binding", {}).get("reserved_cpus", plan.get("neighbours", 0)),  # codespell:ignore
-        )
+        return PreviousRun(ranks=ranks, reserved_cpus=plan["binding"]["reserved_cpus"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

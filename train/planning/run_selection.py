@@ -10,7 +10,7 @@ from pathlib import Path
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import exists, resolve
 from train.checkpoint import folder as checkpoints
-from train.checkpoint.compare import compare_settings, refuse_old_format
+from train.checkpoint.compare import compare_settings
 from train.checkpoint.metadata import CorruptCheckpoint, Metadata, read_metadata
 from train.planning.run_lookup import new_run_dir, resumed_run_dir
 from train.settings import TrainSettings
@@ -25,11 +25,8 @@ def select_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
         starts = checkpoints.list_newest_first(before / checkpoints.FOLDER)
         if starts:
             return resolve(before), starts
-        for old in checkpoints.list_old_format(before / checkpoints.FOLDER):
-            refuse_old_format(old)
     elif before:
         start = Path(resume)
-        refuse_old_format(start)
         if not checkpoints.is_checkpoint(start):
             raise UserError(
                 f"TRAIN_RESUME={printable(resume)}: no such checkpoint. Set it to auto, off or a checkpoint's path."

@@ -37,7 +37,7 @@ DOCUMENTED = frozenset(map(int, ExitCode))
 # What no line of ours may hold.
 FAULTS = ("Traceback (most recent call last)", "Exception ignored", "Fatal Python error", "Error processing line")
 # Lines of the dynamic loader, about a variable of the user.
-OTHERS_LINES = ("ERROR: ld.so: ", "converting ")
+OTHERS_LINES = ("ERROR: ld.so: ",)
 LONG = "x" * 300
 LONGER = "y" * 5000
 # Modules that a user may have under the name of one of Python's, or of a package that this project uses. Others break
@@ -91,7 +91,7 @@ class Case:
     @property
     def launches(self) -> bool:
         """Return whether a program may be started, which has an exit code of its own."""
-        return self.words[:1] in (("run",), ("tune",), ("convert-checkpoint",))
+        return self.words[:1] in (("run",), ("tune",))
 
 
 class CaseMaker:
@@ -138,7 +138,6 @@ class CaseMaker:
             (2, self.doctor),
             (2, lambda: ["verify", *self.flags(), *self.several(("1", "0", "-1", "x", "99999999", "9" * 40, "١"))]),
             (1, lambda: ["stacks", *self.flags(), *self.several(("1", "-1", "x", "9" * 40, *PATHS))]),
-            (1, lambda: ["convert-checkpoint", *self.several(PATHS)]),
             (1, lambda: ["selftest", self.random.choice(("--help", "stray", "--nope", "--help-all"))]),
             (2, lambda: [self.random.choice((*COMMANDS, "plan")), self.random.choice(("--help", "-h", "--help-all"))]),
             (1, lambda: [self.random.choice(("--help", "--version", "--help-all", "help", "-h"))]),

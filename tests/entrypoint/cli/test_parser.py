@@ -50,7 +50,7 @@ def test_module_runs_as_python_does() -> None:
         (["train", "--epochs=3", "--nproc-per-node", "2"], {"nproc_per_node": "2"}, {"epochs": "3"}),
         (["train", "--oversubscribe", "--bias", "0"], {"oversubscribe": "1"}, {"bias": "0"}),
         (["plan", "--epochs", "3", "train", "--threads", "1"], {"threads": "1"}, {"epochs": "3"}),
-        (["train", "--feed=stream", "--with", "spawn"], {"with": "spawn"}, {"feed": "stream"}),
+        (["train", "--data-source=stream", "--launcher", "local"], {"launcher": "local"}, {"data_source": "stream"}),
         (["plan"], {}, {}),
     ],
 )

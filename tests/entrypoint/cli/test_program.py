@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.cli.program import find_checkpoint, find_program
+from entrypoint.cli.program import find_program
 from entrypoint.core.errors import UserError
 
 LAUNCHERS = {
@@ -80,22 +80,6 @@ def test_script_in_a_removed_folder_is_not_there(tmp_path: Path, monkeypatch: py
     (tmp_path / "gone").rmdir()
     with pytest.raises(UserError, match="no such script in the working folder, which was removed"):
         find_program(["x.py"])
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("x" * 300, "no such checkpoint"),
-        ("loop", "no such checkpoint"),
-        ("fifo", "a pipe or device, and no checkpoint"),
-        ("/dev/zero", "a pipe or device, and no checkpoint"),
-    ],
-)
-def test_path_that_is_no_checkpoint_is_refused_unread(name: str, said: str) -> None:
-    Path("loop").symlink_to("loop")
-    os.mkfifo("fifo")
-    with pytest.raises(UserError, match=said):
-        find_checkpoint([name])
 
 
 @pytest.mark.parametrize(

@@ -124,46 +124,8 @@ def test_any_variable_value_is_parsed_or_raises(field: str, value: str) -> None:
         assert len(str(error)) < 600
 
 
-def test_renamed_variable_works_with_a_notice() -> None:
-    parsed = read_launch_settings({"LAUNCH_WITH": "spawn", "LAUNCH_GRACE_S": "9"}, {})
-    assert (parsed.values.launcher, parsed.values.grace_period_s) == ("local", 9)
-    assert parsed.sources == {"launcher": "LAUNCH_WITH=spawn", "grace_period_s": "LAUNCH_GRACE_S=9"}
-    assert parsed.as_variables() == {"LAUNCH_LAUNCHER": "local", "LAUNCH_GRACE_PERIOD_S": "9"}
-    assert parsed.notices == (
-        "LAUNCH_WITH is now called LAUNCH_LAUNCHER; the old name ends in 0.3",
-        "LAUNCH_GRACE_S is now called LAUNCH_GRACE_PERIOD_S; the old name ends in 0.3",
-        "LAUNCH_WITH=spawn: the value is now called local; the old name ends in 0.3",
-    )
-
-
-def test_renamed_flag_works_and_wins_over_variables() -> None:
-    parsed = read_train_settings({"TRAIN_DATA_SOURCE": "memory", "TRAIN_FEED": "memory"}, {"feed": "stream"})
-    assert parsed.values.data_source == "stream"
-    assert parsed.sources == {"data_source": "--feed=stream"}
-    assert any("--feed is now called --data-source" in line for line in parsed.notices)
-
-
-def test_old_and_new_name_must_agree() -> None:
-    assert (
-        read_train_settings({"TRAIN_FEED": "stream", "TRAIN_DATA_SOURCE": "stream"}, {}).values.data_source == "stream"
-    )
-    with pytest.raises(UserError, match="TRAIN_FEED=memory and TRAIN_DATA_SOURCE=stream: an old and a current name"):
-        read_train_settings({"TRAIN_FEED": "memory", "TRAIN_DATA_SOURCE": "stream"}, {})
-
-
-def test_dropped_setting_is_accepted_and_named() -> None:
-    parsed = read_launch_settings({"LAUNCH_TIME_SLICE_US": "300"}, {})
-    assert parsed.values == LaunchSettings()
-    assert parsed.notices == (
-        "LAUNCH_TIME_SLICE_US has no effect: the entrypoint no longer sets scheduler slices. Use `chrt -T` instead.",
-    )
-    assert read_launch_settings({"LAUNCH_TIME_SLICE_US": ""}, {}).notices == ()
-
-
 @pytest.mark.parametrize("model", [LaunchSettings, TrainSettings])
-def test_renamed_settings_exist_under_their_new_name(model: type[LaunchSettings] | type[TrainSettings]) -> None:
-    assert set(model.RENAMED.values()) <= set(model.__struct_fields__)
-    assert not {*model.RENAMED, *model.DROPPED} & set(model.__struct_fields__)
+def test_settings_of_the_short_help_exist(model: type[LaunchSettings] | type[TrainSettings]) -> None:
     assert set(model.BASIC) <= set(model.__struct_fields__)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.checkpoint.saved import SETTINGS, save
-from train.checkpoint.folder import BEST, list_newest_first, list_old_format, newest, remove_partial
+from train.checkpoint.folder import BEST, list_newest_first, newest, remove_partial
 from train.checkpoint.metadata import METADATA_FILE
 from train.checkpoint.resume import load_first_valid
 from train.checkpoint.tensor_files import CheckpointReader
@@ -101,8 +101,7 @@ def test_partial_checkpoints_are_removed_replaced_ones_kept(tmp_path: Path) -> N
     assert CheckpointReader(other).metadata.step == 2
 
 
-def test_old_format_is_listed_apart(tmp_path: Path) -> None:
+def test_files_and_other_names_are_no_checkpoints(tmp_path: Path) -> None:
     for name in ("step-000000001.pt", "step-000000020.sharded", "step-mine.pt"):
         (tmp_path / name).write_text("")
     assert steps(tmp_path) == []
-    assert [path.name for path in list_old_format(tmp_path)] == ["step-000000020.sharded", "step-000000001.pt"]

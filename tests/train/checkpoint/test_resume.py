@@ -73,13 +73,6 @@ def test_corrupt_checkpoints_are_skipped_and_named(tmp_path: Path) -> None:
         load_first_valid(paths[:0:-1], SETTINGS, changed=False)
 
 
-@pytest.mark.parametrize("name", ["step-000000007.pt", "step-000000007.sharded", "mine.pt"])
-def test_old_format_is_refused_with_the_command_that_converts(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("")
-    with pytest.raises(UserError, match=rf"version 0\.1\..*`entrypoint convert-checkpoint \S+/{name}`"):
-        load(tmp_path / name, SETTINGS)
-
-
 def start(**more: Any) -> ResumePoint:
     """Return where a run resumes whose epochs have 10 steps of 64 images."""
     made = checkpoint(more.pop("step", 20), **{"epoch": 2, **more})
@@ -149,7 +142,7 @@ def test_changed_classes_keep_their_numbers_or_are_refused(classes: tuple[str, .
         ({"step": 25, "examples": 320, "losses": (1.0,) * 5}, 64, 640, (2, 25, 5)),
         ({"step": 25, "examples": 320, "losses": (1.0,) * 5}, 32, 640, (2, 50, 10)),
         ({"step": 25, "examples": 320, "losses": (1.0,) * 5}, 100, 640, (2, 15, 3)),
-        ({"data": DataFingerprint()}, 64, 640, (2, 20, 0)),  # of version 0.1
+        ({"data": DataFingerprint()}, 64, 640, (2, 20, 0)),  # it does not say how many images an epoch has
     ],
 )
 def test_place_is_mapped_to_the_steps_of_this_run(
