@@ -17,7 +17,7 @@ from entrypoint.cli.precision_trial import bf16_speedup
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import working_folder
 from entrypoint.core.settings_base import ParsedSettings
-from entrypoint.core.user_dirs import why_not_writable
+from entrypoint.core.user_dirs import user_cache_dir, why_not_writable
 from entrypoint.job.detect import Job
 from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.job.job_key import find_key_source
@@ -28,7 +28,7 @@ from entrypoint.launch.remote import find_remote_launcher, with_remote_command
 from entrypoint.machine.comm_backends import find_backend_problem
 from entrypoint.machine.compile_backends import find_compile_problem
 from entrypoint.machine.container import volatile_place
-from entrypoint.machine.detect import detect_machine
+from entrypoint.machine.detect import Machine, detect_machine
 from entrypoint.machine.procfs import ROOT
 from entrypoint.machine.shared_libraries import find_broken_preloads
 from entrypoint.plan.inputs import PlanInputs
@@ -169,7 +169,6 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
     """Return the plan of the built-in trainer."""
     from train.acceleration.winograd_file import find_winograd
     from train.data.dataset_info import inspect_dataset
-    from train.planning.grad_accumulation import with_accumulation
     from train.planning.recipes import with_recipe
     from train.planning.run_lookup import new_run_dir, previous_run
     from train.planning.trained_run import with_trained_settings
@@ -188,10 +187,6 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
     inputs = replace(inputs, previous=previous_run(given.values))
     training, plan = with_recipe(given, make_plan(inputs), facts.shape)
     plan = plan.with_variables(adopted)
-    report = None
-    if training.values.grad_accum_steps == "auto" and not trained:
-        report = model_report(training, plan, facts, inputs)
-        training, plan = with_accumulation(training, plan, facts, inputs.machine, report)
     writes_none = command.command == "tune" or trained  # the trials of `tune` have their own folder
     problem = () if writes_none else check_output_dir(given, inputs)
     plan = replace(plan, warnings=(*problem, *plan.warnings))
@@ -204,7 +199,7 @@ def plan_trainer(command: CommandLine, inputs: PlanInputs) -> Plan:
         inputs.machine,
         free_name=free_name,
         compile_problem=no_compile,
-        ask_model=lambda: report or model_report(training, plan, facts, inputs),
+        ask_model=lambda: model_report(training, plan, facts, inputs),
         reads_resume=is_first_rank_here(inputs),
         bf16_speedup=bf16_speedup(training.values, plan, inputs),
         winograd_kernel=find_winograd() is not None,
@@ -215,16 +210,28 @@ def model_report(
     given: ParsedSettings[TrainSettings], plan: Plan, facts: DatasetInfo, inputs: PlanInputs
 ) -> ModelReport:
     """Return what the model and its weights are, where only a child process with torch can say it."""
-    from train.planning.image_sizes import image_sizes
-    from train.planning.model_report import ModelReport, ask_about_model, needs_report
-    from train.planning.model_size import model_input_shape
+    from train.planning.image_sizes import image_sizes, model_input_shape
+    from train.planning.model_report import ModelQuestion, ask_about_model, known_report, needs_report, portable
 
-    if not needs_report(given):
-        return ModelReport()
+    shape = model_input_shape(given.values, facts.shape)
+    if not needs_report(given, shape):
+        return known_report(given.values)
     recipe = {name: text for name, text in plan.environment.variables.items() if name.startswith("TRAIN_")}
-    others = image_sizes(given.values, facts.shape).other_shapes
-    shapes = (model_input_shape(given.values, facts.shape), *others)
-    return ask_about_model(given, recipe, shapes, facts.classes, inputs.python)
+    question = ModelQuestion(
+        shape=shape,
+        classes=tuple(map(portable, facts.classes)),
+        other_shapes=image_sizes(given.values, facts.shape).other_shapes,
+        memory_bytes=rank_memory_bytes(plan, inputs.machine),
+    )
+    versions, cache = inputs.machine.packages.versions, user_cache_dir(inputs.environ)
+    return ask_about_model(given, recipe, question, inputs.python, versions, cache)
+
+
+def rank_memory_bytes(plan: Plan, machine: Machine) -> int:
+    """Return the memory of a rank's GPU, or a rank's share of this node's; 0 if unknown."""
+    if plan.device == "cuda":
+        return min((gpu.memory_bytes for gpu in machine.gpus), default=0)
+    return machine.memory_bytes // len(plan.ranks)
 
 
 def check_output_dir(given: ParsedSettings[TrainSettings], inputs: PlanInputs) -> tuple[str, ...]:

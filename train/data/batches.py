@@ -124,7 +124,7 @@ class BatchSampler:
 
     def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[MicroBatchIndices, ...]]:
         """Yield this rank's micro-batches of each step, from step `first` of the epoch on."""
-        size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.micro_batches
+        size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.grad_accum_steps
         order = self.order_of(epoch)
         shards = [self.shard_of(shard_slice(size, part, parts)) for part in range(parts)]
         for step in range(first, self.steps_per_epoch):

@@ -180,7 +180,7 @@ class ModelBuilder:
         BatchNorm needs two values per channel, and models for larger images reduce small ones to one pixel.
         """
         settings, ranks = self.settings, self.group.world_size
-        if settings.batch_size // (ranks * settings.micro_batches) > 1 or (ranks > 1 and settings.sync_batchnorm):
+        if settings.batch_size // (ranks * settings.grad_accum_steps) > 1 or (ranks > 1 and settings.sync_batchnorm):
             return
         shapes = (self.shape, *self.sizes.smaller_shapes)
         with torch.random.fork_rng(devices=[]):
@@ -188,10 +188,10 @@ class ModelBuilder:
                 lambda: next(filter(None, (single_image_problem(self.create_model(), one) for one in shapes)), "")
             )
         if problem:
-            micro_batches = ranks * settings.micro_batches
+            micro_batches = ranks * settings.grad_accum_steps
             raise UserError(
                 f"TRAIN_BATCH_SIZE={settings.batch_size}: {settings.model} needs 2 images per micro-batch, and"
-                f" {ranks} x {settings.micro_batches} micro-batches leave some with 1 ({problem})."
+                f" {ranks} x {settings.grad_accum_steps} micro-batches leave some with 1 ({problem})."
                 f" Set at least {2 * micro_batches}."
             )
 

@@ -22,8 +22,7 @@ from train.engine.evaluate import EvalResult, evaluate
 from train.engine.finish import evaluation_values
 from train.engine.inference import load_model
 from train.models.registry import check_other_size
-from train.planning.image_sizes import image_sizes
-from train.planning.model_size import model_input_shape
+from train.planning.image_sizes import image_sizes, model_input_shape
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.report.metrics import disk_errors_as_user_errors
 from train.report.output import guarded_stdout

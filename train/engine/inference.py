@@ -10,7 +10,7 @@ from entrypoint.core.errors import UserError
 from train.models.pruning import resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.state_dict_file import read_state_dict
-from train.planning.model_size import model_input_shape
+from train.planning.image_sizes import model_input_shape
 from train.planning.trained_run import TrainedRun
 from train.settings import TrainSettings
 

@@ -10,9 +10,9 @@ import msgspec
 import torch
 from torch import nn
 
-from entrypoint.core.errors import UserError, first_line, one_line, printable
-from train.acceleration.activation_checkpointing import checkpoint_activations
+from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
 from train.engine.optimizer import arguments_error, build_optimizer
+from train.engine.optimizer_class import argument_defaults, default_lr, find_optimizer
 from train.models.factory import describe_failure
 from train.models.freezing import freeze
 from train.models.head import head_names
@@ -21,11 +21,14 @@ from train.models.registry import build_model, check_other_size
 from train.models.weights import PRETRAINED, load_weights, published_normalization
 from train.models.weights_origin import find_weights_file, read_origin
 from train.planning.model_report import ModelQuestion, ModelReport, original
+from train.setting_groups.model import OWN_MODELS
 from train.settings import ImageShape, TrainSettings, read_train_settings
 
 BYTE = 255
-# Batches whose difference is what one image more costs.
-FEW_IMAGES = (2, 4)
+# Bytes of a weight: they are fp32 with every precision.
+WEIGHT_BYTES = 4
+# Tensors of the weights' size that an optimizer keeps; others are taken to keep one.
+OPTIMIZER_STATES = {"sgd": 1, "adam": 2, "adamw": 2}
 
 
 def report_on(question: ModelQuestion) -> ModelReport:
@@ -33,6 +36,7 @@ def report_on(question: ModelQuestion) -> ModelReport:
     variables = {name: original(value) for name, value in question.variables.items()}
     classes = tuple(map(original, question.classes))
     settings = read_train_settings(variables, {}).values
+    check_memory(settings, question.shape, len(classes), question.memory_bytes)
     model = build_model(settings, question.shape, len(classes))
     check_other_size(settings, model, question.other_shapes, len(classes))
     text = ""
@@ -45,60 +49,39 @@ def report_on(question: ModelQuestion) -> ModelReport:
     optimizer = build_optimizer(settings, model, head)
     without = try_training(settings, model, question.shape) if settings.is_own_model else ()
     try_step(settings, optimizer)
-    per_image = fixed = 0
-    if settings.grad_accum_steps == "auto":
-        per_image, fixed = bytes_per_image(settings, model, question.shape), fixed_bytes(settings, model, optimizer)
+    kind = find_optimizer(settings)
     return ModelReport(
         weights=one_line(text),
         normalization=weights_normalization(settings),
         parameters=parameters,
         trainable=trainable,
         without_gradient=without,
-        bytes_per_image=per_image,
-        fixed_bytes=fixed,
+        default_lr=default_lr(settings, kind),
+        has_weight_decay="weight_decay" in argument_defaults(kind),
     )
 
 
-def bytes_per_image(settings: TrainSettings, model: nn.Module, shape: ImageShape) -> int:
-    """Return the bytes that one more image of a batch keeps until the backward pass, and its own floats.
+def check_memory(settings: TrainSettings, shape: ImageShape, classes: int, memory_bytes: int) -> None:
+    """Raise `UserError` for a network of ours whose weights do not fit into the memory of a rank, 0 if unknown.
 
-    bf16 and fp16 are measured as bf16, which the CPU computes too.
+    The size of the images decides on it. Other networks pool.
     """
-    if settings.activation_checkpointing:
-        checkpoint_activations(model)
-    counts = [kept_bytes(settings, model, shape, images) for images in FEW_IMAGES]
-    image = 4 * shape[0] * shape[1] * shape[2]
-    return image + max(0, counts[1] - counts[0]) // (FEW_IMAGES[1] - FEW_IMAGES[0])
-
-
-def kept_bytes(settings: TrainSettings, model: nn.Module, shape: ImageShape, images: int) -> int:
-    """Return the bytes of all tensors that a forward pass of some images keeps, each memory once."""
-    kept: dict[int, int] = {}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    model.train()
-    halved = settings.precision in ("bf16", "fp16", "fp8")
-    with (
-        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
-        torch.autocast("cpu", torch.bfloat16, enabled=halved),
-    ):
-        logits = model(torch.randn(images, *shape))
-    total = sum(kept.values())
-    del logits
-    return total
-
-
-def fixed_bytes(settings: TrainSettings, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Return the bytes of weights, gradients, what the optimizer keeps after a step, and the EMA."""
-    weights = sum(one.nbytes for one in (*model.parameters(), *model.buffers()))
-    gradients = sum(one.nbytes for one in model.parameters() if one.requires_grad)
-    states = (one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor))
-    average = weights if settings.ema_decay else 0
-    return weights + gradients + sum(one.nbytes for one in states) + average
+    if not memory_bytes or settings.model not in OWN_MODELS:
+        return
+    with torch.device("meta"):
+        model = build_model(settings, shape, classes)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    copies = 1
+    if settings.parallelism == "ddp":  # gradients, the optimizer's states and the EMA; FSDP shards them
+        copies += 1 + OPTIMIZER_STATES.get(settings.optimizer.lower(), 1) + (settings.ema_decay > 0)
+    needed = WEIGHT_BYTES * count * copies
+    if needed > memory_bytes:
+        raise UserError(
+            f"TRAIN_MODEL={settings.model}: has {count:,} weights for {'x'.join(map(str, shape))} images, which take"
+            f" {needed / 2**30:,.1f} GiB, and a rank has {memory_bytes / 2**30:,.1f} GiB. Take another model, or"
+            " smaller images.",
+            ExitCode.MACHINE,
+        )
 
 
 def try_training(settings: TrainSettings, model: nn.Module, shape: ImageShape) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -14,8 +13,15 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from entrypoint.core.errors import UserError, first_line, printable
 from train.acceleration.torch_workarounds import skip_dynamo_import, unwrap_step
+from train.engine.optimizer_class import (
+    argument_defaults,
+    default_lr,
+    find_optimizer,
+    parse_arguments,
+    run_peak_lr,
+)
 from train.models.head import in_modules
-from train.planning.optimizers import SGD, find_optimizer, parse_arguments, peak_lr
+from train.planning.optimizers import SGD, peak_lr
 from train.settings import TrainSettings
 
 ONECYCLE_WARMUP = 0.25
@@ -31,12 +37,13 @@ def build_optimizer(
     Do not fuse it for scaled fp16 gradients. They usually overflow in the first step, which is skipped. torch 2.8's
     fused SGD leaves momentum uninitialized then. Raises `UserError` for arguments that the optimizer refuses.
     """
-    known = find_optimizer(settings)
-    kind: type[torch.optim.Optimizer] = getattr(importlib.import_module(f"{known.package}.optim"), known.name)
-    arguments: dict[str, Any] = {"lr": peak_lr(settings), **parse_arguments(settings)}
-    if "weight_decay" in known.defaults:
+    kind = find_optimizer(settings)
+    taken = argument_defaults(kind)
+    lr = peak_lr(settings, default_lr(settings, kind))
+    arguments: dict[str, Any] = {"lr": lr, **parse_arguments(settings, kind)}
+    if "weight_decay" in taken:
         arguments["weight_decay"] = settings.weight_decay
-    if "fused" in known.defaults:
+    if "fused" in taken:
         arguments["fused"] = fused
     if settings.optimizer.lower() == SGD:
         arguments |= {"momentum": settings.momentum, "nesterov": settings.momentum > 0}
@@ -46,7 +53,7 @@ def build_optimizer(
     try:
         optimizer = kind(groups, **arguments)
     except (ValueError, TypeError, IndexError) as error:
-        raise arguments_error(settings, known.name, error) from None
+        raise arguments_error(settings, kind.__name__, error) from None
     if settings.compile == "off":
         unwrap_step(optimizer)
     return optimizer
@@ -90,7 +97,7 @@ def lr_factors(settings: TrainSettings, model: nn.Module, head: tuple[str, ...])
     depths = block_depths(model, head)
     deepest = max(depths.values(), default=0) + 1
     decayed = {name: settings.lr_layer_decay ** (deepest - depths.get(name, deepest)) for name in names}
-    head_rate = settings.head_lr / peak_lr(settings) if settings.head_lr else 1.0
+    head_rate = settings.head_lr / run_peak_lr(settings) if settings.head_lr else 1.0
     return {name: head_rate if in_modules(name, head) else decayed[name] for name in names}
 
 
@@ -132,7 +139,7 @@ def lr_schedule(settings: TrainSettings, total_steps: int, steps_per_epoch: int)
     (Smith, 2018, arXiv:1803.09820). Cosine follows SGDR (arXiv:1608.03983), and warm-up, stable, decay MiniCPM
     (arXiv:2404.06395).
     """
-    peak, low = peak_lr(settings), settings.min_lr
+    peak, low = run_peak_lr(settings), settings.min_lr
     share = settings.warmup
     if share == "auto":
         share = ONECYCLE_WARMUP if settings.schedule == "onecycle" else 0.0

@@ -29,7 +29,7 @@ from train.engine.same_settings import check_same_settings, settings_to_compare
 from train.engine.train_step import Trainer
 from train.lock_file import RunLock
 from train.planning.checks import check_epochs_after_pruning
-from train.planning.model_size import model_input_shape
+from train.planning.image_sizes import model_input_shape
 from train.report import run_folder
 from train.report.kubeflow import start_trainjob_status
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors

@@ -10,6 +10,8 @@ from entrypoint.plan.model import Decision, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.settings import ImageShape, TrainSettings
 
+# The book's pipeline crops its images to this side.
+BOOK_CROP = 224
 SIZES = ("eval_size", "size_schedule", "transforms")
 
 
@@ -57,6 +59,13 @@ def image_sizes(settings: TrainSettings, decoded: ImageShape) -> ImageSizes:
     if settings.eval_size and settings.image_size != "auto":
         train, evaluated = (scale_shape(decoded, side) for side in (settings.image_size, settings.eval_size))
     return ImageSizes(decoded, train, evaluated, parse_schedule(settings.size_schedule)[0])
+
+
+def model_input_shape(settings: TrainSettings, shape: ImageShape) -> ImageShape:
+    """Return (channels, height, width) of the images that reach the model: the book's pipeline crops them."""
+    if settings.transforms == "book":
+        return shape[0], BOOK_CROP, BOOK_CROP
+    return image_sizes(settings, shape).train
 
 
 def parse_schedule(text: str) -> tuple[tuple[tuple[float, int], ...], int]:

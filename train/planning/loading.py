@@ -8,8 +8,10 @@ from entrypoint.core.errors import ExitCode, UserError, count_text
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Decision, Plan, make_decision
 from train.data.dataset_info import DatasetInfo
-from train.planning.model_size import USABLE_SHARE
 from train.settings import STREAM_EVAL_BATCH_SIZE, TrainSettings
+
+# The share of memory that batches are planned with; the rest is for the libraries and other processes.
+USABLE_SHARE = 0.8
 
 
 def decide_images(dataset: DatasetInfo) -> tuple[Decision, ...]:
@@ -66,7 +68,7 @@ def parts_read(settings: TrainSettings, dataset: DatasetInfo, ranks: int) -> lis
     size = STREAM_EVAL_BATCH_SIZE if settings.eval_batch_size == "auto" else settings.eval_batch_size
     trained, others = dataset.train_images or dataset.images, dataset.images - dataset.train_images
     others = max(others, round(trained * settings.val_split))
-    micro_batch = settings.batch_size // (settings.micro_batches * ranks)
+    micro_batch = settings.batch_size // (settings.grad_accum_steps * ranks)
     training = ("TRAIN_BATCH_SIZE", micro_batch, trained // ranks if dataset.counted_all else None)
     evaluation = ("TRAIN_EVAL_BATCH_SIZE", size, -(-others // ranks) if dataset.counted_all else None)
     return [evaluation] if settings.evaluate else [training, evaluation]

@@ -1,31 +1,53 @@
-"""Ask a child process what a model and its weights are: the plan itself does without torch."""
+"""Ask a child process what a model, its optimizer and its weights are: the plan itself does without torch.
+
+An answer that no file of the user's can change is kept in the user's cache, by settings and versions.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
+from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.core.settings_base import ParsedSettings
+from entrypoint.core.paths import read_regular
+from entrypoint.core.settings_base import ParsedSettings, variable_name
+from train.planning.optimizers import DEFAULT_LR, SGD, is_known
+from train.setting_groups.model import OWN_MODELS, ModelSettings
 from train.settings import ImageShape, TrainSettings
 
 PROBE_TIMEOUT_S = 600
+# Networks of ours that grow with the images: from this number of pixels on, memory may not hold the weights.
+MANY_PIXELS = 128 * 128
+# The settings that the child process reads.
+PROBED = frozenset(
+    {
+        *ModelSettings.__struct_fields__,
+        *("optimizer", "optimizer_args", "lr", "head_lr", "lr_layer_decay", "momentum", "weight_decay", "decay_norms"),
+        *("parallelism", "image_size", "eval_size", "size_schedule"),
+    }
+)
 
 
 class ModelQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """What the child process builds: the trainer's variables, the images' shapes and the classes.
 
-    `shape` is that of training, and `other_shapes` are further ones that the model must take.
+    `shape` is that of training, and `other_shapes` are further ones that the model must take. `memory_bytes` is what a
+    rank has, 0 if unknown.
     """
 
-    variables: dict[str, str]
+    variables: dict[str, str] = {}
     shape: ImageShape
     classes: tuple[str, ...]
     other_shapes: tuple[ImageShape, ...] = ()
+    memory_bytes: int = 0
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +55,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `weights` says what was loaded. `normalization` is mean and standard deviation of the weights' images, from 0 to 1.
     `without_gradient` are trained parameters that get none. `trainable` counts the parameters that are trained, out of
-    `parameters`. `bytes_per_image` is what training keeps of an image until its backward pass, `fixed_bytes` what the
-    weights, gradients and the optimizer take; 0 where nobody asked.
+    `parameters`. `default_lr` is the learning rate that the optimizer gets unless the user sets one.
     """
 
     error: str = ""
@@ -44,8 +65,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int = 0
     trainable: int = 0
     without_gradient: tuple[str, ...] = ()
-    bytes_per_image: int = 0
-    fixed_bytes: int = 0
+    default_lr: float = DEFAULT_LR[SGD]
+    has_weight_decay: bool = True
 
 
 def portable(text: str) -> str:
@@ -58,52 +79,78 @@ def original(text: str) -> str:
     return os.fsdecode(text.encode("latin-1"))
 
 
-def needs_report(given: ParsedSettings[TrainSettings]) -> bool:
-    """Return whether only the model itself shows if the settings can be used.
+def needs_report(given: ParsedSettings[TrainSettings], shape: ImageShape) -> bool:
+    """Return whether only the model itself shows if the settings can be used, with images of this shape.
 
     Optimizers and sizes of recipes are known.
     """
     settings = given.values
-    chosen = "optimizer" in given.sources or "optimizer_args" in given.sources
-    plain = not chosen or (settings.optimizer in ("sgd", "adam", "adamw") and not settings.optimizer_args)
+    chosen = "optimizer" in given.sources or "optimizer_args" in given.sources or settings.lr == "auto"
     schedule = settings.size_schedule and "size_schedule" in given.sources
-    sizes = schedule or settings.eval_size or settings.grad_accum_steps == "auto"
-    return bool(":" in settings.model or settings.weights or settings.freeze or sizes or not plain)
+    large = settings.model not in OWN_MODELS or shape[1] * shape[2] > MANY_PIXELS
+    optimizer = chosen and not is_known(settings)
+    return bool(large or settings.weights or settings.freeze or schedule or settings.eval_size or optimizer)
+
+
+def known_report(settings: TrainSettings) -> ModelReport:
+    """Return the report for settings that need no child process."""
+    return ModelReport(default_lr=DEFAULT_LR.get(settings.optimizer.lower(), DEFAULT_LR[SGD]))
 
 
 def ask_about_model(
-    given: ParsedSettings[TrainSettings], recipe: Mapping[str, str], shapes: Sequence[ImageShape],
-    classes: tuple[str, ...], python: str,
+    given: ParsedSettings[TrainSettings], recipe: Mapping[str, str], question: ModelQuestion, python: str,
+    versions: Mapping[str, str], cache: Path | None,
 ) -> ModelReport:  # fmt: skip
-    """Return the report of a child process; raises `UserError` if the model or its weights cannot be used.
+    """Return the report; raises `UserError` if the model, its weights or its optimizer cannot be used.
 
-    `recipe` are the variables that a recipe sets. The first of `shapes` is that of training. The child imports torch,
+    `recipe` are the variables that a recipe sets. `cache` is the user's cache folder, or None. The child imports torch,
     which takes some seconds.
     """
-    variables = {**recipe, **given.as_variables()}
-    shape, *others = shapes
-    question = msgspec.json.encode(
-        ModelQuestion(
-            variables={name: portable(value) for name, value in variables.items()},
-            shape=shape,
-            classes=tuple(map(portable, classes)),
-            other_shapes=tuple(others),
-        )
+    probed = {variable_name(TrainSettings.PREFIX, name) for name in PROBED}
+    variables = {name: text for name, text in {**recipe, **given.as_variables()}.items() if name in probed}
+    asked = msgspec.json.encode(
+        msgspec.structs.replace(question, variables={name: portable(text) for name, text in variables.items()})
     )
+    depends_on_files = given.values.is_own_model or given.values.weights
+    file = None if cache is None or depends_on_files else cache / "models" / f"{digest(asked, versions)}.json"
+    report = read_report(file) if file else None
+    if report is None:
+        report = run_probe(given.values.model, asked, python)
+        if file:
+            with suppress(OSError):  # a full or read-only cache costs seconds, and no run
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                atomic_write_text(file, msgspec.json.encode(report).decode())
+    return report
+
+
+def digest(asked: bytes, versions: Mapping[str, str]) -> str:
+    """Return what distinguishes a question to these versions from all others."""
+    return hashlib.sha256(asked + msgspec.json.encode(sorted(versions.items()))).hexdigest()[:32]
+
+
+def read_report(file: Path) -> ModelReport | None:
+    """Return a report of an earlier plan, None without a readable one."""
+    try:
+        return msgspec.json.decode(read_regular(file), type=ModelReport)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def run_probe(model: str, asked: bytes, python: str) -> ModelReport:
+    """Return the report of a child process; raises `UserError`."""
     command = [python, "-I", "-m", "train.engine.model_probe"]
     try:
-        done = subprocess.run(command, input=question, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)
+        done = subprocess.run(command, input=asked, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"TRAIN_MODEL={given.values.model}: was not built within {PROBE_TIMEOUT_S} s. Take a smaller model.",
-            ExitCode.MACHINE,
+            f"TRAIN_MODEL={model}: was not built within {PROBE_TIMEOUT_S} s. Take a smaller model.", ExitCode.MACHINE
         ) from None
     try:
         report = msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=ModelReport)
     except msgspec.MsgspecError:
         cause = last_error_line(done.stderr.decode(errors="replace"), f"exit code {done.returncode}")
         raise UserError(
-            f"TRAIN_MODEL={given.values.model}: cannot be built ({cause}). Take another model.", ExitCode.MACHINE
+            f"TRAIN_MODEL={model}: cannot be built ({cause}). Take another model.", ExitCode.MACHINE
         ) from None
     if report.error:
         raise UserError(report.error, ExitCode(report.code))

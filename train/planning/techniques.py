@@ -50,13 +50,13 @@ def decide_techniques(
     return (
         decide_model(given),
         *decide_weights(given, report),
-        decide_optimizer(given),
+        decide_optimizer(given, report),
         decide_transforms(given, dataset),
         *decide_choice(given, dataset),
         *(
             make_decision(key, str(value), "", text or describe_pruning(given.values), given.sources.get(field, ""))
             for field, (key, off, text) in TECHNIQUES.items()
-            if (value := getattr(given.values, field)) not in (off, "auto")
+            if (value := getattr(given.values, field)) != off
         ),
     )
 
@@ -81,10 +81,10 @@ def decide_weights(given: ParsedSettings[TrainSettings], report: ModelReport) ->
     return tuple(found)
 
 
-def decide_optimizer(given: ParsedSettings[TrainSettings]) -> Decision:
+def decide_optimizer(given: ParsedSettings[TrainSettings], report: ModelReport) -> Decision:
     """Return the optimizer, with its learning rate and schedule."""
     settings = given.values
-    detail = f"learning rate {peak_lr(settings):g}, schedule {settings.schedule}"
+    detail = f"learning rate {peak_lr(settings, report.default_lr):g}, schedule {settings.schedule}"
     if settings.min_lr and settings.schedule != "constant":
         detail += f" down to {settings.min_lr:g}"
     if settings.head_lr:

@@ -26,8 +26,8 @@ from train.planning.evaluation_plan import plan_evaluation
 from train.planning.image_sizes import decide_image_sizes
 from train.planning.loading import check_prefetching, decide_images, decide_workers
 from train.planning.model_report import ModelReport
-from train.planning.model_size import check_model_memory
 from train.planning.normalization import decide_normalization
+from train.planning.optimizers import peak_lr
 from train.planning.run_selection import check_resume
 from train.planning.techniques import decide_techniques
 from train.planning.unused_settings import unused_settings
@@ -69,14 +69,13 @@ def plan_trainer(
     if reads_resume:
         names = {"resume": resume["TRAIN_RESUME"], "run_name": resume["TRAIN_RUN_NAME"]} if resume else {}
         check_resume(msgspec.structs.replace(settings, **names))
-    shares = ranks * settings.micro_batches
+    shares = ranks * settings.grad_accum_steps
     if settings.batch_size < shares:
         raise UserError(
             f"TRAIN_BATCH_SIZE={settings.batch_size}: too small for {count_text(ranks, 'rank')} x"
-            f" {settings.micro_batches} micro-batches. It is the global batch size; set at least {shares}."
+            f" {settings.grad_accum_steps} micro-batches. It is the global batch size; set at least {shares}."
         )
     check_memory(given, dataset, machine.memory_bytes, len(plan.ranks))
-    check_model_memory(given, dataset.shape, plan, machine)
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
     workers, workers_decision = decide_workers(given, plan, source)
     if source == "stream":
@@ -86,6 +85,7 @@ def plan_trainer(
     winograd = decide_winograd(given, plan.device, machine, precision.value, has_kernel=winograd_kernel)
     model_report = ask_model()  # takes seconds, so what can be refused without it is refused before
     check_gradients(given, model_report, ranks)
+    check_lowest_rate(given, model_report)
     normalization, normalization_decision = decide_normalization(
         given, dataset.shape[0], source, model_report.normalization
     )
@@ -117,7 +117,8 @@ def plan_trainer(
         *resume_decisions,
     )
     flags = given.as_variables(flags_only=True)
-    warnings = (*plan.warnings, *unused_settings(given, source, ranks, workers), *random_frozen(given))
+    unused = unused_settings(given, source, ranks, workers, has_weight_decay=model_report.has_weight_decay)
+    warnings = (*plan.warnings, *unused, *random_frozen(given))
     plan = replace(plan, warnings=warnings)
     return plan.with_variables({**flags, **resume, **follow_links(settings)}).with_trainer(trainer, decisions)
 
@@ -146,6 +147,15 @@ def check_gradients(given: ParsedSettings[TrainSettings], report: ModelReport, r
         raise UserError(
             f"TRAIN_MODEL={printable(settings.model)}: {printable(report.without_gradient[0])} gets no gradient, and"
             " DDP waits for it. Set TRAIN_DDP_FIND_UNUSED_PARAMETERS=1, or remove the layer."
+        )
+
+
+def check_lowest_rate(given: ParsedSettings[TrainSettings], report: ModelReport) -> None:
+    """Raise `UserError` if the schedule would end above the peak learning rate."""
+    settings, peak = given.values, peak_lr(given.values, report.default_lr)
+    if settings.schedule != "constant" and settings.min_lr > peak:
+        raise UserError(
+            f"{given.sources['min_lr']}: above the peak learning rate of {peak:g}. Lower it, or raise TRAIN_LR."
         )
 
 
@@ -181,7 +191,7 @@ def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> No
         raise UserError(
             f"{sources['gradient_compression']}: hangs over oneCCL. Set LAUNCH_BACKEND=gloo, or another compression."
         )
-    if settings.ddp_static_graph and settings.micro_batches > 1 and plan.nodes.world_size > 1:
+    if settings.ddp_static_graph and settings.grad_accum_steps > 1 and plan.nodes.world_size > 1:
         raise UserError(
             f"{sources['ddp_static_graph']} and {sources['grad_accum_steps']} contradict: only the last micro-batch"
             " of a step is synchronized. Drop one of the two."

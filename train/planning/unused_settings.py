@@ -7,19 +7,20 @@ from dataclasses import dataclass
 
 from entrypoint.core.errors import printable
 from entrypoint.core.settings_base import ParsedSettings
-from train.planning.optimizers import SGD, find_optimizer
+from train.planning.optimizers import SGD
 from train.setting_groups.data import FILE_DATASETS
 from train.settings import TrainSettings
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What decides whether a setting has an effect: the settings, the data source, and how many ranks and workers."""
+    """What decides whether a setting has an effect."""
 
     settings: TrainSettings
     data_source: str
     world_size: int
     num_workers: int
+    has_weight_decay: bool
 
 
 Reason = Callable[[RunFacts], str]
@@ -74,9 +75,14 @@ def ends_before_a_reduction(settings: TrainSettings) -> bool:
     return settings.schedule == "step" and not settings.steps and settings.epochs <= settings.lr_step_epochs
 
 
-def without_weight_decay(settings: TrainSettings) -> bool:
-    """Return whether the optimizer has no weight decay, or it is 0 anyway."""
-    return not settings.weight_decay or "weight_decay" not in find_optimizer(settings).defaults
+def without_weight_decay(run: RunFacts) -> str:
+    """Return the reason for settings of the weight decay."""
+    return "" if run.has_weight_decay else "the optimizer has no weight decay"
+
+
+def without_decayed_weights(run: RunFacts) -> str:
+    """Return the reason for settings of what decays."""
+    return without_weight_decay(run) or ("" if run.settings.weight_decay else "there is no weight decay")
 
 
 # Field -> why it has no effect, empty if it has one. A value that says "off" is never named.
@@ -95,10 +101,8 @@ UNUSED: Mapping[str, Reason] = {
     "prune_exclude": without_pruning,
     "prune_warmup": without_pruning,
     "momentum": when(lambda settings: settings.optimizer.lower() != SGD, "only TRAIN_OPTIMIZER=sgd has it"),
-    "weight_decay": when(
-        lambda settings: "weight_decay" not in find_optimizer(settings).defaults, "the optimizer has none"
-    ),
-    "decay_norms": when(without_weight_decay, "there is no weight decay"),
+    "weight_decay": without_weight_decay,
+    "decay_norms": without_decayed_weights,
     "min_lr": when(lambda settings: settings.schedule == "constant", "TRAIN_SCHEDULE is constant"),
     "lr_step_epochs": when(lambda settings: settings.schedule != "step", "TRAIN_SCHEDULE is not step"),
     "lr_gamma": when(lambda settings: settings.schedule != "step", "TRAIN_SCHEDULE is not step"),
@@ -129,10 +133,21 @@ UNUSED: Mapping[str, Reason] = {
 
 
 def unused_settings(
-    given: ParsedSettings[TrainSettings], data_source: str, world_size: int, num_workers: int
+    given: ParsedSettings[TrainSettings],
+    data_source: str,
+    world_size: int,
+    num_workers: int,
+    *,
+    has_weight_decay: bool = True,
 ) -> tuple[str, ...]:
     """Return a line for each setting of the user that has no effect in this run."""
-    run = RunFacts(given.values, data_source, world_size, num_workers)
+    run = RunFacts(
+        settings=given.values,
+        data_source=data_source,
+        world_size=world_size,
+        num_workers=num_workers,
+        has_weight_decay=has_weight_decay,
+    )
     defaults = TrainSettings()
     lines = []
     for field, reason_for in UNUSED.items():

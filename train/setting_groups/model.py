@@ -10,6 +10,8 @@ from train.setting_groups.value_types import BelowOne
 
 # Names of models and optimizers that timm has.
 TIMM_PREFIX = "timm:"
+# Networks of this project.
+OWN_MODELS = ("cnn", "speednet", "speednet-half")
 
 
 class ModelSettings(Settings, frozen=True, kw_only=True):

@@ -22,11 +22,7 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
         Meta(description="Global batch size: images per optimizer step over all ranks."),
     ] = 64
     grad_accum_steps: Annotated[
-        Auto | Positive,
-        Meta(
-            description="Gradient accumulation: micro-batches per optimizer step and rank. auto: as few as the memory"
-            " allows."
-        ),
+        Positive, Meta(description="Gradient accumulation: micro-batches per optimizer step and rank.")
     ] = 1
     optimizer: Annotated[
         Annotated[str, Meta(pattern=r"^(timm:)?[A-Za-z]\w{0,50}$", title="the name of an optimizer")],
@@ -77,8 +73,3 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
     seed: Annotated[
         Annotated[int, Meta(ge=0, lt=2**31)], Meta(description="Seed of the weights, data order and augmentation.")
     ] = 0
-
-    @property
-    def micro_batches(self) -> int:
-        """The micro-batches of a step: the plan has replaced `auto` before a run starts."""
-        return 1 if self.grad_accum_steps == "auto" else self.grad_accum_steps

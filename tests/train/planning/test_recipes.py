@@ -81,7 +81,7 @@ def test_recipe_alone_builds_no_model_to_plan() -> None:
     base = make_test_plan(make_machine(4), {})
     for environ, needed in (({}, False), ({"TRAIN_SIZE_SCHEDULE": "20:0.5,32"}, True)):
         given = read_train_settings({"TRAIN_RECIPE": "speedrun", **environ}, {})
-        assert needs_report(with_recipe(given, base, (3, 32, 32))[0]) is needed
+        assert needs_report(with_recipe(given, base, (3, 32, 32))[0], (3, 32, 32)) is needed
 
 
 def test_empty_flag_keeps_images_of_one_size() -> None:

@@ -1,4 +1,4 @@
-"""Optimizers by name: found without torch, built with their arguments, and resumed to the same bits."""
+"""Optimizers by name: built with their arguments, and resumed to the same bits."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from entrypoint.core.errors import UserError
 from tests.factories import train_settings
 from train.checkpoint.optimizer_state import check_optimizer_state, load_optimizer_tensors, optimizer_tensors
 from train.engine.optimizer import block_depths, build_optimizer, lr_factors, parameter_names
-from train.models.head import head_names
-from train.models.registry import build_model
-from train.planning.optimizers import (
+from train.engine.optimizer_class import (
     UNSUPPORTED,
     find_optimizer,
-    known_optimizers,
-    optimizer_of_file,
+    optimizer_classes,
     parse_arguments,
-    peak_lr,
+    run_peak_lr,
 )
+from train.models.head import head_names
+from train.models.registry import build_model
 
 
 def loads(package: str) -> bool:
@@ -34,7 +33,8 @@ def loads(package: str) -> bool:
 
 HAS_TORCHVISION = loads("torchvision")
 needs_torchvision = pytest.mark.skipif(not HAS_TORCHVISION, reason="torchvision cannot be loaded")
-USABLE = sorted(name for name in known_optimizers() if name not in UNSUPPORTED and (HAS_TORCHVISION or ":" not in name))
+TIMM = [f"timm:{name}" for name in optimizer_classes("timm")] if loads("timm.optim") else []
+USABLE = sorted({*optimizer_classes("torch"), *TIMM} - set(UNSUPPORTED))
 
 
 def small_model() -> nn.Module:
@@ -50,19 +50,8 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: 
         optimizer.step()
 
 
-def test_every_optimizer_of_torch_is_known() -> None:
-    public = {name.lower() for name in torch.optim.__all__} if hasattr(torch.optim, "__all__") else set()
-    classes = {name for name in public if isinstance(getattr(torch.optim, name, None), type)}
+def test_usual_optimizers_are_known() -> None:
     assert {"sgd", "adam", "adamw", "rmsprop", "adagrad", "nadam", "radam", "adamax", "adafactor"} <= set(USABLE)
-    assert classes <= set(known_optimizers())
-
-
-def test_optimizer_of_a_file_is_the_one_known() -> None:
-    own = {name: found for name in known_optimizers() if (found := optimizer_of_file(name))}
-    assert own.items() <= known_optimizers().items()
-    assert {"sgd", "adam", "adamw", "nadam", "adafactor"} <= set(own)
-    for name in ("", "../optim/adam", "optimizer", "timm:", "no_such"):
-        assert optimizer_of_file(name) is None
 
 
 @pytest.mark.parametrize("name", USABLE)
@@ -114,8 +103,9 @@ def test_arguments_reach_the_optimizer(name: str, text: str, wanted: dict[str, o
     ],
 )
 def test_wrong_optimizer_is_one_line(name: str, text: str, said: str) -> None:
+    settings = train_settings(optimizer=name, optimizer_args=text)
     with pytest.raises(UserError) as caught:
-        parse_arguments(train_settings(optimizer=name, optimizer_args=text))
+        parse_arguments(settings, find_optimizer(settings))
     assert said in str(caught.value)
     assert str(caught.value).startswith("TRAIN_OPTIMIZER")
 
@@ -128,8 +118,7 @@ def test_values_that_the_optimizer_refuses_are_one_line(text: str) -> None:
 
 @pytest.mark.parametrize(("name", "rate"), [("sgd", 0.05), ("adamw", 0.001), ("rmsprop", 0.01), ("adadelta", 1.0)])
 def test_default_learning_rate_is_the_optimizers_own(name: str, rate: float) -> None:
-    assert peak_lr(train_settings(optimizer=name)) == rate
-    assert find_optimizer(train_settings(optimizer=name)).package == "torch"
+    assert run_peak_lr(train_settings(optimizer=name)) == rate
 
 
 @needs_torchvision
