@@ -1,8 +1,8 @@
-"""Exclusive locks on folders: of a run, by a file with a heartbeat, and of a cache, by flock(2) where that works.
+"""Exclusive locks on folders: of a run, by a file with flock(2) and a heartbeat, and of a cache, by flock(2).
 
-Stale lock files of crashed runs are removed. The holder touches the lock file every few seconds. This also works on
-file systems without locks (NFS, Lustre), and on nodes whose clocks differ, because only changes of the modification
-time count.
+Stale lock files of crashed runs are removed. flock(2) says whether a holder under the same kernel is alive. The holder
+also touches the file every few seconds, for other nodes, and for file systems without locks (NFS, Lustre). Their clocks
+may differ, because only changes of the modification time count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Self
 from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.network import LOG_INTERVAL_S
-from entrypoint.core.paths import read_regular
+from entrypoint.core.paths import open_regular, read_regular
 
 LOCK_NAME = ".lock"
 HEARTBEAT_S = 2.0
@@ -40,6 +40,8 @@ class RunLock:
     def __init__(self, *, beat_s: float = HEARTBEAT_S, stale_s: float = STALE_S, name: str = LOCK_NAME) -> None:
         self.beat_s, self.stale_s, self.name = beat_s, stale_s, name
         self.path: Path | None = None
+        self.file = -1
+        self.identity = {"node": socket.gethostname(), "pid": os.getpid(), "token": os.urandom(8).hex()}
         self.over = threading.Event()
 
     def __enter__(self) -> Self:  # noqa: D105
@@ -51,6 +53,8 @@ class RunLock:
         if self.path and self.is_held:
             with suppress(OSError):
                 self.path.unlink()
+        if self.file >= 0:
+            os.close(self.file)
 
     def acquire(self, folder: Path) -> None:
         """Lock a folder, also if the lock is stale; raises `UserError` if its holder is alive, `OSError`."""
@@ -62,18 +66,16 @@ class RunLock:
     def try_acquire(self, folder: Path) -> str:
         """Lock a folder, also if the lock is stale; return the holder if it is alive, else an empty text."""
         path = folder / self.name
-        text = json.dumps(identity())
         while True:
             try:
-                file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+                self.file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
             except FileExistsError:
                 if holder := live_holder(path, self.stale_s, log):
                     return holder
                 remove_stale_lock(path)
                 continue
-            os.write(file, text.encode())
-            os.close(file)
             break
+        os.write(self.file, json.dumps(self.identity | {"boot": boot_id() if flock(self.file) else ""}).encode())
         self.path = path
         threading.Thread(target=self.heartbeat, daemon=True).start()
         return ""
@@ -81,7 +83,7 @@ class RunLock:
     @property
     def is_held(self) -> bool:
         """Return whether this process still holds the lock."""
-        return self.path is not None and read_holder(self.path) == identity()
+        return self.path is not None and self.identity.items() <= read_holder(self.path).items()
 
     def heartbeat(self) -> None:
         """Touch the lock file until the lock is released."""
@@ -91,24 +93,23 @@ class RunLock:
                 os.utime(self.path)
 
 
-def identity() -> dict[str, object]:
-    """Return values that identify this process across nodes and containers."""
-    return {"node": socket.gethostname(), "pid": os.getpid(), "pids": pid_namespace(), "born": start_time(os.getpid())}
-
-
-def pid_namespace() -> str:
-    """Return an identifier of this boot and container, in which process ids are unique."""
+def boot_id() -> str:
+    """Return what distinguishes this boot of this machine from all others, in each of its containers."""
     with suppress(OSError):
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
 
 
-def start_time(pid: int) -> str:
-    """Return a process's start time in clock ticks, or an empty text if it does not exist or is a zombie."""
-    with suppress(OSError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if fields[0] == "Z" else fields[19]
-    return ""
+def flock(file: int) -> bool:
+    """Lock an open file until this process ends, and return whether the file system has such locks.
+
+    It waits for a process that only asks whether the file is locked.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError:
+        return False
+    return True
 
 
 def read_holder(path: Path) -> dict[str, object]:
@@ -122,18 +123,29 @@ def read_holder(path: Path) -> dict[str, object]:
 def live_holder(path: Path, stale_s: float, tell: Callable[[str], None]) -> str:
     """Return who holds a lock, empty if that process is gone.
 
-    A holder on the same machine is looked up by its process id. A holder elsewhere is alive if it touches the file
-    within `stale_s` seconds, and so is one whose process id or start time cannot be read.
+    A holder under this kernel has locked the file. One elsewhere is alive if it touches the file within `stale_s`
+    seconds.
     """
-    found = read_holder(path)
-    pid, born = found.get("pid"), found.get("born")
-    who = f"process {printable(found.get('pid', '?'))} on {printable(found.get('node', '?'))}"
-    if found.get("pids") == pid_namespace() != "" and isinstance(pid, int) and isinstance(born, str):
-        alive = start_time(pid) == born != ""
+    holder = read_holder(path)
+    who = f"process {printable(holder.get('pid', '?'))} on {printable(holder.get('node', '?'))}"
+    if holder.get("boot") == boot_id() != "":
+        alive = is_locked(path)
     else:
         tell(f"{path.parent} is locked by {who}; waiting {stale_s:.0f} s for a sign that it is alive")
         alive = wait_for_heartbeat(path, stale_s)
     return who if alive else ""
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether another process has locked a file by flock(2)."""
+    try:
+        file = open_regular(path)
+    except OSError:  # it was released
+        return False
+    try:
+        return try_flock(file) == "busy"
+    finally:
+        os.close(file)
 
 
 def remove_stale_lock(path: Path) -> None:

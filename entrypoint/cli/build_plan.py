@@ -281,4 +281,4 @@ def run_folders(command: CommandLine, inputs: PlanInputs) -> list[tuple[str, Pat
     from train.settings import read_train_settings
 
     training = read_train_settings(inputs.environ, command.train_flags).values
-    return [("TRAIN_OUTPUT_DIR", training.output_dir), ("TRAIN_CACHE_DIR", cache_folder(training.cache_dir).path)]
+    return [("TRAIN_OUTPUT_DIR", training.output_dir), ("TRAIN_CACHE_DIR", cache_folder(training.cache_dir))]

@@ -19,7 +19,7 @@ from tests.conftest import Entrypoint
 from tests.processes import children, killed_at_end
 from tests.train.given import SMALL
 from tests.train.started import Started
-from train.lock_file import LOCK_NAME, RunLock, identity
+from train.lock_file import LOCK_NAME, RunLock, boot_id
 
 
 def test_run_lock_is_exclusive_until_released(tmp_path: Path) -> None:
@@ -37,18 +37,23 @@ def test_run_lock_is_exclusive_until_released(tmp_path: Path) -> None:
         other.acquire(tmp_path)
 
 
-@pytest.mark.parametrize("change", [{"pid": 2**22 + 1}, {"born": "1"}])
-def test_lock_of_a_dead_or_replaced_process_is_taken_at_once(tmp_path: Path, change: dict[str, object]) -> None:
-    (tmp_path / LOCK_NAME).write_text(json.dumps(identity() | change))
+def test_lock_of_a_dead_process_is_taken_at_once(tmp_path: Path) -> None:
+    (tmp_path / LOCK_NAME).write_text(json.dumps({"pid": 7, "node": "here", "boot": boot_id()}))
     with RunLock(stale_s=60) as lock:
         lock.acquire(tmp_path)
         assert lock.is_held
 
 
+def test_holder_whose_lock_was_taken_knows(tmp_path: Path) -> None:
+    with RunLock() as lock:
+        lock.acquire(tmp_path)
+        (tmp_path / LOCK_NAME).write_text(json.dumps(lock.identity | {"token": "another"}))
+        assert not lock.is_held
+    assert (tmp_path / LOCK_NAME).exists()
+
+
 @pytest.mark.slow_except("far")
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", json.dumps({"node": "far", "pid": 7, "pids": "another", "born": "1"})]
-)
+@pytest.mark.parametrize("content", ["", "{", "[]", json.dumps({"node": "far", "pid": 7, "boot": "another"})])
 def test_run_lock_stale_is_taken_with_a_notice(
     tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,27 +67,16 @@ def test_run_lock_stale_is_taken_with_a_notice(
 def test_run_lock_with_remote_heartbeat_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunLock(beat_s=0.1) as far:
         far.acquire(tmp_path)
-        monkeypatch.setattr("train.lock_file.pid_namespace", lambda: "another")
+        monkeypatch.setattr("train.lock_file.boot_id", lambda: "another")
         with RunLock(stale_s=5) as near, pytest.raises(UserError, match="is training in this folder"):
             near.acquire(tmp_path)
 
 
-ODD_HOLDERS: tuple[dict[str, object], ...] = (
-    {"pid": "seven"},
-    {"pid": None},
-    {"pid": 1.5},
-    {"pid": [7]},
-    {"born": 5},
-    {"born": None},
-    {"pid": "x\n" * 99, "node": "\x1b[2J"},
-)
-
-
-@pytest.mark.parametrize("change", ODD_HOLDERS, ids=str)
+@pytest.mark.parametrize("odd", [{"boot": 5}, {"boot": None}, {"pid": "x\n" * 99, "node": "\x1b[2J"}], ids=str)
 def test_holder_that_nobody_can_look_up_is_waited_for(
-    tmp_path: Path, change: dict[str, object], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, odd: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / LOCK_NAME).write_text(json.dumps(identity() | change))
+    (tmp_path / LOCK_NAME).write_text(json.dumps(odd))
     with RunLock(stale_s=0.3) as lock:
         lock.acquire(tmp_path)
         assert lock.is_held
@@ -99,7 +93,7 @@ def test_what_is_no_lock_file_is_taken_away(tmp_path: Path, kind: str) -> None:
     elif kind == "folder":
         path.mkdir()
     else:
-        path.write_text("[" * 100_000 if kind == "nested" else json.dumps({"pids": identity()["pids"]}))
+        path.write_text("[" * 100_000 if kind == "nested" else "{}")
     with RunLock(stale_s=0.3) as lock:
         lock.acquire(tmp_path)
         assert lock.is_held

@@ -7,7 +7,6 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,15 +18,10 @@ from train.checkpoint.metadata import read_bytes
 from train.data.image_folder import ImageList
 from train.settings import ImageShape
 
+# Part of every key. Increase it when decoding or the array layout changes; old entries are not read then.
+VERSION = 6
 ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
-
-
-SPLITS = ("train", "test")
-
-
 NOTES_FILE = "notes.json"
-
-
 # Each block of an array's file has a checksum.
 BLOCK_BYTES = 4 << 20
 
@@ -77,7 +71,7 @@ class ImageSource:
         return len(self.listings[0].classes)
 
 
-def open_entry(source: ImageSource, path: Path, key: str) -> CacheEntry:
+def open_entry(path: Path, key: str) -> CacheEntry:
     """Map the arrays of an entry into memory; raises `DamagedEntry` if they are not what was written."""
     try:
         notes = msgspec.json.decode(verify_checksum(read_bytes(path / NOTES_FILE)), type=Notes)
@@ -94,36 +88,7 @@ def open_entry(source: ImageSource, path: Path, key: str) -> CacheEntry:
         raise
     except Exception as error:  # numpy parses a header as Python, and raises what that meets
         raise DamagedEntry(first_line(error)) from None
-    check_skipped(source, notes)
-    check_arrays(source, arrays, notes)
     return CacheEntry(**arrays, skipped=notes.skipped, key=key)
-
-
-def check_skipped(source: ImageSource, notes: Notes) -> None:
-    """Raise `DamagedEntry` for files left out that the data set does not have."""
-    files = dict(zip(SPLITS, (len(listing.files) for listing in source.listings), strict=True))
-    for split, row, _ in notes.skipped:
-        if not 0 <= row < files.get(split, 0):
-            raise DamagedEntry(f"it leaves out image {row} of {split}, which is not there")
-
-
-def check_arrays(source: ImageSource, arrays: dict[str, Any], notes: Notes) -> None:
-    """Raise `DamagedEntry` for arrays that are not images of this shape with the labels of the files."""
-    channels, height, width = source.shape
-    for split, listing in zip(SPLITS, source.listings, strict=True):
-        images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
-        if images.dtype != np.uint8 or images.shape[1:] != (height, width, channels) or labels.dtype != np.int64:
-            raise DamagedEntry(f"{split} has another shape or type")
-        if not (images.flags.c_contiguous and labels.flags.c_contiguous):
-            raise DamagedEntry(f"{split} is in another order of memory")
-        if labels.shape != (len(images),):
-            raise DamagedEntry(f"{split} has {len(images):,} images and {labels.size:,} labels")
-        left_out = [row for name, row, _ in notes.skipped if name == split]
-        expected = np.delete(np.asarray(listing.labels, dtype=np.int64), left_out)
-        if len(labels) != len(expected):
-            raise DamagedEntry(f"{split} has {len(labels):,} images, and the data set has {len(expected):,}")
-        if not np.array_equal(labels, expected):
-            raise DamagedEntry(f"{split} has other labels than the data set")
 
 
 def block_checksums(path: Path) -> tuple[int, ...]:
@@ -132,7 +97,3 @@ def block_checksums(path: Path) -> tuple[int, ...]:
         size = os.fstat(file.fileno()).st_size
         starts = range(0, size, BLOCK_BYTES)
         return tuple(pool.map(lambda start: zlib.crc32(os.pread(file.fileno(), BLOCK_BYTES, start)), starts))
-
-
-# Part of every key. Increase it when decoding or the array layout changes; old entries are not read then.
-VERSION = 6

@@ -8,7 +8,6 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from entrypoint.core.errors import UserError
-from train.data.cache_owner import other_owners
 from train.data.image_file import ImageFile, open_image
 from train.data.image_folder import (
     UnreadableImage,
@@ -35,7 +34,6 @@ class DatasetInfo:
     """What is known of a data set: train and test images together, and one image's (channels, height, width).
 
     `becomes` says what its image files become, empty for a set that has no files. `train_images` is 0 if unknown.
-    `cache_owners` are other users who have entries in the folder that TRAIN_CACHE_DIR names.
     `classes` are their names, in the order of the model's outputs.
     `has_val` says whether a folder has val/ next to test/.
     `has_kernel` says whether the compiled JPEG decoder is there.
@@ -48,7 +46,6 @@ class DatasetInfo:
     becomes: str = ""
     train_images: int = 0
     loading_bytes: int = 0
-    cache_owners: tuple[str, ...] = ()
     has_kernel: bool = False
     classes: tuple[str, ...] = ()
     has_val: bool = False
@@ -96,7 +93,6 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         found.images <= MAX_COUNTED,
         headers.describe(shape),
         found.train_images,
-        cache_owners=other_owners(settings.cache_dir) if settings.cache_dir else (),
         has_kernel=jpeg_kernel() is not None,
         classes=found.classes,
         has_val=found.has_val,

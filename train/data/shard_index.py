@@ -15,7 +15,7 @@ from entrypoint.core.atomic_files import atomic_open, checksum_trailer, verify_c
 from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, first_line, one_line
 from train.checkpoint.metadata import read_bytes
-from train.data.cache import CacheFolder, cache_folder, check_own_files
+from train.data.cache import cache_folder
 from train.data.file_list import FileList
 from train.data.image_file import Shard, TarMember
 from train.data.tar_headers import MAX_LABEL, read_shard
@@ -57,10 +57,10 @@ def load_index(folder: Path, shards: Sequence[Path], configured: Path | None) ->
     cached = index_folder(configured)
     if cached is None:
         return build_index(folder, shards)
-    place = cached.own_files / f"{index_name(shards)}.shards"
+    place = cached / f"{index_name(shards)}.shards"
     if found := read_index(place, folder, shards):
         return found
-    with folder_lock(cached.own_files / "indexing.lock", f"another process that reads shards for {cached.path}"):
+    with folder_lock(cached / "indexing.lock", f"another process that reads shards for {cached}"):
         if found := read_index(place, folder, shards):
             return found
         built = build_index(folder, shards)
@@ -68,17 +68,14 @@ def load_index(folder: Path, shards: Sequence[Path], configured: Path | None) ->
     return built
 
 
-def index_folder(configured: Path | None) -> CacheFolder | None:
+def index_folder(configured: Path | None) -> Path | None:
     """Return the cache folder, None if the user named none and none can be written; raises `UserError`."""
     try:
-        found = cache_folder(configured)
-        check_own_files(found)
-        found.own_files.mkdir(mode=0o700, exist_ok=True)
+        return cache_folder(configured)
     except UserError:
         if configured:
             raise
         return None
-    return found
 
 
 def index_name(shards: Sequence[Path]) -> str:

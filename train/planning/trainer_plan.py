@@ -105,7 +105,6 @@ def plan_trainer(
         decide_batch(given, ranks),
         *decide_images(dataset),
         *decide_image_sizes(given, dataset),
-        *decide_cache(given, dataset, source),
         source_decision,
         normalization_decision,
         workers_decision,
@@ -255,15 +254,6 @@ def decide_batch(given: ParsedSettings[TrainSettings], ranks: int) -> Decision:
     size = given.values.batch_size
     share = f"images per step, about {size // ranks} per rank" if ranks > 1 else "images per step"
     return make_decision("batch", str(size), "", share, given.sources.get("batch_size", ""))
-
-
-def decide_cache(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, source: str) -> tuple[Decision, ...]:
-    """Return whose decoded images may be used besides this user's own."""
-    if source != "memory" or not dataset.cache_owners:
-        return ()
-    reason = f"also entries of {', '.join(dataset.cache_owners)}, where the owner alone can write them"
-    folder = str(given.values.cache_dir)
-    return (Decision("image cache", folder, reason, Source.USER, given.sources["cache_dir"]),)
 
 
 def check_memory(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, memory_bytes: int, ranks: int) -> None:

@@ -9,19 +9,14 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from entrypoint.core.atomic_files import checksum_trailer
 from entrypoint.core.errors import UserError
 from tests.conftest import paint
-from train.data.cache import CacheFolder, cache_folder, load_or_build
-from train.data.cache_entry import ARRAYS, CacheEntry, ImageSource, Notes, block_checksums
-from train.data.cache_owner import other_owners, why_not_trusted
+from train.data.cache import cache_folder, load_or_build
+from train.data.cache_entry import ARRAYS, CacheEntry, ImageSource
 from train.data.decode_splits import decode_splits
 from train.data.image_folder import list_splits
 from train.data.workers import WorkerSpec
@@ -40,7 +35,7 @@ def load(image_folder: Path, folder: Path, policy: str = "error", count: Path | 
         return decode_splits(listings, SHAPE, policy, CREW, target)
 
     folder.mkdir(exist_ok=True)
-    return load_or_build(ImageSource(listings, SHAPE, policy), CacheFolder(folder, is_named=True), build)
+    return load_or_build(ImageSource(listings, SHAPE, policy), cache_folder(folder), build)
 
 
 def builds(count: Path) -> int:
@@ -117,12 +112,12 @@ def test_cache_failed_build_leaves_no_entry(image_folder: Path, tmp_path: Path) 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        load_or_build(ImageSource(listings, SHAPE, "error"), CacheFolder(folder, is_named=True), die)
+        load_or_build(ImageSource(listings, SHAPE, "error"), cache_folder(folder), die)
     assert load(image_folder, folder).train_images.shape == (24, 16, 16, 3)
 
 
 def test_cache_removes_files_of_killed_build(image_folder: Path, tmp_path: Path) -> None:
-    left = tmp_path / f"cache/known-{os.getuid()}/building-old"
+    left = tmp_path / f"cache/images-{os.getuid()}/building-old"
     left.mkdir(parents=True)
     (left / "train_images.npy").write_bytes(b"half")
     load(image_folder, tmp_path / "cache")
@@ -156,11 +151,11 @@ def test_cache_policy_is_part_of_the_key(image_folder: Path, tmp_path: Path) -> 
 def test_cache_folder_of_user_is_used_or_a_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder(None).path == tmp_path / ".cache/reference-training"
+    assert cache_folder(None) == tmp_path / f".cache/reference-training/images-{os.getuid()}"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert cache_folder(None).path == tmp_path / f"reference-training-{os.getuid()}"
+    assert cache_folder(None) == tmp_path / f"reference-training-{os.getuid()}/images-{os.getuid()}"
 
 
 def test_cache_folder_unwritable_raises(tmp_path: Path) -> None:
@@ -210,7 +205,7 @@ def test_cache_any_damage_is_decoded_again(
         entry = load(image_folder, cache, count=count)
         assert all(np.array_equal(getattr(entry, name), one) for name, one in arrays.items())
         said = capsys.readouterr().err
-        is_entry = file.parent.name == good.key
+        is_entry = file.parent.name == f"{good.key}.images"
         assert said.count("are damaged") == is_entry == builds(count) - before
         assert len(said.splitlines()) == is_entry
     assert changed > 0.8 * DAMAGES
@@ -220,92 +215,9 @@ def test_cache_missing_file_is_decoded_again(image_folder: Path, tmp_path: Path)
     count = tmp_path / "count"
     entry = load(image_folder, tmp_path / "cache", count=count)
     for name in ("notes.json", "train_labels.npy"):
-        (tmp_path / "cache" / entry.key / name).unlink()
+        (cache_folder(tmp_path / "cache") / f"{entry.key}.images" / name).unlink()
         load(image_folder, tmp_path / "cache", count=count)
     assert builds(count) == 3
-
-
-@pytest.mark.parametrize(
-    ("name", "array"),
-    [
-        ("train_labels", np.full(24, -1)),
-        ("train_labels", np.full(24, 3)),
-        ("train_labels", np.zeros(23, dtype=np.int64)),
-        ("train_labels", np.zeros(24, dtype=np.int32)),
-        ("train_images", np.zeros((24, 8, 8, 3), dtype=np.uint8)),
-        ("train_images", np.zeros((24, 16, 16, 3), dtype=np.float32)),
-        ("train_images", np.zeros((23, 16, 16, 3), dtype=np.uint8)),
-        ("test_images", np.zeros((24, 16, 16, 1), dtype=np.uint8)),
-    ],
-)
-def test_cache_entry_of_other_arrays_is_decoded_again(
-    image_folder: Path, tmp_path: Path, name: str, array: NDArray[Any]
-) -> None:
-    count = tmp_path / "count"
-    entry = load(image_folder, tmp_path / "cache", count=count)
-    folder = tmp_path / "cache" / entry.key
-    labels = np.array(entry.train_labels)
-    np.save(folder / f"{name}.npy", array)
-    checksums = {one: block_checksums(folder / f"{one}.npy") for one in ARRAYS}  # as if they were written so
-    text = msgspec.json.encode(Notes(skipped=(), checksums=checksums))
-    (folder / "notes.json").write_bytes(text + checksum_trailer(text))
-    again = load(image_folder, tmp_path / "cache", count=count)
-    assert builds(count) == 2
-    assert np.array_equal(again.train_labels, labels)
-
-
-def forge(entry: Path, change: Callable[[dict[str, NDArray[Any]], list[Any]], None]) -> None:
-    """Change an entry as somebody who also writes its checksums."""
-    arrays = {name: np.load(entry / f"{name}.npy") for name in ARRAYS}
-    skipped: list[Any] = []
-    change(arrays, skipped)
-    for name, value in arrays.items():
-        np.save(entry / f"{name}.npy", value)
-    checksums = {name: block_checksums(entry / f"{name}.npy") for name in ARRAYS}
-    text = msgspec.json.encode({"skipped": skipped, "checksums": checksums})
-    (entry / "notes.json").write_bytes(text + checksum_trailer(text))
-
-
-def half(arrays: dict[str, NDArray[Any]], _: list[Any]) -> None:
-    for name in ("train_images", "train_labels"):
-        arrays[name] = arrays[name][::2].copy()
-
-
-def other_labels(arrays: dict[str, NDArray[Any]], _: list[Any]) -> None:
-    arrays["train_labels"] = arrays["train_labels"][::-1].copy()
-
-
-def other_order(arrays: dict[str, NDArray[Any]], _: list[Any]) -> None:
-    arrays["train_images"] = np.asfortranarray(arrays["train_images"])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        half,
-        other_labels,
-        other_order,
-        lambda _, skipped: skipped.append(["train", 10**9, "x"]),
-        lambda _, skipped: skipped.append(["train", 2**80, "x"]),
-        lambda _, skipped: skipped.append(["train", -5, "x"]),
-        lambda _, skipped: skipped.append(["evil", 0, "x"]),
-        lambda _, skipped: skipped.append(["train", 3, "x"]),
-    ],
-)
-def test_forged_entry_is_decoded_again(
-    image_folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    change: Callable[[dict[str, NDArray[Any]], list[Any]], None],
-) -> None:
-    cache, count = tmp_path / "cache", tmp_path / "count"
-    good = load(image_folder, cache, count=count)
-    images = np.array(good.train_images)
-    forge(cache / good.key, change)
-    again = load(image_folder, cache, count=count)
-    assert builds(count) == 2
-    assert np.array_equal(again.train_images, images)
-    assert "decoded images are damaged (" in capsys.readouterr().err
 
 
 def run_as(user: int, function: Callable[[], str]) -> str:
@@ -345,7 +257,7 @@ def shared(image_folder: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_cache_two_users_share_a_named_folder(image_folder: Path, shared: Path, tmp_path: Path) -> None:
+def test_users_of_one_folder_have_entries_of_their_own(image_folder: Path, shared: Path, tmp_path: Path) -> None:
     count = tmp_path / "count"
 
     def use() -> str:
@@ -353,48 +265,26 @@ def test_cache_two_users_share_a_named_folder(image_folder: Path, shared: Path, 
 
     first, second = run_as(4001, use), run_as(4002, use)
     assert first == second
-    assert builds(count) == 1
+    assert builds(count) == 2
     assert run_as(4002, use) == first
-    assert run_as(4002, lambda: " ".join(other_owners(shared))) == "4001"
-    assert run_as(4001, lambda: " ".join(other_owners(shared))) == ""
+    assert builds(count) == 2
 
 
-@pytest.mark.parametrize(
-    ("spoil", "is_named", "reason"),
-    [
-        (lambda entry: entry.chmod(0o777), True, "others can write the folder"),
-        (lambda entry: (entry / "train_images.npy").chmod(0o666), True, "others can write train_images.npy"),
-        (lambda entry: os.chown(entry / "notes.json", 4003, 4003), True, "notes.json belongs to another user"),
-        (lambda entry: (entry / "more").symlink_to("/etc/passwd"), True, "more belongs to another user"),
-        (lambda _: None, False, "TRAIN_CACHE_DIR does not name the folder"),
-    ],
-)
-def test_cache_entry_that_others_could_change_is_not_read(
-    image_folder: Path,
-    shared: Path,
-    tmp_path: Path,
-    spoil: Callable[[Path], None],
-    is_named: bool,
-    reason: str,
-) -> None:
-    count = tmp_path / "count"
-    key = run_as(4001, lambda: load(image_folder, shared, count=count).key)
-    spoil(shared / key)
-    assert why_not_trusted_as(4002, shared / key, is_named) == reason
-    if is_named:
-        assert run_as(4002, lambda: load(image_folder, shared, count=count).key) == key
-        assert builds(count) == 2
-
-
-def why_not_trusted_as(user: int, entry: Path, is_named: bool) -> str:
-    return run_as(user, lambda: why_not_trusted(entry, is_named))
-
-
-def test_cache_pointers_of_another_user_are_refused(image_folder: Path, shared: Path) -> None:
-    (shared / "known-4002").mkdir()
+@pytest.mark.parametrize("kind", ["another user's", "open to others", "a link"])
+def test_folder_that_others_could_change_is_refused(image_folder: Path, shared: Path, kind: str) -> None:
+    folder = shared / "images-4002"
+    if kind == "a link":
+        (shared / "elsewhere").mkdir(mode=0o777)
+        (shared / "elsewhere").chmod(0o777)
+        folder.symlink_to("elsewhere")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+        if kind == "open to others":
+            os.chown(folder, 4002, 4002)
     said = run_as(4002, lambda: load(image_folder, shared).key)
     assert said == (
-        f"UserError: TRAIN_CACHE_DIR={shared}: another user owns known-4002 or can write it. Remove it or name another"
+        f"UserError: TRAIN_CACHE_DIR={shared}: another user owns images-4002 or can write it. Remove it or name another"
         " folder."
     )
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.factories import train_settings
-from train.data.cache import CacheFolder, load_or_build
+from train.data.cache import cache_folder, load_or_build
 from train.data.cache_entry import ImageSource
 from train.data.dataset_info import inspect_dataset
 from train.data.decode_splits import decode_splits
@@ -273,7 +273,7 @@ def test_memory_and_stream_have_the_same_values(tmp_path: Path) -> None:
     cache.mkdir()
     source = ImageSource(listings, shape, "error")
     entry = load_or_build(
-        source, CacheFolder(cache, is_named=True), lambda target: decode_splits(listings, shape, "error", POOL, target)
+        source, cache_folder(cache), lambda target: decode_splits(listings, shape, "error", POOL, target)
     )
     streamed, labels, bad = ImageDataset(listings, shape)[BatchRequest(0, range(len(listings[0])))]
     assert not bad

@@ -48,7 +48,7 @@ def load(shards: list[Path], cache: Path | None) -> list[tuple[str, bytes | None
 
 
 def index_file(cache: Path) -> Path:
-    (path,) = cache.glob("known-*/*.shards")
+    (path,) = cache.glob("images-*/*.shards")
     return path
 
 
@@ -167,4 +167,4 @@ def load_alone(arguments: tuple[list[Path], Path]) -> int:
 def test_processes_that_start_at_once_agree(shards: list[Path], tmp_path: Path) -> None:
     with ProcessPoolExecutor(4) as pool:
         assert set(pool.map(load_alone, [(shards, tmp_path / "cache")] * 8)) == {5}
-    assert not list(tmp_path.glob("cache/known-*/.*"))
+    assert not list(tmp_path.glob("cache/images-*/.*"))

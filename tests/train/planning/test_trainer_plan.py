@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -220,23 +219,6 @@ def test_plan_names_the_jpeg_decoder(has_kernel: bool, value: str, why: str) -> 
     made = planned(PETS, DatasetInfo(100, (3, 32, 32), becomes="color", has_kernel=has_kernel))
     (found,) = [one for one in made.decisions if one.key == "JPEG decoder"]
     assert (found.value, found.reason) == (value, why)
-
-
-@pytest.mark.parametrize(
-    ("environ", "owners", "said"),
-    [
-        ({"TRAIN_CACHE_DIR": "/shared"}, ("alice", "bob"), "also entries of alice, bob, where the owner alone can"),
-        ({"TRAIN_CACHE_DIR": "/shared"}, (), ""),
-        ({"TRAIN_CACHE_DIR": "/shared", "TRAIN_DATA_SOURCE": "stream"}, ("alice",), ""),
-    ],
-)
-def test_plan_names_whose_decoded_images_may_be_used(
-    environ: dict[str, str], owners: tuple[str, ...], said: str
-) -> None:
-    made = planned(PETS | environ, dataclasses.replace(SMALL, cache_owners=owners))
-    found = [decision.text for decision in made.decisions if decision.key == "image cache"]
-    assert len(found) == bool(said)
-    assert all(said in text for text in found)
 
 
 @pytest.mark.parametrize(
