@@ -6,7 +6,6 @@ import os
 from functools import partial
 from pathlib import Path
 
-from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import UserError
 from entrypoint.core.paths import exists
 from entrypoint.core.settings_base import ParsedSettings
@@ -31,7 +30,6 @@ from train.lock_file import RunLock
 from train.planning.checks import check_epochs_after_pruning
 from train.planning.image_sizes import model_input_shape
 from train.report import run_folder
-from train.report.kubeflow import start_trainjob_status
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.profiler import Profiler
 from train.report.progress import build_progress
@@ -79,7 +77,6 @@ def setup_run(
                 folder,
                 tensorboard=settings.tensorboard,
                 track=partial(start_tracker, settings, folder, resumes=resumed_step is not None),
-                job_status=start_trainjob_status(os.environ, total_steps, resumed_step or 0, write_stderr),
                 resumed_step=resumed_step,
             )
     progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")

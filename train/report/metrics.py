@@ -33,8 +33,7 @@ class MetricsWriter:
     """Rank 0's writer into the run folder; its files are for people, so no failure of them ends a run.
 
     A resumed run is at step `resumed_step`. Later lines are of steps that were trained after the last checkpoint, and
-    that are trained again: they are removed. `warn` prints one line for each file that cannot be written. `job_status`
-    takes the same numbers and raises nothing.
+    that are trained again: they are removed. `warn` prints one line for each file that cannot be written.
     """
 
     def __init__(
@@ -43,7 +42,6 @@ class MetricsWriter:
         *,
         tensorboard: bool,
         track: Callable[[], Tracker | None] = lambda: None,
-        job_status: Tracker | None = None,
         resumed_step: int | None = None,
         warn: Callable[[str], None] = write_stderr,
     ) -> None:
@@ -52,7 +50,6 @@ class MetricsWriter:
         self.line_is_open = False
         self.events: Any = None
         self.tracker: Tracker | None = None
-        self.job_status = job_status
         with self.without_failing("metrics.jsonl"):
             if resumed_step is not None:
                 remove_later_lines(folder / "metrics.jsonl", resumed_step)
@@ -99,8 +96,6 @@ class MetricsWriter:
         with self.tracking():
             if self.tracker:
                 self.tracker.log(kind, step, values)
-        if self.job_status:
-            self.job_status.log(kind, step, values)
 
     def append(self, line: bytes) -> None:
         """Append a line to metrics.jsonl, after the end of one that a full disk cut; raises OSError."""
@@ -119,17 +114,13 @@ class MetricsWriter:
         with self.tracking():
             if self.tracker:
                 self.tracker.summary(values)
-        if self.job_status:
-            self.job_status.summary(values)
 
     def end_tracker(self, status: str) -> None:
         """End the tracker's run, after the summary if there is one; `status` is one of `train.report.trackers`."""
         with self.tracking():
             if self.tracker:
                 self.tracker.close(status)
-        if self.job_status:
-            self.job_status.close(status)
-        self.tracker = self.job_status = None
+        self.tracker = None
 
     def close(self) -> None:
         """Flush everything and draw the curves."""
