@@ -34,38 +34,33 @@ class Candidate(Struct, frozen=True):
         return Candidate.from_variables(dict(self.variables) | dict(variables))
 
     def __str__(self) -> str:
-        """Return a short text: `2 ranks x 1 thread, OMP_WAIT_POLICY=passive`."""
-        values = dict(self.variables)
-        ranks, threads, workers = (values.pop(name, "") for name in (RANKS, THREADS, WORKERS))
-        parts = [f"{ranks} rank{'s' * (ranks != '1')} x {threads} thread{'s' * (threads != '1')}"] if ranks else []
-        parts += [f"{name}={value}" for name, value in values.items()]
-        parts += [f"workers {workers}"] if workers else []
-        return ", ".join(parts) or "as planned"
+        """Return the variables: `LAUNCH_NPROC_PER_NODE=2 LAUNCH_THREADS=1`."""
+        return " ".join(f"{name}={value}" for name, value in self.variables) or "as planned"
 
 
 BASELINE = Candidate()
 
 
-def rank_thread_layouts(inputs: PlanInputs, device: str) -> tuple[Candidate, ...]:
-    """Return the numbers of ranks and threads to try, the untuned plan first; with GPUs the only one.
-
-    Settings of the user do not change.
-    """
-    if device == "cuda" or any(inputs.is_set_by_user(field) for field in ("nproc_per_node", "threads", "cpu_binding")):
-        return (BASELINE,)
-    values = inputs.settings.values
-    budget = compute_cpu_budget(inputs.machine, inputs.job, values.core_type)
-    found = dict.fromkeys(
-        Candidate.from_variables({RANKS: str(ranks), THREADS: str(threads)})
-        for ranks, threads in (*even_layouts(len(budget.cores), budget.threads), *reduced_layouts(budget.threads))
-    )
+def rank_thread_layouts(inputs: PlanInputs, plan: Plan) -> list[Candidate]:
+    """Return the numbers of ranks and threads to try besides the plan's; none with GPUs, or if the user set them."""
+    fixed = any(inputs.is_set_by_user(field) for field in ("nproc_per_node", "threads", "cpu_binding"))
+    if plan.device == "cuda" or fixed:
+        return []
+    core_type = inputs.settings.values.core_type
+    budget = compute_cpu_budget(inputs.machine, inputs.job, core_type)
+    layouts = [*even_layouts(len(budget.cores), budget.threads), *reduced_layouts(budget.threads)]
+    planned = (plan.nodes.nproc_per_node, plan.ranks[0].threads)
+    candidates = [layout_candidate(*layout) for layout in dict.fromkeys(layouts) if layout != planned]
     siblings = compute_cpu_budget(inputs.machine, inputs.job, "logical")
-    if values.core_type == "auto" and siblings.threads > budget.threads:
-        found |= dict.fromkeys(
-            Candidate.from_variables({RANKS: str(ranks), THREADS: str(threads), CORES: "logical"})
-            for ranks, threads in even_layouts(len(siblings.cores), siblings.threads)
-        )
-    return (BASELINE, *found)
+    if core_type == "auto" and siblings.threads > budget.threads:
+        layouts = list(even_layouts(len(siblings.cores), siblings.threads))
+        candidates += [layout_candidate(*layout).with_variables({CORES: "logical"}) for layout in layouts]
+    return candidates
+
+
+def layout_candidate(ranks: int, threads: int) -> Candidate:
+    """Return the candidate with so many ranks, and threads of each."""
+    return Candidate.from_variables({RANKS: str(ranks), THREADS: str(threads)})
 
 
 def even_layouts(cores: int, threads: int) -> Iterator[tuple[int, int]]:
@@ -104,7 +99,8 @@ def available_choices(
     if inputs.is_set_by_user(field) or user_preload(inputs.environ.get("LD_PRELOAD", ""), word):
         return ({},)
     bundled = ("gnu", "system")  # with torch and with libc
-    return tuple({variable: name} for name in names if name in bundled or inputs.machine.library(name).path)
+    available = [name for name in names if name in bundled or inputs.machine.library(name).path]
+    return tuple({variable: name} for name in available) if len(available) > 1 else ({},)
 
 
 def wait_policies(inputs: PlanInputs, runtime: str) -> tuple[Mapping[str, str], ...]:

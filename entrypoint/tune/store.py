@@ -21,10 +21,7 @@ from entrypoint.plan.model import Decision, Plan, Source
 from entrypoint.settings import read_launch_settings
 from entrypoint.tune.candidates import ALLOCATOR, BIND, CORES, OPENMP, RANKS, THREADS, WORKERS
 
-VERSION = 1
-# Keys of the stored file. They keep the names of version 0.1, so that its results can be read.
-RESULT_KEY = "verdict"  # codespell:ignore
-BUSY_CPUS_KEY = "beside"  # codespell:ignore
+VERSION = 2
 # Settings of the launcher that do not affect speed.
 NOT_SPEED_SETTINGS = (
     "quiet",
@@ -37,7 +34,7 @@ NOT_SPEED_SETTINGS = (
 )
 # What candidates differ in, and the form of their values: no path, which could name a library.
 TUNED_VARIABLES = frozenset(
-    {RANKS, THREADS, CORES, OPENMP, ALLOCATOR, BIND, WORKERS, "KMP_BLOCKTIME", "OMP_WAIT_POLICY", "TRAIN_WORKERS"}
+    {RANKS, THREADS, CORES, OPENMP, ALLOCATOR, BIND, WORKERS, "KMP_BLOCKTIME", "OMP_WAIT_POLICY"}
 )
 # Letters of what a plan says of a result.
 MAX_EVIDENCE = 400
@@ -87,7 +84,7 @@ def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
             name: str(getattr(values, name)) for name in inputs.settings.sources if name not in NOT_SPEED_SETTINGS
         },
         "environ": {name: value for name, value in inputs.environ.items() if name.startswith(SPEED_VARIABLES)},
-        "program": list(inputs.program.argv[1:]),
+        "program": inputs.program.argv[1:],
         "content": [content_of(word) for word in inputs.program.argv[1:2]],
         "training": dict(training),
     }
@@ -129,9 +126,7 @@ def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> Tuned
         text, not_used = read_owned(path)
         if not_used:
             return TunedPlan({}, "", path, not_used)
-        result = json.loads(text)[RESULT_KEY]
-        if not result:
-            return None
+        result = json.loads(text)
         variables = {str(name): str(value) for name, value in dict(result["variables"]).items()}
         not_used = why_not_tunable(variables)
         return TunedPlan({} if not_used else variables, one_line(result["evidence"])[:MAX_EVIDENCE], path, not_used)
@@ -139,7 +134,7 @@ def load(inputs: PlanInputs, training: Callable[[], Mapping[str, Any]]) -> Tuned
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(
-            f"{one_line(path)}: cannot be read ({printable(error)}); remove it, or set LAUNCH_TUNING_STORE=off"
+            f"{one_line(path)}: cannot be read ({printable(error)}). Remove it, or set LAUNCH_TUNING_STORE=off."
         ) from None
 
 

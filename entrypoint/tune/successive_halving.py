@@ -15,8 +15,8 @@ T = TypeVar("T", bound=Hashable)
 SIGNIFICANCE = 0.05
 # A result takes at least MIN_ROUNDS rounds. After MAX_ROUNDS the search stops to distinguish candidates.
 MIN_ROUNDS, MAX_ROUNDS = 5, 15
-# After the first round, which is noisy, candidates this near to the last remaining one stay too.
-FIRST_ROUND_SLACK = 0.05
+# The first rounds are noisy: candidates this near to the faster half stay too.
+SLACK = 0.05
 # Candidates whose medians differ by less are equally fast. They are not measured further.
 EQUIVALENCE = 0.02
 # With so few candidates, only a significant lead drops one of them.
@@ -64,17 +64,17 @@ def successive_halving(
                 return result
             remaining = [candidate for candidate in remaining if candidate in (result.best, *result.ties, *always)]
         else:
-            remaining = keep_faster_half(remaining, rates, always, FIRST_ROUND_SLACK if round_index == 0 else 0.0)
+            remaining = keep_faster_half(remaining, rates, always)
     return summarize(remaining, rates)
 
 
-def keep_faster_half(remaining: Sequence[T], rates: dict[T, list[float]], always: Sequence[T], near: float) -> list[T]:
-    """Return the faster half of the candidates, and those within `near` of it, in their order."""
+def keep_faster_half(remaining: Sequence[T], rates: dict[T, list[float]], always: Sequence[T]) -> list[T]:
+    """Return the faster half of the candidates, and those near to it, in their order."""
     medians = {candidate: statistics.median(rates[candidate]) for candidate in remaining}
     ranked = sorted(remaining, key=lambda candidate: -medians[candidate])
     if len(ranked) <= MIN_SURVIVORS:
         return list(remaining)
-    cutoff = medians[ranked[(len(ranked) + 1) // 2 - 1]] * (1 - near)
+    cutoff = medians[ranked[(len(ranked) + 1) // 2 - 1]] * (1 - SLACK)
     return [candidate for candidate in remaining if medians[candidate] >= cutoff or candidate in always]
 
 

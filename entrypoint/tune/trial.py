@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct
@@ -52,78 +52,79 @@ IGNORE_LOAD = {"LAUNCH_RESERVE_CPUS": "0"}
 
 
 class TrialResult(Struct, frozen=True):
-    """A trial's rate (more is better) and the seconds until its first rate, or the reason why there is none."""
+    """A trial's rate (more is better), or the reason why there is none."""
 
     rate: float | None
     error: str = ""
-    startup_s: float = 0.0
-
-
-# Returns the rates so far, from the trial's folder, its output, and its run time if it has exited.
-RateReader = Callable[[Path, str, float | None], list[float]]
 
 
 class TrialSpec(Struct, frozen=True):
-    """How a trial runs: command line after `entrypoint`, variables, seconds to measure, and how rates are found."""
+    """How a trial runs: command line after `entrypoint`, variables, seconds to measure, and where rates are found.
+
+    The trainer logs its rates. A script prints those that `metric` finds; without a pattern its run time is measured.
+    """
 
     words: tuple[str, ...]
     environ: Mapping[str, str]
     seconds: float
-    read_rates: RateReader
     is_trainer: bool = False
-    mean: Callable[[list[float]], float] = statistics.median
+    metric: re.Pattern[str] | None = None
+    lower: bool = False
+
+    def read_rates(self, folder: Path, took_s: float | None) -> list[float]:
+        """Return a trial's rates so far, from its folder, and its run time if it has exited."""
+        if self.is_trainer:
+            return trainer_rates(folder)
+        if self.metric:
+            return printed_rates(self.metric, (folder / "out").read_text(errors="replace"), lower=self.lower)
+        return [] if took_s is None else [1 / took_s]
 
 
 def run_trial(spec: TrialSpec, candidate: Candidate) -> TrialResult:
     """Run the program with a candidate until it has been measured for long enough, or has exited."""
-    with tempfile.TemporaryDirectory(prefix="entrypoint-tune-") as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
+    with tempfile.TemporaryDirectory(prefix="entrypoint-tune-") as name:
+        folder = Path(name)
         environ = {**IGNORE_LOAD, **spec.environ, **dict(candidate.variables), **TRIAL_LAUNCH_SETTINGS}
         if spec.is_trainer:
-            environ |= {**TRIAL_TRAIN_SETTINGS, "TRAIN_OUTPUT_DIR": folder}
-        with out.open("wb") as to, err.open("wb") as errors:
+            environ |= {**TRIAL_TRAIN_SETTINGS, "TRAIN_OUTPUT_DIR": name}
+        with (folder / "out").open("wb") as output, (folder / "err").open("wb") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-m", "entrypoint", *spec.words],
                 env=environ,
                 stdin=subprocess.DEVNULL,
-                stdout=to,
+                stdout=output,
                 stderr=errors,
                 start_new_session=True,
             )
         try:
-            rates, startup_s = collect_rates(
-                process, lambda took: spec.read_rates(Path(folder), out.read_text(errors="replace"), took), spec.seconds
-            )
+            rates = collect_rates(process, spec, folder)
         finally:
             terminate_trial(process)
         if rates:
-            return TrialResult(spec.mean(rates), startup_s=startup_s)
-        last = last_error_line(err.read_text(errors="replace"), f"it ended with {process.returncode}")
-        return TrialResult(None, last if process.returncode else f"no rate within {STARTUP_TIMEOUT_S} s")
+            return TrialResult(statistics.median(rates))
+        error = last_error_line((folder / "err").read_text(errors="replace"), f"it ended with {process.returncode}")
+        return TrialResult(None, error if process.returncode else f"no rate within {STARTUP_TIMEOUT_S} s")
 
 
-def collect_rates(
-    process: subprocess.Popen[bytes], read_rates: Callable[[float | None], list[float]], seconds: float
-) -> tuple[list[float], float]:
+def collect_rates(process: subprocess.Popen[bytes], spec: TrialSpec, folder: Path) -> list[float]:
     """Return a trial's rates after its warm-up, when it has run for long enough or has exited.
 
-    Also returns the seconds until the first rate. A program that fails has no rates.
+    A program that fails has no rates.
     """
-    started, first = time.monotonic(), 0.0
+    started, warm_at = time.monotonic(), 0.0
     while True:
-        ended = process.poll() is not None
+        code = process.poll()
         now = time.monotonic() - started
-        rates = read_rates(now if ended else None)
-        if len(rates) > WARM_UP and not first:
-            first = now
-        if ended:
-            return ([] if process.returncode else rates[WARM_UP:] or rates), first or now
-        if first and now - first >= seconds and len(rates) > WARM_UP + 1:
-            return rates[WARM_UP:], first
-        if not first and now > STARTUP_TIMEOUT_S:
-            return [], now
-        if first and now - first > seconds + STARTUP_TIMEOUT_S:  # it prints no more rates, and does not end
-            return rates[WARM_UP:], first
+        rates = spec.read_rates(folder, None if code is None else now)
+        warm = rates[WARM_UP:]
+        if code is not None:
+            return [] if code else warm or rates
+        if warm and not warm_at:
+            warm_at = now
+        if len(warm) > 1 and now - warm_at >= spec.seconds:
+            return warm
+        if now - warm_at > STARTUP_TIMEOUT_S + spec.seconds:  # it prints no more rates, and does not end
+            return warm
         time.sleep(0.05)
 
 
@@ -143,7 +144,7 @@ def terminate_trial(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-def trainer_rates(folder: Path, _: str, __: float | None) -> list[float]:
+def trainer_rates(folder: Path) -> list[float]:
     """Return the images/s of each interval that the trainer has logged."""
     try:
         lines = (folder / "trial/metrics.jsonl").read_text().splitlines()
@@ -152,13 +153,8 @@ def trainer_rates(folder: Path, _: str, __: float | None) -> list[float]:
     return [line["images_per_second"] for line in map(json.loads, lines) if line["kind"] == "step"]
 
 
-def mean_rate(rates: list[float]) -> float:
-    """Return the mean rate of intervals with equal numbers of images."""
-    return statistics.harmonic_mean(rates)
-
-
-def metric_rates(pattern: str, *, lower: bool) -> RateReader:
-    """Return a function that finds rates in a program's output: the group of a pattern, in every match.
+def compile_metric(pattern: str) -> re.Pattern[str]:
+    """Return the pattern that finds rates in a program's output: its only group in every match.
 
     Raises `UserError` for an invalid pattern, or one without exactly one group.
     """
@@ -166,22 +162,21 @@ def metric_rates(pattern: str, *, lower: bool) -> RateReader:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise UserError(
-            f"TUNE_METRIC={printable(pattern)}: no pattern ({printable(error)}); write one like '([0-9.]+) images/s'"
+            f"TUNE_METRIC={printable(pattern)}: no pattern ({printable(error)}). Write one like '([0-9.]+) images/s'."
         ) from None
     if compiled.groups != 1:
-        raise UserError(f"TUNE_METRIC={printable(pattern)}: needs one group, around the number: '([0-9.]+) images/s'")
-
-    def read_rates(_: Path, text: str, __: float | None) -> list[float]:
-        words = compiled.findall(text)
-        try:
-            found = [float(word.replace(",", "")) for word in words]
-        except ValueError as error:
-            raise UserError(f"TUNE_METRIC={printable(pattern)}: finds no number ({printable(error)})") from None
-        return [1 / value for value in found if value] if lower else found
-
-    return read_rates
+        raise UserError(
+            f"TUNE_METRIC={printable(pattern)}: needs one group. Put it around the number: '([0-9.]+) images/s'."
+        )
+    return compiled
 
 
-def wall_time_rate(_: Path, __: str, took_s: float | None) -> list[float]:
-    """Return the program's rate in runs per second, when it has exited."""
-    return [] if took_s is None else [1 / took_s]
+def printed_rates(metric: re.Pattern[str], text: str, *, lower: bool) -> list[float]:
+    """Return the rates in a program's output; raises `UserError` if the pattern finds what is no number."""
+    try:
+        numbers = [float(word.replace(",", "")) for word in metric.findall(text)]
+    except ValueError as error:
+        raise UserError(
+            f"TUNE_METRIC={printable(metric.pattern)}: finds no number ({printable(error)}). Put the group around one."
+        ) from None
+    return [1 / number for number in numbers if number] if lower else numbers

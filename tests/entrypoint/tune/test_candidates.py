@@ -15,7 +15,9 @@ from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import TrainerPlan
 from entrypoint.settings import read_launch_settings
 from entrypoint.tune.candidates import (
-    BASELINE,
+    CORES,
+    RANKS,
+    THREADS,
     Candidate,
     binding_candidates,
     even_layouts,
@@ -54,13 +56,12 @@ def test_reduced_layouts_leave_cores_free(threads: int, found: list[tuple[int, i
 
 def test_layouts_include_logical_cores() -> None:
     two = replace(make_machine(4), cpus=tuple(Cpu(cpu, cpu // 2, 0, 0) for cpu in range(4)))
-    assert list(map(str, rank_thread_layouts(inputs(two), "cpu"))) == [
-        "as planned",
-        "1 rank x 2 threads",
-        "2 ranks x 1 thread",
-        "1 rank x 1 thread",
-        "1 rank x 4 threads, LAUNCH_CORE_TYPE=logical",
-        "2 ranks x 2 threads, LAUNCH_CORE_TYPE=logical",
+    layouts = rank_thread_layouts(inputs(two), make_test_plan(two))
+    assert [dict(candidate.variables) for candidate in layouts] == [
+        {RANKS: "2", THREADS: "1"},  # one rank of two threads is the plan itself
+        {RANKS: "1", THREADS: "1"},
+        {RANKS: "1", THREADS: "4", CORES: "logical"},
+        {RANKS: "2", THREADS: "2", CORES: "logical"},
     ]
 
 
@@ -68,8 +69,9 @@ def test_layouts_include_logical_cores() -> None:
     "given", [{"LAUNCH_NPROC_PER_NODE": "2"}, {"LAUNCH_THREADS": "1"}, {"LAUNCH_CPU_BINDING": "none"}]
 )
 def test_layouts_keep_user_ranks(given: dict[str, str]) -> None:
-    assert rank_thread_layouts(inputs(make_machine(4), given), "cpu") == (BASELINE,)
-    assert rank_thread_layouts(inputs(make_machine(4)), "cuda") == (BASELINE,)
+    plan = make_test_plan(make_machine(4))
+    assert rank_thread_layouts(inputs(make_machine(4), given), plan) == []
+    assert rank_thread_layouts(inputs(make_machine(4)), replace(plan, device="cuda")) == []
 
 
 @pytest.mark.parametrize(
@@ -128,4 +130,4 @@ def test_loader_worker_candidates_are_tried_if_data_streams() -> None:
 def test_candidate_variables_have_no_order() -> None:
     one = Candidate.from_variables({"LAUNCH_THREADS": "1", "LAUNCH_NPROC_PER_NODE": "2"})
     assert one == Candidate.from_variables({"LAUNCH_NPROC_PER_NODE": "2"}).with_variables({"LAUNCH_THREADS": "1"})
-    assert str(one.with_variables({"TRAIN_NUM_WORKERS": "3"})) == "2 ranks x 1 thread, workers 3"
+    assert str(one) == "LAUNCH_NPROC_PER_NODE=2 LAUNCH_THREADS=1"

@@ -20,7 +20,6 @@ from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
 from entrypoint.tune.candidates import ALLOCATOR, BIND, CORES, OPENMP, RANKS, THREADS, WORKERS
 from entrypoint.tune.store import (
-    RESULT_KEY,
     annotate,
     apply_tuning,
     load,
@@ -93,8 +92,7 @@ def kept(folder: Path, text: str) -> PlanInputs:
 
 
 def test_apply_tuning_sets_plan_and_marks_decisions(tmp_path: Path) -> None:
-    result = {"verdict": {"variables": FOUND, "evidence": "twice as fast"}}  # codespell:ignore
-    asked = kept(tmp_path, json.dumps(result))
+    asked = kept(tmp_path, json.dumps({"variables": FOUND, "evidence": "twice as fast"}))
     tuned = load(asked, dict)
     assert tuned
     applied = apply_tuning(replace(asked, machine=replace(asked.machine, busy_cpus=1.0)), tuned, {})
@@ -109,19 +107,14 @@ def test_apply_tuning_sets_plan_and_marks_decisions(tmp_path: Path) -> None:
     assert "OMP_WAIT_POLICY" not in made.environment.user_set
 
 
-@pytest.mark.parametrize("text", ['{"verdict": null}'])  # codespell:ignore
-def test_load_unfinished_search_returns_none(tmp_path: Path, text: str) -> None:
-    assert load(kept(tmp_path, text), dict) is None
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"verdict": {"variables": 5}}'])  # codespell:ignore
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"variables": 5}'])
 def test_load_unreadable_result_raises(tmp_path: Path, text: str) -> None:
-    with pytest.raises(UserError, match=r"\.json: cannot be read .*; remove it, or set LAUNCH_TUNING_STORE=off"):
+    with pytest.raises(UserError, match=r"\.json: cannot be read .*\. Remove it, or set LAUNCH_TUNING_STORE=off\."):
         load(kept(tmp_path, text), dict)
 
 
 def test_load_under_launcher_returns_none(tmp_path: Path) -> None:
-    asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": ""}}))  # codespell:ignore
+    asked = kept(tmp_path, json.dumps({"variables": FOUND, "evidence": ""}))
     assert load(replace(asked, job=Job(launcher="srun", world_size=2)), dict) is None
 
 
@@ -140,7 +133,7 @@ def test_load_under_launcher_returns_none(tmp_path: Path) -> None:
     ],
 )
 def test_result_sets_only_what_tuning_sets(tmp_path: Path, variables: dict[str, str], said: str) -> None:
-    asked = kept(tmp_path, json.dumps({"verdict": {"variables": variables, "evidence": ""}}))  # codespell:ignore
+    asked = kept(tmp_path, json.dumps({"variables": variables, "evidence": ""}))
     tuned = load(asked, dict)
     assert tuned
     assert (dict(tuned.variables), tuned.not_used) == ({}, said)
@@ -167,7 +160,7 @@ def spoil_by_owner(path: Path) -> None:
     ("spoil", "said"), [(spoil_by_mode, "other users can write it"), (spoil_by_owner, "it belongs to user 4001")]
 )
 def test_result_of_another_user_is_passed_over(tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
-    asked = kept(tmp_path, json.dumps({"verdict": {"variables": FOUND, "evidence": ""}}))  # codespell:ignore
+    asked = kept(tmp_path, json.dumps({"variables": FOUND, "evidence": ""}))
     (path,) = tmp_path.glob("*.json")
     spoil(path)
     tuned = load(asked, dict)
@@ -189,7 +182,7 @@ def test_saved_result_is_used_whatever_the_umask(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.json")
     before = os.umask(0)
     try:
-        save(path, {"verdict": {"variables": FOUND, "evidence": "twice as fast"}})  # codespell:ignore
+        save(path, {"variables": FOUND, "evidence": "twice as fast"})
     finally:
         os.umask(before)
     tuned = load(asked, dict)
@@ -210,7 +203,7 @@ def test_value_that_no_setting_takes_names_the_result(tmp_path: Path) -> None:
     given = inputs({"LAUNCH_TUNING_STORE": str(tmp_path)})
     path = tmp_path / f"{machine_program_key(given, {})}.json"
     result = {"variables": {"LAUNCH_ALLOCATOR": "evil"}, "evidence": "fast \x1b[31m"}
-    path.write_text(json.dumps({RESULT_KEY: result}))
+    path.write_text(json.dumps(result))
     path.chmod(0o600)
     tuned = load(given, dict)
     assert tuned is not None

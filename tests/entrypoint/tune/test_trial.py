@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from entrypoint.core.errors import UserError
-from entrypoint.tune.trial import metric_rates
+from entrypoint.tune.trial import compile_metric, printed_rates
 
 
 def test_metric_finds_every_rate() -> None:
     text = "1,200 images/s\n2.5 images/s\n"
-    assert metric_rates("([0-9.,]+) images/s", lower=False)(Path(), text, None) == [1200, 2.5]
-    assert metric_rates("([0-9.,]+) images/s", lower=True)(Path(), text, None) == [1 / 1200, 0.4]
+    metric = compile_metric("([0-9.,]+) images/s")
+    assert printed_rates(metric, text, lower=False) == [1200, 2.5]
+    assert printed_rates(metric, text, lower=True) == [1 / 1200, 0.4]
 
 
 @pytest.mark.parametrize(
@@ -29,10 +28,10 @@ def test_metric_finds_every_rate() -> None:
 )
 def test_pattern_that_cannot_find_a_rate_is_refused(pattern: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as error:
-        metric_rates(pattern, lower=False)
+        compile_metric(pattern)
     assert str(error.value).isprintable()
 
 
 def test_word_that_is_no_number_is_an_error() -> None:
     with pytest.raises(UserError, match=r"TUNE_METRIC=\(loss\): finds no number"):
-        metric_rates("(loss)", lower=False)(Path(), "loss 3", None)
+        printed_rates(compile_metric("(loss)"), "loss 3", lower=False)
