@@ -154,10 +154,6 @@ def print_command(command: CommandLine) -> int:
 
 def plan_command(command: CommandLine, inputs: PlanInputs, started: float) -> int:
     """Make the plan, then print it, or launch what it says."""
-    if command.program and command.program.kind == "notebook":
-        from entrypoint.launch.notebook import convert
-
-        convert(Path(command.program.argv[1]))  # raises for what no script can do, before anything is started
     with plans.telling_other_nodes(command, inputs.job, inputs.environ):
         inputs, tuned = plans.apply_saved_tuning(command, inputs)
         plan = plans.build_plan(command, inputs)
@@ -173,10 +169,10 @@ def plan_command(command: CommandLine, inputs: PlanInputs, started: float) -> in
     if inputs.job.rank == 0 and not inputs.settings.values.quiet:
         only = "launcher" if plan.launcher in REMOTE_LAUNCHERS else ""  # each rank's node shows the rest
         write_stderr("\n".join(plan_lines(plan, only=only)))
-    if plan.program.kind == "notebook" and plan.launcher not in REMOTE_LAUNCHERS:  # there each rank converts it
-        from entrypoint.launch.notebook import with_converted_notebook
+    if plan.program.kind == "notebook" and plan.launcher not in REMOTE_LAUNCHERS:  # there each rank has it run
+        from entrypoint.launch.notebook import with_notebook_runner
 
-        plan = with_converted_notebook(plan)
+        plan = with_notebook_runner(plan)
     launch(plan, inputs.job, inputs.environ, started)
 
 

@@ -1,178 +1,123 @@
-"""Convert a notebook to a script that ranks can run, with nbconvert."""
+"""Run a notebook's code cells one after another, as `python -m entrypoint.launch.notebook x.ipynb`."""
 
 from __future__ import annotations
 
-import ast
-import hashlib
-import os
-import re
-import tempfile
-import warnings
-from collections.abc import Mapping
-from importlib.util import find_spec
+import linecache
+import sys
+import traceback
+import types
+from codeop import Compile
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from entrypoint.core.paths import resolve
-from entrypoint.core.user_dirs import PRIVATE, user_cache_dir
 from entrypoint.plan.model import Plan
 
-# nbconvert writes line magics and shell commands as calls of IPython's get_ipython(), which a script does not have.
-PRELUDE = '''\
-import sys
-sys.path[0] = {folder!r}
+
+class Magics:
+    """Stands in for IPython: runs what a magic times or captures, and skips other magics and shell commands."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names
+
+    def run_line_magic(self, name: str, line: str, *_: Any) -> Any:
+        """Run a timed statement, or return the value of a timed expression."""
+        if name != "time":
+            return skip(f"%{name} {line}")
+        try:
+            return eval(line, self.names)
+        except SyntaxError:
+            return exec(line, self.names)
+
+    def run_cell_magic(self, name: str, _: str, cell: str) -> None:
+        """Run a timed or captured cell."""
+        if name not in ("time", "capture"):
+            return skip(f"a cell of %%{name}")
+        return exec(compile(as_python(cell), f"a cell of %%{name}", "exec"), self.names)
+
+    def system(self, command: str) -> None:
+        """Skip a shell command."""
+        skip(f"!{command}")
+
+    getoutput = system
 
 
-class _NotebookMagics:
-    """Skips magics and shell commands of a notebook; runs a statement that is only timed."""
-
-    def run_line_magic(self, name, line, *_):
-        if name == "time":
-            frame = sys._getframe(1)
-            try:
-                return eval(line, frame.f_globals, frame.f_locals)
-            except SyntaxError:
-                return exec(line, frame.f_globals, frame.f_locals)
-        print(f"entrypoint: skipped %{{name}} {{line}}", file=sys.stderr)
-
-    def system(self, command):
-        print(f"entrypoint: skipped !{{command}}", file=sys.stderr)
-
-    getoutput = magic = system
-
-    def run_cell_magic(self, name, line, cell):
-        print(f"entrypoint: skipped a cell of %%{{name}}", file=sys.stderr)
+def skip(what: str) -> None:
+    """Say what a script does not do."""
+    print(f"entrypoint: skipped {what}", file=sys.stderr)
 
 
-def get_ipython():
-    return _NotebookMagics()
-
-
-def display(*objects, **_):
-    print(*objects)
-
-
-'''
-# Options of %%timeit, before the statement that it runs once (IPython's built-in magics).
-TIMEIT_OPTIONS = re.compile(r"\s*-([nrp] *\d+|[tcqo]+)(?=\s|$)")
-
-
-def check_nbconvert(notebook: str) -> None:
-    """Raise `UserError` if nbconvert or IPython, which translates magics for it, is not installed."""
-    missing = [name for name in ("nbconvert", "IPython") if find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"run {printable(notebook)}: {' and '.join(missing)} not installed here, and a notebook needs them."
-            " Install them (pip install nbconvert ipython), or save the notebook as a script.",
-            ExitCode.MACHINE,
-        )
-
-
-def with_converted_notebook(plan: Plan) -> Plan:
-    """Return the plan with the notebook's script as its program, written to the user's cache.
-
-    Raises `UserError` if the notebook cannot be converted or the script cannot be written.
-    """
-    python, notebook, *arguments = plan.program.argv
-    script = write_script(Path(notebook))
-    program = replace(plan.program, argv=(python, str(script), *arguments))
+def with_notebook_runner(plan: Plan) -> Plan:
+    """Return the plan with the program that runs its notebook; -P keeps the working folder out of its imports."""
+    python, *words = plan.program.argv
+    program = replace(plan.program, argv=(python, "-P", "-m", "entrypoint.launch.notebook", *words))
     command = program.argv if plan.command == plan.program.argv else plan.command
     return replace(plan, program=program, command=command)
 
 
-def write_script(notebook: Path) -> Path:
-    """Return the file with the notebook's code; its name holds a digest of it."""
-    code = convert(notebook)
-    digest = hashlib.blake2b(code.encode(), digest_size=8).hexdigest()
-    path = Path(f"{notebook.stem}-{digest}.py")
-    try:
-        folder = user_cache_dir(os.environ) or Path(tempfile.gettempdir(), PRIVATE.format(os.getuid()))
-        path = folder / "notebooks" / path
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        atomic_write_text(path, code)
-    except OSError as error:
-        raise UserError(f"run {printable(notebook)}: {path} cannot be written ({error.strerror})") from None
-    return path
+def as_python(source: str) -> str:
+    """Return a cell with its magics as calls of IPython's get_ipython()."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    return str(TransformerManager().transform_cell(source))  # type: ignore[no-untyped-call]
 
 
-def convert(notebook: Path) -> str:
-    """Return a notebook's code cells as one script.
-
-    Raises `UserError` if it is no notebook, is not in Python, or has what works in Jupyter alone.
-    """
-    import nbformat
-    from nbconvert import PythonExporter
-
-    try:
-        content = nbformat.read(str(notebook), as_version=4)  # type: ignore[no-untyped-call]
-        check_language(notebook, content.metadata)
-        for cell in content.cells:
-            if cell.cell_type == "code":
-                cell.source = without_timing(notebook, cell.source)
-        code, _ = PythonExporter().from_notebook_node(content)  # type: ignore[no-untyped-call]
-    except UserError:
-        raise
-    except Exception as error:  # nbformat raises its own, jsonschema's and json's errors
-        raise UserError(
-            f"run {printable(notebook)}: cannot be converted ({first_line(error)}). Save it again in Jupyter."
-        ) from None
-    prelude = PRELUDE.format(folder=str(resolve(notebook).parent))
-    script = code
-    try:
-        with warnings.catch_warnings(action="ignore"):  # Python prints them when it runs the script
-            imports, rest = split_future_imports(code)
-            script = imports + prelude + rest
-            compile(script, "<notebook>", "exec", dont_inherit=True)
-    except SyntaxError as error:
-        line = (script.splitlines() or [""])[min(error.lineno or 1, len(script.splitlines())) - 1].strip()
-        waits = "await" in error.msg or "async" in error.msg
-        fix = "Use asyncio.run(…): a script has no running event loop." if waits else "Correct the cell."
-        raise UserError(f"run {printable(notebook)}: {error.msg}, in `{printable(line)}`. {fix}") from None
-    return script
-
-
-def check_language(notebook: Path, metadata: Mapping[str, Any]) -> None:
-    """Raise `UserError` if the notebook's kernel runs another language than Python."""
-    named = (metadata.get("kernelspec", {}).get("language"), metadata.get("language_info", {}).get("name"))
-    language = next((str(name) for name in named if name), "python")
+def compile_cells(notebook: Path) -> list[types.CodeType]:
+    """Return the code of each cell, which tracebacks name; raises `UserError` for what no script can do."""
+    where = f"run {printable(notebook)}"
+    language, cells = read_cells(notebook, where)
     if "python" not in language.lower():
-        raise UserError(f"run {printable(notebook)}: a notebook in {printable(language)}. Only Python's can run.")
+        raise UserError(f"{where}: a notebook in {printable(language)}. Only Python's can run.")
+    compiler = Compile()  # the future imports of a cell are those of later cells too
+    codes: list[types.CodeType] = []
+    for number, source in enumerate(cells, 1):
+        name = f"{notebook.name}, cell {number}"
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        try:
+            codes.append(compiler(source, name, "exec"))
+        except SyntaxError as error:
+            fix = "Use asyncio.run(…)" if "'a" in error.msg else "Correct the cell"
+            line = printable(linecache.getline(name, error.lineno or 1).strip())
+            raise UserError(f"{where}: cell {number}: {error.msg}, in `{line}`. {fix}.") from None
+    return codes
 
 
-def without_timing(notebook: Path, source: str) -> str:
-    """Return a cell without %%time, %%timeit and %%capture, whose code then runs like any other.
+def read_cells(notebook: Path, where: str) -> tuple[str, list[str]]:
+    """Return a notebook's language, and its code cells as Python; `where` begins the message of a `UserError`."""
+    try:
+        import nbformat
 
-    Raises `UserError` for a %%capture into a variable, which a script does not have.
-    """
-    first, _, rest = source.lstrip("\n").partition("\n")
-    name, _, line = first.partition(" ")
-    if name == "%%capture" and any(not word.startswith("-") for word in line.split()):
-        raise UserError(
-            f"run {printable(notebook)}: `{printable(first.strip())}` keeps the output in a variable, which works in"
-            " Jupyter alone. Remove the variable."
-        )
-    if name not in ("%%time", "%%timeit", "%%capture"):
-        return source
-    setup = line if name == "%%timeit" else ""
-    while option := TIMEIT_OPTIONS.match(setup):
-        setup = setup[option.end() :]
-    return f"{setup.strip()}\n{without_timing(notebook, rest)}"
+        content = nbformat.read(str(notebook), as_version=4)  # type: ignore[no-untyped-call]
+        language = str(content.metadata.get("kernelspec", {}).get("language", "python"))
+        return language, [as_python(cell.source) for cell in content.cells if cell.cell_type == "code"]
+    except ImportError as error:
+        fix = "Install it (pip install nbformat ipython), or save the notebook as a script."
+        raise UserError(f"{where}: needs {error.name}, which is not here. {fix}", ExitCode.MACHINE) from None
+    except Exception as error:  # nbformat raises its own, jsonschema's and json's errors
+        raise UserError(f"{where}: cannot be converted ({first_line(error)}). Save it again in Jupyter.") from None
 
 
-def split_future_imports(code: str) -> tuple[str, str]:
-    """Return the `from __future__` lines of all cells, which a script has first, and the code without them.
+def main() -> None:
+    """Run the cells in a new `__main__`, where pickles find what they define."""
+    sys.argv = sys.argv[1:]
+    notebook = Path(sys.argv[0])
+    main_module = types.ModuleType("__main__")
+    names = vars(main_module)
+    names |= {
+        "__file__": sys.argv[0],
+        "get_ipython": lambda: Magics(names),
+        "display": lambda *objects, **_: print(*objects),
+    }
+    sys.modules["__main__"] = main_module
+    codes = compile_cells(notebook)
+    sys.excepthook = traceback.print_exception  # unlike the interpreter's own, it shows the lines of cells
+    sys.path.insert(0, str(resolve(notebook).parent))
+    for code in codes:
+        exec(code, names)
 
-    Raises `SyntaxError`.
-    """
-    found = [node for node in ast.parse(code).body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
-    lines = code.encode().splitlines(keepends=True)
-    for node in reversed(found):
-        last = (node.end_lineno or node.lineno) - 1
-        after = lines[last][node.end_col_offset :]
-        before = lines[node.lineno - 1][: node.col_offset]
-        lines[node.lineno - 1 : last + 1] = [before + b"pass" + after]
-    return "".join(f"{ast.unparse(node)}\n" for node in found), b"".join(lines).decode()
+
+if __name__ == "__main__":
+    main()
