@@ -1,6 +1,6 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-channel bench-launch bench-peers bench-plan bench-scaling bench-cuda bench-checkpoint bench-accuracy bench-limit bench-techniques bench-stream bench-references lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-report image-compare audit
+.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-launch bench-peers bench-cuda bench-accuracy bench-limit bench-techniques bench-stream bench-references lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-compare audit
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/*/*.txt)
@@ -37,9 +37,6 @@ docs: $(VENV)/installed ## write docs/settings.md, benchmarks/README.md and the 
 	@$(BIN)/python tools/settings_docs.py
 	@$(BIN)/python -m tools.benchmarks_docs
 
-bench-channel: $(VENV)/installed ## the failure channel of up to 16,384 ranks: joining, idling, spreading a failure
-	@$(BIN)/python -m benchmarks.channel $(BENCH_ARGS)
-
 bench-launch: $(VENV)/installed ## time from the command to a script's first line, compared with peers
 	@$(BIN)/python -m benchmarks.launch $(BENCH_ARGS)
 
@@ -58,20 +55,11 @@ bench-references: $(VENV)/installed ## the ImageNet recipe against torchvision's
 bench-peers: $(VENV)/installed ## images per second and seconds of the whole command, compared with peers
 	@$(BIN)/python -m benchmarks.peers $(BENCH_ARGS)
 
-bench-plan: $(VENV)/installed ## the plan on a bare, limited and busy machine, compared with peers and a sweep
-	@$(BIN)/python -m benchmarks.plan_value $(BENCH_ARGS)
-
-bench-scaling: $(VENV)/installed ## how throughput and the launcher's own cost grow with ranks
-	@$(BIN)/python -m benchmarks.scaling $(BENCH_ARGS)
-
 bench-cuda: $(VENV)/installed ## on a GPU: CIFAR-10 against airbench94, ResNet-50's images per second
 	@$(BIN)/python -m benchmarks.cuda $(BENCH_ARGS)
 
 bench-accuracy: $(VENV)/installed ## seconds to the book's accuracy, and accuracy after the book's time
 	@$(BIN)/python -m benchmarks.accuracy $(BENCH_ARGS)
-
-bench-checkpoint: $(VENV)/installed ## what checkpoints cost a run
-	@$(BIN)/python -m benchmarks.checkpoint $(BENCH_ARGS)
 
 book: $(VENV)/installed ## the book's result tables on this machine, as book/book.html (two hours; BOOK_ARGS=--only=2,9.2)
 	@$(BIN)/python -m benchmarks.book $(BOOK_ARGS)
@@ -89,9 +77,6 @@ sif-cpu sif-cuda sif-cpu-intel: sif-%: ## build sif/NAME.sif with Apptainer
 
 audit: $(VENV)/installed ## list known holes of the locked packages (needs a network)
 	@$(BIN)/python tools/audit.py
-
-image-report: $(VENV)/installed ## sizes and start times of the images, compared with the virtual environment
-	@$(BIN)/python -m benchmarks.images $(BENCH_ARGS)
 
 image-compare: ## build cpu-intel twice without a cache, and list the files that differ
 	@bash containers/compare.sh cpu-intel
