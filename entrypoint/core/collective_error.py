@@ -22,10 +22,10 @@ ERROR_CLASSES = ("DistBackendError", "DistNetworkError")
 GLOO_PLACE = re.compile(r"\[[^\]]*gloo/")
 DISTRIBUTED = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
 COLLECTIVES_FILE = "/torch/distributed/distributed_c10d.py"
-# The trainer's own exchanges, and where a rank of it is after one has failed.
-TRAINER_FILES = tuple(
-    f"/train/distributed/{name}.py" for name in ("shared_memory", "peer_failure", "peer_watch", "missing_ranks")
-)
+# A function of this name waits for other ranks, and is no torch's.
+WAITING_FUNCTION = "wait_in_collective"
+# A rank that is in a function of this name ends, such as in `core.exit_delay`.
+EXIT_FUNCTION = "delay_exit"
 BACKWARD_FILE = "/torch/autograd/graph.py"
 # Folders of what the user did not write.
 LIBRARIES = ("/site-packages/", "/dist-packages/", f"{os.path.dirname(os.__file__)}/", "<frozen ")  # noqa: PTH120
@@ -57,10 +57,16 @@ def collective_of(frames: Sequence[Frame]) -> str:
 
     DDP exchanges gradients in the backward pass.
     """
-    for file in (COLLECTIVES_FILE, *TRAINER_FILES):
-        if calls := [frame.function for frame in frames if frame.file.endswith(file)]:
-            return calls[-1]
+    if calls := [frame.function for frame in frames if frame.file.endswith(COLLECTIVES_FILE)]:
+        return calls[-1]
+    if any(frame.function == WAITING_FUNCTION for frame in frames):
+        return "an exchange"
     return "the backward pass" if any(frame.file.endswith(BACKWARD_FILE) for frame in frames) else ""
+
+
+def is_at_exit(frames: Sequence[Frame]) -> bool:
+    """Return whether a rank is about to end."""
+    return any(frame.function == EXIT_FUNCTION for frame in frames)
 
 
 def place_of(frames: Sequence[Frame]) -> str:
@@ -85,19 +91,23 @@ def frames_of(traceback: TracebackType | None) -> list[Frame]:
     return list(walk(traceback))[::-1]
 
 
+def lost_collective(error: BaseException) -> dict[str, str]:
+    """Return which collective failed, where it was called, and whether that took too long."""
+    frames = frames_of(error.__traceback__)
+    how = "timeout" if TIMEOUT.search(str(error)) else "failure"
+    return {"called": collective_of(frames) or "a collective", "place": place_of(frames), "how": how}
+
+
 def note_collective_error(error: BaseException) -> None:
     """Note in this rank's error file that a collective ended its program, for the launcher to name the cause."""
-    frames = frames_of(error.__traceback__)
-    if not is_collective_error(error) or not was_in_torch(error, frames):
+    if not is_collective_error(error) or not was_in_torch(error, frames_of(error.__traceback__)):
         return
     from entrypoint.core.console import error_record_path, write_error_record
     from entrypoint.core.errors import COLLECTIVE_KEY, first_line
 
-    place, called = place_of(frames), collective_of(frames) or "a collective"
-    how = "timeout" if TIMEOUT.search(str(error)) else "failure"
     path = error_record_path(os.environ)
     if path and not has_content(path):  # the program wrote it itself, and knows more
-        record = {"lost_peer": True, COLLECTIVE_KEY: {"called": called, "place": place, "how": how}}
+        record = {"lost_peer": True, COLLECTIVE_KEY: lost_collective(error)}
         write_error_record(path, first_line(error), record)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from entrypoint.core.errors import ExitCode, PeerLostError, ReportedError, UserError
+from entrypoint.core.errors import COLLECTIVE_KEY, ExitCode, PeerLostError, ReportedError, UserError
 
 # Set by the process that starts mpirun: ranks on any node then also print status records for it on standard error.
 STATUS_VAR = "ENTRYPOINT_STATUS_RECORDS"
@@ -90,7 +90,9 @@ def report_error(error: UserError) -> int:
 
 def write_error_file(path: str, error: UserError) -> bool:
     """Write an error into the agent's file; return whether there is one that can be written."""
-    extra = {"refused": True, "code": int(error.code), "lost_peer": isinstance(error, PeerLostError)}
+    lost_peer = isinstance(error, PeerLostError)
+    collective = error.collective if isinstance(error, PeerLostError) else None
+    extra = {"refused": True, "code": int(error.code), "lost_peer": lost_peer, COLLECTIVE_KEY: collective}
     return bool(path) and write_error_record(path, str(error), extra)
 
 

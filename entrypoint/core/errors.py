@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
 
@@ -37,10 +37,14 @@ class UserError(Exception):
 
 
 class PeerLostError(UserError):
-    """The loss of another rank, which follows from that rank's own failure."""
+    """The loss of another rank, which follows from that rank's own failure.
 
-    def __init__(self, message: str) -> None:
+    `collective` says which collective failed (`core.collective_error`), if that is known.
+    """
+
+    def __init__(self, message: str, collective: Mapping[str, str] | None = None) -> None:
         super().__init__(message, ExitCode.RANK_FAILED)
+        self.collective = collective
 
 
 class ReportedError(UserError):

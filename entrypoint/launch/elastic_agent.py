@@ -21,8 +21,7 @@ from entrypoint.core.errors import HANG_SETTLE_S, NOT_RETRYABLE, ExitCode, count
 from entrypoint.core.network import LOG_INTERVAL_S, retry_until
 from entrypoint.core.signals import TERMINATING, not_ignored
 from entrypoint.job.detect import detect_job
-from entrypoint.launch.failures import Failure
-from entrypoint.launch.hang import explain_hang
+from entrypoint.launch.failures import Failure, explain_hang
 from entrypoint.launch.rank_output import RankOutput
 from entrypoint.plan.model import Plan
 from entrypoint.rank.rendezvous import check_port_free, local_address

@@ -1,8 +1,8 @@
-"""Find the rank of a node that failed first, and print the job's final message."""
+"""Find the rank of a node that failed first or is missing from a collective, and print the job's final message."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
 from typing import Any
@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from entrypoint.core.console import error_prefix, log, read_error_record, write_stderr
 from entrypoint.core.errors import COLLECTIVE_KEY, ExitCode, describe_exit
 from entrypoint.plan.model import Plan
+from entrypoint.supervise.monitor import PROCESS_NAME as MONITOR
 
 # The name of each rank's error file, in the rank's own folder.
 ERROR_FILE = "error.json"
@@ -44,8 +45,13 @@ class Failure(Struct, frozen=True):
     @property
     def lost_collective(self) -> Mapping[str, str]:
         """Return where the rank waited for others in vain (`core.collective_error`), empty for another failure."""
-        found = self.extra_info.get(COLLECTIVE_KEY)
-        return found if isinstance(found, dict) else {}
+        collective = self.extra_info.get(COLLECTIVE_KEY)
+        return collective if isinstance(collective, dict) else {}
+
+    @property
+    def timed_out(self) -> bool:
+        """Return whether the rank waited in a collective until its time limit."""
+        return self.lost_collective.get("how") == "timeout"
 
 
 def first_failure(failures: Iterable[Failure], memory: str = "") -> tuple[str, int]:
@@ -76,6 +82,42 @@ def failure_sort_key(failure: Failure) -> tuple[bool, bool, bool, int, int]:
     """
     when_ns = failure.extra_info.get("time_ns", failure.when_ns)
     return failure.ended_by_agent, failure.lost_peer, failure.exitcode > 0, int(when_ns), failure.rank
+
+
+class Hang(Struct, frozen=True):
+    """One line about the ranks that are missing from a collective, and their stacks; empty if they are not known."""
+
+    line: str = ""
+    stacks: tuple[str, ...] = ()
+
+    def print_stacks(self, plan: Plan) -> None:
+        """Print the stacks of the missing ranks, unless they have monitors, which do that."""
+        if plan.nodes.nnodes == 1 or plan.uses_elastic_rendezvous:
+            for text in self.stacks:
+                write_stderr(text)
+
+
+def explain_hang(failures: Sequence[Failure], running: Mapping[int, int], ended: Sequence[int]) -> Hang:
+    """Return which ranks are missing from the collective that failed.
+
+    `failures` are those of the ranks that waited, `running` maps the ranks that still run to their processes, and
+    `ended` are those that ended without an error.
+    """
+    from entrypoint.machine import missing_ranks  # late: a start does not need it
+
+    waited = next((failure for failure in failures if failure.timed_out), failures[0])
+    lost = waited.lost_collective
+    # Without a timeout another rank closed the connection, and ends as well.
+    missing = (
+        missing_ranks.find_missing(running, lost.get("place", ""), MONITOR) if waited.timed_out or not lost else {}
+    )
+    stacks = missing_ranks.missing_stacks(missing)
+    if not missing and (waited.timed_out or not running):
+        missing = dict.fromkeys(sorted(ended), missing_ranks.MissingRank("its program has ended"))
+    if not missing or not lost:
+        return Hang(stacks=stacks)
+    until = "until its time limit" if waited.timed_out else "in vain"
+    return Hang(missing_ranks.missing_line(missing, lost, waited.rank, until), stacks)
 
 
 def report_stop(folder: Path, number: Signals) -> int:

@@ -25,6 +25,7 @@ from entrypoint.job.ports import parse_port
 from entrypoint.launch.failures import (
     ERROR_FILE,
     Failure,
+    explain_hang,
     first_failed,
     first_failure,
     print_final_message,
@@ -293,8 +294,6 @@ class LocalRanks:
     def end_hang(self) -> None:
         """Find out which ranks are missing from a failed collective, if one has failed, and end the ranks."""
         if self.explain_at and not self.next_escalation:
-            from entrypoint.launch.hang import explain_hang  # late: a start does not need it
-
             running = {self.global_rank(local_rank): pid for pid, local_rank in self.running.items()}
             hang = explain_hang(self.failures, running, self.ended)
             hang.print_stacks(self.plan)

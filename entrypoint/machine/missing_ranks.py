@@ -6,15 +6,49 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from entrypoint.core.collective_error import collective_of, is_at_exit, place_of
 from entrypoint.core.errors import printable
-from entrypoint.machine.process_state import state_of
-from entrypoint.machine.stacks import stacks_text
-from entrypoint.machine.whereabouts import locate, program_of
+from entrypoint.machine.procfs import ROOT, read_lines, state_of
+from entrypoint.machine.stacks import NoStacksError, main_thread_frames, read_python_stacks, stacks_text
 
+# A rank that has lost another one waits for this answer before it ends.
+ANSWER_LIMIT_S = 1.0
 ENDED = ("", "Z", "X")
 # Ranks that are looked for; more are not of use to a reader.
 MAX_DESCRIBED = 4
-UNTIL_LIMIT = "until its time limit"
+
+
+class Whereabouts(Struct, frozen=True):
+    """Where a process is, as the end of a sentence, its place in the program, its collective, and its stacks.
+
+    The last three are empty where they are unknown. With `is_exiting` the process is about to end.
+    """
+
+    text: str
+    place: str = ""
+    collective: str = ""
+    stacks: str = ""
+    is_exiting: bool = False
+
+
+def locate(process: int) -> Whereabouts:
+    """Return where the main thread of a process is."""
+    try:
+        stacks = read_python_stacks(process, ANSWER_LIMIT_S)
+    except NoStacksError as error:
+        return Whereabouts(f"is {error}")
+    frames = main_thread_frames(stacks)
+    place, collective = place_of(frames), collective_of(frames)
+    inside = f"in {collective} " if collective else ""
+    return Whereabouts(f"is {inside}at {printable(place)}", place, collective, stacks, is_at_exit(frames))
+
+
+def program_of(process: int, monitor_name: str) -> int:
+    """Return the process of a rank's program: itself, or the child of its monitor; 0 if that has ended."""
+    if "".join(read_lines(ROOT / f"proc/{process}/comm")) != monitor_name:
+        return process
+    children = "".join(read_lines(ROOT / f"proc/{process}/task/{process}/children")).split()
+    return int(children[0]) if children else 0
 
 
 class MissingRank(Struct, frozen=True):
@@ -33,35 +67,35 @@ def find_missing(running: Mapping[int, int], place: str, monitor_name: str) -> d
     """
     outside: dict[int, MissingRank] = {}
     elsewhere: dict[int, MissingRank] = {}
+    # faulthandler writes places in ASCII
+    waited_at = place.encode("ascii", "backslashreplace").decode()
     for rank, process in sorted(running.items()):
         if len(outside) == MAX_DESCRIBED:  # each that does not answer takes a second
             break
         program = program_of(process, monitor_name)
-        found = locate(program)
-        if state_of(program) in ENDED or found.is_exiting:
+        located = locate(program)
+        if state_of(program) in ENDED or located.is_exiting:
             continue
-        one = MissingRank(f"process {program} {found.text}", found.stacks)
-        if not found.collective:
-            outside[rank] = one
-        elif place and found.place != escaped(place):
-            elsewhere[rank] = one
+        missing = MissingRank(f"process {program} {located.text}", located.stacks)
+        if not located.collective:
+            outside[rank] = missing
+        elif place and located.place != waited_at:
+            elsewhere[rank] = missing
     return outside or elsewhere
-
-
-def escaped(place: str) -> str:
-    """Return a place as Python's faulthandler writes it, in ASCII."""
-    return place.encode("ascii", "backslashreplace").decode()
 
 
 def missing_line(missing: Mapping[int, MissingRank], lost: Mapping[str, str], rank: int, waited: str) -> str:
     """Return one line about the missing ranks; `lost` says which collective failed for `rank`."""
-    where = f"{printable(lost.get('called', 'a collective'))} at {printable(lost.get('place', 'an unknown place'))}"
+    place = f" at {printable(lost['place'])}" if lost.get("place") else ""
+    where = f"{printable(lost.get('called', 'a collective'))}{place}"
     return f"{who_is_missing(missing)} missing from {where}, where rank {rank} waited {waited}: {describe(missing)}"
 
 
 def missing_stacks(missing: Mapping[int, MissingRank]) -> tuple[str, ...]:
     """Return the stacks of the missing ranks that gave them."""
-    return tuple(stacks_text(f"rank {rank}  {one.where}", one.stacks) for rank, one in missing.items() if one.stacks)
+    return tuple(
+        stacks_text(f"rank {rank}  {place.where}", place.stacks) for rank, place in missing.items() if place.stacks
+    )
 
 
 def who_is_missing(missing: Mapping[int, MissingRank]) -> str:
@@ -75,4 +109,4 @@ def describe(missing: Mapping[int, MissingRank]) -> str:
     """Return where the missing ranks are."""
     if len(missing) == 1:
         return next(iter(missing.values())).where
-    return "; ".join(f"rank {rank}: {one.where}" for rank, one in list(missing.items())[:MAX_DESCRIBED])
+    return "; ".join(f"rank {rank}: {place.where}" for rank, place in list(missing.items())[:MAX_DESCRIBED])

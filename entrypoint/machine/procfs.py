@@ -1,4 +1,4 @@
-"""Parents of a process, its files in memory, and lines of /proc files."""
+"""Parents of a process, its state, its files in memory, and lines of /proc files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/")
+# Letters of /proc/PID/stat (proc_pid_stat(5)) of processes that run no handler.
+STATES = {
+    "T": "stopped (SIGSTOP)",
+    "t": "stopped by a debugger",
+    "D": "waiting in the kernel (state D), for a disk or network file system as a rule",
+    "Z": "dead, and its parent has not noticed",
+    "": "no longer running",
+}
+STOPPED = ("T", "t", "Z", "")
 
 
 def ancestors(root: Path, process: str = "self") -> Iterator[str]:
@@ -40,6 +49,17 @@ def read_lines(path: Path) -> list[str]:
         return path.read_text(errors="replace").splitlines()
     except OSError:
         return []
+
+
+def state_of(process: int) -> str:
+    """Return the letter of a process's state, empty for a process that has ended."""
+    text = "".join(read_lines(ROOT / f"proc/{process}/stat"))
+    return text.rpartition(")")[2].strip()[:1]
+
+
+def state_text(process: int) -> str:
+    """Return why a process cannot answer, empty for one that can."""
+    return STATES.get(state_of(process), "")
 
 
 def memory_file(process: int, name: str) -> Path | None:

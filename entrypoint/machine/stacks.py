@@ -18,8 +18,7 @@ from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import one_line
 from entrypoint.core.signals import signal_sender
 from entrypoint.core.stack_signal import FILE_NAME, STACK_SIGNAL
-from entrypoint.machine.process_state import STOPPED, state_of, state_text
-from entrypoint.machine.procfs import ROOT, memory_file, read_lines
+from entrypoint.machine.procfs import ROOT, STOPPED, memory_file, read_lines, state_of, state_text
 
 # A rank answers within milliseconds, unless it waits in the kernel.
 ANSWER_LIMIT_S = 3.0

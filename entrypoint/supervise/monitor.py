@@ -31,8 +31,7 @@ from entrypoint.core.process import name_process
 from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING
 from entrypoint.job.launcher_quirks import MPI_PROCESSES
 from entrypoint.machine.oom import oom_message, read_memory
-from entrypoint.machine.process_state import state_of, state_text
-from entrypoint.machine.procfs import ROOT, ancestors, read_lines
+from entrypoint.machine.procfs import ROOT, ancestors, read_lines, state_of, state_text
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
 from entrypoint.supervise.child import POLL_INTERVAL_S, forward_signals, log_late
 from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel
@@ -189,8 +188,8 @@ def wait_or_terminate(
 
 def report_missing(child: int, endpoint: RankEndpoint, failure: FirstFailure) -> None:
     """Print where this rank is, if it is the one that was missing from a collective; print its stacks too."""
-    from entrypoint.machine.stacks import stacks_text  # late: a start does not need it
-    from entrypoint.machine.whereabouts import locate
+    from entrypoint.machine.missing_ranks import locate  # late: a start does not need it
+    from entrypoint.machine.stacks import stacks_text
 
     found = locate(child)
     if found.collective or found.is_exiting or has_exited(child):

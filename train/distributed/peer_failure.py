@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 
-from torch.distributed.distributed_c10d import Store
-
-from entrypoint.core.collective_error import is_collective_error
+from entrypoint.core.collective_error import is_collective_error, lost_collective
 from entrypoint.core.errors import PeerLostError
 from train.distributed.rendezvous import DISCARD_PORT, Peer, format_ranks
-from train.distributed.unreported_ranks import call_roll, locate_missing, missing_text
 from train.preemption import STOP_CONTROLLER
 
 # Seconds for a node to answer a connection, which any live kernel answers at once.
@@ -27,32 +23,25 @@ FAILURE_ORDER_DELAY_S = 1.5
 
 
 @contextmanager
-def translate_collective_errors(rank: int, peers: Sequence[Peer], store: Store | None = None) -> Iterator[None]:
-    """Convert a collective's failure into a `PeerLostError` that names the lost rank or node, and where it is."""
+def translate_collective_errors(rank: int, peers: Sequence[Peer]) -> Iterator[None]:
+    """Convert a collective's failure into a `PeerLostError` that names the lost node, if that can be known."""
     try:
         yield
     except RuntimeError as error:
         if not is_collective_error(error):
             raise
         STOP_CONTROLLER.ignore()  # this rank exits anyway; a launcher's signal would hide the cause
-        ends_at = time.monotonic() + FAILURE_ORDER_DELAY_S
-        silent = call_roll(store, rank, [peer.rank for peer in peers]) if store else None
-        time.sleep(max(0.0, ends_at - time.monotonic()))
-        missing = locate_missing(rank, peers, silent)
-        raise PeerLostError(describe_lost_peer(str(error), rank, peers, is_reachable, missing)) from None
+        delay_exit()
+        raise PeerLostError(describe_lost_peer(str(error), rank, peers, is_reachable), lost_collective(error)) from None
 
 
-def describe_lost_peer(
-    text: str,
-    rank: int,
-    peers: Sequence[Peer],
-    is_alive: Callable[[str], bool],
-    missing: Mapping[int, str] = MappingProxyType({}),
-) -> str:
-    """Return which rank is lost: by the address in Gloo's message, by the nodes that do not answer, else by `missing`.
+def delay_exit() -> None:
+    """Let the lost rank end first; by this function's name the launcher knows that this rank ends too."""
+    time.sleep(FAILURE_ORDER_DELAY_S)
 
-    `missing` says where ranks are that are missing from the exchange.
-    """
+
+def describe_lost_peer(text: str, rank: int, peers: Sequence[Peer], is_alive: Callable[[str], bool]) -> str:
+    """Return which rank is lost: by the address in Gloo's message, or by the nodes that do not answer."""
     cause = text.splitlines()[0].split("] ")[-1] if text else "no reason given"
     mine = next((peer for peer in peers if peer.rank == rank), None)
     others = [peer for peer in peers if mine is None or peer.node != mine.node]
@@ -61,9 +50,8 @@ def describe_lost_peer(
     if not lost:
         silent_addresses = {address for address in {peer.address for peer in others} if not is_alive(address)}
         lost = [peer for peer in others if peer.address in silent_addresses]
-    lost = lost or [peer for peer in peers if peer.rank in missing]
     description = " and ".join(peers_by_node(lost)) if lost else "another rank"
-    return f"rank {rank}: lost {description} while exchanging data: {cause}{missing_text(missing)}"
+    return f"rank {rank}: lost {description} while exchanging data: {cause}"
 
 
 def peers_by_node(peers: Sequence[Peer]) -> list[str]:

@@ -11,8 +11,6 @@ import torch.distributed as dist
 
 from entrypoint.core.console import report_error
 from entrypoint.core.errors import ExitCode, PeerLostError, first_line
-from train.distributed.rendezvous import Peer
-from train.distributed.unreported_ranks import locate_missing, missing_text
 
 # oneCCL's and MPI's collectives wait for ever for a rank that is stopped or gone.
 UNTIMED_BACKENDS = ("ccl", "mpi")
@@ -25,13 +23,11 @@ class PeerWatch:
     """A thread of each rank that meets the others every two seconds, over a Gloo group of its own.
 
     If that fails, because a rank is stopped or gone, the thread reports it and ends the process with code 5. The main
-    thread may wait in a collective for ever. The first rank that stops its watch ends those of all others. `peers` are
-    all ranks, to say where those of this node are.
+    thread may wait in a collective for ever. The first rank that stops its watch ends those of all others.
     """
 
     def __init__(self, rank: int, timeout_s: float) -> None:
         self.rank, self.timeout_s = rank, timeout_s
-        self.peers: tuple[Peer, ...] = ()
         self.stopped = threading.Event()
         self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         self.thread = threading.Thread(target=self.run, daemon=True)
@@ -58,6 +54,5 @@ class PeerWatch:
     def end_process(self, error: RuntimeError) -> None:
         """Report the lost rank, and end this process without Python's own end."""
         message = f"rank {self.rank}: another rank does not answer, or has ended ({first_line(error)})"
-        message += missing_text(locate_missing(self.rank, self.peers, None))
-        report_error(PeerLostError(message))
+        report_error(PeerLostError(message, {"called": "a collective", "how": "timeout"}))
         os._exit(ExitCode.RANK_FAILED)

@@ -14,7 +14,6 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.plan.model import Plan, Source
@@ -33,7 +32,6 @@ class ProcessGroup:
 
     `peers` are all ranks of the job.
     `control` is the group for values on the CPU: Gloo next to another backend, None for the backend itself.
-    `store` is what the ranks met at.
     `memory` is the memory that the ranks of one node share, None if they cannot share any.
     `watch` ends this rank if another one stops answering, for backends without time limits.
     """
@@ -46,7 +44,6 @@ class ProcessGroup:
     peers: tuple[Peer, ...] = ()
     memory: SharedMemoryGroup | None = None
     watch: PeerWatch | None = None
-    store: Store | None = None
 
     @property
     def is_main(self) -> bool:
@@ -156,10 +153,7 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
     watch = PeerWatch(rank, plan.collective_timeout_s) if world_size > 1 and plan.backend in UNTIMED_BACKENDS else None
     group = replace(group, control=control, watch=watch)
     if world_size > 1:
-        group = replace(group, store=store)
         group = replace(group, peers=tuple(group.gather(local_peer(rank))))
-        if watch:
-            watch.peers = group.peers
         backend = plan.decision("backend")
         named_by_user = backend is not None and backend.source == Source.USER  # then it runs all collectives
         if not named_by_user and group.device.type == "cpu" and len({peer.node for peer in group.peers}) == 1:

@@ -26,12 +26,11 @@ LOOPBACK = {"127.0.0.1": socket.AF_INET, "localhost": socket.AF_INET, "::1": soc
 
 @dataclass(frozen=True)
 class Peer:
-    """A rank, the name of its node and its address in the job's network, and its process there."""
+    """A rank, the name of its node and its address in the job's network."""
 
     rank: int
     node: str
     address: str
-    process: int = 0
 
 
 def local_peer(rank: int) -> Peer:
@@ -41,7 +40,7 @@ def local_peer(rank: int) -> Peer:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     address = interface_address(interface) if interface else ""
     address = address or own_address(os.environ.get("MASTER_ADDR", "127.0.0.1"))
-    return Peer(rank, socket.gethostname(), address, os.getpid())
+    return Peer(rank, socket.gethostname(), address)
 
 
 def own_address(master: str) -> str:

@@ -102,9 +102,9 @@ class SharedMemoryGroup:
         self.counters[self.rank * CACHE_LINE // INT64_BYTES] = self.epoch
         for other in range(self.world_size):
             if self.counters[other * CACHE_LINE // INT64_BYTES] < self.epoch:
-                self.wait_for(other)
+                self.wait_in_collective(other)
 
-    def wait_for(self, other: int) -> None:
+    def wait_in_collective(self, other: int) -> None:
         """Wait until another rank has arrived at the same barrier, not counting time in which this one is suspended."""
         index, epoch = other * CACHE_LINE // INT64_BYTES, self.epoch
         started = checked = time.monotonic()

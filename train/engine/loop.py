@@ -12,7 +12,6 @@ from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError
 from train.data.batches import Batch, BatchSource
-from train.distributed.unreported_ranks import STEPS
 from train.engine.compile import compile_error
 from train.engine.train_step import Trainer
 from train.preemption import CONTINUE, SAVE, STOP
@@ -55,7 +54,6 @@ def train_epoch(
         pending.append(timed_first_step(trainer, batch))
         if is_first:  # it compiles and warms up
             clocks, trainer.meter.data_s, trainer.meter.data_cpu_s = trainer.meter.start(), 0.0, 0.0
-        STEPS.note(trainer.state.step)
         wanted = agreed()
         after_step()
         done = len(trainer.state.losses) + len(pending)

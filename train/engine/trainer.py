@@ -61,7 +61,7 @@ def train_distributed(
         lock = RunLock(
             stale_s=min(STALE_S, plan.collective_timeout_s / 2)
         )  # all ranks wait for rank 0, which acquires it
-        with translate_collective_errors(group.rank, group.peers, group.store), lock:
+        with translate_collective_errors(group.rank, group.peers), lock:
             if settings.evaluate:
                 evaluate_trained(settings, plan, data, loader, group)
                 group.drain()

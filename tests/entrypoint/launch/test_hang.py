@@ -10,9 +10,8 @@ import subprocess
 
 import pytest
 
-from entrypoint.launch.failures import Failure
-from entrypoint.launch.hang import Hang, explain_hang
-from entrypoint.machine.whereabouts import Whereabouts
+from entrypoint.launch.failures import Failure, Hang, explain_hang
+from entrypoint.machine.missing_ranks import Whereabouts
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, Result, clean_environment, script
 from tests.entrypoint.launch.running_ranks import MPI, run_by_mpi
 from tests.processes import killed_at_end, wait_until
@@ -119,7 +118,8 @@ def test_stacks_of_a_trainer_that_hangs_come_before_the_error(entrypoint: Entryp
     result = entrypoint("train", *WORDS[1:-1], *model)
     assert result.code == 5
     *_, last = result.error_lines
-    assert f"is at {file}:11 in forward after step" in last
+    assert re.search(r"rank 1 is missing from .* at \S+ in \w+, where rank 0 waited until its time limit: ", last)
+    assert last.endswith(f"is at {file}:11 in forward")
     stacks = result.err.partition("rank 1  process ")[2].partition(last)[0].splitlines()
     assert stacks[2] == f'    File "{file}", line 11 in forward'
     assert any("in train_epoch" in line for line in stacks)
@@ -169,7 +169,7 @@ WAITED = Failure(
 IN_PLACE = Whereabouts("is in barrier at x.py:3", "/home/j\\xf6rg/x.py:3", "barrier")
 IN_ANOTHER = Whereabouts("is in all_reduce at x.py:9", "x.py:9", "all_reduce")
 OUTSIDE = Whereabouts("is at x.py:7", "x.py:7")
-AT_EXIT = Whereabouts("is at /venv/entrypoint/core/exit_delay.py:9", "/venv/entrypoint/core/exit_delay.py:9")
+AT_EXIT = Whereabouts("is at /venv/entrypoint/core/exit_delay.py:9", is_exiting=True)
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,6 @@ def test_describe_lost_peer_by_address_or_silence(text: str, silent: set[str], s
     assert reported.startswith(f"rank 0: {said}")
 
 
-def test_describe_lost_peer_says_where_missing_ranks_are() -> None:
-    missing = {1: "(process 7) is stopped (SIGSTOP)", 4: "has not reported that it waits"}
-    reported = describe_lost_peer(SILENT, 0, HERE + THERE + FURTHER, lambda _: True, missing)
-    assert reported.startswith("rank 0: lost rank 1 on node0 (10.0.0.1) and rank 4 on node2 (10.0.0.3) while ")
-    assert reported.endswith("; rank 1 (process 7) is stopped (SIGSTOP); rank 4 has not reported that it waits")
-
-
 @pytest.fixture
 def signals() -> Iterator[None]:
     kept = {number: signal.getsignal(number) for number in HANDLED}
