@@ -50,7 +50,7 @@ def main() -> int:
     if sys.argv[1:] == ["rank"]:
         from entrypoint.cli.rank_command import main as run
     else:
-        from entrypoint.cli.commands import main as run
+        from entrypoint.cli.main import main as run
     return run()
 
 

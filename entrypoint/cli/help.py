@@ -4,35 +4,19 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable
 
+from entrypoint.cli.command_table import COMMANDS
 from entrypoint.core.package_version import PROJECT, package_version
 from entrypoint.core.settings_base import SettingField, Settings, describe_settings
-from entrypoint.settings import LaunchSettings
 
-COMMANDS = {
-    "train": "train with the built-in trainer",
-    "run": "run your own training script or module",
-    "plan": "show what `train` or `run SCRIPT` would do, and why; start nothing",
-    "evaluate": "evaluate a trained model: a run folder, a checkpoint, or its model.safetensors",
-    "predict": "print the class of each image by a trained model",
-    "report": "write report.html of a finished run again",
-    "compare": "print finished runs side by side, with the settings in which they differ",
-    "tune": "find the fastest plan for `train` or `run SCRIPT` and keep it for later runs",
-    "doctor": "check machine, container, packages and plan; exit code 3 if a check fails",
-    "verify": "compare the ranks that run on this node with their plans",
-    "stacks": "print what each rank on this node does: the stacks of all its threads",
-    "settings": "list all settings; --json-schema prints a schema for `--config run.toml`",
-    "completion": "print the completion script of bash or zsh",
-    "selftest": "test this installation: planning, data, a few real runs (a minute)",
-}
 EXIT_CODES = (
     "exit codes: 0 success, 2 usage error, 3 unsupported machine, 4 rendezvous failed,\n"
     "            5 a rank failed, 75 preempted (run again to resume)"
 )
 # More choices than these are listed in the text of a flag, not next to it.
 MAX_METAVAR_CHOICES = 3
-GROUPS = {
+GROUP_TITLES = {
     "LAUNCH_": "launcher settings",
     "TRAIN_": "trainer settings",
     "TUNE_": "tuner settings",
@@ -69,21 +53,20 @@ def version_text() -> str:
 def overview() -> str:
     """Return the help of the entrypoint itself: its commands."""
     lines = ["usage: entrypoint COMMAND [flags] [script and its arguments]", "", "commands:"]
-    lines += [f"  {name:<9} {text}" for name, text in COMMANDS.items()]
+    lines += [f"  {name:<10} {command.help}" for name, command in COMMANDS.items()]
     lines += ["", "  entrypoint COMMAND --help   the most used flags of a command"]
     lines += ["  entrypoint --help-all       all settings, as flags and variables"]
     lines += ["  entrypoint --version        the version", "", EXIT_CODES]
     return "\n".join(lines)
 
 
-def help_all(setting_groups: Mapping[str, type[Settings]]) -> str:
+def help_all(groups: Iterable[type[Settings]]) -> str:
     """Return every setting as a flag and a variable with its default."""
     import textwrap
 
     lines = [overview()]
-    models: list[type[Settings]] = [LaunchSettings, *setting_groups.values()]
-    for model in models:
-        lines += ["", f"{GROUPS[model.PREFIX]}, as a flag or a variable [default]:"]
+    for model in groups:
+        lines += ["", f"{GROUP_TITLES[model.PREFIX]}, as a flag or a variable [default]:"]
         for about in describe_settings(model):
             lines.append(f"  {about.flag}, {about.variable}")
             lines += [f"      {line}" for line in textwrap.wrap(help_text(about).replace("%%", "%"), 90)]

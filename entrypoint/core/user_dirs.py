@@ -148,3 +148,8 @@ def apply_fallbacks(environ: Mapping[str, str], *, make: bool) -> dict[str, tupl
         create_private_dir(dirs)
     os.environ.update({name: value for name, (value, _) in fallbacks.items()})
     return fallbacks
+
+
+def with_fallbacks(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with the fallbacks for unusable folders; raises `UserError`."""
+    return {**environ, **{name: value for name, (value, _) in apply_fallbacks(environ, make=True).items()}}

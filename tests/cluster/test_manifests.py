@@ -20,7 +20,6 @@ from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.settings import read_launch_settings
 from tests.cluster.conftest import ENTRYPOINT, Cluster
 from tests.containers.conftest import REPOSITORY
-from train.settings import TrainSettings
 
 yaml = pytest.importorskip("yaml")
 FOLDER = REPOSITORY / "cluster/kubernetes"
@@ -131,7 +130,7 @@ def test_pods_of_manifest_are_nodes_of_one_job(file: str) -> None:
 def test_command_of_manifest_is_one_of_the_entrypoint(file: str) -> None:
     words = next(args for args in find_all(documents(file), "args") if "train" in args)
     flags = words[words.index("train") :]
-    parsed = parse_command_line(flags, {"train": TrainSettings}, in_image=True)
+    parsed = parse_command_line(flags, in_image=True)
     assert (parsed.command, set(parsed.train_flags)) == ("train", {"model", "epochs"})
 
 

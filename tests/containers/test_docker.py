@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.cli.help import COMMANDS
+from entrypoint.cli.command_table import COMMANDS
 from tests.conftest import script
 from tests.containers.conftest import IMAGES, LIMIT_S, REPOSITORY, Docker, run
 

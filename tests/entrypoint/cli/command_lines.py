@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from entrypoint.cli.help import COMMANDS
+from entrypoint.cli.command_table import COMMANDS
 from entrypoint.core.errors import ExitCode
 from entrypoint.core.settings_base import SettingField, describe_settings
 from entrypoint.job.launchers import LAUNCHERS

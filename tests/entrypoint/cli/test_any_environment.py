@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from entrypoint.cli.commands import run_command
+from entrypoint.cli.main import run_command
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.launchers import LAUNCHERS
 from entrypoint.plan.environment import USER_OVERRIDABLE

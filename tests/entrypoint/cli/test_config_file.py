@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from entrypoint.cli.commands import all_groups
-from entrypoint.cli.completion import completion_script
+from entrypoint.cli.command_table import all_groups
+from entrypoint.cli.commands.completion import completion_script
 from entrypoint.cli.config_file import read_config, with_config
-from entrypoint.cli.parser import SWITCHES
 from entrypoint.cli.settings_schema import schema_of
 from entrypoint.core.errors import UserError
 from entrypoint.core.settings_base import describe_settings, read_settings
@@ -107,7 +106,7 @@ def test_defaults_written_to_a_file_are_the_defaults(tmp_path: Path) -> None:
 
 
 def complete(words: list[str], shell: str = "bash") -> list[str]:
-    script = completion_script(["bash"], GROUPS, (*SWITCHES, "config"))
+    script = completion_script(["bash"], GROUPS)
     listed = " ".join(f"'{word}'" for word in words)
     ask = f"COMP_WORDS=({listed}); COMP_CWORD={len(words) - 1}; _entrypoint; printf '%s\\n' \"${{COMPREPLY[@]}}\""
     done = subprocess.run([shell, "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)

@@ -14,12 +14,11 @@ from entrypoint.settings import LaunchSettings
 from entrypoint.tune.search import TuneSettings
 from train.settings import TrainSettings
 
-GROUPS = {"train": TrainSettings, "tune": TuneSettings}
 COMMANDS = ("train", "run", "plan", "tune", "doctor", "verify", "selftest")
 
 
 def parse(*argv: str) -> CommandLine:
-    return parse_command_line(argv, GROUPS)
+    return parse_command_line(argv)
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def test_flags_after_script_belong_to_script(script: str) -> None:
     assert command.program is not None
     assert command.program.argv == (sys.executable, script, "--threads", "9", "--dry-run", "--help")
     assert command.launches
-    assert command.words == ("run", script, "--threads", "9", "--dry-run", "--help")
+    assert command.program_words == ("run", script, "--threads", "9", "--dry-run", "--help")
 
 
 def test_module_runs_as_python_does() -> None:
@@ -64,13 +63,13 @@ def test_flags_are_names_of_settings(argv: list[str], launch: dict[str, str], tr
 def test_boolean_flag_does_not_take_the_script_as_value(script: str, flag: str) -> None:
     command = parse("run", flag, script)
     assert command.launch_flags == {flag[2:]: "1"}
-    assert command.words == ("run", script)
+    assert command.program_words == ("run", script)
 
 
 def test_tune_takes_flags_before_the_program(script: str) -> None:
     command = parse("tune", "--minutes", "2", "--threads", "1", "run", "--quiet", script, "--minutes", "7")
     assert (command.tune_flags, command.launch_flags) == ({"minutes": "2"}, {"threads": "1", "quiet": "1"})
-    assert command.words == ("run", script, "--minutes", "7")
+    assert command.program_words == ("run", script, "--minutes", "7")
 
 
 def test_plan_of_script_starts_nothing(script: str) -> None:
@@ -97,7 +96,9 @@ def test_plan_of_script_starts_nothing(script: str) -> None:
         ),
         (["run", "--epochs", "3", "x.py"], "--epochs: a flag of the trainer."),
         (["plan", "--epochs", "3", "run", "x.py"], "--epochs: a flag of the trainer."),
-        (["verify", "abc"], "verify abc: not a process id."),
+        (["run", "--network", "x.py"], "--network: is for `entrypoint doctor`, not for run. Leave it out."),
+        (["predict", "--dry-run", "run", "a.jpg"], "--dry-run: is for `entrypoint train` and `entrypoint run` and"),
+        (["stacks", "--config", "x.toml"], "--config: no such flag."),
         (["verify", "--threads", "1"], "--threads: no such flag."),
         (["stacks", "--threads", "1"], "--threads: no such flag."),
         (["selftest", "x"], "x: unexpected."),

@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 import pytest
 
-from entrypoint.cli import commands
+from entrypoint.cli import main
 from tests.conftest import FUZZ_EXAMPLES
 from tests.entrypoint.cli.command_lines import Case, environment_of, judge, make_case, populate, run_as_process
 
@@ -55,7 +55,7 @@ def try_nothing(*_: object, **__: object) -> NoReturn:
 @contextmanager
 def around(case: Case, folder: Path, removed: Path) -> Iterator[None]:
     """Set environment, working folder and time limit of a case, and start no other process."""
-    starts = ["entrypoint.cli.commands.launch", "entrypoint.cli.commands.replace_process"]
+    starts = ["entrypoint.cli.commands.train_run.launch", "os.execve"]
     patches = [patch(name, start_nothing) for name in (*starts, "entrypoint.tune.search.run_trial")]
     patches += [patch("subprocess.run", try_nothing)]
     patches += [patch("entrypoint.machine.comm_backends.try_oneccl", lambda *_: "not tried")]
@@ -88,7 +88,7 @@ def run_here(case: Case, folder: Path, removed: Path) -> list[str]:
     with around(case, folder, removed):
         sys.stdout, sys.stderr = streams
         try:
-            code = commands.main()
+            code = main.main()
         except SystemExit as end:
             code = int(end.code or 0)
         except Hangs:

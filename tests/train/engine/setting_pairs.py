@@ -13,8 +13,9 @@ import time
 import traceback
 from pathlib import Path
 
-from entrypoint.cli.build_plan import build_plan, detect_plan_inputs
+from entrypoint.cli.build_plan import build_plan
 from entrypoint.cli.parser import CommandLine
+from entrypoint.cli.plan_inputs import detect_plan_inputs
 from entrypoint.core.errors import UserError
 from entrypoint.job.detect import Job
 from entrypoint.settings import read_launch_settings

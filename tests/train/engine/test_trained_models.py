@@ -158,20 +158,6 @@ def test_json_switch_prints_json(entrypoint: Entrypoint, trained: Path, image_fo
     assert len(json.loads(result.out)) == 4
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("predict", "--dry-run", "a", "b"), "--dry-run: predict has no plan to show"),
-        (("report", "--json", "a"), "--json: report has no plan to show"),
-        (("train", "--json-schema"), "--json-schema: is for `entrypoint settings`"),
-    ],
-)
-def test_switch_without_effect_is_refused(entrypoint: Entrypoint, words: tuple[str, ...], said: str) -> None:
-    result = entrypoint(*words)
-    assert result.code == 2
-    assert said in result.err
-
-
 @pytest.mark.parametrize("words", [("evaluate",), ("predict",), ("predict", "runs/a")])
 def test_missing_words_say_what_to_type(entrypoint: Entrypoint, words: tuple[str, ...]) -> None:
     result = entrypoint(*words)

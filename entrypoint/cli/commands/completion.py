@@ -1,11 +1,14 @@
-"""Completion of commands, flags and values in bash and zsh: `eval "$(entrypoint completion bash)"`."""
+"""`entrypoint completion`: commands, flags and values in bash and zsh, by `eval "$(entrypoint completion bash)"`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from entrypoint.cli.help import COMMANDS
-from entrypoint.core.errors import UserError, printable
+from entrypoint.cli.command_table import COMMANDS, SWITCHES, all_groups
+from entrypoint.cli.parser import CommandLine
+from entrypoint.cli.start import ProcessStart
+from entrypoint.core.console import write_stdout
+from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.settings_base import Settings, describe_settings
 
 SHELLS = ("bash", "zsh")
@@ -25,7 +28,13 @@ complete -o default -F _entrypoint entrypoint"""
 ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
 
 
-def completion_script(words: Sequence[str], groups: Mapping[str, type[Settings]], switches: Sequence[str]) -> str:
+def run(command: CommandLine, _: Mapping[str, str], __: ProcessStart) -> int:
+    """Print the script of a shell."""
+    write_stdout(completion_script(command.words, all_groups()))
+    return ExitCode.DONE
+
+
+def completion_script(words: Sequence[str], groups: Mapping[str, type[Settings]]) -> str:
     """Return the script of a shell; raises `UserError` for a shell that is not known.
 
     Files are completed where no flag or value fits.
@@ -34,7 +43,9 @@ def completion_script(words: Sequence[str], groups: Mapping[str, type[Settings]]
         given = f" {printable(words[0])}" if words else ""
         raise UserError(f"completion{given}: needs the name of a shell. Use one of: {', '.join(SHELLS)}.")
     fields = [about for model in groups.values() for about in describe_settings(model)]
-    flags = sorted({*(about.flag for about in fields), *(f"--{name}" for name in switches), "--help", "--help-all"})
+    flags = sorted(
+        {*(about.flag for about in fields), *(f"--{name}" for name in SWITCHES), "--config", "--help", "--help-all"}
+    )
     cases = "\n".join(f'      {about.flag}) values="{" ".join(about.choices)}" ;;' for about in fields if about.choices)
     script = SCRIPT.format(commands=" ".join(COMMANDS), flags=" ".join(flags), cases=cases)
     return (ZSH if words[0] == "zsh" else "") + script

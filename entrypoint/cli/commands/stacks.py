@@ -1,15 +1,25 @@
-"""The processes that `entrypoint stacks` is asked about: by their ids, or by a run of the trainer."""
+"""`entrypoint stacks`: print the stacks of ranks on this node, by their process ids or by a run of the trainer."""
 
 from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from entrypoint.core.console import log
-from entrypoint.core.errors import UserError, printable
+from entrypoint.cli.parser import CommandLine
+from entrypoint.cli.start import ProcessStart
+from entrypoint.core.console import log, write_stdout
+from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import is_folder
+from entrypoint.doctor.stacks import as_json, describe, stacks_of_ranks
+
+
+def run(command: CommandLine, _: Mapping[str, str], __: ProcessStart) -> int:
+    """Print the stacks of the ranks on this node, of runs or processes that the words name."""
+    ranks = stacks_of_ranks(processes_of(command.words))
+    write_stdout(as_json(ranks) if command.json else "\n\n".join(map(describe, ranks)))
+    return ExitCode.DONE
 
 
 def processes_of(words: Sequence[str]) -> tuple[int, ...]:

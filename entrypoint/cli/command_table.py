@@ -1,0 +1,133 @@
+"""The commands by name: what each does, the settings and switches that it takes, and the module that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from msgspec import Struct
+
+from entrypoint.core.settings_base import Settings
+
+# The programs that a `plan` or `tune` is for.
+TARGETS = ("train", "run")
+# Settings by the name of their table in a configuration file: the module and the class.
+GROUPS: Mapping[str, tuple[str, str]] = {
+    "launch": ("entrypoint.settings", "LaunchSettings"),
+    "train": ("train.settings", "TrainSettings"),
+    "tune": ("entrypoint.tune.search", "TuneSettings"),
+    "predict": ("train.predict_settings", "PredictSettings"),
+}
+SWITCHES = {
+    "json": "print plan, checks or ranks as JSON",
+    "dry-run": "show the plan and start nothing",
+    "json-schema": "print a JSON schema for `--config run.toml`",
+    "network": "show how data travels between the nodes, and measure it",
+}
+
+
+class Command(Struct, frozen=True, kw_only=True):
+    """One command: its module in `entrypoint.cli.commands`, its help, and what may follow it.
+
+    `words` are shown in its usage, and empty for a command that takes flags alone. `flags_may_follow` its words.
+    """
+
+    module: str
+    help: str
+    words: str = ""
+    groups: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+    flags_may_follow: bool = False
+
+    @property
+    def has_target(self) -> bool:
+        """Return whether `train` or `run SCRIPT` may follow."""
+        return self.words == TARGET_WORDS
+
+
+TARGET_WORDS = f" [{'|'.join(TARGETS)} ...]"
+COMMANDS: Mapping[str, Command] = {
+    "train": Command(
+        module="train_run",
+        help="train with the built-in trainer",
+        groups=("launch", "train"),
+        switches=("json", "dry-run"),
+    ),
+    "run": Command(
+        module="train_run",
+        help="run your own training script or module",
+        words=" SCRIPT|-m MODULE [arguments]",
+        groups=("launch",),
+        switches=("json", "dry-run"),
+    ),
+    "plan": Command(
+        module="plan",
+        help="show what `train` or `run SCRIPT` would do, and why; start nothing",
+        words=TARGET_WORDS,
+        groups=("launch", "train"),
+        switches=("json",),
+    ),
+    "evaluate": Command(
+        module="evaluate",
+        help="evaluate a trained model: a run folder, a checkpoint, or its model.safetensors",
+        words=" RUN [flags]",
+        groups=("launch", "train"),
+        switches=("json", "dry-run"),
+        flags_may_follow=True,
+    ),
+    "predict": Command(
+        module="predict",
+        help="print the class of each image by a trained model",
+        words=" RUN IMAGE ... [flags]",
+        groups=("predict",),
+        switches=("json",),
+        flags_may_follow=True,
+    ),
+    "report": Command(module="report", help="write report.html of a finished run again", words=" RUN ..."),
+    "compare": Command(
+        module="report",
+        help="print finished runs side by side, with the settings in which they differ",
+        words=" RUN RUN ...",
+    ),
+    "tune": Command(
+        module="tune",
+        help="find the fastest plan for `train` or `run SCRIPT` and keep it for later runs",
+        words=TARGET_WORDS,
+        groups=("launch", "train", "tune"),
+    ),
+    "doctor": Command(
+        module="doctor",
+        help="check machine, container, packages and plan; exit code 3 if a check fails",
+        groups=("launch", "train"),
+        switches=("json", "network"),
+    ),
+    "verify": Command(
+        module="verify",
+        help="compare the ranks that run on this node with their plans",
+        words=" [PID ...]",
+        switches=("json",),
+    ),
+    "stacks": Command(
+        module="stacks",
+        help="print what each rank on this node does: the stacks of all its threads",
+        words=" [RUN|PID ...]",
+        switches=("json",),
+    ),
+    "settings": Command(module="settings", help="list all settings", switches=("json-schema",)),
+    "completion": Command(module="completion", help="print the completion script of bash or zsh", words=" bash|zsh"),
+    "selftest": Command(module="selftest", help="test this installation: planning, data, a few real runs (a minute)"),
+}
+# Any other program, in an image alone: `docker run IMAGE bash`.
+OTHER = Command(module="other", help="")
+
+
+def load_group(name: str) -> type[Settings]:
+    """Return a group of settings; `run` needs the launcher's alone, and starts sooner without importing the others."""
+    module, kind = GROUPS[name]
+    group: type[Settings] = getattr(import_module(module), kind)
+    return group
+
+
+def all_groups() -> dict[str, type[Settings]]:
+    """Return all settings by the name of their table in a configuration file."""
+    return {name: load_group(name) for name in GROUPS}

@@ -1,0 +1,43 @@
+"""`entrypoint doctor`: check machine, container, packages and plan."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from entrypoint.cli.build_plan import build_plan, run_folders
+from entrypoint.cli.commands import train_run
+from entrypoint.cli.parser import CommandLine
+from entrypoint.cli.plan_inputs import read_plan_inputs
+from entrypoint.cli.start import ProcessStart
+from entrypoint.core.console import write_stdout
+from entrypoint.core.errors import ExitCode
+from entrypoint.doctor import report
+from entrypoint.plan.model import Program
+
+
+def run(command: CommandLine, environ: Mapping[str, str], start: ProcessStart) -> int:
+    """Print every check; exit code 3 if one fails."""
+    if "network" in command.switches:
+        return train_run.run(network_command(command), environ, start)
+    inputs = read_plan_inputs(command, environ, start.load)
+    checks = report.run_checks(inputs, lambda: build_plan(command, inputs), run_folders(command, inputs))
+    write_stdout(report.format_report(checks, as_json=command.json))
+    return ExitCode.MACHINE if any(check.state == "failure" for check in checks) else ExitCode.DONE
+
+
+def network_command(command: CommandLine) -> CommandLine:
+    """Return the command that measures the network: its program is started as any other, on all nodes of the job."""
+    words = ("-m", "entrypoint.doctor.network_speed", *(("--json",) if command.json else ()))
+    return replace(
+        command,
+        command="run",
+        target="run",
+        program=Program("module", (sys.executable, "-I", *words)),
+        launch_flags={"quiet": "1", **command.launch_flags},
+        train_flags={},
+        switches=frozenset(),
+        words=words,
+    )

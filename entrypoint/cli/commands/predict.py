@@ -1,0 +1,22 @@
+"""`entrypoint predict`: start the program that predicts; it is one process without ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from entrypoint.cli.parser import CommandLine
+from entrypoint.cli.start import ProcessStart
+from entrypoint.core.errors import UserError
+from entrypoint.core.process import replace_process
+from train.predict_settings import read_predict_settings
+
+
+def run(command: CommandLine, environ: Mapping[str, str], _: ProcessStart) -> int:
+    """Predict the classes of the images that the words name."""
+    flags = {"format": "json", **command.predict_flags} if command.json else command.predict_flags
+    settings = read_predict_settings(environ, flags)
+    if len(command.words) < 2:
+        raise UserError("predict: needs a trained model and images. Use `entrypoint predict RUN IMAGE ...`.")
+    words = (sys.executable, "-I", "-m", "train.engine.predict", *command.words)
+    replace_process(words, {**environ, **settings.as_variables()})

@@ -1,0 +1,21 @@
+"""`entrypoint report` and `entrypoint compare`: start the program that shows finished runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from entrypoint.cli.parser import CommandLine
+from entrypoint.cli.start import ProcessStart
+from entrypoint.core.errors import UserError
+from entrypoint.core.process import replace_process
+
+
+def run(command: CommandLine, _: Mapping[str, str], __: ProcessStart) -> int:
+    """Show the runs that the words name."""
+    usage, needed = ("compare RUN RUN", 2) if command.command == "compare" else ("report RUN", 1)
+    if len(command.words) < needed:
+        raise UserError(f"{command.command}: needs finished runs. Use `entrypoint {usage}`.")
+    words = (sys.executable, "-I", "-m", "train.report.show", command.command, *command.words)
+    replace_process(words, dict(os.environ))

@@ -1,0 +1,49 @@
+"""`entrypoint train` and `entrypoint run`: make the plan and launch what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from entrypoint.cli.build_plan import apply_saved_tuning, build_plan
+from entrypoint.cli.parser import CommandLine
+from entrypoint.cli.plan_inputs import read_plan_inputs, telling_other_nodes
+from entrypoint.cli.start import ProcessStart
+from entrypoint.core.console import log, write_stderr, write_stdout
+from entrypoint.core.errors import ExitCode
+from entrypoint.launch.dispatch import REMOTE_LAUNCHERS, launch
+from entrypoint.plan.display import plan_lines
+from entrypoint.plan.inputs import PlanInputs
+from entrypoint.plan.model import Plan
+from entrypoint.tune.store import annotate
+
+
+def run(command: CommandLine, environ: Mapping[str, str], start: ProcessStart) -> int:
+    """Make the plan, then launch it, or print it where that is asked for."""
+    inputs = read_plan_inputs(command, environ, start.load)
+    plan = tuned_plan(command, inputs)
+    if not command.launches:
+        print_plan(command, plan)
+        return ExitCode.DONE
+    if inputs.job.rank == 0 and plan.prominent_warning:
+        log(f"warning: {plan.prominent_warning}")
+    if inputs.job.rank == 0 and not inputs.settings.values.quiet:
+        only = "launcher" if plan.launcher in REMOTE_LAUNCHERS else ""  # each rank's node shows the rest
+        write_stderr("\n".join(plan_lines(plan, only=only)))
+    if plan.program.kind == "notebook" and plan.launcher not in REMOTE_LAUNCHERS:  # there each rank has it run
+        from entrypoint.launch.notebook import with_notebook_runner
+
+        plan = with_notebook_runner(plan)
+    launch(plan, inputs.job, inputs.environ, start.time_s)
+
+
+def tuned_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
+    """Return the plan, with what `entrypoint tune` has found for this program and machine."""
+    with telling_other_nodes(command, inputs.job, inputs.environ):
+        inputs, tuned = apply_saved_tuning(command, inputs)
+        plan = build_plan(command, inputs)
+        return annotate(plan, tuned) if tuned else plan
+
+
+def print_plan(command: CommandLine, plan: Plan) -> None:
+    """Print a plan as text or JSON."""
+    write_stdout(plan.to_json(indent=2) if command.json else "\n".join(plan_lines(plan, command=True)))

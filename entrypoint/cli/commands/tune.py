@@ -1,0 +1,27 @@
+"""`entrypoint tune`: try plans for the program and keep the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from entrypoint.cli.build_plan import build_plan, settings_affecting_speed
+from entrypoint.cli.parser import CommandLine
+from entrypoint.cli.plan_inputs import read_plan_inputs
+from entrypoint.cli.start import ProcessStart
+from entrypoint.core.process import resume_gc
+from entrypoint.core.settings_base import read_settings, variable_name
+from entrypoint.tune.search import TuneSettings, tune
+
+
+def run(command: CommandLine, environ: Mapping[str, str], _: ProcessStart) -> int:
+    """Try plans, whatever other processes do."""
+    inputs = read_plan_inputs(command, environ, None)
+    resume_gc()
+    settings = read_settings(TuneSettings, inputs.environ, command.tune_flags).values
+    training = settings_affecting_speed(command, inputs)
+    plan = build_plan(command, inputs)
+    flags = {variable_name("TRAIN_", name): value for name, value in command.train_flags.items()}
+    inputs = replace(inputs, environ={**inputs.environ, **flags})
+    return tune(inputs, plan, settings, training, command.program_words)

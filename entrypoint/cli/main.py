@@ -1,0 +1,56 @@
+"""From the words of the command line to the exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from entrypoint.cli.command_table import COMMANDS, OTHER, all_groups
+from entrypoint.cli.parser import parse_command_line
+from entrypoint.cli.start import ProcessStart
+from entrypoint.core.console import report_error, write_stdout
+from entrypoint.core.errors import ExitCode, UserError, first_line, printable
+from entrypoint.core.signals import PREEMPTION
+from entrypoint.machine.container import read_image
+
+
+def main() -> int:
+    """Run the command line and return the exit code; an error is one line on standard error."""
+    if sys.argv[1:2] == ["train"]:  # a scheduler's warning must not end a job that has no rank yet
+        signal.pthread_sigmask(signal.SIG_BLOCK, PREEMPTION)
+    try:
+        return run_command(sys.argv[1:], dict(os.environ))
+    except UserError as error:
+        return report_error(error)
+    except BrokenPipeError:  # `entrypoint plan | head`
+        return ExitCode.DONE
+    except OSError as error:  # whatever else a machine refuses: a full disk, no more processes or descriptors
+        return report_error(os_error_line(error))
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+
+
+def os_error_line(error: OSError) -> UserError:
+    """Return the error of one line for what the system refused."""
+    where = f"{printable(error.filename)}: " if error.filename else ""
+    line = f"{where}{error.strerror or first_line(error)}. `entrypoint doctor` checks this machine."
+    return UserError(line, ExitCode.MACHINE)
+
+
+def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command; `environ` is what the program will get."""
+    start = ProcessStart.now()
+    command = parse_command_line(argv, in_image=bool(read_image(Path("/"))))
+    if command.command == "help":
+        write_stdout(command.help_text)
+        return ExitCode.DONE
+    if command.config:
+        from entrypoint.cli.config_file import with_config
+
+        environ = with_config(environ, command.config, all_groups())
+    module = import_module(f"entrypoint.cli.commands.{COMMANDS.get(command.command, OTHER).module}")
+    return int(module.run(command, environ, start))
