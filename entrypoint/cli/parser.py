@@ -218,11 +218,8 @@ def unknown_word(name: str, target: str, word: str, groups: Sequence[type[Settin
         )
     if target == "run" and is_flag_of(load_group("train"), flag):
         return UserError(f"{flag}: a flag of the trainer. Write the script's own flags after its name.")
-    if flag.removeprefix("--") in SWITCHES:
-        others = " and ".join(
-            f"`entrypoint {other}`" for other, about in COMMANDS.items() if flag.removeprefix("--") in about.switches
-        )
-        return UserError(f"{flag}: is for {others}, not for {name}. Leave it out.")
+    if flag.removeprefix("--") in (*SWITCHES, "config"):
+        return UserError(f"{flag}: {name} does not take it. Leave it out, or see `entrypoint {name} --help`.")
     known = [about.flag for group in groups for about in describe_settings(group)]
     known += [f"--{switch}" for switch in (*COMMANDS[name].switches, *(("config",) if groups else ()))]
     return UserError(f"{printable(flag)}: no such flag. {did_you_mean(flag, known)}See `entrypoint {name} --help`.")

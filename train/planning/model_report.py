@@ -16,7 +16,7 @@ import msgspec
 
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.console import last_error_line
-from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import read_regular
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from train.planning.optimizers import DEFAULT_LR, SGD, is_known
@@ -138,20 +138,18 @@ def read_report(file: Path) -> ModelReport | None:
 
 def run_probe(model: str, asked: bytes, python: str) -> ModelReport:
     """Return the report of a child process; raises `UserError`."""
-    command = [python, "-I", "-m", "train.engine.model_probe"]
+    command, source = [python, "-I", "-m", "train.engine.model_probe"], f"TRAIN_MODEL={printable(model)}"
     try:
         done = subprocess.run(command, input=asked, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"TRAIN_MODEL={model}: was not built within {PROBE_TIMEOUT_S} s. Take a smaller model.", ExitCode.MACHINE
+            f"{source}: was not built within {PROBE_TIMEOUT_S} s. Take a smaller model.", ExitCode.MACHINE
         ) from None
     try:
         report = msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=ModelReport)
     except msgspec.MsgspecError:
         cause = last_error_line(done.stderr.decode(errors="replace"), f"exit code {done.returncode}")
-        raise UserError(
-            f"TRAIN_MODEL={model}: cannot be built ({cause}). Take another model.", ExitCode.MACHINE
-        ) from None
+        raise UserError(f"{source}: cannot be built ({cause}). Take another model.", ExitCode.MACHINE) from None
     if report.error:
         raise UserError(report.error, ExitCode(report.code))
     return report
