@@ -17,8 +17,6 @@ PLAN_VAR = "ENTRYPOINT_PLAN"
 MAX_PLAIN_BYTES = 64 << 10
 ZLIB_PREFIX = "zlib:"
 PLAN_VERSION = 2
-# How the warning begins that is the first and the last line of a run.
-CUDA_IMAGE = "CUDA image"
 
 
 class LauncherKind(StrEnum):
@@ -150,6 +148,7 @@ class OutputPlan(Struct, frozen=True, kw_only=True):
 class TrainerPlan(Struct, frozen=True, kw_only=True):
     """What only the built-in trainer reads; `ipex_packs` is IPEX with packed weights and a fused update.
 
+    `auto_selects_bf16` says that fp32 is the default and TRAIN_PRECISION=auto would be bf16 here.
     `normalization` is mean and standard deviation of each channel from 0 to 1, None for the training images' own.
     """
 
@@ -161,11 +160,15 @@ class TrainerPlan(Struct, frozen=True, kw_only=True):
     saves_checkpoints: bool
     ipex_packs: bool = False
     winograd: bool = False
+    auto_selects_bf16: bool = False
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """Everything that a launch does on this node; `machine` describes the node in a line."""
+    """Everything that a launch does on this node; `machine` describes the node in a line.
+
+    `prominent_warning` is the one of the warnings that is also the first and the last line of a run, if there is one.
+    """
 
     version: int = PLAN_VERSION
     launcher: LauncherKind
@@ -184,6 +187,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     output: OutputPlan = field(default_factory=OutputPlan)
     decisions: tuple[Decision, ...] = ()
     warnings: tuple[str, ...] = ()
+    prominent_warning: str = ""
     machine: str = ""
 
     @property
@@ -196,11 +200,6 @@ class Plan(Struct, frozen=True, kw_only=True):
     def relays_output(self) -> bool:
         """Whether the output of this node's ranks is relayed: of several, or where the user asks for it."""
         return self.nodes.nproc_per_node > 1 or not self.output.is_default
-
-    @property
-    def prominent_warning(self) -> str:
-        """The warning that is the first and the last line of a run: the CUDA image has no GPU; empty without one."""
-        return next((line for line in self.warnings if line.startswith(f"{CUDA_IMAGE}: ")), "")
 
     def decision(self, key: str) -> Decision | None:
         """Return the decision of a key, None where there is none."""

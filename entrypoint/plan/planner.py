@@ -37,7 +37,8 @@ def make_plan(inputs: PlanInputs) -> Plan:
 
     Raises `UserError` for what the machine cannot do (code 3) and for settings that contradict (code 2).
     """
-    values, warnings = inputs.settings.values, collect_warnings(preflight_checks(inputs))
+    values, checks = inputs.settings.values, preflight_checks(inputs)
+    warnings = collect_warnings(checks)
     devices = decide_devices(inputs)
     binding = decide_binding(inputs, devices)
     backend = decide_backend(inputs, devices.device, devices.nproc)
@@ -99,6 +100,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             *warn_unused_variables(inputs, devices.nproc),
             *warn_host_leaks(inputs),
         ),
+        prominent_warning=next((check.line for check in checks if check.is_prominent), ""),
         machine=describe_machine(inputs.machine),
     )
     return replace(plan, command=agent_command(plan, inputs)) if launcher == LauncherKind.TORCHRUN else plan

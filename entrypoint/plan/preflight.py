@@ -10,7 +10,6 @@ from msgspec import Struct
 from entrypoint.machine.python_packages import minor_version
 from entrypoint.plan.devices import find_gpu_problem
 from entrypoint.plan.inputs import PlanInputs
-from entrypoint.plan.model import CUDA_IMAGE
 
 # `absent`: optional, and not on this machine.
 State = Literal["ok", "absent", "warning", "failure"]
@@ -24,12 +23,16 @@ SAME_MINOR_VERSION = ("intel_extension_for_pytorch", "oneccl_bind_pt")
 
 
 class Check(Struct, frozen=True):
-    """One thing looked at: what was seen, whether that is well, and what to do where it is not."""
+    """One thing looked at: what was seen, whether that is well, and what to do where it is not.
+
+    A prominent warning is the first and the last line of a run.
+    """
 
     what: str
     state: State
     seen: str
     advice: str = ""
+    is_prominent: bool = False
 
     @property
     def line(self) -> str:
@@ -122,7 +125,7 @@ def check_gpu_of_image(inputs: PlanInputs) -> Iterator[Check]:
         return
     if problem := find_gpu_problem(inputs):
         advice = f"{problem[0].upper()}{problem[1:]}, or set LAUNCH_DEVICE=cpu"
-        yield Check(CUDA_IMAGE, "warning", "the CPU is used", advice)
+        yield Check("CUDA image", "warning", "the CPU is used", advice, is_prominent=True)
 
 
 def check_packages(inputs: PlanInputs) -> Iterator[Check]:

@@ -33,7 +33,8 @@ SAMPLED_CLASSES, SAMPLED_GRAY_IMAGES = 16, 1000
 class DatasetInfo:
     """What is known of a data set: train and test images together, and one image's (channels, height, width).
 
-    `becomes` says what its image files become, empty for a set that has no files. `train_images` is 0 if unknown.
+    `becomes` says what its image files become, empty for a set that has no files, and `is_resized` whether they become
+    another size. `train_images` is 0 if unknown.
     `classes` are their names, in the order of the model's outputs.
     `has_val` says whether a folder has val/ next to test/.
     `has_kernel` says whether the compiled JPEG decoder is there.
@@ -44,6 +45,7 @@ class DatasetInfo:
     shape: tuple[int, int, int]
     counted_all: bool = True
     becomes: str = ""
+    is_resized: bool = False
     train_images: int = 0
     loading_bytes: int = 0
     has_kernel: bool = False
@@ -53,11 +55,6 @@ class DatasetInfo:
     def with_shape(self, shape: tuple[int, int, int]) -> DatasetInfo:
         """Return the same set with images of another shape."""
         return replace(self, shape=shape)
-
-    @property
-    def is_resized(self) -> bool:
-        """Whether image files become another size."""
-        return "resized" in self.becomes
 
     @property
     def bytes(self) -> int:
@@ -90,9 +87,10 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
     return DatasetInfo(
         found.images,
         shape,
-        found.images <= MAX_COUNTED,
-        headers.describe(shape),
-        found.train_images,
+        counted_all=found.images <= MAX_COUNTED,
+        becomes=headers.describe(shape),
+        is_resized=headers.are_resized(shape),
+        train_images=found.train_images,
         has_kernel=jpeg_kernel() is not None,
         classes=found.classes,
         has_val=found.has_val,
@@ -229,12 +227,14 @@ class Headers:
             self.modes.add(image.mode)
             self.sizes.append((image.width, image.height) if turned else (image.height, image.width))
 
+    def are_resized(self, shape: tuple[int, int, int]) -> bool:
+        """Return whether these images have other sizes than those of a set of that shape."""
+        return set(self.sizes) != {shape[1:]}
+
     def describe(self, shape: tuple[int, int, int]) -> str:
         """Return what these images become in a set of that shape."""
-        _, height, width = shape
-        same = set(self.sizes) == {(height, width)}
         color = "gray" if self.is_gray else "color"
-        parts = [color if same else f"{color}, cropped to the shape and resized"]
+        parts = [f"{color}, cropped to the shape and resized" if self.are_resized(shape) else color]
         if any(mode.startswith("I;16") for mode in self.modes):
             parts.append("12 and 16 bits scaled to 8")
         if self.modes & {"I", "F"}:

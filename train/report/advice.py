@@ -13,9 +13,7 @@ WAITING, LOADING = 0.1, 0.1
 OVERFITTING = 1.2
 
 
-def advise(
-    summary: Mapping[str, Any], plan: Mapping[str, Any], settings: Mapping[str, Any], lines: list[dict[str, Any]]
-) -> list[str]:
+def advise(summary: Mapping[str, Any], plan: Mapping[str, Any], lines: list[dict[str, Any]]) -> list[str]:
     """Return what to change, the most effective first."""
     found = []
     if summary.get("cpu_wait_share", 0) > WAITING:
@@ -43,9 +41,6 @@ def advise(
         )
     if summary.get("images_skipped"):
         found.append(f"{summary['images_skipped']:,} images could not be read and were left out.")
-    if settings.get("precision") == "fp32" and any(
-        one.get("key") == "precision" and "TRAIN_PRECISION=auto selects bf16" in str(one.get("reason"))
-        for one in plan.get("decisions") or []
-    ):
+    if (plan.get("trainer") or {}).get("auto_selects_bf16"):
         found.append("This machine computes in bf16: TRAIN_PRECISION=auto is faster here.")
     return found

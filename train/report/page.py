@@ -75,7 +75,7 @@ def page_of(folder: Path, summary: Mapping[str, Any]) -> str:
     lines = read_metrics(folder) if is_file(folder / "metrics.jsonl") else []
     name = escape(folder.resolve().name)
     sections = [
-        section("What to change", list_of(advise(summary, plan, settings, lines))),
+        section("What to change", list_of(advise(summary, plan, lines))),
         section("Curves", plots(lines)),
         section("Surest mistakes", gallery(evaluation.get("mistakes") or [])),
         section("Classes", classes_table(evaluation)),

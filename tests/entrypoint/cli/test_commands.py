@@ -152,7 +152,7 @@ def test_plan_json_has_documented_keys(entrypoint: Entrypoint) -> None:
     assert list(plan) == [
         *("version", "launcher", "nodes", "rendezvous", "ranks", "binding", "environment", "device", "backend"),
         *("collective_timeout_s", "grace_period_s", "program", "command", "trainer", "output", "decisions"),
-        *("warnings", "machine"),
+        *("warnings", "prominent_warning", "machine"),
     ]
     assert plan["version"] == 2
     assert {"local_rank", "cpus", "threads"} <= set(plan["ranks"][0])

@@ -100,9 +100,3 @@ def test_two_nodes_measure_the_way_between_them(entrypoint: Entrypoint) -> None:
     assert "2 nodes by gloo, " in first.stdout
     assert first.stdout.count("Gloo  ") == 2, "each node shows what it has"
     assert out == "", "rank 0 prints"
-
-
-def test_network_is_a_switch_of_doctor(entrypoint: Entrypoint) -> None:
-    result = entrypoint("plan", "--network")
-    assert result.code == 2
-    assert "--network: is for `entrypoint doctor`, not for plan" in result.err

@@ -186,23 +186,18 @@ CROPS = {"TRAIN_TRANSFORMS": "imagenet"}
 
 
 @pytest.mark.parametrize(
-    ("environ", "becomes", "source", "reason"),
+    ("environ", "is_resized", "source", "reason"),
     [
-        (
-            PETS | CROPS,
-            "color, cropped to the shape and resized",
-            "stream",
-            "random resized crops are cut out of the files",
-        ),
-        (PETS | CROPS, "color", "memory", "100 images, 0 MiB decoded, once"),
-        (PETS | CROPS | {"TRAIN_DATA_SOURCE": "memory"}, "color, cropped to the shape and resized", "memory", ""),
-        ({"TRAIN_DATASET": "cifar10"} | CROPS, "", "memory", "100 images, 0 MiB decoded, once"),
+        (PETS | CROPS, True, "stream", "random resized crops are cut out of the files"),
+        (PETS | CROPS, False, "memory", "100 images, 0 MiB decoded, once"),
+        (PETS | CROPS | {"TRAIN_DATA_SOURCE": "memory"}, True, "memory", ""),
+        ({"TRAIN_DATASET": "cifar10"} | CROPS, False, "memory", "100 images, 0 MiB decoded, once"),
     ],
 )
 def test_random_resized_crops_are_cut_out_of_files_that_shrink(
-    environ: dict[str, str], becomes: str, source: str, reason: str
+    environ: dict[str, str], is_resized: bool, source: str, reason: str
 ) -> None:
-    made = planned(environ, DatasetInfo(100, (3, 32, 32), becomes=becomes))
+    made = planned(environ, DatasetInfo(100, (3, 32, 32), is_resized=is_resized))
     assert made.the_trainer().data_source == source
     (why,) = [one.reason for one in made.decisions if one.key == "data source"]
     assert reason in why

@@ -39,8 +39,13 @@ def run(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "summary.json").write_text(json.dumps(SUMMARY))
     (folder / "evaluation.json").write_text(json.dumps(EVALUATION))
-    decision = {"key": "precision", "value": "fp32", "reason": f"TRAIN_PRECISION=auto selects bf16 here {EVIL}"}
-    plan = {"decisions": [decision], "warnings": [f"careful {EVIL}"], "binding": {"core_map": ["socket 0: 00 11"]}}
+    decision = {"key": "precision", "value": "fp32", "reason": f"the default {EVIL}"}
+    plan = {
+        "decisions": [decision],
+        "warnings": [f"careful {EVIL}"],
+        "binding": {"core_map": ["socket 0: 00 11"]},
+        "trainer": {"auto_selects_bf16": True},
+    }
     (folder / "plan.json").write_text(json.dumps(plan))
     (folder / "settings.json").write_text(json.dumps({"precision": "fp32", "data_dir": EVIL}))
     (folder / "ranks.json").write_text(json.dumps([{"rank": 0, "cpus": [0, 1]}, {"rank": 1, "cpus": [2, 3]}]))
@@ -69,9 +74,9 @@ def test_advice_names_the_setting(run: Path) -> None:
     text = write_report(run).read_text()
     for said in ("TRAIN_VAL_SPLIT=0.1", "lowest after epoch 1", "TRAIN_PRECISION=auto is faster"):
         assert said in text
-    slow = advise({"cpu_wait_share": 0.5, "data_share": 0.4, "data_slow_part": "disk", "images_skipped": 3}, {}, {}, [])
+    slow = advise({"cpu_wait_share": 0.5, "data_share": 0.4, "data_slow_part": "disk", "images_skipped": 3}, {}, [])
     assert [re.search(r"tune|TRAIN_NUM_WORKERS|left out", one) is not None for one in slow] == [True] * 3
-    assert advise({"best_chosen_on": "val"}, {}, {}, []) == []
+    assert advise({"best_chosen_on": "val"}, {}, []) == []
 
 
 def test_folder_without_a_finished_run_is_one_line(tmp_path: Path) -> None:
