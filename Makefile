@@ -84,7 +84,7 @@ image-compare: ## build cpu-intel twice without a cache, and list the files that
 lock: $(VENV)/installed ## resolve containers/*.in into locked requirements again
 	@UV="$(CURDIR)/$(VENV)/tools/bin/uv" bash containers/lock.sh
 
-$(VENV)/installed: $(LOCKS) containers/venv.sh containers/kernels.sh train/data/jpeg_kernel.cpp train/acceleration/winograd.cpp containers/entrypoint.pth pyproject.toml
+$(VENV)/installed: $(LOCKS) containers/venv.sh containers/kernels.sh train/kernels/jpeg.cpp train/kernels/winograd.cpp containers/entrypoint.pth pyproject.toml
 	@bash containers/venv.sh $(VENV) && touch $@
 
 clean: ## remove the virtual environment and caches (runs/ stays)

@@ -38,7 +38,7 @@ from benchmarks.book.experiments import Variant
 from benchmarks.book.measure import Measured, cifar10_settings, run
 from benchmarks.record import Recording, parse_options, recording
 from benchmarks.tables import Table
-from train.data.image_folder import ImageList, list_splits
+from train.data.sources.image_folder import ImageList, list_splits
 from train.models.cnn import CNN
 
 BOOKS_ACCURACY, EPOCHS = 47.10, 10

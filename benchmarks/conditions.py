@@ -16,7 +16,7 @@ import msgspec
 from entrypoint.core.package_version import PROJECT, package_version
 from entrypoint.machine.cpu_load import STEAL_COLUMN, busy_cpus_between, read_cpu_ticks
 from entrypoint.machine.detect import detect_machine
-from train.acceleration.winograd_file import find_winograd
+from train.kernels.library import find_kernel
 from train.planning.compute import why_auto_leaves_winograd
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,7 +87,7 @@ def read_machine() -> MachineFacts:
 def plans_winograd() -> bool:
     """Return whether a run in fp32 on these CPUs uses Winograd's algorithm, as its plan has it."""
     flags = detect_machine(affinity=frozenset(os.sched_getaffinity(0))).cpu_flags
-    return not why_auto_leaves_winograd(flags, has_kernel=find_winograd() is not None)
+    return not why_auto_leaves_winograd(flags, has_kernel=find_kernel("winograd") is not None)
 
 
 def read_versions() -> dict[str, str]:

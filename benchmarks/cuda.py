@@ -104,7 +104,7 @@ def decoded_batches(folder: Path, device: torch.device, size: int) -> Iterator[t
     from torchvision.io import decode_jpeg, read_file
     from torchvision.transforms.v2 import RandomResizedCrop
 
-    from train.data.image_folder import list_splits
+    from train.data.sources.image_folder import list_splits
 
     listing, crop = list_splits(folder)[0], RandomResizedCrop(SIDE)
     labels = torch.as_tensor(listing.labels, dtype=torch.int64, device=device)

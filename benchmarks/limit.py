@@ -114,7 +114,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     from train.acceleration.small_conv import use_matmul_for_small_inputs
     from train.acceleration.winograd import use_winograd
     from train.data.datasets import ImageTensors
-    from train.data.memory_feed import MemorySource
+    from train.data.feeds.memory import MemorySource
     from train.distributed.process_group import ProcessGroup
     from train.engine.loop import train_epoch
     from train.engine.optimizer import build_optimizer, lr_schedule

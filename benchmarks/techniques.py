@@ -30,7 +30,7 @@ from benchmarks.limit import timed
 from benchmarks.record import Recording, parse_options, recording
 from benchmarks.tables import Table
 from entrypoint.core.errors import first_line
-from train.acceleration.winograd_file import find_winograd
+from train.kernels.library import find_kernel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -105,7 +105,7 @@ def steps_of(name: str) -> tuple[dict[str, Work], dict[str, str]]:
     works = {"ours": built(), "convolutions of small images": built(products=False)}
     if plans_winograd():
         works["convolutions by Winograd"] = built(winograd=False)
-    elif find_winograd():
+    elif find_kernel("winograd"):
         works["with Winograd, which auto leaves off here"] = built(winograd=True)
     works["images in channels first"] = built(channels_last=False, products=False, winograd=False)
     compiled = built(compiler=torch.compile)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # kernels.sh PYTHON SOURCE: compiles the kernels of SOURCE/train for an environment. Where one cannot be compiled, it says
 # why; the run is slower then, and otherwise the same up to rounding.
-# - data/jpeg_kernel.cpp, against the libjpeg of the environment's Pillow, if it decodes to Pillow's bytes
-# - acceleration/winograd.cpp, for x86-64 CPUs with AVX2
+# - kernels/jpeg.cpp, against the libjpeg of the environment's Pillow, if it decodes to Pillow's bytes
+# - kernels/winograd.cpp, for x86-64 CPUs with AVX2
 set -euo pipefail
 python=$1 source=$2/train
 site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
@@ -25,9 +25,9 @@ jpeg() {
   library=$(printf '%s\n' "$site"/pillow.libs/libjpeg-*.so* | head -n 1)
   [[ -f $library ]] || { without "the installed Pillow brings no libjpeg" && return; }
   # The library is found next to the kernel, wherever the environment is. Contracted products would round otherwise.
-  compile -ffp-contract=off "$source/data/jpeg_kernel.cpp" "$library" -Wl,-rpath,"\$ORIGIN/pillow.libs" ||
+  compile -ffp-contract=off "$source/kernels/jpeg.cpp" "$library" -Wl,-rpath,"\$ORIGIN/pillow.libs" ||
     { without "$(first_error) (Debian: apt install libjpeg-dev)" && return; }
-  problem=$(cd "$2" && LD_LIBRARY_PATH=$site/pillow.libs "$python" -m train.data.jpeg_kernel "$work/kernel.so" 2>&1) ||
+  problem=$(cd "$2" && LD_LIBRARY_PATH=$site/pillow.libs "$python" -m train.data.decoding.kernel_check "$work/kernel.so" 2>&1) ||
     { without "${problem##*$'\n'}" && return; }
   mv "$work/kernel.so" "$target"
 }
@@ -36,7 +36,7 @@ winograd() {
   target=$site/reference_training_winograd.so what="no Winograd kernel, torch computes convolutions"
   command -v "$compiler" >/dev/null || { without "no $compiler (Debian: apt install g++)" && return; }
   [[ $(uname -m) == x86_64 ]] || { without "it is for x86-64" && return; }
-  compile -mavx2 -mfma "$source/acceleration/winograd.cpp" || { without "$(first_error)" && return; }
+  compile -mavx2 -mfma "$source/kernels/winograd.cpp" || { without "$(first_error)" && return; }
   mv "$work/kernel.so" "$target"
 }
 

@@ -38,9 +38,9 @@ def ours(task: Task) -> Iterator[int]:
 
     import torch
 
-    from train.data.image_folder import list_splits
-    from train.data.loader import BatchLoader, ImageDataset
-    from train.data.stream_feed import StreamSource
+    from train.data.feeds.loader import BatchLoader, ImageDataset
+    from train.data.feeds.stream import StreamSource
+    from train.data.sources.image_folder import list_splits
     from train.data.workers import WorkerSpec
     from train.distributed.process_group import ProcessGroup
     from train.planning.normalization import IMAGENET
@@ -71,7 +71,7 @@ def ours(task: Task) -> Iterator[int]:
 
 def ours_with_pillow(task: Task) -> Iterator[int]:
     """Load as without a compiler."""
-    import train.data.decoding as decoding
+    import train.data.decoding.decoder as decoding
 
     decoding.jpeg_kernel = lambda: None  # type: ignore[assignment]
     return ours(task)

@@ -59,8 +59,8 @@ def build_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
 
 def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     """Return the plan of the built-in trainer."""
-    from train.acceleration.winograd_file import find_winograd
     from train.data.dataset_info import inspect_dataset
+    from train.kernels.library import find_kernel
     from train.planning.recipes import with_recipe
     from train.planning.run_lookup import new_run_dir, previous_run
     from train.planning.trained_run import with_trained_settings
@@ -94,7 +94,7 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
         ask_model=lambda: model_report(training, plan, facts, inputs),
         reads_resume=is_first_rank_here(inputs),
         bf16_speedup=bf16_speedup(training.values, plan, inputs),
-        winograd_kernel=find_winograd() is not None,
+        winograd_kernel=find_kernel("winograd") is not None,
     )
 
 
@@ -159,7 +159,7 @@ def compile_problem(settings: TrainSettings, device: str, inputs: PlanInputs) ->
 
 def run_folders(command: CommandLine, inputs: PlanInputs) -> list[tuple[str, Path]]:
     """Return the folders that a run of the trainer writes to, by the settings that name them."""
-    from train.data.cache import cache_folder
+    from train.data.cache_folder import cache_folder
     from train.settings import read_train_settings
 
     training = read_train_settings(inputs.environ, command.train_flags).values

@@ -21,7 +21,7 @@ from entrypoint.plan.environment import USER_OVERRIDABLE
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
 from entrypoint.plan.job_key import DRAWN_HERE
 from entrypoint.plan.model import Plan
-from entrypoint.plan.remote_ranks import node_count, ranks_per_host, starts_ranks_here
+from entrypoint.plan.remote_ranks import node_count, ranks_per_host, starts_ranks_here, world_size_for
 from entrypoint.settings import LaunchSettings
 
 VERSION_LIMIT_S = 20
@@ -231,7 +231,7 @@ def srun(
 
     Since Slurm 22.05 srun takes no --cpus-per-task from its job, and would leave a task one CPU (its release notes).
     """
-    nodes, tasks = node_count(inputs), inputs.world_size_for(nproc)
+    nodes, tasks = node_count(inputs), world_size_for(inputs, nproc)
     cpus = number(inputs.environ, "SLURM_CPUS_PER_TASK", 0)
     if inputs.settings.values.max_restarts not in ("auto", 0):  # then a task is a node's agent
         tasks, cpus = nodes, 0

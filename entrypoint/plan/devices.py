@@ -14,7 +14,7 @@ from entrypoint.plan.core_assignment import cores_by_node
 from entrypoint.plan.cpu_budget import compute_cpu_budget
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, make_decision
-from entrypoint.plan.remote_ranks import ranks_on_first_host, ranks_per_host
+from entrypoint.plan.remote_ranks import ranks_on_first_host, ranks_per_host, world_size_for
 
 
 class Devices(Struct, frozen=True):
@@ -114,7 +114,7 @@ def decide_nproc(inputs: PlanInputs, visible: tuple[Gpu, ...]) -> tuple[int, Dec
     if remote:
         hosts = ranks_per_host(inputs, remote)
         each = ", ".join(f"{name}:{count}" for name, count in hosts[:3]) + (", …" if len(hosts) > 3 else "")
-        total = str(inputs.world_size_for(remote))
+        total = str(world_size_for(inputs, remote))
         return remote, make_decision("ranks", total, f"the batch job's tasks: {each}", "", hosts_setting(inputs))
     if values.nproc_per_node != "auto":
         if visible and values.nproc_per_node > len(visible):
@@ -225,5 +225,5 @@ def decide_backend(inputs: PlanInputs, device: str, nproc: int) -> Decision:
     if inputs.backend_problem:
         raise UserError(f"{inputs.settings.sources['backend']}: {inputs.backend_problem}", ExitCode.MACHINE)
     backend = ("nccl" if device == "cuda" else "gloo") if requested == "auto" else requested
-    unused = "; unused by a single rank" if inputs.world_size_for(nproc) == 1 else ""
+    unused = "; unused by a single rank" if world_size_for(inputs, nproc) == 1 else ""
     return inputs.decide("backend", "backend", backend, f"the default on {device}{unused}")

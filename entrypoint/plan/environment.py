@@ -13,6 +13,7 @@ from entrypoint.plan.flight_recorder import flight_recorder_variables
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, RankPlan
 from entrypoint.plan.oneccl import oneccl_variables
+from entrypoint.plan.remote_ranks import world_size_for
 from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES
 
 # Standard variables that the plan sets unless the user has set them.
@@ -57,7 +58,7 @@ def decide_environment(
     wanted |= {**runtime, **cuda_variables(inputs, devices), **network_variables(inputs, ranks)}
     wanted |= oneccl_variables(inputs, ranks)
     wanted |= flight_recorder_variables(inputs, devices)
-    if inputs.program.kind != "train" and devices.device == "cpu" and inputs.world_size_for(devices.nproc) > 1:
+    if inputs.program.kind != "train" and devices.device == "cpu" and world_size_for(inputs, devices.nproc) > 1:
         wanted["ACCELERATE_USE_CPU"] = ("true", ACCELERATE_REASON)
     if inputs.machine.container.engine == "Apptainer" and not inputs.machine.container.image:
         wanted["PYTHONNOUSERSITE"] = ("1", "ignore packages of the host's ~/.local")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from entrypoint.core.errors import printable
 from entrypoint.plan.devices import Devices
 from entrypoint.plan.inputs import PlanInputs
+from entrypoint.plan.remote_ranks import world_size_for
 
 # Collectives that each rank remembers, as torch's own documentation recommends.
 REMEMBERED = "2000"
@@ -19,7 +20,7 @@ VARIABLES = (*OLD_NAMES, "TORCH_NCCL_DUMP_ON_TIMEOUT")
 def flight_recorder_variables(inputs: PlanInputs, devices: Devices) -> dict[str, tuple[str, str]]:
     """Return the variables, each with its reason; none unless several ranks exchange data by NCCL."""
     values = inputs.settings.values
-    if devices.device != "cuda" or values.backend not in ("auto", "nccl") or inputs.world_size_for(devices.nproc) == 1:
+    if devices.device != "cuda" or values.backend not in ("auto", "nccl") or world_size_for(inputs, devices.nproc) == 1:
         return {}
     where = printable(values.log_dir) or "~/.cache/torch"
     wanted = {

@@ -16,7 +16,6 @@ from entrypoint.job.launchers import LauncherBinding
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Decision, Program, RankPlan, Source, make_decision
-from entrypoint.plan.remote_ranks import remote_world_size
 from entrypoint.settings import LaunchSettings
 
 # A CPU counts as busy from 0.8 of its time on; below that a thread on it still gets enough time.
@@ -90,12 +89,6 @@ class PlanInputs(Struct, frozen=True):
     def is_set_by_user(self, field: str) -> bool:
         """Return whether the user chose this setting, other than `auto`."""
         return field in self.settings.sources and getattr(self.settings.values, field) != "auto"
-
-    def world_size_for(self, nproc: int) -> int:
-        """Return the world size, where this node starts `nproc` ranks unless a launcher starts all."""
-        if self.remote_launcher and not self.job.launcher:
-            return remote_world_size(self, nproc)
-        return self.job.world_size if self.job.launcher else nproc * self.node_group.nnodes
 
     @property
     def busy_cpus(self) -> int:

@@ -7,6 +7,7 @@ from msgspec import Struct, field
 from entrypoint.core.errors import UserError, printable
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, LauncherKind, OutputPlan, Source
+from entrypoint.plan.remote_ranks import world_size_for
 
 # What does the same where another launcher starts the ranks (their manuals).
 OTHER_LAUNCHERS = {
@@ -44,7 +45,7 @@ def decide_output(inputs: PlanInputs, launcher: LauncherKind, nproc: int) -> Dec
         raise UserError(
             f"{printable(sources['log_ranks'])}: the output of the other ranks would be lost. Set LAUNCH_LOG_DIR too."
         )
-    ranks = read_ranks(values.log_ranks, sources.get("log_ranks", ""), inputs.world_size_for(nproc))
+    ranks = read_ranks(values.log_ranks, sources.get("log_ranks", ""), world_size_for(inputs, nproc))
     shown = f"shows rank {values.log_ranks}" if ranks else "shows all ranks"
     kept = f", keeps files in {printable(values.log_dir)}" if values.log_dir else ""
     decision = Decision("output", "relayed", f"{shown}{kept}", Source.USER, ", ".join(given))

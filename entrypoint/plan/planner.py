@@ -28,6 +28,7 @@ from entrypoint.plan.model import (
 )
 from entrypoint.plan.output import decide_output
 from entrypoint.plan.preflight import Check, preflight_checks
+from entrypoint.plan.remote_ranks import world_size_for
 from entrypoint.plan.restarts import agent_command, decide_restarts
 from entrypoint.plan.runtime_libraries import choose_runtime
 
@@ -54,7 +55,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             min_nodes=inputs.node_group.min_nodes or inputs.node_group.nnodes,
             node_rank=inputs.node_group.node_rank,
             nproc_per_node=devices.nproc,
-            world_size=inputs.world_size_for(devices.nproc),
+            world_size=world_size_for(inputs, devices.nproc),
             max_restarts=restarts,
         ),
         rendezvous=plan_rendezvous(inputs),
@@ -110,7 +111,7 @@ def sets_rank_variables(inputs: PlanInputs, nproc: int) -> bool:
     """Return whether ranks get RANK, WORLD_SIZE and the like; raises `UserError` if LAUNCH_ENV=none cannot be."""
     if inputs.settings.values.env != "none":
         return True
-    source, ranks = inputs.settings.sources["env"], inputs.world_size_for(nproc)
+    source, ranks = inputs.settings.sources["env"], world_size_for(inputs, nproc)
     if ranks > 1:
         raise UserError(f"{source}: {ranks} ranks find each other by RANK and WORLD_SIZE. Start one rank, or unset it.")
     if inputs.program.kind == "train":

@@ -1,14 +1,17 @@
-"""How many ranks mpirun or srun starts, and on which nodes."""
+"""How many ranks a job has, and how many of them mpirun or srun starts on which nodes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from entrypoint.job.detect import is_loopback_name
 from entrypoint.job.slurm import expand_per_node_count, number
+from entrypoint.plan.inputs import PlanInputs
 
-if TYPE_CHECKING:
-    from entrypoint.plan.inputs import PlanInputs
+
+def world_size_for(inputs: PlanInputs, nproc: int) -> int:
+    """Return the world size, where this node starts `nproc` ranks unless a launcher starts all."""
+    if inputs.remote_launcher and not inputs.job.launcher:
+        return remote_world_size(inputs, nproc)
+    return inputs.job.world_size if inputs.job.launcher else nproc * inputs.node_group.nnodes
 
 
 def ranks_per_host(inputs: PlanInputs, nproc: int) -> tuple[tuple[str, int], ...]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.techniques import build_step, indexed, one_after_another
-from train.acceleration.winograd_file import find_winograd
+from train.kernels.library import find_kernel
 from train.transforms import flip_crop
 
 
@@ -26,7 +26,7 @@ def test_step_trains_the_model() -> None:
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.skipif(find_winograd() is None, reason="needs a C++ compiler at the set-up")
+@pytest.mark.skipif(find_kernel("winograd") is None, reason="needs a C++ compiler at the set-up")
 def test_winograd_can_be_measured_where_auto_leaves_it_off() -> None:
     with_it, without = (build_step("cnn", batch=16, winograd=on) for on in (True, False))
     losses = [(with_it().item(), without().item()) for _ in range(4)]

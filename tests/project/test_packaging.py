@@ -35,7 +35,7 @@ def test_wheel_contains_every_package(tmp_path: Path) -> None:
     modules = {str(path.relative_to(ROOT)) for name in ("entrypoint", "train") for path in (ROOT / name).rglob("*.py")}
     assert modules <= names
     assert {"entrypoint/py.typed", "train/py.typed"} <= names
-    assert {"train/acceleration/winograd.cpp", "train/data/jpeg_kernel.cpp"} <= names
+    assert {"train/kernels/winograd.cpp", "train/kernels/jpeg.cpp"} <= names
     assert {"train/data/digits.csv.gz", "train/data/digits_license.txt"} <= names
     assert any(name.endswith(".dist-info/licenses/train/data/digits_license.txt") for name in names)
 

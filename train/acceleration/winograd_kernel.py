@@ -1,4 +1,4 @@
-"""The compiled library of Winograd's convolution (`winograd.cpp`), for addresses of tensors."""
+"""The compiled library of Winograd's convolution (`kernels/winograd.cpp`), for addresses of tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from functools import cache
 from pathlib import Path
 
-from train.acceleration.winograd_file import find_winograd
+from train.kernels.library import load_kernel
 
 # Channels are computed in groups.
 CHANNEL_MULTIPLE = 8
@@ -72,8 +72,4 @@ class WinogradKernel:
 @cache
 def winograd_kernel() -> WinogradKernel | None:
     """Return the library's functions, None where it is not installed or torch has no OpenMP that it can use."""
-    path = find_winograd()
-    try:
-        return WinogradKernel(path) if path else None
-    except (OSError, AttributeError):
-        return None
+    return load_kernel("winograd", WinogradKernel)

@@ -8,8 +8,8 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from entrypoint.core.errors import UserError
-from train.data.image_file import ImageFile, open_image
-from train.data.image_folder import (
+from train.data.sources.image_file import ImageFile, open_image
+from train.data.sources.image_folder import (
     UnreadableImage,
     empty_class_error,
     scan_class,
@@ -18,7 +18,7 @@ from train.data.image_folder import (
     unreadable_image_error,
     val_folder,
 )
-from train.data.listing import list_files
+from train.data.sources.listing import list_files
 from train.settings import BOOK_PIXELS, TrainSettings
 
 # Counting stops here: more images than this at any size stream anyway, and a slow disk need not list them twice.
@@ -80,7 +80,7 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
     if settings.dataset == "synthetic":
         return inspect_synthetic(settings)
     found = count_folders(settings) if settings.dataset == "imagefolder" else count_listed(settings)
-    from train.data.jpeg_kernel import jpeg_kernel
+    from train.data.decoding.jpeg import jpeg_kernel
 
     headers = read_headers(found.samples, settings.on_unreadable_image)
     shape = target_shape(headers, settings)
@@ -209,7 +209,7 @@ class Headers:
     @property
     def is_gray(self) -> bool:
         """Return whether no image has color."""
-        from train.data.pixel_values import GRAY_MODES
+        from train.data.decoding.pixel_values import GRAY_MODES
 
         return self.modes <= GRAY_MODES
 
@@ -217,7 +217,7 @@ class Headers:
         """Read one header; raises whatever Pillow's plug-in raises."""
         from PIL import Image
 
-        from train.data.pixel_values import orientation_of
+        from train.data.decoding.pixel_values import orientation_of
         from train.transforms.image_part import swaps_sides
 
         with open_image(path) as file, Image.open(file) as image:
@@ -253,7 +253,7 @@ def read_headers(samples: list[list[ImageFile]], policy: str) -> Headers:
 
     Raises `UserError` for an image that cannot be read; with the policy `skip`, only if none can.
     """
-    from train.data.decoding import failure_reason
+    from train.data.decoding.decoder import failure_reason
 
     headers = Headers()
     unreadable: UnreadableImage | None = None

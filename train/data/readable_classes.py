@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from train.data.decoding import read_image
-from train.data.image_folder import ImageList, UnreadableImage, check_classes
+from train.data.decoding.decoder import read_image
+from train.data.sources.image_folder import ImageList, UnreadableImage, check_classes
 from train.settings import ImageShape
 
 

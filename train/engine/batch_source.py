@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from entrypoint.plan.model import Plan
-from train.data.batches import BatchSource
 from train.data.datasets import DataSet, ImageTensors
-from train.data.loader import BatchLoader, ImageDataset
-from train.data.memory_feed import MemorySource
-from train.data.stream_feed import StreamSource
+from train.data.feeds.batches import BatchSource
+from train.data.feeds.loader import BatchLoader, ImageDataset
+from train.data.feeds.memory import MemorySource
+from train.data.feeds.stream import StreamSource
 from train.data.workers import WorkerSpec
 from train.distributed.process_group import ProcessGroup
 from train.settings import TrainSettings

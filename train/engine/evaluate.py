@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from entrypoint.core.errors import ExitCode, UserError
 from train.acceleration.amp import autocast
-from train.data.batches import IGNORE_LABEL
+from train.data.feeds.batches import IGNORE_LABEL
 from train.distributed.ddp import is_sharded
 from train.distributed.process_group import ProcessGroup
 from train.transforms.test_time import averaged_logits

@@ -13,9 +13,9 @@ from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.plan.model import Plan
 from train.acceleration.memory_format import set_memory_format
-from train.data.batches import IGNORE_LABEL
 from train.data.datasets import DataSet
-from train.data.loader import BatchLoader
+from train.data.feeds.batches import IGNORE_LABEL
+from train.data.feeds.loader import BatchLoader
 from train.distributed.process_group import ProcessGroup
 from train.engine.batch_source import build_source
 from train.engine.evaluate import EvalResult, evaluate

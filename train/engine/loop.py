@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError
-from train.data.batches import Batch, BatchSource
+from train.data.feeds.batches import Batch, BatchSource
 from train.engine.compile import compile_error
 from train.engine.train_step import Trainer
 from train.preemption import CONTINUE, SAVE, STOP

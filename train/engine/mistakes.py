@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from train.data.batches import IGNORE_LABEL
+from train.data.feeds.batches import IGNORE_LABEL
 from train.transforms.normalize import Normalize
 
 KEPT = 12

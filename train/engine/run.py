@@ -10,7 +10,7 @@ import torch.distributed as dist
 from train.acceleration.heap import HeapTrimmer
 from train.checkpoint.async_writer import AsyncCheckpointWriter
 from train.checkpoint.metadata import DataFingerprint
-from train.data.batches import BatchSource
+from train.data.feeds.batches import BatchSource
 from train.distributed.process_group import ProcessGroup
 from train.engine.builder import ModelBuilder
 from train.engine.mistakes import MistakeCollector

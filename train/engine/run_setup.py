@@ -14,10 +14,10 @@ from entrypoint.rank.verify import compare_with_plan, observe_rank
 from train.checkpoint.async_writer import AsyncCheckpointWriter
 from train.checkpoint.metadata import DataFingerprint
 from train.checkpoint.resume import ResumePoint, check_length, compare_data, load_first_valid, map_place
-from train.data.batches import BatchSource
+from train.data.cache.fingerprint import check_same_data
 from train.data.datasets import DataSet
-from train.data.fingerprint import check_same_data
-from train.data.loader import BatchLoader
+from train.data.feeds.batches import BatchSource
+from train.data.feeds.loader import BatchLoader
 from train.distributed.ddp import not_resumable_warnings
 from train.distributed.process_group import ProcessGroup, open_save_group
 from train.engine.batch_source import build_source

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel
 
 from train.acceleration.amp import autocast
-from train.data.batches import IGNORE_LABEL, Batch
+from train.data.feeds.batches import IGNORE_LABEL, Batch
 from train.distributed.ddp import gradient_divisor, no_sync_until_last, wrap_ddp
 from train.distributed.process_group import ProcessGroup
 from train.engine.optimizer import set_lr

@@ -14,7 +14,7 @@ from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
 from train.data.datasets import DataSet, load
-from train.data.loader import BatchLoader
+from train.data.feeds.loader import BatchLoader
 from train.data.workers import WorkerSpec
 from train.distributed.peer_failure import translate_collective_errors
 from train.distributed.process_group import ProcessGroup, init_process_group, local_process

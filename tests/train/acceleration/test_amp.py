@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.train.engine.learners import X, Y, trainer, weights
 from train.acceleration.amp import autocast, configure_tf32, gradient_scaler
-from train.data.batches import Batch
+from train.data.feeds.batches import Batch
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from tests.conftest import Entrypoint, needs_two_cores, paint
 from tests.factories import train_settings
 from tests.train.given import TWO_RANKS, epochs_of, imagefolder, losses
 from train.data.dataset_info import inspect_dataset
-from train.data.image_folder import list_splits
+from train.data.sources.image_folder import list_splits
 from train.data.val_split import TEST, behind_test, cut_from_training
 
 QUIET = {"LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0"}

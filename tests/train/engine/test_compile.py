@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from entrypoint.core.errors import ExitCode, UserError
 from tests.conftest import Entrypoint
 from tests.train.engine.learners import X, Y, trainer, weights
-from train.data.batches import Batch
+from train.data.feeds.batches import Batch
 from train.engine.compile import check_backend, compile_step, estimate_break_even
 from train.models.cnn import CNN
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from entrypoint.core.errors import UserError
-from train.data.batches import IGNORE_LABEL
+from train.data.feeds.batches import IGNORE_LABEL
 from train.distributed.process_group import ProcessGroup
 from train.engine.evaluate import evaluate
 from train.seeding import make_generator

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from entrypoint.core.errors import ExitCode, UserError
 from tests.train.engine.learners import X, Y, trainer, weights
-from train.data.batches import IGNORE_LABEL, Batch
+from train.data.feeds.batches import IGNORE_LABEL, Batch
 from train.engine.loop import check_finite, timed_first_step, train_epoch
 from train.engine.train_step import Trainer
 from train.preemption import STOP

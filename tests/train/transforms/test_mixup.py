@@ -7,7 +7,7 @@ import torch
 
 from tests.factories import train_settings
 from tests.train.engine.learners import X, Y, trainer, weights
-from train.data.batches import Batch
+from train.data.feeds.batches import Batch
 from train.seeding import make_generator
 from train.settings import TrainSettings
 from train.transforms.mixup import MixParams, sample_mix

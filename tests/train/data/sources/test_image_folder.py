@@ -1,0 +1,245 @@
+"""Image folders as they are found, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from entrypoint.core.errors import UserError
+from tests.conftest import paint
+from tests.denied_folders import deny, deny_listing
+from tests.factories import train_settings
+from train.data.dataset_info import DatasetInfo, inspect_dataset
+from train.data.decoding.jpeg import jpeg_kernel
+from train.data.sources.image_folder import list_splits
+from train.settings import TrainSettings
+
+
+def test_list_splits_returns_files_and_classes(image_folder: Path) -> None:
+    train, test = list_splits(image_folder)
+    assert train.classes == test.classes == ("class0", "class1", "class2")
+    assert (len(train.files), len(test.files)) == (24, 12)
+    assert list(train.labels) == [0] * 8 + [1] * 8 + [2] * 8
+
+
+def test_list_splits_accepts_val_and_ignores_junk(image_folder: Path) -> None:
+    (image_folder / "test").rename(image_folder / "val")
+    (image_folder / "train/class0/.DS_Store").write_text("x")
+    (image_folder / "train/class0/Thumbs.db").write_text("x")
+    (image_folder / "train/.cache").mkdir()
+    train, test = list_splits(image_folder)
+    assert (len(train.files), len(test.files)) == (24, 12)
+
+
+def test_list_splits_includes_subfolders(image_folder: Path) -> None:
+    (image_folder / "train/class0/more").mkdir()
+    (image_folder / "train/class0/000.jpg").rename(image_folder / "train/class0/more/000.jpg")
+    assert len(list_splits(image_folder)[0].files) == 24
+
+
+def break_folder(image_folder: Path, how: str) -> Path:
+    match how:
+        case "missing":
+            return image_folder / "nowhere"
+        case "a file":
+            return image_folder / "train/class0/000.jpg"
+        case "empty":
+            (image_folder / "void").mkdir()
+            return image_folder / "void"
+        case "no test":
+            shutil.rmtree(image_folder / "test")
+        case "no classes":
+            shutil.rmtree(image_folder / "train")
+            (image_folder / "train").mkdir()
+        case "an empty class":
+            (image_folder / "train/class3").mkdir()
+            (image_folder / "test/class3").mkdir()
+        case "other classes":
+            (image_folder / "test/class2").rename(image_folder / "test/zebra")
+    return image_folder
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("missing", r"TRAIN_DATA_DIR=.*nowhere: no such folder"),
+        ("a file", r"is a file, not a folder"),
+        ("empty", r"is empty; it needs train/ and test/"),
+        ("no test", r"holds train; it needs train/ and test/"),
+        ("no classes", r"train: no class folders"),
+        ("an empty class", r"class3: the class has no images"),
+        ("other classes", r"classes differ, only in train/: class2; only in test/: zebra"),
+    ],
+)
+def test_list_splits_unusable_folder_raises(image_folder: Path, how: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as error:
+        list_splits(break_folder(image_folder, how))
+    assert error.value.code == 2
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_list_splits_without_folder_raises() -> None:
+    with pytest.raises(UserError, match="needs TRAIN_DATA_DIR"):
+        list_splits(None)
+
+
+def imagefolder(folder: Path, **settings: object) -> TrainSettings:
+    return train_settings({"dataset": "imagefolder", "data_dir": folder, **settings})
+
+
+def test_inspect_dataset_counts_and_sizes_a_folder(image_folder: Path) -> None:
+    has_kernel = jpeg_kernel() is not None
+    assert inspect_dataset(imagefolder(image_folder)) == DatasetInfo(
+        36, (3, 16, 16), becomes="color", train_images=24, has_kernel=has_kernel, classes=("class0", "class1", "class2")
+    )
+
+
+def test_images_to_evaluate_are_counted_once(image_folder: Path) -> None:
+    for folder, images in ((image_folder, 12), (image_folder / "train", 24)):
+        found = inspect_dataset(imagefolder(folder, evaluate="runs/latest"))
+        assert (found.images, found.train_images) == (images, 0)
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "asked", "shape"),
+    [
+        ((20, 12), "RGB", "auto", (3, 12, 20)),
+        ((28, 28), "L", "auto", (1, 28, 28)),
+        ((200, 150), "RGB", "auto", (3, 224, 224)),
+        ((200, 150), "RGB", 64, (3, 64, 64)),
+    ],
+)
+def test_inspect_dataset_keeps_small_image_size(
+    tmp_path: Path, size: tuple[int, int], mode: str, asked: object, shape: tuple[int, int, int]
+) -> None:
+    for split in ("train", "test"):
+        paint(tmp_path / split, each=1, size=size, mode=mode)
+    assert inspect_dataset(imagefolder(tmp_path, image_size=asked)).shape == shape
+
+
+def test_inspect_dataset_known_data_reads_nothing() -> None:
+    assert inspect_dataset(TrainSettings()) == DatasetInfo(
+        1797, (1, 8, 8), train_images=1442, classes=tuple("0123456789")
+    )
+    synthetic = TrainSettings(dataset="synthetic", synthetic_images=100, synthetic_shape="2x5x7")
+    loading = 3 * 70 * 100 + 8 * 70 * 10 + 8 * 120
+    assert inspect_dataset(synthetic) == DatasetInfo(
+        120, (2, 5, 7), train_images=100, loading_bytes=loading, classes=tuple(f"class{one}" for one in range(10))
+    )
+    classes = TrainSettings(dataset="synthetic", synthetic_images=10, synthetic_classes=50)
+    assert inspect_dataset(classes).images == 60
+
+
+def add_link(folder: Path, target: str) -> Path:
+    link = folder / "train/class0/zz"
+    link.symlink_to(target)
+    return link
+
+
+def add_fifo(folder: Path) -> Path:
+    os.mkfifo(folder / "train/class0/zz.png")
+    return folder / "train/class0/zz.png"
+
+
+def add_unreadable_folder(folder: Path) -> Path:
+    inner = folder / "train/class0/inner"
+    inner.mkdir()
+    (folder / "train/class0/001.png").rename(inner / "001.png")
+    inner.chmod(0)
+    return inner
+
+
+def add_mutual_links(folder: Path) -> Path:
+    for name, other in (("x", "y"), ("y", "x")):
+        (folder / name).mkdir()
+        (folder / name / "to").symlink_to(folder / other)
+    (folder / "train/class0/x").symlink_to(folder / "x")
+    return folder / "train/class0/x/to/to"
+
+
+UNUSABLE: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "link to nowhere": (lambda folder: add_link(folder, "/nowhere/x.png"), "a link to a file that is not there"),
+    "link to itself": (lambda folder: add_link(folder, "zz"), "Too many levels of symbolic links"),
+    "link to its own folder": (lambda folder: add_link(folder, "."), "a link to a folder above it"),
+    "link to the split": (lambda folder: add_link(folder, ".."), "a link to a folder above it"),
+    "link to the root": (lambda folder: add_link(folder, "/"), "a link to a folder above it"),
+    "links to each other": (add_mutual_links, "a link to a folder above it"),
+    "named pipe": (add_fifo, "not a regular file"),
+    "folder that cannot be listed": (add_unreadable_folder, r"cannot be listed \(Permission denied\)"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_unusable_entry_is_refused_by_plan_and_run_or_left_out(
+    image_folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, reason = UNUSABLE[name]
+    path = make(image_folder)
+    if name == "folder that cannot be listed" and os.geteuid() == 0:  # root may list it
+        deny_listing(monkeypatch, path)
+    for look in (list_splits, lambda folder: inspect_dataset(imagefolder(folder))):
+        with pytest.raises(UserError, match=f"{path}: {reason}; repair or remove it") as error:
+            look(image_folder)
+        assert error.value.code == 2
+    train, test = list_splits(image_folder, "skip")
+    assert [str(one.path) for one in (*train.unreadable, *test.unreadable)] == [str(path)]
+    left = 23 if name == "folder that cannot be listed" else 24
+    assert (len(train), len(test)) == (left, 12)
+    assert inspect_dataset(imagefolder(image_folder, on_unreadable_image="skip")).images == left + 12
+    path.chmod(0o755) if path.is_dir() and not path.is_symlink() else None
+
+
+def test_class_that_links_to_a_folder_above_is_refused(image_folder: Path) -> None:
+    for split in ("train", "test"):
+        (image_folder / split / "zz").symlink_to(".")
+    for policy in ("error", "skip"):
+        with pytest.raises(UserError, match="train/zz: a link to a folder above it; remove it"):
+            list_splits(image_folder, policy)
+
+
+def test_links_to_other_folders_and_files_are_followed(image_folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (image_folder / "train/class0").rename(elsewhere)
+    (image_folder / "train/class0").symlink_to(elsewhere)
+    (image_folder / "train/class1/zz.png").symlink_to(image_folder / "train/class1/001.png")
+    train, _ = list_splits(image_folder)
+    assert len(train) == 25
+
+
+@pytest.mark.parametrize("broken", ["empty", "huge", "long text", "text"])
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_first_image_that_cannot_be_opened_is_named(image_folder: Path, broken: str, policy: str) -> None:
+    path = image_folder / "train/class0/000.jpg"
+    if broken == "huge":
+        Image.new("1", (20_000, 20_000)).save(path, format="PNG")
+    elif broken == "long text":
+        info = PngInfo()
+        info.add_text("c", "x" * (3 << 20), zip=True)
+        Image.new("RGB", (16, 16)).save(path, format="PNG", pnginfo=info)
+    else:
+        path.write_text("" if broken == "empty" else "no image")
+    settings = imagefolder(image_folder, on_unreadable_image=policy)
+    if policy == "skip":
+        assert inspect_dataset(settings).shape == (3, 16, 16)
+        return
+    with pytest.raises(UserError, match=f"{path}: .*; repair or remove it") as error:
+        inspect_dataset(settings)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("folder", [".", "train", "train/class0"])
+def test_folder_without_permission_is_named(image_folder: Path, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    deny_listing(monkeypatch, image_folder / folder)
+    if folder == ".":
+        monkeypatch.setattr("pathlib.Path.is_dir", lambda path: deny(path))
+    for look in (list_splits, lambda path: inspect_dataset(imagefolder(path))):
+        with pytest.raises(UserError, match=r"cannot be (read|listed) \(Permission denied\)") as error:
+            look(image_folder)
+        assert str(image_folder / folder) in str(error.value)
+        assert error.value.code == 2

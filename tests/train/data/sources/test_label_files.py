@@ -1,0 +1,119 @@
+"""Images whose classes stand in CSV files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from entrypoint.core.errors import UserError
+from tests.conftest import Entrypoint
+from tests.factories import train_settings
+from tests.train.given import imagefolder
+from train.data.dataset_info import inspect_dataset
+from train.data.sources.label_files import list_label_splits
+
+
+def write_csv(folder: Path, split: str, lines: list[str], head: str = "file,label") -> None:
+    (folder / f"{split}.csv").write_text("\n".join([head, *lines]) + "\n")
+
+
+@pytest.fixture
+def labelled(image_folder: Path) -> Path:
+    """Return a folder with train.csv and test.csv over the painted images."""
+    for split in ("train", "test"):
+        paths = sorted(path for path in (image_folder / split).rglob("*.*"))
+        write_csv(image_folder, split, [f"{path.relative_to(image_folder)},{path.parent.name}" for path in paths])
+    return image_folder
+
+
+def test_listed_files_have_their_labels(labelled: Path) -> None:
+    train, test = list_label_splits(labelled)
+    assert (len(train), len(test), train.classes) == (24, 12, ("class0", "class1", "class2"))
+    for row, label in enumerate(train.labels):
+        assert train.files[row].parent.name == train.classes[label]
+    found = inspect_dataset(train_settings(dataset="csv", data_dir=labelled))
+    assert (found.images, found.train_images, found.shape, found.classes) == (36, 24, (3, 16, 16), train.classes)
+    evaluated = inspect_dataset(train_settings(dataset="csv", data_dir=labelled, evaluate="runs/latest"))
+    assert (evaluated.images, evaluated.train_images, evaluated.classes) == (12, 0, train.classes)
+
+
+def test_quotes_spaces_and_other_columns_are_read(labelled: Path) -> None:
+    shutil.copy(labelled / "train/class0/000.jpg", labelled / "a, b.jpg")
+    lines = ['1,"a, b.jpg", x ', "2,./train/class1/000.jpg,y"]
+    for split in ("train", "test"):
+        write_csv(labelled, split, lines, "\ufeffid, file ,label")
+    train, _ = list_label_splits(labelled)
+    assert [path.name for path in train.files] == ["a, b.jpg", "000.jpg"]
+    assert train.classes == ("x", "y")
+
+
+def test_val_file_chooses(labelled: Path) -> None:
+    shutil.copy(labelled / "test.csv", labelled / "val.csv")
+    _, test = list_label_splits(labelled)
+    assert (len(test), test.val_start) == (24, 12)
+    (labelled / "test.csv").unlink()
+    _, test = list_label_splits(labelled)
+    assert (len(test), test.val_start) == (12, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "head", "said"),
+    [
+        (["nobody.jpg,class0"], "file,label", "train.csv, line 2: nobody.jpg is not there"),
+        (["train/class0,class0", "gone/a.jpg,x"], "file,label", "line 3: gone/a.jpg is not there"),
+        (["/etc/passwd,class0"], "file,label", "is outside of the folder"),
+        (["train/../../x.jpg,class0"], "file,label", "is outside of the folder"),
+        (["train.csv,a", "./train.csv,b"], "file,label", "line 3: ./train.csv is listed twice"),
+        (["train.csv"], "file,label", "line 2: has no file or no label"),
+        (["train.csv,"], "file,label", "line 2: has no file or no label"),
+        ([], "file,label", "has no line after the first"),
+        (["a,b"], "path,class", "has no column file, label"),
+        ([], "", "has no column file, label"),
+    ],
+)
+def test_wrong_file_is_one_line(labelled: Path, lines: list[str], head: str, said: str) -> None:
+    write_csv(labelled, "train", lines, head)
+    for look in (list_label_splits, lambda folder: inspect_dataset(train_settings(dataset="csv", data_dir=folder))):
+        with pytest.raises(UserError) as caught:
+            look(labelled)
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_classes_of_the_splits_must_be_the_same(labelled: Path) -> None:
+    lines = (labelled / "test.csv").read_text().splitlines()
+    write_csv(labelled, "test", [*lines[1:], "train.csv,zebra"])
+    with pytest.raises(UserError, match=r"test\.csv, line 14: zebra is no class of train\.csv"):
+        list_label_splits(labelled)
+    write_csv(labelled, "test", [line for line in lines[1:] if "class1" not in line])
+    with pytest.raises(UserError, match=r"classes differ, only in train\.csv: class1"):
+        list_label_splits(labelled)
+
+
+@pytest.mark.parametrize("names", [(), ("train.csv",), ("test.csv",)])
+def test_missing_file_is_named(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (tmp_path / name).write_text("file,label\n")
+    with pytest.raises(UserError, match=r"needs train\.csv and test\.csv \(or val\.csv\), and has"):
+        list_label_splits(tmp_path)
+    with pytest.raises(UserError, match="needs TRAIN_DATA_DIR"):
+        list_label_splits(None)
+
+
+@pytest.mark.launch
+@pytest.mark.slow_except("stream")
+@pytest.mark.parametrize("source", ["memory", "stream"])
+def test_csv_trains_what_the_folders_train(entrypoint: Entrypoint, labelled: Path, source: str) -> None:
+    env = imagefolder(labelled, TRAIN_DATA_SOURCE=source, LAUNCH_QUIET="1", TRAIN_TENSORBOARD="0")
+    entrypoint.train("--run-name=folder", env=env)
+    entrypoint.train("--run-name=csv", "--dataset=csv", env=env)
+    folder, labels = (
+        json.loads((entrypoint.folder / f"runs/{name}/summary.json").read_text()) for name in ("folder", "csv")
+    )
+    assert folder["weights_sha256"] == labels["weights_sha256"]
+    result = entrypoint("evaluate", "runs/csv", env={"LAUNCH_QUIET": "1"})
+    assert result.code == 0, result.err
+    assert f"accuracy  {labels['test_accuracy']:.2f} %" in result.out

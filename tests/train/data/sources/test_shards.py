@@ -1,0 +1,215 @@
+"""Shards train what the same files in folders train, and each fault of theirs is one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from entrypoint.core.errors import UserError
+from tests.conftest import Entrypoint, needs_two_cores, paint
+from tests.factories import train_settings
+from tests.train.data.shard_files import list_both, pack, samples, settings_for, write_tar
+from tests.train.given import TWO_RANKS, epochs_of, imagefolder
+from train.data.dataset_info import DatasetInfo, inspect_dataset
+from train.data.datasets import load
+from train.data.feeds.loader import TEST, TRAIN, BatchRequest, ImageDataset
+from train.data.sources.image_folder import list_splits
+from train.data.sources.shards import list_shard_splits
+from train.data.workers import WorkerSpec
+
+POOL = WorkerSpec(frozenset({0}), 1)
+SHAPE = (3, 16, 16)
+
+
+def test_listing_is_that_of_the_folder(image_folder: Path, packed: Path) -> None:
+    for own, other in zip(list_both(packed), list_splits(image_folder), strict=True):
+        assert (own.classes, own.labels) == (other.classes, other.labels)
+        for row in range(len(own)):
+            folder_name = str(other.files[row])
+            assert own.files[row].name.endswith(Path(folder_name).suffix)
+    found = inspect_dataset(settings_for(packed))
+    folder = inspect_dataset(train_settings(dataset="imagefolder", data_dir=image_folder))
+    assert isinstance(found, DatasetInfo)
+    assert found == folder
+    evaluated = inspect_dataset(settings_for(packed, evaluate="runs/latest"))
+    assert (evaluated.images, evaluated.train_images, evaluated.classes) == (12, 0, found.classes)
+
+
+@pytest.mark.parametrize("label_ending", ["cls", "json"])
+def test_images_are_those_of_the_folder(image_folder: Path, tmp_path: Path, label_ending: str) -> None:
+    folder = pack(image_folder, tmp_path / "packed", 7, label_ending)
+    ours, theirs = (ImageDataset(listings, SHAPE) for listings in (list_both(folder), list_splits(image_folder)))
+    for split, count in ((TRAIN, 24), (TEST, 12)):
+        request = BatchRequest(split, range(count))
+        (images, labels, bad), (others, other_labels, _) = ours[request], theirs[request]
+        assert not bad
+        assert torch.equal(images, others)
+        assert torch.equal(labels, other_labels)
+
+
+@pytest.mark.parametrize("source", ["memory", "stream"])
+@pytest.mark.parametrize("policy", ["error", "skip"])
+def test_unreadable_image_is_named_or_left_out(packed: Path, source: str, policy: str) -> None:
+    damaged = [("x0.jpg", b"no image"), ("x0.cls", b"0"), ("x1.png", b""), ("x1.cls", b"1")]
+    write_tar(packed / "train/x.tar", damaged)
+    settings = settings_for(packed, on_unreadable_image=policy)
+    if source == "stream":
+        dataset = ImageDataset(list_both(packed), SHAPE)
+        _, labels, bad = dataset[BatchRequest(TRAIN, range(26))]
+        assert [str(one) for one in bad] == [
+            f"{packed}/train/x.tar:x0.jpg: not an image", f"{packed}/train/x.tar:x1.png: empty file",
+        ]  # fmt: skip
+        assert labels[24:].tolist() == [-1, -1]
+    elif policy == "error":
+        with pytest.raises(UserError, match=r"train/x\.tar:x0\.jpg: not an image \(and 1 more\)"):
+            load(settings, SHAPE, source, POOL)
+    else:
+        data = load(settings, SHAPE, source, POOL)
+        assert (len(data.train), len(data.skipped)) == (24, 2)
+
+
+def test_class_without_readable_image_is_named(packed: Path) -> None:
+    for split in ("train", "test"):
+        write_tar(packed / split / "x.tar", [("x.jpg", b"no image"), ("x.cls", b"3")])
+    (packed / "classes.txt").write_text("a\nb\nc\nd\n")
+    for source in ("memory", "stream"):
+        with pytest.raises(
+            UserError, match=r"packed: class d has no images that can be read; 1 cannot, first .*x\.jpg"
+        ):
+            load(settings_for(packed, on_unreadable_image="skip"), SHAPE, source, POOL)
+
+
+def flatten(folder: Path) -> None:
+    """Move the shards to the top of the folder, as their names allow."""
+    for split in ("train", "test"):
+        for path in (folder / split).iterdir():
+            path.rename(folder / path.name)
+        (folder / split).rmdir()
+
+
+def test_shards_may_be_at_the_top(packed: Path) -> None:
+    before = [listing.labels for listing in list_both(packed)]
+    flatten(packed)
+    (packed / "README.txt").write_text("x")
+    assert [listing.labels for listing in list_both(packed)] == before
+    (packed / "more-0.tar").write_bytes(b"")
+    with pytest.raises(UserError, match=r"more-0\.tar is of no split\. Name it train-\*\.tar"):
+        list_both(packed)
+
+
+def test_compressed_copy_next_to_a_shard_is_no_matter(packed: Path) -> None:
+    before = [listing.labels for listing in list_both(packed)]
+    for name in ("train-000000.tar.gz", "train-000001.tgz"):
+        (packed / "train" / name).write_bytes(b"x")
+    assert [listing.labels for listing in list_both(packed)] == before
+
+
+@pytest.mark.parametrize(
+    ("names", "images"),
+    [
+        (("test/a.tar", "train/b.tar"), 2),
+        (("val/a.tar", "train/b.tar", "train/c.tar"), 2),
+        (("train-a.tar", "val-b.tar"), 2),
+        (("a.tar", "b.tar", "train/c.tar"), 4),
+    ],
+)
+def test_shards_to_evaluate_need_no_train(tmp_path: Path, names: tuple[str, ...], images: int) -> None:
+    for name in names:
+        write_tar(tmp_path / "data" / name, samples([1, 3]))
+    (tmp_path / "data/classes.txt").write_text("a\nb\nc\nd\ne\n")
+    train, test = list_shard_splits(tmp_path / "data", tmp_path / "cache", only_test=True)
+    assert train is test
+    assert (len(test), test.classes) == (images, ("b", "d"))
+
+
+def test_folder_without_shards_cannot_be_evaluated(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is empty; it needs \*\.tar to evaluate"):
+        list_shard_splits(tmp_path, None, only_test=True)
+
+
+def test_val_chooses_or_is_tested(packed: Path) -> None:
+    shutil.copytree(packed / "test", packed / "val")
+    train, test = list_both(packed)
+    assert (len(train), len(test), test.val_start) == (24, 24, 12)
+    assert [str(test.files[row]).split("packed/")[1][:5] for row in (0, 11, 12, 23)] == [*["test/"] * 2, *["val/t"] * 2]
+    assert load(settings_for(packed), SHAPE, "stream", POOL).rows.val is not None
+    shutil.rmtree(packed / "test")
+    _, test = list_both(packed)
+    assert (len(test), test.val_start) == (12, None)
+
+
+def test_numbers_name_classes_without_a_file(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_tar(tmp_path / f"data/{split}-0.tar", samples([10, 9, 100]))
+    train, test = list_both(tmp_path / "data")
+    assert train.classes == test.classes == ("9", "10", "100")
+    assert list(train.labels) == [1, 0, 2]
+
+
+def test_val_split_is_cut_from_shards(packed: Path) -> None:
+    rows = load(settings_for(packed, val_split=0.25), SHAPE, "stream", POOL).rows
+    assert rows.val is not None
+    assert len(rows.val) == 6
+
+
+def test_fingerprint_knows_names_and_bytes(packed: Path) -> None:
+    settings = settings_for(packed)
+    before = [load(settings, SHAPE, source, POOL).fingerprint(settings) for source in ("stream", "memory")]
+    assert before == [load(settings, SHAPE, source, POOL).fingerprint(settings) for source in ("stream", "memory")]
+    path = packed / "test/test-000001.tar"
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\xff\xd9\0") - 3] ^= 1
+    path.write_bytes(data)
+    after = [load(settings, SHAPE, source, POOL).fingerprint(settings) for source in ("stream", "memory")]
+    assert all(old.files == new.files and old.sample != new.sample for old, new in zip(before, after, strict=True))
+    assert before[1].content != after[1].content
+
+
+def test_decoded_shards_are_found_again(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load(settings_for(packed), SHAPE, "memory", POOL)
+    monkeypatch.setattr("train.data.datasets.decode_splits", lambda *_: pytest.fail("decoded again"))
+    again = load(settings_for(packed), SHAPE, "memory", POOL)
+    assert np.array_equal(first.train.images, again.train.images)  # type: ignore[union-attr]
+
+
+@pytest.mark.launch
+@pytest.mark.slow_except("stream-two")
+@pytest.mark.parametrize("ranks", ["one", pytest.param("two", marks=needs_two_cores)])
+@pytest.mark.parametrize("source", ["memory", "stream"])
+def test_shards_train_what_the_folders_train(
+    entrypoint: Entrypoint, image_folder: Path, packed: Path, source: str, ranks: str
+) -> None:
+    env = imagefolder(image_folder, TRAIN_DATA_SOURCE=source, LAUNCH_QUIET="1", TRAIN_TENSORBOARD="0")
+    env |= {
+        "TRAIN_SCHEDULE": "constant",
+        "TRAIN_WARMUP": "0",
+        "TRAIN_STEPS": "8",
+        **(TWO_RANKS if ranks == "two" else {}),
+    }
+    del env["TRAIN_EPOCHS"]
+    shards = env | {"TRAIN_DATASET": "shards", "TRAIN_DATA_DIR": str(packed)}
+    entrypoint.train("--run-name=folder", env=env)
+    entrypoint.train("--run-name=shards", env=shards)
+    entrypoint.train("--run-name=cut", "--steps=4", env=shards)  # an epoch has three steps
+    resumed = entrypoint.train("--run-name=cut", "--resume=auto", "--resume-allow-changed", env=shards)
+    folder, whole, cut_run = (
+        json.loads((entrypoint.folder / f"runs/{name}/summary.json").read_text())
+        for name in ("folder", "shards", "cut")
+    )
+    assert folder["weights_sha256"] == whole["weights_sha256"] == cut_run["weights_sha256"]
+    assert resumed["steps"] == whole["steps"] == 8
+    assert [line["step"] for line in epochs_of(entrypoint, "cut")] == [3, 4, 6, 8]
+    result = entrypoint("evaluate", "runs/shards", env={"LAUNCH_QUIET": "1"})
+    assert result.code == 0, result.err
+    assert f"accuracy  {whole['test_accuracy']:.2f} %" in result.out
+
+
+def test_gray_set_is_gray(tmp_path: Path) -> None:
+    paint(tmp_path / "in/train", mode="L")
+    paint(tmp_path / "in/test", mode="L")
+    assert inspect_dataset(settings_for(pack(tmp_path / "in", tmp_path / "packed"))).shape == (1, 16, 16)

@@ -1,0 +1,198 @@
+"""The images of a tar shard are found by its headers, and a shard with a fault is named."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.train.data.shard_files import Member, image_bytes, samples, write_tar
+from train.data.sources.image_file import TarMember, read_member
+from train.data.sources.tar_headers import ShardError, read_shard
+
+JPEG = image_bytes()
+LONG = "folder of photos/" * 12 + "ä photo"
+
+
+def contents(path: Path) -> list[tuple[str, bytes, int]]:
+    """Return name, bytes and label of each image of a shard."""
+    shard, images = read_shard(path)
+    return [(image.name, read_member(TarMember(shard, *image)), label) for image, label in images]
+
+
+@pytest.mark.parametrize("kind", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_images_are_ranges_of_the_file(tmp_path: Path, kind: int) -> None:
+    path = write_tar(tmp_path / "a.tar", samples([3, 1, 2]), kind)
+    assert contents(path) == [(f"00000{row}.jpg", image_bytes(row), label) for row, label in enumerate([3, 1, 2])]
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("key", [LONG, "./a", "a/b.c/d", "sample \N{PILE OF POO}", "line\nbreak"])
+def test_long_and_odd_names_are_read(tmp_path: Path, key: str, kind: int) -> None:
+    path = write_tar(tmp_path / "a.tar", [(f"{key}.jpg", JPEG), (f"{key}.cls", b"7")], kind)
+    assert contents(path) == [(f"{key}.jpg", JPEG, 7)]
+
+
+def test_tar_command_makes_shards(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name, content in [*samples([1, 0]), ("\udcff.jpg", JPEG), ("\udcff.cls", b"1")]:
+        (folder / name).write_bytes(content)
+    subprocess.run(["tar", "--sort=name", "-cf", tmp_path / "a.tar", "-C", folder, "."], check=True)
+    assert [(name, label) for name, _, label in contents(tmp_path / "a.tar")] == [
+        ("./000000.jpg", 1), ("./000001.jpg", 0), ("./\udcff.jpg", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("members", "label"),
+    [
+        ([("a.JPG", JPEG), ("a.CLS", b" 4\n")], 4),
+        ([("a.json", b'{"label": 4, "other": ["x"]}'), ("a.jpg", JPEG)], 4),
+        ([("a.json", b'{"label": 5, "cls": 4}'), ("a.jpg", JPEG)], 4),
+        ([("a.json", b'{"label": 5}'), ("a.jpg", JPEG), ("a.cls", b"4")], 4),
+        ([("a.jpg", JPEG), ("a.cls", b"4"), ("a.txt", b"a caption"), ("a.seg.png", b"")], 4),
+        ([("a.input.jpg", JPEG), ("a.cls", b"4")], 4),
+        ([("a.jpg", JPEG), ("a.json", b'{"label": "dog"}'), ("a.cls", b"4")], 4),
+        ([("a.jpg", JPEG), ("a.json", b"no JSON"), ("a.cls", b"4")], 4),
+        ([("a.jpg", JPEG), ("a.cls", b"4"), (".hidden.jpg", b""), ("README", b""), ("__meta.json__", b"")], 4),
+        ([("a.jpg", JPEG), ("d/._a.jpg", b""), ("a.cls", b"4")], 4),
+    ],
+)
+def test_label_is_in_cls_or_json(tmp_path: Path, members: list[Member], label: int) -> None:
+    ((_, content, found),) = contents(write_tar(tmp_path / "a.tar", members))
+    assert (content, found) == (JPEG, label)
+
+
+def test_members_of_a_sample_need_not_be_neighbors(tmp_path: Path) -> None:
+    members = sorted(samples([2, 0, 1]), key=lambda member: member[0].endswith("cls"))
+    found = contents(write_tar(tmp_path / "a.tar", members))
+    assert [label for _, _, label in found] == [2, 0, 1]
+
+
+def test_links_and_folders_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        for name, kind in (("a", tarfile.DIRTYPE), ("b.jpg", tarfile.SYMTYPE), ("c.jpg", tarfile.LNKTYPE)):
+            header = tarfile.TarInfo(name)
+            header.type, header.linkname = kind, "/etc/passwd"
+            archive.addfile(header)
+    with pytest.raises(ShardError, match="holds no images"):
+        read_shard(path)
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ([("a.jpg", JPEG)], "has no label for a. Add a.cls, or label in a.json"),
+        ([("a.jpg", JPEG), ("a.json", b'{"caption": "x"}')], "has no label for a"),
+        ([("a.cls", b"1")], "has no image for a, only cls. Add or remove it"),
+        ([("a.jpg", JPEG), ("a.cls", b"1"), ("notes.txt", b"")], "has no image for notes, only txt"),
+        ([("a.jpg", JPEG), ("a.png", JPEG), ("a.cls", b"1")], "has 2 images for a"),
+        ([("a.jpg", JPEG), ("a.jpg", JPEG), ("a.cls", b"1")], "has a.jpg twice"),
+        ([("a.jpg", JPEG), ("a.cls", b"dog")], "has 'dog' in a.cls. A label is a whole number from 0 on"),
+        ([("a.jpg", JPEG), ("a.cls", b"")], "has '' in a.cls"),
+        ([("a.jpg", JPEG), ("a.cls", b"-1")], "has '-1' in a.cls"),
+        ([("a.jpg", JPEG), ("a.cls", b"1" * 10)], "has '1111111111' in a.cls"),
+        ([("a.jpg", JPEG), ("a.cls", b"\x1b[31m\xff")], "' in a.cls"),
+        ([("a.jpg", JPEG), ("a.cls", b"1" * 100)], "has 100 bytes in a.cls, too many for a label"),
+        ([("a.jpg", JPEG), ("a.json", b"{")], "has no JSON object in a.json"),
+        ([("a.jpg", JPEG), ("a.json", b"[" * 100_000)], "has no JSON object in a.json"),
+        ([("a.jpg", JPEG), ("a.json", b'{"label": true}')], "has label True in a.json"),
+        ([("a.jpg", JPEG), ("a.json", b'{"cls": 1.5}')], "has cls 1.5 in a.json"),
+        ([("\x1b[31m\n.jpg", JPEG)], r"has no label for \x1b[31m\n"),
+        ([], "holds no images"),
+    ],
+)
+def test_wrong_members_are_named(tmp_path: Path, members: list[Member], said: str) -> None:
+    path = write_tar(tmp_path / "a.tar", members)
+    with pytest.raises(ShardError) as caught:
+        read_shard(path)
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert caught.value.path == path
+
+
+def test_every_cut_is_noticed(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", samples([0, 1]))
+    whole = path.read_bytes()
+    end = len(whole.rstrip(b"\0")) // 512 * 512 + 512
+    for size in (*range(0, end + 512, 64), 1, 511, 513, end + 511):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ShardError, match=r"is cut short|is no whole tar file|is an empty file"):
+            read_shard(path)
+    path.write_bytes(whole[: end + 512])
+    assert len(read_shard(path)[1]) == 2
+
+
+def test_damaged_header_is_no_end(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", samples([0, 1]))
+    data = bytearray(path.read_bytes())
+    place = data.index(b"000001.jpg")
+    data[place + 1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ShardError, match=f"has a damaged header at byte {place:,}"):
+        read_shard(path)
+
+
+def test_joined_shards_are_refused(tmp_path: Path) -> None:
+    first, second = (write_tar(tmp_path / f"{name}.tar", samples([0])) for name in "ab")
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    with pytest.raises(ShardError, match="has files behind its end mark, as tar files joined by cat"):
+        read_shard(first)
+
+
+@pytest.mark.parametrize(
+    ("compress", "name"),
+    [
+        (gzip.compress, "gzip"),
+        (bz2.compress, "bzip2"),
+        (lzma.compress, "xz"),
+        (lambda data: b"\x28\xb5\x2f\xfd" + data, "zstd"),
+    ],
+)
+def test_compressed_shard_is_refused(tmp_path: Path, compress: object, name: str) -> None:
+    path = write_tar(tmp_path / "a.tar", samples([0]))
+    assert callable(compress)
+    path.write_bytes(compress(path.read_bytes()))
+    with pytest.raises(ShardError, match=f"is compressed by {name}, so no image can be read by itself"):
+        read_shard(path)
+
+
+def with_size(data: bytes, size: bytes) -> bytes:
+    """Return a tar whose first header has another size, and the checksum for it."""
+    header = bytearray(data[:512])
+    header[124:136], header[148:156] = size, b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + data[512:]
+
+
+@pytest.mark.parametrize("size", [b"77777777777\0", b"\xff" * 12, b"\xff" * 10 + b"\xfe\x00", b"\x80" + b"\x7f" * 11])
+@pytest.mark.parametrize("kind", [b"0", b"x", b"L", b"S"])
+def test_impossible_sizes_end_in_one_line(tmp_path: Path, size: bytes, kind: bytes) -> None:
+    path = write_tar(tmp_path / "a.tar", samples([0]))
+    data = path.read_bytes()
+    path.write_bytes(with_size(data[:156] + kind + data[157:], size))
+    with pytest.raises(ShardError) as caught:
+        read_shard(path)
+    assert str(caught.value).isprintable()
+
+
+def test_damaged_bytes_never_crash(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", samples([0, 1]), tarfile.GNU_FORMAT)
+    whole = path.read_bytes()
+    for place in range(0, len(whole) - 10240 + 2048, 7):
+        data = bytearray(whole)
+        data[place] ^= 0x55
+        path.write_bytes(data)
+        try:
+            _, images = read_shard(path)
+        except ShardError as error:
+            assert str(error).isprintable()
+        else:
+            assert len(images) == 2

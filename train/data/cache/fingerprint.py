@@ -1,0 +1,103 @@
+"""Fingerprints of data sets: a checkpoint knows its images, and nodes find out whether they have the same ones."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from entrypoint.core.errors import UserError
+from train.checkpoint.compare import data_differences
+from train.checkpoint.metadata import DataFingerprint
+from train.data.sources.file_list import FileList
+from train.data.sources.image_file import ImageFile, TarMember, check_image_file, file_size, read_member
+from train.data.sources.image_folder import ImageList
+
+# Files whose bytes are part of the fingerprint of a streamed set.
+SAMPLED_FILES = 256
+# File sizes asked for at once, because each question waits for a network file system.
+STAT_THREADS, CHUNK = 8, 512
+
+
+def iter_files(listings: tuple[ImageList, ImageList]) -> Iterator[tuple[ImageFile, str, int]]:
+    """Yield (file, `train/` or `test/` and path inside the split, label) of every file."""
+    for split, listing in zip(("train", "test"), listings, strict=True):
+        for row, label in enumerate(listing.labels):
+            yield listing.files[row], f"{split}/{listing.files.relative(row)}", label
+
+
+def digest_of_file(file: ImageFile) -> str:
+    """Return a digest of an image's content, or why it cannot be read."""
+    try:
+        check_image_file(file)
+        content = read_member(file) if isinstance(file, TarMember) else file.read_bytes()
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
+    except OSError as error:
+        return f"unreadable {error.errno}" if error.errno else str(error)
+
+
+def sizes_of_files(files: FileList, start: int) -> list[int]:
+    """Return the size in bytes of each of the `CHUNK` files from `start` on, -1 where that is not known."""
+    sizes = []
+    for row in range(start, min(start + CHUNK, len(files))):
+        try:
+            sizes.append(file_size(files[row]))
+        except OSError:
+            sizes.append(-1)
+    return sizes
+
+
+def fingerprint_of_files(listings: tuple[ImageList, ImageList], seed: int) -> DataFingerprint:
+    """Return the fingerprint of an image folder: all names, sizes and labels, and the bytes of some files."""
+    train, test = (listing.files for listing in listings)
+    count = len(train) + len(test)
+    with ThreadPoolExecutor(STAT_THREADS) as pool:
+        chunks = [(files, start) for files in (train, test) for start in range(0, len(files), CHUNK)]
+        sizes = chain.from_iterable(pool.map(sizes_of_files, *zip(*chunks, strict=True)))
+        digest = hashlib.blake2b(digest_size=16)
+        for (_, relative, label), size in zip(iter_files(listings), sizes, strict=True):
+            digest.update(f"{relative}\0{label}\0{size}\0".encode(errors="surrogateescape"))
+        some = sorted(random.Random(seed).sample(range(count), min(SAMPLED_FILES, count)))
+        sample = hashlib.blake2b(digest_size=16)
+        paths = [train[row] if row < len(train) else test[row - len(train)] for row in some]
+        for one in pool.map(digest_of_file, paths):
+            sample.update(one.encode())
+    return DataFingerprint(
+        classes=listings[0].classes,
+        train_examples=len(listings[0]),
+        test_examples=len(listings[1]),
+        files=digest.hexdigest(),
+        sample=sample.hexdigest(),
+        sample_seed=seed,
+    )
+
+
+def fingerprint_of_arrays(
+    classes: tuple[str, ...], train: Sequence[NDArray[Any]], test: Sequence[NDArray[Any]]
+) -> DataFingerprint:
+    """Return the fingerprint of images and labels in memory, each split as (images, labels)."""
+    digest = hashlib.sha256()
+    for one in (*train, *test):
+        digest.update(f"{one.dtype} {one.shape}\n".encode())
+        digest.update(np.ascontiguousarray(one).data)
+    return DataFingerprint(
+        classes=classes, train_examples=len(train[1]), test_examples=len(test[1]), content=digest.hexdigest()
+    )
+
+
+def check_same_data(found: Sequence[tuple[str, DataFingerprint]]) -> None:
+    """Raise `UserError` if two nodes have different data; `found` has the name and the data of each, rank 0's first."""
+    (first, own), *others = found
+    for node, theirs in others:
+        differ = data_differences(own, theirs)
+        if differ:
+            raise UserError(
+                f"TRAIN_DATA_DIR: {node} has other data than {first}: {', '.join(differ)}."
+                " Give every node the same files."
+            )

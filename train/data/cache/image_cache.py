@@ -1,0 +1,145 @@
+"""Decoded images on disk, keyed by content, written atomically, verified when opened, shared by a user's jobs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from entrypoint.core.atomic_files import atomic_write_text, checksum_trailer
+from entrypoint.core.console import log
+from entrypoint.core.errors import UserError
+from train.checkpoint.metadata import read_bytes
+from train.data.cache.entry import (
+    ARRAYS,
+    NOTES_FILE,
+    CacheEntry,
+    DamagedEntry,
+    ImageSource,
+    Notes,
+    block_checksums,
+    open_entry,
+)
+from train.data.cache.fingerprint import digest_of_file, iter_files
+from train.data.sources.image_file import TarMember
+from train.lock_file import folder_lock
+
+KEY = re.compile(r"[0-9a-f]{32}", re.ASCII)
+# What distinguishes the folder of an entry from the pointers to it.
+ENTRY_SUFFIX = ".images"
+
+
+def load_or_build(source: ImageSource, folder: Path, build: Callable[[Path], dict[str, Any]]) -> CacheEntry:
+    """Return the entry of these files; it is built first if the cache has none, or a damaged one.
+
+    `build` writes the four arrays into a folder and returns the notes. Only one process runs it at a time; others wait.
+    The key is a digest of the content of all files, but reading all files is as slow as decoding them.
+    So a second key, of each file's size and times, refers to the first one while no file changes.
+    The times include the change time, which no program can set.
+    """
+    pointer = folder / metadata_key(source)
+    if entry := find_entry(folder, read_pointer(pointer)):
+        return entry
+    try:
+        with folder_lock(folder / "building.lock", f"another process that decodes images into {folder}"):
+            if entry := find_entry(folder, read_pointer(pointer)):
+                return entry
+            key = content_key(source)
+            entry = find_entry(folder, key)
+            if entry is None:
+                build_entry(folder, key, build)
+                entry = find_entry(folder, key)
+            atomic_write_text(pointer, key)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: the image cache cannot be written ({error.strerror or error}); set TRAIN_CACHE_DIR"
+        ) from None
+    if entry is None:
+        raise UserError(f"{folder}: the image cache cannot be read back; set TRAIN_CACHE_DIR to another folder")
+    return entry
+
+
+def read_pointer(pointer: Path) -> str:
+    """Return the key that a pointer holds, empty if it cannot be read."""
+    try:
+        text = read_bytes(pointer, 100).decode()
+    except (OSError, ValueError):
+        return ""
+    return text if KEY.fullmatch(text) else ""
+
+
+def find_entry(folder: Path, key: str) -> CacheEntry | None:
+    """Return the entry of a key, None if there is none; removes a damaged one."""
+    path = folder / f"{key}{ENTRY_SUFFIX}"
+    if not key or not path.is_dir():
+        return None
+    try:
+        return open_entry(path, key)
+    except DamagedEntry as error:
+        log(f"{path}: decoded images are damaged ({error}), and are decoded again")
+        shutil.rmtree(path)
+    except FileNotFoundError:  # another process found it damaged first
+        pass
+    return None
+
+
+def build_entry(folder: Path, key: str, build: Callable[[Path], dict[str, Any]]) -> None:
+    """Build in a temporary folder, then rename it, so that a visible entry is always complete; raises OSError."""
+    for leftover in folder.glob("building-*"):  # of a killed build; the lock excludes a running one
+        shutil.rmtree(leftover, ignore_errors=True)
+    temp_dir = Path(tempfile.mkdtemp(prefix="building-", dir=folder))
+    try:
+        skipped = build(temp_dir)["skipped"]
+        checksums = {name: block_checksums(temp_dir / f"{name}.npy") for name in ARRAYS}
+        text = msgspec.json.encode(Notes(skipped=tuple(map(tuple, skipped)), checksums=checksums))
+        (temp_dir / NOTES_FILE).write_bytes(text + checksum_trailer(text))
+        for path in temp_dir.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        temp_dir.rename(folder / f"{key}{ENTRY_SUFFIX}")
+    finally:
+        shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def metadata_key(source: ImageSource) -> str:
+    """Return a digest of every file's path, label, size, inode and times.
+
+    Where unreadable files are left out, it is also of whether this user can read each file.
+    """
+    digest = hashlib.blake2b(source.settings.encode(), digest_size=16)
+    state_of = lru_cache(maxsize=1)(partial(state_on_disk, source.policy))  # of a shard, once for all its members
+    for file, relative, label in iter_files(source.listings):
+        if isinstance(file, TarMember):
+            state = f"{state_of(file.shard.path)}\0{file.offset}\0{file.size}"
+        else:
+            state = state_on_disk(source.policy, file)
+        digest.update(f"{file.parent}\0{relative}\0{label}\0{state}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def state_on_disk(policy: str, path: Path) -> str:
+    """Return a file's size, inode and times, with the policy `skip` also whether this user can read it."""
+    try:
+        status = path.stat()
+    except OSError as error:  # decoding names it
+        return f"unreadable {error.errno}"
+    denied = policy == "skip" and not os.access(path, os.R_OK)
+    state = f"{status.st_size}\0{status.st_ino}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
+    return f"{state}\0no permission" if denied else state
+
+
+def content_key(source: ImageSource) -> str:
+    """Return a digest of every file's path inside its split, label and content."""
+    digest = hashlib.blake2b(source.settings.encode(), digest_size=16)
+    for path, relative, label in iter_files(source.listings):
+        content = digest_of_file(path)
+        digest.update(f"{relative}\0{label}\0{content}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()

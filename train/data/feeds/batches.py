@@ -1,0 +1,196 @@
+"""Batches of this rank: its shard of each global batch, on the device, as normalized floats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from train.data.feeds.load_times import LoadReport
+from train.distributed.process_group import ProcessGroup
+from train.seeding import epoch_permutation, make_generator, shard_slice
+from train.settings import ImageShape, TrainSettings
+from train.transforms import mixup
+from train.transforms.augmentations import AUGMENTATIONS, Draws
+from train.transforms.mixup import MixParams
+from train.transforms.normalize import Normalize
+from train.transforms.registry import Transform, select_transform
+
+# The label of an unreadable image. Loss and evaluation ignore it.
+IGNORE_LABEL = -1
+# Sample size: enough images for the covariance of small patches.
+SAMPLE_IMAGES = 1000
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's shard of a global batch of `size` images, as one or more micro-batches of (images, labels).
+
+    With mixup or CutMix, `mixed_labels` are the partners' labels, and `mix_weight` is the weight of the own labels.
+    Images are normalized (N, C, H, W) floats in the selected memory format. Labels are (N,) int64 or IGNORE_LABEL.
+    """
+
+    micro_batches: tuple[tuple[Tensor, Tensor], ...]
+    size: int
+    mixed_labels: tuple[Tensor, ...] = ()
+    mix_weight: float = 1.0
+
+
+class BatchSource(Protocol):
+    """The batches of a data set. Training batches depend on seed and epoch only, not on the number of ranks."""
+
+    steps_per_epoch: int
+    normalize: Normalize
+    skipped: set[str]  # files that this rank could not read, each with the reason
+
+    def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Yield the epoch's full batches from step `first` on; the remaining images are not used.
+
+        A batch is valid until the next one is drawn.
+        """
+
+    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's shard of the test images; each image is on exactly one rank."""
+
+    @property
+    def has_val(self) -> bool:
+        """Whether there are images that choose the best checkpoint, besides the test images."""
+
+    def val_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's shard of the images that choose the best checkpoint."""
+
+    def sample(self) -> Tensor:
+        """Return some training images, transformed for evaluation, on the CPU and identical on every rank."""
+
+    def load_report(self, train_seconds: float) -> LoadReport | None:
+        """Return what the loading cost a training of so many seconds, None for images in memory."""
+
+
+@dataclass(frozen=True)
+class MicroBatchIndices:
+    """Images of one micro-batch of a rank: their rows in the split, their transform parameters and augmentation draws.
+
+    If they are mixed, the second half are the partners of the first half.
+    """
+
+    indices: Tensor
+    transform_params: Tensor
+    mix: MixParams | None = None
+    draws: Draws = field(default_factory=dict)
+
+    def split_mix(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values of the images, and those of their partners."""
+        own = len(self.indices) // 2
+        return values[:own], values[own:]
+
+    def apply_mix(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return (images, labels, labels of the partners) after mixing; the last is None without mixing."""
+        if self.mix is None:
+            return images, labels, None
+        return self.mix.apply(*self.split_mix(images)), *self.split_mix(labels)
+
+
+def make_batch(parts: Iterable[tuple[Tensor, Tensor, Tensor | None]], size: int, mix: MixParams | None) -> Batch:
+    """Return the batch of a rank's micro-batches, given as `MicroBatchIndices.apply_mix` returns them."""
+    parts = tuple(parts)
+    others = tuple(other for _, _, other in parts if other is not None)
+    return Batch(tuple((images, labels) for images, labels, _ in parts), size, others, mix.own_weight if mix else 1.0)
+
+
+@dataclass(frozen=True)
+class BatchSampler:
+    """Selects the images of each step, and this rank's shard of them; `rows` are those of the images trained on.
+
+    Order and augmentation are sampled for whole global batches.
+    These are divided into micro-batches for gradient accumulation first, then among the ranks.
+    Why: BatchNorm computes its statistics over the same images on any number of ranks.
+    """
+
+    images: int
+    shape: ImageShape
+    transform: Transform
+    settings: TrainSettings
+    group: ProcessGroup
+    rows: Tensor | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of full batches in the split."""
+        return self.images // self.settings.batch_size
+
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[tuple[MicroBatchIndices, ...]]:
+        """Yield this rank's micro-batches of each step, from step `first` of the epoch on."""
+        size, seed, parts = self.settings.batch_size, self.settings.seed, self.settings.grad_accum_steps
+        order = self.order_of(epoch)
+        shards = [self.shard_of(shard_slice(size, part, parts)) for part in range(parts)]
+        for step in range(first, self.steps_per_epoch):
+            rows = order[step * size : (step + 1) * size]
+            params = torch.empty(size, 0)
+            if self.transform.sample_params:
+                params = self.transform.sample_params(size, self.shape[1], make_generator(seed, "augment", epoch, step))
+            draws = {
+                name: augmentation.sample(self.settings, size, make_generator(seed, name, epoch, step))
+                for name, augmentation in AUGMENTATIONS.items()
+                if augmentation.is_on(self.settings)
+            }
+            mix: MixParams | None = None
+            if self.settings.mixup_alpha or self.settings.cutmix_alpha:
+                sides = self.transform.shape(self.shape)[1:]
+                mix = mixup.sample_mix(size, *sides, self.settings, make_generator(seed, "mix", epoch, step))
+            if mix:
+                mixed = (torch.cat((torch.arange(size)[own], mix.partner_indices[own])) for own in shards)
+                yield tuple(select_micro_batch(rows, params, draws, both, mix) for both in mixed)
+            else:
+                yield tuple(select_micro_batch(rows, params, draws, own) for own in shards)
+
+    def order_of(self, epoch: int) -> Tensor:
+        """Return the images of an epoch in order; with repeated augmentation, each is there several times in a row."""
+        order = epoch_permutation(self.images, self.settings.seed, epoch)
+        order = order if self.rows is None else self.rows[order]
+        times = self.settings.repeated_augment
+        return order if times == 1 else order[: -(-self.images // times)].repeat_interleave(times)[: self.images]
+
+    def shard_of(self, part: slice) -> slice:
+        """Return this rank's shard of a micro-batch."""
+        shard = shard_slice(part.stop - part.start, self.group.rank, self.group.world_size)
+        return slice(part.start + shard.start, part.start + shard.stop)
+
+
+def select_micro_batch(
+    rows: Tensor,
+    params: Tensor,
+    draws: Draws,
+    own: slice | Tensor,
+    mix: MixParams | None = None,
+) -> MicroBatchIndices:
+    """Return the images `own` of a global batch, with what was drawn for them."""
+    return MicroBatchIndices(rows[own], params[own], mix, {name: numbers[own] for name, numbers in draws.items()})
+
+
+def make_sampler(
+    images: int, shape: ImageShape, settings: TrainSettings, group: ProcessGroup, rows: Tensor | None = None
+) -> BatchSampler:
+    """Return the sampler of a training split, or of some of its rows, for images stored in this shape."""
+    count = images if rows is None else len(rows)
+    return BatchSampler(count, shape, select_transform(settings, shape[0]), settings, group, rows)
+
+
+def use_pinned_memory(settings: TrainSettings, device: torch.device) -> bool:
+    """Return whether batches are in pinned memory, which makes the copy to the device asynchronous."""
+    return settings.pin_memory is True or (settings.pin_memory == "auto" and device.type == "cuda")
+
+
+def eval_batches(count: int, default_size: int, settings: TrainSettings, group: ProcessGroup) -> Iterator[slice]:
+    """Yield this rank's contiguous shard of range(count), one evaluation batch at a time."""
+    shard = shard_slice(count, group.rank, group.world_size)
+    size = default_size if settings.eval_batch_size == "auto" else settings.eval_batch_size
+    for start in range(shard.start, shard.stop, size):
+        yield slice(start, min(start + size, shard.stop))
+
+
+def sample_slice(count: int) -> slice:
+    """Return the rows of the sample among `count` images."""
+    return slice(0, count, max(1, count // SAMPLE_IMAGES))

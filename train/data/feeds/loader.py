@@ -1,0 +1,241 @@
+"""The batches of a streamed data set, which a rank's threads read and decode ahead of the training loop."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import ceil
+from threading import Event, Lock
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from entrypoint.core.errors import ExitCode, UserError, first_line
+from train.data.decoding.decoder import decode_image, unreadable_image
+from train.data.feeds.batches import IGNORE_LABEL, use_pinned_memory
+from train.data.feeds.load_times import LoadTimes
+from train.data.sources.image_file import read_file
+from train.data.sources.image_folder import ImageList, UnreadableImage
+from train.data.workers import WorkerSpec, WorkerThreads
+from train.settings import ImageShape, TrainSettings
+from train.transforms.augment import augment_pixels
+from train.transforms.image_part import PLAIN_VIEW, Pixels, View
+
+TRAIN, TEST = 0, 1
+# Images of a task at most: few, so that all threads work on the batch that is needed next.
+CHUNK = 16
+LoadedBatch = tuple[Tensor, Tensor, list[UnreadableImage]]
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """The images of a batch: their split, their rows in it, and a view for each if they differ.
+
+    `augment` is the policy of the augmentation after decoding, and `draws` has each image's row of random numbers.
+    `trains` says that the training loop waits for it.
+    """
+
+    split: int
+    rows: Sequence[int]
+    views: Sequence[View] = ()
+    augment: str = "none"
+    draws: Sequence[Sequence[float]] = ()
+    trains: bool = False
+
+
+@dataclass(frozen=True)
+class ImageDataset:
+    """The images of both splits; `view` is what evaluation sees, and training where a request has no views."""
+
+    splits: tuple[ImageList, ImageList]
+    shape: ImageShape
+    view: View = PLAIN_VIEW
+
+    def __getitem__(self, request: BatchRequest) -> LoadedBatch:
+        """Return (N, H, W, C) bytes, labels, and the unreadable images (labeled IGNORE_LABEL)."""
+        channels, height, width = self.shape
+        batch = PendingBatch(self, request, torch.empty(len(request.rows), height, width, channels, dtype=torch.uint8))
+        batch.decode(0, len(request.rows), LoadTimes())
+        return batch.result()
+
+
+class PendingBatch:
+    """A batch that threads decode piece by piece into its bytes, (N, H, W, C)."""
+
+    def __init__(self, dataset: ImageDataset, request: BatchRequest, buffer: Tensor) -> None:
+        self.dataset, self.request, self.buffer = dataset, request, buffer
+        self.images = buffer[: len(request.rows)]
+        self.pixels: Pixels = self.images.numpy()
+        listing = dataset.splits[request.split]
+        self.labels = torch.tensor([listing.labels[row] for row in request.rows], dtype=torch.int64)
+        self.bad: dict[int, UnreadableImage] = {}
+        self.left, self.lock, self.done = len(request.rows), Lock(), Event()
+        self.cancelled = False
+        self.error: BaseException | None = None
+
+    def decode(self, start: int, stop: int, times: LoadTimes) -> None:
+        """Read and decode the images from `start` to `stop`; errors are kept for `result`."""
+        reads: list[float] = []
+        cpu = time.thread_time()
+        try:
+            for index in range(start, stop):
+                if self.cancelled:
+                    break
+                reads.append(self.decode_one(index))
+        except BaseException as error:  # `result` raises it in the training loop
+            self.error = error
+        finally:
+            # The quickest stands for all: others may have waited for a core or for Python's lock.
+            times.add(min(reads, default=0.0) * len(reads), time.thread_time() - cpu, len(reads))
+            with self.lock:
+                self.left -= stop - start
+                if not self.left:
+                    self.done.set()
+
+    def decode_one(self, index: int) -> float:
+        """Read and decode one image; return how long reading took (s)."""
+        row, began = self.request.rows[index], time.monotonic()
+        path = self.dataset.splits[self.request.split].files[row]
+        view = self.request.views[index] if self.request.views else self.dataset.view
+        read = began
+        try:
+            data = read_file(path)
+            read = time.monotonic()
+            decode_image(path, data, self.pixels[index], view)
+            if self.request.draws:
+                augment_pixels(self.request.augment, self.pixels[index], self.request.draws[index])
+        except Exception as error:  # Pillow's plug-ins raise what their parsers meet
+            self.bad[index] = unreadable_image(path, error)
+            self.pixels[index] = 0
+        return read - began
+
+    def wait(self) -> None:
+        """Wait until all images are decoded. Signals are handled within a second."""
+        while not self.done.wait(1.0):
+            pass
+
+    def result(self) -> LoadedBatch:
+        """Return the decoded batch; raises what a thread met."""
+        if self.error:
+            raise self.error
+        for index in self.bad:
+            self.labels[index] = IGNORE_LABEL
+        return self.images, self.labels, [self.bad[index] for index in sorted(self.bad)]
+
+
+class Buffers:
+    """Memory of batches, used again and again: new memory costs a page fault for each 4 KiB."""
+
+    def __init__(self, shape: ImageShape, *, pinned: bool) -> None:
+        self.shape, self.pinned = shape, pinned
+        self.free: list[Tensor] = []
+
+    def take(self, count: int) -> Tensor:
+        """Return bytes of any values for `count` images or more, (N, H, W, C)."""
+        while self.free:
+            buffer = self.free.pop()
+            if len(buffer) >= count:  # a smaller one is of another split, and is dropped
+                return buffer
+        channels, height, width = self.shape
+        with torch.inference_mode(mode=False):  # training uses what evaluation allocates
+            return torch.empty(count, height, width, channels, dtype=torch.uint8, pin_memory=self.pinned)
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Keep the memory of a batch that is no longer in use."""
+        if not self.pinned:  # PyTorch itself keeps pinned memory, and waits until the copy from it is done
+            self.free.append(buffer)
+
+
+class BatchLoader:
+    """Decodes the requested batches in order and ahead of their use, with the planned threads, if any.
+
+    With `may_grow` there are more threads than planned where files take long to read.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        workers: WorkerSpec,
+        settings: TrainSettings,
+        device: torch.device,
+        *,
+        may_grow: bool = False,
+    ) -> None:
+        self.dataset, self.workers, self.may_grow = dataset, workers, may_grow
+        self.ahead = settings.prefetch_factor if workers.count else 0
+        self.buffers = Buffers(dataset.shape, pinned=use_pinned_memory(settings, device))
+        self.threads, self.times = WorkerThreads(workers.cpus), LoadTimes()
+        self.pending: deque[PendingBatch] = deque()
+
+    def __enter__(self) -> Self:
+        """Start the threads; raises `UserError` if the system does not allow so many."""
+        try:
+            self.threads.grow(self.workers.count)
+        except RuntimeError as error:
+            count = self.workers.count
+            raise UserError(f"TRAIN_NUM_WORKERS={count}: {first_line(error)}. Lower it.", ExitCode.MACHINE) from None
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End the threads. After an error this does not wait for them: one may hang in a file system."""
+        for batch in self.pending:
+            batch.cancelled = True
+        if error is None:
+            self.threads.stop()
+
+    def load(self, requests: Iterable[BatchRequest]) -> Iterator[LoadedBatch]:
+        """Yield each requested batch; the images stay valid until the next one is drawn.
+
+        Batches of earlier requests that nobody drew are dropped.
+        """
+        self.drop_pending()
+        for request in requests:
+            self.start(request)
+            if len(self.pending) > self.ahead:
+                yield from self.finish_first()
+        while self.pending:
+            yield from self.finish_first()
+
+    def start(self, request: BatchRequest) -> None:
+        """Have the threads decode a batch."""
+        batch = PendingBatch(self.dataset, request, self.buffers.take(len(request.rows)))
+        self.pending.append(batch)
+        count = len(request.rows)
+        if not self.workers.count:  # `finish_first` decodes it
+            return
+        size = max(1, min(CHUNK, ceil(count / len(self.threads))))
+        for first in range(0, count, size):
+            stop = min(first + size, count)
+            self.threads.tasks.put(lambda first=first, stop=stop: batch.decode(first, stop, self.times))  # type: ignore[misc]
+
+    def finish_first(self) -> Iterator[LoadedBatch]:
+        """Yield the oldest batch when it is decoded, and take its memory back when the next one is drawn."""
+        batch = self.pending[0]
+        began = time.monotonic()
+        if self.workers.count:
+            batch.wait()
+        else:
+            batch.decode(0, len(batch.request.rows), self.times)
+        if batch.request.trains:
+            self.times.wait_s += time.monotonic() - began
+        self.pending.popleft()
+        if self.may_grow:
+            with suppress(RuntimeError):  # the system allows no more threads
+                self.threads.grow(self.times.threads_to_keep_busy(self.workers.count))
+        yield batch.result()
+        self.buffers.give_back(batch.buffer)
+
+    def drop_pending(self) -> None:
+        """Drop what was requested and not drawn, when no thread writes to it any more."""
+        for batch in self.pending:
+            batch.cancelled = True
+        while self.pending:
+            batch = self.pending.popleft()
+            if self.workers.count:
+                batch.wait()
+            self.buffers.give_back(batch.buffer)

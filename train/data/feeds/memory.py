@@ -1,0 +1,144 @@
+"""Batches from images in memory: no Python code per image, no worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from train.data.datasets import ImageTensors
+from train.data.feeds.batches import (
+    Batch,
+    MicroBatchIndices,
+    eval_batches,
+    make_batch,
+    make_sampler,
+    sample_slice,
+    use_pinned_memory,
+)
+from train.data.feeds.load_times import LoadReport
+from train.data.val_split import ALL_ROWS, TRAIN, SplitRows
+from train.distributed.process_group import ProcessGroup
+from train.settings import ImageShape, TrainSettings
+from train.transforms.augmentations import apply_augmentations
+from train.transforms.device_copy import copy_to_device
+from train.transforms.normalize import Normalize
+
+# Sample size for means and standard deviations: enough for an error well below one gray level.
+STATS_SAMPLE = 5000
+# Bytes of images that are gathered at once, for several steps, by device. Why: after each step the caches of a CPU are
+# full of weights, and on a GPU each step of a small model waits for the launches of its kernels.
+GATHER_AHEAD_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
+EVAL_BATCH_SIZE = 1024
+
+
+class MemorySource:
+    """The batches of one rank from images in memory, which are moved to the device if they fit there."""
+
+    def __init__(
+        self,
+        train: ImageTensors,
+        test: ImageTensors,
+        shape: ImageShape,
+        settings: TrainSettings,
+        group: ProcessGroup,
+        normalize: Normalize | None = None,
+        rows: SplitRows = ALL_ROWS,
+    ) -> None:
+        self.settings = settings
+        self.skipped: set[str] = set()
+        self.group = group
+        self.rows = rows
+        self.sampler = make_sampler(len(train), shape, settings, group, rows.train)
+        self.steps_per_epoch = self.sampler.steps_per_epoch
+        self.pinned = use_pinned_memory(settings, group.device)
+        self.normalize = normalize or channel_stats(
+            stats_sample(train.images, rows.train), group.device, channels_last=settings.channels_last
+        )
+        self.train = to_device(train, group.device)
+        self.test = test
+        share = max(1, settings.batch_size // group.world_size) * train.images[:1].nbytes
+        self.steps_ahead = (
+            max(1, GATHER_AHEAD_BYTES[self.train.images.device.type] // share)
+            if self.sampler.transform.is_permutation
+            else 1
+        )
+
+    def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Yield this rank's shard of every full batch of the epoch, from step `first` on."""
+        steps = self.sampler.epoch(epoch, first)
+        while some := list(islice(steps, self.steps_ahead)):
+            gathered = self.gather([part for parts in some for part in parts])
+            for parts in some:
+                yield make_batch(
+                    (part.apply_mix(*next(gathered)) for part in parts), self.settings.batch_size, parts[0].mix
+                )
+
+    def gather(self, parts: list[MicroBatchIndices]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each micro-batch's images and labels on the device."""
+        rows = copy_to_device(torch.cat([part.indices for part in parts]), self.train.images.device)
+        images = self.sampler.transform.apply(
+            self.train.images, rows, torch.cat([part.transform_params for part in parts])
+        )
+        draws = {name: torch.cat([part.draws[name] for part in parts]) for name in parts[0].draws}
+        images = apply_augmentations(self.settings, images, draws, on_bytes=True)
+        if self.pinned and images.device.type == "cpu":
+            images = images.pin_memory()
+        labels = self.train.labels.index_select(0, rows).to(self.group.device, non_blocking=True)
+        sizes = [len(part.indices) for part in parts]
+        normalized = apply_augmentations(self.settings, self.normalize(images), draws, on_bytes=False)
+        return zip(normalized.split_with_sizes(sizes), labels.split_with_sizes(sizes), strict=True)
+
+    def sample(self) -> Tensor:
+        """Return some training images, transformed for evaluation, on the CPU."""
+        rows = torch.arange(len(self.train)) if self.rows.train is None else self.rows.train
+        sampled = rows[sample_slice(len(rows))].to(self.train.images.device)
+        images = self.sampler.transform.eval_transform(self.train.images[sampled])
+        return self.normalize(images.to(self.group.device)).cpu()
+
+    def load_report(self, _: float) -> LoadReport | None:
+        """Return None: images in memory are not loaded."""
+        return None
+
+    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous shard of the test images."""
+        return self.eval_batches(self.test, self.rows.test)
+
+    @property
+    def has_val(self) -> bool:
+        """Whether there are images that choose the best checkpoint."""
+        return self.rows.val is not None
+
+    def val_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous shard of the images that choose the best checkpoint."""
+        return self.eval_batches(self.train if self.rows.val_is_in == TRAIN else self.test, self.rows.val)
+
+    def eval_batches(self, split: ImageTensors, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous shard of a split, or of some of its rows."""
+        count = len(split) if rows is None else len(rows)
+        for own in eval_batches(count, EVAL_BATCH_SIZE, self.settings, self.group):
+            some = own if rows is None else rows[own].to(split.images.device)
+            images = self.sampler.transform.eval_transform(split.images[some])
+            yield self.normalize(images), split.labels[some].to(self.group.device)
+
+
+def stats_sample(images: Tensor, rows: Tensor | None) -> Tensor:
+    """Return some of the images that are trained on, evenly spaced."""
+    count = len(images) if rows is None else len(rows)
+    step = max(1, count // STATS_SAMPLE)
+    return images[::step] if rows is None else images[rows[::step]]
+
+
+def channel_stats(images: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalize:
+    """Return the normalization by the channel means and standard deviations of some images."""
+    sample = images.float().flatten(0, 2)
+    return Normalize.from_stats(sample.mean(0), sample.std(0), device, channels_last=channels_last)
+
+
+def to_device(split: ImageTensors, device: torch.device) -> ImageTensors:
+    """Return the split on a GPU if it needs at most a quarter of the GPU's memory, else unchanged."""
+    if device.type != "cuda" or split.images.nbytes > torch.cuda.get_device_properties(device).total_memory // 4:
+        return split
+    return ImageTensors(split.images.to(device), split.labels.to(device))

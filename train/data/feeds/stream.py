@@ -1,0 +1,175 @@
+"""Batches that are decoded during training, for data sets too large for memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import tee
+
+import torch
+from torch import Tensor
+
+from entrypoint.core.console import write_stderr
+from train.data.feeds.batches import Batch, MicroBatchIndices, eval_batches, make_batch, make_sampler, sample_slice
+from train.data.feeds.load_times import LoadReport
+from train.data.feeds.loader import TEST, TRAIN, BatchLoader, BatchRequest
+from train.data.sources.image_folder import unreadable_image_error
+from train.data.val_split import ALL_ROWS, SplitRows
+from train.distributed.process_group import ProcessGroup
+from train.settings import STREAM_EVAL_BATCH_SIZE, TrainSettings
+from train.transforms.augmentations import POLICY, apply_augmentations
+from train.transforms.normalize import Normalize
+
+# Lines about unreadable images, for each rank.
+MAX_WARNINGS = 50
+
+
+class StreamSource:
+    """The batches of one rank, decoded by the planned threads ahead of the training loop."""
+
+    def __init__(
+        self,
+        loader: BatchLoader,
+        settings: TrainSettings,
+        group: ProcessGroup,
+        normalize: Normalize | None = None,
+        rows: SplitRows = ALL_ROWS,
+    ) -> None:
+        self.loader, self.settings, self.group = loader, settings, group
+        self.dataset = loader.dataset
+        shape, (train, test) = self.dataset.shape, self.dataset.splits
+        self.train_count, self.test_count = len(train), len(test)
+        self.rows = rows
+        self.sampler = make_sampler(self.train_count, shape, settings, group, rows.train)
+        self.steps_per_epoch = self.sampler.steps_per_epoch
+        self.skipped: set[str] = set()
+        self.buffers: dict[int, Tensor] = {}
+        self.normalize = normalize or self.measure_normalization()
+
+    def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Yield this rank's shard of every full batch of the epoch, from step `first` on.
+
+        A batch is valid until the next one is drawn.
+        """
+        steps, ahead = tee(self.sampler.epoch(epoch, first))  # keeps the steps that are requested and not yet used
+        loaded = self.load(self.request(part) for parts in ahead for part in parts)
+        for parts in steps:
+            on_device = (self.to_device(index, part, *next(loaded)) for index, part in enumerate(parts))
+            yield make_batch(on_device, self.settings.batch_size, parts[0].mix)
+
+    def request(self, part: MicroBatchIndices) -> BatchRequest:
+        """Return what the loader needs to know of a micro-batch."""
+        transform, (_, height, width) = self.sampler.transform, self.dataset.shape
+        views = transform.train_views(part.transform_params, (width, height)) if transform.train_views else ()
+        in_threads = self.augments_in_threads and POLICY in part.draws
+        return BatchRequest(
+            split=TRAIN,
+            rows=part.indices.tolist(),
+            views=views,
+            augment=self.settings.augment if in_threads else "none",
+            draws=part.draws[POLICY].tolist() if in_threads else (),
+            trains=True,
+        )
+
+    @property
+    def augments_in_threads(self) -> bool:
+        """Whether the threads that decode also augment: unless a transform comes between."""
+        transform = self.sampler.transform
+        return bool(transform.train_views or not transform.sample_params)
+
+    def to_device(
+        self, index: int, part: MicroBatchIndices, images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return a step's micro-batch as the model gets it, on the device, with its labels.
+
+        On a CPU its memory is that of the same micro-batch of the step before.
+        """
+        began = time.monotonic()
+        images = images.to(self.group.device, non_blocking=True)
+        if self.sampler.transform.sample_params and not self.sampler.transform.train_views:
+            images = self.sampler.transform.apply(
+                images, torch.arange(len(images), device=images.device), part.transform_params
+            )
+        if not self.augments_in_threads:
+            images = apply_augmentations(self.settings, images, part.draws, on_bytes=True)
+        normalized = self.normalize(images, self.buffer(index, images.numel()))
+        normalized = apply_augmentations(self.settings, normalized, part.draws, on_bytes=False)
+        self.loader.times.copy_s += time.monotonic() - began
+        return part.apply_mix(normalized, labels.to(self.group.device, non_blocking=True))
+
+    def buffer(self, index: int, size: int) -> Tensor | None:
+        """Return memory for so many floats of the step's micro-batch, None on a GPU, which keeps freed memory itself.
+
+        Why: new memory costs a page fault for each 4 KiB.
+        """
+        if self.group.device.type != "cpu":
+            return None
+        if index not in self.buffers or self.buffers[index].numel() < size:
+            with torch.inference_mode(mode=False):  # what evaluation allocates, training could not write to
+                self.buffers[index] = torch.empty(size)
+        return self.buffers[index]
+
+    def sampled_rows(self) -> Sequence[int]:
+        """Return the rows of some training images."""
+        numbers = range(self.train_count) if self.rows.train is None else self.rows.train.tolist()
+        return numbers[sample_slice(len(numbers))]
+
+    def measure_normalization(self) -> Normalize:
+        """Return the normalization by some training images, transformed for evaluation: TRAIN_NORMALIZE=data."""
+        images, _, _ = self.dataset[BatchRequest(TRAIN, self.sampled_rows())]
+        pixels = self.sampler.transform.after_decoding(images).float().flatten(0, 2)
+        return Normalize.from_stats(
+            pixels.mean(0), pixels.std(0), self.group.device, channels_last=self.settings.channels_last
+        )
+
+    def sample(self) -> Tensor:
+        """Return some training images, transformed for evaluation, on the CPU."""
+        images, _, _ = self.dataset[BatchRequest(TRAIN, self.sampled_rows())]
+        return self.normalize(self.sampler.transform.after_decoding(images.to(self.group.device))).cpu()
+
+    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous shard of the test images."""
+        return self.eval_batches(TEST, self.test_count, self.rows.test)
+
+    @property
+    def has_val(self) -> bool:
+        """Whether there are images that choose the best checkpoint."""
+        return self.rows.val is not None
+
+    def val_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous shard of the images that choose the best checkpoint."""
+        return self.eval_batches(self.rows.val_is_in, 0, self.rows.val)
+
+    def eval_batches(self, split: int, count: int, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous shard of a split of `count` images, or of some of its rows."""
+        numbers = range(count) if rows is None else rows.tolist()
+        slices = eval_batches(len(numbers), STREAM_EVAL_BATCH_SIZE, self.settings, self.group)
+        for images, labels in self.load(BatchRequest(split, numbers[own]) for own in slices):
+            images = self.sampler.transform.after_decoding(images.to(self.group.device, non_blocking=True))
+            yield (
+                self.normalize(images, self.buffer(0, images.numel())),
+                labels.to(self.group.device, non_blocking=True),
+            )
+
+    def load_report(self, train_seconds: float) -> LoadReport | None:
+        """Return what the loading cost a training of so many seconds."""
+        return self.loader.times.report(train_seconds, len(self.loader.threads))
+
+    def load(self, requests: Iterable[BatchRequest]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield bytes and labels of each batch in order; unreadable images raise `UserError` or are reported."""
+        for images, labels, bad in self.loader.load(requests):
+            if bad and self.settings.on_unreadable_image == "error":
+                raise unreadable_image_error(bad)
+            for image in bad:
+                self.warn_once(str(image))
+            yield images, labels
+
+    def warn_once(self, message: str) -> None:
+        """Report once that an unreadable image is left out; many are counted in the summary only."""
+        if message in self.skipped:
+            return
+        self.skipped.add(message)
+        if len(self.skipped) <= MAX_WARNINGS:
+            write_stderr(f"train: skipped {message}")
+        if len(self.skipped) == MAX_WARNINGS:
+            write_stderr("train: further unreadable images are not printed; images_skipped in summary.json counts them")

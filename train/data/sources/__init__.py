@@ -1,0 +1,1 @@
+"""From folders, lists and shards to image files and their classes."""

@@ -1,0 +1,299 @@
+"""List the classes and files of an image folder; raises errors that name unusable entries."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from entrypoint.core.errors import UserError, one_line, printable
+from entrypoint.core.paths import resolve
+from train.data.sources.file_list import FileList
+from train.data.sources.image_file import ImageFile
+
+# What file managers leave behind; hidden files are passed over as well.
+IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})
+
+
+@dataclass(frozen=True)
+class UnreadableImage:
+    """A file or folder of a class that cannot be used, and the reason."""
+
+    path: ImageFile
+    reason: str
+
+    def __str__(self) -> str:
+        """Return the path and the reason."""
+        return f"{one_line(self.path)}: {one_line(self.reason)}"
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """One split: each file with the number of its class, and the entries that cannot be used.
+
+    With both test/ and val/, the test split has the files of test/ and then, from row `val_start` on, those of val/.
+
+    Files and labels are in buffers, without an object for each (see `FileList`).
+    """
+
+    folder: Path
+    classes: tuple[str, ...]
+    files: FileList
+    labels: array[int]
+    unreadable: tuple[UnreadableImage, ...] = ()
+    val_start: int | None = None
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.files)
+
+
+def unreadable_image_error(bad: list[UnreadableImage]) -> UserError:
+    """Return the error of one line for images that cannot be read."""
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    return UserError(f"{bad[0]}{more}; repair or remove it, or set TRAIN_ON_UNREADABLE_IMAGE=skip")
+
+
+def empty_class_error(folder: Path, unreadable: Sequence[UnreadableImage]) -> UserError:
+    """Return the error for a class without an image that can be read, with its unreadable entries."""
+    if not unreadable:
+        return UserError(f"{one_line(folder)}: the class has no images; add some or remove the folder")
+    return UserError(f"{one_line(folder)}: the class {none_readable(unreadable)}")
+
+
+def none_readable(unreadable: Sequence[UnreadableImage]) -> str:
+    """Return what is wrong with a class that has unreadable entries only."""
+    count = f"{len(unreadable):,} cannot, first {unreadable[0]}"
+    return f"has no images that can be read; {count}. Repair them or remove the class."
+
+
+def check_classes(listing: ImageList, readable: Collection[int], bad: Mapping[int, UnreadableImage]) -> None:
+    """Raise `UserError` for the first class whose number is not among the `readable` ones.
+
+    `bad` are the images of the split that could not be read, by row.
+    """
+    for label, name in enumerate(listing.classes):
+        if label not in readable:
+            folder = listing.folder / name
+            found = [
+                one for one in listing.unreadable if isinstance(one.path, Path) and one.path.is_relative_to(folder)
+            ]
+            found += [one for row, one in bad.items() if listing.labels[row] == label]
+            if found and not folder.is_dir():
+                raise UserError(f"{one_line(listing.folder)}: class {printable(name)} {none_readable(found)}")
+            raise empty_class_error(folder, found)
+
+
+@contextmanager
+def translate_folder_errors(data_dir: Path | None) -> Iterator[None]:
+    """Convert an OSError about a folder of the data set into a `UserError` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"TRAIN_DATA_DIR={printable(data_dir)}: {printable(error.filename or data_dir)} cannot be read"
+            f" ({error.strerror}); check its permissions"
+        ) from None
+
+
+def split_folders(data_dir: Path | None, *, only_test: bool = False) -> tuple[Path, Path]:
+    """Return the folders of train and test (or val); raises `UserError` where one is missing.
+
+    With `only_test`, both are the folder to evaluate: test/, val/, or the folder itself if its subfolders are classes.
+    """
+    if data_dir is None:
+        raise UserError("TRAIN_DATASET=imagefolder: needs TRAIN_DATA_DIR, the folder that holds train/ and test/")
+    if not data_dir.is_dir():
+        what = "is a file, not a folder" if data_dir.exists() else "no such folder"
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what}; name the one that holds train/ and test/")
+    train = data_dir / "train"
+    test = next((data_dir / name for name in ("test", "val") if has_classes(data_dir / name)), None)
+    test = test or next((data_dir / name for name in ("test", "val") if (data_dir / name).is_dir()), None)
+    if only_test:
+        return (test or data_dir,) * 2
+    if not train.is_dir() or test is None:
+        found = sorted(printable(entry.name) for entry in data_dir.iterdir())[:5]
+        holds = f"holds {', '.join(found)}" if found else "is empty"
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {holds}; it needs train/ and test/ (or val/)")
+    return train, test
+
+
+def has_classes(folder: Path) -> bool:
+    """Return whether a split has class folders; ImageNet's test images are in none, as their classes are secret."""
+    try:
+        return any(is_folder(entry) and not entry.name.startswith(".") for entry in os.scandir(folder))
+    except OSError:
+        return False
+
+
+def val_folder(test: Path) -> Path | None:
+    """Return the folder val/ next to test/, None without one: then val/ may be what is tested."""
+    val = test.with_name("val")
+    return val if test.name == "test" and has_classes(val) else None
+
+
+def class_names(folder: Path) -> tuple[str, ...]:
+    """Return a split's classes, its subfolders in order of name.
+
+    Raises `UserError` where there are none, or where one is a link to a folder above it.
+    """
+    entries = [entry for entry in os.scandir(folder) if is_folder(entry) and not entry.name.startswith(".")]
+    if not entries:
+        raise UserError(f"{one_line(folder)}: no class folders; each class is a subfolder with its images")
+    above = ids_of_ancestors(folder)
+    for entry in entries:
+        if entry.is_symlink() and folder_id(entry.path) in above:
+            raise UserError(f"{UnreadableImage(Path(entry.path), LINK_UPWARD)}; remove it")
+    return tuple(sorted(entry.name for entry in entries))
+
+
+LINK_UPWARD = "a link to a folder above it"
+
+
+def split_classes(data_dir: Path | None, *, only_test: bool = False) -> tuple[Path, Path, tuple[str, ...]]:
+    """Return the folders of train and test, and their classes; raises `UserError` where their classes differ."""
+    train, test = split_folders(data_dir, only_test=only_test)
+    classes, test_classes = class_names(train), class_names(test)
+    if classes != test_classes:
+        raise classes_differ_error(data_dir, (train.name, classes), (test.name, test_classes))
+    if not only_test and (val := val_folder(test)) and (val_classes := class_names(val)) != classes:
+        raise classes_differ_error(data_dir, (train.name, classes), (val.name, val_classes))
+    return train, test, classes
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether a folder's entry is a folder, or a link to one that exists."""
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def why_no_file(entry: os.DirEntry[str]) -> str:
+    """Return why a folder's entry is no regular file, nor a link to one; empty if it is.
+
+    Asks the file system for links only; the folder itself says what the other entries are.
+    """
+    try:
+        if entry.is_file():
+            return ""
+    except OSError as error:  # a link to itself
+        return error.strerror or "cannot be opened"
+    if entry.is_symlink() and not Path(entry.path).exists():
+        return "a link to a file that is not there"
+    return "not a regular file"
+
+
+def folder_id(path: str | Path) -> tuple[int, int] | None:
+    """Return the device and inode of a folder, None if it cannot be had."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def ids_of_ancestors(folder: Path) -> frozenset[tuple[int, int]]:
+    """Return device and inode of a folder and of all folders above it, along its path and along its links."""
+    chains = (folder.absolute(), resolve(folder))
+    found = (folder_id(path) for chain in chains for path in (chain, *chain.parents))
+    return frozenset(one for one in found if one)
+
+
+def scan_class(folder: Path) -> Iterator[Path | UnreadableImage]:
+    """Yield the files of one class in order of path, subfolders included; hidden ones are passed over.
+
+    Links are followed. A folder that cannot be listed, and a link to a folder above it, come as `UnreadableImage`.
+    """
+    return scan_folder(folder, ids_of_ancestors(folder.parent))
+
+
+def scan_folder(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path | UnreadableImage]:
+    """Yield the files of a folder, then those of its subfolders; `above` are the ids of the folders around it."""
+    own = folder_id(folder)
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        yield UnreadableImage(folder, f"cannot be listed ({error.strerror})")
+        return
+    inside = above | {own} if own else above
+    subfolders = []
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if is_folder(entry):
+            subfolders.append(entry)
+        elif entry.name not in IGNORED_FILES:
+            reason = why_no_file(entry)
+            yield UnreadableImage(Path(entry.path), reason) if reason else Path(entry.path)
+    for entry in subfolders:
+        path = Path(entry.path)
+        if entry.is_symlink() and folder_id(path) in inside:
+            yield UnreadableImage(path, LINK_UPWARD)
+        else:
+            yield from scan_folder(path, inside)
+
+
+def list_split(folder: Path, classes: tuple[str, ...]) -> ImageList:
+    """Return all files of a split; raises `UserError` where a class has none."""
+    files, labels = FileList(folder), array("q")
+    unreadable: list[UnreadableImage] = []
+    for label, name in enumerate(classes):
+        before, unreadable_before = len(files), len(unreadable)
+        for found in scan_class(folder / name):
+            if isinstance(found, Path):
+                files.append(found)
+            else:
+                unreadable.append(found)
+        if len(files) == before:
+            raise empty_class_error(folder / name, unreadable[unreadable_before:])
+        labels.extend([label] * (len(files) - before))
+    return ImageList(folder, classes, files, labels, tuple(unreadable))
+
+
+def list_splits(
+    data_dir: Path | None, policy: str = "error", *, only_test: bool = False
+) -> tuple[ImageList, ImageList]:
+    """Return train and test; raises `UserError` where their classes differ.
+
+    With the policy `error` it also raises for the first entry that cannot be used.
+    """
+    with translate_folder_errors(data_dir):
+        train, test, classes = split_classes(data_dir, only_test=only_test)
+        tested = list_split(test, classes)
+        if not only_test and (val := val_folder(test)):
+            tested = append_split(tested, list_split(val, classes), test.parent)
+        listings = tested if train == test else list_split(train, classes), tested
+    unreadable = [one for listing in listings for one in listing.unreadable]
+    if unreadable and policy == "error":
+        raise unreadable_image_error(unreadable)
+    return listings
+
+
+def append_split(test: ImageList, val: ImageList, folder: Path) -> ImageList:
+    """Return the files of test/ and then those of val/, both below `folder`, as one list."""
+    files = FileList(folder)
+    for path in chain(test.files, val.files):
+        files.append(path)
+    return ImageList(
+        test.folder, test.classes, files, test.labels + val.labels, (*test.unreadable, *val.unreadable), len(test)
+    )
+
+
+def classes_differ_error(
+    data_dir: Path | None, train: tuple[str, tuple[str, ...]], test: tuple[str, tuple[str, ...]]
+) -> UserError:
+    """Return the error for two splits, each a name and classes, that have different classes."""
+    differ = []
+    for (name, own), (_, other) in ((train, test), (test, train)):
+        only = sorted(set(own) - set(other))
+        if only:
+            slash = "" if name.endswith((".csv", ".txt")) else "/"
+            differ.append(f"only in {name}{slash}: {', '.join(map(printable, only[:5]))}")
+    return UserError(
+        f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the same ones"
+    )

@@ -1,0 +1,188 @@
+"""Images in tar shards as webdataset writes them: `train/*.tar` and `test/*.tar`, or `train-*.tar` and `test-*.tar`."""
+
+from __future__ import annotations
+
+import os
+import re
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+
+from entrypoint.core.errors import UserError, one_line, printable
+from entrypoint.core.paths import exists, is_file, is_folder, read_regular
+from train.data.sources.image_folder import (
+    ImageList,
+    append_split,
+    classes_differ_error,
+    translate_folder_errors,
+    why_no_file,
+)
+from train.data.sources.shard_index import Index, load_index
+from train.data.sources.tar_headers import NO_RANDOM_READ, ShardError
+
+SPLITS = ("train", "test", "val")
+# The split of a shard at the top of the folder: train.tar, train-000000.tar, train_a.tar.
+SPLIT_NAME = re.compile(r"(train|test|val)(?![A-Za-z])", re.ASCII)
+COMPRESSED_ENDINGS = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst", ".tzst", ".tar.lz4")
+CLASSES_FILE = "classes.txt"
+NEEDS = "it needs train/*.tar and test/*.tar (or val/), or train-*.tar and test-*.tar"
+
+
+def list_shard_splits(
+    data_dir: Path | None, cache_dir: Path | None, *, only_test: bool = False
+) -> tuple[ImageList, ImageList]:
+    """Return train and test, with val behind test if there are both; raises `UserError`.
+
+    With `only_test` both are the shards to evaluate: test, or val, or all shards of a folder without splits.
+    """
+    if data_dir is None:
+        raise UserError("TRAIN_DATASET=shards: needs TRAIN_DATA_DIR, the folder that holds train/*.tar and test/*.tar")
+    if not is_folder(data_dir):
+        what = "is a file, not a folder" if is_file(data_dir) else "no such folder"
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what}; name the one that holds the shards")
+    with translate_folder_errors(data_dir):
+        shards = find_test(data_dir) if only_test else find_splits(data_dir)
+        names = read_classes(data_dir)
+        try:
+            indexes = {split: load_index(data_dir, paths, cache_dir) for split, paths in shards.items()}
+        except ShardError as error:
+            raise shard_error(data_dir, error) from None
+    splits = {split: named_classes(data_dir, index, names) for split, index in indexes.items()}
+    if not only_test:
+        check_same_classes(data_dir, {split: one.classes for split, one in splits.items()}, names)
+    if "train" not in splits:
+        return splits["test"], splits["test"]
+    test = splits["test"]
+    return splits["train"], append_split(test, splits["val"], data_dir) if "val" in splits else test
+
+
+def named_classes(data_dir: Path, index: Index, names: tuple[str, ...]) -> ImageList:
+    """Return the images of a split with its classes in order of number; `names` are those of classes.txt, if any.
+
+    Raises `UserError` for a number that classes.txt does not name.
+    """
+    files, labels = index
+    present = sorted(set(labels))
+    if names and present[-1] >= len(names):
+        where = printable(files.relative(labels.index(present[-1])))
+        raise UserError(
+            f"TRAIN_DATA_DIR={printable(data_dir)}: {where} has label {present[-1]}, and {CLASSES_FILE} names"
+            f" {len(names):,} classes from 0 on. Correct one of the two."
+        )
+    classes = tuple(names[number] if names else str(number) for number in present)
+    rows = {number: row for row, number in enumerate(present)}
+    return ImageList(data_dir, classes, files, array("q", map(rows.__getitem__, labels)))
+
+
+def check_same_classes(data_dir: Path, splits: dict[str, tuple[str, ...]], names: tuple[str, ...]) -> None:
+    """Raise `UserError` if a split, or classes.txt, has other classes than train."""
+    train = splits["train"]
+    for name, classes in {**splits, CLASSES_FILE: names or train}.items():
+        if classes != train:
+            raise classes_differ_error(data_dir, ("train", train), (name, classes))
+
+
+def read_classes(data_dir: Path) -> tuple[str, ...]:
+    """Return the names in classes.txt, a line each, of the folder or of train/; none if it is not there.
+
+    Raises `UserError` for a file that cannot be read, an empty line, and a name that is there twice.
+    """
+    path = next((one for one in (data_dir / CLASSES_FILE, data_dir / "train" / CLASSES_FILE) if exists(one)), None)
+    if path is None:
+        return ()
+    names: dict[str, None] = {}
+    for number, line in enumerate(read_regular(path).removeprefix("\ufeff").rstrip().split("\n"), 1):
+        name = line.strip()
+        if not name or name in names:
+            problem = f"{printable(name)} is there twice" if name else "is no name"
+            raise UserError(f"{one_line(path)}, line {number}: {problem}. Each line names a class, from 0 on.")
+        names[name] = None
+    return tuple(names)
+
+
+def find_splits(data_dir: Path) -> dict[str, list[Path]]:
+    """Return the shards of train and test, and of val if there are all; without test, val is what is tested.
+
+    Raises `UserError` for a split that is not there, or is in two places, and for a shard of no split.
+    """
+    top, splits = shards_in(data_dir), shards_by_split(data_dir)
+    odd = [path.name for path in top if not SPLIT_NAME.match(path.name)]
+    if "train" not in splits or not splits.keys() & {"test", "val"}:
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what_is_there(data_dir)}; {NEEDS}.")
+    if odd and any(path.parent == data_dir for shards in splits.values() for path in shards):
+        raise UserError(
+            f"TRAIN_DATA_DIR={printable(data_dir)}: {printable(odd[0])} is of no split. Name it train-*.tar, test-*.tar"
+            " or val-*.tar, or move it away."
+        )
+    if "test" not in splits:
+        splits = {"train": splits["train"], "test": splits["val"]}
+    for shards in splits.values():
+        refuse_compressed(data_dir, shards)
+    return splits
+
+
+def find_test(data_dir: Path) -> dict[str, list[Path]]:
+    """Return the shards to evaluate; raises `UserError` if there are none."""
+    splits = shards_by_split(data_dir)
+    shards = splits.get("test") or splits.get("val") or shards_in(data_dir)
+    if not shards:
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {what_is_there(data_dir)}; it needs *.tar to evaluate.")
+    refuse_compressed(data_dir, shards)
+    return {"test": shards}
+
+
+def shards_by_split(data_dir: Path) -> dict[str, list[Path]]:
+    """Return the shards of each split that is there, in a folder of its own or by name; raises `UserError`."""
+    top, splits = shards_in(data_dir), dict[str, list[Path]]()
+    for split in SPLITS:
+        inside = shards_in(data_dir / split) if is_folder(data_dir / split) else []
+        named = [path for path in top if (found := SPLIT_NAME.match(path.name)) and found[1] == split]
+        if inside and named:
+            raise UserError(
+                f"TRAIN_DATA_DIR={printable(data_dir)}: has shards in {split}/, and {printable(named[0].name)} next to"
+                " it. Move them together."
+            )
+        if inside or named:
+            splits[split] = inside or named
+    return splits
+
+
+def shards_in(folder: Path) -> list[Path]:
+    """Return the tar files of a folder in order of name, compressed ones too unless they are there decompressed.
+
+    Raises `OSError`, and `UserError` for an entry that is no file.
+    """
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    endings = (".tar", *COMPRESSED_ENDINGS)
+    found = [one for one in entries if one.name.lower().endswith(endings) and not one.name.startswith(".")]
+    names = {entry.name for entry in found}
+    found = [one for one in found if one.name.endswith(".tar") or decompressed_name(one.name) not in names]
+    for entry in found:
+        if reason := why_no_file(entry):
+            raise UserError(f"TRAIN_DATA_DIR: {one_line(entry.path)} is no shard, but {reason}. Remove it.")
+    return [Path(entry.path) for entry in found]
+
+
+def decompressed_name(name: str) -> str:
+    """Return the name that a compressed shard has once it is decompressed."""
+    ending = next((one for one in COMPRESSED_ENDINGS if name.lower().endswith(one)), "")
+    return f"{name[: len(name) - len(ending)]}.tar"
+
+
+def refuse_compressed(data_dir: Path, shards: Iterable[Path]) -> None:
+    """Raise `UserError` for a shard whose name says that it is compressed."""
+    for path in shards:
+        if path.name.lower().endswith(COMPRESSED_ENDINGS):
+            raise shard_error(data_dir, ShardError(f"is compressed, {NO_RANDOM_READ}", path))
+
+
+def shard_error(data_dir: Path, error: ShardError) -> UserError:
+    """Return the error of one line for a shard that cannot be used."""
+    name = error.path.relative_to(data_dir) if error.path else "a shard"
+    return UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {printable(name)} {error}.")
+
+
+def what_is_there(data_dir: Path) -> str:
+    """Return what a folder without shards holds, for the error that names it."""
+    found = sorted(printable(entry.name) for entry in os.scandir(data_dir))[:5]
+    return f"holds {', '.join(found)}" if found else "is empty"

@@ -1,0 +1,55 @@
+"""The augmentations beside a set's transforms, a row each: when it is on, what it samples, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from train.settings import TrainSettings
+from train.transforms import augment, erasing
+
+# By the name of an augmentation, a row of uniform numbers for each image.
+Draws = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """One augmentation, of (N, H, W, C) bytes (`on_bytes`) or of normalized (N, C, H, W) floats.
+
+    `sample(settings, count, random)` returns a row of uniform numbers for each of `count` images, and
+    `apply(settings, images, draws)` the augmented images.
+    """
+
+    is_on: Callable[[TrainSettings], bool]
+    sample: Callable[[TrainSettings, int, torch.Generator], Tensor]
+    apply: Callable[[TrainSettings, Tensor, Tensor], Tensor]
+    on_bytes: bool
+
+
+POLICY = "augment_draws"
+# The names are parts of the seeds.
+AUGMENTATIONS: Mapping[str, Augmentation] = {
+    POLICY: Augmentation(
+        is_on=lambda settings: settings.augment != "none",
+        sample=lambda settings, count, random: augment.sample_draws(settings.augment, count, random),
+        apply=lambda settings, images, draws: augment.augment_batch(settings.augment, images, draws),
+        on_bytes=True,
+    ),
+    "erase_draws": Augmentation(
+        is_on=lambda settings: settings.erasing > 0,
+        sample=lambda _, count, random: erasing.sample_draws(count, random),
+        apply=lambda settings, images, draws: erasing.erase(images, draws, settings.erasing),
+        on_bytes=False,
+    ),
+}
+
+
+def apply_augmentations(settings: TrainSettings, images: Tensor, draws: Draws, *, on_bytes: bool) -> Tensor:
+    """Return the images with all augmentations that were sampled for them, of bytes or of floats."""
+    for name, rows in draws.items():
+        if AUGMENTATIONS[name].on_bytes == on_bytes:
+            images = AUGMENTATIONS[name].apply(settings, images, rows)
+    return images
