@@ -117,10 +117,10 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     from train.data.feeds.memory import MemorySource
     from train.distributed.process_group import ProcessGroup
     from train.engine.loop import train_epoch
-    from train.engine.optimizer import build_optimizer, lr_schedule
     from train.engine.train_state import TrainState
     from train.engine.train_step import Trainer
     from train.models.registry import build_model
+    from train.optimization.optimizer import build_optimizer, lr_schedule
     from train.report.profiler import DATA
     from train.settings import TrainSettings
 

@@ -138,8 +138,8 @@ def build_step(
     from train.acceleration.winograd import use_winograd
     from train.distributed.ddp import wrap_ddp
     from train.distributed.sync_batchnorm import convert_sync_batchnorm
-    from train.engine.optimizer import build_optimizer
     from train.models.registry import build_model
+    from train.optimization.optimizer import build_optimizer
     from train.settings import TrainSettings
 
     torch.manual_seed(0)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from entrypoint.machine.cpu_topology import read_number
-from entrypoint.machine.gpu_links import CLASSES, SELF
+
+# `nvidia-smi topo -m`, from the worst: across sockets, across host bridges of a node, over a host bridge, over
+# several PCIe switches, over one. NV# is that many NVLinks, better than any of these; X is the GPU itself.
+CLASSES = ("SYS", "NODE", "PHB", "PXB", "PIX")
+SELF = "X"
 
 # NVML's levels of a common ancestor, by our class; 0 is two GPUs of one board.
 NVML_TOPOLOGY_CLASSES = {50: "SYS", 40: "NODE", 30: "PHB", 20: "PXB", 10: "PIX", 0: "PIX"}
@@ -191,3 +196,27 @@ def filter_visible(found: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ..
         replace(found[place], index=index, links=tuple(found[place].links[other] for other in places))
         for index, place in enumerate(places)
     )
+
+
+def link_quality(link: str) -> int:
+    """Return how good a link is: 0 for SYS up to 4 for PIX, more for NV1 and up."""
+    return len(CLASSES) - 1 + int(link[2:]) if link.startswith("NV") else CLASSES.index(link)
+
+
+def best_connected(links: Sequence[Sequence[str]], count: int) -> tuple[int, ...]:
+    """Return the `count` GPUs with the best worst link, then the best sum, then the lowest indices.
+
+    `links[a][b]` is the class of the link between GPUs a and b.
+    """
+
+    def score(chosen: tuple[int, ...]) -> tuple[int, int]:
+        ranks = [link_quality(links[a][b]) for a, b in combinations(chosen, 2)]
+        return min(ranks, default=0), sum(ranks)
+
+    return max(combinations(range(len(links)), count), key=score)
+
+
+def describe_links(links: Sequence[Sequence[str]], chosen: Sequence[int]) -> str:
+    """Return the worst and the best link among the chosen GPUs: `NV2` or `NV1 to NV2`."""
+    found = sorted({links[a][b] for a, b in combinations(chosen, 2)}, key=link_quality)
+    return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}" if found else "alone"

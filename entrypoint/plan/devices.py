@@ -8,8 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, count_text, printable
-from entrypoint.machine.gpu_links import best_connected, describe_links
-from entrypoint.machine.gpus import Gpu
+from entrypoint.machine.gpus import Gpu, best_connected, describe_links
 from entrypoint.plan.core_assignment import cores_by_node
 from entrypoint.plan.cpu_budget import compute_cpu_budget
 from entrypoint.plan.inputs import PlanInputs

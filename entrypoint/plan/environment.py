@@ -6,15 +6,24 @@ from collections.abc import Mapping
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.job.detect import is_loopback_name
+from entrypoint.machine.oneccl import transport_variables
 from entrypoint.machine.shared_libraries import split_ld_preload
 from entrypoint.plan.devices import Devices
-from entrypoint.plan.flight_recorder import VARIABLES as FLIGHT_RECORDER_VARIABLES
-from entrypoint.plan.flight_recorder import flight_recorder_variables
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, RankPlan
-from entrypoint.plan.oneccl import oneccl_variables
 from entrypoint.plan.remote_ranks import world_size_for
 from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES
+
+# Of torch's flight recorder, which writes each rank's last NCCL collectives when one times out.
+# Collectives that each rank remembers, as torch's own documentation recommends.
+REMEMBERED = "2000"
+# The names of torch 2.8 and later, and the older ones that it still reads, with a warning in each rank.
+OLD_NAMES = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
+FLIGHT_RECORDER_VARIABLES = (*OLD_NAMES, "TORCH_NCCL_DUMP_ON_TIMEOUT")
+MPI_LAUNCHERS = ("Open MPI", "hydra (MPICH, Intel MPI)", "MVAPICH")
 
 # Standard variables that the plan sets unless the user has set them.
 USER_OVERRIDABLE = (
@@ -159,3 +168,42 @@ def warn_host_leaks(inputs: PlanInputs) -> tuple[str, ...]:
         for name in ("PYTHONPATH", "PYTHONHOME", "LD_PRELOAD")
         if inputs.environ.get(name)
     )
+
+
+def flight_recorder_variables(inputs: PlanInputs, devices: Devices) -> dict[str, tuple[str, str]]:
+    """Return the variables, each with its reason; none unless several ranks exchange data by NCCL."""
+    values = inputs.settings.values
+    if devices.device != "cuda" or values.backend not in ("auto", "nccl") or world_size_for(inputs, devices.nproc) == 1:
+        return {}
+    where = printable(values.log_dir) or "~/.cache/torch"
+    wanted = {
+        "TORCH_FR_BUFFER_SIZE": (REMEMBERED, "each rank remembers its last collectives"),
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": (
+            "1",
+            f"a collective that times out is written to {where}; `torchfrtrace` reads it",
+        ),
+    }
+    if values.log_dir:
+        wanted["TORCH_FR_DUMP_TEMP_FILE"] = (f"{values.log_dir}/nccl_trace_rank_", "next to the output of the ranks")
+    return {name: value for name, value in wanted.items() if not inputs.environ.get(OLD_NAMES.get(name, ""))}
+
+
+def oneccl_variables(inputs: PlanInputs, ranks: tuple[RankPlan, ...]) -> dict[str, tuple[str, str]]:
+    """Return oneCCL's variables, each with its reason; none unless the backend is ccl.
+
+    oneCCL has a worker thread per rank that spins on a core. It gets a core of its own where the threads leave one,
+    else the rank's own threads do the work (oneCCL's manual: CCL_WORKER_OFFLOAD, CCL_YIELD, CCL_WORKER_AFFINITY).
+    """
+    if inputs.settings.values.backend != "ccl":
+        return {}
+    by_mpi = inputs.job.launcher in MPI_LAUNCHERS or bool(inputs.remote_launcher and inputs.remote_launcher.mpi)
+    wanted = transport_variables(inputs.machine.oneccl, {}, started_by_mpi=by_mpi)
+    spare = all(len(rank.cpus) > rank.threads for rank in ranks)
+    if spare and not inputs.bound_by_launcher and inputs.settings.values.cpu_binding != "none":
+        workers = ",".join(str(rank.cpus[-1]) for rank in ranks)
+        wanted["CCL_WORKER_COUNT"] = ("1", "one worker thread per rank")
+        wanted["CCL_WORKER_AFFINITY"] = (workers, "a core per rank that its threads leave free")
+    else:
+        wanted["CCL_WORKER_OFFLOAD"] = ("0", "the ranks fill the cores: no worker threads")
+        wanted["CCL_YIELD"] = ("sched_yield", "waiting threads leave the core to others")
+    return wanted

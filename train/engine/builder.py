@@ -24,7 +24,6 @@ from train.checkpoint.resume import ResumePoint, check_shapes
 from train.checkpoint.tensor_files import Tensors
 from train.distributed.process_group import ProcessGroup
 from train.distributed.sync_batchnorm import convert_sync_batchnorm, has_batchnorm, warn_without_batchnorm
-from train.engine.optimizer import build_optimizer, lr_schedule, make_ema, parameter_names
 from train.engine.train_state import TrainState
 from train.engine.train_step import Trainer
 from train.models.freezing import freeze
@@ -34,6 +33,7 @@ from train.models.pruning import prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.speednet import SpeedNet
 from train.models.weights import FittedWeights, load_weights
+from train.optimization.optimizer import build_optimizer, lr_schedule, make_ema, parameter_names
 from train.planning.image_sizes import ImageSizes, image_sizes
 from train.planning.optimizers import SGD
 from train.settings import ImageShape, TrainSettings

@@ -18,11 +18,11 @@ from entrypoint.plan.model import Plan
 from train.acceleration.faster_conv import original_convolutions
 from train.checkpoint.tensor_files import write_tensors
 from train.distributed.ddp import full_state_dict, is_sharded
-from train.engine.evaluate import EvalResult
-from train.engine.mistakes import KEPT, as_json
-from train.engine.onnx_export import export_onnx
 from train.engine.run import TrainingRun
 from train.engine.save_policy import check_weights_finite
+from train.evaluation.evaluate import EvalResult, evaluation_values
+from train.evaluation.mistakes import KEPT, as_json
+from train.evaluation.onnx_export import export_onnx
 from train.models.inspection import count_multiply_adds, count_parameters
 from train.models.pruning import resize_to_state
 from train.models.registry import restore_state_metadata
@@ -131,20 +131,6 @@ def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, p
 def trained_epochs(run: TrainingRun) -> int:
     """Return the number of epochs that were trained: fewer than asked for after an early stop."""
     return min(run.epochs, -(-run.trainer.state.step // run.source.steps_per_epoch))
-
-
-def evaluation_values(score: EvalResult, classes: tuple[str, ...]) -> dict[str, Any]:
-    """Return an evaluation as JSON types, with the accuracy of each class and the confusion matrix."""
-    by_class = dict(zip(classes, score.class_accuracy, strict=True)) if score.class_accuracy else {}
-    return {
-        "accuracy": score.accuracy,
-        "loss": score.loss,
-        "images": score.images,
-        "top5_accuracy": score.top5 or None,
-        "class_accuracy": by_class,
-        "classes": list(classes),
-        "confusion": score.confusion or None,
-    }
 
 
 def write_weights(run: TrainingRun, state: Mapping[str, Tensor]) -> None:

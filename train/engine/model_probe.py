@@ -11,8 +11,6 @@ import torch
 from torch import nn
 
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
-from train.engine.optimizer import arguments_error, build_optimizer
-from train.engine.optimizer_class import argument_defaults, default_lr, find_optimizer
 from train.models.factory import describe_failure
 from train.models.freezing import freeze
 from train.models.head import head_names
@@ -20,6 +18,8 @@ from train.models.inspection import count_parameters
 from train.models.registry import build_model, check_other_size
 from train.models.weights import PRETRAINED, load_weights, published_normalization
 from train.models.weights_origin import find_weights_file, read_origin
+from train.optimization.optimizer import arguments_error, build_optimizer
+from train.optimization.optimizer_class import argument_defaults, default_lr, find_optimizer
 from train.planning.model_report import ModelQuestion, ModelReport, original
 from train.setting_groups.model import OWN_MODELS
 from train.settings import ImageShape, TrainSettings, read_train_settings

@@ -13,8 +13,8 @@ from train.checkpoint.metadata import DataFingerprint
 from train.data.feeds.batches import BatchSource
 from train.distributed.process_group import ProcessGroup
 from train.engine.builder import ModelBuilder
-from train.engine.mistakes import MistakeCollector
 from train.engine.train_step import Trainer
+from train.evaluation.mistakes import MistakeCollector
 from train.lock_file import RunLock
 from train.report.cpu_wait import CpuWaitMeter
 from train.report.metrics import MetricsWriter

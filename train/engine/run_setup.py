@@ -17,10 +17,10 @@ from train.checkpoint.resume import ResumePoint, check_length, compare_data, loa
 from train.data.cache.fingerprint import check_same_data
 from train.data.datasets import DataSet
 from train.data.feeds.batches import BatchSource
+from train.data.feeds.choose import build_source
 from train.data.feeds.loader import BatchLoader
 from train.distributed.ddp import not_resumable_warnings
 from train.distributed.process_group import ProcessGroup, open_save_group
-from train.engine.batch_source import build_source
 from train.engine.builder import ModelBuilder
 from train.engine.compile import compile_step
 from train.engine.run import TrainingRun

@@ -11,9 +11,9 @@ from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, Metadata, ScalerSta
 from train.checkpoint.optimizer_state import optimizer_tensors
 from train.checkpoint.tensor_files import Checkpoint
 from train.distributed.ddp import iter_local_parameters
-from train.engine.optimizer import parameter_names
 from train.engine.run import TrainingRun
 from train.engine.train_step import Trainer
+from train.optimization.optimizer import parameter_names
 from train.preemption import STOP_CONTROLLER, Preempted
 from train.report.metrics import disk_errors_as_user_errors
 from train.report.trackers import PREEMPTED

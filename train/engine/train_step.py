@@ -15,8 +15,8 @@ from train.acceleration.amp import autocast
 from train.data.feeds.batches import IGNORE_LABEL, Batch
 from train.distributed.ddp import gradient_divisor, no_sync_until_last, wrap_ddp
 from train.distributed.process_group import ProcessGroup
-from train.engine.optimizer import set_lr
 from train.engine.train_state import TrainState
+from train.optimization.optimizer import set_lr
 from train.report.gpu_clock import GpuClock
 from train.report.profiler import BACKWARD, FORWARD, OPTIMIZER, Phase, no_phase
 from train.report.stragglers import StepMeter

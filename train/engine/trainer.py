@@ -14,19 +14,19 @@ from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
 from train.data.datasets import DataSet, load
+from train.data.feeds.choose import build_loader
 from train.data.feeds.loader import BatchLoader
 from train.data.workers import WorkerSpec
 from train.distributed.peer_failure import translate_collective_errors
 from train.distributed.process_group import ProcessGroup, init_process_group, local_process
-from train.engine.batch_source import build_loader
-from train.engine.evaluate import EvalResult, evaluate
-from train.engine.evaluation import evaluate_trained
 from train.engine.finish import write_summary
 from train.engine.loop import train_epoch
-from train.engine.mistakes import MistakeCollector
 from train.engine.run import TrainingRun
 from train.engine.run_setup import setup_run
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
+from train.evaluation.evaluate import EvalResult, evaluate
+from train.evaluation.mistakes import MistakeCollector
+from train.evaluation.trained_model import evaluate_trained
 from train.lock_file import STALE_S, RunLock
 from train.preemption import STOP_CONTROLLER, first_deadline
 from train.report.trackers import FAILED

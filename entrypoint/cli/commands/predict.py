@@ -18,5 +18,5 @@ def run(command: CommandLine, environ: Mapping[str, str], _: ProcessStart) -> in
     settings = read_predict_settings(environ, flags)
     if len(command.words) < 2:
         raise UserError("predict: needs a trained model and images. Use `entrypoint predict RUN IMAGE ...`.")
-    words = (sys.executable, "-I", "-m", "train.engine.predict", *command.words)
+    words = (sys.executable, "-I", "-m", "train.evaluation.predict", *command.words)
     replace_process(words, {**environ, **settings.as_variables()})

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from entrypoint.machine.gpu_links import best_connected, describe_links, link_quality
+from entrypoint.machine.gpus import best_connected, describe_links, link_quality
 from tests.machines import LINKS_10_1
 
 TREE = (

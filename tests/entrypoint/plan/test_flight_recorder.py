@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from entrypoint.plan.flight_recorder import VARIABLES
+from entrypoint.plan.environment import FLIGHT_RECORDER_VARIABLES as VARIABLES
 from tests.factories import make_machine, make_test_plan, reason_for
 
 NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT")

@@ -11,7 +11,7 @@ from torch import nn
 from tests.factories import train_settings
 from train.acceleration.memory_format import memory_format, set_memory_format
 from train.acceleration.torch_workarounds import match_optimizer_state_format
-from train.engine.optimizer import build_optimizer
+from train.optimization.optimizer import build_optimizer
 
 
 def model() -> nn.Sequential:

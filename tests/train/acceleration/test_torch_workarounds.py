@@ -18,7 +18,7 @@ from tests.factories import make_machine, make_test_plan, train_settings
 from train.acceleration.torch_workarounds import NEWTON_SCHULZ, orthogonalize_in_fp32
 from train.distributed.process_group import ProcessGroup
 from train.engine.builder import ModelBuilder
-from train.engine.optimizer import build_optimizer, set_lr
+from train.optimization.optimizer import build_optimizer, set_lr
 
 MUON = train_settings(optimizer="timm:muon", weight_decay=0.0)
 

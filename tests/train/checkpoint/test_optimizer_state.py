@@ -8,8 +8,8 @@ from torch import nn
 
 from tests.factories import train_settings
 from train.checkpoint.optimizer_state import check_optimizer_state, load_optimizer_tensors, optimizer_tensors
-from train.engine.optimizer import build_optimizer, parameter_names, set_lr
 from train.models.registry import build_model
+from train.optimization.optimizer import build_optimizer, parameter_names, set_lr
 from train.settings import TrainSettings
 
 

@@ -21,7 +21,7 @@ from entrypoint.core.errors import ExitCode, UserError, one_line
 from train.acceleration.memory_format import memory_format
 from train.data.decoding.decoder import read_image
 from train.data.sources.image_folder import UnreadableImage, scan_class
-from train.engine.inference import load_model
+from train.evaluation.load_model import load_model
 from train.planning.image_sizes import image_sizes
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.predict_settings import PredictSettings

@@ -12,7 +12,7 @@ from entrypoint.core.errors import ExitCode, UserError
 from tests.conftest import Entrypoint
 from train.acceleration.small_conv import SmallConv2d, use_matmul_for_small_inputs
 from train.data.datasets import load_digits
-from train.engine.onnx_export import NormalizedModel, check_logits, export_onnx
+from train.evaluation.onnx_export import NormalizedModel, check_logits, export_onnx
 from train.models.cnn import CNN
 from train.models.registry import build_model
 from train.settings import TrainSettings
@@ -86,7 +86,7 @@ def test_export_onnx_failure_leaves_no_partial_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("runtime", [True, False])
 def test_file_with_other_logits_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtime: bool) -> None:
     if not runtime:
-        monkeypatch.setattr("train.engine.onnx_export.find_spec", lambda _: None)
+        monkeypatch.setattr("train.evaluation.onnx_export.find_spec", lambda _: None)
     model = CNN((1, 8, 8), 10)
     export_onnx(model, GRAY, (1, 8, 8), CLASSES, tmp_path / "good.onnx")
     assert (tmp_path / "good.onnx").exists()

@@ -15,12 +15,11 @@ from entrypoint.plan.model import Plan
 from train.acceleration.memory_format import set_memory_format
 from train.data.datasets import DataSet
 from train.data.feeds.batches import IGNORE_LABEL
+from train.data.feeds.choose import build_source
 from train.data.feeds.loader import BatchLoader
 from train.distributed.process_group import ProcessGroup
-from train.engine.batch_source import build_source
-from train.engine.evaluate import EvalResult, evaluate
-from train.engine.finish import evaluation_values
-from train.engine.inference import load_model
+from train.evaluation.evaluate import EvalResult, evaluate, evaluation_values
+from train.evaluation.load_model import load_model
 from train.models.registry import check_other_size
 from train.planning.image_sizes import image_sizes, model_input_shape
 from train.planning.trained_run import TrainedRun, read_trained_run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -153,3 +154,17 @@ def pad_to_same_length(
         following = next(rest, None) if more else None
         more = following is not None
         images, labels = following or (images, labels)
+
+
+def evaluation_values(score: EvalResult, classes: tuple[str, ...]) -> dict[str, Any]:
+    """Return an evaluation as JSON types, with the accuracy of each class and the confusion matrix."""
+    by_class = dict(zip(classes, score.class_accuracy, strict=True)) if score.class_accuracy else {}
+    return {
+        "accuracy": score.accuracy,
+        "loss": score.loss,
+        "images": score.images,
+        "top5_accuracy": score.top5 or None,
+        "class_accuracy": by_class,
+        "classes": list(classes),
+        "confusion": score.confusion or None,
+    }

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.conftest import PYTHON, clean_environment, script
 from tests.factories import train_settings
-from train.engine.optimizer import build_optimizer, lr_schedule, set_lr
+from train.optimization.optimizer import build_optimizer, lr_schedule, set_lr
 from train.settings import TrainSettings
 
 
@@ -60,7 +60,7 @@ def test_lr_multipliers_scale_lr_not_weight_decay() -> None:
 
 NOT_COMPILED = """
     import sys, torch
-    from train.engine.optimizer import build_optimizer
+    from train.optimization.optimizer import build_optimizer
     from train.settings import TrainSettings
     for name in ("sgd", "adam", "adamw"):
         model = torch.nn.Linear(2, 1)
