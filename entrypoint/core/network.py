@@ -126,20 +126,6 @@ def try_listen(port: int, addresses: tuple[str, ...] = ()) -> list[socket.socket
     return listening or (try_listen(port) if addresses else [])
 
 
-def lock_port(port: int) -> socket.socket | None:
-    """Return a socket that marks a monitor's port as taken on this node, None if another monitor has it.
-
-    Two monitors could listen on it on different addresses. The kernel removes the name with the process (unix(7)).
-    """
-    lock = socket.socket(socket.AF_UNIX)
-    try:
-        lock.bind(f"\0reference-training-port-{port}")
-    except OSError:
-        lock.close()
-        return None
-    return lock
-
-
 def addresses_towards(host: str, interface: str) -> tuple[str, ...]:
     """Return this node's addresses by which others reach it: those of its name for them, and of the interface.
 

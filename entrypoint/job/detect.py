@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError
-from entrypoint.job.launchers import LAUNCHERS, Launcher, LauncherBinding
+from entrypoint.job.launchers import LAUNCHERS, Family, Launcher, LauncherBinding
 from entrypoint.job.slurm import granted_cpus, is_interactive_step, job_cpus, number, slurm_nodes, without_step
 from entrypoint.job.unclaimed import unclaimed_rank_variables, without_batch_exports
 
@@ -40,6 +40,11 @@ class Job(Struct, frozen=True):
     het_components: int = 1
     scheduler: str = "Slurm"
     hidden_hosts: str = ""
+
+    @property
+    def family(self) -> Family:
+        """Return which launchers this job's is treated like."""
+        return next((row.family for row in LAUNCHERS if row.name == self.launcher), Family.OTHER)
 
     @property
     def on_one_node(self) -> bool:
@@ -163,7 +168,15 @@ def read_rank(row: Launcher, environ: Mapping[str, str]) -> Job:
             f" cores. Set {row.local_rank} to this rank's number on its node, from 0 to {here - 1}."
         )
     job_id = next((environ[name] for name in row.job_id if environ.get(name)), "") or row.job_id_of(environ)
-    return Job(row.name, rank, world_size, local_rank, here, job_id, row.binding_of(environ))
+    return Job(
+        launcher=row.name,
+        rank=rank,
+        world_size=world_size,
+        local_rank=local_rank,
+        local_world_size=here,
+        job_id=job_id,
+        cpu_binding=row.binding_of(environ),
+    )
 
 
 def assumed_local_size(row: Launcher, environ: Mapping[str, str], world_size: int) -> int:

@@ -19,6 +19,14 @@ class LauncherBinding(Enum):
     LAUNCHER_DEFAULT = "launcher default"
 
 
+class Family(Enum):
+    """Launchers that are treated alike."""
+
+    OPEN_MPI = "Open MPI"
+    HYDRA = "hydra"
+    OTHER = "other"
+
+
 class Launcher(Struct, frozen=True):
     """A row: concept → variable. If all of `present` are set and `absent` is not, this launcher started the process.
 
@@ -39,6 +47,7 @@ class Launcher(Struct, frozen=True):
     binding_of: Callable[[Mapping[str, str]], LauncherBinding] = lambda _: LauncherBinding.NONE
     master_of: Callable[[Mapping[str, str]], str] = lambda _: ""
     absent: str = ""
+    family: Family = Family.OTHER
 
     def is_present(self, environ: Mapping[str, str]) -> bool:
         """Return whether this launcher's variables are all set, and no other launcher set them."""
@@ -164,6 +173,7 @@ LAUNCHERS = (
         ("OMPI_COMM_WORLD_LOCAL_SIZE",),
         ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
         binding_of=open_mpi_binding,
+        family=Family.OPEN_MPI,
         master_of=open_mpi_master,
     ),
     Launcher(
@@ -212,6 +222,7 @@ LAUNCHERS = (
         "MPI_LOCALRANKID",
         ("MPI_LOCALNRANKS",),
         binding_of=hydra_binding,
+        family=Family.HYDRA,
     ),
     Launcher(
         "srun",

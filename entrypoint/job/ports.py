@@ -11,28 +11,18 @@ JOB_TOKEN_VAR = "ENTRYPOINT_JOB"
 # Start time of the whole command (Unix time, s). The trainer's total_seconds counts from it. A launcher that the
 # entrypoint starts forwards it to the ranks.
 START_TIME_VAR = "ENTRYPOINT_STARTED"
-
-
-PORT_ATTEMPTS = 8
+# Above Linux's ephemeral range (32768 to 60999): ports for ranks, then as many for failure channels.
+FIRST_PORT, PORT_COUNT = 61000, 2200
 
 
 def port_from_job_id(job_id: str) -> int:
-    """Return the port that every node derives from the job's id, above Linux's ephemeral range (32768 to 60999)."""
-    return 61000 + (int(job_id) if job_id.isdecimal() else zlib.crc32(job_id.encode())) % 4000
+    """Return the port that every node derives from the job's id."""
+    return FIRST_PORT + (int(job_id) if job_id.isdecimal() else zlib.crc32(job_id.encode())) % PORT_COUNT
 
 
-def fallback_ports(port: int) -> tuple[int, ...]:
-    """Return the candidate rendezvous ports: the port of `port_from_job_id`, then the alternatives."""
-    return tuple(61000 + (port - 61000 + step) % 4000 for step in range(PORT_ATTEMPTS))
-
-
-def monitor_ports(port: int) -> tuple[int, ...]:
-    """Return the candidate ports of the failure channel, above the ranks' own.
-
-    Each belongs to the candidate of `fallback_ports` at the same place. A monitor that listens on it is the only one
-    that may take that rendezvous port.
-    """
-    return tuple(65000 + candidate % 536 for candidate in fallback_ports(port))
+def monitor_port(port: int) -> int:
+    """Return the port of the failure channel of ranks that meet on this port."""
+    return FIRST_PORT + PORT_COUNT + port % PORT_COUNT
 
 
 def parse_port(text: str, source: str = "") -> int:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from entrypoint.core.errors import one_line
 from entrypoint.job.detect import Job
+from entrypoint.job.launchers import Family
 from entrypoint.job.ports import JOB_TOKEN_VAR
 from entrypoint.machine.procfs import ROOT, ancestors, command_words
 
@@ -45,8 +46,7 @@ def train_words(environ: Mapping[str, str], flags: Mapping[str, str]) -> Iterato
 
 def with_run_id(job: Job) -> Job:
     """Return the job with the id of a run that hydra started."""
-    is_hydra = bool(job.launcher) and str(job.launcher).startswith("hydra")
-    return replace(job, job_id=hydra_run_id()) if is_hydra and not job.job_id else job
+    return replace(job, job_id=hydra_run_id()) if job.family == Family.HYDRA and not job.job_id else job
 
 
 def hydra_run_id() -> str:

@@ -14,7 +14,8 @@ from entrypoint.job.job_key import JOB_KEY_VAR
 from entrypoint.job.ports import START_TIME_VAR
 from entrypoint.plan.job_key import DRAWN_HERE
 from entrypoint.plan.model import PLAN_VAR, Plan
-from entrypoint.rank.bootstrap import AGENT_ONLY_VARS, exec_program
+from entrypoint.rank.bootstrap import exec_program
+from entrypoint.rank.environment import AGENT_ONLY_VARS
 
 # Launchers whose ranks make their own plan on each node.
 REMOTE_LAUNCHERS = ("mpirun", "srun")

@@ -98,13 +98,13 @@ class NodePlan(Struct, frozen=True, kw_only=True):
 class RendezvousPlan(Struct, frozen=True, kw_only=True):
     """Where ranks of several nodes meet; empty where the launcher or the user says it.
 
-    If `port_is_negotiable`, the ranks take the next port where this one is in use. `run_identity`
+    With `port_is_derived` the ranks' port comes from the job's id, and nobody has set another. `run_identity`
     distinguishes this run from others on the same nodes. `key_source` and `key_file` say where the job's key is.
     """
 
     master_addr: str = ""
     master_port: str = ""
-    port_is_negotiable: bool = False
+    port_is_derived: bool = False
     timeout_s: int = 1800
     run_identity: str = ""
     key_source: str = "none"

@@ -130,7 +130,7 @@ def plan_rendezvous(inputs: PlanInputs) -> RendezvousPlan:
     return RendezvousPlan(
         master_addr=group.master_addr or inputs.job.master_addr,
         master_port=rendezvous_port(inputs),
-        port_is_negotiable=not user_port,
+        port_is_derived=not user_port,
         timeout_s=inputs.settings.values.rendezvous_timeout_s,
         run_identity=inputs.run_identity,
         key_source=key_source,

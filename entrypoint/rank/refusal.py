@@ -15,7 +15,7 @@ from entrypoint.core.console import log, report_error
 from entrypoint.core.errors import ReportedError, UserError, first_line
 from entrypoint.core.network import resolve
 from entrypoint.job.detect import Job
-from entrypoint.job.ports import JOB_TOKEN_VAR, monitor_ports, port_from_job_id
+from entrypoint.job.ports import JOB_TOKEN_VAR, monitor_port, port_from_job_id
 from entrypoint.job.run_identity import PROGRAM, has_monitor
 
 if TYPE_CHECKING:
@@ -48,9 +48,9 @@ class Place(Struct, frozen=True):
     on_one_node: bool = False
 
 
-def run_token(port: int, identity: str, *, negotiable: bool) -> str:
-    """Return what a run's monitors have in common; a port that the user or platform sets is the run's own."""
-    return f"{port} {identity if negotiable or not identity.startswith(PROGRAM) else ''}"
+def run_token(port: int, identity: str, *, derived: bool) -> str:
+    """Return what a run's monitors have in common; a port that is not derived from the job's id is the run's own."""
+    return f"{port} {identity if derived or not identity.startswith(PROGRAM) else ''}"
 
 
 def place_in_job(job: Job, group: NodeGroup, environ: Mapping[str, str], identity: str) -> Place | None:
@@ -62,7 +62,15 @@ def place_in_job(job: Job, group: NodeGroup, environ: Mapping[str, str], identit
         return place_of_launched(job, environ, identity)
     if group.min_nodes:
         return None
-    return make_place(group.node_rank, group.master_addr, group.port, identity, group.nnodes, job, environ)
+    return make_place(
+        job,
+        environ,
+        rank=group.node_rank,
+        master_addr=group.master_addr,
+        port=group.port,
+        identity=identity,
+        size=group.nnodes,
+    )
 
 
 def place_of_launched(job: Job, environ: Mapping[str, str], identity: str) -> Place | None:
@@ -70,19 +78,35 @@ def place_of_launched(job: Job, environ: Mapping[str, str], identity: str) -> Pl
     if not has_monitor(job, environ, identity):
         return None
     job = job if job.job_id else replace(job, job_id=environ.get(JOB_TOKEN_VAR, ""))
-    own = LOOPBACK if job.on_one_node else job.master_addr
-    master, port = environ.get("MASTER_ADDR") or own, environ.get("MASTER_PORT", "")
-    place = make_place(job.rank, master, port, identity, job.world_size, job, environ)
+    place = make_place(
+        job,
+        environ,
+        rank=job.rank,
+        master_addr=environ.get("MASTER_ADDR") or (LOOPBACK if job.on_one_node else job.master_addr),
+        port=environ.get("MASTER_PORT", ""),
+        identity=identity,
+        size=job.world_size,
+    )
     return place and replace(place, on_one_node=job.on_one_node)
 
 
 def make_place(
-    rank: int, master_addr: str, port: str, identity: str, size: int, job: Job, environ: Mapping[str, str]
+    job: Job, environ: Mapping[str, str], *, rank: int, master_addr: str, port: str, identity: str, size: int
 ) -> Place | None:
     """Return a place; without a `port` it is derived from the job's id. None without rank 0's host."""
     number = int(port) if port.isdecimal() else port_from_job_id(job.job_id)
-    token = run_token(number, identity, negotiable=not port)
-    return Place(rank, master_addr, number, token, size - 1, identity, job, environ) if master_addr else None
+    if not master_addr:
+        return None
+    return Place(
+        rank=rank,
+        master_addr=master_addr,
+        port=number,
+        token=run_token(number, identity, derived=not port),
+        others=size - 1,
+        identity=identity,
+        job=job,
+        environ=environ,
+    )
 
 
 def job_access(source: KeySource, job: Job, environ: Mapping[str, str], *, on_one_node: bool) -> Access:
@@ -116,14 +140,20 @@ def tell_other_nodes(place: Place, error: UserError, *, listens: bool = True) ->
 
     secret_file = place.secret_file or place.environ.get(SECRET_FILE_VAR, "")
     source = find_key_source(place.environ, secret_file, place.identity)
-    node, ports = socket.gethostname(), monitor_ports(place.port)
+    node = socket.gethostname()
     with suppress(OSError, UserError):  # without the key nobody listens to this node
         resolve(place.master_addr)  # raises if there is nobody to tell
-        endpoint = RankEndpoint(place.rank, node, place.master_addr, ports, place.token, pid=os.getpid())
+        endpoint = RankEndpoint(
+            rank=place.rank,
+            node=node,
+            host=place.master_addr,
+            port=monitor_port(place.port),
+            token=place.token,
+            pid=os.getpid(),
+        )
         job = replace(place.job, rank=place.rank)
         access = job_access(source, job, place.environ, on_one_node=place.on_one_node)
-        channel = FailureChannel(endpoint, HEARTBEAT_TIMEOUT_S, others=place.others, access=access)
-        channel.listens = listens and place.rank == 0
+        channel = FailureChannel(endpoint, HEARTBEAT_TIMEOUT_S, others=place.others, access=access, listens=listens)
         channel.report_failure(FirstFailure(place.rank, node, int(error.code), first_line(error), before_start=True))
         channel.start()
         channel.wait_for_others(REFUSAL_WAIT_S, lambda: False, log)

@@ -24,26 +24,29 @@ class FirstFailure(Struct, frozen=True):
 
 
 class RankEndpoint(Struct, frozen=True):
-    """A rank, its node's name, rank 0's host, and the ports of which rank 0's monitor takes the first free one.
+    """A rank, its node's name, rank 0's host, and the port on which rank 0's monitor listens.
 
-    `token` distinguishes the run from other runs on those ports; unless `is_unique`, another run may have the same.
+    `token` distinguishes the run from other runs on that port; unless `is_unique`, another run may have the same.
     All nodes must have the same `world_size` and `version`. A world size of 0 means that the node starts no ranks.
-    A rank that has found only another run for a while `insists`: then its node probably has another command.
     If a node's ranks share a connection to rank 0, its first one (`local_rank` 0) has it.
     """
 
     rank: int
     node: str
     host: str
-    ports: tuple[int, ...]
+    port: int
     token: str
     world_size: int = 0
     version: str = ""
     pid: int = 0
     is_unique: bool = True
-    insists: bool = False
     local_rank: int = 0
     shares_connection: bool = False
+
+    @property
+    def rank0_place(self) -> str:
+        """Where rank 0 is looked for."""
+        return f"rank 0 at {printable(self.host)}, port {self.port}"
 
 
 class Admission(Struct):
@@ -57,7 +60,7 @@ class Admission(Struct):
         """Return the answer to another run, and the failure where the nodes disagree."""
         if other.token != self.own.token:
             missing = other.rank != self.own.rank and other.rank not in self.admitted
-            if other.insists and missing and not self.own.is_unique:
+            if missing and not self.own.is_unique and not other.is_unique:
                 return "", other_command(self.own, other)
             return self.own.token, None
         if not other.world_size or not self.own.world_size:

@@ -5,53 +5,47 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict, replace
 
 from entrypoint.core.console import log
+from entrypoint.core.errors import printable
 from entrypoint.core.network import RETRY_INTERVAL_S
 from entrypoint.supervise.access import is_own_user
 from entrypoint.supervise.admission import FirstFailure
+from entrypoint.supervise.channel_state import ChannelState
 from entrypoint.supervise.event_loop import CHUNK_BYTES, HANDSHAKE_LIMIT_S, Connection
 from entrypoint.supervise.node_relay import NodeRelay, port_address, relay_address
 from entrypoint.supervise.wire import OTHER_KEY, Message, Session, WireError
 
-if TYPE_CHECKING:
-    from entrypoint.supervise.failure_channel import FailureChannel
-
 CONNECT_TIMEOUT_S = 2.0
-# After this time with only another run's rank 0 at the ports, a rank says that its node disagrees with that one.
-OTHER_RUN_WAIT_S = 10.0
 # After this time without the node's first rank, a rank connects to rank 0 itself: it may be alone in its container.
 RELAY_WAIT_S = 3.0
-
-
 # A rank that does not need rank 0's port starts meanwhile; only a failure of another rank would be noticed later.
 WARN_AFTER_S = 30.0
 
 
 class ChannelClient:
-    """Connects to rank 0's monitor, and handles its messages."""
+    """Connects to rank 0's monitor, and handles its messages; it `warns` where nothing else waits for rank 0."""
 
-    def __init__(self, channel: FailureChannel, relay: NodeRelay | None, *, uses_relay: bool) -> None:
-        self.channel, self.relay, self.uses_relay = channel, relay, uses_relay
+    def __init__(self, channel: ChannelState, relay: NodeRelay | None, *, uses_relay: bool, warns: bool) -> None:
+        self.channel, self.relay, self.uses_relay, self.warns = channel, relay, uses_relay, warns
         self.started = time.monotonic()
-        self.other_run_since = 0.0
-        self.rank0_ended = self.has_warned = False
+        self.rank0_ended = False
 
     def connect(self) -> None:
         """Connect to rank 0's monitor, retrying until it listens; runs in a thread of its own."""
         channel, rank = self.channel, self.channel.endpoint.rank
-        while not (found := self.find_rank0()):
+        while not (answered := self.find_rank0()):
             if channel.closed.is_set():
                 return
-            if not channel.ports and not self.has_warned and time.monotonic() - self.started > WARN_AFTER_S:
-                self.has_warned = True  # with ports the rank waits, and says so
-                missing = f"{channel.where} did not answer.{channel.what_answers()}"
+            if self.warns and time.monotonic() - self.started > WARN_AFTER_S:
+                self.warns = False
+                other = f" {channel.obstacle}." if channel.obstacle else ""
+                missing = f"{channel.endpoint.rank0_place}, did not answer.{other}"
                 log(f"warning: rank {rank} has no failure channel: {missing}")
             time.sleep(RETRY_INTERVAL_S)
-        connection, messages = found
+        connection, messages = answered
         with channel.lock:
             connection.ranks[0] = replace(channel.endpoint, rank=0, node=channel.endpoint.host)
             connection.joined.add(0)
@@ -66,33 +60,31 @@ class ChannelClient:
             if self.relay:
                 self.relay.connect(connection)
             channel.loop.dispatch(connection, messages)
-        channel.port_known.set()
+        channel.connected.set()
 
     def find_rank0(self) -> tuple[Connection, list[Message]] | None:
         """Return a connection to this run's rank 0 and what it has sent; None if it is not found."""
         endpoint = self.channel.endpoint
         if self.uses_relay:
             peer = connect_on_node(relay_address(endpoint))
-            if peer and (found := self.handshake(peer, Session(), is_relay=True)):
-                return found
+            if peer and (answered := self.handshake(peer, Session(), is_relay=True)):
+                return answered
             if time.monotonic() - self.started < RELAY_WAIT_S:
                 return None
-        for port in endpoint.ports:
-            key = self.channel.access.read_key()
-            if self.channel.access.awaits(key):
-                self.channel.obstacle = "rank 0 has not written the job's key yet"
-                return None
-            peer = self.connect_to(port)
-            if peer and (found := self.handshake(peer, Session(key))):
-                return found
-        return None
+        key = self.channel.access.read_key()
+        if self.channel.access.awaits(key):
+            self.channel.obstacle = "Rank 0 has not written the job's key yet"
+            return None
+        peer = self.connect_to_port()
+        return self.handshake(peer, Session(key)) if peer else None
 
-    def connect_to(self, port: int) -> socket.socket | None:
-        """Return a connection to what listens on one of rank 0's ports, None if nothing does."""
+    def connect_to_port(self) -> socket.socket | None:
+        """Return a connection to what listens on rank 0's port, None if nothing does."""
+        endpoint = self.channel.endpoint
         if self.channel.access.own_user_only:
-            return connect_on_node(port_address(port))
+            return connect_on_node(port_address(endpoint.port))
         try:
-            return socket.create_connection((self.channel.endpoint.host, port), timeout=CONNECT_TIMEOUT_S)
+            return socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_TIMEOUT_S)
         except OSError:
             return None
 
@@ -109,7 +101,7 @@ class ChannelClient:
             peer.sendall(session.greeting())
             while not session.is_open:
                 messages += receive(peer, session, until)
-            peer.sendall(session.encode({"hello": asdict(replace(self.channel.endpoint, insists=self.insists()))}))
+            peer.sendall(session.encode({"hello": asdict(self.channel.endpoint)}))
             while not messages:
                 messages += receive(peer, session, until)
                 if is_relay:
@@ -117,32 +109,29 @@ class ChannelClient:
             if self.take_up(messages.pop(0)):
                 return Connection(peer, session, self), messages
         except WireError as error:
-            self.channel.obstacle = str(error)
+            self.note_obstacle(str(error))
         except TimeoutError:
             pass  # a busy node, which is tried again
         except (OSError, ValueError, KeyError, TypeError):
             if session.key and session.is_open:  # it has closed the connection in place of an answer
-                self.channel.obstacle = OTHER_KEY
+                self.note_obstacle(OTHER_KEY)
         peer.close()
         return None
 
-    def insists(self) -> bool:
-        """Return whether only another run has answered for so long that this node was probably started wrongly."""
-        waited = time.monotonic() - self.other_run_since
-        return bool(self.channel.other_run) and waited > OTHER_RUN_WAIT_S and not self.channel.endpoint.is_unique
+    def note_obstacle(self, reason: str) -> None:
+        """Note why what answers at rank 0's port is not taken for rank 0."""
+        self.channel.obstacle = f"What answers there does not take part: {reason}"
 
     def take_up(self, answer: Message) -> bool:
         """Take up rank 0's answer to the hello, and return whether it is this run's."""
         channel = self.channel
         if "other_run" in answer:
-            self.other_run_since = self.other_run_since or time.monotonic()
-            channel.other_run = str(answer["other_run"])
+            channel.obstacle = f"Another run answers there: {printable(answer['other_run'])}"
             return False
         if "first_failure" in answer:
             channel.report_failure(FirstFailure(**answer["first_failure"]))
-        else:
-            channel.port = int(answer["port"])
-        return True
+            return True
+        return bool(answer["welcome"])
 
     def handle(self, connection: Connection, message: Message) -> bool:
         """Handle a message of rank 0, and return whether more follow."""

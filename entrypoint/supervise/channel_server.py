@@ -6,18 +6,15 @@ import resource
 import socket
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
 from entrypoint.core.console import log
 from entrypoint.supervise.access import is_own_user
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
+from entrypoint.supervise.channel_state import ChannelState
 from entrypoint.supervise.event_loop import Connection, Role
 from entrypoint.supervise.wire import PROTOCOL, Message, Session
-
-if TYPE_CHECKING:
-    from entrypoint.supervise.failure_channel import FailureChannel
 
 # File descriptors besides those of the connections.
 OTHER_FILES = 64
@@ -26,7 +23,7 @@ OTHER_FILES = 64
 class ChannelServer:
     """Serves the nodes of a run, each of which speaks for its ranks on one connection."""
 
-    def __init__(self, channel: FailureChannel) -> None:
+    def __init__(self, channel: ChannelState) -> None:
         self.channel = channel
         self.connections: dict[int, Connection] = {}
 
@@ -84,13 +81,13 @@ class ChannelServer:
     def greet(self, connection: Connection, endpoint: RankEndpoint) -> bool:
         """Answer a hello, and return whether the connection goes on."""
         answer = self.admit(endpoint)
-        if "port" in answer:
+        if "welcome" in answer:
             connection.ranks[endpoint.rank] = endpoint
         self.channel.loop.send(connection, {"to": [endpoint.rank, endpoint.pid], **answer})
         return bool(connection.ranks)
 
     def admit(self, endpoint: RankEndpoint) -> Message:
-        """Return the answer to a hello: the rendezvous port, the first failure, or what runs here instead."""
+        """Return the answer to a hello: a welcome, the first failure, or what runs here instead."""
         channel = self.channel
         refusal, failure = channel.admission.admit(endpoint)
         if refusal:
@@ -100,7 +97,7 @@ class ChannelServer:
         if channel.first_failure and endpoint.world_size:
             channel.admission.arrived.add(endpoint.rank)
             return {"first_failure": asdict(channel.first_failure)}
-        return {"port": channel.port}
+        return {"welcome": True}
 
     def join(self, connection: Connection, endpoint: RankEndpoint) -> None:
         """Count a rank from now on, and send it the failure that it has missed.

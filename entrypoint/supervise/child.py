@@ -41,15 +41,15 @@ def fork_exec(
     argv: tuple[str, ...],
     environment: Mapping[str, str],
     *,
-    port_pipe: int | None = None,
+    gate: int | None = None,
     stderr: int = 2,
     own_process_group: bool = False,
     deferred: Sequence[signal.Signals] = (),
 ) -> int:
     """Fork a child that executes a program, and return its process id.
 
-    The kernel sends the child SIGTERM when this process ends (prctl(2)). With `port_pipe` the child first reads its
-    MASTER_PORT from that pipe, and exits if the pipe closes empty. With `own_process_group` the child reads /dev/null,
+    The kernel sends the child SIGTERM when this process ends (prctl(2)). With `gate` the child first waits for a byte
+    of that pipe, and exits if the pipe closes empty. With `own_process_group` the child reads /dev/null,
     because the terminal would stop it. Signals to forward stay blocked here until `forward_signals` handles them, and
     the `deferred` ones in the child until the program unblocks them.
     """
@@ -65,11 +65,15 @@ def fork_exec(
         if own_process_group:
             os.setpgid(0, 0)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        port = os.read(port_pipe, 16).decode() if port_pipe is not None else None
-        if port != "" and os.getppid() == parent:
-            os.execve(argv[0], argv, {**environment, **({"MASTER_PORT": port} if port else {})})
+        if (gate is None or os.read(gate, 1)) and os.getppid() == parent:
+            os.execve(argv[0], argv, environment)
     finally:
         os._exit(127)
+
+
+def has_exited(child: int) -> bool:
+    """Return whether a child has exited; it stays to be reaped."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def log_late(who: str, grace_period_s: float, what: str = "was killed") -> None:

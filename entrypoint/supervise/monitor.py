@@ -33,9 +33,11 @@ from entrypoint.job.launcher_quirks import MPI_PROCESSES
 from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT, ancestors, read_lines, state_of, state_text
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
-from entrypoint.supervise.child import POLL_INTERVAL_S, forward_signals, log_late
-from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel
-from entrypoint.supervise.gate import Gate, code_after, failure_message, has_exited, open_gate, spawn_gated
+from entrypoint.supervise.channel_state import NODE_LOST_CODE
+from entrypoint.supervise.child import POLL_INTERVAL_S, forward_signals, has_exited, log_late
+from entrypoint.supervise.exit_code import code_after, failure_message, final_exit_code, with_signal_code
+from entrypoint.supervise.failure_channel import FailureChannel
+from entrypoint.supervise.gate import open_gate, spawn_gated
 
 # `verify` finds monitors by this name.
 PROCESS_NAME = "ep-monitor"
@@ -63,127 +65,157 @@ def run_guarded(
     """Run the rank's program as a child, and exit with its exit code, or with 5 if a signal killed it.
 
     With `handles_preemption` the program installs handlers for the signals of `PREEMPTION`, which wait until then.
-    Raises `UserError` if the ranks need a common port and rank 0 does not send it within `timeout_s` seconds, or if
-    the job is over before this rank starts.
+    Raises `UserError` if the ranks' port comes from the job's id and rank 0 does not answer within `timeout_s` seconds,
+    or if the job is over before this rank starts.
     """
     name_process(PROCESS_NAME)
-    start, deferred = time.monotonic(), PREEMPTION if handles_preemption else ()
+    started = time.monotonic()
     environment = with_error_record(environment)
-    child, port_pipe = spawn_gated(argv, environment, deferred)
-    memory, received = read_memory(ROOT), forward_signals(child)
+    gate = spawn_gated(argv, environment, PREEMPTION if handles_preemption else ())
+    memory, received = read_memory(ROOT), forward_signals(gate.child)
     channel.start()
-    open_gate(Gate(child, port_pipe, deferred), int(environment["MASTER_PORT"]), channel, received, timeout_s)
-    status, ended_by_monitor = wait_or_terminate(child, channel, environment, grace_s)
-    code = os.waitstatus_to_exitcode(status)
-    lost_collective, how_lost = read_lost_collective(environment)
-    how = describe_exit(code, oom_message(memory, read_memory(ROOT))) + how_lost
+    open_gate(gate, channel, received, timeout_s)
+    code, forced = wait_or_terminate(gate.child, channel, environment, grace_s)
     if code:
         time.sleep(FAILURE_SETTLE_S)
-    is_first = channel.first_failure is None
-    if code < 0 and -code in received:  # the launcher sent this signal
-        code = 128 - code
-    if (
-        channel.first_failure and not is_first and code - 128 in received
-    ):  # the launcher ends all ranks after the first failure
-        ended_by_monitor = code != channel.first_failure.code
-    if code and is_first:
-        rank, node = channel.endpoint.rank, channel.endpoint.node
-        channel.report_failure(FirstFailure(rank, node, code, how, lost_collective=lost_collective))
-    if is_first and channel.first_failure:
-        report_own_failure(channel.first_failure) if code < 0 else print_failure(
-            channel.first_failure, channel.endpoint.rank, environment
+    other = channel.first_failure
+    if code and not other:
+        oom = oom_message(memory, read_memory(ROOT))
+        report_first(channel, code, received, oom, environment)
+    final = final_exit_code(code, received, other, forced=forced)
+    if final:
+        tell_others(channel, with_signal_code(code, received), received)
+    else:
+        limit_s = timeout_s if channel.rendezvous_port else LATE_RANK_WAIT_S + started - time.monotonic()
+        final = code_of_success(channel, received, limit_s, environment)
+    channel.report_exit(0, "")
+    leave(channel, final, stays=not forced and with_signal_code(code, received) - 128 not in received)
+
+
+def report_first(
+    channel: FailureChannel, code: int, received: list[int], oom: str, environment: Mapping[str, str]
+) -> None:
+    """Report that this monitor's own rank is the first that failed, and print it; `oom` is what memory says."""
+    rank, node = channel.endpoint.rank, channel.endpoint.node
+    lost_collective, how_lost = read_lost_collective(environment)
+    how = describe_exit(code, oom) + how_lost
+    code = with_signal_code(code, received)
+    failure = FirstFailure(rank, node, code, how, lost_collective=lost_collective)
+    channel.report_failure(failure)
+    if code < 0:  # to torchrun's agent, if there is one
+        report_error(UserError(failure_message(failure), ExitCode.RANK_FAILED))
+    else:
+        print_failure(failure, rank, environment)
+
+
+def tell_others(channel: FailureChannel, code: int, received: list[int]) -> None:
+    """Stay until the other ranks know how this one failed."""
+    if code - 128 in received or code == ExitCode.RENDEZVOUS:
+        return  # what stopped this rank stops the others too, or it has waited for them long enough
+    before_start = channel.first_failure and channel.first_failure.before_start
+    soon = channel.endpoint.rank or before_start or channel.access.own_user_only
+    limit_s = EARLY_FAILURE_WAIT_S if soon else LATE_RANK_WAIT_S
+    channel.wait_for_others(limit_s, lambda: bool(stops_in(received)), log)
+
+
+def code_of_success(
+    channel: FailureChannel, received: list[int], limit_s: float, environment: Mapping[str, str]
+) -> int:
+    """Stay until the other ranks know that this one has succeeded, and return the exit code.
+
+    It becomes a failure if another rank fails later, or does not start within `limit_s` seconds.
+    """
+    earlier = len(received)
+    all_know = channel.wait_for_others(limit_s, lambda: bool(stops_in(received)), log)
+    if stops := stops_in(received[earlier:]):
+        return 128 + stops[0]
+    if not all_know and channel.rendezvous_port and not stops_in(received):
+        how = (
+            f"not all ranks started within {limit_s:.0f} s. Check their output, or increase"
+            " LAUNCH_RENDEZVOUS_TIMEOUT_S."
         )
-    limit_s = timeout_s if channel.ports else LATE_RANK_WAIT_S + start - time.monotonic()
-    code = wait_for_job(channel, code, received, limit_s, environment)
-    channel.report_exit(0, how)
-    if code and channel.first_failure and channel.first_failure.code == NODE_LOST_CODE:
+        endpoint = channel.endpoint
+        channel.report_failure(FirstFailure(endpoint.rank, endpoint.node, ExitCode.RENDEZVOUS, how, before_start=True))
+    if channel.endpoint.rank or not channel.first_failure:
+        return ExitCode.DONE
+    time.sleep(FAILURE_SETTLE_S)  # the failed rank's own code is to reach the launcher first
+    print_failure(channel.first_failure, channel.endpoint.rank, environment)
+    return code_after(channel.first_failure)
+
+
+def stops_in(received: list[int]) -> list[int]:
+    """Return the signals that stop the job."""
+    return [number for number in received if number in TERMINATING]
+
+
+def leave(channel: FailureChannel, code: int, *, stays: bool) -> NoReturn:
+    """Exit with this code; a rank that waited in vain `stays` until the missing one has printed where it is."""
+    failure = channel.first_failure
+    if code and failure and failure.code == NODE_LOST_CODE:
         kill_stuck_launchers()
-    if ended_by_monitor and channel.first_failure:
-        code = code_after(channel.first_failure)
-    elif code < 0:
-        code = ExitCode.RANK_FAILED
-    if code and not ended_by_monitor and channel.first_failure and channel.first_failure.lost_collective:
+    if code and failure and failure.lost_collective and stays:
         time.sleep(EXPLAIN_WAIT_S)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def wait_for_job(
-    channel: FailureChannel, code: int, received: list[int], limit_s: float, environment: Mapping[str, str]
-) -> int:
-    """Stay until the other ranks know how this one ended, and return the exit code.
-
-    A success becomes a failure if another rank fails later, or does not start within `limit_s` seconds.
-    """
-    earlier = len(received)
-
-    def is_stopped() -> bool:
-        return not set(TERMINATING).isdisjoint(received)
-
-    if code - 128 in received or code == ExitCode.RENDEZVOUS:
-        return code  # what stopped this rank stops the others too, or it has waited for them long enough
-    if code:
-        before_start = channel.first_failure and channel.first_failure.before_start
-        soon = channel.endpoint.rank or before_start or channel.access.own_user_only
-        limit_s = EARLY_FAILURE_WAIT_S if soon else LATE_RANK_WAIT_S
-    all_know = channel.wait_for_others(limit_s, is_stopped, log)
-    if code:
-        return code
-    if stops := [number for number in received[earlier:] if number in TERMINATING]:
-        return 128 + stops[0]
-    if not all_know and channel.ports and not is_stopped():
-        how = f"not all ranks started within {limit_s:.0f} s. Check their output, or increase"
-        how = f"{how} LAUNCH_RENDEZVOUS_TIMEOUT_S."
-        endpoint = channel.endpoint
-        channel.report_failure(FirstFailure(endpoint.rank, endpoint.node, ExitCode.RENDEZVOUS, how, before_start=True))
-    if channel.endpoint.rank or not channel.first_failure:
-        return 0
-    time.sleep(FAILURE_SETTLE_S)  # the failed rank's own code is to reach the launcher first
-    print_failure(channel.first_failure, channel.endpoint.rank, environment)
-    return code_after(channel.first_failure)
-
-
 def wait_or_terminate(
     child: int, channel: FailureChannel, environment: Mapping[str, str], grace_s: float
 ) -> tuple[int, bool]:
-    """Wait for the child, and terminate it if another rank fails; return its status and whether it was terminated.
-
-    If the other rank was preempted and saved, this one has `grace_s` seconds to save too.
-    """
+    """Wait for the child, and terminate it if another rank fails; return its code and whether it was terminated."""
     pidfds = []
     with suppress(OSError):  # on an old kernel or under a seccomp filter: poll every POLL_INTERVAL_S
         pidfds.append(os.pidfd_open(child))
-    failed_at, explain_at, forced, killed = 0.0, 0.0, False, False
+    termination: Termination | None = None
     while True:
         select.select(pidfds, [], [], POLL_INTERVAL_S)
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
-            return status, forced
-        if channel.first_failure is None:
-            continue
-        now = time.monotonic()
-        if not failed_at:
-            failed_at = now
-            explain_at = now + HANG_SETTLE_S if channel.first_failure.lost_collective else 0
-            if state_of(child) == "T" and not explain_at:
-                rank = channel.endpoint.rank
-                log(f"rank {rank}: process {child} is {state_text(child)}. The others may have waited for it.")
-            print_failure(channel.first_failure, channel.endpoint.rank, environment)
-        if explain_at and now >= explain_at:
-            explain_at = 0
-            report_missing(child, channel.endpoint, channel.first_failure)
-        exit_wait_s = EXIT_WAIT_S if channel.first_failure.code != ExitCode.PREEMPTED else grace_s
-        if channel.first_failure.before_start:  # no rank has trained, and nothing is to be saved
-            exit_wait_s = 0
-        if now - failed_at > exit_wait_s + SIGTERM_WAIT_S:
-            if channel.first_failure.code == ExitCode.PREEMPTED and not killed:
-                log_late(f"rank {channel.endpoint.rank} (process {child})", grace_s)
-            killed = True
-            os.kill(child, signal.SIGKILL)
-        elif now - failed_at > exit_wait_s and not forced:
-            forced = True
-            os.kill(child, signal.SIGTERM)
+            return os.waitstatus_to_exitcode(status), termination is not None and termination.forced
+        if channel.first_failure and not termination:
+            termination = Termination(child, channel.endpoint, channel.first_failure, grace_s)
+            termination.begin(environment)
+        if termination:
+            termination.go_on(time.monotonic())
+
+
+class Termination:
+    """Ends this rank's program after another rank's failure: it may exit, then gets SIGTERM, then SIGKILL.
+
+    If the other rank was preempted and saved, this one has `grace_s` seconds to save too.
+    """
+
+    def __init__(self, child: int, endpoint: RankEndpoint, failure: FirstFailure, grace_s: float) -> None:
+        self.child, self.endpoint, self.failure, self.grace_s = child, endpoint, failure, grace_s
+        self.saves = failure.code == ExitCode.PREEMPTED
+        self.forced = self.killed = False
+        began = time.monotonic()
+        self.explain_at = began + HANG_SETTLE_S if failure.lost_collective else 0.0
+        # Before the start no rank has trained, and nothing is to be saved.
+        exit_wait_s = 0 if failure.before_start else grace_s if self.saves else EXIT_WAIT_S
+        self.terminate_at = began + exit_wait_s
+
+    def begin(self, environment: Mapping[str, str]) -> None:
+        """Print the failure, and whether the others may have waited for this rank."""
+        if state_of(self.child) == "T" and not self.explain_at:
+            stopped = f"process {self.child} is {state_text(self.child)}"
+            log(f"rank {self.endpoint.rank}: {stopped}. The others may have waited for it.")
+        print_failure(self.failure, self.endpoint.rank, environment)
+
+    def go_on(self, now: float) -> None:
+        """Do what is due."""
+        if self.explain_at and now >= self.explain_at:
+            self.explain_at = 0.0
+            report_missing(self.child, self.endpoint, self.failure)
+        if now > self.terminate_at + SIGTERM_WAIT_S and not self.killed:
+            if self.saves:
+                log_late(f"rank {self.endpoint.rank} (process {self.child})", self.grace_s)
+            self.killed = True
+            os.kill(self.child, signal.SIGKILL)
+        elif now > self.terminate_at and not self.forced:
+            self.forced = True
+            os.kill(self.child, signal.SIGTERM)
 
 
 def report_missing(child: int, endpoint: RankEndpoint, failure: FirstFailure) -> None:
@@ -191,13 +223,13 @@ def report_missing(child: int, endpoint: RankEndpoint, failure: FirstFailure) ->
     from entrypoint.machine.missing_ranks import locate  # late: a start does not need it
     from entrypoint.machine.stacks import stacks_text
 
-    found = locate(child)
-    if found.collective or found.is_exiting or has_exited(child):
+    located = locate(child)
+    if located.collective or located.is_exiting or has_exited(child):
         return
     lost = f"{one_line(failure.lost_collective)}, where rank {failure.rank} waited in vain"
-    log(f"rank {endpoint.rank} is missing from {lost}: process {child} on {endpoint.node} {found.text}")
-    if found.stacks:
-        write_stderr(stacks_text(f"rank {endpoint.rank}  process {child}", found.stacks))
+    log(f"rank {endpoint.rank} is missing from {lost}: process {child} on {endpoint.node} {located.text}")
+    if located.stacks:
+        write_stderr(stacks_text(f"rank {endpoint.rank}  process {child}", located.stacks))
 
 
 def with_error_record(environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -218,10 +250,10 @@ def read_lost_collective(environment: Mapping[str, str]) -> tuple[str, str]:
     extra = record.get("extraInfo")
     if not isinstance(extra, dict) or not extra.get("lost_peer"):
         return "", ""
-    found = extra.get(COLLECTIVE_KEY) or {}
-    where = f"{found.get('called')} at {found.get('place')}" if found else ""
-    said = str(record.get("message"))
-    return where or "an exchange", f" ({one_line(f'{where}: {said}' if where else said)})"
+    collective = extra.get(COLLECTIVE_KEY) or {}
+    where = f"{collective['called']} at {collective['place']}" if "place" in collective else ""
+    message = str(record.get("message"))
+    return where or "a collective", f" ({one_line(f'{where}: {message}' if where else message)})"
 
 
 def print_failure(failure: FirstFailure, rank: int, environment: Mapping[str, str]) -> None:
@@ -230,17 +262,13 @@ def print_failure(failure: FirstFailure, rank: int, environment: Mapping[str, st
     Why a run could not start is printed on each node.
     """
     agent = "TORCHELASTIC_ERROR_FILE" in environment  # it shows one of the messages
+    printing_rank = 1 if failure.rank == 0 and failure.code == NODE_LOST_CODE else 0
     if failure.before_start and (agent or environment.get("LOCAL_RANK") == "0"):
         report_error(UserError(failure_message(failure), code_after(failure)))
-    elif rank == (failure.rank == 0 and failure.code == NODE_LOST_CODE) and failure.code != ExitCode.PREEMPTED:
+    elif rank == printing_rank and failure.code != ExitCode.PREEMPTED:
         write_stderr(f"{error_prefix(ExitCode.RANK_FAILED)}{failure_message(failure)}")
     if rank == 0 and failure.code > 0 and failure.code != ExitCode.PREEMPTED:
         report_status(first_failure=failure.code)
-
-
-def report_own_failure(failure: FirstFailure) -> None:
-    """Report that a signal killed this monitor's own rank, to torchrun's agent if there is one."""
-    report_error(UserError(failure_message(failure), ExitCode.RANK_FAILED))
 
 
 def kill_stuck_launchers() -> None:

@@ -8,22 +8,19 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
 from entrypoint.supervise.access import is_own_user
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
+from entrypoint.supervise.channel_state import ChannelState
 from entrypoint.supervise.event_loop import Connection, Role
 from entrypoint.supervise.wire import Message, Session
-
-if TYPE_CHECKING:
-    from entrypoint.supervise.failure_channel import FailureChannel
 
 
 def relay_address(endpoint: RankEndpoint) -> str:
     """Return the name of the node's socket for a run, in Linux's abstract namespace (unix(7))."""
-    text = f"{endpoint.host} {endpoint.ports} {endpoint.token} {endpoint.node}"
+    text = f"{endpoint.host} {endpoint.port} {endpoint.token} {endpoint.node}"
     return f"\0reference-training-{os.getuid()}-{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()}"
 
 
@@ -47,7 +44,7 @@ def listen_on_node(address: str) -> socket.socket | None:
 class NodeRelay:
     """Passes the messages of a node's other ranks to rank 0, and rank 0's answers back."""
 
-    def __init__(self, channel: FailureChannel) -> None:
+    def __init__(self, channel: ChannelState) -> None:
         self.channel = channel
         self.ranks: dict[tuple[int, int], Connection] = {}
         self.upstream: Connection | None = None
@@ -106,7 +103,7 @@ class NodeRelay:
         connection = self.ranks.get((rank, pid))
         if connection:
             self.channel.loop.send(connection, message)
-            if "port" not in message:
+            if "welcome" not in message:
                 connection.ranks.clear()
                 self.channel.loop.close(connection)
 

@@ -100,5 +100,5 @@ def test_late_node_is_awaited_by_name(cluster: Cluster) -> None:
 def test_missing_node_ends_the_other_with_4(cluster: Cluster, late: int) -> None:
     one = agent(cluster, 1 - late, LAUNCH_NNODES="2", TRAIN_EPOCHS="2", LAUNCH_RENDEZVOUS_TIMEOUT_S="4")
     assert one.code(60) == 4, one.text()
-    missing = "rank 0 at node1, ports" if late == 0 else "rank 1 did not join within 4 s"
+    missing = "rank 0 at node1, port" if late == 0 else "rank 1 did not join within 4 s"
     assert missing in one.text().splitlines()[-1]

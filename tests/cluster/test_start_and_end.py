@@ -135,7 +135,7 @@ def check_two_runs(started: list[Started]) -> None:
     assert met == ["met A ['A', 'A']"] * 2 + ["met B ['B', 'B']"] * 2, "each with its own"
 
 
-@pytest.mark.parametrize("way", main_ones(["by hand", "under hydra", "under Open MPI"], "under hydra"))
+@pytest.mark.parametrize("way", main_ones(["under hydra", "under Open MPI"], "under hydra"))
 def test_two_runs_on_same_nodes_stay_apart(cluster: Cluster, way: str) -> None:
     script(cluster.folder, "x.py", WHO)
     check_two_runs(WAYS[way](cluster, "A") + WAYS[way](cluster, "B"))

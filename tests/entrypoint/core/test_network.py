@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from entrypoint.core.network import addresses_towards, hold_port, is_own_address, lock_port, try_listen
+from entrypoint.core.network import addresses_towards, hold_port, is_own_address, try_listen
 from tests.net import free_port
 
 
@@ -33,17 +33,6 @@ def test_address_that_is_not_ready_is_left_out() -> None:
     (listening,) = try_listen(port, ("192.0.2.9", "127.0.0.1"))
     assert listening.getsockname()[0] == "127.0.0.1"
     listening.close()
-
-
-def test_port_lock_is_for_one_monitor() -> None:
-    port = free_port()
-    lock = lock_port(port)
-    assert lock is not None
-    assert lock_port(port) is None
-    lock.close()
-    again = lock_port(port)
-    assert again is not None
-    again.close()
 
 
 @pytest.mark.parametrize("addresses", [("127.0.0.1",), ("127.0.0.1", "127.0.0.2")])

@@ -44,9 +44,9 @@ def test_identity_of_training_has_settings_of_all_nodes_alone() -> None:
 
 def test_port_of_the_user_is_a_run_of_its_own() -> None:
     one, other = (f"{PROGRAM}{name} (0)" for name in ("a", "b"))
-    assert run_token(29500, one, negotiable=False) == run_token(29500, other, negotiable=False)
-    assert run_token(29500, one, negotiable=True) != run_token(29500, other, negotiable=True)
-    assert run_token(29500, "7.0", negotiable=False) != run_token(29500, "7.1", negotiable=False)
+    assert run_token(29500, one, derived=False) == run_token(29500, other, derived=False)
+    assert run_token(29500, one, derived=True) != run_token(29500, other, derived=True)
+    assert run_token(29500, "7.0", derived=False) != run_token(29500, "7.1", derived=False)
 
 
 def test_only_hydra_is_asked_for_its_id() -> None:

@@ -52,7 +52,7 @@ def planned(environ: dict[str, str]) -> Plan:
         (KUBERNETES | {"PET_NNODES": "2:3"}, {"--nnodes": "2:3", "--rdzv-endpoint": "job-master-0:23456"}, 3),
         (
             STEP | {"LAUNCH_MAX_RESTARTS": "1"},
-            {"--nnodes": "2:2", "--rdzv-endpoint": "n1:62556", "--rdzv-id": "42.0"},
+            {"--nnodes": "2:2", "--rdzv-endpoint": "n1:61956", "--rdzv-id": "42.0"},
             1,
         ),
     ],

@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.job.detect import Job
 from entrypoint.plan.model import PLAN_VAR, BindingPlan, Plan, Program
-from entrypoint.rank.bootstrap import TORCHRUN_VARIABLES, build_rank_environment, global_rank_of, master_port
+from entrypoint.rank.environment import TORCHRUN_VARIABLES, build_rank_environment, global_rank_of, master_port
 from tests.conftest import PYTHON
 from tests.factories import SCRIPT, make_machine, make_test_plan
+
+HYDRA = "hydra (MPICH, Intel MPI)"
 
 
 def environment(job: Job, environ: dict[str, str] | None = None) -> dict[str, str]:
@@ -30,14 +32,14 @@ def test_build_rank_environment_single_rank_has_master() -> None:
 def test_build_rank_environment_mpi_rank_has_torch_variables() -> None:
     found = environment(Job("Open MPI", 1, 2, 1, 2, "9000"))
     assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == ("1", "2", "1")
-    assert found["MASTER_PORT"] == str(61000 + 9000 % 4000)
+    assert found["MASTER_PORT"] == str(61000 + 9000 % 2200)
 
 
 @pytest.mark.parametrize("job_id", ["17", "9123456", "some-name", ""])
 def test_master_port_is_equal_on_every_rank(job_id: str) -> None:
     ports = {master_port(Job("srun", rank, 4, rank, 4, job_id)) for rank in range(4)}
     assert len(ports) == 1
-    assert 61000 <= ports.pop() < 65000
+    assert 61000 <= ports.pop() < 63200
 
 
 def test_build_rank_environment_keeps_user_variables() -> None:
@@ -62,15 +64,15 @@ def test_build_rank_environment_sets_run_id_for_lightning(
 
 
 def test_require_master_addr_missing_raises() -> None:
-    with pytest.raises(UserError, match=r"MASTER_ADDR is not set: hydra started ranks on several .* -genv") as error:
-        environment(Job("hydra", 0, 4, 0, 2))
+    with pytest.raises(UserError, match=r"MASTER_ADDR is not set: hydra .* started ranks on several .* -genv") as error:
+        environment(Job(HYDRA, 0, 4, 0, 2))
     assert error.value.code == ExitCode.RENDEZVOUS
-    assert environment(Job("hydra", 0, 4, 0, 2), {"MASTER_ADDR": "r1"})["MASTER_ADDR"] == "r1"
+    assert environment(Job(HYDRA, 0, 4, 0, 2), {"MASTER_ADDR": "r1"})["MASTER_ADDR"] == "r1"
 
 
 def test_master_addr_comes_from_launcher() -> None:
     found = environment(Job("srun", 2, 4, 0, 2, "9000", hostnames=("n1", "n2"), master_addr="n1"))
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("n1", str(61000 + 9000 % 4000))
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("n1", str(61000 + 9000 % 2200))
 
 
 def test_global_rank_of_agent_rank_counts_all_nodes() -> None:

@@ -19,15 +19,15 @@ from tests.net import free_port
 
 def open_channel(
     rank: int,
-    ports: tuple[int, ...],
+    port: int,
     token: str = "x",
     timeout_s: float = 30,
-    rendezvous_ports: tuple[int, ...] = (),
+    rendezvous_port: int = 0,
     access: Access | None = None,
     **more: Any,
 ) -> FailureChannel:
-    endpoint = replace(RankEndpoint(rank, f"node{rank}", "127.0.0.1", ports, token), **more)
-    channel = FailureChannel(endpoint, timeout_s, rendezvous_ports, access=access)
+    endpoint = replace(RankEndpoint(rank, f"node{rank}", "127.0.0.1", port, token), **more)
+    channel = FailureChannel(endpoint, timeout_s, rendezvous_port, access=access)
     channel.start()
     return channel
 
@@ -46,7 +46,7 @@ def stranger(port: int, key: bytes = b"") -> Iterator[tuple[socket.socket, Sessi
 def open_channels(count: int, timeout_s: float = 30, tokens: tuple[str, ...] = ()) -> list[FailureChannel]:
     port = free_port()
     tokens = tokens or ("job 7",) * count
-    return [open_channel(rank, (port,), tokens[rank], timeout_s) for rank in range(count)]
+    return [open_channel(rank, port, tokens[rank], timeout_s) for rank in range(count)]
 
 
 def eventually(limit_s: float, holds: Callable[[], bool]) -> bool:

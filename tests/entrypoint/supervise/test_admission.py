@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from entrypoint.core.errors import ExitCode
 from entrypoint.supervise.admission import Admission, RankEndpoint
 
-FIRST = RankEndpoint(0, "node1", "node1", (65000,), "7.0", world_size=3, version="0.2", pid=1)
+FIRST = RankEndpoint(0, "node1", "node1", 65000, "7.0", world_size=3, version="0.2", pid=1)
 SECOND = replace(FIRST, rank=1, node="node2", pid=2)
 
 
@@ -45,16 +45,16 @@ def test_rank_of_another_run_is_sent_on() -> None:
     assert admission.admitted == {}
 
 
-def test_rank_that_insists_has_another_command() -> None:
+def test_node_with_another_command_by_hand_is_named() -> None:
     own = replace(FIRST, token="61000 program x.py A (0)", is_unique=False)
     other = replace(SECOND, token="61000 program x.py B (1)", is_unique=False)
-    assert Admission(own).admit(other) == (own.token, None), "it may be another run by hand"
-    answer, failure = Admission(own).admit(replace(other, insists=True))
+    answer, failure = Admission(own).admit(other)
     assert answer == ""
     assert failure is not None
     assert "node1 runs `x.py A`, node2 runs `x.py B`. Start the same command" in failure.how
     complete = Admission(own, admitted={1: replace(own, rank=1)})
-    assert complete.admit(replace(other, insists=True)) == (own.token, None), "this run has its rank 1"
+    assert complete.admit(other) == (own.token, None), "this run has its rank 1"
+    assert Admission(own).admit(replace(other, is_unique=True)) == (own.token, None), "a launcher's run"
 
 
 def test_second_run_of_one_command_is_sent_on() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.supervise.admission import FirstFailure
-from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel
+from entrypoint.supervise.channel_state import NODE_LOST_CODE
+from entrypoint.supervise.failure_channel import FailureChannel
 from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, open_channels, stranger
 from tests.net import free_port, listen_on
 
@@ -49,9 +50,9 @@ def test_failure_channel_disconnect_after_bye_is_no_loss() -> None:
 
 def test_failure_channel_late_rank_gets_first_failure() -> None:
     port = free_port()
-    rank0 = open_channel(0, (port,))
+    rank0 = open_channel(0, port)
     rank0.report_failure(FirstFailure(0, "node0", 3, "exit code 3"))
-    late = open_channel(1, (port,))
+    late = open_channel(1, port)
     assert eventually(10, lambda: late.first_failure is not None)
 
 
@@ -67,10 +68,10 @@ def test_failure_channel_idle_uses_little_cpu() -> None:
 
 def test_failure_channel_silent_node_is_lost() -> None:
     port = free_port()
-    rank0 = open_channel(0, (port,), timeout_s=1.0)
+    rank0 = open_channel(0, port, timeout_s=1.0)
     assert eventually(10, lambda: port_answers(port))
     with stranger(port) as (peer, session):
-        hello = {"rank": 1, "node": "node1", "host": "", "ports": [], "token": "x"}
+        hello = {"rank": 1, "node": "node1", "host": "", "port": 0, "token": "x"}
         peer.sendall(session.encode({"hello": hello}) + session.encode({"joined": 1}))
         assert eventually(10, lambda: rank0.first_failure is not None)
     assert rank0.first_failure == FirstFailure(1, "node1", NODE_LOST_CODE, "its node is lost: silent for 1 s")
@@ -95,20 +96,9 @@ def joined_within_a_second(rank0: FailureChannel) -> bool:
     return eventually(1, lambda: bool(rank0.peers))
 
 
-def test_failure_channel_taken_port_uses_next_on_all_ranks() -> None:
-    monitors, ranks = (free_port(), free_port()), (free_port(), free_port())
-    with listen_on(monitors[0]), listen_on(ranks[0]):  # another program, which accepts connections and sends nothing
-        one = open_channel(1, monitors, rendezvous_ports=ranks)
-        rank0 = open_channel(0, monitors, rendezvous_ports=ranks)
-        lines: list[str] = []
-        assert one.wait_for_port(30, lines.append) == rank0.wait_for_port(1, lines.append) == ranks[1]
-    one.report_exit(9, "exit code 9")
-    assert eventually(5, lambda: rank0.first_failure is not None)
-
-
 def test_failure_channel_invalid_messages_are_ignored(capfd: pytest.CaptureFixture[str]) -> None:
     port = free_port()
-    rank0 = open_channel(0, (port,), timeout_s=1)
+    rank0 = open_channel(0, port, timeout_s=1)
     assert eventually(10, lambda: port_answers(port))
     for text in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"hello": 7}\n', b'{"hello": {"rank": 1}}\n'):
         with stranger(port) as (peer, _):
@@ -120,25 +110,25 @@ def test_failure_channel_invalid_messages_are_ignored(capfd: pytest.CaptureFixtu
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_wait_for_port_rank_0_silent_logs_then_raises(
+def test_wait_for_rank0_silent_logs_then_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("entrypoint.supervise.failure_channel.LOG_INTERVAL_S", 0.2)
     lines: list[str] = []
     port = free_port()
-    with pytest.raises(
-        UserError, match=f"rank 1: rank 0 at 127.0.0.1, ports {port} to {port}, did not answer"
-    ) as error:
-        open_channel(1, (port,), rendezvous_ports=(1, 2)).wait_for_port(1, lines.append)
+    with pytest.raises(UserError, match=f"rank 1: rank 0 at 127.0.0.1, port {port}, did not answer") as error:
+        open_channel(1, port, rendezvous_port=1).wait_for_rank0(1, lines.append)
     assert error.value.code == ExitCode.RENDEZVOUS
-    assert lines[0] == f"rank 1 waits for rank 0 at 127.0.0.1, ports {port} to {port} (0 of 1 s)"
+    assert lines[0] == f"rank 1 waits for rank 0 at 127.0.0.1, port {port} (0 of 1 s)"
 
 
-@pytest.mark.parametrize("which", ["monitors", "ranks"])
-def test_failure_channel_all_ports_taken_raises(which: str) -> None:
-    free, taken = (free_port(),), (free_port(),)
-    with listen_on(taken[0]), pytest.raises(UserError, match="no free rendezvous port on this node") as error:
-        open_channel(0, taken if which == "monitors" else free, rendezvous_ports=free if which == "monitors" else taken)
+@pytest.mark.parametrize("which", ["channel", "ranks"])
+def test_failure_channel_taken_port_names_master_port(which: str) -> None:
+    free, taken = free_port(), free_port()
+    port, rendezvous_port = (taken, free) if which == "channel" else (free, taken)
+    said = f"MASTER_PORT={rendezvous_port}, from the job's id: port {taken} is taken on this node. Set MASTER_PORT"
+    with listen_on(taken), pytest.raises(UserError, match=said) as error:
+        open_channel(0, port, rendezvous_port=rendezvous_port)
     assert error.value.code == ExitCode.RENDEZVOUS
 
 
@@ -146,9 +136,9 @@ def test_missing_channel_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest
     monkeypatch.setattr("entrypoint.supervise.channel_client.WARN_AFTER_S", 0.1)
     port = free_port()
     with listen_on(port):
-        open_channel(0, (port,))
-        assert f"warning: no failure channel: none of ports {port} to {port} is free" in capfd.readouterr().err
-        one = open_channel(1, (port,))
+        open_channel(0, port)
+        assert f"warning: no failure channel: port {port} is taken on this node" in capfd.readouterr().err
+        one = open_channel(1, port)
         said = ""
 
         def is_named() -> bool:
@@ -157,5 +147,5 @@ def test_missing_channel_is_named(monkeypatch: pytest.MonkeyPatch, capfd: pytest
             return "warning" in said
 
         assert eventually(20, is_named)
-    assert f"rank 1 has no failure channel: rank 0 at 127.0.0.1, ports {port} to {port}, did not answer." in said
+    assert f"rank 1 has no failure channel: rank 0 at 127.0.0.1, port {port}, did not answer." in said
     one.report_exit(0, "")

@@ -23,7 +23,7 @@ MONITOR = """
     from entrypoint.supervise.admission import RankEndpoint
     from entrypoint.supervise.failure_channel import FailureChannel
     from entrypoint.supervise.monitor import run_guarded
-    endpoint = RankEndpoint(0, "node1", "127.0.0.1", (int(sys.argv[1]),), "x")
+    endpoint = RankEndpoint(0, "node1", "127.0.0.1", int(sys.argv[1]), "x")
     environment = {**os.environ, "MASTER_PORT": "61000"}
     run_guarded((sys.executable, *sys.argv[3:]), environment, FailureChannel(endpoint, 30), 30, float(sys.argv[2]))
 """
@@ -90,7 +90,7 @@ def test_monitor_sigterm_after_failure_keeps_first_failure(tmp_path: Path, first
     process = start(tmp_path, "import time; print('ready', flush=True); time.sleep(60)", port)
     assert process.stdout is not None
     process.stdout.readline()
-    other = open_channel(1, (port,))
+    other = open_channel(1, port)
     assert have_joined(other, 1)
     other.report_exit(first, f"exit code {first}")
     assert process.stderr is not None  # the monitor prints when it receives the failure
@@ -111,7 +111,7 @@ def test_rank_that_does_not_save_after_another_has_is_named(tmp_path: Path) -> N
     process = start(tmp_path, text, port, grace_s=1)
     assert process.stdout is not None
     rank = process.stdout.readline().strip()
-    other = open_channel(1, (port,))
+    other = open_channel(1, port)
     assert have_joined(other, 1)
     other.report_exit(75, "exit code 75")
     err = process.communicate(timeout=LAUNCH_LIMIT_S)[1]
@@ -127,7 +127,7 @@ def test_monitor_tells_which_rank_its_own_has_lost(tmp_path: Path) -> None:
         raise SystemExit(report_error(PeerLostError("rank 0: lost rank 1, which is stopped")))
     """
     process = start(tmp_path, text, port, TORCHELASTIC_ERROR_FILE=str(file))
-    other = open_channel(1, (port,))
+    other = open_channel(1, port)
     _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
     said = "exit code 5 (rank 0: lost rank 1, which is stopped)"
     assert f"rank 0 on node1 failed first: {said}\n" in err
@@ -143,7 +143,7 @@ def test_monitor_names_its_own_rank_if_that_is_stopped(tmp_path: Path) -> None:
     rank = int(process.stdout.readline())
     os.kill(rank, signal.SIGSTOP)
     wait_until(lambda: state(rank) == "T")
-    other = open_channel(1, (port,))
+    other = open_channel(1, port)
     assert have_joined(other, 1)
     other.report_exit(1, "exit code 1")
     _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
@@ -168,7 +168,7 @@ def output_after_failure_elsewhere(folder: Path, lost_collective: str) -> str:
     process = start(folder, ELSEWHERE, port)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    other = open_channel(1, (port,), "x")
+    other = open_channel(1, port, "x")
     assert have_joined(other, 0)
     other.report_failure(FirstFailure(1, "node2", 1, "exit code 1", lost_collective=lost_collective))
     return process.communicate(timeout=LAUNCH_LIMIT_S)[1]

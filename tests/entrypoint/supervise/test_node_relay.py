@@ -9,7 +9,8 @@ from msgspec.structs import asdict, replace
 
 from entrypoint.supervise.access import Access
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
-from entrypoint.supervise.failure_channel import NODE_LOST_CODE, FailureChannel
+from entrypoint.supervise.channel_state import NODE_LOST_CODE
+from entrypoint.supervise.failure_channel import FailureChannel
 from entrypoint.supervise.node_relay import relay_address
 from entrypoint.supervise.wire import Message, Session
 from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, stranger
@@ -20,13 +21,13 @@ KEY = Access(lambda: b"the key of this job")
 
 def open_job(nodes: int, ranks: int, token: str = "7.0") -> list[FailureChannel]:
     """Open the channels of a job, each node's first rank last."""
-    ports, rendezvous_ports = (free_port(),), (free_port(),)
+    port, rendezvous_port = free_port(), free_port()
     channels = {
         rank: open_channel(
             rank,
-            ports,
+            port,
             token,
-            rendezvous_ports=rendezvous_ports,
+            rendezvous_port=rendezvous_port,
             access=KEY,
             node=f"node{rank // ranks}",
             local_rank=rank % ranks,
@@ -47,7 +48,7 @@ def close(channels: list[FailureChannel]) -> None:
 
 def test_node_has_one_connection() -> None:
     channels = open_job(3, 4)
-    assert len({channel.wait_for_port(10, lambda _: None) for channel in channels}) == 1
+    assert all(channel.wait_for_rank0(10, lambda _: None) for channel in channels)
     tcp = [one for one in channels[0].loop.connections if one.socket.family.name != "AF_UNIX"]
     assert sorted(sorted(one.joined) for one in tcp) == [[4, 5, 6, 7], [8, 9, 10, 11]]
     close(channels)
@@ -93,9 +94,9 @@ def test_ranks_go_on_when_the_first_of_their_node_ends() -> None:
 
 
 def test_rank_without_its_nodes_first_rank_connects_itself() -> None:
-    ports = (free_port(),)
-    rank0 = open_channel(0, ports, "7.0", access=KEY)
-    alone = open_channel(5, ports, "7.0", access=KEY, node="node1", local_rank=1, shares_connection=True)
+    port = free_port()
+    rank0 = open_channel(0, port, "7.0", access=KEY)
+    alone = open_channel(5, port, "7.0", access=KEY, node="node1", local_rank=1, shares_connection=True)
     assert have_joined(rank0, 1)
     alone.report_exit(0, "")
 
@@ -130,28 +131,28 @@ def test_failure_between_hello_and_joined_reaches_the_rank() -> None:
         peer.sendall(session.encode({"joined": 3}))
         while len(messages) < 2:
             messages += session.decode(peer.recv(4096))
-    assert "port" in messages[0]
+    assert "welcome" in messages[0]
     assert messages[1]["first_failure"]["rank"] == 1
 
 
 def test_silent_holder_of_the_relays_name_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("entrypoint.supervise.channel_client.HANDSHAKE_LIMIT_S", 1)
-    ports = (free_port(),)
-    endpoint = RankEndpoint(5, "node1", "127.0.0.1", ports, "7.0")
+    port = free_port()
+    endpoint = RankEndpoint(5, "node1", "127.0.0.1", port, "7.0")
     with socket.socket(socket.AF_UNIX) as holder:
         holder.bind(relay_address(endpoint))
         holder.listen()
-        rank0 = open_channel(0, ports, "7.0", access=KEY)
-        other = open_channel(5, ports, "7.0", access=KEY, node="node1", local_rank=1, shares_connection=True)
+        rank0 = open_channel(0, port, "7.0", access=KEY)
+        other = open_channel(5, port, "7.0", access=KEY, node="node1", local_rank=1, shares_connection=True)
         assert have_joined(rank0, 1)
         other.report_exit(0, "")
 
 
 def test_goodbye_ends_the_connection_that_said_it() -> None:
-    ports = (free_port(),)
-    rank0 = open_channel(0, ports, "7.0")
-    hello = {"hello": asdict(RankEndpoint(4, "node1", "127.0.0.1", ports, "7.0", pid=5))}
-    with stranger(ports[0]) as (first, one), stranger(ports[0]) as (second, two):
+    port = free_port()
+    rank0 = open_channel(0, port, "7.0")
+    hello = {"hello": asdict(RankEndpoint(4, "node1", "127.0.0.1", port, "7.0", pid=5))}
+    with stranger(port) as (first, one), stranger(port) as (second, two):
         first.sendall(one.encode(hello) + one.encode({"joined": 4}))
         assert have_joined(rank0, 1)
         second.sendall(two.encode(hello) + two.encode({"joined": 4}))

@@ -6,7 +6,6 @@ import os
 import resource
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -28,7 +27,7 @@ from tests.processes import killed_at_end
 pytestmark = pytest.mark.launch
 
 KEY, OTHER_KEY = b"the key of this job", b"the key of another job"
-HELLO = {"hello": asdict(RankEndpoint(1, "evil", "127.0.0.1", (), "x"))}
+HELLO = {"hello": asdict(RankEndpoint(1, "evil", "127.0.0.1", 0, "x"))}
 FORGED = {"first_failure": asdict(FirstFailure(3, "evil", 9, "forged"))}
 
 
@@ -40,11 +39,11 @@ def with_key(key: bytes = KEY) -> Access:
 def job() -> Iterator[tuple[int, FailureChannel, FailureChannel]]:
     """A job of three ranks, two of which have joined: the port, rank 0 and rank 1."""
     port = free_port()
-    rank0, one = (open_channel(rank, (port,), access=with_key(), timeout_s=3) for rank in range(2))
+    rank0, one = (open_channel(rank, port, access=with_key(), timeout_s=3) for rank in range(2))
     assert have_joined(rank0, 1)
     yield port, rank0, one
     assert rank0.first_failure is None
-    late = open_channel(2, (port,), access=with_key(), timeout_s=3)
+    late = open_channel(2, port, access=with_key(), timeout_s=3)
     assert have_joined(rank0, 2), "a rank that comes later"
     one.report_exit(7, "exit code 7")
     assert eventually(5, lambda: late.first_failure == rank0.first_failure is not None)
@@ -88,7 +87,7 @@ def test_idle_connections_are_closed(job: Job) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
     with ExitStack() as stack:
         peers = [stack.enter_context(socket.create_connection(("127.0.0.1", job[0]))) for _ in range(1000)]
-        late = open_channel(2, (job[0],), access=with_key(), timeout_s=3)
+        late = open_channel(2, job[0], access=with_key(), timeout_s=3)
         assert eventually(10, lambda: 2 in job[1].peers), "a rank joins meanwhile"
         until = time.monotonic() + 20
         while time.monotonic() < until and len(job[1].loop.connections) > 2:
@@ -109,7 +108,7 @@ from entrypoint.supervise.admission import RankEndpoint
 from entrypoint.supervise.failure_channel import FailureChannel
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 port = int(sys.argv[1])
-channel = FailureChannel(RankEndpoint(0, "node0", "127.0.0.1", (port,), "x"), 3, access=Access(lambda: b"k" * 16))
+channel = FailureChannel(RankEndpoint(0, "node0", "127.0.0.1", port, "x"), 3, access=Access(lambda: b"k" * 16))
 channel.start()
 print("listens", flush=True)
 before = time.process_time()
@@ -131,30 +130,32 @@ def test_rank_joins_when_no_file_descriptor_is_left() -> None:
         for _ in range(200):
             stack.enter_context(socket.create_connection(("127.0.0.1", port)))
         start = time.monotonic()
-        late = open_channel(1, (port,), access=with_key(b"k" * 16), timeout_s=3)
+        late = open_channel(1, port, access=with_key(b"k" * 16), timeout_s=3)
         word, seconds, failure = rank0.stdout.readline().split()
         assert (word, failure) == ("joined", "None")
         assert float(seconds) < 0.5 * (time.monotonic() - start) + 0.5, "rank 0's monitor does not spin"
         late.report_exit(0, "")
 
 
-def test_squatter_on_the_first_port_is_passed_over() -> None:
-    ports, rendezvous_ports = (free_port(), free_port()), (free_port(), free_port())
-    with socket.create_server(("127.0.0.1", ports[0])) as squatter:
-        rank0 = open_channel(0, ports, access=with_key(), rendezvous_ports=rendezvous_ports)
-        one = open_channel(1, ports, access=with_key(), rendezvous_ports=rendezvous_ports)
+def test_squatter_on_the_port_learns_nothing() -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as squatter:
+        one = open_channel(1, port, access=with_key(), rendezvous_port=1)
         peer, _ = squatter.accept()
         session = Session(OTHER_KEY, is_server=True)
-        peer.sendall(session.greeting() + session.encode({"to": [1, 0], "port": 4444}))
-        assert one.wait_for_port(30, lambda _: None) == rank0.port == rendezvous_ports[1]
+        peer.sendall(session.greeting() + session.encode({"to": [1, 0], "welcome": True}))
+        assert eventually(10, lambda: "another key" in one.obstacle)
         assert KEY not in peer.recv(65536)
+        assert not one.connected.is_set()
         peer.close()
-    assert "another key" in one.obstacle
+    rank0 = open_channel(0, port, access=with_key())
+    assert have_joined(rank0, 1), "when the squatter has gone"
+    one.report_exit(0, "")
 
 
 def test_recorded_conversation_is_refused(job: Job) -> None:
     with stranger(job[0], KEY) as (peer, session):  # what a rank sends
-        recorded = session.greeting() + session.encode({"hello": asdict(RankEndpoint(2, "n", "h", (), "x"))})
+        recorded = session.greeting() + session.encode({"hello": asdict(RankEndpoint(2, "n", "h", 0, "x"))})
         assert peer.fileno() >= 0
     with socket.create_connection(("127.0.0.1", job[0]), timeout=10) as peer:
         peer.sendall(recorded)
@@ -187,10 +188,10 @@ def test_refused_host_is_named_on_both_sides(
     monkeypatch.setattr("entrypoint.supervise.access.is_own_address", lambda _: False)
     port = free_port()
     monkeypatch.setattr("entrypoint.supervise.access.resolve_all", lambda _: {"127.0.0.5"})
-    rank0 = open_channel(0, (port,), access=Access(hosts=("127.0.0.5",)))
-    one = open_channel(1, (port,), rendezvous_ports=(1,))
+    rank0 = open_channel(0, port, access=Access(hosts=("127.0.0.5",)))
+    one = open_channel(1, port, rendezvous_port=1)
     assert eventually(10, lambda: bool(one.obstacle))
-    assert one.what_answers().endswith("it accepts the job's own hosts alone, and 127.0.0.1 is none of them.")
+    assert one.obstacle.endswith("it accepts the job's own hosts alone, and 127.0.0.1 is none of them")
     assert not rank0.peers
     assert capfd.readouterr().err.count("failure channel: 127.0.0.1 is no host of this job, and was refused.") == 1
 
@@ -207,13 +208,13 @@ print(repr(peer.recv(100)))
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
 def test_socket_of_a_node_refuses_other_users() -> None:
     port = free_port()
-    rank0 = open_channel(0, (port,), shares_connection=True)
+    rank0 = open_channel(0, port, shares_connection=True)
     address = relay_address(rank0.endpoint)
     done = subprocess.run(
         [PYTHON, "-c", OTHER_USER, address.encode().hex()], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.stdout == "b''\n", done.stderr
-    one = open_channel(1, (port,), shares_connection=True, local_rank=1, node="node0")
+    one = open_channel(1, port, shares_connection=True, local_rank=1, node="node0")
     assert have_joined(rank0, 1)
     one.report_exit(0, "")
 
@@ -221,13 +222,13 @@ def test_socket_of_a_node_refuses_other_users() -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
 def test_job_on_one_node_accepts_its_own_user_alone() -> None:
     port, own = free_port(), Access(own_user_only=True)
-    rank0 = open_channel(0, (port,), access=own)
+    rank0 = open_channel(0, port, access=own)
     words = (PYTHON, "-c", OTHER_USER, port_address(port).encode().hex())
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout == "b''\n", done.stderr
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
-    one = open_channel(1, (port,), access=own)
+    one = open_channel(1, port, access=own)
     assert have_joined(rank0, 1)
     one.report_exit(0, "")
 
@@ -246,40 +247,16 @@ while True:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
-def test_another_users_rank_0_on_this_node_is_passed_over() -> None:
-    ports, rendezvous_ports = (free_port(), free_port()), (free_port(), free_port())
-    words = (PYTHON, "-c", OTHER_USERS_RANK_0, port_address(ports[0]).encode().hex())
+def test_another_users_rank_0_on_this_node_learns_nothing() -> None:
+    port = free_port()
+    words = (PYTHON, "-c", OTHER_USERS_RANK_0, port_address(port).encode().hex())
     with killed_at_end(words, stdout=subprocess.PIPE, text=True) as squatter:
         assert squatter.stdout is not None
         squatter.stdout.readline()
-        own = Access(own_user_only=True)
-        one = open_channel(1, ports, access=own, rendezvous_ports=rendezvous_ports)
+        one = open_channel(1, port, access=Access(own_user_only=True), rendezvous_port=1)
         assert squatter.stdout.readline() == "b''\n", "nothing is sent to it"
-        rank0 = open_channel(0, ports, access=own, rendezvous_ports=rendezvous_ports)
-        assert one.wait_for_port(30, lambda _: None) == rank0.port == rendezvous_ports[1]
+        assert not one.connected.is_set()
         one.report_exit(0, "")
-
-
-@pytest.mark.parametrize("words", [b"r" * 200, b"reference-training-1 open " + b"0" * 32 + b"\n" + b"{}\n" * 200])
-def test_slow_squatter_is_passed_over(words: bytes) -> None:
-    ports, rendezvous_ports = (free_port(), free_port()), (free_port(), free_port())
-    with socket.create_server(("127.0.0.1", ports[0])) as squatter:
-        threading.Thread(target=drip, args=(squatter, words), daemon=True).start()
-        rank0 = open_channel(0, ports, rendezvous_ports=rendezvous_ports)
-        one = open_channel(1, ports, rendezvous_ports=rendezvous_ports)
-        assert one.wait_for_port(30, lambda _: None) == rank0.port
-        one.report_exit(0, "")
-
-
-def drip(squatter: socket.socket, words: bytes) -> None:
-    """Answer one byte at a time."""
-    with suppress(OSError):
-        while True:
-            peer, _ = squatter.accept()
-            with suppress(OSError):
-                for number in range(len(words)):
-                    peer.sendall(words[number : number + 1])
-                    time.sleep(0.3)
 
 
 def test_rank_waits_for_the_key_that_rank_0_draws(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,11 +264,11 @@ def test_rank_waits_for_the_key_that_rank_0_draws(monkeypatch: pytest.MonkeyPatc
     port, keys = free_port(), [b""]
     with socket.create_server(("127.0.0.1", port)) as squatter:
         squatter.settimeout(1)
-        one = open_channel(1, (port,), access=Access(lambda: keys[0], is_drawn=True))
+        one = open_channel(1, port, access=Access(lambda: keys[0], is_drawn=True))
         with pytest.raises(TimeoutError):
             squatter.accept()
-    assert one.obstacle == "rank 0 has not written the job's key yet"
+    assert one.obstacle == "Rank 0 has not written the job's key yet"
     keys[0] = KEY
-    rank0 = open_channel(0, (port,), access=with_key())
+    rank0 = open_channel(0, port, access=with_key())
     assert have_joined(rank0, 1)
     one.report_exit(0, "")
