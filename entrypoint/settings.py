@@ -43,8 +43,8 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
     launcher: Annotated[
         Literal["auto", "direct", "local", "torchrun", "mpirun", "srun"],
         Meta(
-            description="What starts the ranks. auto: the entrypoint itself (local), torchrun if ranks may restart."
-            " In Slurm scripts auto is srun, in those of PBS, LSF and Grid Engine and with LAUNCH_HOSTS mpirun."
+            description="What starts the ranks. auto: the entrypoint itself (local), torchrun for restarts over several"
+            " nodes. In Slurm scripts auto is srun, in those of PBS, LSF and Grid Engine and with LAUNCH_HOSTS mpirun."
         ),
     ] = "auto"
     env: Annotated[

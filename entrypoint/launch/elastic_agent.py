@@ -5,7 +5,6 @@ This module runs in the agent's process, like `torchrun`.
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import socket
 import threading
@@ -17,12 +16,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from entrypoint.core.console import log
-from entrypoint.core.errors import HANG_SETTLE_S, NOT_RETRYABLE, ExitCode, count_text
+from entrypoint.core.errors import NOT_RETRYABLE, ExitCode, count_text
 from entrypoint.core.network import LOG_INTERVAL_S, retry_until
-from entrypoint.core.signals import TERMINATING, not_ignored
 from entrypoint.job.detect import detect_job
-from entrypoint.launch.failures import Failure, explain_hang
-from entrypoint.launch.rank_output import RankOutput
 from entrypoint.plan.model import Plan
 from entrypoint.rank.rendezvous import check_port_free, local_address
 
@@ -79,73 +75,6 @@ def log_while_waiting(what: str, timeout_s: int) -> Iterator[None]:
         done.set()
 
 
-class RelayedStarts:
-    """Relays the output of each start of the ranks; `current` is that of the last one."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.current: RankOutput | None = None
-
-    def prepare(self, restart: int, ranks: Mapping[int, int], specs: Any) -> None:
-        """Have torchrun's agent give each rank our pipes; `ranks` has the number in the job of each local rank.
-
-        The agent opens the path of a log file for each stream (torch.distributed.elastic.multiprocessing.LogsSpecs).
-        """
-        self.close()
-        if not self.plan.relays_output:
-            return
-        output = RankOutput(self.plan.output, restart)
-        writers = {local: output.open_rank(rank) for local, rank in ranks.items()}
-        paths = [{local: f"/proc/self/fd/{ends[number]}" for local, ends in writers.items()} for number in (0, 1)]
-        # torch's class is a data class of the standard library.
-        specs.reify = lambda envs: dataclasses.replace(
-            type(specs).reify(specs, envs), stdouts=paths[0], stderrs=paths[1]
-        )
-        self.current = output
-
-    def close(self) -> None:
-        """Show the rest of what the last ranks printed."""
-        if self.current:
-            self.current.close()
-
-
-class HangReporter:
-    """Says which ranks are missing from a collective, before torchrun's agent ends them.
-
-    `line` is about the last start of the ranks, and empty if no collective has failed.
-    """
-
-    def __init__(self, plan: Plan, convert: Callable[[dict[int, Any]], list[Failure]]) -> None:
-        self.plan, self.convert = plan, convert
-        self.line = ""
-
-    def watch(self, context: Any, ranks: Mapping[int, int]) -> None:
-        """Explain a failure of these processes (torch.distributed.elastic.multiprocessing.api.SubprocessContext).
-
-        `ranks` has the number in the job of each local rank. The agent closes them when one has failed.
-        """
-        close, self.line = context.close, ""
-
-        def explain_and_close(*more: Any, **named: Any) -> None:
-            context.close = close
-            self.explain(context, ranks)
-            close(*more, **named)
-
-        context.close = explain_and_close
-
-    def explain(self, context: Any, ranks: Mapping[int, int]) -> None:
-        """Print the stacks of the missing ranks, if the ranks that failed only waited for others."""
-        failures = self.convert({ranks[local]: failure for local, failure in context._failures.items()})
-        if not failures or not all(failure.lost_peer for failure in failures):
-            return
-        time.sleep(HANG_SETTLE_S)
-        codes = {local: handler.proc.poll() for local, handler in context.subprocess_handlers.items()}
-        running = {ranks[local]: context.pids()[local] for local, code in codes.items() if code is None}
-        hang = explain_hang(failures, running, [ranks[local] for local, code in codes.items() if code == 0])
-        hang.print_stacks(self.plan)
-        self.line = hang.line
-
-
 def bind_store_to_loopback() -> None:
     """Have the store of an agent on one node listen on loopback; torch's listens on all interfaces."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -163,10 +92,8 @@ def bind_store_to_loopback() -> None:
 LOOPBACK_NAMES = ("localhost", "127.0.0.1")
 
 
-def install_restart_policy(
-    plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]], str], hangs: HangReporter
-) -> RelayedStarts:
-    """Make torchrun's agent restart ranks only if a restart can help, and log the reason; return the output's relay.
+def install_restart_policy(plan: Plan, warned: list[int], describe: Callable[[dict[int, Any]], str]) -> None:
+    """Make torchrun's agent restart ranks only if a restart can help, and log the reason.
 
     It does not restart after a wrong setting, or after a preemption warning (`warned`), whose checkpoint is for the
     next job. If a node is lost or stopped, the others continue while at least `min_nodes` are left.
@@ -176,21 +103,8 @@ def install_restart_policy(
     from torch.distributed.launcher import api
 
     elastic = plan.nodes.min_nodes < plan.nodes.nnodes
-    ignored = set(TERMINATING) - set(not_ignored(TERMINATING))
-    relayed = RelayedStarts(plan)
 
     class Agent(LocalElasticAgent):
-        def _start_workers(self, worker_group: WorkerGroup, *more: Any, **named: Any) -> dict[int, Any]:
-            ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
-            relayed.prepare(plan.nodes.max_restarts - self._remaining_restarts, ranks, self._logs_specs)
-            started: dict[int, Any] = super()._start_workers(worker_group, *more, **named)
-            if relayed.current:
-                relayed.current.start()
-            hangs.watch(self._pcontext, ranks)
-            for number in ignored:  # torchrun has installed handlers for them
-                signal.signal(number, signal.SIG_IGN)
-            return started
-
         def _rendezvous(self, worker_group: WorkerGroup) -> None:
             few = plan.nodes.min_nodes if elastic else plan.nodes.nnodes
             wanted = f"{count_text(few, 'node')} at {plan.rendezvous.master_addr}:{plan.rendezvous.master_port}"
@@ -217,4 +131,3 @@ def install_restart_policy(
             return result
 
     api.LocalElasticAgent = Agent  # type: ignore[attr-defined]
-    return relayed

@@ -92,7 +92,7 @@ class Hang(Struct, frozen=True):
 
     def print_stacks(self, plan: Plan) -> None:
         """Print the stacks of the missing ranks, unless they have monitors, which do that."""
-        if plan.nodes.nnodes == 1 or plan.uses_elastic_rendezvous:
+        if plan.nodes.nnodes == 1:
             for text in self.stacks:
                 write_stderr(text)
 
@@ -120,13 +120,13 @@ def explain_hang(failures: Sequence[Failure], running: Mapping[int, int], ended:
     return Hang(missing_ranks.missing_line(missing, lost, waited.rank, until), stacks)
 
 
-def report_stop(folder: Path, number: Signals) -> int:
+def report_stop(folder: Path, number: Signals, since: float = 0.0) -> int:
     """Print how the ranks reacted to a forwarded signal, a saved checkpoint or just an exit; return the exit code.
 
-    `folder` holds the error files of the ranks, in one folder for each start of the ranks.
+    `folder` holds the error files of the ranks, in one folder for each start of the ranks, written `since` this time.
     """
     for file in sorted(folder.glob(f"**/{ERROR_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True):
-        message = read_error_record(file)
+        message = read_error_record(file) if file.stat().st_mtime >= since else {}
         if message.get("extraInfo", {}).get("code") == ExitCode.PREEMPTED:
             return print_final_message(message["message"], ExitCode.PREEMPTED)
     return print_final_message(f"stopped by {number.name}", 128 + number)

@@ -1,6 +1,6 @@
 """Starts this node's ranks as children of the entrypoint, monitors them and stops all when one fails.
 
-torchrun's agent does the same, but imports torch first. The entrypoint uses it only for ranks that may restart.
+torchrun's agent does the same, but imports torch first. The entrypoint uses it only for restarts over several nodes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from entrypoint.core.console import read_error_record, report_error
-from entrypoint.core.errors import HANG_SETTLE_S, ExitCode, UserError
+from entrypoint.core.console import log, read_error_record, report_error
+from entrypoint.core.errors import HANG_SETTLE_S, NOT_RETRYABLE, ExitCode, UserError
 from entrypoint.core.network import hold_port
 from entrypoint.core.process import die_with_parent, name_process
 from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING, from_terminal, not_ignored, wait_for_signal
@@ -59,36 +59,49 @@ def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
 
     Raises `UserError` if the MASTER_PORT that the user set is taken.
     """
-    memory = read_memory(ROOT)
     name_process(PROCESS_NAME)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the caller ignored SIGCHLD, no exit would be reported
+    restart = 0
+    while (code := run_once(plan, job, environ, restart)) is None:
+        restart += 1
+    return code
+
+
+def run_once(plan: Plan, job: Job, environ: Mapping[str, str], restart: int) -> int | None:
+    """Start the ranks, and return the job's exit code when all have exited; None if they are to restart."""
+    memory = read_memory(ROOT)
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder, reserve_port(plan, environ) as address:
-        ranks = LocalRanks(plan, Path(folder), open_output(plan))
+        ranks = LocalRanks(plan, Path(folder), open_output(plan, restart), restart)
         signal.pthread_sigmask(signal.SIG_BLOCK, ranks.blocked_signals)
         for local_rank in range(plan.nodes.nproc_per_node):
             ranks.start_rank(local_rank, job, {**environ, **address})
         ranks.monitor_with_output()
+        message, code = "", 0
+        if ranks.failures:
+            message, code = first_failure(ranks.failures, oom_message(memory, read_memory(ROOT)))
+            message = ranks.hang or message
+        if restart < plan.nodes.max_restarts and ranks.can_restart():
+            log(f"restart {restart + 1} of {plan.nodes.max_restarts}: {message}")
+            return None
         repeat_warning(plan)
         if not ranks.failures:
             return ExitCode.DONE
         if ranks.stop_signal:
             return report_stop(Path(folder), ranks.stop_signal)
-        (failure, *others) = ranks.failures
-        if not others and plan.nodes.world_size == 1 and failure.exitcode > 0 and not failure.error_file:
-            return failure.exitcode  # a single program has printed its own error
+        if plan.launcher == "direct" and code > 0 and not ranks.failures[0].error_file:
+            return code  # a single program has printed its own error
         if ranks.output:
             ranks.output.print_tail(first_failed(ranks.failures).rank)
-        message, code = first_failure(ranks.failures, oom_message(memory, read_memory(ROOT)))
-        return print_final_message(ranks.hang or message, code)
+        return print_final_message(message, code)
 
 
-def open_output(plan: Plan) -> RankOutput | None:
+def open_output(plan: Plan, restart: int) -> RankOutput | None:
     """Return the relay of the ranks' output; a single rank has the terminal to itself unless it is asked for."""
     if not plan.relays_output:
         return None
     from entrypoint.launch.rank_output import RankOutput
 
-    return RankOutput(plan.output)
+    return RankOutput(plan.output, restart)
 
 
 @contextmanager
@@ -114,8 +127,8 @@ class LocalRanks:
     preemption, the others are about to save too, so they receive SIGTERM only after the grace period.
     """
 
-    def __init__(self, plan: Plan, folder: Path, output: RankOutput | None = None) -> None:
-        self.plan, self.output = plan, output
+    def __init__(self, plan: Plan, folder: Path, output: RankOutput | None = None, restart: int = 0) -> None:
+        self.plan, self.output, self.restart = plan, output, restart
         # A single rank stays in the caller's session and process group, so that it can use the terminal.
         self.own_sessions = plan.launcher != "direct"
         self.folder = folder
@@ -142,7 +155,7 @@ class LocalRanks:
         error_file.parent.mkdir()
         environ = {
             **environ,
-            **torchelastic_variables(self.plan, job, local_rank),
+            **torchelastic_variables(self.plan, job, local_rank, self.restart),
             "TORCHELASTIC_ERROR_FILE": str(error_file),
         }
         size, parent = self.plan.nodes.nproc_per_node, os.getpid()
@@ -208,6 +221,11 @@ class LocalRanks:
             if self.explain_at and time.monotonic() >= self.explain_at:
                 self.end_hang()
         self.end_hang()
+
+    def can_restart(self) -> bool:
+        """Return whether ranks have failed, and not by a signal to the job or for a reason that a restart keeps."""
+        causes = {failure.exitcode for failure in self.failures if not failure.ended_by_agent}
+        return bool(causes) and not self.stop_signal and causes.isdisjoint(NOT_RETRYABLE)
 
     def escalate(self, number: signal.Signals) -> None:
         """Send the next signal to the ranks that needed longer than the grace period; name those that are killed."""
@@ -302,13 +320,18 @@ class LocalRanks:
         self.explain_at = None
 
 
-def torchelastic_variables(plan: Plan, job: Job, local_rank: int) -> dict[str, str]:
+def torchelastic_variables(plan: Plan, job: Job, local_rank: int, restart: int) -> dict[str, str]:
     """Return the variables that torchrun sets in addition to RANK and its like (its manual, environment variables)."""
     rank = plan.nodes.node_rank * plan.nodes.nproc_per_node + local_rank
     size = plan.nodes.nnodes * plan.nodes.nproc_per_node
     return {
-        **{"GROUP_RANK": str(plan.nodes.node_rank), "GROUP_WORLD_SIZE": str(plan.nodes.nnodes)},
-        **{"ROLE_NAME": "default", "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(size)},
-        **{"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"},
-        **{"TORCHELASTIC_RUN_ID": job.job_id or "none", "TORCHELASTIC_USE_AGENT_STORE": "False"},
+        "GROUP_RANK": str(plan.nodes.node_rank),
+        "GROUP_WORLD_SIZE": str(plan.nodes.nnodes),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": str(size),
+        "TORCHELASTIC_RESTART_COUNT": str(restart),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.nodes.max_restarts),
+        "TORCHELASTIC_RUN_ID": job.job_id or "none",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
     }

@@ -1,8 +1,7 @@
 """Relay what the ranks of a node print: whole lines, in each rank's own order, to the terminal and to files.
 
 Ranks that write to one pipe or terminal cut each other's lines, with PYTHONUNBUFFERED nearly all. So each rank gets
-pipes of its own, and one thread reads them. Where the output is a terminal, ranks get pseudo-terminals, so that a
-progress bar stays one.
+pipes of its own, and one thread reads them. A terminal stays with the first rank that is shown, for its progress bar.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from __future__ import annotations
 import fcntl
 import os
 import selectors
-import termios
 import threading
 import time
-import tty
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -34,7 +31,6 @@ MAX_LINE_BYTES = 1 << 20
 TAIL_LINES, TAIL_BYTES = 20, 1 << 14
 # How long after the last rank's end its children may still write.
 DRAIN_S = 0.05
-WINDOW_SIZE_INTERVAL_S = 1.0
 
 
 class Sink(Struct):
@@ -65,17 +61,16 @@ class Stream(Struct):
     writer: int
     sink: Sink | None
     file: int | None = None
-    is_live: bool = False
     pending: bytes = b""
 
     def take(self, data: bytes) -> bytes:
-        """Return what can be shown: up to the last end of a line, everything of a stream that is shown live.
+        """Return what can be shown: up to the last end of a line.
 
         A progress bar ends its lines with a carriage return. One at the very end may be half of a line's end.
         """
         data = self.pending + data if self.pending else data
         cut = max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1
-        if self.is_live or (not cut and len(data) > MAX_LINE_BYTES):
+        if not cut and len(data) > MAX_LINE_BYTES:
             cut = len(data)
         self.pending = data[cut:]
         return data[:cut]
@@ -104,12 +99,12 @@ class RankOutput:
         self.streams: list[Stream] = []
         self.tails: dict[int, Tail] = {}
         self.sinks = self.find_sinks()
+        self.first_shown: int | None = None
         self.selector = selectors.DefaultSelector()
         self.wake_reader, self.wake_writer = os.pipe()
         self.thread: threading.Thread | None = None
         # Which rank printed last, newest last: (rank, lines).
         self.shown: deque[tuple[int, int]] = deque(maxlen=2 * TAIL_LINES)
-        self.window_size_at = 0.0
         self.buffer = memoryview(bytearray(PIPE_BYTES))  # a new one for each read would cost page faults
 
     @staticmethod
@@ -123,7 +118,8 @@ class RankOutput:
     def open_rank(self, rank: int) -> tuple[int, int]:
         """Return what a rank's standard output and error are to be; raises `UserError` for a log file.
 
-        Where both go to one place and no file is asked for, they are one pipe, which keeps their order.
+        The first rank that is shown keeps a terminal as it is, unless its lines are marked or kept. Where both go to
+        one place and no file is asked for, they are one pipe, which keeps their order.
         """
         folder = Path(self.plan.log_dir, f"attempt_{self.restart}", str(rank)) if self.plan.log_dir else None
         if self.sinks[1] is self.sinks[2] and not folder:
@@ -149,10 +145,12 @@ class RankOutput:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             tail.files.append(path)
         shown = not self.plan.shown_ranks or rank in self.plan.shown_ranks
-        reader, writer = open_terminal(sink.descriptor) if sink.is_terminal and shown else open_pipe()
-        first = all(stream.rank == rank for stream in self.streams if stream.sink)
-        is_live = shown and sink.is_terminal and first and not self.plan.prefix
-        self.streams.append(Stream(rank, reader, writer, sink if shown else None, file, is_live))
+        if shown and self.first_shown is None:
+            self.first_shown = rank
+        if sink.is_terminal and rank == self.first_shown and not path and not self.plan.prefix:
+            return sink.descriptor
+        reader, writer = open_pipe()
+        self.streams.append(Stream(rank, reader, writer, sink if shown else None, file))
         return writer
 
     def start(self) -> None:
@@ -189,8 +187,6 @@ class RankOutput:
             data = bytes(self.buffer[: os.readv(stream.reader, [self.buffer])])
         except BlockingIOError:
             return 0
-        except OSError:  # a pseudo-terminal whose other end is closed
-            data = b""
         if not data:
             self.end(stream)
             return 0
@@ -220,11 +216,9 @@ class RankOutput:
         if self.plan.prefix:
             prefix = f"[rank {stream.rank}] ".encode()
             data = prefix + data[:-1].replace(b"\n", b"\n" + prefix) + data[-1:]
-        if not sink.at_line_start and not (stream.is_live and self.shown and self.shown[-1][0] == stream.rank):
+        if not sink.at_line_start:
             data = b"\n" + data
         self.shown.append((stream.rank, data.count(b"\n")))
-        if sink.is_terminal:
-            self.copy_window_size(sink)
         try:
             sink.write(data)
         except OSError:
@@ -242,16 +236,6 @@ class RankOutput:
             os.close(stream.file)
             stream.file = None
             log(f"LAUNCH_LOG_DIR={self.plan.log_dir}: cannot be written ({error.strerror}); rank {stream.rank} goes on")
-
-    def copy_window_size(self, sink: Sink) -> None:
-        """Give the ranks' pseudo-terminals the size of the real one, at most once a second."""
-        if time.monotonic() - self.window_size_at < WINDOW_SIZE_INTERVAL_S:
-            return
-        self.window_size_at = time.monotonic()
-        for stream in self.streams:
-            if stream.sink is sink:
-                with suppress(OSError, termios.error):
-                    termios.tcsetwinsize(stream.reader, termios.tcgetwinsize(sink.descriptor))
 
     def close(self, interrupted: Callable[[], bool] = lambda: False) -> None:
         """Wait until all is relayed, after the ranks have ended; `interrupted` is asked whether to stop waiting."""
@@ -291,16 +275,4 @@ def open_pipe() -> tuple[int, int]:
     reader, writer = os.pipe()
     with suppress(OSError):  # another user's pipes may have used up what this user may have
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    return reader, writer
-
-
-def open_terminal(terminal: int) -> tuple[int, int]:
-    """Return both ends of a pseudo-terminal of the same size, which passes bytes on as they are."""
-    reader, writer = os.openpty()
-    with suppress(OSError, termios.error):
-        termios.tcsetwinsize(reader, termios.tcgetwinsize(terminal))
-    modes = termios.tcgetattr(writer)
-    modes[tty.OFLAG] &= ~termios.OPOST
-    modes[tty.LFLAG] &= ~termios.ECHO
-    termios.tcsetattr(writer, termios.TCSANOW, modes)
     return reader, writer

@@ -1,8 +1,8 @@
 """Run torchrun's agent, print the first failure in one line, and keep its exit code.
 
 torchrun itself prints a page for every failure, sorts failures within one second by rank, and always exits with 1.
-The entrypoint uses it for ranks that may restart, or if the user selects it. `local` starts the other ranks. Only this
-module and `elastic_agent` import torch in the entrypoint. Both run in the agent's process.
+The entrypoint uses it for ranks of several nodes that may restart, or if the user selects it. `local` starts the other
+ranks. Only this module and `elastic_agent` import torch in the entrypoint. Both run in the agent's process.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -20,15 +21,8 @@ from typing import Any
 from entrypoint.core.console import parse_error_record
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.core.process import fast_exit, gc_paused
-from entrypoint.core.signals import PREEMPTION
-from entrypoint.launch.failures import (
-    Failure,
-    first_failed,
-    first_failure,
-    print_final_message,
-    repeat_warning,
-    report_stop,
-)
+from entrypoint.core.signals import PREEMPTION, TERMINATING, not_ignored
+from entrypoint.launch.failures import Failure, first_failure, print_final_message, repeat_warning, report_stop
 from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.model import PLAN_VAR, Plan
@@ -42,24 +36,13 @@ def main(argv: list[str]) -> int:
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-        from entrypoint.launch.elastic_agent import (
-            HangReporter,
-            agent_address_args,
-            bind_store_to_loopback,
-            install_restart_policy,
-        )
+        from entrypoint.launch.elastic_agent import agent_address_args, bind_store_to_loopback, install_restart_policy
 
-    plan = Plan.from_variable(os.environ[PLAN_VAR])
+    plan, started = Plan.from_variable(os.environ[PLAN_VAR]), time.time()
     ended_by_agent, memory = capture_agent_log(plan.grace_period_s), read_memory(ROOT)
 
-    def convert(failures: dict[int, Any]) -> list[Failure]:
-        return convert_failures(failures, ended_by_agent)
-
-    hangs = HangReporter(plan, convert)
-
     def first(failures: dict[int, Any]) -> tuple[str, int]:
-        message, code = first_failure(convert(failures), oom_message(memory, read_memory(ROOT)))
-        return hangs.line or message, code
+        return first_failure(convert_failures(failures, ended_by_agent), oom_message(memory, read_memory(ROOT)))
 
     warned = forward_user_signals()
     try:
@@ -67,20 +50,20 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         return print_final_message(str(error), error.code)
     bind_store_to_loopback()
-    relayed = install_restart_policy(plan, warned, lambda failures: first(failures)[0], hangs)
+    install_restart_policy(plan, warned, lambda failures: first(failures)[0])
+    # torchrun installs handlers for them, and would end with the terminal under nohup (pytorch#67538).
+    signal.pthread_sigmask(signal.SIG_BLOCK, set(TERMINATING) - set(not_ignored(TERMINATING)))
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:
         try:
+            args = torchrun.parse_args([f"--log-dir={folder}", *argv])  # type: ignore[no-untyped-call]
             try:
-                torchrun.run(torchrun.parse_args([f"--log-dir={folder}", *argv]))  # type: ignore[no-untyped-call]
+                torchrun.run(args)  # type: ignore[no-untyped-call]
             finally:
-                relayed.close()
                 repeat_warning(plan)
         except ChildFailedError as error:
-            if relayed.current:
-                relayed.current.print_tail(first_failed(convert(error.failures)).rank)
             return print_final_message(*first(error.failures))
         except SignalException as error:
-            return report_stop(Path(folder), error.sigval)
+            return report_stop(Path(args.log_dir), error.sigval, started)
         except UserError as error:
             return print_final_message(str(error), error.code)
         except (RuntimeError, OSError) as error:
@@ -94,10 +77,15 @@ def convert_failures(failures: dict[int, Any], ended_by_agent: set[int]) -> list
     """Convert torch's failure records, by rank, to `Failure` objects."""
     return [
         Failure(
-            *(rank, one.local_rank, one.pid, one.exitcode, one.timestamp * 10**9, one.pid in ended_by_agent),
-            parse_error_record(one.error_file_data),
+            rank=rank,
+            local_rank=record.local_rank,
+            pid=record.pid,
+            exitcode=record.exitcode,
+            when_ns=record.timestamp * 10**9,
+            ended_by_agent=record.pid in ended_by_agent,
+            error_file=parse_error_record(record.error_file_data),
         )
-        for rank, one in failures.items()
+        for rank, record in failures.items()
     ]
 
 

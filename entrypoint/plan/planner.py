@@ -179,7 +179,7 @@ def collect_warnings(checks: tuple[Check, ...]) -> tuple[str, ...]:
 def decide_launcher(inputs: PlanInputs, nproc: int, restarts: int) -> tuple[LauncherKind, Decision]:
     """Never nest launchers: a process that a launcher started becomes its rank.
 
-    Only torchrun's agent restarts ranks; it imports torch before the first rank starts.
+    Only torchrun's agent restarts ranks of several nodes; it imports torch before the first rank starts.
     Raises `UserError` where LAUNCH_LAUNCHER=direct is to start several ranks.
     """
     job = inputs.job
@@ -193,8 +193,9 @@ def decide_launcher(inputs: PlanInputs, nproc: int, restarts: int) -> tuple[Laun
     if requested == "direct" and nproc > 1:
         source = inputs.settings.sources["launcher"]
         raise UserError(f"{source}: starts one rank, not {nproc}. Set LAUNCH_NPROC_PER_NODE=1.")
-    kind = LauncherKind.TORCHRUN if restarts or requested == "torchrun" else LauncherKind.LOCAL
     nnodes = inputs.node_group.nnodes
+    uses_agent = requested == "torchrun" or (restarts and nnodes > 1)
+    kind = LauncherKind.TORCHRUN if uses_agent else LauncherKind.LOCAL
     if nnodes > 1:
         return kind, Decision("launcher", kind, f"starts {nproc} of the {nproc * nnodes} ranks on this node")
     if nproc == 1 and requested not in ("local", "torchrun") and not restarts:

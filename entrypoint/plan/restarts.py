@@ -34,10 +34,10 @@ def decide_restarts(inputs: PlanInputs) -> tuple[int, tuple[Decision, ...]]:
         )
     if inputs.remote_launcher and inputs.remote_launcher.mpi:
         raise UserError(f"{setting_source}: {inputs.remote_launcher.path} cannot restart ranks. Drop one of the two.")
-    if values.launcher in ("direct", "local"):
+    if values.launcher == "direct" or (values.launcher == "local" and group.nnodes > 1):
         raise UserError(
             f"{setting_source} and {inputs.settings.sources['launcher']} contradict: only torchrun's agent restarts"
-            " ranks. Drop one of the two."
+            " ranks of several nodes, and a single rank is started once. Drop one of the two."
         )
     scope = f"all ranks restart, on {group.min_nodes} to {group.nnodes} nodes" if elastic else "all ranks restart"
     return count, (inputs.decide("max_restarts", "restarts", str(count), "the job is elastic", scope),)
@@ -61,9 +61,22 @@ def agent_command(plan: Plan, inputs: PlanInputs) -> tuple[str, ...]:
         )
     else:
         options = ("--nnodes=1", f"--nproc-per-node={nodes.nproc_per_node}", "--standalone", "--local-addr=127.0.0.1")
+    options = (*options, *output_options(plan))
     # -I keeps the user's folder and PYTHONPATH out of the launcher; the program itself starts as it asks to.
-    return (
-        *(inputs.python, "-I", "-m", "entrypoint.launch.torchrun"),
-        *(*options, f"--max-restarts={nodes.max_restarts}", "--no-python"),
-        *(inputs.python, "-I", "-m", "entrypoint", "rank"),
-    )
+    agent = (inputs.python, "-I", "-m", "entrypoint.launch.torchrun", *options, f"--max-restarts={nodes.max_restarts}")
+    return (*agent, "--no-python", inputs.python, "-I", "-m", "entrypoint", "rank")
+
+
+def output_options(plan: Plan) -> tuple[str, ...]:
+    """Return torchrun's options for the output of this node's ranks (its manual); it marks all lines that it shows."""
+    output, nodes = plan.output, plan.nodes
+    if output.is_default:
+        return ()
+    first = nodes.node_rank * nodes.nproc_per_node
+    shown = [str(rank - first) for rank in output.shown_ranks if 0 <= rank - first < nodes.nproc_per_node]
+    options = ["--tee=3" if shown or not output.shown_ranks else "--redirects=3"]
+    if shown:
+        options.append(f"--local-ranks-filter={','.join(shown)}")
+    if output.log_dir:
+        options.append(f"--log-dir={output.log_dir}")
+    return tuple(options)

@@ -1,4 +1,4 @@
-"""Ranks that an agent starts again, for real: when it does, when not, and what it says."""
+"""Ranks that are started again, for real: when, when not, and what is said; and torchrun's agent."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ TWICE = {"LAUNCH_MAX_RESTARTS": "2"}
 
 @pytest.mark.versions
 @pytest.mark.launch
-def test_restart_script_always_fails_keeps_its_exit_code(entrypoint: Entrypoint) -> None:
+@pytest.mark.parametrize("launcher", ["local", "torchrun"])
+def test_restart_script_always_fails_keeps_its_exit_code(entrypoint: Entrypoint, launcher: str) -> None:
     script(entrypoint.folder, "x.py", "open('starts', 'a').write('x'); raise SystemExit(9)")
-    result = entrypoint("run", "x.py", env=TWICE)
+    result = entrypoint("run", "x.py", env=TWICE | {"LAUNCH_LAUNCHER": launcher})
     assert (result.code, (entrypoint.folder / "starts").read_text()) == (9, "xxx")
     said = [line for line in result.err.splitlines() if line.startswith(("entrypoint: restart", "entrypoint: error"))]
     failed = r"rank 0 of this job \(local rank 0, pid \d+\) failed first, with exit code 9"
@@ -55,12 +56,11 @@ def test_restart_killed_rank_restarts_all_and_succeeds(entrypoint: Entrypoint) -
     assert "restart 1 of 2: rank 1 of this job" in result.err
 
 
-@pytest.mark.slow_except("75")
 @pytest.mark.launch
-@pytest.mark.parametrize("code", [2, 3, 75])
-def test_restart_not_retryable_code_is_not_restarted(entrypoint: Entrypoint, code: int) -> None:
+@pytest.mark.parametrize(("launcher", "code"), [("local", 2), ("local", 75), ("torchrun", 75)])
+def test_restart_not_retryable_code_is_not_restarted(entrypoint: Entrypoint, launcher: str, code: int) -> None:
     script(entrypoint.folder, "x.py", f"open('starts', 'a').write('x'); raise SystemExit({code})")
-    assert entrypoint("run", "x.py", env=TWICE).code == code
+    assert entrypoint("run", "x.py", env=TWICE | {"LAUNCH_LAUNCHER": launcher}).code == code
     assert (entrypoint.folder / "starts").read_text() == "x"
 
 
@@ -110,7 +110,7 @@ FAILS_ONCE = """
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("restarted_by", ["torchrun's agent", "a scheduler"])
+@pytest.mark.parametrize("restarted_by", ["the launcher", "a scheduler"])
 def test_run_that_died_before_its_first_checkpoint_begins_again(entrypoint: Entrypoint, restarted_by: str) -> None:
     script(entrypoint.folder, "once.py", FAILS_ONCE)
     words = ("train", "--model=once:build", f"--model-path={entrypoint.folder}", "--epochs=1", "--run-name=job-1")
@@ -169,7 +169,7 @@ def test_wait_for_master_agent_late_logs_then_raises(
 def test_agent_address_args_without_rendezvous_is_empty() -> None:
     from entrypoint.launch.elastic_agent import agent_address_args
 
-    assert agent_address_args(make_test_plan(make_machine(2), {"LAUNCH_MAX_RESTARTS": "2"}), {}) == []
+    assert agent_address_args(make_test_plan(make_machine(2), {"LAUNCH_LAUNCHER": "torchrun"}), {}) == []
 
 
 LISTENING = """
@@ -188,6 +188,6 @@ LISTENING = """
 @needs_two_cores
 def test_agent_of_one_node_listens_on_loopback_alone(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", LISTENING)
-    result = entrypoint("run", "--nproc-per-node=2", "--oversubscribe=1", "x.py", env={"LAUNCH_MAX_RESTARTS": "1"})
+    result = entrypoint("run", "--nproc-per-node=2", "--oversubscribe=1", "--launcher=torchrun", "x.py")
     assert result.code == 0, result.err
     assert set(result.out.splitlines()) == {"tcp 0100007F"}

@@ -36,7 +36,6 @@ PROGRAM = """
     dist.barrier()
 """
 WORDS = ("run", "--nproc-per-node=2", "--oversubscribe=1", "--quiet", "--grace-period-s=1", "x.py")
-LAUNCHERS = ("local", "torchrun")
 
 
 def run(entrypoint: Entrypoint, own_way: str, *flags: str, stop: bool = False) -> tuple[Result, str]:
@@ -55,9 +54,8 @@ def run(entrypoint: Entrypoint, own_way: str, *flags: str, stop: bool = False) -
     return Result(job.returncode, out, err), ready.read_text()
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_rank_that_leaves_out_a_collective_is_named(entrypoint: Entrypoint, launcher: str) -> None:
-    result, process = run(entrypoint, "time.sleep(600)", f"--launcher={launcher}")
+def test_rank_that_leaves_out_a_collective_is_named(entrypoint: Entrypoint) -> None:
+    result, process = run(entrypoint, "time.sleep(600)")
     file = entrypoint.folder / "x.py"
     where = f"process {process} is at {file}:12 in own_way"
     assert result.error_lines == [
@@ -69,10 +67,8 @@ def test_rank_that_leaves_out_a_collective_is_named(entrypoint: Entrypoint, laun
     assert result.code == 1, "the code of the rank that waited"
 
 
-@pytest.mark.slow_except("local")
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_stopped_rank_is_named_not_its_victim(entrypoint: Entrypoint, launcher: str) -> None:
-    result, process = run(entrypoint, "time.sleep(2)", f"--launcher={launcher}", stop=True)
+def test_stopped_rank_is_named_not_its_victim(entrypoint: Entrypoint) -> None:
+    result, process = run(entrypoint, "time.sleep(2)", stop=True)
     (line,) = result.error_lines
     assert line.startswith("entrypoint: error: rank 1 is missing from barrier at ")
     assert line.endswith(f"where rank 0 waited until its time limit: process {process} is stopped (SIGSTOP)")

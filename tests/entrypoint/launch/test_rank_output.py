@@ -17,9 +17,6 @@ from tests.terminals import terminal
 
 TWO = {"LAUNCH_QUIET": "1", "LAUNCH_NPROC_PER_NODE": "2"}
 AGAIN = TWO | {"LAUNCH_MAX_RESTARTS": "1"}
-STARTS = pytest.mark.parametrize(
-    "env", [pytest.param(TWO, id="local"), pytest.param(AGAIN, id="torchrun", marks=pytest.mark.slow)]
-)
 
 
 @pytest.mark.parametrize(
@@ -40,11 +37,6 @@ def test_only_whole_lines_are_shown(chunks: list[bytes], shown: list[bytes], res
     assert stream.pending == rest
 
 
-def test_terminal_of_first_rank_is_shown_at_once() -> None:
-    stream = Stream(0, -1, -1, None, is_live=True)
-    assert stream.take(b"epoch 1 ") == b"epoch 1 "
-
-
 def write_many(entrypoint: Entrypoint) -> None:
     script(
         entrypoint.folder,
@@ -61,8 +53,7 @@ def write_many(entrypoint: Entrypoint) -> None:
 
 @pytest.mark.launch
 @needs_two_cores
-@STARTS
-def test_lines_of_two_ranks_are_never_mixed(entrypoint: Entrypoint, env: dict[str, str]) -> None:
+def test_lines_of_two_ranks_are_never_mixed(entrypoint: Entrypoint) -> None:
     """Unbuffered, print() writes each word alone, which mixed half of the lines before."""
     write_many(entrypoint)
     out = entrypoint.folder / "out"
@@ -70,7 +61,7 @@ def test_lines_of_two_ranks_are_never_mixed(entrypoint: Entrypoint, env: dict[st
         subprocess.run(
             (PYTHON, "-m", "entrypoint", "run", "x.py"),
             cwd=entrypoint.folder,
-            env={**clean_environment(), "HOME": str(entrypoint.home), "PYTHONUNBUFFERED": "1", **env},
+            env={**clean_environment(), "HOME": str(entrypoint.home), "PYTHONUNBUFFERED": "1", **TWO},
             stdout=file,
             stderr=subprocess.STDOUT,
             check=True,
@@ -85,8 +76,7 @@ def test_lines_of_two_ranks_are_never_mixed(entrypoint: Entrypoint, env: dict[st
 
 @pytest.mark.launch
 @needs_two_cores
-@STARTS
-def test_log_dir_has_a_file_of_each_rank_and_restart(entrypoint: Entrypoint, env: dict[str, str]) -> None:
+def test_log_dir_has_a_file_of_each_rank_and_restart(entrypoint: Entrypoint) -> None:
     script(
         entrypoint.folder,
         "x.py",
@@ -98,20 +88,19 @@ def test_log_dir_has_a_file_of_each_rank_and_restart(entrypoint: Entrypoint, env
         print("err", rank, start, file=sys.stderr)
         sys.stdout.flush()
         time.sleep(1 if rank == "0" else 0.2)
-        if rank == "1" and start == "0" and os.environ["LAUNCH_MAX_RESTARTS"] == "1":
+        if rank == "1" and start == "0":
             os._exit(7)
         """,
     )
-    env = env | {"LAUNCH_MAX_RESTARTS": env.get("LAUNCH_MAX_RESTARTS", "0"), "LAUNCH_LOG_DIR": "logs"}
-    result = entrypoint("run", "x.py", env=env | {"LAUNCH_LOG_RANKS": "1", "LAUNCH_LOG_PREFIX": "1"})
+    shown = {"LAUNCH_LOG_DIR": "logs", "LAUNCH_LOG_RANKS": "1", "LAUNCH_LOG_PREFIX": "1"}
+    result = entrypoint("run", "x.py", env=AGAIN | shown)
     assert result.code == 0, result.err
-    starts = 1 + int(env["LAUNCH_MAX_RESTARTS"])
-    for start in range(starts):
+    for start in range(2):
         for rank in range(2):
             for name in ("out", "err"):
                 file = entrypoint.folder / f"logs/attempt_{start}/{rank}/std{name}.log"
                 assert file.read_text() == f"{name} {rank} {start}\n"
-    assert result.out.splitlines() == [f"[rank 1] out 1 {start}" for start in range(starts)]
+    assert result.out.splitlines() == [f"[rank 1] out 1 {start}" for start in range(2)]
     assert "[rank 1] err 1 0" in result.err
     assert "err 0" not in result.err
 
@@ -137,8 +126,7 @@ def test_single_rank_has_a_log_file_too(entrypoint: Entrypoint) -> None:
 
 @pytest.mark.launch
 @needs_two_cores
-@STARTS
-def test_last_lines_of_failed_rank_are_shown_last(entrypoint: Entrypoint, env: dict[str, str]) -> None:
+def test_last_lines_of_failed_rank_are_shown_last(entrypoint: Entrypoint) -> None:
     script(
         entrypoint.folder,
         "x.py",
@@ -151,10 +139,9 @@ def test_last_lines_of_failed_rank_are_shown_last(entrypoint: Entrypoint, env: d
             os._exit(0)
 
         signal.signal(signal.SIGTERM, stop)
-        start = os.environ["TORCHELASTIC_RESTART_COUNT"]
         if os.environ["RANK"] == "0":
-            open(f"ready{start}", "w")
-        while not os.path.exists(f"ready{start}"):
+            open("ready", "w")
+        while not os.path.exists("ready"):
             time.sleep(0.01)
         if os.environ["RANK"] == "1":
             for number in range(30):
@@ -163,7 +150,7 @@ def test_last_lines_of_failed_rank_are_shown_last(entrypoint: Entrypoint, env: d
         time.sleep(60)
         """,
     )
-    result = entrypoint("run", "x.py", env=env | {"LAUNCH_MAX_RESTARTS": "0"} if env is TWO else env)
+    result = entrypoint("run", "x.py", env=TWO)
     lines = result.err.splitlines()
     start = next(n for n, line in enumerate(lines) if re.match("entrypoint: the last 20 lines of rank 1:", line))
     assert "  RuntimeError: the cause" in lines[start:]
@@ -263,14 +250,13 @@ def test_reader_that_leaves_ends_the_ranks(entrypoint: Entrypoint) -> None:
 
 @pytest.mark.launch
 @needs_two_cores
-def test_terminal_stays_a_terminal_for_ranks(entrypoint: Entrypoint) -> None:
+def test_first_rank_keeps_the_terminal(entrypoint: Entrypoint) -> None:
     script(
         entrypoint.folder,
         "x.py",
         """
         import os, sys, time
 
-        size = os.get_terminal_size(1)
         if os.environ["RANK"] == "0":
             for part in range(3):
                 sys.stdout.write(f"\\rbar {part}")
@@ -279,7 +265,7 @@ def test_terminal_stays_a_terminal_for_ranks(entrypoint: Entrypoint) -> None:
             print()
         else:
             time.sleep(1)
-        print(f"rank {os.environ['RANK']}:", sys.stdout.isatty(), sys.stderr.isatty(), size.columns)
+        print(f"rank {os.environ['RANK']}:", sys.stdout.isatty(), sys.stderr.isatty())
         """,
     )
     env = {"HOME": str(entrypoint.home), **TWO}
@@ -287,8 +273,8 @@ def test_terminal_stays_a_terminal_for_ranks(entrypoint: Entrypoint) -> None:
         assert shown.ended() == 0
         text = shown.said.decode()
     assert "\rbar 0\rbar 1\rbar 2" in text
-    for rank in (0, 1):
-        assert re.search(rf"rank {rank}: True True \d+", text)
+    assert "rank 0: True True\r\n" in text
+    assert "rank 1: False False\r\n" in text
 
 
 @pytest.mark.launch
@@ -331,6 +317,17 @@ def test_log_settings_that_cannot_be_are_refused(
     assert result.out == ""
     assert result.err.startswith(f"entrypoint: error: {said}")
     assert len(result.err.splitlines()) == 1
+
+
+@pytest.mark.launch
+@needs_two_cores
+def test_torchruns_agent_keeps_files_too(entrypoint: Entrypoint) -> None:
+    script(entrypoint.folder, "x.py", "import os; print('here', os.environ['RANK'])")
+    env = TWO | {"LAUNCH_LAUNCHER": "torchrun", "LAUNCH_LOG_DIR": "logs", "LAUNCH_LOG_RANKS": "1"}
+    result = entrypoint("run", "x.py", env=env)
+    assert (result.code, result.out) == (0, "[default1]:here 1\n")
+    files = sorted(entrypoint.folder.glob("logs/*/attempt_0/*/stdout.log"))
+    assert [file.read_text() for file in files] == ["here 0\n", "here 1\n"]
 
 
 @pytest.mark.launch

@@ -40,7 +40,7 @@ def test_plan_lines_show_command_if_nothing_starts() -> None:
     lines = plan_lines(make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "2"}), command=True)
     assert lines[-1] == "  would run: python x.py"
     lines = plan_lines(
-        make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_MAX_RESTARTS": "1"}), command=True
+        make_test_plan(make_machine(4), {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_LAUNCHER": "torchrun"}), command=True
     )
     assert "entrypoint.launch.torchrun" in lines[-2]
     assert lines[-1] == "  each rank: python x.py"

@@ -39,10 +39,12 @@ def test_two_ranks_share_cores_without_torchrun() -> None:
     assert made.environment.variables["GLOO_SOCKET_IFNAME"] == "lo"
 
 
-@pytest.mark.parametrize("name", ["LAUNCH_LAUNCHER", "LAUNCH_MAX_RESTARTS"])
-def test_torchrun_starts_ranks_if_requested_or_for_restarts(name: str) -> None:
-    value = {"LAUNCH_LAUNCHER": "torchrun", "LAUNCH_MAX_RESTARTS": "1"}[name]
-    made = make_test_plan(make_machine(5), {"LAUNCH_NPROC_PER_NODE": "2", name: value})
+ON_TWO_NODES = {"LAUNCH_NNODES": "2", "LAUNCH_NODE_RANK": "1", "MASTER_ADDR": "r1", "LAUNCH_MAX_RESTARTS": "1"}
+
+
+@pytest.mark.parametrize("environ", [{"LAUNCH_LAUNCHER": "torchrun"}, ON_TWO_NODES])
+def test_torchrun_starts_ranks_if_requested_or_for_restarts(environ: dict[str, str]) -> None:
+    made = make_test_plan(make_machine(5), {"LAUNCH_NPROC_PER_NODE": "2", **environ})
     assert made.launcher == "torchrun"
     assert [rank.cpus for rank in made.ranks] == [(0, 1, 2), (3, 4)]
     assert "--nproc-per-node=2" in made.command

@@ -42,7 +42,7 @@ def planned(environ: dict[str, str]) -> Plan:
     ("environ", "options", "restarts"),
     [
         ({"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_LAUNCHER": "torchrun"}, {"--nnodes": "1"}, 0),
-        ({"LAUNCH_MAX_RESTARTS": "2"}, {"--nnodes": "1"}, 2),
+        ({"LAUNCH_MAX_RESTARTS": "2", "LAUNCH_LAUNCHER": "torchrun"}, {"--nnodes": "1"}, 2),
         (HAND | {"LAUNCH_LAUNCHER": "torchrun"}, {"--nnodes": "1"}, 0),
         (HAND | {"LAUNCH_MAX_RESTARTS": "2"}, {"--nnodes": "2:2", "--rdzv-endpoint": "r1:61000"}, 2),
         (HAND | {"LAUNCH_NNODES": "1:4"}, {"--nnodes": "1:4", "--rdzv-endpoint": "r1:61000"}, 3),
@@ -80,11 +80,12 @@ def test_rendezvous_is_hosted_by_node_0(environ: dict[str, str], host: bool) -> 
     assert f"is_host={int(host)}," in reported(planned(environ))["--rdzv-conf"]
 
 
-def test_single_rank_with_restarts_has_an_elastic_agent() -> None:
+def test_restarts_have_an_agent_over_several_nodes_alone() -> None:
     made = make_test_plan(make_machine(4), {"LAUNCH_MAX_RESTARTS": "2"})
-    assert (made.launcher, made.nodes.nproc_per_node) == ("torchrun", 1)
+    assert (made.launcher, made.nodes.max_restarts) == ("local", 2)
     assert reason_for(made, "restarts") == "(set by you) LAUNCH_MAX_RESTARTS=2; all ranks restart"
     varying = make_test_plan(make_machine(4), HAND | {"LAUNCH_NNODES": "1:4"})
+    assert varying.launcher == "torchrun"
     assert reason_for(varying, "restarts").endswith("all ranks restart, on 1 to 4 nodes")
     assert next(one.value for one in varying.decisions if one.key == "nodes") == "1:4"
 
@@ -97,7 +98,7 @@ def test_single_rank_with_restarts_has_an_elastic_agent() -> None:
             "LAUNCH_MAX_RESTARTS=1: srun started the ranks and cannot restart them",
         ),
         ({"LAUNCH_LAUNCHER": "direct"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_LAUNCHER=direct contradict"),
-        ({"LAUNCH_LAUNCHER": "local"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_LAUNCHER=local contradict"),
+        (HAND | {"LAUNCH_LAUNCHER": "local"}, "LAUNCH_MAX_RESTARTS=1 and LAUNCH_LAUNCHER=local contradict"),
     ],
 )
 def test_restarts_without_agent_raise(environ: dict[str, str], said: str) -> None:
