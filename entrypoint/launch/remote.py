@@ -38,21 +38,19 @@ HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,252})(?:(?::| +slots *= *)([1-9
 # What ranks on other nodes get: our settings and what steers threads, networks and devices. Nothing else of a
 # user's environment goes over the network, where it may hold secrets.
 FORWARDED_PREFIXES = (
-    *(
-        "LAUNCH_",
-        "TRAIN_",
-        "OMP_",
-        "KMP_",
-        "GOMP_",
-        "MKL_",
-        "GLOO_",
-        "NCCL_",
-        "CCL_",
-        "FI_",
-        "UCX_",
-        "TORCH_",
-        "I_MPI_",
-    ),
+    "LAUNCH_",
+    "TRAIN_",
+    "OMP_",
+    "KMP_",
+    "GOMP_",
+    "MKL_",
+    "GLOO_",
+    "NCCL_",
+    "CCL_",
+    "FI_",
+    "UCX_",
+    "TORCH_",
+    "I_MPI_",
     "ACCELERATE_",
 )
 FORWARDED_NAMES = ("PATH", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", START_TIME_VAR, ALLOCATION_VAR)
@@ -95,9 +93,8 @@ def find_remote_launcher(
     hosts = read_hosts(values.hosts)
     if len(hosts) > 1 and not any(environ.get(name) for name in SSH_ALTERNATIVES) and not shutil.which("ssh"):
         raise UserError(
-            f"LAUNCH_HOSTS={printable(values.hosts)}: no ssh is here to reach {hosts[1][0]} with; inside a container"
-            " start"
-            " it from outside: mpirun … apptainer exec IMAGE entrypoint …",
+            f"LAUNCH_HOSTS={printable(values.hosts)}: no ssh is here to reach {hosts[1][0]} with. Inside a container,"
+            " start it from outside: mpirun … apptainer exec IMAGE entrypoint …",
             ExitCode.MACHINE,
         )
     mpi, major = detect_mpi(path) if name == "mpirun" else ("", 0)

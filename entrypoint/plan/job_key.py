@@ -34,9 +34,7 @@ def decide_job_key(inputs: PlanInputs) -> tuple[Decision, ...]:
         return (Decision("job key", "drawn", "this process draws it and passes it to the ranks"),)
     if kind == "drawn":
         return (Decision("job key", "drawn", f"rank 0 writes it to {printable(path)}, which only you read"),)
-    hosts = inputs.job.hostnames
-    who = "the job's own hosts are accepted" if hosts else "any host is accepted"
-    return (Decision("job key", "none", f"{who}. Set LAUNCH_SECRET_FILE to a file that all nodes read"),)
+    return (Decision("job key", "none", "any host is accepted. Set LAUNCH_SECRET_FILE"),)
 
 
 def spans_nodes(inputs: PlanInputs) -> bool:

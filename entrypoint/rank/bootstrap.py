@@ -8,11 +8,12 @@ from typing import NoReturn
 from entrypoint.core.errors import UserError
 from entrypoint.core.process import die_with_parent, replace_process
 from entrypoint.job.detect import Job
+from entrypoint.job.node_group import NodeGroup
 from entrypoint.job.run_identity import has_monitor
 from entrypoint.plan.model import Plan
 from entrypoint.rank.environment import build_rank_environment, global_rank_of
 from entrypoint.rank.pinning import pin_process
-from entrypoint.rank.refusal import Place, make_place, place_of_launched, refuse
+from entrypoint.rank.refusal import Place, place_in_job, refuse
 from entrypoint.rank.rendezvous import rendezvous_variables, resolve_master
 
 
@@ -58,15 +59,6 @@ def place_of_rank(plan: Plan, job: Job, environ: Mapping[str, str]) -> Place | N
     nodes, rendezvous = plan.nodes, plan.rendezvous
     if plan.uses_elastic_rendezvous:
         return None
-    if nodes.nnodes == 1:
-        return place_of_launched(job, environ, rendezvous.run_identity)
     port = "" if rendezvous.port_is_derived else rendezvous.master_port
-    return make_place(
-        job,
-        environ,
-        rank=nodes.node_rank,
-        master_addr=rendezvous.master_addr,
-        port=port,
-        identity=rendezvous.run_identity,
-        size=nodes.nnodes,
-    )
+    group = NodeGroup(nnodes=nodes.nnodes, node_rank=nodes.node_rank, master_addr=rendezvous.master_addr, port=port)
+    return place_in_job(job, group, environ, rendezvous.run_identity)

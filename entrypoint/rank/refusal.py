@@ -54,49 +54,21 @@ def run_token(port: int, identity: str, *, derived: bool) -> str:
 
 
 def place_in_job(job: Job, group: NodeGroup, environ: Mapping[str, str], identity: str) -> Place | None:
-    """Return where this process stands, None if it is the only one or does not know where rank 0 is.
+    """Return where this process stands, None if the others have no monitors or it does not know where rank 0 is.
 
     The agents of an elastic job have no common port before they meet.
     """
-    if group.nnodes == 1:
-        return place_of_launched(job, environ, identity)
-    if group.min_nodes:
+    if group.nnodes == 1 and has_monitor(job, environ, identity):
+        job = job if job.job_id else replace(job, job_id=environ.get(JOB_TOKEN_VAR, ""))
+        rank, size, port = job.rank, job.world_size, environ.get("MASTER_PORT", "")
+        master_addr = environ.get("MASTER_ADDR") or (LOOPBACK if job.on_one_node else job.master_addr)
+    elif group.nnodes > 1 and not group.min_nodes:
+        rank, size, port, master_addr = group.node_rank, group.nnodes, group.port, group.master_addr
+    else:
         return None
-    return make_place(
-        job,
-        environ,
-        rank=group.node_rank,
-        master_addr=group.master_addr,
-        port=group.port,
-        identity=identity,
-        size=group.nnodes,
-    )
-
-
-def place_of_launched(job: Job, environ: Mapping[str, str], identity: str) -> Place | None:
-    """Return where a rank stands that a launcher started, None if the others have no monitors."""
-    if not has_monitor(job, environ, identity):
-        return None
-    job = job if job.job_id else replace(job, job_id=environ.get(JOB_TOKEN_VAR, ""))
-    place = make_place(
-        job,
-        environ,
-        rank=job.rank,
-        master_addr=environ.get("MASTER_ADDR") or (LOOPBACK if job.on_one_node else job.master_addr),
-        port=environ.get("MASTER_PORT", ""),
-        identity=identity,
-        size=job.world_size,
-    )
-    return place and replace(place, on_one_node=job.on_one_node)
-
-
-def make_place(
-    job: Job, environ: Mapping[str, str], *, rank: int, master_addr: str, port: str, identity: str, size: int
-) -> Place | None:
-    """Return a place; without a `port` it is derived from the job's id. None without rank 0's host."""
-    number = int(port) if port.isdecimal() else port_from_job_id(job.job_id)
     if not master_addr:
         return None
+    number = int(port) if port.isdecimal() else port_from_job_id(job.job_id)
     return Place(
         rank=rank,
         master_addr=master_addr,
@@ -106,11 +78,12 @@ def make_place(
         identity=identity,
         job=job,
         environ=environ,
+        on_one_node=group.nnodes == 1 and job.on_one_node,
     )
 
 
 def job_access(source: KeySource, job: Job, environ: Mapping[str, str], *, on_one_node: bool) -> Access:
-    """Return who may take part in the job: monitors with its key, else those on its hosts, or this user's on one node.
+    """Return who may take part in the job: monitors with its key, or this user's on one node.
 
     Raises `UserError` if the key cannot be read.
     """
@@ -120,7 +93,7 @@ def job_access(source: KeySource, job: Job, environ: Mapping[str, str], *, on_on
     if on_one_node:
         return Access(own_user_only=True)
     reader = key_reader(source, environ, draws=job.rank == 0 and job.local_rank == 0)
-    return Access(reader, () if source.kind in ("file", "variable") else job.hostnames, source.kind == "drawn")
+    return Access(reader, is_drawn=source.kind == "drawn")
 
 
 def refuse(place: Place | None, error: UserError, *, listens: bool = True) -> NoReturn:

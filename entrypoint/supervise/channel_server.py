@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import resource
 import socket
-import threading
-from contextlib import suppress
 
 from msgspec.structs import asdict
 
@@ -14,7 +12,7 @@ from entrypoint.supervise.access import is_own_user
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
 from entrypoint.supervise.channel_state import ChannelState
 from entrypoint.supervise.event_loop import Connection, Role
-from entrypoint.supervise.wire import PROTOCOL, Message, Session
+from entrypoint.supervise.wire import Message, Session
 
 # File descriptors besides those of the connections.
 OTHER_FILES = 64
@@ -29,33 +27,17 @@ class ChannelServer:
 
     def listen(self, listening: list[socket.socket], connections: int) -> None:
         """Accept connections of other nodes; `connections` is how many there may be."""
-        channel = self.channel
+        loop = self.channel.loop
         raise_file_limit(connections + OTHER_FILES)
-        channel.loop.max_unproven += connections
-        threading.Thread(target=self.open, args=(listening,), daemon=True).start()
+        loop.max_unproven += connections
+        for server in listening:
+            loop.listen(server, self.welcome_local if self.channel.access.own_user_only else self.welcome)
 
-    def open(self, listening: list[socket.socket]) -> None:
-        """Accept connections as soon as the hosts' addresses are known; the kernel keeps early ones waiting."""
-        access = self.channel.access
-        access.resolve_hosts(self.channel.endpoint.host)
-        for one in listening:
-            self.channel.loop.listen(one, self.welcome_local if access.own_user_only else self.welcome)
+    def welcome(self, _: socket.socket) -> tuple[Session, Role]:
+        """Return the session of a new connection, whose messages show whether it has the job's key."""
+        return Session(self.channel.access.read_key(), is_server=True), self
 
-    def welcome(self, peer: socket.socket, address: str) -> tuple[Session, Role] | None:
-        """Return the session of a new connection, None where its address is not the job's."""
-        access, refused = self.channel.access, len(self.channel.access.refused)
-        if not access.accepts(address):
-            with suppress(OSError):
-                peer.send(f"{PROTOCOL} refused {address}\n".encode())
-            if len(access.refused) > refused:
-                log(
-                    f"failure channel: {address} is no host of this job, and was refused. If it is one, set"
-                    " LAUNCH_SECRET_FILE to a file that all nodes read."
-                )
-            return None
-        return Session(access.read_key(), is_server=True), self
-
-    def welcome_local(self, peer: socket.socket, _: str) -> tuple[Session, Role] | None:
+    def welcome_local(self, peer: socket.socket) -> tuple[Session, Role] | None:
         """Return the session of a rank on this node, None where it is another user's process."""
         return (Session(is_server=True), self) if is_own_user(peer) else None
 
@@ -127,13 +109,11 @@ class ChannelServer:
 
 
 def raise_file_limit(wanted: int) -> None:
-    """Raise the limit of open files as far as it is needed and allowed (setrlimit(2)); print where it is too low."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
-        if limit < wanted:
-            log(
-                f"warning: ulimit -n: {hard} open files are too few for the connections of the job's nodes. Raise it to"
-                f" {wanted} on rank 0's node (ulimit -Hn, LimitNOFILE)."
-            )
+    """Raise the limit of open files as far as it is allowed (setrlimit(2)); print where it is too low."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if most != resource.RLIM_INFINITY and most < wanted:
+        log(
+            f"warning: ulimit -n: {most} open files are too few for the connections of the job's nodes. Raise it to"
+            f" {wanted} on rank 0's node (ulimit -Hn, LimitNOFILE)."
+        )

@@ -56,7 +56,7 @@ class Connection(Struct, eq=False):
 
 
 # Returns the session and the role of a new connection, None to refuse it.
-Welcome = Callable[[socket.socket, str], tuple[Session, Role] | None]
+Welcome = Callable[[socket.socket], tuple[Session, Role] | None]
 
 
 class EventLoop:
@@ -197,14 +197,14 @@ class EventLoop:
         """Accept new connections, and close those that have waited longest where there are too many."""
         for _ in range(ACCEPTS_AT_ONCE):
             try:
-                new, address = server.accept()
+                new, _ = server.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self.free_descriptor(server)
                 return
-            role = welcome(new, plain_address(address))
+            role = welcome(new)
             if role is None:
                 new.close()
                 continue
@@ -257,8 +257,3 @@ def unconfirmed_bytes(connected: socket.socket) -> int:
     with contextlib.suppress(OSError):
         return int.from_bytes(fcntl.ioctl(connected, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
     return 0
-
-
-def plain_address(address: object) -> str:
-    """Return the address of accept(2) without its port; an IPv4 one of a dual-stack socket as such."""
-    return str(address[0]).removeprefix("::ffff:") if isinstance(address, tuple) else ""

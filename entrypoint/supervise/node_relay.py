@@ -50,7 +50,7 @@ class NodeRelay:
         self.upstream: Connection | None = None
         self.waiting: list[Message] = []
 
-    def welcome(self, peer: socket.socket, _: str) -> tuple[Session, Role] | None:
+    def welcome(self, peer: socket.socket) -> tuple[Session, Role] | None:
         """Return the session of a rank on this node, None where it is another user's process."""
         return (Session(is_server=True), self) if is_own_user(peer) else None
 

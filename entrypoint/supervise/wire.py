@@ -66,8 +66,6 @@ class Session:
     def open(self, line: bytes) -> None:
         """Take up the other side's greeting; raises `WireError` where it is another protocol's, or lacks a key."""
         words = line.decode("ascii", "replace").split(" ")
-        if words[:2] == [PROTOCOL, "refused"]:
-            raise WireError(f"it accepts the job's own hosts alone, and {words[-1]} is none of them")
         if len(words) != 3 or words[0] != PROTOCOL or len(words[2]) != 2 * NONCE_BYTES:
             raise WireError(INVALID)
         if (words[1] == "key") != bool(self.key):

@@ -36,7 +36,7 @@ MPIRUN = RemoteLauncher("/usr/bin/mpirun", "Open MPI", (("node1", 2), ("node2", 
     ("environ", "job", "source", "remote", "kind", "reason"),
     [
         (BY_HAND, Job(), KeySource(), None, "none", "any host is accepted. Set LAUNCH_SECRET_FILE"),
-        ({}, SRUN, KeySource(), None, "none", "the job's own hosts are accepted. Set LAUNCH_SECRET_FILE"),
+        ({}, SRUN, KeySource(), None, "none", "any host is accepted. Set LAUNCH_SECRET_FILE"),
         ({}, SRUN, DRAWN, None, "drawn", "rank 0 writes it to /home/me/.cache/reference-training/keys/7, which only"),
         ({}, SRUN, KeySource("variable"), None, "variable", "monitors without it cannot take part"),
         (

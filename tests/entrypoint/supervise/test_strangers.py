@@ -163,39 +163,6 @@ def test_recorded_conversation_is_refused(job: Job) -> None:
     assert 2 not in job[1].admission.admitted
 
 
-def resolved(access: Access, master: str = "127.0.0.5") -> Access:
-    access.resolve_hosts(master)
-    return access
-
-
-def test_job_without_a_key_accepts_its_own_hosts() -> None:
-    access = resolved(Access(hosts=("127.0.0.5", "127.0.0.6")))
-    assert access.accepts("127.0.0.5")
-    assert access.accepts("127.0.0.6")
-    assert access.accepts("127.0.0.1"), "its own address"
-    assert not access.accepts("192.0.2.7")
-    assert Access().accepts("192.0.2.7"), "no hosts are known"
-    unknown = resolved(Access(hosts=("127.0.0.5", "no-such-host.invalid")))
-    assert unknown.accepts("192.0.2.7"), "a host's address is not known"
-    other_network = resolved(Access(hosts=("127.0.0.5",)), "127.0.0.9")
-    assert other_network.accepts("192.0.2.7"), "rank 0 is reached by another network than the names'"
-    assert resolved(Access(lambda: KEY, hosts=("127.0.0.5",))).accepts("192.0.2.7"), "its messages say who it is"
-
-
-def test_refused_host_is_named_on_both_sides(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("entrypoint.supervise.access.is_own_address", lambda _: False)
-    port = free_port()
-    monkeypatch.setattr("entrypoint.supervise.access.resolve_all", lambda _: {"127.0.0.5"})
-    rank0 = open_channel(0, port, access=Access(hosts=("127.0.0.5",)))
-    one = open_channel(1, port, rendezvous_port=1)
-    assert eventually(10, lambda: bool(one.obstacle))
-    assert one.obstacle.endswith("it accepts the job's own hosts alone, and 127.0.0.1 is none of them")
-    assert not rank0.peers
-    assert capfd.readouterr().err.count("failure channel: 127.0.0.1 is no host of this job, and was refused.") == 1
-
-
 OTHER_USER = """
 import os, socket, sys
 os.setuid(65534)
