@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from entrypoint.job.detect import Job, LauncherBinding
-from entrypoint.machine.detect import detect_machine
 from entrypoint.machine.shared_libraries import read_libraries
 from tests.conftest import (
     LAUNCH_LIMIT_S,
@@ -26,9 +25,7 @@ from tests.conftest import (
     paint,
     script,
 )
-from tests.entrypoint.launch.running_ranks import started
 from tests.factories import elf_header, make_machine, make_test_plan
-from tests.machines import smp
 
 TELL = """
     import json, os, sys
@@ -40,13 +37,6 @@ TELL = """
 def reported(entrypoint: Entrypoint, rank: int = 0) -> dict[str, str]:
     found: dict[str, str] = json.loads((entrypoint.folder / f"rank{rank}.json").read_text())
     return found
-
-
-def test_run_cpu_takes_the_core_column_for_cpu_ids(tmp_path: Path) -> None:
-    """With siblings numbered 0,1 its four cores are two."""
-    tree = smp(1, 4, 2, interleaved=False)
-    made = make_test_plan(detect_machine(tree.build(tmp_path), tree.cpus), {"LAUNCH_NPROC_PER_NODE": "4"})
-    assert [rank.cpus for rank in made.ranks] == [(0,), (2,), (4,), (6,)]
 
 
 def test_run_cpu_finds_only_libtcmalloc_so_outside_multiarch(tmp_path: Path) -> None:
@@ -67,24 +57,11 @@ def test_run_cpu_only_warns_of_a_preload_that_is_not_there(entrypoint: Entrypoin
 
 
 @pytest.mark.launch
-@needs_two_cores
-@pytest.mark.parametrize("ranks", ["1", "2"])
-def test_run_cpu_drops_the_exit_code_of_its_children(entrypoint: Entrypoint, ranks: str) -> None:
-    script(entrypoint.folder, "x.py", "import sys; sys.exit(7)")
-    assert entrypoint("run", "--nproc-per-node", ranks, "x.py").code == 7
-
-
-@pytest.mark.launch
 def test_run_cpu_without_activated_env_misses_intel_openmp(entrypoint: Entrypoint) -> None:
     library = intel_openmp()
     bare = ("env", "-i", f"HOME={entrypoint.home}", PYTHON, "-m", "entrypoint")
     made = json.loads(entrypoint("plan", "--json", "--openmp=intel", command=bare).out)
     assert made["environment"]["preload"][0] == str(library)
-
-
-def test_torchrun_sets_one_thread_for_several_ranks() -> None:
-    made = make_test_plan(make_machine(8), {"LAUNCH_NPROC_PER_NODE": "2"})
-    assert [rank.threads for rank in made.ranks] == [4, 4]
 
 
 @pytest.mark.launch
@@ -93,23 +70,6 @@ def test_torchrun_ignores_cgroup_cpu_limit(
 ) -> None:
     made = json.loads(entrypoint("plan", "--json", command=(*under_quota(1), PYTHON, "-m", "entrypoint")).out)
     assert sum(rank["threads"] for rank in made["ranks"]) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-@needs_two_cores
-def test_torchrun_ends_with_the_terminal_even_under_nohup(entrypoint: Entrypoint) -> None:
-    """pytorch#67538, LlamaFactory#3036 and many more; ours does not (`test_spawn`)."""
-    torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    with started(entrypoint, "sys.exit(0)", "nohup", command=torchrun) as process:
-        process.send_signal(signal.SIGHUP)
-        assert process.wait(LAUNCH_LIMIT_S) == 1
-
-
-def test_torchrun_binds_by_numa_node_only_for_gpus(tmp_path: Path) -> None:
-    tree = smp(2, 4)
-    made = make_test_plan(detect_machine(tree.build(tmp_path), tree.cpus))
-    assert [(rank.cpus, rank.memory_nodes) for rank in made.ranks] == [((0, 1, 2, 3), (0,)), ((4, 5, 6, 7), (1,))]
 
 
 @pytest.mark.launch
@@ -133,11 +93,6 @@ def test_srun_gives_a_rank_one_cpu_without_warning() -> None:
     (warning,) = make_test_plan(make_machine(1, online=8), job=job).warnings
     assert "srun gave this rank 1 of the 8 CPUs" in warning
     assert "srun --cpus-per-task=8" in warning
-
-
-def test_book_maps_global_ranks_beyond_cpus_of_node_2() -> None:
-    made = make_test_plan(make_machine(8), job=Job("hydra (MPICH, Intel MPI)", 5, 8, 1, 4))
-    assert made.ranks[1].cpus == (2, 3), "rank 5 is local rank 1"
 
 
 def cpus_of_loaders(process: int) -> set[str]:
