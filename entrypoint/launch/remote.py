@@ -19,7 +19,7 @@ from entrypoint.job.ports import JOB_TOKEN_VAR, START_TIME_VAR
 from entrypoint.job.slurm import number
 from entrypoint.plan.environment import USER_OVERRIDABLE
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
-from entrypoint.plan.job_key import DRAWN_HERE
+from entrypoint.plan.key_decision import DRAWN_HERE
 from entrypoint.plan.model import Plan
 from entrypoint.plan.remote_ranks import node_count, ranks_per_host, starts_ranks_here, world_size_for
 from entrypoint.settings import LaunchSettings

@@ -15,7 +15,7 @@ from entrypoint.plan.devices import decide_backend, decide_devices, hosts_settin
 from entrypoint.plan.display import core_map
 from entrypoint.plan.environment import USER_OVERRIDABLE, decide_environment, warn_host_leaks
 from entrypoint.plan.inputs import PlanInputs, RemoteLauncher
-from entrypoint.plan.job_key import check_secret_file, decide_job_key, decide_key_source
+from entrypoint.plan.key_decision import check_secret_file, decide_job_key, decide_key_source
 from entrypoint.plan.model import (
     BindingPlan,
     Decision,
