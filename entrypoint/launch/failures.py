@@ -12,7 +12,6 @@ from msgspec import Struct, field
 from entrypoint.core.console import error_prefix, log, read_error_record, write_stderr
 from entrypoint.core.errors import COLLECTIVE_KEY, ExitCode, describe_exit
 from entrypoint.plan.model import Plan
-from entrypoint.supervise.monitor import PROCESS_NAME as MONITOR
 
 # The name of each rank's error file, in the rank's own folder.
 ERROR_FILE = "error.json"
@@ -103,7 +102,8 @@ def explain_hang(failures: Sequence[Failure], running: Mapping[int, int], ended:
     `failures` are those of the ranks that waited, `running` maps the ranks that still run to their processes, and
     `ended` are those that ended without an error.
     """
-    from entrypoint.machine import missing_ranks  # late: a start does not need it
+    from entrypoint.machine import missing_ranks  # late: a start needs neither
+    from entrypoint.supervise.monitor import PROCESS_NAME as MONITOR
 
     waited = next((failure for failure in failures if failure.timed_out), failures[0])
     lost = waited.lost_collective
