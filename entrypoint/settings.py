@@ -145,6 +145,7 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
         Meta(
             description="Folder for a file with the output of each rank:"
             " attempt_0/RANK/stdout.log and stderr.log; a restart writes attempt_1."
+            " torchrun's agent puts a folder of its own around them."
         ),
     ] = ""
     log_prefix: Annotated[bool, Meta(description="Print [rank N] before each line of a rank.")] = False

@@ -45,12 +45,12 @@ def inspect(process: int, environ: Mapping[str, str], py_spy: str | None) -> Ran
         return RankStacks(rank, process, "", str(error))
 
 
-def describe(one: RankStacks) -> str:
+def describe(rank: RankStacks) -> str:
     """Return the text about one rank."""
-    title = f"rank {one.rank}  process {one.process}"
-    if not one.stacks:
-        return f"{title}  {one.state}{hint(one.process)}"
-    return stacks_text(f"{title}  {one.note}".rstrip(), one.stacks)
+    title = f"rank {rank.rank}  process {rank.process}"
+    if not rank.stacks:
+        return f"{title}  {rank.state}{hint(rank.process)}"
+    return stacks_text(f"{title}  {rank.note}".rstrip(), rank.stacks)
 
 
 def hint(process: int) -> str:

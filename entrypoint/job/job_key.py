@@ -95,13 +95,13 @@ def read_secret_file(name: str) -> bytes:
         cause = getattr(error, "strerror", None) or "no file name"
         raise UserError(f"{setting}: cannot be read ({cause}). Name a file that all nodes read.") from None
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{setting}: is no regular file. Name a file with a secret.")
-        if found.st_uid not in (0, os.getuid()):
+        if status.st_uid not in (0, os.getuid()):
             raise UserError(f"{setting}: belongs to another user. Name a file of your own.", ExitCode.MACHINE)
-        forbidden = 0o022 if found.st_uid == 0 else 0o077
-        if found.st_mode & forbidden:
+        forbidden = 0o022 if status.st_uid == 0 else 0o077
+        if status.st_mode & forbidden:
             raise UserError(f"{setting}: other users may read or write it. Run: chmod 600 {printable(name)}")
         return check_key(os.read(descriptor, MAX_KEY_BYTES), setting)
     finally:
@@ -135,8 +135,8 @@ def read_drawn_key(path: Path) -> bytes:
     except OSError:
         return b""
     try:
-        found = os.fstat(descriptor)
-        private = stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+        status = os.fstat(descriptor)
+        private = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
         return os.read(descriptor, MAX_KEY_BYTES) if private else b""
     finally:
         os.close(descriptor)

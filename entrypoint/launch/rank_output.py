@@ -223,8 +223,8 @@ class RankOutput:
             sink.write(data)
         except OSError:
             sink.is_closed = True
-            for one in [one for one in self.streams if one.sink is sink and one.file is None]:
-                self.end(one)
+            for unread in [other for other in self.streams if other.sink is sink and other.file is None]:
+                self.end(unread)
 
     def write_file(self, stream: Stream, data: bytes) -> None:
         """Append to a rank's log file; print a line when that fails, and go on without the file."""
@@ -255,13 +255,13 @@ class RankOutput:
         tail = self.tails.get(rank)
         if tail is None or not tail.lines():
             return
-        lines, own = tail.lines(), 0
+        lines, printed = tail.lines(), 0
         for printer, count in reversed(self.shown):
             if printer != rank:
                 break
-            own += count
+            printed += count
         where = f", whole in {tail.files[-1].parent}" if tail.files else ""
-        if own < len(lines):
+        if printed < len(lines):
             last = f"last {len(lines)} lines" if len(lines) > 1 else "last line"
             log(f"the {last} of rank {rank}{where}:")
             for line in lines:

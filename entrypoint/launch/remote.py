@@ -196,7 +196,7 @@ def with_remote_command(plan: Plan, inputs: PlanInputs) -> Plan:
 
 def without_this_node(plan: Plan) -> Plan:
     """Return the plan without the decisions about this node's CPUs and libraries: the ranks are on other nodes."""
-    kept = tuple(one for one in plan.decisions if one.key not in (*NODE_DECISIONS, *USER_OVERRIDABLE))
+    kept = tuple(decision for decision in plan.decisions if decision.key not in (*NODE_DECISIONS, *USER_OVERRIDABLE))
     note = "the ranks are on other nodes; each of them plans its own cores, threads and libraries"
     binding = replace(plan.binding, core_map=())
     return replace(plan, ranks=(), binding=binding, decisions=kept, warnings=(*plan.warnings, note))
@@ -216,8 +216,8 @@ def first_host(inputs: PlanInputs, hosts: tuple[tuple[str, int], ...]) -> str:
     """Return the host of rank 0: the list's first one; Open MPI 4 puts its own node first (seen with 4.1)."""
     starter = inputs.remote_launcher
     if starter and starter.mpi == "Open MPI" and starter.major < FIRST_WITH_PRRTE:
-        own = inputs.machine.hostname.partition(".")[0]
-        return next((name for name, _ in hosts if name.partition(".")[0] == own), hosts[0][0])
+        here = inputs.machine.hostname.partition(".")[0]
+        return next((name for name, _ in hosts if name.partition(".")[0] == here), hosts[0][0])
     return hosts[0][0]
 
 

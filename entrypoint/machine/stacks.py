@@ -131,8 +131,8 @@ def main_thread_frames(stacks: str) -> list[Frame]:
 
 def find_py_spy() -> str | None:
     """Return the path of py-spy, of this environment or in PATH; None where it is not installed."""
-    own = Path(sys.executable).with_name("py-spy")
-    return str(own) if own.exists() else shutil.which("py-spy")
+    installed = Path(sys.executable).with_name("py-spy")
+    return str(installed) if installed.exists() else shutil.which("py-spy")
 
 
 def read_native_stacks(program: str, process: int) -> str:

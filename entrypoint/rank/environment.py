@@ -82,8 +82,8 @@ def build_rank_environment(plan: Plan, rank: RankPlan, job: Job, environ: Mappin
 def with_preload(plan: Plan, environment: dict[str, str]) -> dict[str, str]:
     """Return the environment with the plan's libraries before the user's own in LD_PRELOAD."""
     if plan.environment.preload:
-        own = environment.get("LD_PRELOAD", "")
-        environment["LD_PRELOAD"] = ":".join((*plan.environment.preload, *([own] if own else [])))
+        libraries = (*plan.environment.preload, environment.get("LD_PRELOAD", ""))
+        environment["LD_PRELOAD"] = ":".join(filter(None, libraries))
     return environment
 
 

@@ -55,9 +55,9 @@ def rendezvous_variables(environ: Mapping[str, str], timeout_s: float, job: Job)
     """
     name = environ["MASTER_ADDR"]
     address = resolve_master(name, timeout_s)
-    own = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME", "")
-    if own or not ipaddress.ip_address(address).is_loopback:
-        interface = own or interface_for_route(address)
+    chosen = environ.get("GLOO_SOCKET_IFNAME") or environ.get("NCCL_SOCKET_IFNAME", "")
+    if chosen or not ipaddress.ip_address(address).is_loopback:
+        interface = chosen or interface_for_route(address)
     elif is_this_host(name) or job.rank == job.local_rank:  # on the first node
         interface = find_own_interface(job.hostnames)
     else:

@@ -96,8 +96,8 @@ def symbol_provider(function: str) -> str:
         address = ctypes.cast(getattr(here, function), ctypes.c_void_p)
     except AttributeError:
         return ""
-    found = DlInfo()
-    return found.file.decode(errors="replace") if here.dladdr(address, ctypes.byref(found)) else ""
+    info = DlInfo()
+    return info.file.decode(errors="replace") if here.dladdr(address, ctypes.byref(info)) else ""
 
 
 def compare_with_plan(plan: Plan, observed: ObservedRank) -> tuple[str, ...]:
@@ -110,8 +110,8 @@ def compare_with_plan(plan: Plan, observed: ObservedRank) -> tuple[str, ...]:
         lines.append(f"torch has {observed.threads} threads, planned were {planned.threads}")
     if planned.memory_nodes and observed.memory_nodes != planned.memory_nodes:
         nodes = format_cpu_list(observed.memory_nodes)
-        found = f"bound to node {nodes}" if nodes else "not bound"
-        lines.append(f"memory is {found}, planned was node {format_cpu_list(planned.memory_nodes)}")
+        bound = f"bound to node {nodes}" if nodes else "not bound"
+        lines.append(f"memory is {bound}, planned was node {format_cpu_list(planned.memory_nodes)}")
     if observed.gpu is not None and observed.gpu != planned.gpu:
         lines.append(f"computes on GPU {observed.gpu}, planned was {planned.gpu}")
     absent = [path for path in plan.environment.preload if path not in observed.preloaded]

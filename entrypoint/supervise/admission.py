@@ -52,24 +52,24 @@ class RankEndpoint(Struct, frozen=True):
 class Admission(Struct):
     """The ranks that rank 0's monitor has admitted, and those that know how the run goes on (`arrived`)."""
 
-    own: RankEndpoint
+    rank0: RankEndpoint
     admitted: dict[int, RankEndpoint] = field(default_factory=dict)
     arrived: set[int] = field(default_factory=set)
 
     def admit(self, other: RankEndpoint) -> tuple[str, FirstFailure | None]:
         """Return the answer to another run, and the failure where the nodes disagree."""
-        if other.token != self.own.token:
-            missing = other.rank != self.own.rank and other.rank not in self.admitted
-            if missing and not self.own.is_unique and not other.is_unique:
-                return "", other_command(self.own, other)
-            return self.own.token, None
-        if not other.world_size or not self.own.world_size:
+        if other.token != self.rank0.token:
+            missing = other.rank != self.rank0.rank and other.rank not in self.admitted
+            if missing and not self.rank0.is_unique and not other.is_unique:
+                return "", other_command(self.rank0, other)
+            return self.rank0.token, None
+        if not other.world_size or not self.rank0.world_size:
             return "", None
-        holder = self.own if other.rank == self.own.rank else self.admitted.get(other.rank)
+        holder = self.rank0 if other.rank == self.rank0.rank else self.admitted.get(other.rank)
         again = holder and (holder.node, holder.pid) == (other.node, other.pid)
-        if holder and not again and not self.own.is_unique and same_shape(self.own, other):
-            return f"{self.own.token} (it has its rank {other.rank})", None
-        if failure := disagreement(self.own, other, None if again else holder):
+        if holder and not again and not self.rank0.is_unique and same_shape(self.rank0, other):
+            return f"{self.rank0.token} (it has its rank {other.rank})", None
+        if failure := disagreement(self.rank0, other, None if again else holder):
             return "", failure
         self.admitted[other.rank] = other
         return "", None
@@ -80,38 +80,38 @@ class Admission(Struct):
             del self.admitted[other.rank]
 
 
-def other_command(own: RankEndpoint, other: RankEndpoint) -> FirstFailure:
+def other_command(rank0: RankEndpoint, other: RankEndpoint) -> FirstFailure:
     """Return the failure of a run in which a node was given another command than rank 0's."""
     how = (
-        f"the nodes disagree: {own.node} runs `{command_of(own)}`, {other.node} runs `{command_of(other)}`. Start"
+        f"the nodes disagree: {rank0.node} runs `{command_of(rank0)}`, {other.node} runs `{command_of(other)}`. Start"
         " the same command on all nodes, or set another MASTER_PORT for each run."
     )
     return FirstFailure(other.rank, other.node, int(ExitCode.USAGE), how, before_start=True)
 
 
-def command_of(one: RankEndpoint) -> str:
+def command_of(endpoint: RankEndpoint) -> str:
     """Return what a run by hand computes, as its identity has it."""
-    return printable(one.token.partition(PROGRAM)[2].rpartition(" (")[0] or one.token)
+    return printable(endpoint.token.partition(PROGRAM)[2].rpartition(" (")[0] or endpoint.token)
 
 
-def same_shape(own: RankEndpoint, other: RankEndpoint) -> bool:
+def same_shape(rank0: RankEndpoint, other: RankEndpoint) -> bool:
     """Return whether two nodes agree on the number of ranks and run the same version."""
-    return (own.world_size, own.version) == (other.world_size, other.version)
+    return (rank0.world_size, rank0.version) == (other.world_size, other.version)
 
 
-def disagreement(own: RankEndpoint, other: RankEndpoint, holder: RankEndpoint | None) -> FirstFailure | None:
+def disagreement(rank0: RankEndpoint, other: RankEndpoint, holder: RankEndpoint | None) -> FirstFailure | None:
     """Return the failure of a run whose nodes disagree, None if they agree; `holder` already has the rank."""
     code, how = ExitCode.USAGE, ""
-    if own.version != other.version:
+    if rank0.version != other.version:
         code = ExitCode.MACHINE
         how = (
-            f"{own.node} runs version {own.version} of the entrypoint, {other.node} runs version {other.version}."
+            f"{rank0.node} runs version {rank0.version} of the entrypoint, {other.node} runs version {other.version}."
             " Use the same image on all nodes."
         )
-    elif own.world_size != other.world_size:
+    elif rank0.world_size != other.world_size:
         how = (
-            f"the nodes disagree: {own.world_size} ranks by {own.node}, {other.world_size} by {other.node}. Start them"
-            " with the same LAUNCH_NNODES and LAUNCH_NPROC_PER_NODE."
+            f"the nodes disagree: {rank0.world_size} ranks by {rank0.node}, {other.world_size} by {other.node}."
+            " Start them with the same LAUNCH_NNODES and LAUNCH_NPROC_PER_NODE."
         )
     elif holder:
         how = (

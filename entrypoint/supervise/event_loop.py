@@ -141,7 +141,7 @@ class EventLoop:
         until = time.monotonic() + limit_s
         while time.monotonic() < until:
             with self.lock:
-                if not any(one.output or unconfirmed_bytes(one.socket) for one in self.connections):
+                if not any(peer.output or unconfirmed_bytes(peer.socket) for peer in self.connections):
                     return
             time.sleep(0.01)
 
@@ -211,16 +211,16 @@ class EventLoop:
             connection = Connection(new, *role)
             self.add(connection)
             self.write(connection, connection.session.greeting())
-        unproven = [one for one in self.connections if not one.session.is_proven]
-        for one in unproven[: max(0, len(unproven) - self.max_unproven)]:
-            self.close(one)
+        unproven = [connection for connection in self.connections if not connection.session.is_proven]
+        for connection in unproven[: max(0, len(unproven) - self.max_unproven)]:
+            self.close(connection)
 
     def free_descriptor(self, server: socket.socket) -> None:
         """Make room where no file descriptor is left: for the next one, by the one that has waited longest.
 
         Otherwise the pending connection would wake this thread without end.
         """
-        oldest = next((one for one in self.connections if not one.session.is_proven), None)
+        oldest = next((peer for peer in self.connections if not peer.session.is_proven), None)
         if oldest:
             self.close(oldest)
             return

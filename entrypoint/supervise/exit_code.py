@@ -14,10 +14,10 @@ def final_exit_code(code: int, received: Sequence[int], failure: FirstFailure | 
     `received` are the signals that the launcher sent, and `failure` is another rank's, which came first. With `forced`
     the monitor asked its program to end. Without a failure elsewhere the launcher's signal is the cause.
     """
-    own = with_signal_code(code, received)
-    if failure and (forced or (own - 128 in received and own != failure.code)):
+    kept = with_signal_code(code, received)
+    if failure and (forced or (kept - 128 in received and kept != failure.code)):
         return code_after(failure)  # a launcher too ends all ranks after the first failure
-    return own if own >= 0 else ExitCode.RANK_FAILED
+    return kept if kept >= 0 else ExitCode.RANK_FAILED
 
 
 def with_signal_code(code: int, received: Sequence[int]) -> int:
