@@ -20,10 +20,11 @@ class LauncherBinding(Enum):
 
 
 class Family(Enum):
-    """Launchers that are treated alike."""
+    """Launchers that are treated alike: `BATCH_ID` has the batch job's id, in which there may be several runs."""
 
     OPEN_MPI = "Open MPI"
     HYDRA = "hydra"
+    BATCH_ID = "batch id"
     OTHER = "other"
 
 
@@ -193,6 +194,7 @@ LAUNCHERS = (
         ("JSM_NAMESPACE_LOCAL_SIZE",),
         ("LSB_JOBID",),
         binding_of=lambda _: LauncherBinding.USER,
+        family=Family.BATCH_ID,
     ),
     Launcher(
         "PALS",  # HPE Cray's mpiexec; `--cpu-bind` sets each task's mask
@@ -244,5 +246,6 @@ LAUNCHERS = (
         ("PMI_LOCAL_SIZE",),
         ("PBS_JOBID",),
         binding_of=lambda _: LauncherBinding.USER,
+        family=Family.BATCH_ID,
     ),
 )

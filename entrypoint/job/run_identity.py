@@ -13,8 +13,6 @@ from entrypoint.job.launchers import Family
 from entrypoint.job.ports import JOB_TOKEN_VAR
 from entrypoint.machine.procfs import ROOT, ancestors, command_words
 
-# Launchers whose id is the batch job's, in which there may be several runs.
-BATCH_JOB_IDS = ("jsrun", "PMI")
 # Begins an identity that another run may have too.
 PROGRAM = "program "
 # The trainer's settings that are the same on all nodes of a run.
@@ -27,7 +25,7 @@ def identify_run(job: Job, environ: Mapping[str, str], words: Sequence[str]) -> 
 
     Without an id of a launcher it begins with `PROGRAM`, and runs of the same words have the same identity.
     """
-    token = environ.get(JOB_TOKEN_VAR) or ("" if job.launcher in BATCH_JOB_IDS else job.job_id)
+    token = environ.get(JOB_TOKEN_VAR) or ("" if job.family == Family.BATCH_ID else job.job_id)
     if token:
         return token
     text = one_line(" ".join(words))

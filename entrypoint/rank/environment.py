@@ -89,9 +89,9 @@ def with_preload(plan: Plan, environment: dict[str, str]) -> dict[str, str]:
 
 # How each launcher sets a variable for all ranks (its manual).
 MASTER_ADDR_HINTS = {
+    **dict.fromkeys(Family, "MASTER_ADDR=HOST"),
     Family.OPEN_MPI: "mpirun -x MASTER_ADDR=HOST",
     Family.HYDRA: "mpiexec -genv MASTER_ADDR HOST",
-    Family.OTHER: "MASTER_ADDR=HOST",
 }
 
 
