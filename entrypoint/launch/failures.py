@@ -83,24 +83,13 @@ def failure_sort_key(failure: Failure) -> tuple[bool, bool, bool, int, int]:
     return failure.ended_by_agent, failure.lost_peer, failure.exitcode > 0, int(when_ns), failure.rank
 
 
-class Hang(Struct, frozen=True):
-    """One line about the ranks that are missing from a collective, and their stacks; empty if they are not known."""
+def explain_hang(
+    failures: Sequence[Failure], running: Mapping[int, int], ended: Sequence[int]
+) -> tuple[str, tuple[str, ...]]:
+    """Return a line about the ranks that are missing from the collective that failed, and their stacks.
 
-    line: str = ""
-    stacks: tuple[str, ...] = ()
-
-    def print_stacks(self, plan: Plan) -> None:
-        """Print the stacks of the missing ranks, unless they have monitors, which do that."""
-        if plan.nodes.nnodes == 1:
-            for text in self.stacks:
-                write_stderr(text)
-
-
-def explain_hang(failures: Sequence[Failure], running: Mapping[int, int], ended: Sequence[int]) -> Hang:
-    """Return which ranks are missing from the collective that failed.
-
-    `failures` are those of the ranks that waited, `running` maps the ranks that still run to their processes, and
-    `ended` are those that ended without an error.
+    Both are empty where they are not known. `failures` are those of the ranks that waited, `running` maps the ranks
+    that still run to their processes, and `ended` are those that ended without an error.
     """
     from entrypoint.machine import missing_ranks  # late: a start needs neither
     from entrypoint.supervise.monitor import PROCESS_NAME as MONITOR
@@ -115,9 +104,9 @@ def explain_hang(failures: Sequence[Failure], running: Mapping[int, int], ended:
     if not missing and (waited.timed_out or not running):
         missing = dict.fromkeys(sorted(ended), missing_ranks.MissingRank("its program has ended"))
     if not missing or not lost:
-        return Hang(stacks=stacks)
+        return "", stacks
     until = "until its time limit" if waited.timed_out else "in vain"
-    return Hang(missing_ranks.missing_line(missing, lost, waited.rank, until), stacks)
+    return missing_ranks.missing_line(missing, lost, waited.rank, until), stacks
 
 
 def report_stop(folder: Path, number: Signals, since: float = 0.0) -> int:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from entrypoint.core.console import log, read_error_record, report_error
+from entrypoint.core.console import log, read_error_record, report_error, write_stderr
 from entrypoint.core.errors import HANG_SETTLE_S, NOT_RETRYABLE, ExitCode, UserError
 from entrypoint.core.network import hold_port
 from entrypoint.core.process import die_with_parent, name_process
@@ -313,9 +313,9 @@ class LocalRanks:
         """Find out which ranks are missing from a failed collective, if one has failed, and end the ranks."""
         if self.explain_at and not self.next_escalation:
             running = {self.global_rank(local_rank): pid for pid, local_rank in self.running.items()}
-            hang = explain_hang(self.failures, running, self.ended)
-            hang.print_stacks(self.plan)
-            self.hang = hang.line
+            self.hang, stacks = explain_hang(self.failures, running, self.ended)
+            for text in stacks if self.plan.nodes.nnodes == 1 else ():  # else the ranks' monitors print them
+                write_stderr(text)
             self.end_ranks()
         self.explain_at = None
 

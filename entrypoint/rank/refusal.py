@@ -109,7 +109,7 @@ def tell_other_nodes(place: Place, error: UserError, *, listens: bool = True) ->
     """Tell the other monitors of the job within some seconds; rank 0 answers those that connect, if it `listens`."""
     from entrypoint.job.job_key import SECRET_FILE_VAR, find_key_source
     from entrypoint.supervise.admission import FirstFailure, RankEndpoint
-    from entrypoint.supervise.failure_channel import FailureChannel
+    from entrypoint.supervise.failure_channel import FailureChannel, Rank0
 
     secret_file = place.secret_file or place.environ.get(SECRET_FILE_VAR, "")
     source = find_key_source(place.environ, secret_file, place.identity)
@@ -126,7 +126,9 @@ def tell_other_nodes(place: Place, error: UserError, *, listens: bool = True) ->
         )
         job = replace(place.job, rank=place.rank)
         access = job_access(source, job, place.environ, on_one_node=place.on_one_node)
-        channel = FailureChannel(endpoint, HEARTBEAT_TIMEOUT_S, others=place.others, access=access, listens=listens)
+        channel = FailureChannel(
+            endpoint, HEARTBEAT_TIMEOUT_S, access, rank0=Rank0(others=place.others, listens=listens)
+        )
         channel.report_failure(FirstFailure(place.rank, node, int(error.code), first_line(error), before_start=True))
         channel.start()
         channel.wait_for_others(REFUSAL_WAIT_S, lambda: False, log)

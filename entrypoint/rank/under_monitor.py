@@ -21,7 +21,7 @@ from entrypoint.plan.model import Plan
 from entrypoint.rank.environment import MASTER_ADDR_HINTS
 from entrypoint.rank.refusal import Place, job_access, refuse, run_token
 from entrypoint.supervise.admission import RankEndpoint
-from entrypoint.supervise.failure_channel import FailureChannel
+from entrypoint.supervise.failure_channel import FailureChannel, Rank0
 from entrypoint.supervise.monitor import kill_stuck_launchers, run_guarded
 
 
@@ -51,11 +51,13 @@ def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> N
     channel = FailureChannel(
         endpoint,
         plan.collective_timeout_s,
-        rendezvous_port=port if derived else 0,
-        others=job.world_size - 1,
         access=access,
-        addresses=addresses_towards(environment["MASTER_ADDR"], interface) if job.rank == 0 else (),
-        nodes=-(-job.world_size // job.local_world_size) if endpoint.shares_connection else 0,
+        rendezvous_port=port if derived else 0,
+        rank0=Rank0(
+            others=job.world_size - 1,
+            nodes=-(-job.world_size // job.local_world_size) if endpoint.shares_connection else 0,
+            addresses=addresses_towards(environment["MASTER_ADDR"], interface) if job.rank == 0 else (),
+        ),
     )
     sys.stdout.flush()
     sys.stderr.flush()

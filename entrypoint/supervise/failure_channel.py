@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from msgspec import Struct
+
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.network import LOG_INTERVAL_S, hold_port, try_listen
@@ -26,30 +28,37 @@ from entrypoint.supervise.node_relay import NodeRelay, listen_on_node, port_addr
 DRAIN_LIMIT_S = 2.0
 
 
+class Rank0(Struct, frozen=True):
+    """For whom rank 0 listens, unless it `listens` to nobody: `others`, from `nodes` if each has one connection.
+
+    It listens on its `addresses`, without them on all.
+    """
+
+    others: int = 0
+    nodes: int = 0
+    addresses: tuple[str, ...] = ()
+    listens: bool = True
+
+
 class FailureChannel(ChannelState):
     """Connects the monitors in background threads.
 
     With a `rendezvous_port`, which the job's id gives, rank 0 keeps that port free for its program, and no rank starts
-    without rank 0. Rank 0 expects `others` to connect, from `nodes` if each has one connection. It listens on its
-    `addresses`, without them on all.
+    without rank 0.
     """
 
     def __init__(
         self,
         endpoint: RankEndpoint,
         timeout_s: float,
-        rendezvous_port: int = 0,
-        others: int = 0,
         access: Access | None = None,
-        addresses: tuple[str, ...] = (),
-        nodes: int = 0,
-        *,
-        listens: bool = True,
+        rendezvous_port: int = 0,
+        rank0: Rank0 | None = None,
     ) -> None:
         super().__init__(endpoint, timeout_s, access)
         self.rendezvous_port = rendezvous_port
-        self.others, self.nodes, self.addresses = others, nodes, addresses
-        self.listens = listens and endpoint.rank == 0
+        self.rank0 = rank0 or Rank0()
+        self.listens = self.rank0.listens and endpoint.rank == 0
         self.held_port: socket.socket | None = None
 
     def start(self) -> None:
@@ -74,7 +83,7 @@ class FailureChannel(ChannelState):
         elif not listening:  # the job runs without a failure channel
             log(f"warning: no failure channel: port {self.endpoint.port} is taken on this node")
         if listening:
-            server.listen(listening, self.nodes or self.others)
+            server.listen(listening, self.rank0.nodes or self.rank0.others)
         if on_node:
             self.loop.listen(on_node, server.welcome_local)
         self.connected.set()
@@ -82,7 +91,7 @@ class FailureChannel(ChannelState):
     def listen(self) -> list[socket.socket]:
         """Listen on the port, or on the socket in its place for a job on one node; return none if it is taken."""
         if not self.access.own_user_only:
-            return try_listen(self.endpoint.port, self.addresses)
+            return try_listen(self.endpoint.port, self.rank0.addresses)
         return list(filter(None, (listen_on_node(port_address(self.endpoint.port)),)))
 
     def hold_rendezvous_port(self, listening: list[socket.socket]) -> None:
@@ -135,7 +144,7 @@ class FailureChannel(ChannelState):
         while not is_over():
             now = time.monotonic()
             with self.lock:
-                missing = self.others - len(self.admission.arrived)
+                missing = self.rank0.others - len(self.admission.arrived)
                 running = bool(self.peers) if self.listens else bool(self.node_peers)
             came = missing <= 0 if self.listens else self.connected.is_set()
             if came and (self.first_failure or not running):

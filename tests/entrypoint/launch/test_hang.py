@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from entrypoint.launch.failures import Failure, Hang, explain_hang
+from entrypoint.launch.failures import Failure, explain_hang
 from entrypoint.machine.missing_ranks import Whereabouts
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, Result, clean_environment, script
 from tests.entrypoint.launch.running_ranks import MPI, run_by_mpi
@@ -150,12 +150,12 @@ def test_caught_collective_error_leaves_the_code_to_script(entrypoint: Entrypoin
 def test_several_missing_ranks_are_described_in_one_line() -> None:
     lost = {"extraInfo": {"lost_peer": True, "collective": {"called": "barrier", "place": "x.py:3", "how": "timeout"}}}
     waited = Failure(0, 0, 1, 1, 1, error_file=lost)
-    line = explain_hang([waited], {}, [1, 2]).line
+    line, _ = explain_hang([waited], {}, [1, 2])
     said = "where rank 0 waited until its time limit: rank 1: its program has ended; rank 2: its program has ended"
     assert line == f"2 ranks are missing from barrier at x.py:3, {said}"
     gone = dict.fromkeys(range(1, 10), 2**22 + 1)  # no process has such a number
-    assert explain_hang([waited], gone, []) == Hang(), "they have ended meanwhile"
-    assert explain_hang([waited], {}, []) == Hang()
+    assert explain_hang([waited], gone, []) == ("", ()), "they have ended meanwhile"
+    assert explain_hang([waited], {}, []) == ("", ())
 
 
 WAITED = Failure(
@@ -182,14 +182,14 @@ AT_EXIT = Whereabouts("is at /venv/entrypoint/core/exit_delay.py:9", is_exiting=
 def test_innocent_ranks_are_not_named(monkeypatch: pytest.MonkeyPatch, places: list[Whereabouts], missing: str) -> None:
     monkeypatch.setattr("entrypoint.machine.missing_ranks.locate", lambda process: places[process - 101])
     monkeypatch.setattr("entrypoint.machine.missing_ranks.state_of", lambda _: "S")
-    line = explain_hang([WAITED], {1: 101, 2: 102}, []).line
+    line, _ = explain_hang([WAITED], {1: 101, 2: 102}, [])
     assert line.partition(" missing from")[0] == missing
 
 
 def test_rank_that_ended_is_no_cause_while_others_run() -> None:
     broken = Failure(0, 0, 1, 1, 1, error_file={"extraInfo": {"collective": {"called": "send", "how": "failure"}}})
-    assert explain_hang([broken], {1: os.getpid()}, [2]) == Hang()
-    assert "rank 2 is missing from send" in explain_hang([broken], {}, [2]).line
+    assert explain_hang([broken], {1: os.getpid()}, [2]) == ("", ())
+    assert "rank 2 is missing from send" in explain_hang([broken], {}, [2])[0]
 
 
 def test_error_of_a_download_is_no_collective(entrypoint: Entrypoint) -> None:

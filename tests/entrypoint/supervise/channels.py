@@ -27,7 +27,7 @@ def open_channel(
     **more: Any,
 ) -> FailureChannel:
     endpoint = replace(RankEndpoint(rank, f"node{rank}", "127.0.0.1", port, token), **more)
-    channel = FailureChannel(endpoint, timeout_s, rendezvous_port, access=access)
+    channel = FailureChannel(endpoint, timeout_s, access, rendezvous_port)
     channel.start()
     return channel
 

@@ -10,7 +10,7 @@ from msgspec.structs import asdict, replace
 from entrypoint.supervise.access import Access
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
 from entrypoint.supervise.channel_state import NODE_LOST_CODE
-from entrypoint.supervise.failure_channel import FailureChannel
+from entrypoint.supervise.failure_channel import FailureChannel, Rank0
 from entrypoint.supervise.node_relay import relay_address
 from entrypoint.supervise.wire import Message, Session
 from tests.entrypoint.supervise.channels import eventually, have_joined, open_channel, stranger
@@ -106,7 +106,7 @@ def test_success_of_all_ends_all() -> None:
     for rank in (3, 2, 1):
         channels[rank].report_exit(0, "")
     assert eventually(10, lambda: not channels[0].peers)
-    channels[0].others = 3
+    channels[0].rank0 = Rank0(others=3)
     assert channels[0].wait_for_others(5, lambda: False, lambda _: None)
     channels[0].report_exit(0, "")
     assert all(channel.first_failure is None for channel in channels)
