@@ -68,6 +68,7 @@ def test_noted_error_is_for_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyP
     except RuntimeError as error:
         caught = error
     note_collective_error(ValueError("another"))
+    note_collective_error(RuntimeError("mirror: Connection refused (timeout=10)"))  # a download
     assert not file.exists()
     note_collective_error(caught)
     extra = json.loads(file.read_text())["message"]["extraInfo"]

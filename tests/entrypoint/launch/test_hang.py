@@ -121,13 +121,6 @@ def test_stacks_of_a_trainer_that_hangs_come_before_the_error(entrypoint: Entryp
     assert any("in train_epoch" in line for line in stacks)
 
 
-def test_rank_that_ended_early_is_named(entrypoint: Entrypoint) -> None:
-    result, _ = run(entrypoint, "os._exit(0)")
-    (line,) = result.error_lines
-    assert line.startswith("entrypoint: error: rank 1 is missing from barrier at ")
-    assert line.endswith(":15, where rank 0 waited in vain: its program has ended")
-
-
 @pytest.mark.parametrize(("own_way", "code"), [("sys.exit(7)", 7), ("raise ValueError('mine')", 1)])
 def test_rank_that_failed_is_the_cause(entrypoint: Entrypoint, own_way: str, code: int) -> None:
     result, process = run(entrypoint, own_way)
@@ -190,15 +183,6 @@ def test_rank_that_ended_is_no_cause_while_others_run() -> None:
     broken = Failure(0, 0, 1, 1, 1, error_file={"extraInfo": {"collective": {"called": "send", "how": "failure"}}})
     assert explain_hang([broken], {1: os.getpid()}, [2]) == ("", ())
     assert "rank 2 is missing from send" in explain_hang([broken], {}, [2])[0]
-
-
-def test_error_of_a_download_is_no_collective(entrypoint: Entrypoint) -> None:
-    text = PROGRAM.replace("    dist.barrier()", "    raise RuntimeError('mirror: Connection refused (timeout=10)')")
-    script(entrypoint.folder, "x.py", text.replace("{own_way}", "time.sleep(600)"))
-    result = entrypoint(*WORDS)
-    assert result.code == 1
-    assert "missing" not in result.error_lines[-1]
-    assert "rank 0 of this job" in result.error_lines[-1]
 
 
 def test_child_of_a_rank_does_not_speak_for_it(entrypoint: Entrypoint) -> None:
