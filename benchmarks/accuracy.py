@@ -21,11 +21,9 @@ Claim: in the book's time the recipe's mean accuracy is at least 88 %.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -36,13 +34,11 @@ from torchvision import transforms
 
 from benchmarks.book.experiments import Variant
 from benchmarks.book.measure import Measured, cifar10_settings, run
-from benchmarks.record import Recording, parse_options, recording
-from benchmarks.tables import Table
+from benchmarks.runner import Recording, Table, parse_options, recording
 from train.data.sources.image_folder import ImageList, list_splits
 from train.models.cnn import CNN
 
-BOOKS_ACCURACY, EPOCHS = 47.10, 10
-RECIPES_ACCURACY = 88.0
+EPOCHS = 10
 BATCH, LR = 64, 1e-5
 BOOK = "book's epoch"
 SPEEDRUN = Variant("speedrun", {"TRAIN_RECIPE": "speedrun"})
@@ -57,27 +53,6 @@ VARIANTS = {
     "recipe": (SPEEDRUN,),
 }
 TITLES = {"sooner": "to the book's accuracy, ", "recipe": ""}
-
-
-@dataclass(frozen=True)
-class Part:
-    """The variants of a part, and its tables."""
-
-    variants: tuple[Variant, ...]
-    training: Table
-    whole: Table
-    accuracy: Table
-
-    def train(self, variant: Variant, seed: int, data: dict[str, str]) -> str:
-        """Train a variant with a seed, add what was measured, and return it as text. A refusal ends the program."""
-        seen = Measured()
-        run({**data, **variant.settings, "TRAIN_SEED": str(seed)}, seen)
-        if seen.refusal:
-            sys.exit(seen.refusal)
-        self.training.add(variant.name, seen.seconds)
-        self.whole.add(variant.name, seen.total_seconds)
-        self.accuracy.add(variant.name, seen.accuracy)
-        return f"{variant.name}, seed {seed}: {seen.seconds:5.2f} s, {seen.accuracy:5.2f} %"
 
 
 class Images(Dataset[tuple[torch.Tensor, int]]):
@@ -121,67 +96,38 @@ def books_loop(folder: Path) -> Iterator[tuple[float, float]]:
 
 
 def main() -> None:
-    """Print a line per seed, and what follows from all of them."""
+    """Train in turns, and print the tables of each part."""
     parser = argparse.ArgumentParser(prog="make bench-accuracy")
     parser.add_argument("--parts", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="those to run")
     args = parse_options(parser)
-    with cifar10_settings(None) as data, recording("accuracy", args, EPOCHS) as record:
+    with cifar10_settings(None) as data, recording("accuracy", args) as record:
         if "TRAIN_DATA_DIR" not in data:
             sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's images")
         run({**data, "TRAIN_STEPS": "1"}, Measured())  # decodes
-        parts = {name: new_part(name, record) for name in args.parts}
-        book = list[tuple[float, float]]()
-        for seed, epoch in enumerate(books_loop(Path(data["TRAIN_DATA_DIR"]))):
-            book.append(epoch)
-            seen = [f"book's epoch {seed + 1:>2}: {epoch[0]:5.1f} s, {epoch[1]:5.2f} %"]
-            for part in parts.values():
-                part.training.add(BOOK, epoch[0])
-                part.accuracy.add(BOOK, epoch[1])
-                seen += [part.train(variant, seed, data) for variant in part.variants]
-            print(*seen, sep=";  ", flush=True)
-        budget = sum(seconds for seconds, _ in book)
-        sooner = next((number for number, (_, one) in enumerate(book, 1) if one >= BOOKS_ACCURACY), None)
-        reported = f"{BOOKS_ACCURACY} % with epoch {sooner}" if sooner else f"never {BOOKS_ACCURACY} %"
-        print(f"book's loop: {budget:.0f} s to {book[-1][1]:.2f} % here, {reported}")
-        if "sooner" in parts:
-            for variant in VARIANTS["sooner"]:
-                print_speedup(variant.name, parts["sooner"], budget)
-        if "recipe" in parts:
-            print_speedrun(parts["recipe"], budget)
+        tables = {part: part_tables(part, record) for part in args.parts}
+        for seed, (seconds, accuracy) in enumerate(books_loop(Path(data["TRAIN_DATA_DIR"]))):
+            print(f"book's epoch {seed + 1}: {seconds:.1f} s, {accuracy:.2f} %", flush=True)
+            for part, (training, whole, reached) in tables.items():
+                training.add(BOOK, seconds)
+                reached.add(BOOK, accuracy)
+                for variant in VARIANTS[part]:
+                    seen = Measured()
+                    run({**data, **variant.settings, "TRAIN_SEED": str(seed)}, seen)
+                    if seen.refusal:
+                        sys.exit(seen.refusal)
+                    training.add(variant.name, seen.seconds)
+                    whole.add(variant.name, seen.total_seconds)
+                    reached.add(variant.name, seen.accuracy)
+        print(*(table.text() for part in tables.values() for table in part), sep="\n")
 
 
-def new_part(name: str, record: Recording) -> Part:
-    """Return a part with empty tables of a record."""
-    title = TITLES[name]
-    return Part(
-        VARIANTS[name],
+def part_tables(part: str, record: Recording) -> tuple[Table, Table, Table]:
+    """Return the empty tables of a part: seconds of training, of the whole command, and accuracy."""
+    title = TITLES[part]
+    return (
         record.table(f"{title}training", "s", BOOK),
         record.table(f"{title}the whole command", "s"),
         record.table(f"{title}accuracy", "%", BOOK),
-    )
-
-
-def print_speedup(name: str, part: Part, budget: float) -> None:
-    """Print how many runs reached the book's accuracy, and how much sooner."""
-    accuracy = part.accuracy
-    good = sum(one >= BOOKS_ACCURACY for one in accuracy.samples[name])
-    seconds, command = part.training.median(name), part.whole.median(name)
-    print(
-        f"ours, {name}: {good} of {len(accuracy.samples[name])} seeds at {BOOKS_ACCURACY} % or better, median"
-        f" {accuracy.median(name):.2f} %; training {seconds:.2f} s, {budget / seconds:.0f} times sooner; whole command"
-        f" {command:.2f} s, {budget / command:.0f} times sooner than the book's training alone"
-    )
-
-
-def print_speedrun(part: Part, budget: float) -> None:
-    """Print the recipe's mean accuracy and its share of the time of the book's ten epochs."""
-    training, whole, accuracy = (table.samples[SPEEDRUN.name] for table in (part.training, part.whole, part.accuracy))
-    good = sum(one >= RECIPES_ACCURACY for one in accuracy)
-    print(
-        f"TRAIN_RECIPE=speedrun: {statistics.mean(accuracy):.2f} % on average ({min(accuracy):.2f} to"
-        f" {max(accuracy):.2f}), {good} of {len(accuracy)} seeds at {RECIPES_ACCURACY:g} % or better; training"
-        f" {statistics.median(training):.0f} s, whole command {statistics.median(whole):.0f} s (the longest"
-        f" {max(whole):.0f} s), of the {budget:.0f} s of the book's ten epochs"
     )
 
 

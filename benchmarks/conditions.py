@@ -8,13 +8,12 @@ import re
 import resource
 import subprocess
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from entrypoint.core.package_version import PROJECT, package_version
-from entrypoint.machine.cpu_load import STEAL_COLUMN, busy_cpus_between, read_cpu_ticks
+from entrypoint.machine.cpu_load import busy_cpus_between, read_cpu_ticks
 from entrypoint.machine.detect import detect_machine
 from train.kernels.library import find_kernel
 from train.planning.compute import why_auto_leaves_winograd
@@ -25,7 +24,7 @@ BUSY_SHARE = 0.1
 # Long enough that a tick of 10 ms is a hundredth of a CPU.
 SAMPLE_S = 1.0
 PACKAGES = ("torch", "torchvision", "numpy", PROJECT)
-# What no benchmark runs: records of others, and documents that are generated from them.
+# What no benchmark runs: records of others, and documents.
 NOT_MEASURED = (":!benchmarks/results", ":!*.md")
 # Words of a CPU's name that say nothing of its model.
 NAME_NOISE = re.compile(r"\((r|tm)\)|@.*|\b(cpu|processor|\d+-core)\b", re.IGNORECASE)
@@ -48,18 +47,6 @@ class MachineFacts(msgspec.Struct):
         """The CPU's model and their number for the name of a file."""
         words = re.findall(r"[a-z0-9]+", NAME_NOISE.sub(" ", self.cpu).lower())
         return "-".join([*words, f"{self.cpus}cpus" if self.cpus > 1 else "1cpu"])
-
-
-class Load(msgspec.Struct):
-    """The load at one time.
-
-    `averages` are those of 1, 5 and 15 minutes. `pressure` is the kernel's share of time in which a task waited for a
-    CPU (PSI), in percent, over 10, 60 and 300 seconds. `stolen_s` is what the host has taken since the start.
-    """
-
-    averages: list[float]
-    pressure: dict[str, float]
-    stolen_s: float
 
 
 class Source(msgspec.Struct):
@@ -142,34 +129,6 @@ def busy_cpus_now() -> float | None:
     others = Others()
     time.sleep(SAMPLE_S)
     return others.busy_cpus()
-
-
-def read_load(proc: Path = Path("/proc")) -> Load:
-    """Return the load under `proc`."""
-    return Load(read_averages(proc / "loadavg"), read_pressure(proc / "pressure/cpu"), read_stolen_s(proc / "stat"))
-
-
-def read_averages(path: Path) -> list[float]:
-    """Return the load averages of 1, 5 and 15 minutes, none if /proc is hidden."""
-    with suppress(OSError, ValueError):
-        return [float(word) for word in path.read_text().split()[:3]]
-    return []
-
-
-def read_pressure(path: Path) -> dict[str, float]:
-    """Return the averages of the line `some` (kernel docs, accounting/psi.rst), none if the kernel has no PSI."""
-    with suppress(OSError, ValueError):
-        words = next((line.split() for line in path.read_text().splitlines() if line.startswith("some ")), [])
-        pairs = (word.split("=") for word in words[1:])
-        return {name: float(value) for name, value in pairs if name.startswith("avg")}
-    return {}
-
-
-def read_stolen_s(path: Path) -> float:
-    """Return the seconds that the host took from all CPUs since the start, 0 if /proc is hidden."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(path.read_text().split("\n", 1)[0].split()[1 + STEAL_COLUMN]) / os.sysconf("SC_CLK_TCK")
-    return 0.0
 
 
 def is_busy(busy_cpus: float | None, cpus: int) -> bool:

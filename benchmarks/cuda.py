@@ -27,14 +27,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.book.measure import Measured, cifar10_settings, run
-from benchmarks.record import Recording, parse_options, recording
+from benchmarks.runner import NotMeasuredError, Recording, parse_options, recording, take_turns
 from benchmarks.stream.data import make_folder
-from benchmarks.tables import Table
 from entrypoint.core.console import last_error_line
 from entrypoint.machine.gpus import read_gpus
 
@@ -143,106 +143,74 @@ def airbench94(script: Path, images: Path, runs: int) -> None:
 
 
 def speedrun(runs: int, record: Recording) -> None:
-    """Print the accuracy of the recipe for each seed, the medians, and those of airbench94."""
+    """Train by the recipe with each seed, and by airbench94; print the tables."""
     seen = Measured()
+    accuracy, seconds = record.table("CIFAR-10, accuracy", "%"), record.table("CIFAR-10, seconds", "s")
     with cifar10_settings(None) as data:
         run({**data, "TRAIN_STEPS": "1"}, Measured())  # decodes
         for seed in range(runs):
             run({**data, "TRAIN_RECIPE": "speedrun", "TRAIN_SEED": str(seed)}, seen)
             if seen.refusal:
                 sys.exit(seen.refusal)
-            one = seen.summaries[-1]
-            print(
-                f"seed {seed}: {one['test_accuracy']:.2f} %, training {one['train_seconds']:.2f} s, of these the first"
-                f" step {one['first_step_seconds']:.2f} s",
-                flush=True,
-            )
-        print(
-            f"speedrun: median {seen.accuracy:.2f} % in {seen.seconds:.2f} s of training, {seen.total_seconds:.1f} s"
-            " the whole command",
-            flush=True,
-        )
-        accuracy, seconds = record.table("CIFAR-10, accuracy", "%"), record.table("CIFAR-10, seconds", "s")
         accuracy.add("speedrun", *seen.values("test_accuracy"))
         seconds.add("speedrun, training", *seen.values("train_seconds"))
         seconds.add("speedrun, its first step", *seen.values("first_step_seconds"))
         seconds.add("speedrun, the whole command", *seen.values("total_seconds"))
-        script = os.environ.get("AIRBENCH94")
-        if not script:
-            accuracy.missing["airbench94"] = "AIRBENCH94 names no script"
-            print("airbench94: AIRBENCH94 names no script")
-            return
-        words = ("--airbench94", str(Path(script).resolve()), "--images", data["TRAIN_DATA_DIR"], "--runs", str(runs))
-        done = subprocess.run([*BY_HAND[:-1], *words], capture_output=True, text=True, check=False)
-        if done.returncode:
-            accuracy.missing["airbench94"] = last_error_line(done.stderr, f"ended with {done.returncode}")
-            print(f"airbench94: {accuracy.missing['airbench94']}")
-            return
-        for percent, took in json.loads(done.stdout.splitlines()[-1]):
-            accuracy.add("airbench94", percent)
-            seconds.add("airbench94, training, warm", took)
-        print(
-            f"airbench94: median {accuracy.median('airbench94'):.2f} % ({accuracy.range('airbench94')}) in"
-            f" {seconds.median('airbench94, training, warm'):.2f} s, the first run in the process left out",
-            flush=True,
-        )
+        try:
+            for percent, took in run_airbench94(data.get("TRAIN_DATA_DIR", ""), runs):
+                accuracy.add("airbench94", percent)
+                seconds.add("airbench94, training, warm", took)
+        except NotMeasuredError as error:
+            accuracy.missing["airbench94"] = str(error)
+    print(accuracy.text(), seconds.text(), sep="\n", flush=True)
+
+
+def run_airbench94(images: str, runs: int) -> list[tuple[float, float]]:
+    """Return accuracy in percent and seconds of each run in one process; raises `NotMeasuredError`."""
+    script = os.environ.get("AIRBENCH94")
+    if not script:
+        raise NotMeasuredError("AIRBENCH94 names no script")
+    words = ("--airbench94", str(Path(script).resolve()), "--images", images, "--runs", str(runs))
+    reached: list[tuple[float, float]] = json.loads(output_of(*BY_HAND[:-1], *words).splitlines()[-1])
+    return reached
+
+
+def output_of(*command: str) -> str:
+    """Return the output of a command; raises `NotMeasuredError` with its last line if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NotMeasuredError(last_error_line(done.stderr, f"ended with {done.returncode}"))
+    return done.stdout
 
 
 def resnet50(rounds: int, variant_rounds: int, record: Recording) -> None:
-    """Print both rates and the cost of the loop, then the variants."""
-    ours, table = Measured(), record.table("ResNet-50, bf16, batch 256", "images/s", "by hand")
-    for _ in range(rounds):
-        run(SYNTHETIC, ours)
-        if ours.refusal:
-            sys.exit(ours.refusal)
-        done = subprocess.run(BY_HAND, capture_output=True, text=True, check=True)
-        table.add("ours", ours.speeds[-1])
-        table.add("by hand", json.loads(done.stdout)["images_per_second"])
-    rate = table.median("by hand")
-    print(
-        f"ResNet-50: ours {ours.speed:,.0f} images/s ({table.range('ours')}), by hand"
-        f" {rate:,.0f} ({table.range('by hand')}): the loop costs {rate / ours.speed - 1:+.1%}",
-        flush=True,
-    )
-    first_steps = record.table("ResNet-50, first step", "s")
+    """Print the rates of ours and of the loop by hand, then those of the variants."""
+    table = record.table("ResNet-50, bf16, batch 256", "images/s", "by hand")
+    take_turns({"ours": partial(train_once, SYNTHETIC), "by hand": hand_written}, [table], rounds)
     with tempfile.TemporaryDirectory() as folder:
         images = str(make_folder(Path(folder), "500x375"))
         jpegs = COMMON | {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": images, "TRAIN_TRANSFORMS": "imagenet"}
         variants = {"from JPEG files": jpegs | {"TRAIN_DATA_SOURCE": "stream"}}
         variants |= {name: SYNTHETIC | settings for name, settings in VARIANTS.items()}
-        for name, settings in variants.items():
-            seen = run_variant(name, settings, variant_rounds)
-            if seen.refusal:
-                table.missing[name] = seen.refusal
-            else:
-                table.add(name, *seen.speeds)
-                first_steps.add(name, *seen.values("first_step_seconds"))
-        decode_on_gpu(images, variant_rounds, table)
+        works: dict[str, Callable[[], Sequence[float]]] = {
+            name: partial(train_once, settings) for name, settings in variants.items()
+        }
+        works["by hand, JPEG files decoded on the GPU"] = partial(hand_written, "--images", images)
+        take_turns(works, [table], variant_rounds)
 
 
-def decode_on_gpu(images: str, rounds: int, table: Table) -> None:
-    """Add the rate of the loop by hand with JPEG files that the GPU decodes, or why it does not run."""
-    name = "by hand, JPEG files decoded on the GPU"
-    for _ in range(rounds):
-        done = subprocess.run([*BY_HAND, "--images", images], capture_output=True, text=True, check=False)
-        if done.returncode:
-            table.missing[name] = last_error_line(done.stderr, f"ended with {done.returncode}")
-            print(f"{name}: {table.missing[name]}", flush=True)
-            return
-        table.add(name, json.loads(done.stdout)["images_per_second"])
-    print(f"{name}: {table.median(name):,.0f} images/s", flush=True)
-
-
-def run_variant(name: str, settings: Mapping[str, str], rounds: int) -> Measured:
-    """Run a variant; print its images per second, or why it does not run."""
+def train_once(settings: Mapping[str, str]) -> tuple[float]:
+    """Return ours' images per second; raises `NotMeasuredError` for what it refuses."""
     seen = Measured()
-    for _ in range(rounds):
-        run(settings, seen)
-        if seen.refusal:
-            print(f"{name}: {seen.refusal}", flush=True)
-            return seen
-    print(f"{name}: {seen.speed:,.0f} images/s, first step {seen.first_step:.1f} s", flush=True)
-    return seen
+    run(settings, seen)
+    if seen.refusal:
+        raise NotMeasuredError(seen.refusal)
+    return (seen.speed,)
+
+
+def hand_written(*words: str) -> tuple[float]:
+    """Return the images per second of the loop by hand; raises `NotMeasuredError` if it fails."""
+    return (json.loads(output_of(*BY_HAND, *words))["images_per_second"],)
 
 
 def main() -> None:
@@ -264,7 +232,7 @@ def main() -> None:
         print(f"no NVIDIA GPU: {driver.problem or 'none is visible'}")
         return None
     print(f"{gpus[0].name}")
-    with recording("cuda", args, args.rounds) as record:
+    with recording("cuda", args) as record:
         speedrun(args.runs, record)
         resnet50(args.rounds, args.variant_rounds, record)
     return None

@@ -20,10 +20,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from benchmarks.record import parse_options, recording
-from benchmarks.tables import Table
+from benchmarks.runner import NotMeasuredError, Table, parse_options, recording, take_turns
 
 # One write, so that the lines of two ranks do not mix.
 SCRIPT = "import os, time; os.write(1, f'{time.time()}\\n'.encode())"
@@ -79,15 +79,18 @@ def measure(
     into: Table,
     seconds: Callable[[list[str], Path], float] = seconds_to_first_line,
 ) -> None:
-    """Add the seconds of each installed variant; variants alternate, and the first round is warm-up."""
-    there = {name: command for name, (module, command) in variants.items() if importlib.util.find_spec(module)}
-    into.missing |= dict.fromkeys(set(variants) - set(there), "not installed")
-    for round_number in range(rounds + 1):
-        for name, command in there.items():
-            value = seconds(command, folder)
-            if round_number:
-                into.add(name, value)
-    print(into.text(), flush=True)
+    """Add the seconds of each installed variant; the first round is warm-up."""
+    works = {name: partial(seconds_of_variant, *variant, folder, seconds) for name, variant in variants.items()}
+    take_turns(works, [into], rounds, warm_up=True)
+
+
+def seconds_of_variant(
+    module: str, command: list[str], folder: Path, seconds: Callable[[list[str], Path], float]
+) -> tuple[float]:
+    """Return the seconds of one start; raises `NotMeasuredError` for a launcher that is not installed."""
+    if not importlib.util.find_spec(module):
+        raise NotMeasuredError("not installed")
+    return (seconds(command, folder),)
 
 
 def main() -> None:
@@ -95,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench-launch", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=7)
     args = parse_options(parser)
-    with tempfile.TemporaryDirectory() as scratch, recording("launch", args, args.rounds) as record:
+    with tempfile.TemporaryDirectory() as scratch, recording("launch", args) as record:
         folder = Path(scratch)
         (folder / "trivial.py").write_text(SCRIPT)
         measure(ONE_RANK, folder, args.rounds, record.table("one rank", "s", "python"))

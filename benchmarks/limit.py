@@ -8,9 +8,9 @@ The trainer computes many 3x3 convolutions with fewer operations (Winograd's alg
 as matrix products. So a share can exceed 1.
 `bare` is the same model, optimizer and loss on one prepared batch, with nothing else in the loop.
 `epoch` is the trainer's loop with data, transforms, logging and metrics.
-All variants alternate ROUNDS (25; `--rounds`) times, for at most a second each. Results are medians and quartiles.
+All variants alternate ROUNDS (25; `--rounds`) times, for at most a second each. Results are medians and ranges.
 `outside the step` is the trainer's time outside forward, backward and optimizer, by its own clock.
-Other load on the machine affects both parts of it alike; `of bare` compares two separate measurements.
+Other load on the machine affects both parts of it alike; `epoch to bare` compares two separate measurements.
 Claim: 0.60 of the limit for the book's CNN, 0.45 for ResNet-18, and less than 3 % outside the step.
 """
 
@@ -26,8 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.conditions import plans_winograd
-from benchmarks.record import Recording, parse_options, recording
-from benchmarks.tables import Table
+from benchmarks.runner import Recording, parse_options, recording
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +36,7 @@ SIZES = (1024, 2048, 4096)
 
 
 def main() -> None:
-    """Print a line for each model."""
+    """Print the tables of each model."""
     parser = argparse.ArgumentParser(prog="make bench-limit")
     parser.add_argument("--rounds", type=int, default=25)
     args = parse_options(parser)
@@ -48,13 +47,13 @@ def main() -> None:
 
     torch.manual_seed(0)
     matrices = [torch.randn(size, size) for size in SIZES]
-    with recording("limit", args, args.rounds) as record:
+    with recording("limit", args) as record:
         for name, steps in STEPS.items():
             measure(name, steps, matrices, args.rounds, record)
 
 
 def measure(name: str, steps: int, matrices: Sequence[torch.Tensor], rounds: int, record: Recording) -> None:
-    """Measure the limit and both loops of a model in turns, and print its line."""
+    """Measure the limit and both loops of a model in turns, and print its tables."""
     import torch
 
     bare, epoch, flops, clock = loops(name, steps)
@@ -62,7 +61,10 @@ def measure(name: str, steps: int, matrices: Sequence[torch.Tensor], rounds: int
     share = record.table(f"{name}, share of the limit", "")
     outside, ratio = record.table(f"{name}, outside the step", "%"), record.table(f"{name}, epoch to bare", "")
     for _ in range(rounds):
-        limit.add("products", max(2 * len(one) ** 3 / best_of(partial(torch.mm, one, one)) for one in matrices) / 1e9)
+        limit.add(
+            "products",
+            max(2 * len(matrix) ** 3 / best_of(partial(torch.mm, matrix, matrix)) for matrix in matrices) / 1e9,
+        )
         alone = timed(bare)
         clock.seconds = 0.0
         took = timed(epoch)
@@ -73,13 +75,7 @@ def measure(name: str, steps: int, matrices: Sequence[torch.Tensor], rounds: int
     best = max(limit.samples["products"])
     for variant, values in step.samples.items():
         share.add(variant, *(flops / 1e6 / value / best for value in values))
-    print(
-        f"{name:9} limit {best:6.1f} GFLOP/s, a step {flops / 1e9:.2f} GFLOP;"
-        f" bare {step.median('bare'):6.2f} ms, {share.median('bare'):.2f} of the limit;"
-        f" epoch {step.median('epoch'):6.2f} ms, {share.median('epoch'):.2f};"
-        f" outside the step {quartiles(outside, '.1f')} %; {quartiles(ratio, '.3f')} of bare",
-        flush=True,
-    )
+    print(*(table.text() for table in (limit, step, share, outside, ratio)), sep="\n", flush=True)
 
 
 class Clock:
@@ -95,12 +91,6 @@ class Clock:
         yield
         if name != self.excluded:
             self.seconds += time.perf_counter() - started
-
-
-def quartiles(table: Table, form: str) -> str:
-    """Return the median and the quartiles of the epochs."""
-    low, middle, high = (format(one, form) for one in table.quartiles("epoch"))
-    return f"{middle} ({low} to {high})"
 
 
 def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None], int, Clock]:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.book.measure import link_first_images
-from benchmarks.record import parse_options, recording
+from benchmarks.runner import parse_options, recording
 from tools.cifar10_images import unpacked_images
 
 TRAIN_EACH, TEST_EACH = 500, 200
@@ -126,7 +126,7 @@ def main() -> None:
     what = f"ResNet-18 at {args.size}, {args.epochs} epochs of {args.each * CLASSES} images"
     seeds = f"seed{'s' * (len(args.seeds) > 1)} {', '.join(map(str, args.seeds))}"
     of = "" if len(folders) == len(PROGRAMS) else f" of {' and '.join(args.programs)}"
-    with tempfile.TemporaryDirectory() as scratch, recording("references", args, len(args.seeds)) as record:
+    with tempfile.TemporaryDirectory() as scratch, recording("references", args) as record:
         data = link_images(
             unpacked_images(Path(place), Path(scratch)), Path(scratch, "data"), args.each, args.test_each
         )

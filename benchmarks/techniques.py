@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.conditions import plans_winograd
 from benchmarks.limit import timed
-from benchmarks.record import Recording, parse_options, recording
-from benchmarks.tables import Table
+from benchmarks.runner import NotMeasuredError, Table, parse_options, recording, take_turns
 from entrypoint.core.errors import first_line
 from train.kernels.library import find_kernel
 
@@ -58,62 +57,46 @@ def main() -> None:
     import torch
 
     version = ".".join(torch.__version__.split(".")[:2])
-    with recording("techniques", args, args.rounds) as record:
+    with recording("techniques", args) as record:
         for name, steps in STEPS.items():
-            built, missing = steps_of(name)
-            works = {variant: partial(repeat, step, steps) for variant, step in built.items()}
-            table = show(record, f"{name}, a step, torch {version}", take_turns(works, args.rounds), steps)
-            table.missing.update(missing)
-        crops = {variant: partial(repeat, crop, 5) for variant, crop in crops_of().items()}
-        show(record, f"crop and flip of a batch, torch {version}", take_turns(crops, args.rounds), 5)
-        for name, steps in STEPS.items():
-            show(record, f"{name}, a step of two ranks, torch {version}", run_ranks(name, args.rounds), steps)
+            table = record.table(f"{name}, a step, torch {version}", "ms", "ours")
+            take_turns(per_step(steps_of(name), steps), [table], args.rounds, warm_up=True)
+        table = record.table(f"crop and flip of a batch, torch {version}", "ms", "ours")
+        take_turns(per_step(crops_of(), 5), [table], args.rounds, warm_up=True)
+        for name in STEPS:
+            table = record.table(f"{name}, a step of two ranks, torch {version}", "ms", "ours")
+            run_ranks(name, args.rounds, table)
 
 
-def show(record: Recording, title: str, seconds: Mapping[str, list[float]], steps: int) -> Table:
-    """Keep and print what the variants took, in ms per step; return their table."""
-    table = record.table(title, "ms", next(iter(seconds)))
-    for variant, samples in seconds.items():
-        table.add(variant, *(took / steps * 1e3 for took in samples))
-        ratio = f"{table.ratio(variant):.2f} of {table.base}"
-        print(f"{title:40} {variant:32} {table.median(variant):8.2f} ({table.range(variant)}) {ratio}", flush=True)
-    return table
+def per_step(works: Mapping[str, Work], steps: int) -> dict[str, Callable[[], tuple[float]]]:
+    """Return works that take several steps each, and return the milliseconds of one."""
+
+    def milliseconds(work: Work) -> tuple[float]:
+        return (timed(lambda: [work() for _ in range(steps)]) / steps * 1e3,)
+
+    return {variant: partial(milliseconds, work) for variant, work in works.items()}
 
 
-def repeat(work: Work, times: int) -> None:
-    """Call a work several times."""
-    for _ in range(times):
-        work()
-
-
-def take_turns(works: Mapping[str, Work], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each work in each round, after one round to warm up."""
-    seconds: dict[str, list[float]] = {variant: [] for variant in works}
-    for number in range(rounds + 1):
-        for variant, work in works.items():
-            took = timed(work)
-            if number:
-                seconds[variant].append(took)
-    return seconds
-
-
-def steps_of(name: str) -> tuple[dict[str, Work], dict[str, str]]:
-    """Return a step of a model as the trainer builds it and without each of its techniques, and what cannot be."""
+def steps_of(name: str) -> dict[str, Work]:
+    """Return a step of a model as the trainer builds it and without each of its techniques."""
     import torch
 
     built = partial(build_step, name)
-    works = {"ours": built(), "convolutions of small images": built(products=False)}
+    works: dict[str, Work] = {"ours": built(), "convolutions of small images": built(products=False)}
     if plans_winograd():
         works["convolutions by Winograd"] = built(winograd=False)
     elif find_kernel("winograd"):
         works["with Winograd, which auto leaves off here"] = built(winograd=True)
     works["images in channels first"] = built(channels_last=False, products=False, winograd=False)
     compiled = built(compiler=torch.compile)
-    try:
-        compiled()
-    except Exception as error:  # torch.compile has many ways to find no compiler
-        return works, {"compiled": first_line(error)}
-    return works | {"compiled": compiled}, {}
+
+    def compiled_step() -> object:
+        try:
+            return compiled()
+        except Exception as error:  # torch.compile has many ways to find no compiler
+            raise NotMeasuredError(first_line(error)) from error
+
+    return works | {"compiled": compiled_step}
 
 
 def build_step(
@@ -224,17 +207,20 @@ def one_after_another(images: Tensor, rows: Tensor, params: Tensor) -> Tensor:
     return torch.stack(crops)
 
 
-def run_ranks(name: str, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of steps that two ranks of this node take together."""
-    own = {key: value for key, value in os.environ.items() if not key.startswith(("ENTRYPOINT_", "LAUNCH_"))}
+def run_ranks(name: str, rounds: int, table: Table) -> None:
+    """Add the milliseconds of steps that two ranks of this node take together."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("ENTRYPOINT_", "LAUNCH_"))}
     ranks = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"}
-    env = {key: value for key, value in own.items() if key not in ranks and not key.startswith("TORCHELASTIC_")}
+    env = {key: value for key, value in kept.items() if key not in ranks and not key.startswith("TORCHELASTIC_")}
     words = (*RANKS, "--nproc-per-node=2", "-m", "benchmarks.techniques", f"--rounds={rounds}")
     done = subprocess.run(
         (sys.executable, *words), env={**env, "BENCH_RANKS": name}, check=True, text=True, stdout=subprocess.PIPE
     )
-    seconds: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
-    return seconds
+    lines = done.stdout.splitlines()
+    samples: dict[str, list[float]] = json.loads(next(line for line in lines if line.startswith("{")))
+    for variant, values in samples.items():
+        table.add(variant, *values)
+    print(table.text(), flush=True)
 
 
 def time_ranks(name: str, rounds: int) -> None:
@@ -249,12 +235,11 @@ def time_ranks(name: str, rounds: int) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     plain = ProcessGroup(rank, world_size, rank, torch.device("cpu"))
     shared = replace(plain, memory=open_shared_memory(rank, world_size, 60))
-    works: dict[str, Work] = {}
-    for variant, group in (("ours", shared), ("gloo", plain)):
-        works[variant] = partial(repeat, build_step(name, group=group), STEPS[name])
-    seconds = take_turns(works, rounds)
+    works = {variant: build_step(name, group=group) for variant, group in (("ours", shared), ("gloo", plain))}
+    table = Table(name, "ms", "ours")
+    take_turns(per_step(works, STEPS[name]), [table], rounds, warm_up=True)
     if rank == 0:
-        print(json.dumps(seconds), flush=True)
+        print(json.dumps(table.samples), flush=True)
     dist.destroy_process_group()
 
 

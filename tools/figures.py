@@ -14,8 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.record import Run
-from benchmarks.tables import Table, figure
+from benchmarks.runner import Run, Table, figure
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("*.md", "*/README.md", "docs/*.md")

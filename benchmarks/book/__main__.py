@@ -26,7 +26,7 @@ from benchmarks.book.experiments import EXPERIMENTS, Experiment
 from benchmarks.book.measure import Measured, cifar10_settings, first_images, run_to_the_end, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
 from benchmarks.book.stored_results import StoredResults
-from benchmarks.record import Recording, parse_options, recording
+from benchmarks.runner import Recording, parse_options, recording
 from entrypoint.machine.detect import detect_machine
 from entrypoint.plan.planner import describe_machine
 
@@ -54,7 +54,7 @@ def main() -> None:
     with (
         cifar10_settings(each) as data,
         first_images(data, None if each else QUICK[0]) as few,
-        recording("book", args, rounds) as record,
+        recording("book", args) as record,
     ):
         for experiment in EXPERIMENTS:
             wanted = not args.only or experiment.chapter in args.only.split(",")

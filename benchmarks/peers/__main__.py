@@ -24,17 +24,17 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.book.measure import LIMIT_S, cifar10_settings
-from benchmarks.record import Recording, parse_options, recording
-from benchmarks.tables import Table
+from benchmarks.runner import NotMeasuredError, Recording, parse_options, recording, take_turns
 from entrypoint.core.console import last_error_line
 
 PYTHON = (sys.executable, "-m")
 ACCELERATE = (*PYTHON, "accelerate.commands.launch", "--cpu")
 TORCHRUN = (*PYTHON, "torch.distributed.run", "--standalone")
-HERE, TENSORS = "benchmarks.peers", str(Path(__file__).with_name("tensors.py"))  # run_cpu's -m is broken
+HERE = "benchmarks.peers"
 OURS, COLD = "ours", "ours, cold"
 EACH = 1000  # images of a class
 # model → batch, steps
@@ -56,8 +56,6 @@ PEERS: Mapping[int, Sequence[Peer]] = {
         Peer("torchvision's reference", (*PYTHON, f"{HERE}.reference")),
         Peer("Lightning", (*PYTHON, f"{HERE}.lightning"), "pytorch_lightning"),
         Peer("accelerate launch", (*ACCELERATE, "--num_processes=1", "-m", f"{HERE}.accelerate_loop"), "accelerate"),
-        Peer("tensors by hand", (*PYTHON, f"{HERE}.tensors")),
-        Peer("same, xeon.run_cpu", (*PYTHON, "torch.backends.xeon.run_cpu", "--ninstances=1", TENSORS)),
         Peer(COLD),
         Peer(OURS),
     ),
@@ -70,8 +68,10 @@ PEERS: Mapping[int, Sequence[Peer]] = {
 }
 
 
-def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], rates: Table, commands: Table) -> None:
-    """Run a peer once, and add its rate and its seconds; a peer that fails is missing, with its last line."""
+def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str]) -> tuple[float, float]:
+    """Run a peer once; return its rate and its seconds. Raises `NotMeasuredError` with its last line if it fails."""
+    if not importlib.util.find_spec(peer.needs):
+        raise NotMeasuredError(f"{peer.needs} is not installed")
     batch, steps = MODELS[model]
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         out = Path(folder, "rate.json")
@@ -87,29 +87,21 @@ def start(peer: Peer, model: str, ranks: int, data: Mapping[str, str], rates: Ta
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         seconds = time.perf_counter() - started
         if done.returncode or not (out.exists() or not peer.command):
-            rates.missing[peer.name] = f"ended with {done.returncode}: {last_error_line(done.stderr, 'no message')}"
-            return
-        commands.add(peer.name, seconds)
+            raise NotMeasuredError(f"ended with {done.returncode}: {last_error_line(done.stderr, 'no message')}")
         if peer.command:
-            rates.add(peer.name, json.loads(out.read_text())["images_per_second"])
-        else:
-            rates.add(peer.name, batch / json.loads(Path(folder, "run/summary.json").read_text())["step_seconds"])
+            return json.loads(out.read_text())["images_per_second"], seconds
+        return batch / json.loads(Path(folder, "run/summary.json").read_text())["step_seconds"], seconds
 
 
 def compare(model: str, ranks: int, data: Mapping[str, str], rounds: int, record: Recording) -> None:
     """Run all peers alternately and print their tables."""
     batch, steps = MODELS[model]
     title = f"{model}, {ranks} rank{'s' * (ranks > 1)}, batch {batch}"
-    rates = record.table(title, "images/s", OURS)
-    commands = record.table(f"{title}, command of {steps} steps", "s", OURS)
-    for peer in PEERS[ranks]:
-        if not importlib.util.find_spec(peer.needs):
-            rates.missing[peer.name] = f"{peer.needs} is not installed"
-    for _ in range(rounds):
-        for peer in PEERS[ranks]:
-            if peer.name not in rates.missing:
-                start(peer, model, ranks, data, rates, commands)
-    print(rates.text(), commands.text(), sep="\n", flush=True)
+    tables = (
+        record.table(title, "images/s", OURS),
+        record.table(f"{title}, command of {steps} steps", "s", OURS),
+    )
+    take_turns({peer.name: partial(start, peer, model, ranks, data) for peer in PEERS[ranks]}, tables, rounds)
 
 
 def main() -> None:
@@ -119,7 +111,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="with commas")
     parser.add_argument("--ranks", default="1,2", help="with commas")
     args = parse_options(parser)
-    with cifar10_settings(EACH) as data, recording("peers", args, args.rounds) as record:
+    with cifar10_settings(EACH) as data, recording("peers", args) as record:
         if "TRAIN_DATA_DIR" not in data:
             sys.exit("CIFAR10_IMAGES is not set: name the folder or the .tar.xz of CIFAR-10's images")
         for model in args.models.split(","):

@@ -19,12 +19,13 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from benchmarks.record import Recording, parse_options, recording
+from benchmarks.runner import NotMeasuredError, Recording, parse_options, recording, take_turns
 from benchmarks.stream.data import SETS, make_folder
 from benchmarks.stream.loaders import LOADERS
+from entrypoint.core.console import last_error_line
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDES = {"500x375": 224, "96x96": 96}
@@ -43,51 +44,28 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=[*LOADERS], default=[*LOADERS])
     parser.add_argument("--no-training", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir(), f"bench-stream-{os.getuid()}"))
-    given = parse_options(parser)
-    given.folder.mkdir(parents=True, exist_ok=True)
-    with recording("stream", given, given.rounds) as record:
-        for name in given.sets:
-            data = make_folder(given.folder, name)
+    args = parse_options(parser)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    with recording("stream", args) as record:
+        for name in args.sets:
+            data = make_folder(args.folder, name)
             for task in ("evaluate", "train"):
-                print_loaders(data, name, task, given, record)
-            if not given.no_training:
-                print_training(data, name, given.rounds, record)
+                compare_loaders(data, name, task, args, record)
+            if not args.no_training:
+                compare_training(data, name, args.rounds, record)
 
 
-def print_loaders(data: Path, name: str, task: str, given: argparse.Namespace, record: Recording) -> None:
-    """Measure all loaders in turns, and print their medians, the fastest first."""
+def compare_loaders(data: Path, name: str, task: str, args: argparse.Namespace, record: Recording) -> None:
+    """Measure all loaders in turns, and print their tables."""
     what = "training crop and flip" if task == "train" else "evaluation"
     title = f"{name} to {SIDES[name]}x{SIDES[name]}, {what}"
-    speeds, memory = record.table(title, "images/s", LIMIT), record.table(f"{title}, memory", "MiB of PSS")
-    for _ in range(given.rounds):
-        for row, loader, cold in rows(given.only):
-            if row in speeds.missing:
-                continue
-            if cold:
-                drop_cached(data / "train")
-            found = measure(loader, data, task, SIDES[name], given.seconds)
-            if isinstance(found, str):
-                speeds.missing[row] = found
-            else:
-                speeds.add(row, found["images_per_second"])
-                memory.add(row, found["pss_mib"])
-    print(f"\n{title}: images/s (quartiles), of the limit, PSS")
-    for row in sorted(speeds.samples, key=speeds.median, reverse=True):
-        low, speed, high = speeds.quartiles(row)
-        ratio = speeds.ratio(row)
-        share = f"{ratio:5.2f}" if ratio else "    -"
-        pss = f"{memory.median(row):6,.0f} MiB"
-        print(f"  {row:28} {speed:8,.0f} ({low:,.0f} to {high:,.0f})  {share}  {pss}", flush=True)
-    for row, why in speeds.missing.items():
-        print(f"  {row:28} not measured: {why}")
-
-
-def rows(only: list[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield the name of each row, its loader, and whether its files are read from the disk."""
-    for loader in only:
-        yield loader, loader, False
+    tables = record.table(title, "images/s", LIMIT), record.table(f"{title}, memory", "MiB of PSS")
+    works = {}
+    for loader in args.only:
+        works[loader] = partial(measure, loader, data, task, SIDES[name], args.seconds)
         if loader in COLD:
-            yield f"{loader}, cold", loader, True
+            works[f"{loader}, cold"] = partial(works[loader], cold=True)
+    take_turns(works, tables, args.rounds)
 
 
 def drop_cached(folder: Path) -> None:
@@ -98,39 +76,39 @@ def drop_cached(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def measure(loader: str, data: Path, task: str, side: int, seconds: float) -> dict[str, float] | str:
-    """Return a loader's figures, or in one line why there are none."""
+def measure(
+    loader: str, data: Path, task: str, side: int, seconds: float, *, cold: bool = False
+) -> tuple[float, float]:
+    """Return a loader's images per second and memory; raises `NotMeasuredError` with its last line if it fails."""
+    if cold:
+        drop_cached(data / "train")
     command = [sys.executable, "-m", "benchmarks.stream.measure", loader, str(data), task, str(side), str(seconds)]
     env = {**os.environ, "PYTHONWARNINGS": "ignore", "TOKENIZERS_PARALLELISM": "false"}
     try:
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=180, check=False)
     except subprocess.TimeoutExpired:
-        return "no end after 180 s"
+        raise NotMeasuredError("no end after 180 s") from None
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
-        return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1][:100]
-    found: dict[str, float] = json.loads(lines[-1])
-    return found
+        raise NotMeasuredError(last_error_line(done.stderr, f"exit code {done.returncode}")[:100])
+    figures = json.loads(lines[-1])
+    return figures["images_per_second"], figures["pss_mib"]
 
 
-def print_training(data: Path, name: str, rounds: int, record: Recording) -> None:
-    """Train from the stream and from memory in turns, and print the medians."""
+def compare_training(data: Path, name: str, rounds: int, record: Recording) -> None:
+    """Train from the stream and from memory in turns, and print the tables."""
     for title, (model, side, batch, steps) in TRAININGS.items():
-        speeds = record.table(f"training {title} from {name}", "images/s", "memory")
-        for _ in range(rounds):
-            for source in ("stream", "memory"):
-                env = {
-                    "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(data), "TRAIN_DATA_SOURCE": source,
-                    "TRAIN_MODEL": model, "TRAIN_IMAGE_SIZE": str(side), "TRAIN_BATCH_SIZE": str(batch),
-                    "TRAIN_STEPS": str(steps * 4), "TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "off",
-                    "TRAIN_CHECKPOINT_EVERY": "0", "LAUNCH_QUIET": "1", "TRAIN_CACHE_DIR": str(data.parent / "cache"),
-                }  # fmt: skip
-                speeds.add(source, train(env))
-        text = ", ".join(f"{source} {speeds.median(source):,.0f}" for source in speeds.samples)
-        print(f"  {speeds.title}: {text} images/s, {speeds.ratio('stream'):.2f}", flush=True)
+        env = {
+            "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(data), "TRAIN_MODEL": model,
+            "TRAIN_IMAGE_SIZE": str(side), "TRAIN_BATCH_SIZE": str(batch), "TRAIN_STEPS": str(steps * 4),
+            "TRAIN_TENSORBOARD": "0", "TRAIN_PROGRESS": "off", "TRAIN_CHECKPOINT_EVERY": "0", "LAUNCH_QUIET": "1",
+            "TRAIN_CACHE_DIR": str(data.parent / "cache"),
+        }  # fmt: skip
+        works = {source: partial(train, {**env, "TRAIN_DATA_SOURCE": source}) for source in ("stream", "memory")}
+        take_turns(works, [record.table(f"training {title} from {name}", "images/s", "memory")], rounds)
 
 
-def train(env: dict[str, str]) -> float:
+def train(env: dict[str, str]) -> tuple[float]:
     """Return the images per second of a training, without its first step."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
@@ -138,7 +116,7 @@ def train(env: dict[str, str]) -> float:
             capture_output=True,
         )  # fmt: skip
         summary = json.loads(Path(folder, "runs/latest/summary.json").read_text())
-        return float(summary["batch_size"] / summary["step_seconds"])
+        return (float(summary["batch_size"] / summary["step_seconds"]),)
 
 
 if __name__ == "__main__":

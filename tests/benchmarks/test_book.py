@@ -12,7 +12,7 @@ from benchmarks.book.experiments import EXPERIMENTS, Experiment, Variant, faster
 from benchmarks.book.measure import Measured, alternate, link_first_images, run_to_the_end, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
 from benchmarks.book.stored_results import StoredResults
-from benchmarks.record import Recording
+from benchmarks.runner import Recording
 from entrypoint.settings import read_launch_settings
 from tests.conftest import paint
 from train.settings import read_train_settings
@@ -169,7 +169,7 @@ def test_speed_from_short_runs_and_accuracy_from_full_runs() -> None:
 
 
 def test_every_sample_of_an_experiment_is_recorded() -> None:
-    record = Recording(None)
+    record = Recording()
     experiment = Experiment("2", "Bias", "None.", (Variant("a"), Variant("b"), Variant("c")), faster("b", "a"))
     seen = {"a": measured(100, 110, rounds=1), "b": measured(300, accuracy=60.0), "c": Measured(refusal="no GPU")}
     add_tables(record, experiment, seen)

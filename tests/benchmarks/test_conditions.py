@@ -1,4 +1,4 @@
-"""What a record says of its conditions: the commit, the machine, and the load of built /proc trees."""
+"""What a record says of its conditions: the commit, the machine, and the use of built /proc trees."""
 
 from __future__ import annotations
 
@@ -10,16 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.conditions import (
-    Load,
-    MachineFacts,
-    Others,
-    is_busy,
-    read_load,
-    read_machine,
-    read_source,
-    read_versions,
-)
+from benchmarks.conditions import MachineFacts, Others, is_busy, read_machine, read_source, read_versions
 from tests.conftest import PYTHON
 
 CPUS = sorted(os.sched_getaffinity(0))
@@ -27,12 +18,9 @@ CPUS = sorted(os.sched_getaffinity(0))
 
 def build_proc(proc: Path, used: int, idle: int, stolen: int = 0) -> None:
     """Write a /proc in which each CPU of this process has so many ticks used, idle and stolen."""
-    (proc / "pressure").mkdir(parents=True, exist_ok=True)
     row = f"{used} 0 0 {idle} 0 0 0 {stolen} 0 0"
     lines = [f"cpu  {used} 0 0 {idle} 0 0 0 {stolen} 0 0", *(f"cpu{cpu} {row}" for cpu in CPUS)]
     (proc / "stat").write_text("\n".join(lines) + "\nctxt 1\n")
-    (proc / "loadavg").write_text("1.50 0.75 0.10 2/91 26024\n")
-    (proc / "pressure/cpu").write_text("some avg10=3.32 avg60=3.17 avg300=3.72 total=30407\nfull avg10=0.00 total=0\n")
 
 
 @pytest.mark.parametrize(
@@ -46,13 +34,6 @@ def test_load_of_others_makes_a_machine_busy(tmp_path: Path, used: int, stolen: 
     found = others.busy_cpus()
     assert found == pytest.approx(share * len(CPUS), abs=0.06)
     assert is_busy(found, len(CPUS)) is busy
-
-
-def test_load_is_read_from_averages_pressure_and_steal(tmp_path: Path) -> None:
-    assert read_load(tmp_path) == Load([], {}, 0.0)
-    build_proc(tmp_path, 1000, 5000, 100)
-    pressure = {"avg10": 3.32, "avg60": 3.17, "avg300": 3.72}
-    assert read_load(tmp_path) == Load([1.5, 0.75, 0.1], pressure, 100 / os.sysconf("SC_CLK_TCK"))
 
 
 def test_use_is_unknown_where_the_kernel_counts_nothing(tmp_path: Path) -> None:

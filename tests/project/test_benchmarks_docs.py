@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.conditions import Load, MachineFacts
-from benchmarks.record import Run, add_run, read_runs
-from benchmarks.tables import Table
+from benchmarks.conditions import MachineFacts
+from benchmarks.runner import Run, Table, add_run, read_runs
 from tools import benchmarks_docs
 from tools.figures import marked_pages, with_figures
 
 MACHINE = MachineFacts("AMD EPYC 9B14 96-Core Processor", 2, 1, 1.5, ["avx2"], 16.0, [], "")
-EARLIER = {"what": "start", "value": "0.13 to 0.30", "n": "n = 5", "machine": "2 cores", "date": "2026-10"}
+# A table that no claim names.
+SWEEP = Table("sweep", "s", samples={"ours": [9.0]})
+CLAIMS = """
+[launch]
+command = "make bench-launch"
+shows = "the start"
+takes = "1 min"
+claims = [{ text = "It starts soon.", tables = ["one rank", "two ranks"] }]
+conditions = "Two cores, 2026-10."
+rows = [["start, s", "0.13 to 0.30"]]
+
+[limit]
+command = "make bench-limit"
+shows = "the limit"
+takes = "3 min"
+"""
 
 
 def table(title: str, *values: float) -> Table:
@@ -24,64 +37,89 @@ def table(title: str, *values: float) -> Table:
 
 def run(day: int, *tables: Table, used: float | None = 0.0, machine: MachineFacts = MACHINE) -> Run:
     """Return a run of a day of November, during which others used so many CPUs."""
-    load, started = Load([], {}, 0.0), f"2026-11-{day:02}T12:00:00Z"
-    versions = {"python": "3.13.1", "torch": "2.15.0"}
-    command = "python -m benchmarks.launch"
     return Run(
-        started, 60.0, command, 7, 19 * (used is None), "0123456789", [], machine, versions, load, load, used, used,
-        [*tables],
-    )  # fmt: skip
+        started=f"2026-11-{day:02}T12:00:00Z",
+        command="python -m benchmarks.launch",
+        commit=f"{day}123456789",
+        changed=[],
+        machine=machine,
+        versions={"python": "3.13.1", "torch": "2.15.0"},
+        busy_cpus_at_start=used,
+        busy_cpus=used,
+        tables=[*tables],
+    )
 
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Return a folder with a busy run, a newer quiet one with one of its tables, and one of another machine."""
-    about = {"command": "make bench-launch", "shows": "the start", "takes": "1 min", "results": [EARLIER]}
-    (tmp_path / "launch.json").write_text(json.dumps(about))
-    (tmp_path / "limit.json").write_text(json.dumps({**about, "command": "make bench-limit", "results": []}))
-    hidden = Table("sweep", "s", detail=True, samples={"ours": [9.0]})
     other = MachineFacts("Other CPU", 1, 1, None, [], 8.0, ["H200"], "580.1")
+    (tmp_path / "claims.toml").write_text(CLAIMS)
     add_run(tmp_path / "2026-11-01-a.json", "launch", run(1, table("one rank", 5.0), table("two ranks", 0.4), used=1.0))
-    add_run(tmp_path / "2026-11-02-a.json", "launch", run(2, table("one rank", 0.2, 0.4, 0.3), hidden))
+    add_run(tmp_path / "2026-11-02-a.json", "launch", run(2, table("one rank", 0.2, 0.4, 0.3), SWEEP))
     add_run(tmp_path / "2026-10-01-b.json", "launch", run(3, table("one rank", 0.7), used=None, machine=other))
     return tmp_path
 
 
-def test_page_shows_newest_table_of_each_machine(results: Path) -> None:
-    text = benchmarks_docs.page(results)
-    assert "| ours | 0.300 | 0.200-0.400 | 3 | 3.00 (+0.200 s) |" in text
-    assert "| ours | 0.400 |  | 1 | 4.00 (+0.300 s) |" in text
-    assert "| ours | 0.700 |  | 1 | 7.00 (+0.600 s) |" in text
+def page(results: Path) -> str:
+    """Return the page of these results."""
+    return benchmarks_docs.page(results, results / "claims.toml")
+
+
+def test_page_has_a_column_for_each_machine_with_newest_tables(results: Path) -> None:
+    text = page(results)
+    assert "\nIt starts soon.\n\n| one rank, s (x: to python) | A, torch 2.15 | B, torch 2.15 |\n" in text
+    assert "| ours | 0.700 x7.00 | 0.300 (0.200-0.400) x3.00 |" in text
+    assert "| two ranks, s (x: to python) | B, torch 2.15 |" in text
+    assert "| ours | 0.400 x4.00 |" in text
     assert "5.00" not in text
     assert "sweep" not in text
-    assert r"| x | a \| b c | | | |" in text
-    assert "| start | 0.13 to 0.30 | n = 5 | 2 cores | 2026-10 |" in text
-    assert text.endswith("No figures are recorded yet for `make bench-limit`.\n")
+    assert r"| x | a \| b c | a \| b c |" in text
+    assert "\nTwo cores, 2026-10.\n\n| what | value |\n|---|---|\n| start, s | 0.13 to 0.30 |\n" in text
+    assert "| `make bench-limit` | the limit | 3 min |" in text
+    assert "## The limit" not in text
 
 
-def test_cpus_of_one_name_with_other_flags_have_own_tables(results: Path) -> None:
+def test_page_names_machines_commits_and_load(results: Path) -> None:
+    text = page(results)
+    assert "| B | AMD EPYC 9B14 96-Core Processor (avx2) | 2, quota 1.5 | 16 GiB |\n" in text
+    assert "| A | Other CPU | 1 | 8 GiB, H200, driver 580.1 |\n" in text
+    assert "\nA, torch 2.15: commit 3123456 of 2026-11-03, n = 1, load of others unknown.\n" in text
+    assert "commit 2123456 of 2026-11-02 and 1123456 of 2026-11-01, n = 3, **busy machine**.\n" in text
+
+
+def test_cpus_of_one_name_with_other_flags_have_a_column(results: Path) -> None:
     newer = MachineFacts(MACHINE.cpu, 2, 1, 1.5, ["avx2", "avx512f"], 16.0, [], "")
     add_run(results / "2026-11-05-a.json", "launch", run(5, table("one rank", 0.6), machine=newer))
-    text = benchmarks_docs.page(results)
-    assert "| ours | 0.600 |  | 1 | 6.00 (+0.500 s) |" in text
-    assert "| ours | 0.300 | 0.200-0.400 | 3 | 3.00 (+0.200 s) |" in text
+    assert "| ours | 0.700 x7.00 | 0.600 x6.00 | 0.300 (0.200-0.400) x3.00 |" in page(results)
 
 
-def test_page_names_machine_date_commit_and_load(results: Path) -> None:
-    text = benchmarks_docs.page(results)
-    assert "AMD EPYC 9B14 96-Core Processor (avx2): 1 core, 2 CPUs, quota 1.5, 16 GiB.\n" in text
-    assert "Run on 2026-11-02 from commit 0123456: `python -m benchmarks.launch`, 7 rounds.\n" in text
-    assert "Quiet machine: others used 0.0 of 2 CPUs before it and 0.0 during it (busy: over 10 %).\n" in text
-    assert "**Busy machine**: others used 1.0 of 2 CPUs before it and 1.0 during it" in text
-    assert "Other CPU: 1 core, 1 CPU, 8 GiB. GPU: H200, driver 580.1.\n" in text
-    assert "`python -m benchmarks.launch`, 7 rounds, at niceness 19.\n" in text
-    assert "**Load of others unknown**: others used ? of 1 CPUs before it and ? during it" in text
+def test_seeds_of_one_claim_are_pooled(results: Path) -> None:
+    claims = CLAIMS.replace('"two ranks"', '"accuracy"')
+    (results / "claims.toml").write_text(claims.replace('"one rank"', '"one rank", "two ranks"'))
+    for day, title in ((6, "accuracy of ours"), (7, "accuracy of ours and timm")):
+        add_run(results / f"2026-11-0{day}-a.json", "launch", run(day, table(title, 0.2 + day)))
+    assert "| ours | 6.70 (6.20-7.20) x67.0 |" in page(results)
 
 
-def test_record_of_unknown_benchmark_is_refused(results: Path) -> None:
-    add_run(results / "2026-11-04-a.json", "lunch", run(4, table("one rank", 1.0)))
-    with pytest.raises(ValueError, match=r"^lunch: no .*/NAME.json says what this benchmark shows$"):
-        benchmarks_docs.page(results)
+@pytest.mark.parametrize(
+    ("benchmark", "title", "said"),
+    [
+        ("lunch", "one rank", r"^lunch: not in claims\.toml\. Say there what this benchmark shows\.$"),
+        ("launch", "three ranks", r"^python -m benchmarks\.launch of 2026-11-04T12:00:00Z is on no page\. Delete its"),
+        ("limit", "one rank", r"^python -m benchmarks\.launch of 2026-11-04T12:00:00Z is on no page\. Delete its"),
+    ],
+)
+def test_record_that_no_claim_shows_is_an_error(results: Path, benchmark: str, title: str, said: str) -> None:
+    add_run(results / "2026-11-04-a.json", benchmark, run(4, table(title, 1.0)))
+    with pytest.raises(ValueError, match=said):
+        page(results)
+
+
+def test_claim_without_a_record_is_an_error(results: Path) -> None:
+    (results / "claims.toml").write_text(CLAIMS.replace('"two ranks"', '"three ranks"'))
+    with pytest.raises(ValueError, match=r"^three ranks: a claim names this table, and no record has it$"):
+        page(results)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.record import read_runs
+from benchmarks.runner import read_runs
 from tools import benchmarks_docs, check_prose, figures, settings_docs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +20,10 @@ def test_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 120
     assert len(text.split()) <= 1100
+
+
+def test_page_of_benchmarks_is_short() -> None:
+    assert len(benchmarks_docs.PAGE.read_text().split()) <= 2000
 
 
 def test_generated_pages_are_current() -> None:

@@ -1,18 +1,30 @@
-"""Records of benchmarks: when one is written, what is in it, and a benchmark for real."""
+"""Variants in turns, medians, ranges and ratios, records, and a benchmark for real."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import subprocess
+import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from benchmarks import record
+from benchmarks import runner
 from benchmarks.conditions import Source, read_machine
-from benchmarks.record import Run, parse_options, read_results, read_runs, reason_not_to_record, recording
+from benchmarks.runner import (
+    NotMeasuredError,
+    Run,
+    Table,
+    figure,
+    parse_options,
+    read_results,
+    read_runs,
+    recording,
+    take_turns,
+)
 from tests.conftest import PYTHON
 
 CLEAN = Source("0123456789abcdef0123456789abcdef01234567", [])
@@ -35,23 +47,20 @@ class Tree:
 def tree(monkeypatch: pytest.MonkeyPatch) -> Tree:
     """Put a known commit and load in the place of this machine's."""
     found = Tree()
-    monkeypatch.setattr(record, "read_source", lambda: found.source)
-    monkeypatch.setattr(record, "busy_cpus_now", lambda: found.at_start)
-    monkeypatch.setattr(record, "Others", lambda: found)
+    monkeypatch.setattr(runner, "read_source", lambda: found.source)
+    monkeypatch.setattr(runner, "busy_cpus_now", lambda: found.at_start)
+    monkeypatch.setattr(runner, "Others", lambda: found)
     return found
 
 
-def options(*words: str) -> argparse.Namespace:
+def options(*words: str, record: bool = True) -> argparse.Namespace:
     """Return a benchmark's options."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-training", action="store_true")
-    return parse_options(parser, words)
+    return parse_options(argparse.ArgumentParser(), [*words, *["--record"] * record])
 
 
 def run_once(args: argparse.Namespace, benchmark: str = "launch", seconds: float = 0.25) -> None:
     """Record one table."""
-    with recording(benchmark, args, args.rounds) as out:
+    with recording(benchmark, args) as out:
         out.table("one rank", "s", "python").add("python", seconds, seconds / 3)
 
 
@@ -63,7 +72,6 @@ def test_second_run_is_added_to_the_first(tmp_path: Path, capsys: pytest.Capture
     assert file.match(f"????-??-??-{read_machine().slug}-0123456.json")
     runs = read_results(file).benchmarks
     assert [run.tables[0].samples["python"] for run in runs["launch"]] == [[0.25, 0.0833333], [0.5, 0.166667]]
-    assert [run.rounds for run in runs["limit"]] == [5]
     assert "[ 0.25, 0.0833333 ]" in file.read_text()
     assert json.loads(file.read_text())["benchmarks"]["launch"][0]["commit"] == CLEAN.commit
     assert f"recorded in {file.name}" in capsys.readouterr().out
@@ -72,28 +80,9 @@ def test_second_run_is_added_to_the_first(tmp_path: Path, capsys: pytest.Capture
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "source", "reason"),
-    [
-        ((), CLEAN, ""),
-        (("--rounds=1", "--no-training"), CLEAN, "--rounds, --no-training is not as `make` runs it"),
-        ((), Source("0123", ["a.py"]), "a.py is not committed"),
-        ((), Source("0123", ["a.py", "b.py", "c.py"]), "a.py and 2 more is not committed"),
-        ((), Source(), "this is no git clone"),
-        (("--record", "--rounds=1"), Source("0123", ["a.py"]), ""),
-        (("--no-record",), CLEAN, "--no-record was given"),
-    ],
-)
-def test_default_records_whole_runs_of_a_commit(words: tuple[str, ...], source: Source, reason: str) -> None:
-    assert reason_not_to_record(options(*words), source) == reason
-
-
-def test_run_that_is_not_recorded_says_why(tree: Tree, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tree.source = Source("0123456789", ["a.py"])
-    run_once(options("--results", str(tmp_path)))
-    assert capsys.readouterr().err == "not recorded: a.py is not committed; --record records it anyway\n"
-    run_once(options("--results", str(tmp_path), "--no-record"))
-    assert capsys.readouterr().err == ""
+@pytest.mark.usefixtures("tree")
+def test_run_is_recorded_only_on_request(tmp_path: Path) -> None:
+    run_once(options(f"--results={tmp_path}", record=False))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,32 +96,26 @@ def test_record_says_that_the_machine_was_busy(
     run_once(options("--results", str(tmp_path)))
     (run,) = read_runs(tmp_path)["launch"]
     assert run.is_busy is busy
-    assert ("the machine was busy: others used" in capsys.readouterr().out) is busy
-
-
-def test_work_of_containers_is_not_that_of_others(tree: Tree, tmp_path: Path) -> None:
-    tree.during = 9000.0
-    with recording("images", options("--results", str(tmp_path)), 5) as out:
-        out.counts_children = False
-    (run,) = read_runs(tmp_path)["images"]
-    assert (run.busy_cpus, run.is_busy) == (None, False)
+    assert ("the machine was busy: others used over 10 %" in capsys.readouterr().out) is busy
 
 
 def test_record_names_files_that_changed_meanwhile(tree: Tree, tmp_path: Path) -> None:
-    args = options("--record", "--rounds=1", "--no-training", "--results", str(tmp_path))
     tree.source = Source(CLEAN.commit, ["a.py"])
-    with recording("launch", args, 1):
-        tree.source = Source("f" * 40, ["b.py"])
+    with recording("launch", options(f"--results={tmp_path}")):
+        tree.source = Source(CLEAN.commit, ["b.py"])
     (run,) = read_runs(tmp_path)["launch"]
-    assert (run.commit, run.changed) == (CLEAN.commit, ["HEAD", "a.py", "b.py"])
-    assert run.command.endswith(" --rounds=1 --no-training")
-    assert str(tmp_path) not in run.command
+    assert (run.commit, run.changed) == (CLEAN.commit, ["a.py", "b.py"])
+
+
+def test_command_has_no_option_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "--rounds=1", "--record", "--results=/tmp/x", "--only", str(runner.ROOT)])
+    assert runner.command_line().endswith(" --rounds=1 --only .")
 
 
 @pytest.mark.usefixtures("tree")
 def test_failed_benchmark_and_foreign_file_leave_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = options("--results", str(tmp_path))
-    with pytest.raises(RuntimeError), recording("launch", args, 1):
+    with pytest.raises(RuntimeError), recording("launch", args):
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
     run_once(args)
@@ -148,7 +131,7 @@ def test_failed_benchmark_and_foreign_file_leave_no_record(tmp_path: Path, capsy
 
 @pytest.mark.usefixtures("tree")
 def test_titles_of_tables_are_unique(tmp_path: Path) -> None:
-    with recording("launch", options("--results", str(tmp_path)), 1) as out:
+    with recording("launch", options("--results", str(tmp_path))) as out:
         out.table("one rank", "s")
         for title in ("one rank", "images/s"):
             with pytest.raises(ValueError, match="a title is unique, and has no slash"):
@@ -169,4 +152,61 @@ def test_launch_benchmark_is_recorded_for_real(tmp_path: Path) -> None:
     assert {len(values) for table in run.tables for values in table.samples.values()} == {1}
     assert set(two.samples) == {"torchrun", "entrypoint"}
     assert set(shortest.samples) == {"import torch", "entrypoint train"}
-    assert run.before.averages
+
+
+def test_turns_alternate_and_leave_out_what_cannot_run() -> None:
+    calls: list[str] = []
+
+    def work(name: str) -> tuple[float, float]:
+        calls.append(name)
+        if name == "none":
+            raise NotMeasuredError("not installed")
+        return float(len(calls)), 10.0 * len(calls)
+
+    tables = Table("rates", "images/s"), Table("commands", "s")
+    works = {name: partial(work, name) for name in ("a", "none", "b")}
+    take_turns(works, tables, 2, warm_up=True)
+    assert calls == ["a", "none", "b", "a", "b", "a", "b"]
+    assert tables[0].samples == {"a": [4.0, 6.0], "b": [5.0, 7.0]}
+    assert tables[1].samples == {"a": [40.0, 60.0], "b": [50.0, 70.0]}
+    assert tables[0].missing == {"none": "not installed"}
+
+
+def seconds() -> Table:
+    """Return a table of seconds with a base, another variant and a missing one."""
+    table = Table("one rank", "s", "python", missing={"accelerate": "not installed"})
+    table.add("python", 0.02, 0.04, 0.03)
+    table.add("ours", 0.3)
+    table.add("ours", 0.2, 0.1)
+    return table
+
+
+def test_every_sample_is_kept_and_compared_with_the_base() -> None:
+    table = seconds()
+    assert table.samples == {"python": [0.02, 0.04, 0.03], "ours": [0.3, 0.2, 0.1]}
+    assert (table.median("ours"), table.range("ours")) == (0.2, "0.100-0.300")
+    assert table.over("ours") == pytest.approx(0.17)
+    assert table.ratio("ours") == pytest.approx(0.2 / 0.03)
+
+
+def test_table_without_its_base_has_no_ratio() -> None:
+    table = Table("rate", "images/s", "by hand")
+    table.add("ours", 10.0)
+    assert (table.over("ours"), table.ratio("ours"), table.range("ours")) == (None, None, "")
+    table.add("by hand", 0.0)
+    assert table.ratio("ours") is None
+
+
+def test_printed_table_has_a_row_for_each_variant() -> None:
+    lines = seconds().text().splitlines()
+    assert lines[1].split() == ["one", "rank,", "s", "median", "range", "n", "to", "python"]
+    assert lines[2].split() == ["python", "0.030", "0.020-0.040", "3"]
+    assert lines[3].split() == ["ours", "0.200", "0.100-0.300", "3", "6.67"]
+    assert lines[4].split() == ["accelerate", "not", "installed"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12345.6, "12,346"), (99.44, "99.4"), (1.234, "1.23"), (0.01234, "0.012"), (-0.5, "-0.500")]
+)
+def test_figure_has_about_three_digits(value: float, text: str) -> None:
+    assert figure(value) == text
