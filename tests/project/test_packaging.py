@@ -56,6 +56,16 @@ def test_no_package_is_hidden_by_gitignore() -> None:
     assert there == {file for file in files if file.split("/")[0] in {folder.name for folder in folders}}
 
 
+def test_no_large_file_is_tracked() -> None:
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("needs git and a clone")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    large = [path for path in files if path.is_file() and path.stat().st_size > 100_000]
+    locks_and_data = ("containers/*.txt", "containers/*/*.txt", "train/data/*.gz", "tests/**/*.json")
+    assert [path for path in large if not any(path.relative_to(ROOT).match(each) for each in locks_and_data)] == []
+
+
 def test_every_import_is_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {name.split(">")[0].split("=")[0] for name in project["dependencies"]}
