@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.runner import read_runs
+from entrypoint.machine.shared_libraries import Library
+from entrypoint.plan.display import plan_lines
+from entrypoint.plan.model import Program
+from tests.factories import make_test_plan, simulated_machine
 from tools import benchmarks_docs, check_prose, figures, settings_docs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,7 +25,45 @@ PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]
 def test_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 120
-    assert len(text.split()) <= 1100
+    assert len(text.split()) <= 900
+
+
+def test_change_notes_are_one_page() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert len(text.split()) <= 500
+    headings = re.findall(r"^#.*", text, re.MULTILINE)
+    assert len(headings) == len(set(headings)), "a section a version"
+
+
+def test_plan_in_readme_is_what_the_entrypoint_prints(tmp_path: Path) -> None:
+    machine = replace(
+        simulated_machine(tmp_path, "2-socket EPYC 7742"),
+        hostname="node1",
+        cpu_model="AMD EPYC 7742",
+        memory_bytes=512 << 30,
+        libraries=(Library("tcmalloc", "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", ""),),
+    )
+    plan = make_test_plan(machine, program=Program("script", ("python", "train.py")))
+    lines = [f"    {line}" for line in plan_lines(plan)[:16]]
+    text = (ROOT / "README.md").read_text()
+    shown = text.split("The plan of a node with two sockets:\n\n")[1].split("\n\n")[0]
+    assert shown.splitlines() == lines, "put these lines into README.md"
+
+
+def test_every_function_of_the_followed_run_exists() -> None:
+    text = (ROOT / "docs/architecture.md").read_text().split("## Follow one run")[1].split("\n## ")[0]
+    steps = re.findall(r"`([\w/]+\.py):(\w+)`", text)
+    assert len(re.findall(r"^\d+\. ", text, re.MULTILINE)) == 12
+    for file, function in steps:
+        nodes = ast.walk(ast.parse((ROOT / file).read_text()))
+        assert function in {node.name for node in nodes if isinstance(node, ast.FunctionDef)}, (file, function)
+
+
+def test_index_names_every_page_of_docs() -> None:
+    text = (ROOT / "docs/README.md").read_text()
+    assert [
+        page.name for page in ROOT.glob("docs/*.md") if page.name != "README.md" and f"({page.name})" not in text
+    ] == []
 
 
 def test_page_of_benchmarks_is_short() -> None:
