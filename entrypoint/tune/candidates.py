@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import product
 
 from msgspec import Struct
@@ -48,37 +48,34 @@ def rank_thread_layouts(inputs: PlanInputs, plan: Plan) -> list[Candidate]:
         return []
     core_type = inputs.settings.values.core_type
     budget = compute_cpu_budget(inputs.machine, inputs.job, core_type)
-    layouts = [*even_layouts(len(budget.cores), budget.threads), *reduced_layouts(budget.threads)]
-    planned = (plan.nodes.nproc_per_node, plan.ranks[0].threads)
-    candidates = [layout_candidate(*layout) for layout in dict.fromkeys(layouts) if layout != planned]
+    layouts = {
+        *even_layouts(len(budget.cores), budget.threads),
+        *single_rank_layouts(len(budget.cores), budget.threads),
+    }
+    layouts.discard((plan.nodes.nproc_per_node, plan.ranks[0].threads))
+    candidates = [
+        Candidate.from_variables({RANKS: str(ranks), THREADS: str(threads)}) for ranks, threads in sorted(layouts)
+    ]
     siblings = compute_cpu_budget(inputs.machine, inputs.job, "logical")
     if core_type == "auto" and siblings.threads > budget.threads:
-        layouts = list(even_layouts(len(siblings.cores), siblings.threads))
-        candidates += [layout_candidate(*layout).with_variables({CORES: "logical"}) for layout in layouts]
+        candidates += [
+            Candidate.from_variables({RANKS: str(ranks), THREADS: str(threads), CORES: "logical"})
+            for ranks, threads in even_layouts(len(siblings.cores), siblings.threads)
+        ]
     return candidates
 
 
-def layout_candidate(ranks: int, threads: int) -> Candidate:
-    """Return the candidate with so many ranks, and threads of each."""
-    return Candidate.from_variables({RANKS: str(ranks), THREADS: str(threads)})
-
-
-def even_layouts(cores: int, threads: int) -> Iterator[tuple[int, int]]:
-    """Yield (ranks, threads of each) that use all threads, few ranks first; also one rank with a thread per core."""
+def even_layouts(cores: int, threads: int) -> list[tuple[int, int]]:
+    """Return (ranks, threads of each) that use all threads, few ranks first."""
     even = [ranks for ranks in range(1, min(cores, threads) + 1) if threads % ranks == 0]
     if len(even) > MAX_LAYOUTS:
         even = [ranks for ranks in even if ranks in (1, even[-1]) or ranks & (ranks - 1) == 0]
-    for ranks in even:
-        yield ranks, threads // ranks
-    if cores > threads:
-        yield 1, cores
+    return [(ranks, threads // ranks) for ranks in even]
 
 
-def reduced_layouts(threads: int) -> Iterator[tuple[int, int]]:
-    """Yield (1, threads) with one core less, or half: where memory limits the speed, more do not help."""
-    for fewer in (threads - 1, threads // 2):
-        if fewer:
-            yield 1, fewer
+def single_rank_layouts(cores: int, threads: int) -> list[tuple[int, int]]:
+    """Return one rank with a thread per core, and with a thread less, or half: where memory limits the speed."""
+    return [(1, count) for count in (cores, threads - 1, threads // 2) if count]
 
 
 def runtime_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:

@@ -79,15 +79,15 @@ class TuningSession(Struct):
         if candidate in self.errors:
             return None
         self.busy_cpus.append(sample_busy_cpus())
-        result = run_trial(self.spec, candidate)
-        if result.rate is None:
-            self.errors[candidate] = result.error
-            outcome, problem = "cannot run", f": {result.error}"
-        else:
-            self.rates.setdefault(candidate, []).append(result.rate)
-            outcome, problem = f"{result.rate:,.4g}{self.unit}", ""
-        write_stderr(f"  trial {len(self.busy_cpus):>3}  {outcome:>14}  {candidate}{problem}")
-        return result.rate
+        outcome = run_trial(self.spec, candidate)
+        trial = f"  trial {len(self.busy_cpus):>3}"
+        if isinstance(outcome, str):
+            self.errors[candidate] = outcome
+            write_stderr(f"{trial}      cannot run  {candidate}: {outcome}")
+            return None
+        self.rates.setdefault(candidate, []).append(outcome)
+        write_stderr(f"{trial}  {f'{outcome:,.4g}{self.unit}':>14}  {candidate}")
+        return outcome
 
     def compare(self, candidates: Sequence[Candidate]) -> ComparisonResult[Candidate] | None:
         """Return the comparison of candidates with the untuned plan, None if none can run."""

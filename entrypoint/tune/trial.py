@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -51,13 +52,6 @@ TRIAL_LAUNCH_SETTINGS = {
 IGNORE_LOAD = {"LAUNCH_RESERVE_CPUS": "0"}
 
 
-class TrialResult(Struct, frozen=True):
-    """A trial's rate (more is better), or the reason why there is none."""
-
-    rate: float | None
-    error: str = ""
-
-
 class TrialSpec(Struct, frozen=True):
     """How a trial runs: command line after `entrypoint`, variables, seconds to measure, and where rates are found.
 
@@ -80,8 +74,11 @@ class TrialSpec(Struct, frozen=True):
         return [] if took_s is None else [1 / took_s]
 
 
-def run_trial(spec: TrialSpec, candidate: Candidate) -> TrialResult:
-    """Run the program with a candidate until it has been measured for long enough, or has exited."""
+def run_trial(spec: TrialSpec, candidate: Candidate) -> float | str:
+    """Run the program with a candidate until it has been measured for long enough, or has exited.
+
+    Returns its rate, of which more is better, or the reason why it has none.
+    """
     with tempfile.TemporaryDirectory(prefix="entrypoint-tune-") as name:
         folder = Path(name)
         environ = {**IGNORE_LOAD, **spec.environ, **dict(candidate.variables), **TRIAL_LAUNCH_SETTINGS}
@@ -101,9 +98,9 @@ def run_trial(spec: TrialSpec, candidate: Candidate) -> TrialResult:
         finally:
             terminate_trial(process)
         if rates:
-            return TrialResult(statistics.median(rates))
+            return statistics.median(rates)
         error = last_error_line((folder / "err").read_text(errors="replace"), f"it ended with {process.returncode}")
-        return TrialResult(None, error if process.returncode else f"no rate within {STARTUP_TIMEOUT_S} s")
+        return error if process.returncode else f"no rate within {STARTUP_TIMEOUT_S} s"
 
 
 def collect_rates(process: subprocess.Popen[bytes], spec: TrialSpec, folder: Path) -> list[float]:
@@ -130,18 +127,13 @@ def collect_rates(process: subprocess.Popen[bytes], spec: TrialSpec, folder: Pat
 
 def terminate_trial(process: subprocess.Popen[bytes]) -> None:
     """Stop a trial and all processes that it started."""
-    for number, seconds in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGKILL, STOP_TIMEOUT_S)):
-        if process.poll() is not None:
-            break
-        os.killpg(process.pid, number)
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            continue
-    try:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_TIMEOUT_S)
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+    process.wait()
 
 
 def trainer_rates(folder: Path) -> list[float]:

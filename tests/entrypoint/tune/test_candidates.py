@@ -22,8 +22,8 @@ from entrypoint.tune.candidates import (
     binding_candidates,
     even_layouts,
     rank_thread_layouts,
-    reduced_layouts,
     runtime_candidates,
+    single_rank_layouts,
     worker_candidates,
 )
 from tests.factories import SCRIPT, make_machine, make_test_plan
@@ -39,27 +39,27 @@ def inputs(node: Machine, environ: Mapping[str, str] | None = None) -> PlanInput
         (1, 1, [(1, 1)]),
         (2, 2, [(1, 2), (2, 1)]),
         (6, 6, [(1, 6), (2, 3), (3, 2), (6, 1)]),
-        (2, 1, [(1, 1), (1, 2)]),
+        (2, 1, [(1, 1)]),
         (96, 96, [(1, 96), (2, 48), (4, 24), (8, 12), (16, 6), (32, 3), (96, 1)]),
     ],
 )
 def test_even_layouts_use_all_threads(cores: int, threads: int, found: list[tuple[int, int]]) -> None:
-    assert list(even_layouts(cores, threads)) == found
+    assert even_layouts(cores, threads) == found
 
 
 @pytest.mark.parametrize(
-    ("threads", "found"), [(1, []), (2, [(1, 1), (1, 1)]), (3, [(1, 2), (1, 1)]), (96, [(1, 95), (1, 48)])]
+    ("cores", "threads", "found"), [(1, 1, [1]), (2, 1, [2]), (2, 2, [2, 1, 1]), (96, 48, [96, 47, 24])]
 )
-def test_reduced_layouts_leave_cores_free(threads: int, found: list[tuple[int, int]]) -> None:
-    assert list(reduced_layouts(threads)) == found
+def test_single_rank_may_leave_cores_free(cores: int, threads: int, found: list[int]) -> None:
+    assert single_rank_layouts(cores, threads) == [(1, count) for count in found]
 
 
 def test_layouts_include_logical_cores() -> None:
     two = replace(make_machine(4), cpus=tuple(Cpu(cpu, cpu // 2, 0, 0) for cpu in range(4)))
     layouts = rank_thread_layouts(inputs(two), make_test_plan(two))
     assert [dict(candidate.variables) for candidate in layouts] == [
-        {RANKS: "2", THREADS: "1"},  # one rank of two threads is the plan itself
-        {RANKS: "1", THREADS: "1"},
+        {RANKS: "1", THREADS: "1"},  # one rank of two threads is the plan itself
+        {RANKS: "2", THREADS: "1"},
         {RANKS: "1", THREADS: "4", CORES: "logical"},
         {RANKS: "2", THREADS: "2", CORES: "logical"},
     ]

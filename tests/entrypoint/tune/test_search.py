@@ -18,7 +18,7 @@ from entrypoint.settings import read_launch_settings
 from entrypoint.tune import search
 from entrypoint.tune.candidates import Candidate
 from entrypoint.tune.search import TuningSession
-from entrypoint.tune.trial import TrialResult, TrialSpec
+from entrypoint.tune.trial import TrialSpec
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
 from tests.factories import make_machine, make_test_plan
 from tools.busy_processes import busy_processes
@@ -178,11 +178,11 @@ def test_stage_without_time_does_not_undo_the_stage_before(
 ) -> None:
     session = TuningSession(TrialSpec((), {}, 1.0), time.monotonic() + 100)
 
-    def measure(_: TrialSpec, candidate: Candidate) -> TrialResult:
+    def measure(_: TrialSpec, candidate: Candidate) -> float:
         if len(session.busy_cpus) >= trials:
             session.deadline = 0.0
         values = dict(candidate.variables)
-        return TrialResult(1.0 + (values.get("LAUNCH_THREADS") == "1") + (values.get("OMP_WAIT_POLICY") == "passive"))
+        return 1.0 + (values.get("LAUNCH_THREADS") == "1") + (values.get("OMP_WAIT_POLICY") == "passive")
 
     monkeypatch.setattr(search, "run_trial", measure)
     monkeypatch.setattr(search, "sample_busy_cpus", lambda: 0.0)
