@@ -12,7 +12,7 @@ def reorder_path() -> None:
     """Put this project and Python's own folders before the user's, which are this folder and those of PYTHONPATH.
 
     A json.py or a train.py of the user must not be imported instead. This process only plans, so the user's program is
-    not affected. The user's folders stay last, because they may have nbconvert.
+    not affected. The user's folders stay last, because they may have nbformat.
     """
     version = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
     first = next((index for index, entry in enumerate(sys.path) if entry.endswith(version)), 0)

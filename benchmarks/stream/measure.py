@@ -47,10 +47,11 @@ def measure(batches: Iterator[int], seconds: float) -> tuple[float, float]:
 
 def main(name: str, data: Path, task: str, side: int, seconds: float) -> None:
     """Print images per second and memory as JSON; the first batches, with which workers start, do not count."""
+    loader = LOADERS[name]
     import torch
 
     torch.set_num_threads(1)  # the two workers have the cores
-    batches = LOADERS[name](Task(data, task == "train", side))
+    batches = loader(Task(data, task == "train", side))
     warm = time.monotonic() + min(1.5, seconds / 2)
     for _ in range(3):
         next(batches)

@@ -32,8 +32,15 @@ def test_set_is_made_once(small_set: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow_except("ours-train")
-@pytest.mark.parametrize("task", ["train", "evaluate"])
-@pytest.mark.parametrize("loader", ["ours", "torchvision's reference", "torchvision decode_jpeg"])
+@pytest.mark.parametrize(
+    ("loader", "task"),
+    [
+        ("ours", "train"),
+        ("ours", "evaluate"),
+        ("torchvision's reference", "train"),
+        ("torchvision decode_jpeg", "evaluate"),
+    ],
+)
 def test_loader_returns_speed_and_memory(small_set: Path, loader: str, task: str) -> None:
     pytest.importorskip("torchvision")
     found = stream.measure(loader, small_set, task, 32, 0.5)
