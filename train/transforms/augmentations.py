@@ -1,4 +1,4 @@
-"""The augmentations beside a set's transforms, a row each: when it is on, what it samples, and what it does."""
+"""The augmentations of images besides the transforms, a row each: when it is on, what it samples, and what it does."""
 
 from __future__ import annotations
 
