@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from msgspec import Meta
-
+from entrypoint.core.setting_types import about
 from entrypoint.core.settings_base import ParsedSettings, Settings, read_settings
 from train.setting_groups.value_types import Positive
 
@@ -14,21 +13,20 @@ class PredictSettings(Settings, frozen=True, kw_only=True):
     """The settings of `predict`, each a variable PREDICT_<NAME> and a flag --<name>."""
 
     PREFIX: ClassVar[str] = "PREDICT_"
-    BASIC: ClassVar[tuple[str, ...]] = ("format", "top", "batch_size", "test_time_augment", "model", "model_path")
 
     format: Annotated[
-        Literal["table", "csv", "json"], Meta(description="What is printed: a table, CSV, or a JSON list.")
+        Literal["table", "csv", "json"], about("What is printed: a table, CSV, or a JSON list.", basic=True)
     ] = "table"
-    top: Annotated[Positive, Meta(description="Most likely classes of each image.")] = 1
-    batch_size: Annotated[Positive, Meta(description="Images in a forward pass.")] = 64
+    top: Annotated[Positive, about("Most likely classes of each image.", basic=True)] = 1
+    batch_size: Annotated[Positive, about("Images in a forward pass.", basic=True)] = 64
     test_time_augment: Annotated[
         Literal["auto", "off", "flip", "flip-shift"],
-        Meta(description="Test-time augmentation: the mean over copies of an image. auto: as the run was evaluated."),
+        about("Test-time augmentation: the mean over copies of an image. auto: as the run was evaluated.", basic=True),
     ] = "auto"
     model: Annotated[
-        str, Meta(description="Your own model's package.module:function, which a file alone may not choose.")
+        str, about("Your own model's package.module:function, which a file alone may not choose.", basic=True)
     ] = ""
-    model_path: Annotated[Path | None, Meta(description="Folder of your own model's module.")] = None
+    model_path: Annotated[Path | None, about("Folder of your own model's module.", basic=True)] = None
 
 
 def read_predict_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> ParsedSettings[PredictSettings]:

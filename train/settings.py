@@ -6,32 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from entrypoint.core.settings_base import Auto, ParsedSettings, read_settings
+from entrypoint.core.setting_types import about
+from entrypoint.core.settings_base import Auto, ParsedSettings, read_settings, rules_of
 from train.setting_groups.performance import PerformanceSettings
 from train.setting_groups.value_types import AboveZero, Positive
-
-# Settings that do not change the time of a training step.
-NOT_SPEED = frozenset(
-    {
-        *("data_dir", "download", "on_unreadable_image", "synthetic_images", "cache_dir", "epochs", "steps", "lr"),
-        *("momentum", "weight_decay", "schedule", "warmup", "seed", "eval_batch_size", "output_dir", "run_name"),
-        *("max_minutes", "resume", "resume_allow_changed", "checkpoint_every", "keep_checkpoints", "log_interval"),
-        *(
-            "progress",
-            "profile",
-            "export",
-            "tensorboard",
-            "track",
-            "prune_warmup",
-            "label_smoothing",
-            "model_path",
-            "weights",
-        ),
-        *("weights_strict", "head", "head_lr", "lr_layer_decay", "normalize", "min_lr", "lr_step_epochs"),
-        *("lr_gamma", "decay_fraction", "decay_norms", "evaluate", "evaluation_file"),
-        *("early_stopping", "early_stopping_metric"),
-    }
-)
 
 # Channels, height and width.
 ImageShape = tuple[int, int, int]
@@ -47,12 +25,10 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
     """The trainer's settings, each a variable TRAIN_<NAME> and a flag --<name>."""
 
     PREFIX: ClassVar[str] = "TRAIN_"
-    # Shown by `--help`; `--help-all` shows every setting.
-    BASIC: ClassVar[tuple[str, ...]] = (
-        *("recipe", "model", "weights", "dataset", "data_dir", "image_size", "epochs", "batch_size", "lr", "precision"),
-        *("compile", "output_dir", "run_name", "resume", "seed"),
-    )
-    output_dir: Annotated[Path, Meta(description="Folder for run folders.")] = Path("runs")
+
+    output_dir: Annotated[
+        Path, about("Folder for run folders.", basic=True, speed=False, resume="may_change", nodes="may_differ")
+    ] = Path("runs")
     run_name: Annotated[
         Annotated[
             str,
@@ -62,45 +38,111 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
             ),
         ]
         | None,
-        Meta(description="Name of the run folder. Unset: <time>-<model>-<dataset>."),
+        about(
+            "Name of the run folder. Unset: <time>-<model>-<dataset>.",
+            basic=True,
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+        ),
     ] = None
     max_minutes: Annotated[
         AboveZero | None,
-        Meta(description="Stop after this many minutes with a checkpoint and exit code 75."),
+        about(
+            "Stop after this many minutes with a checkpoint and exit code 75.",
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+        ),
     ] = None
     resume: Annotated[
         str,
-        Meta(description="auto: the newest checkpoint of the run, or of the newest run. Or a path to one."),
+        about(
+            "auto: the newest checkpoint of the run, or of the newest run. Or a path to one.",
+            basic=True,
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+        ),
     ] = "off"
     resume_allow_changed: Annotated[
-        bool, Meta(description="Resume although settings or data changed, where the checkpoint can be mapped.")
+        bool,
+        about(
+            "Resume although settings or data changed, where the checkpoint can be mapped.",
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+            needs="resume!=off",
+        ),
     ] = False
     checkpoint_every: Annotated[
-        Annotated[int, Meta(ge=0)], Meta(description="Epochs between checkpoints; 0 writes none.")
+        Annotated[int, Meta(ge=0)],
+        about("Epochs between checkpoints; 0 writes none.", speed=False, resume="may_change"),
     ] = 1
-    keep_checkpoints: Annotated[Positive, Meta(description="Newest checkpoints to keep, besides the best.")] = 2
+    keep_checkpoints: Annotated[
+        Positive,
+        about(
+            "Newest checkpoints to keep, besides the best.",
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+            needs="checkpoint_every",
+        ),
+    ] = 2
     log_interval: Annotated[
-        Auto | Positive, Meta(description="Steps between log lines. auto: about five lines per epoch.")
+        Auto | Positive,
+        about("Steps between log lines. auto: about five lines per epoch.", speed=False, resume="may_change"),
     ] = "auto"
     progress: Annotated[
         Literal["auto", "bar", "plain", "off"],
-        Meta(description="Progress display. auto: a bar on a terminal, else plain lines."),
+        about(
+            "Progress display. auto: a bar on a terminal, else plain lines.",
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+        ),
     ] = "auto"
     profile: Annotated[
         Annotated[int, Meta(ge=0, le=1000)],
-        Meta(description="Steps to profile after a warm-up: operators, phases, a trace and advice."),
+        about(
+            "Steps to profile after a warm-up: operators, phases, a trace and advice.",
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+        ),
     ] = 0
     evaluate: Annotated[
-        str, Meta(description="Evaluate this run, checkpoint or model.safetensors, and train nothing.")
+        str,
+        about(
+            "Evaluate this run, checkpoint or model.safetensors, and train nothing.",
+            speed=False,
+            resume="may_change",
+            evaluate="own",
+        ),
     ] = ""
     evaluation_file: Annotated[
-        Path | None, Meta(description="evaluate: also write the result as JSON, with the confusion matrix.")
+        Path | None,
+        about(
+            "evaluate: also write the result as JSON, with the confusion matrix.",
+            speed=False,
+            resume="may_change",
+            evaluate="own",
+        ),
     ] = None
-    export: Annotated[Literal["off", "onnx"], Meta(description="Also write the trained model as model.onnx.")] = "off"
-    tensorboard: Annotated[bool, Meta(description="Write TensorBoard events.")] = True
+    export: Annotated[
+        Literal["off", "onnx"], about("Also write the trained model as model.onnx.", speed=False, resume="may_change")
+    ] = "off"
+    tensorboard: Annotated[
+        bool, about("Write TensorBoard events.", speed=False, resume="may_change", nodes="may_differ")
+    ] = True
     track: Annotated[
         Literal["off", "mlflow", "wandb"],
-        Meta(description="Also send numbers to MLflow or Weights & Biases, without a network unless these are set up."),
+        about(
+            "Also send numbers to MLflow or Weights & Biases, without a network unless these are set up.",
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+        ),
     ] = "off"
 
     def total_steps(self, steps_per_epoch: int) -> int:
@@ -113,7 +155,8 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
 
     def speed_relevant(self) -> dict[str, Any]:
         """Return the settings that change the time of a step, as JSON types."""
-        return {name: value for name, value in self.to_json().items() if name not in NOT_SPEED}
+        rules = rules_of(type(self))
+        return {name: value for name, value in self.to_json().items() if rules[name].speed}
 
 
 def read_train_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> ParsedSettings[TrainSettings]:

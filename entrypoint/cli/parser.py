@@ -167,7 +167,7 @@ def build_parser(name: str, groups: Sequence[type[Settings]], *, show_all: bool 
     for model in groups:
         group = parser.add_argument_group(GROUP_TITLES[model.PREFIX])
         for about in describe_settings(model):
-            visible = show_all or about.name in model.BASIC
+            visible = show_all or about.is_basic
             group.add_argument(
                 about.flag,
                 dest=model.PREFIX + about.name,

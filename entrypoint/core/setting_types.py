@@ -11,6 +11,40 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
+
+class SettingRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a setting besides its type and text.
+
+    `basic` settings are in `--help`; `--help-all` has all. `speed`: it changes the time of a training step.
+    `resume`: another value than the checkpoint's is refused, accepted, or refused whatever the user says.
+    `nodes`: whether the nodes of a job may have different values. `evaluate`: an evaluation takes the trained run's
+    value, or has its own, or does not use it. `needs` is the setting that switches it on: `prune_ratio`,
+    `schedule=step,wsd` or `schedule!=constant`.
+    """
+
+    basic: bool = False
+    speed: bool = True
+    resume: Literal["same", "may_change", "must_keep"] = "same"
+    nodes: Literal["same", "may_differ"] = "same"
+    evaluate: Literal["unused", "adopted", "own"] = "unused"
+    needs: str = ""
+
+
+def about(
+    description: str,
+    *,
+    basic: bool = False,
+    speed: bool = True,
+    resume: Literal["same", "may_change", "must_keep"] = "same",
+    nodes: Literal["same", "may_differ"] = "same",
+    evaluate: Literal["unused", "adopted", "own"] = "unused",
+    needs: str = "",
+) -> Meta:
+    """Return what an annotation says about a setting: its text, and the fields of `SettingRules`."""
+    rules = SettingRules(basic=basic, speed=speed, resume=resume, nodes=nodes, evaluate=evaluate, needs=needs)
+    return Meta(description=description, extra={"rules": rules})
+
+
 BOOLEANS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),

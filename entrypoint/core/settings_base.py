@@ -12,7 +12,15 @@ from msgspec import Struct, field
 
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.secret_names import value_to_show
-from entrypoint.core.setting_types import expected_text, metas_of, parse_value, strip_meta, union_members, value_text
+from entrypoint.core.setting_types import (
+    SettingRules,
+    expected_text,
+    metas_of,
+    parse_value,
+    strip_meta,
+    union_members,
+    value_text,
+)
 
 # A Kubernetes service called `train` puts these into every pod of its namespace.
 # https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables
@@ -28,7 +36,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """
 
     PREFIX: ClassVar[str] = ""
-    BASIC: ClassVar[tuple[str, ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return all values as JSON types."""
@@ -70,6 +77,7 @@ class SettingField(Struct, frozen=True):
     accepts_other: bool
     is_boolean: bool
     expected: str
+    is_basic: bool
 
 
 def variable_name(prefix: str, name: str) -> str:
@@ -144,6 +152,13 @@ def annotations_of(model: type[Settings]) -> dict[str, Any]:
     return {name: hints[name] for name in model.__struct_fields__}
 
 
+@cache
+def rules_of(model: type[Settings]) -> dict[str, SettingRules]:
+    """Return the rules of each field."""
+    metas = {name: metas_of(annotation) for name, annotation in annotations_of(model).items()}
+    return {name: next(meta.extra["rules"] for meta in found if meta.extra) for name, found in metas.items()}
+
+
 def describe_field(model: type[Settings], name: str) -> SettingField:
     """Return what help and documentation say about a field."""
     annotation = annotations_of(model)[name]
@@ -154,15 +169,16 @@ def describe_field(model: type[Settings], name: str) -> SettingField:
     description = next((meta.description for meta in metas_of(annotation) if meta.description), "")
     expected = " or ".join([*choices, *map(expected_text, others)])
     return SettingField(
-        name,
-        flag_name(name),
-        variable_name(model.PREFIX, name),
-        value_text(default),
-        description,
-        choices,
-        bool(others),
-        bool in map(strip_meta, others),
-        expected,
+        name=name,
+        flag=flag_name(name),
+        variable=variable_name(model.PREFIX, name),
+        default=value_text(default),
+        description=description,
+        choices=choices,
+        accepts_other=bool(others),
+        is_boolean=bool in map(strip_meta, others),
+        expected=expected,
+        is_basic=rules_of(model)[name].basic,
     )
 
 

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, field
 
 from entrypoint.core.console import log, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, one_line
+from entrypoint.core.setting_types import about
 from entrypoint.core.settings_base import Settings
 from entrypoint.machine.cpu_load import busy_cpus_note, sample_busy_cpus
 from entrypoint.plan.inputs import PlanInputs
@@ -33,24 +34,24 @@ class TuneSettings(Settings, frozen=True, kw_only=True):
     """The tuner's settings, each a variable TUNE_<NAME> and a flag --<name> before the program."""
 
     PREFIX: ClassVar[str] = "TUNE_"
-    BASIC: ClassVar[tuple[str, ...]] = ("minutes", "seconds", "metric", "lower")
 
     minutes: Annotated[
         Annotated[float, Meta(gt=0, le=10**4)],
-        Meta(description="Minutes after which the search stops with what is known."),
+        about("Minutes after which the search stops with what is known.", basic=True),
     ] = 15.0
     seconds: Annotated[
         Annotated[float, Meta(gt=0, le=3600)],
-        Meta(description="Seconds that each trial is measured, after its warm-up."),
+        about("Seconds that each trial is measured, after its warm-up.", basic=True),
     ] = 3.0
     metric: Annotated[
         str,
-        Meta(
-            description="tune run: a pattern with one group that finds the rate in the script's output."
-            " Unset: the script's run time."
+        about(
+            "tune run: a pattern with one group that finds the rate in the script's output."
+            " Unset: the script's run time.",
+            basic=True,
         ),
     ] = ""
-    lower: Annotated[bool, Meta(description="tune run: a lower metric is better.")] = False
+    lower: Annotated[bool, about("tune run: a lower metric is better.", basic=True)] = False
 
 
 class TuningSession(Struct):

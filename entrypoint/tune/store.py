@@ -15,23 +15,14 @@ from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import is_folder, open_regular
+from entrypoint.core.settings_base import rules_of
 from entrypoint.core.user_dirs import user_cache_dir
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Plan, Source
-from entrypoint.settings import read_launch_settings
+from entrypoint.settings import LaunchSettings, read_launch_settings
 from entrypoint.tune.candidates import ALLOCATOR, BIND, CORES, OPENMP, RANKS, THREADS, WORKERS
 
 VERSION = 2
-# Settings of the launcher that do not affect speed.
-NOT_SPEED_SETTINGS = (
-    "quiet",
-    "tuning_store",
-    "rendezvous_timeout_s",
-    "collective_timeout_s",
-    "grace_period_s",
-    "max_restarts",
-    *("log_dir", "log_prefix", "log_ranks", "secret_file"),
-)
 # What candidates differ in, and the form of their values: no path, which could name a library.
 TUNED_VARIABLES = frozenset(
     {RANKS, THREADS, CORES, OPENMP, ALLOCATOR, BIND, WORKERS, "KMP_BLOCKTIME", "OMP_WAIT_POLICY"}
@@ -70,7 +61,7 @@ def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
     machine = inputs.machine
     seats = [(cpu.socket, cpu.node, cpu.core) for cpu in machine.cpus]
     places = {seat: number for number, seat in enumerate(dict.fromkeys(seats))}
-    values = inputs.settings.values
+    values, rules = inputs.settings.values, rules_of(LaunchSettings)
     known = {
         "version": VERSION,
         "cpu": machine.cpu_model,
@@ -80,9 +71,7 @@ def machine_program_key(inputs: PlanInputs, training: Mapping[str, Any]) -> str:
         "gpus": [gpu.name for gpu in machine.gpus],
         "torch": machine.packages.versions.get("torch", ""),
         "libraries": sorted(library.name for library in machine.libraries if library.path),
-        "given": {
-            name: str(getattr(values, name)) for name in inputs.settings.sources if name not in NOT_SPEED_SETTINGS
-        },
+        "given": {name: str(getattr(values, name)) for name in inputs.settings.sources if rules[name].speed},
         "environ": {name: value for name, value in inputs.environ.items() if name.startswith(SPEED_VARIABLES)},
         "program": inputs.program.argv[1:],
         "content": [content_of(word) for word in inputs.program.argv[1:2]],

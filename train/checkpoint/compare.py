@@ -11,37 +11,27 @@ import msgspec
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.setting_types import value_text
+from entrypoint.core.settings_base import rules_of
 from train.checkpoint.metadata import DataFingerprint, Metadata
 from train.settings import TrainSettings
-
-# Settings that may change on resume: they do not affect the trained weights.
-RESUME_MAY_CHANGE = frozenset(
-    {
-        *("output_dir", "run_name", "resume", "resume_allow_changed", "max_minutes", "checkpoint_every"),
-        *("keep_checkpoints", "log_interval", "progress", "tensorboard", "profile", "export", "data_dir", "cache_dir"),
-        *("download", "data_source", "num_workers", "pin_memory", "prefetch_factor", "eval_batch_size"),
-        *("evaluate", "evaluation_file", "track"),
-    }
-)
-# Settings that decide what the tensors of a checkpoint mean. No other value of them can use the same tensors.
-RESUME_MUST_KEEP = ("model", "bias", "optimizer")
 
 
 def compare_settings(path: Path, found: Metadata, settings: Mapping[str, Any], *, changed: bool) -> tuple[str, ...]:
     """Return the settings that differ, one text each; raises `UserError` if they must not."""
+    rules = rules_of(TrainSettings)
     # A setting that is newer than the checkpoint had its default.
     before = {**TrainSettings().to_json(), **found.settings}
     differ = {
         name: f"TRAIN_{name.upper()} was {printable(value_text(before.get(name)))}, is {printable(value_text(value))}"
         for name, value in settings.items()
-        if name not in RESUME_MAY_CHANGE and before.get(name) != value
+        if rules[name].resume != "may_change" and before.get(name) != value
     }
     if differ and not changed:
         raise UserError(
             f"{path}: saved with other settings: {', '.join(differ.values())}. Restore these settings, start a new run,"
             " or set TRAIN_RESUME_ALLOW_CHANGED=1 to resume anyway."
         )
-    fixed = next((differ[name] for name in RESUME_MUST_KEEP if name in differ), "")
+    fixed = next((text for name, text in differ.items() if rules[name].resume == "must_keep"), "")
     if fixed:
         raise UserError(f"{path}: {fixed}. Its tensors fit no other value. Restore it or start a new run.")
     return tuple(differ.values())

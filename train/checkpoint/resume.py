@@ -57,7 +57,7 @@ def load(path: Path, settings: Mapping[str, Any], *, changed: bool = False) -> R
     """Read a checkpoint to the CPU; raises `CorruptCheckpoint` if it is missing or corrupt.
 
     A sharded one is verified only: each rank reads its own tensors later. Raises `UserError` if the settings differ,
-    unless `changed` allows it, and in any case if they are `RESUME_MUST_KEEP`.
+    unless `changed` allows it, and in any case if it must not.
     """
     reader = CheckpointReader(path)
     found = reader.metadata

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import is_folder
-from entrypoint.core.settings_base import ParsedSettings
+from entrypoint.core.settings_base import ParsedSettings, rules_of
 from entrypoint.core.user_dirs import why_not_writable
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.model import Plan, TrainerPlan, make_decision
@@ -18,16 +18,7 @@ from train.planning.image_sizes import check_image_sizes, decide_image_sizes, im
 from train.planning.loading import check_prefetching, decide_images, decide_workers
 from train.planning.model_report import ModelReport
 from train.planning.techniques import decide_model
-from train.planning.trained_run import ADOPTED
 from train.settings import TrainSettings
-
-# Settings that an evaluation uses besides those that it takes from the run.
-ONLY_EVALUATION = frozenset(
-    {
-        *("evaluate", "evaluation_file", "model_path", "precision", "deterministic", "on_unreadable_image"),
-        *("num_workers", "prefetch_factor", "pin_memory", "cache_dir", "download"),
-    }
-)
 
 
 def plan_evaluation(
@@ -73,11 +64,11 @@ def plan_evaluation(
 
 def settings_of_training(given: ParsedSettings[TrainSettings]) -> tuple[str, ...]:
     """Return one line with the settings of the user that only training uses, if there are any."""
-    used, defaults = {*ADOPTED, *ONLY_EVALUATION}, TrainSettings()
+    rules, defaults = rules_of(TrainSettings), TrainSettings()
     found = [
         printable(source)
         for field, source in sorted(given.sources.items())
-        if field not in used and getattr(given.values, field) != getattr(defaults, field)
+        if rules[field].evaluate == "unused" and getattr(given.values, field) != getattr(defaults, field)
     ]
     verb = "has" if len(found) == 1 else "have"
     return (f"{', '.join(found)} {verb} no effect: evaluate trains nothing",) if found else ()

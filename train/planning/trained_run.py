@@ -12,18 +12,11 @@ import msgspec
 from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.settings_base import ParsedSettings, variable_name
+from entrypoint.core.settings_base import ParsedSettings, rules_of, variable_name
 from train.checkpoint.compare import saved_settings
 from train.checkpoint.metadata import Normalization
 from train.models.weights_origin import find_weights_file, read_origin
 from train.settings import ImageShape, TrainSettings
-
-# Settings of the run that decide what the model is and how its images are made; a user's own win.
-ADOPTED = (
-    *("model", "bias", "transforms", "prune_ratio", "prune_layer_types", "prune_exclude", "prune_backend"),
-    *("dataset", "data_dir", "image_size", "eval_size", "on_unreadable_image", "synthetic_images", "synthetic_classes"),
-    *("synthetic_shape", "seed", "channels_last", "eval_batch_size", "crop_ratio", "test_time_augment"),
-)
 
 
 @dataclass(frozen=True)
@@ -73,7 +66,8 @@ def with_trained_settings(
     trained = read_trained_run(own.evaluate, "TRAIN_EVALUATE", own.model if "model" in given.sources else "")
     if "model" in given.sources and own.model != trained.settings.model:
         raise UserError(f"{given.sources['model']}: the weights are of {printable(trained.settings.model)}. Unset it.")
-    taken = {name: getattr(trained.settings, name) for name in ADOPTED if name not in given.sources}
+    adopted = [name for name, rules in rules_of(TrainSettings).items() if rules.evaluate == "adopted"]
+    taken = {name: getattr(trained.settings, name) for name in adopted if name not in given.sources}
     if "data_dir" in given.sources and trained.settings.dataset in ("digits", "synthetic"):  # which have no folder
         taken["dataset"] = "imagefolder"
     if "eval_size" in given.sources and taken.get("image_size") == "auto":

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from entrypoint.core.setting_types import about
 from entrypoint.core.settings_base import Auto
 from train.setting_groups.model import ModelSettings
 from train.setting_groups.value_types import Alpha, Fraction, Positive
@@ -18,26 +19,47 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
 
     dataset: Annotated[
         Literal["digits", "fashion-mnist", "cifar10", "imagefolder", "csv", "shards", "synthetic"],
-        Meta(
-            description="Dataset. digits needs no download; imagefolder reads the folders of TRAIN_DATA_DIR, csv its"
-            " train.csv and test.csv, shards its tar files as webdataset writes them."
+        about(
+            "Dataset. digits needs no download; imagefolder reads the folders of TRAIN_DATA_DIR, csv its"
+            " train.csv and test.csv, shards its tar files as webdataset writes them.",
+            basic=True,
+            evaluate="adopted",
         ),
     ] = "digits"
     data_dir: Annotated[
         Path | None,
-        Meta(
-            description="imagefolder, csv, shards: the folder with train and test (or val). Other datasets: download"
-            " folder."
+        about(
+            "imagefolder, csv, shards: the folder with train and test (or val). Other datasets: download folder.",
+            basic=True,
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+            evaluate="adopted",
+            needs="dataset=imagefolder,csv,shards,fashion-mnist,cifar10",
         ),
     ] = None
-    download: Annotated[bool, Meta(description="Download fashion-mnist and cifar10 if they are missing.")] = True
+    download: Annotated[
+        bool,
+        about(
+            "Download fashion-mnist and cifar10 if they are missing.",
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+            evaluate="own",
+            needs="dataset=fashion-mnist,cifar10",
+        ),
+    ] = True
     image_size: Annotated[
         Auto | Annotated[int, Meta(ge=4, le=4096)],
-        Meta(description="Side of images from files in pixels. auto: their own size, or 224 above 96 pixels."),
+        about(
+            "Side of images from files in pixels. auto: their own size, or 224 above 96 pixels.",
+            basic=True,
+            evaluate="adopted",
+        ),
     ] = "auto"
     eval_size: Annotated[
         Annotated[int, Meta(ge=4, le=4096)] | None,
-        Meta(description="Side of the images that evaluation sees, for image files. Unset: TRAIN_IMAGE_SIZE."),
+        about("Side of the images that evaluation sees, for image files. Unset: TRAIN_IMAGE_SIZE.", evaluate="adopted"),
     ] = None
     size_schedule: Annotated[
         Annotated[
@@ -47,59 +69,89 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
                 title="SIDE:FRACTION,SIDE such as 128:0.5,224",
             ),
         ],
-        Meta(
-            description="Progressive resizing: 128:0.5,224 trains half of all steps on images of 128 pixels, then 224."
-        ),
+        about("Progressive resizing: 128:0.5,224 trains half of all steps on images of 128 pixels, then 224."),
     ] = ""
     on_unreadable_image: Annotated[
         Literal["error", "skip"],
-        Meta(description="What to do with an image that cannot be read: stop and name it, or skip and count it."),
+        about(
+            "What to do with an image that cannot be read: stop and name it, or skip and count it.",
+            speed=False,
+            evaluate="own",
+            needs="dataset=imagefolder,csv,shards",
+        ),
     ] = "error"
     synthetic_images: Annotated[
         Annotated[int, Meta(ge=10, le=10**8)],
-        Meta(description="synthetic: training images. Test images: a fifth of them."),
+        about(
+            "synthetic: training images. Test images: a fifth of them.",
+            speed=False,
+            evaluate="adopted",
+            needs="dataset=synthetic",
+        ),
     ] = 2560
     synthetic_classes: Annotated[
-        Annotated[int, Meta(ge=2, le=10**5)], Meta(description="synthetic: number of classes.")
+        Annotated[int, Meta(ge=2, le=10**5)],
+        about("synthetic: number of classes.", evaluate="adopted", needs="dataset=synthetic"),
     ] = 10
     synthetic_shape: Annotated[
         Annotated[
             str,
             Meta(pattern=r"^[1-9]\d{0,3}x[1-9]\d{0,3}x[1-9]\d{0,3}$", title="channels x height x width, as 3x32x32"),
         ],
-        Meta(description="synthetic: channels x height x width."),
+        about("synthetic: channels x height x width.", evaluate="adopted", needs="dataset=synthetic"),
     ] = "3x32x32"
     val_split: Annotated[
         Annotated[float, Meta(ge=0, le=0.5)],
-        Meta(
-            description="Fraction of the training images that choose the best checkpoint, and are not trained on."
+        about(
+            "Fraction of the training images that choose the best checkpoint, and are not trained on."
             " A folder's val/ next to test/ does the same."
         ),
     ] = 0.0
     data_source: Annotated[
         Literal["auto", "memory", "stream"],
-        Meta(description="memory keeps all decoded images in memory. stream decodes them in loader workers."),
+        about("memory keeps all decoded images in memory. stream decodes them in loader workers.", resume="may_change"),
     ] = "auto"
     num_workers: Annotated[
         Auto | Annotated[int, Meta(ge=0, le=1024)],
-        Meta(
-            description="Threads per rank that decode when streaming. auto: one per thread of the rank, and more if"
-            " files are slow to read."
+        about(
+            "Threads per rank that decode when streaming. auto: one per thread of the rank, and more if"
+            " files are slow to read.",
+            resume="may_change",
+            nodes="may_differ",
+            evaluate="own",
         ),
     ] = "auto"
     cache_dir: Annotated[
         Path | None,
-        Meta(description="Folder for decoded images and indexes of shards. Unset: the user's cache folder."),
+        about(
+            "Folder for decoded images and indexes of shards. Unset: the user's cache folder.",
+            speed=False,
+            resume="may_change",
+            nodes="may_differ",
+            evaluate="own",
+        ),
     ] = None
     pin_memory: Annotated[
-        Auto | bool, Meta(description="Copy batches to a GPU from pinned memory. auto: if there is a GPU.")
+        Auto | bool,
+        about(
+            "Copy batches to a GPU from pinned memory. auto: if there is a GPU.",
+            resume="may_change",
+            nodes="may_differ",
+            evaluate="own",
+        ),
     ] = "auto"
-    prefetch_factor: Annotated[Positive, Meta(description="Batches that are decoded ahead of the one in use.")] = 2
+    prefetch_factor: Annotated[
+        Positive,
+        about(
+            "Batches that are decoded ahead of the one in use.", resume="may_change", nodes="may_differ", evaluate="own"
+        ),
+    ] = 2
     transforms: Annotated[
         Literal["auto", "none", "flip-crop", "imagenet", "book"],
-        Meta(
-            description="Augmentation. auto: flip-crop for color images, none for grayscale."
-            " imagenet: random resized crop and flip. book: the book's pipeline at 224x224."
+        about(
+            "Augmentation. auto: flip-crop for color images, none for grayscale."
+            " imagenet: random resized crop and flip. book: the book's pipeline at 224x224.",
+            evaluate="adopted",
         ),
     ] = "auto"
     augment: Annotated[
@@ -110,19 +162,24 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
                 title="none, trivial, augmix, or rand-M-N with magnitude M up to 30 and N operations",
             ),
         ],
-        Meta(description="Further augmentation of each image: TrivialAugment, RandAugment (rand-9-2) or AugMix."),
+        about("Further augmentation of each image: TrivialAugment, RandAugment (rand-9-2) or AugMix."),
     ] = "none"
-    erasing: Annotated[Fraction, Meta(description="Random erasing: the fraction of images that lose a box.")] = 0.0
+    erasing: Annotated[Fraction, about("Random erasing: the fraction of images that lose a box.")] = 0.0
     repeated_augment: Annotated[
         Annotated[int, Meta(ge=1, le=16)],
-        Meta(description="Times that an image is in a batch, each time augmented differently; an epoch stays as long."),
+        about("Times that an image is in a batch, each time augmented differently; an epoch stays as long."),
     ] = 1
     crop_scale: Annotated[
-        Annotated[float, Meta(gt=0, le=1)], Meta(description="imagenet: smallest area of a random crop.")
+        Annotated[float, Meta(gt=0, le=1)],
+        about("imagenet: smallest area of a random crop.", needs="transforms=imagenet"),
     ] = 0.08
     crop_ratio: Annotated[
         Annotated[float, Meta(gt=0, le=1)],
-        Meta(description="imagenet: fraction of the shorter side that evaluation sees, in the middle."),
+        about(
+            "imagenet: fraction of the shorter side that evaluation sees, in the middle.",
+            evaluate="adopted",
+            needs="transforms=imagenet",
+        ),
     ] = 0.875
     normalize: Annotated[
         Annotated[
@@ -132,13 +189,14 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
                 title="auto, data, imagenet, or MEAN/STD of each channel as 0.5,0.5,0.5/0.25,0.25,0.25",
             ),
         ],
-        Meta(
-            description="Input normalization. auto: that of TRAIN_WEIGHTS, else data in memory and imagenet for"
-            " streams. data: the training images' own. Or MEAN/STD of each channel, from 0 to 1."
+        about(
+            "Input normalization. auto: that of TRAIN_WEIGHTS, else data in memory and imagenet for"
+            " streams. data: the training images' own. Or MEAN/STD of each channel, from 0 to 1.",
+            speed=False,
         ),
     ] = "auto"
-    mixup_alpha: Annotated[Alpha, Meta(description="Alpha of mixup's Beta distribution; 0 disables mixup.")] = 0.0
-    cutmix_alpha: Annotated[Alpha, Meta(description="Alpha of CutMix's Beta distribution; 0 disables CutMix.")] = 0.0
+    mixup_alpha: Annotated[Alpha, about("Alpha of mixup's Beta distribution; 0 disables mixup.")] = 0.0
+    cutmix_alpha: Annotated[Alpha, about("Alpha of CutMix's Beta distribution; 0 disables CutMix.")] = 0.0
 
     @property
     def reads_files(self) -> bool:

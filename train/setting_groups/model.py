@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from entrypoint.core.setting_types import about
 from entrypoint.core.settings_base import Settings
 from train.setting_groups.value_types import BelowOne
 
@@ -19,60 +20,87 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
 
     recipe: Annotated[
         Literal["default", "speedrun"],
-        Meta(
-            description="Preset. speedrun trains CIFAR-10 fast: it sets model, batch size, learning rate and epochs."
-            " Your own settings win."
+        about(
+            "Preset. speedrun trains CIFAR-10 fast: it sets model, batch size, learning rate and epochs."
+            " Your own settings win.",
+            basic=True,
         ),
     ] = "default"
     model: Annotated[
         Annotated[str, Meta(min_length=1, max_length=300, title="the name of a model")],
-        Meta(
-            description="cnn (the book's), speednet, speednet-half, any torchvision classifier such as resnet18,"
-            " timm:NAME, or your own as package.module:function."
+        about(
+            "cnn (the book's), speednet, speednet-half, any torchvision classifier such as resnet18,"
+            " timm:NAME, or your own as package.module:function.",
+            basic=True,
+            resume="must_keep",
+            evaluate="adopted",
         ),
     ] = "cnn"
     model_path: Annotated[
-        Path | None, Meta(description="Folder of your own model's module, if it is no installed package.")
+        Path | None,
+        about(
+            "Folder of your own model's module, if it is no installed package.",
+            speed=False,
+            nodes="may_differ",
+            evaluate="own",
+        ),
     ] = None
     weights: Annotated[
         str,
-        Meta(
-            description="Weights to start from: a file (safetensors, or a state dict), a run folder, or pretrained for"
-            " those of torchvision and timm. Unset: random."
+        about(
+            "Weights to start from: a file (safetensors, or a state dict), a run folder, or pretrained for"
+            " those of torchvision and timm. Unset: random.",
+            basic=True,
+            speed=False,
+            nodes="may_differ",
         ),
     ] = ""
     weights_strict: Annotated[
-        bool, Meta(description="Refuse weights that do not fill all layers but the head. 0 loads what fits.")
+        bool,
+        about(
+            "Refuse weights that do not fill all layers but the head. 0 loads what fits.", speed=False, needs="weights"
+        ),
     ] = True
     head: Annotated[
         Literal["auto", "new"],
-        Meta(description="The last layer. auto: from the weights, or new if they have other classes. new: always new."),
+        about(
+            "The last layer. auto: from the weights, or new if they have other classes. new: always new.",
+            speed=False,
+            needs="weights",
+        ),
     ] = "auto"
-    freeze: Annotated[
-        str, Meta(description="Layers that are not trained: backbone (all but the head), or names with commas.")
-    ] = ""
-    bias: Annotated[bool, Meta(description="Bias parameters in the layers of cnn.")] = True
+    freeze: Annotated[str, about("Layers that are not trained: backbone (all but the head), or names with commas.")] = (
+        ""
+    )
+    bias: Annotated[bool, about("Bias parameters in the layers of cnn.", resume="must_keep", evaluate="adopted")] = True
     prune_ratio: Annotated[
         BelowOne,
-        Meta(description="Fraction of each layer's filters to prune, smallest L1 norm first; 0 disables pruning."),
+        about(
+            "Fraction of each layer's filters to prune, smallest L1 norm first; 0 disables pruning.", evaluate="adopted"
+        ),
     ] = 0.0
-    prune_backend: Annotated[Literal["torch-pruning", "nni"], Meta(description="Library that prunes.")] = (
-        "torch-pruning"
-    )
+    prune_backend: Annotated[
+        Literal["torch-pruning", "nni"], about("Library that prunes.", evaluate="adopted", needs="prune_ratio")
+    ] = "torch-pruning"
     prune_layer_types: Annotated[
         Annotated[
             str, Meta(pattern=r"^(conv2d|linear)(,(conv2d|linear))*$", title="conv2d, linear, or both with a comma")
         ],
-        Meta(description="Types of layers to prune: conv2d, linear, or both with a comma."),
+        about(
+            "Types of layers to prune: conv2d, linear, or both with a comma.", evaluate="adopted", needs="prune_ratio"
+        ),
     ] = "conv2d"
-    prune_exclude: Annotated[str, Meta(description="Layers to keep unpruned, with commas: conv1,layer1.")] = ""
+    prune_exclude: Annotated[
+        str, about("Layers to keep unpruned, with commas: conv1,layer1.", evaluate="adopted", needs="prune_ratio")
+    ] = ""
     prune_warmup: Annotated[
-        Annotated[int, Meta(ge=0)], Meta(description="Epochs before pruning; training continues after it.")
+        Annotated[int, Meta(ge=0)],
+        about("Epochs before pruning; training continues after it.", speed=False, needs="prune_ratio"),
     ] = 1
     ema_decay: Annotated[
         BelowOne,
-        Meta(
-            description="Decay of the exponential moving average (EMA) of the weights, used for evaluation and export;"
+        about(
+            "Decay of the exponential moving average (EMA) of the weights, used for evaluation and export;"
             " 0 disables it."
         ),
     ] = 0.0

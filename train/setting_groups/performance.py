@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from entrypoint.core.setting_types import about
 from entrypoint.core.settings_base import Auto
 from train.setting_groups.optimization import OptimizationSettings
 from train.setting_groups.value_types import Positive
@@ -14,61 +15,64 @@ class PerformanceSettings(OptimizationSettings, frozen=True, kw_only=True):
 
     precision: Annotated[
         Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"],
-        Meta(
-            description="bf16 and fp16 use autocast with fp32 weights; tf32 is for GPUs. fp8 is bf16 with linear layers"
-            " in fp8, for Hopper and later, by torchao. auto: bf16 where it is faster."
+        about(
+            "bf16 and fp16 use autocast with fp32 weights; tf32 is for GPUs. fp8 is bf16 with linear layers"
+            " in fp8, for Hopper and later, by torchao. auto: bf16 where it is faster.",
+            basic=True,
+            evaluate="own",
         ),
     ] = "fp32"
     compile: Annotated[
         Literal["off", "default", "reduce-overhead", "max-autotune", "auto"],
-        Meta(description="torch.compile and its mode. auto measures whether compilation pays off."),
+        about("torch.compile and its mode. auto measures whether compilation pays off.", basic=True),
     ] = "off"
     compile_backend: Annotated[
         Annotated[str, Meta(pattern=r"^[\w.-]{1,100}$", title="the name of a backend")],
-        Meta(description="Backend of torch.compile."),
+        about("Backend of torch.compile."),
     ] = "inductor"
     activation_checkpointing: Annotated[
-        bool, Meta(description="Recompute activations in the backward pass: less memory, more time, the same result.")
+        bool, about("Recompute activations in the backward pass: less memory, more time, the same result.")
     ] = False
     ipex: Annotated[
         Literal["auto", "on", "off"],
-        Meta(description="Intel Extension for PyTorch. auto: off, because it gave no speedup."),
+        about("Intel Extension for PyTorch. auto: off, because it gave no speedup."),
     ] = "auto"
-    deterministic: Annotated[bool, Meta(description="Use deterministic kernels only; slower on CUDA.")] = False
-    channels_last: Annotated[bool, Meta(description="Use the channels-last memory format.")] = True
+    deterministic: Annotated[bool, about("Use deterministic kernels only; slower on CUDA.", evaluate="own")] = False
+    channels_last: Annotated[bool, about("Use the channels-last memory format.", evaluate="adopted")] = True
     winograd: Annotated[
         Literal["auto", "on", "off"],
-        Meta(
-            description="Winograd's algorithm for 3x3 convolutions on CPUs, in fp32: fewer multiplications."
+        about(
+            "Winograd's algorithm for 3x3 convolutions on CPUs, in fp32: fewer multiplications."
             " auto: on CPUs with AVX2 and without AVX-512."
         ),
     ] = "auto"
     sync_batchnorm: Annotated[
         Auto | bool,
-        Meta(description="Compute BatchNorm statistics over all ranks. auto and 1: yes. 0: each rank its own."),
+        about("Compute BatchNorm statistics over all ranks. auto and 1: yes. 0: each rank its own."),
     ] = "auto"
     ddp_find_unused_parameters: Annotated[
         bool,
-        Meta(description="DDP's find_unused_parameters: set to 1 if some parameters get no gradient in a step."),
+        about("DDP's find_unused_parameters: set to 1 if some parameters get no gradient in a step."),
     ] = False
-    ddp_static_graph: Annotated[bool, Meta(description="DDP's static_graph: every step uses the same graph.")] = False
+    ddp_static_graph: Annotated[bool, about("DDP's static_graph: every step uses the same graph.")] = False
     gradient_compression: Annotated[
         Literal["off", "bf16", "fp16", "powersgd"],
-        Meta(
-            description="Gradient compression for DDP; may reduce accuracy."
-            " Resuming with powersgd is not bitwise identical."
-        ),
+        about("Gradient compression for DDP; may reduce accuracy. Resuming with powersgd is not bitwise identical."),
     ] = "off"
     parallelism: Annotated[
         Literal["ddp", "fsdp"],
-        Meta(description="ddp replicates the model. fsdp (FSDP2) shards parameters, gradients and optimizer state."),
+        about("ddp replicates the model. fsdp (FSDP2) shards parameters, gradients and optimizer state."),
     ] = "ddp"
-    eval_every: Annotated[Positive, Meta(description="Epochs between evaluations; the last epoch has one too.")] = 1
+    eval_every: Annotated[Positive, about("Epochs between evaluations; the last epoch has one too.")] = 1
     test_time_augment: Annotated[
         Literal["off", "flip", "flip-shift"],
-        Meta(
-            description="Test-time augmentation: the mean over an image and its mirror image, or over six copies with"
-            " flip-shift. It takes 2 or 6 times as long."
+        about(
+            "Test-time augmentation: the mean over an image and its mirror image, or over six copies with"
+            " flip-shift. It takes 2 or 6 times as long.",
+            evaluate="adopted",
         ),
     ] = "off"
-    eval_batch_size: Annotated[Auto | Positive, Meta(description="Images per evaluation step of a rank.")] = "auto"
+    eval_batch_size: Annotated[
+        Auto | Positive,
+        about("Images per evaluation step of a rank.", speed=False, resume="may_change", evaluate="adopted"),
+    ] = "auto"

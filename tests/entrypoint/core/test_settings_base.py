@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from entrypoint.core.errors import UserError
-from entrypoint.core.settings_base import describe_settings
+from entrypoint.core.settings_base import describe_settings, rules_of
 from entrypoint.settings import LaunchSettings, read_launch_settings
 from train.settings import TrainSettings, read_train_settings
 
@@ -125,8 +127,11 @@ def test_any_variable_value_is_parsed_or_raises(field: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("model", [LaunchSettings, TrainSettings])
-def test_settings_of_the_short_help_exist(model: type[LaunchSettings] | type[TrainSettings]) -> None:
-    assert set(model.BASIC) <= set(model.__struct_fields__)
+def test_setting_that_another_one_needs_exists(model: type[LaunchSettings] | type[TrainSettings]) -> None:
+    rules = rules_of(model)
+    assert any(one.basic for one in rules.values())
+    names = {re.split("!?=", one.needs)[0] for one in rules.values() if one.needs}
+    assert names <= set(model.__struct_fields__)
 
 
 @pytest.mark.parametrize("name", ["TRAIN_HUB_TOKEN", "TRAIN_API_KEY", "TRAIN_APIKEY", "train_password"])
