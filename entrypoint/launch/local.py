@@ -159,7 +159,7 @@ class LocalRanks:
             "TORCHELASTIC_ERROR_FILE": str(error_file),
         }
         size, parent = self.plan.nodes.nproc_per_node, os.getpid()
-        streams = self.open_streams(self.global_rank(local_rank))
+        streams = self.output.open_rank(self.global_rank(local_rank)) if self.output else ()
         sys.stdout.flush()
         sys.stderr.flush()
         child = os.fork()
@@ -184,10 +184,6 @@ class LocalRanks:
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(code)
-
-    def open_streams(self, rank: int) -> tuple[int, ...]:
-        """Return what a rank's standard output and error are to be, nothing to leave them as they are."""
-        return self.output.open_rank(rank) if self.output else ()
 
     def global_rank(self, local_rank: int) -> int:
         """Return the number of a rank in the whole job."""

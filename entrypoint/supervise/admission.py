@@ -67,7 +67,8 @@ class Admission(Struct):
             return "", None
         holder = self.rank0 if other.rank == self.rank0.rank else self.admitted.get(other.rank)
         again = holder and (holder.node, holder.pid) == (other.node, other.pid)
-        if holder and not again and not self.rank0.is_unique and same_shape(self.rank0, other):
+        same_shape = (self.rank0.world_size, self.rank0.version) == (other.world_size, other.version)
+        if holder and not again and not self.rank0.is_unique and same_shape:
             return f"{self.rank0.token} (it has its rank {other.rank})", None
         if failure := disagreement(self.rank0, other, None if again else holder):
             return "", failure
@@ -92,11 +93,6 @@ def other_command(rank0: RankEndpoint, other: RankEndpoint) -> FirstFailure:
 def command_of(endpoint: RankEndpoint) -> str:
     """Return what a run by hand computes, as its identity has it."""
     return printable(endpoint.token.partition(PROGRAM)[2].rpartition(" (")[0] or endpoint.token)
-
-
-def same_shape(rank0: RankEndpoint, other: RankEndpoint) -> bool:
-    """Return whether two nodes agree on the number of ranks and run the same version."""
-    return (rank0.world_size, rank0.version) == (other.world_size, other.version)
 
 
 def disagreement(rank0: RankEndpoint, other: RankEndpoint, holder: RankEndpoint | None) -> FirstFailure | None:

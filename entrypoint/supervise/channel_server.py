@@ -31,14 +31,15 @@ class ChannelServer:
         raise_file_limit(connections + OTHER_FILES)
         loop.max_unproven += connections
         for server in listening:
-            loop.listen(server, self.welcome_local if self.channel.access.own_user_only else self.welcome)
+            loop.listen(server, self.welcome)
 
-    def welcome(self, _: socket.socket) -> tuple[Session, Role]:
-        """Return the session of a new connection, whose messages show whether it has the job's key."""
-        return Session(self.channel.access.read_key(), is_server=True), self
+    def welcome(self, peer: socket.socket) -> tuple[Session, Role] | None:
+        """Return the session of a new connection: its messages show whether it has the job's key.
 
-    def welcome_local(self, peer: socket.socket) -> tuple[Session, Role] | None:
-        """Return the session of a rank on this node, None where it is another user's process."""
+        Of a Unix socket the kernel says whose process it is; return None where it is another user's.
+        """
+        if peer.family != socket.AF_UNIX:
+            return Session(self.channel.access.read_key(), is_server=True), self
         return (Session(is_server=True), self) if is_own_user(peer) else None
 
     def handle(self, connection: Connection, message: Message) -> bool:

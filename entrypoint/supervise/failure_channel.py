@@ -85,7 +85,7 @@ class FailureChannel(ChannelState):
         if listening:
             server.listen(listening, self.rank0.nodes or self.rank0.others)
         if on_node:
-            self.loop.listen(on_node, server.welcome_local)
+            self.loop.listen(on_node, server.welcome)
         self.connected.set()
 
     def listen(self) -> list[socket.socket]:
