@@ -141,6 +141,21 @@ def test_two_runs_on_same_nodes_stay_apart(cluster: Cluster, way: str) -> None:
     check_two_runs(WAYS[way](cluster, "A") + WAYS[way](cluster, "B"))
 
 
+def test_second_run_by_hand_names_master_port_and_leaves_the_first(cluster: Cluster) -> None:
+    program = "import os, time\nprint('started', flush=True)\nwhile not os.path.exists('over'):\n    time.sleep(0.1)\n"
+    script(cluster.folder, "x.py", program)
+    first = cluster.agents("run", "x.py", "A", env=WAIT)
+    for agent in first:
+        agent.wait_for("started")
+    second = cluster.agents("run", "x.py", "B", env={"LAUNCH_RENDEZVOUS_TIMEOUT_S": "5"})
+    assert codes(second) == [4, 4], texts(second)
+    assert re.search(r"MASTER_PORT=61000, from the job's id: port \d+ is taken on this node", second[0].text())
+    assert "Another run answers there: 61000 program x.py A" in second[1].text()
+    assert "Set MASTER_PORT" in second[0].text()
+    script(cluster.folder, "over", "")
+    assert codes(first) == [0, 0], texts(first)
+
+
 @pytest.mark.slurm
 def test_two_steps_of_a_job_stay_apart(slurm: Slurm) -> None:
     script(slurm.cluster.folder, "x.py", WHO)
