@@ -1,4 +1,4 @@
-"""Real cgroups with a quota of CPU time or a limit on memory, for tests and benchmarks, v1 or v2 as the machine has."""
+"""Real cgroups with a quota of CPU time or a limit on memory, for tests, v1 or v2 as the machine has."""
 
 from __future__ import annotations
 
