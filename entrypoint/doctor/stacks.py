@@ -9,8 +9,8 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from entrypoint.doctor.running_ranks import find_ranks, rank_number
+from entrypoint.hang.stacks import NoStacksError, find_py_spy, read_native_stacks, read_python_stacks, stacks_text
 from entrypoint.machine.procfs import ROOT, read_lines, state_of, state_text
-from entrypoint.machine.stacks import NoStacksError, find_py_spy, read_native_stacks, read_python_stacks, stacks_text
 
 
 class RankStacks(Struct, frozen=True):

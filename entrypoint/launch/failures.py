@@ -91,7 +91,7 @@ def explain_hang(
     Both are empty where they are not known. `failures` are those of the ranks that waited, `running` maps the ranks
     that still run to their processes, and `ended` are those that ended without an error.
     """
-    from entrypoint.machine import missing_ranks  # late: a start needs neither
+    from entrypoint.hang import missing_ranks  # late: a start needs neither
     from entrypoint.supervise.monitor import PROCESS_NAME as MONITOR
 
     waited = next((failure for failure in failures if failure.timed_out), failures[0])

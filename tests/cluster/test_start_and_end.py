@@ -141,7 +141,7 @@ def test_two_runs_on_same_nodes_stay_apart(cluster: Cluster, way: str) -> None:
     check_two_runs(WAYS[way](cluster, "A") + WAYS[way](cluster, "B"))
 
 
-def test_second_run_by_hand_names_master_port_and_leaves_the_first(cluster: Cluster) -> None:
+def test_second_run_by_hand_names_master_port_and_goes(cluster: Cluster) -> None:
     program = "import os, time\nprint('started', flush=True)\nwhile not os.path.exists('over'):\n    time.sleep(0.1)\n"
     script(cluster.folder, "x.py", program)
     first = cluster.agents("run", "x.py", "A", env=WAIT)

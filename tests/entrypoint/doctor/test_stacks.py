@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.machine.stacks import find_py_spy
+from entrypoint.hang.stacks import find_py_spy
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, script
 from tests.processes import has_ended, killed_at_end, state, wait_until
 

@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from entrypoint.core.collective_error import collective_of, is_at_exit, place_of
 from entrypoint.core.errors import printable
+from entrypoint.hang.stacks import NoStacksError, main_thread_frames, read_python_stacks, stacks_text
 from entrypoint.machine.procfs import ROOT, read_lines, state_of
-from entrypoint.machine.stacks import NoStacksError, main_thread_frames, read_python_stacks, stacks_text
 
 # A rank that has lost another one waits for this answer before it ends.
 ANSWER_LIMIT_S = 1.0
