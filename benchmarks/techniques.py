@@ -99,7 +99,7 @@ def steps_of(name: str) -> dict[str, Work]:
     return works | {"compiled": compiled_step}
 
 
-def build_step(
+def build_step(  # noqa: PLR0913  # a keyword for each technique
     name: str,
     *,
     channels_last: bool = True,

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
 from entrypoint.cli.command_table import COMMANDS, OTHER, all_groups
+from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.parser import parse_command_line
-from entrypoint.cli.start import ProcessStart
 from entrypoint.core.console import report_error, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from entrypoint.core.signals import PREEMPTION
 from entrypoint.machine.container import read_image
+from entrypoint.machine.cpu_load import take_sample
 
 
 def main() -> int:
@@ -43,7 +45,7 @@ def os_error_line(error: OSError) -> UserError:
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a command; `environ` is what the program will get."""
-    start = ProcessStart.now()
+    began_s, load = time.time(), take_sample()
     command = parse_command_line(argv, in_image=bool(read_image(Path("/"))))
     if command.command == "help":
         write_stdout(command.help_text)
@@ -53,4 +55,4 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
         environ = with_config(environ, command.config, all_groups())
     module = import_module(f"entrypoint.cli.commands.{COMMANDS.get(command.command, OTHER).module}")
-    return int(module.run(command, environ, start))
+    return int(module.run(Invocation(command=command, environ=environ, began_s=began_s, load=load)))

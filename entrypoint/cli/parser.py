@@ -77,14 +77,10 @@ def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> Comman
 
     In an image (`in_image`) any other program may follow the entrypoint: `docker run IMAGE bash`.
     """
-    words = list(argv)
-    if not words or words[0] in ("--help", "-h", "help"):
-        return CommandLine(command="help", help_text=overview())
-    if words[0] == "--version":
-        return CommandLine(command="help", help_text=version_text())
-    if words[0] == "--help-all":
-        return CommandLine(command="help", help_text=help_all(all_groups().values()))
+    words = list(argv) or ["--help"]
     name = words.pop(0)
+    if text := general_help(name):
+        return CommandLine(command="help", help_text=text)
     if name not in COMMANDS:
         if in_image and (path := shutil.which(name)):
             return CommandLine(command="other", program=Program("other", (path, *words)))
@@ -108,6 +104,15 @@ def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> Comman
         parser = build_parser(name, groups, show_all="--help-all" in flags)
         return CommandLine(command="help", help_text=parser.format_help())
     return read_arguments(name, target, flags, words, groups)
+
+
+def general_help(word: str) -> str:
+    """Return what a first word asks to be told of the entrypoint itself, empty if it is a command."""
+    if word in ("--help", "-h", "help"):
+        return overview()
+    if word == "--version":
+        return version_text()
+    return help_all(all_groups().values()) if word == "--help-all" else ""
 
 
 def split_words(words: Sequence[str], groups: Sequence[type[Settings]]) -> tuple[list[str], list[str]]:

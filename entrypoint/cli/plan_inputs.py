@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.parser import CommandLine
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.settings_base import ParsedSettings
@@ -24,7 +25,7 @@ from entrypoint.job.node_group import NodeGroup
 from entrypoint.job.run_identity import identify_run, train_words, with_run_id
 from entrypoint.launch.remote import find_remote_launcher
 from entrypoint.machine.comm_backends import find_backend_problem
-from entrypoint.machine.cpu_load import LoadSample, other_busy_cpus
+from entrypoint.machine.cpu_load import other_busy_cpus
 from entrypoint.machine.detect import detect_machine
 from entrypoint.machine.procfs import parent_name
 from entrypoint.machine.shared_libraries import find_broken_preloads
@@ -34,12 +35,12 @@ from entrypoint.rank.refusal import Place, place_in_job, refuse
 from entrypoint.settings import LaunchSettings, read_launch_settings
 
 
-def read_plan_inputs(command: CommandLine, environ: Mapping[str, str], load: LoadSample | None) -> PlanInputs:
+def read_plan_inputs(invocation: Invocation, *, counts_load: bool) -> PlanInputs:
     """Return the inputs of a command's plan; raises `UserError`.
 
-    `load` is the CPU time of all processes when the command began. Without it other processes do not count: the trials
-    of `tune` use the plan as it is.
+    With `counts_load` the CPUs that other processes keep busy count. The trials of `tune` use the plan as it is.
     """
+    command, environ = invocation.command, invocation.environ
     fallbacks = apply_fallbacks(environ, make=command.launches)
     environ = {**environ, **{name: value for name, (value, _) in fallbacks.items()}}
     allocation = read_allocation(environ)
@@ -50,9 +51,9 @@ def read_plan_inputs(command: CommandLine, environ: Mapping[str, str], load: Loa
         settings = read_launch_settings(environ, command.launch_flags)
         inputs = detect_plan_inputs(command, settings, job, drop_thread_default(environ, job))
     inputs = replace(inputs, dir_fallbacks=fallbacks)
-    if load is None:
+    if not counts_load:
         return inputs
-    return replace(inputs, machine=replace(inputs.machine, busy_cpus=other_busy_cpus(load)))
+    return replace(inputs, machine=replace(inputs.machine, busy_cpus=other_busy_cpus(invocation.load)))
 
 
 def detect_plan_inputs(

@@ -41,11 +41,11 @@ def fast_exit(code: int) -> NoReturn:
     a checkpoint.
     """
     if code:
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # as Python's own exit does
     from entrypoint.core import exit_delay
 
     atexit.unregister(exit_delay.delay_exit)
-    atexit._run_exitfuncs()
+    atexit._run_exitfuncs()  # noqa: SLF001  # as Python's own exit does
     with suppress(OSError):  # a closed pipe: Python's own shutdown reports it
         sys.stdout.flush()
         sys.stderr.flush()

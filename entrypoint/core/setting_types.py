@@ -30,7 +30,7 @@ class SettingRules(msgspec.Struct, frozen=True, kw_only=True):
     needs: str = ""
 
 
-def about(
+def about(  # noqa: PLR0913  # a keyword for each rule
     description: str,
     *,
     basic: bool = False,

@@ -41,9 +41,18 @@ def decide_devices(inputs: PlanInputs) -> Devices:
             " Use --gpus-per-task=1 if NCCL reports a duplicate GPU.",
         )
     if not count or count == len(visible):
-        return Devices(device, nproc, visible, False, (device_decision, nproc_decision), warnings)
-    gpus, gpus_decision = choose_gpus(inputs, visible, count)
-    return Devices(device, nproc, gpus, True, (device_decision, gpus_decision, nproc_decision), warnings)
+        gpus, gpu_decisions = visible, ()
+    else:
+        gpus, gpus_decision = choose_gpus(inputs, visible, count)
+        gpu_decisions = (gpus_decision,)
+    return Devices(
+        device=device,
+        nproc=nproc,
+        gpus=gpus,
+        is_subset=len(gpus) < len(visible),
+        decisions=(device_decision, *gpu_decisions, nproc_decision),
+        warnings=warnings,
+    )
 
 
 def decide_device(inputs: PlanInputs) -> tuple[str, Decision, tuple[str, ...]]:

@@ -10,7 +10,7 @@ from entrypoint.job.ports import START_TIME_VAR, parse_port, port_from_job_id
 from entrypoint.job.slurm import number
 from entrypoint.job.unclaimed import unclaimed_rank_variables
 from entrypoint.machine.detect import Machine
-from entrypoint.plan.binding import decide_binding
+from entrypoint.plan.binding import BindingDecision, decide_binding
 from entrypoint.plan.devices import decide_backend, decide_devices, hosts_setting
 from entrypoint.plan.display import core_map
 from entrypoint.plan.environment import USER_OVERRIDABLE, decide_environment, warn_host_leaks
@@ -45,27 +45,15 @@ def make_plan(inputs: PlanInputs) -> Plan:
     backend = decide_backend(inputs, devices.device, devices.nproc)
     restarts, restart_decisions = decide_restarts(inputs)
     launcher, launcher_decision = decide_launcher(inputs, devices.nproc, restarts)
-    runtime = choose_runtime(inputs, binding.spinning_is_costly)
+    runtime = choose_runtime(inputs, spinning_is_costly=binding.spinning_is_costly)
     variables, variable_decisions = decide_environment(inputs, devices, binding.ranks, runtime.environment)
     output = decide_output(inputs, launcher, devices.nproc)
     plan = Plan(
         launcher=launcher,
-        nodes=NodePlan(
-            nnodes=inputs.node_group.nnodes,
-            min_nodes=inputs.node_group.min_nodes or inputs.node_group.nnodes,
-            node_rank=inputs.node_group.node_rank,
-            nproc_per_node=devices.nproc,
-            world_size=world_size_for(inputs, devices.nproc),
-            max_restarts=restarts,
-        ),
+        nodes=plan_nodes(inputs, devices.nproc, restarts),
         rendezvous=plan_rendezvous(inputs),
         ranks=binding.ranks,
-        binding=BindingPlan(
-            cpu_binding="ranks" if values.cpu_binding == "auto" else values.cpu_binding,
-            memory_policy="bind" if values.memory_binding == "auto" else values.memory_binding,
-            core_map=core_map(inputs.machine, binding.ranks),
-            reserved_cpus=binding.reserved_cpus,
-        ),
+        binding=plan_binding(inputs, binding),
         environment=EnvironmentPlan(
             variables=variables,
             user_set=tuple(name for name in USER_OVERRIDABLE if inputs.environ.get(name)),
@@ -105,6 +93,30 @@ def make_plan(inputs: PlanInputs) -> Plan:
         machine=describe_machine(inputs.machine),
     )
     return replace(plan, command=agent_command(plan, inputs)) if launcher == LauncherKind.TORCHRUN else plan
+
+
+def plan_nodes(inputs: PlanInputs, nproc: int, restarts: int) -> NodePlan:
+    """Return how many nodes and ranks the job has."""
+    group = inputs.node_group
+    return NodePlan(
+        nnodes=group.nnodes,
+        min_nodes=group.min_nodes or group.nnodes,
+        node_rank=group.node_rank,
+        nproc_per_node=nproc,
+        world_size=world_size_for(inputs, nproc),
+        max_restarts=restarts,
+    )
+
+
+def plan_binding(inputs: PlanInputs, binding: BindingDecision) -> BindingPlan:
+    """Return what is pinned, and how memory is bound."""
+    values = inputs.settings.values
+    return BindingPlan(
+        cpu_binding="ranks" if values.cpu_binding == "auto" else values.cpu_binding,
+        memory_policy="bind" if values.memory_binding == "auto" else values.memory_binding,
+        core_map=core_map(inputs.machine, binding.ranks),
+        reserved_cpus=binding.reserved_cpus,
+    )
 
 
 def sets_rank_variables(inputs: PlanInputs, nproc: int) -> bool:

@@ -51,7 +51,7 @@ class RuntimeLibraries(Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
-def choose_runtime(inputs: PlanInputs, spinning_is_costly: bool) -> RuntimeLibraries:
+def choose_runtime(inputs: PlanInputs, *, spinning_is_costly: bool) -> RuntimeLibraries:
     """Choose allocator and OpenMP runtime, and set the variables of the chosen ones only.
 
     `spinning_is_costly` if ranks share cores or have a CPU limit. Raises `UserError` where the user asks for a library
@@ -60,7 +60,7 @@ def choose_runtime(inputs: PlanInputs, spinning_is_costly: bool) -> RuntimeLibra
     own_preload = inputs.environ.get("LD_PRELOAD", "")
     allocator, allocator_decision = decide_allocator(inputs, own_preload)
     intel, openmp_decision = decide_openmp(inputs, own_preload)
-    environment = openmp_variables(inputs, openmp_decision.value, spinning_is_costly)
+    environment = openmp_variables(inputs, openmp_decision.value, spinning_is_costly=spinning_is_costly)
     if allocator and allocator.name == "jemalloc":
         environment["MALLOC_CONF"] = (MALLOC_CONF, "jemalloc for large tensors with long lives")
     own: list[Decision] = []
@@ -73,7 +73,7 @@ def choose_runtime(inputs: PlanInputs, spinning_is_costly: bool) -> RuntimeLibra
     return RuntimeLibraries(preload, environment, (openmp_decision, allocator_decision, *own), warnings)
 
 
-def openmp_variables(inputs: PlanInputs, runtime: str, spinning_is_costly: bool) -> dict[str, tuple[str, str]]:
+def openmp_variables(inputs: PlanInputs, runtime: str, *, spinning_is_costly: bool) -> dict[str, tuple[str, str]]:
     """Return the variables of the chosen runtime, each with its reason; raises `UserError` for a contradiction.
 
     Threads are pinned one by one only if the user asks for it: the main thread is pinned too, and all that it starts

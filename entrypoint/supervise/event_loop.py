@@ -83,14 +83,14 @@ class EventLoop:
 
     def listen(self, server: socket.socket, welcome: Welcome) -> None:
         """Accept connections."""
-        server.setblocking(False)
+        server.settimeout(0)
         with self.lock:
             self.selector.register(server, selectors.EVENT_READ, welcome)
         self.start()
 
     def add(self, connection: Connection) -> None:
         """Serve a connection."""
-        connection.socket.setblocking(False)
+        connection.socket.settimeout(0)
         if connection.socket.family != socket.AF_UNIX:  # else a second short message waits for an answer to the first
             connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self.lock:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from entrypoint.cli.command_table import COMMANDS, SWITCHES, all_groups
-from entrypoint.cli.parser import CommandLine
-from entrypoint.cli.start import ProcessStart
+from entrypoint.cli.invocation import Invocation
 from entrypoint.core.console import write_stdout
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.settings_base import Settings, describe_settings
@@ -28,9 +27,9 @@ complete -o default -F _entrypoint entrypoint"""
 ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
 
 
-def run(command: CommandLine, _: Mapping[str, str], __: ProcessStart) -> int:
+def run(invocation: Invocation) -> int:
     """Print the script of a shell."""
-    write_stdout(completion_script(command.words, all_groups()))
+    write_stdout(completion_script(invocation.command.words, all_groups()))
     return ExitCode.DONE
 
 

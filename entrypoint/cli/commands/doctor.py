@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 
 from msgspec.structs import replace
 
 from entrypoint.cli.build_plan import build_plan, run_folders
 from entrypoint.cli.commands import train_run
+from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.parser import CommandLine
 from entrypoint.cli.plan_inputs import read_plan_inputs
-from entrypoint.cli.start import ProcessStart
 from entrypoint.core.console import write_stdout
 from entrypoint.core.errors import ExitCode
 from entrypoint.doctor import report
 from entrypoint.plan.model import Program
 
 
-def run(command: CommandLine, environ: Mapping[str, str], start: ProcessStart) -> int:
+def run(invocation: Invocation) -> int:
     """Print every check; exit code 3 if one fails."""
+    command = invocation.command
     if "network" in command.switches:
-        return train_run.run(network_command(command), environ, start)
-    inputs = read_plan_inputs(command, environ, start.load)
+        return train_run.run(replace(invocation, command=network_command(command)))
+    inputs = read_plan_inputs(invocation, counts_load=True)
     checks = report.run_checks(inputs, lambda: build_plan(command, inputs), run_folders(command, inputs))
     write_stdout(report.format_report(checks, as_json=command.json))
     return ExitCode.MACHINE if any(check.state == "failure" for check in checks) else ExitCode.DONE

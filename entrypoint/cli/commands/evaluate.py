@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec.structs import replace
 
 from entrypoint.cli.commands import train_run
-from entrypoint.cli.parser import CommandLine
-from entrypoint.cli.start import ProcessStart
+from entrypoint.cli.invocation import Invocation
 from entrypoint.core.errors import UserError, printable
 
 
-def run(command: CommandLine, environ: Mapping[str, str], start: ProcessStart) -> int:
+def run(invocation: Invocation) -> int:
     """Launch the trainer with the model that the words name, or that TRAIN_EVALUATE as a flag does."""
+    command = invocation.command
     model, *others = command.words or (command.train_flags.get("evaluate", ""),)
     if not model:
         raise UserError("evaluate: needs a trained model. Use `entrypoint evaluate RUN`.")
     if others:
         raise UserError(f"evaluate {printable(others[0])}: one model at a time. Evaluate each by itself.")
     flags = {**command.train_flags, "evaluate": model}
-    return train_run.run(replace(command, train_flags=flags, words=()), environ, start)
+    return train_run.run(replace(invocation, command=replace(command, train_flags=flags, words=())))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from entrypoint.cli.parser import CommandLine
-from entrypoint.cli.start import ProcessStart
+from entrypoint.cli.invocation import Invocation
 from entrypoint.core.process import replace_process
 from entrypoint.core.user_dirs import with_fallbacks
 
 
-def run(command: CommandLine, environ: Mapping[str, str], _: ProcessStart) -> int:
+def run(invocation: Invocation) -> int:
     """Become the program."""
-    assert command.program is not None
-    replace_process(command.program.argv, with_fallbacks(environ))
+    program = invocation.command.program
+    assert program is not None
+    replace_process(program.argv, with_fallbacks(invocation.environ))

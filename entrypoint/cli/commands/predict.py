@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 
-from entrypoint.cli.parser import CommandLine
-from entrypoint.cli.start import ProcessStart
+from entrypoint.cli.invocation import Invocation
 from entrypoint.core.errors import UserError
 from entrypoint.core.process import replace_process
 from train.predict_settings import read_predict_settings
 
 
-def run(command: CommandLine, environ: Mapping[str, str], _: ProcessStart) -> int:
+def run(invocation: Invocation) -> int:
     """Predict the classes of the images that the words name."""
+    command, environ = invocation.command, invocation.environ
     flags = {"format": "json", **command.predict_flags} if command.json else command.predict_flags
     settings = read_predict_settings(environ, flags)
     if len(command.words) < 2:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 
-from entrypoint.cli.parser import CommandLine
-from entrypoint.cli.start import ProcessStart
+from entrypoint.cli.invocation import Invocation
 from entrypoint.core.errors import UserError
 from entrypoint.core.process import replace_process
 
 
-def run(command: CommandLine, _: Mapping[str, str], __: ProcessStart) -> int:
+def run(invocation: Invocation) -> int:
     """Show the runs that the words name."""
+    command = invocation.command
     usage, needed = ("compare RUN RUN", 2) if command.command == "compare" else ("report RUN", 1)
     if len(command.words) < needed:
         raise UserError(f"{command.command}: needs finished runs. Use `entrypoint {usage}`.")

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from entrypoint.cli.parser import CommandLine
-from entrypoint.cli.start import ProcessStart
+from entrypoint.cli.invocation import Invocation
 from entrypoint.core.console import log, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import is_folder
 from entrypoint.doctor.stacks import as_json, describe, stacks_of_ranks
 
 
-def run(command: CommandLine, _: Mapping[str, str], __: ProcessStart) -> int:
+def run(invocation: Invocation) -> int:
     """Print the stacks of the ranks on this node, of runs or processes that the words name."""
-    ranks = stacks_of_ranks(processes_of(command.words))
-    write_stdout(as_json(ranks) if command.json else "\n\n".join(map(describe, ranks)))
+    ranks = stacks_of_ranks(processes_of(invocation.command.words))
+    write_stdout(as_json(ranks) if invocation.command.json else "\n\n".join(map(describe, ranks)))
     return ExitCode.DONE
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from entrypoint.cli.build_plan import apply_saved_tuning, build_plan
+from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.parser import CommandLine
 from entrypoint.cli.plan_inputs import read_plan_inputs, telling_other_nodes
-from entrypoint.cli.start import ProcessStart
 from entrypoint.core.console import log, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode
 from entrypoint.launch.dispatch import REMOTE_LAUNCHERS, launch
@@ -17,9 +15,9 @@ from entrypoint.plan.model import Plan
 from entrypoint.tune.store import annotate
 
 
-def run(command: CommandLine, environ: Mapping[str, str], start: ProcessStart) -> int:
+def run(invocation: Invocation) -> int:
     """Make the plan, then launch it, or print it where that is asked for."""
-    inputs = read_plan_inputs(command, environ, start.load)
+    command, inputs = invocation.command, read_plan_inputs(invocation, counts_load=True)
     plan = tuned_plan(command, inputs)
     if not command.launches:
         print_plan(command, plan)
@@ -33,7 +31,7 @@ def run(command: CommandLine, environ: Mapping[str, str], start: ProcessStart) -
         from entrypoint.launch.notebook import with_notebook_runner
 
         plan = with_notebook_runner(plan)
-    launch(plan, inputs.job, inputs.environ, start.time_s)
+    launch(plan, inputs.job, inputs.environ, invocation.began_s)
 
 
 def tuned_plan(command: CommandLine, inputs: PlanInputs) -> Plan:

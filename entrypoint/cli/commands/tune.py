@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec.structs import replace
 
 from entrypoint.cli.build_plan import build_plan, settings_affecting_speed
-from entrypoint.cli.parser import CommandLine
+from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.plan_inputs import read_plan_inputs
-from entrypoint.cli.start import ProcessStart
 from entrypoint.core.process import resume_gc
 from entrypoint.core.settings_base import read_settings, variable_name
 from entrypoint.tune.search import TuneSettings, tune
 
 
-def run(command: CommandLine, environ: Mapping[str, str], _: ProcessStart) -> int:
+def run(invocation: Invocation) -> int:
     """Try plans, whatever other processes do."""
-    inputs = read_plan_inputs(command, environ, None)
+    command, inputs = invocation.command, read_plan_inputs(invocation, counts_load=False)
     resume_gc()
     settings = read_settings(TuneSettings, inputs.environ, command.tune_flags).values
     training = settings_affecting_speed(command, inputs)

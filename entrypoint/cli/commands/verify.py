@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from entrypoint.cli.parser import CommandLine
-from entrypoint.cli.start import ProcessStart
+from entrypoint.cli.invocation import Invocation
 from entrypoint.core.console import write_stdout
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.doctor.running_ranks import as_json, describe, verify_running
 
 
-def run(command: CommandLine, _: Mapping[str, str], __: ProcessStart) -> int:
+def run(invocation: Invocation) -> int:
     """Print what the ranks have; exit code 3 if one differs from its plan."""
+    command = invocation.command
     ranks = verify_running(parse_pids(command.words))
     write_stdout(as_json(ranks) if command.json else "\n".join(line for rank in ranks for line in describe(rank)))
     return ExitCode.MACHINE if any(rank.differences for rank in ranks) else ExitCode.DONE

@@ -29,7 +29,9 @@ def decide(
 ) -> RuntimeLibraries:
     node = replace(make_machine(2), libraries=libraries, cpu_vendor=vendor)
     settings = read_launch_settings({name: value for name, value in environ.items() if name.startswith("LAUNCH_")}, {})
-    return choose_runtime(PlanInputs(settings, node, Job(), SCRIPT, {**environ, "LD_PRELOAD": own_preload}), waits)
+    return choose_runtime(
+        PlanInputs(settings, node, Job(), SCRIPT, {**environ, "LD_PRELOAD": own_preload}), spinning_is_costly=waits
+    )
 
 
 def variables(made: RuntimeLibraries) -> dict[str, str]:
