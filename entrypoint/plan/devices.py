@@ -40,9 +40,8 @@ def decide_devices(inputs: PlanInputs) -> Devices:
             f"{inputs.job.launcher} shows this rank {len(visible)} GPUs of a node with {nproc} ranks."
             " Use --gpus-per-task=1 if NCCL reports a duplicate GPU.",
         )
-    if not count or count == len(visible):
-        gpus, gpu_decisions = visible, ()
-    else:
+    gpus, gpu_decisions = visible, tuple[Decision, ...]()
+    if count and count != len(visible):
         gpus, gpus_decision = choose_gpus(inputs, visible, count)
         gpu_decisions = (gpus_decision,)
     return Devices(
