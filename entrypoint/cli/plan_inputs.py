@@ -79,12 +79,12 @@ def detect_plan_inputs(
     backend = settings.values.backend if job.local_rank == 0 else "auto"
     identity = run_identity_of(command, job, environ)
     return PlanInputs(
-        settings,
-        machine,
-        settled,
+        settings=settings,
+        machine=machine,
+        job=settled,
         # -I: the trainer uses the packages installed with it, whatever PYTHONPATH, ~/.local or this folder hold.
-        command.program or Program("train", (sys.executable, "-I", "-m", "train")),
-        environ,
+        program=command.program or Program("train", (sys.executable, "-I", "-m", "train")),
+        environ=environ,
         backend_problem=find_backend_problem(backend, sys.executable, machine.oneccl, environ),
         broken_preloads=find_broken_preloads(environ.get("LD_PRELOAD", "")),
         node_group=nodes,

@@ -40,11 +40,11 @@ def read_user_dirs(environ: Mapping[str, str]) -> UserDirs:
     own = [environ[name] for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)]
     python_finds = next((folder for folder in (*own, *TEMPORARY) if is_writable(folder)), "")
     return UserDirs(
-        "usable" if is_writable(home) else "read-only" if home not in ("", "/") and is_folder(home) else "missing",
-        python_finds or (SHARED_MEMORY if is_writable(SHARED_MEMORY) else ""),
-        bool(python_finds),
-        os.getuid(),
-        bool(environ.get("LOGNAME") or environ.get("USER")) or has_name(os.getuid()),
+        home="usable" if is_writable(home) else "read-only" if home not in ("", "/") and is_folder(home) else "missing",
+        temporary=python_finds or (SHARED_MEMORY if is_writable(SHARED_MEMORY) else ""),
+        python_finds_it=bool(python_finds),
+        uid=os.getuid(),
+        named=bool(environ.get("LOGNAME") or environ.get("USER")) or has_name(os.getuid()),
     )
 
 

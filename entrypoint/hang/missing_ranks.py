@@ -40,7 +40,13 @@ def locate(process: int) -> Whereabouts:
     frames = main_thread_frames(stacks)
     place, collective = place_of(frames), collective_of(frames)
     inside = f"in {collective} " if collective else ""
-    return Whereabouts(f"is {inside}at {printable(place)}", place, collective, stacks, is_at_exit(frames))
+    return Whereabouts(
+        text=f"is {inside}at {printable(place)}",
+        place=place,
+        collective=collective,
+        stacks=stacks,
+        is_exiting=is_at_exit(frames),
+    )
 
 
 def program_of(process: int, monitor_name: str) -> int:

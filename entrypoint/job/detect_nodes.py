@@ -40,9 +40,8 @@ def detect_node_group(settings: ParsedSettings[LaunchSettings], environ: Mapping
     for other in claims[1:]:
         if (first.nnodes, first.node_rank) != (other.nnodes, other.node_rank):
             raise UserError(
-                f"{first.source} and {other.source} contradict each other: node {first.node_rank} of {first.nnodes},"
-                " and"
-                f" node {other.node_rank} of {other.nnodes}; drop one of the two"
+                f"{first.source} and {other.source} contradict each other: node {first.node_rank} of {first.nnodes}"
+                f" and node {other.node_rank} of {other.nnodes}. Drop one of the two."
             )
     ranks_are_mine = job.launcher is None or job.starts_ranks_itself(settings.values)
     if ranks_are_mine and settings.values.launcher != "direct":

@@ -24,6 +24,7 @@ class Family(Enum):
 
     OPEN_MPI = "Open MPI"
     HYDRA = "hydra"
+    MVAPICH = "MVAPICH"
     BATCH_ID = "batch id"
     OTHER = "other"
 
@@ -59,8 +60,12 @@ class Launcher(Struct, frozen=True):
 BINDING_POLICY_VARS = ("OMPI_MCA_hwloc_base_binding_policy", "PRTE_MCA_hwloc_default_binding_policy")
 MAPPING_POLICY_VARS = ("OMPI_MCA_rmaps_base_mapping_policy", "PRTE_MCA_rmaps_default_mapping_policy")
 CPU_LIST_VARS = (
-    *("OMPI_MCA_hwloc_base_cpu_set", "OMPI_MCA_hwloc_base_cpu_list", "PRTE_MCA_hwloc_default_cpu_list"),
-    *("OMPI_MCA_orte_rankfile", "OMPI_MCA_rmaps_rank_file_path", "PRTE_MCA_rmaps_file"),
+    "OMPI_MCA_hwloc_base_cpu_set",
+    "OMPI_MCA_hwloc_base_cpu_list",
+    "PRTE_MCA_hwloc_default_cpu_list",
+    "OMPI_MCA_orte_rankfile",
+    "OMPI_MCA_rmaps_rank_file_path",
+    "PRTE_MCA_rmaps_file",
 )
 
 
@@ -157,94 +162,95 @@ def flux_tasks_here(environ: Mapping[str, str]) -> int | None:
 # every rank. Cray's PMI is last, because srun sets its variables too.
 LAUNCHERS = (
     Launcher(
-        "torchrun",
-        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),  # the second is DeepSpeed's
-        ("TORCHELASTIC_RUN_ID",),
+        name="torchrun",
+        present=("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        rank="RANK",
+        world_size="WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        local_world_size=("LOCAL_WORLD_SIZE", "LOCAL_SIZE"),  # the second is DeepSpeed's
+        job_id=("TORCHELASTIC_RUN_ID",),
     ),
     Launcher(
-        "Open MPI",
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-        ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        name="Open MPI",
+        present=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        rank="OMPI_COMM_WORLD_RANK",
+        world_size="OMPI_COMM_WORLD_SIZE",
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_world_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        job_id=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
         binding_of=open_mpi_binding,
         family=Family.OPEN_MPI,
         master_of=open_mpi_master,
     ),
     Launcher(
-        "MVAPICH",
-        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-        "MV2_COMM_WORLD_RANK",
-        "MV2_COMM_WORLD_SIZE",
-        "MV2_COMM_WORLD_LOCAL_RANK",
-        ("MV2_COMM_WORLD_LOCAL_SIZE",),
+        name="MVAPICH",
+        present=("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        rank="MV2_COMM_WORLD_RANK",
+        world_size="MV2_COMM_WORLD_SIZE",
+        local_rank="MV2_COMM_WORLD_LOCAL_RANK",
+        local_world_size=("MV2_COMM_WORLD_LOCAL_SIZE",),
+        family=Family.MVAPICH,
     ),
     Launcher(
-        "jsrun",  # IBM Job Step Manager; it binds each task to its resource set
-        ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
-        "JSM_NAMESPACE_RANK",
-        "JSM_NAMESPACE_SIZE",
-        "JSM_NAMESPACE_LOCAL_RANK",
-        ("JSM_NAMESPACE_LOCAL_SIZE",),
-        ("LSB_JOBID",),
+        name="jsrun",  # IBM Job Step Manager; it binds each task to its resource set
+        present=("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
+        rank="JSM_NAMESPACE_RANK",
+        world_size="JSM_NAMESPACE_SIZE",
+        local_rank="JSM_NAMESPACE_LOCAL_RANK",
+        local_world_size=("JSM_NAMESPACE_LOCAL_SIZE",),
+        job_id=("LSB_JOBID",),
         binding_of=lambda _: LauncherBinding.USER,
         family=Family.BATCH_ID,
     ),
     Launcher(
-        "PALS",  # HPE Cray's mpiexec; `--cpu-bind` sets each task's mask
-        ("PALS_RANKID", "PMI_SIZE"),
-        "PALS_RANKID",
-        "PMI_SIZE",
-        "PALS_LOCAL_RANKID",
-        ("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
-        ("PALS_APID", "PBS_JOBID"),
+        name="PALS",  # HPE Cray's mpiexec; `--cpu-bind` sets each task's mask
+        present=("PALS_RANKID", "PMI_SIZE"),
+        rank="PALS_RANKID",
+        world_size="PMI_SIZE",
+        local_rank="PALS_LOCAL_RANKID",
+        local_world_size=("PALS_LOCAL_SIZE", "PMI_LOCAL_SIZE"),
+        job_id=("PALS_APID", "PBS_JOBID"),
         binding_of=lambda _: LauncherBinding.USER,
         absent="SLURM_STEP_ID",  # srun --mpi=cray_shasta sets them too
     ),
     Launcher(
-        "Flux",
-        ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
-        "FLUX_TASK_RANK",
-        "FLUX_JOB_SIZE",
-        "FLUX_TASK_LOCAL_ID",
+        name="Flux",
+        present=("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+        rank="FLUX_TASK_RANK",
+        world_size="FLUX_JOB_SIZE",
+        local_rank="FLUX_TASK_LOCAL_ID",
         job_id=("FLUX_JOB_ID",),
         local_size_of=flux_tasks_here,
     ),
     Launcher(
-        "hydra (MPICH, Intel MPI)",
-        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
-        "PMI_RANK",
-        "PMI_SIZE",
-        "MPI_LOCALRANKID",
-        ("MPI_LOCALNRANKS",),
+        name="hydra (MPICH, Intel MPI)",
+        present=("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+        rank="PMI_RANK",
+        world_size="PMI_SIZE",
+        local_rank="MPI_LOCALRANKID",
+        local_world_size=("MPI_LOCALNRANKS",),
         binding_of=hydra_binding,
         family=Family.HYDRA,
     ),
     Launcher(
-        "srun",
+        name="srun",
         # sbatch sets SLURM_PROCID and a size too; only a step has an id that is a number.
-        ("SLURM_PROCID", "SLURM_STEP_ID"),
-        "SLURM_PROCID",
-        "SLURM_NTASKS",
-        "SLURM_LOCALID",
+        present=("SLURM_PROCID", "SLURM_STEP_ID"),
+        rank="SLURM_PROCID",
+        world_size="SLURM_NTASKS",
+        local_rank="SLURM_LOCALID",
         job_id_of=slurm_step,
         local_size_of=slurm_tasks_here,
         binding_of=srun_binding,
     ),
     Launcher(
-        "PMI",  # Cray MPICH and others that set the local rank by this name
-        ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK"),
-        "PMI_RANK",
-        "PMI_SIZE",
-        "PMI_LOCAL_RANK",
-        ("PMI_LOCAL_SIZE",),
-        ("PBS_JOBID",),
+        name="PMI",  # Cray MPICH and others that set the local rank by this name
+        present=("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK"),
+        rank="PMI_RANK",
+        world_size="PMI_SIZE",
+        local_rank="PMI_LOCAL_RANK",
+        local_world_size=("PMI_LOCAL_SIZE",),
+        job_id=("PBS_JOBID",),
         binding_of=lambda _: LauncherBinding.USER,
         family=Family.BATCH_ID,
     ),

@@ -177,7 +177,18 @@ class LocalRanks:
             deferred = PREEMPTION if self.plan.program.kind == "train" else ()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, set(self.blocked_signals) - set(deferred))
             if os.getppid() == parent:
-                exec_program(self.plan, Job("local", local_rank, size, local_rank, size, job.job_id), environ)
+                exec_program(
+                    self.plan,
+                    Job(
+                        launcher="local",
+                        rank=local_rank,
+                        world_size=size,
+                        local_rank=local_rank,
+                        local_world_size=size,
+                        job_id=job.job_id,
+                    ),
+                    environ,
+                )
         except UserError as error:
             code = report_error(error)
         except BaseException:
@@ -288,7 +299,15 @@ class LocalRanks:
         rank = self.global_rank(local_rank)
         error_file = read_error_record(self.folder / str(local_rank) / ERROR_FILE)
         self.failures.append(
-            Failure(rank, local_rank, pid, code, time.time_ns(), pid in self.signalled_pids, error_file)
+            Failure(
+                rank=rank,
+                local_rank=local_rank,
+                pid=pid,
+                exitcode=code,
+                when_ns=time.time_ns(),
+                ended_by_agent=pid in self.signalled_pids,
+                error_file=error_file,
+            )
         )
         if self.next_escalation:
             return

@@ -150,7 +150,7 @@ class RankOutput:
         if sink.is_terminal and rank == self.first_shown and not path and not self.plan.prefix:
             return sink.descriptor
         reader, writer = open_pipe()
-        self.streams.append(Stream(rank, reader, writer, sink if shown else None, file))
+        self.streams.append(Stream(rank=rank, reader=reader, writer=writer, sink=sink if shown else None, file=file))
         return writer
 
     def start(self) -> None:

@@ -45,7 +45,14 @@ def detect_container(root: Path) -> ContainerInfo:
     """Detect the container under `root`; hidden values keep their defaults."""
     container = next((engine for marker, engine in ENGINE_MARKERS.items() if (root / marker).exists()), "")
     adapters = tuple(sorted(path.name for path in (root / "sys/class/infiniband").glob("*")))
-    return ContainerInfo(container, rootfs_type(root), shm_bytes(root), memlock_bytes(root), adapters, read_image(root))
+    return ContainerInfo(
+        engine=container,
+        rootfs=rootfs_type(root),
+        shm_bytes=shm_bytes(root),
+        memlock_bytes=memlock_bytes(root),
+        rdma=adapters,
+        image=read_image(root),
+    )
 
 
 def read_image(root: Path) -> Mapping[str, str]:
@@ -76,8 +83,26 @@ def mount_types(root: Path) -> dict[str, str]:
 # Types of file systems that several nodes share (proc(5), /proc/self/mounts).
 NETWORK_TYPES = frozenset(
     {
-        *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "cifs", "smb3", "afs", "glusterfs", "9p"),
-        *("pvfs2", "orangefs", "panfs", "wekafs", "fuse.ceph", "fuse.glusterfs", "fuse.sshfs", "fuse.juicefs"),
+        "nfs",
+        "nfs4",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "beegfs_nodev",
+        "ceph",
+        "cifs",
+        "smb3",
+        "afs",
+        "glusterfs",
+        "9p",
+        "pvfs2",
+        "orangefs",
+        "panfs",
+        "wekafs",
+        "fuse.ceph",
+        "fuse.glusterfs",
+        "fuse.sshfs",
+        "fuse.juicefs",
     }
 )
 

@@ -85,11 +85,11 @@ def take_sample(load: Path = LOADAVG_PATH) -> LoadSample:
     cpus = frozenset(os.sched_getaffinity(0))
     load_average, running = read_load(load)
     return LoadSample(
-        time.monotonic(),
-        own_cpu_seconds(),
-        read_cpu_ticks(cpus, unused=(*IDLE_COLUMNS, STEAL_COLUMN)),
-        load_average,
-        running,
+        clock_s=time.monotonic(),
+        own_s=own_cpu_seconds(),
+        used=read_cpu_ticks(cpus, unused=(*IDLE_COLUMNS, STEAL_COLUMN)),
+        load=load_average,
+        running=running,
     )
 
 

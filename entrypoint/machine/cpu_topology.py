@@ -90,7 +90,15 @@ def read_topology(root: Path, mask: frozenset[int]) -> Topology:
         assumptions.append("/sys hides the NUMA nodes: each socket counts as one")
         nodes = sockets
     cpus = tuple(
-        Cpu(cpu, cores[cpu], sockets[cpu], nodes.get(cpu, 0), cpu in slow, caches.get(cpu, -1)) for cpu in allowed
+        Cpu(
+            id=cpu,
+            core=cores[cpu],
+            socket=sockets[cpu],
+            node=nodes.get(cpu, 0),
+            efficiency=cpu in slow,
+            cache=caches.get(cpu, -1),
+        )
+        for cpu in allowed
     )
     return Topology(cpus, len(online), read_cpu_list(base / "node/has_memory"), tuple(assumptions))
 

@@ -91,14 +91,14 @@ def read_devices(root: Path, nvml: Any) -> Iterator[Gpu]:
     parents = [handles.index(parent) for parent, _ in parts]
     for own, (parent, device) in enumerate(parts):
         yield Gpu(
-            parents[own],
-            nvml.nvmlDeviceGetUUID(device),
-            nvml.nvmlDeviceGetName(device),
-            int(nvml.nvmlDeviceGetMemoryInfo(device).total),
-            read_numa_node(root, bus_id(nvml, parent)),
-            device is not parent,
-            compute_capability(nvml, parent),
-            tuple(
+            index=parents[own],
+            uuid=nvml.nvmlDeviceGetUUID(device),
+            name=nvml.nvmlDeviceGetName(device),
+            memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(device).total),
+            node=read_numa_node(root, bus_id(nvml, parent)),
+            mig=device is not parent,
+            capability=compute_capability(nvml, parent),
+            links=tuple(
                 SELF if other == own else "PIX" if place == parents[own] else table[parents[own], place]
                 for other, place in enumerate(parents)
             ),

@@ -11,9 +11,20 @@ from msgspec import Struct, field
 
 # Packages that a plan or the doctor reports, named like their metadata folders.
 TRACKED_PACKAGES = (
-    *("torch", "torchvision", "intel_extension_for_pytorch", "oneccl_bind_pt", "nni", "torch_pruning", "triton"),
-    *("torchao", "timm"),
-    *("onnx", "onnxruntime", "onnxscript", "apache_tvm", "torch_xla"),
+    "torch",
+    "torchvision",
+    "intel_extension_for_pytorch",
+    "oneccl_bind_pt",
+    "nni",
+    "torch_pruning",
+    "triton",
+    "torchao",
+    "timm",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "apache_tvm",
+    "torch_xla",
 )
 
 

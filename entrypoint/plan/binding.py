@@ -43,15 +43,21 @@ def decide_binding(inputs: PlanInputs, devices: Devices) -> BindingDecision:
     threads, threads_decision, warnings = decide_threads(inputs, max_threads, reserved)
     memory_nodes, memory_decisions = decide_memory(inputs, cpus)
     ranks = tuple(
-        RankPlan(rank, cpus[rank], threads[rank], gpu_index(devices, rank), memory_nodes[rank])
+        RankPlan(
+            local_rank=rank,
+            cpus=cpus[rank],
+            threads=threads[rank],
+            gpu=gpu_index(devices, rank),
+            memory_nodes=memory_nodes[rank],
+        )
         for rank in range(devices.nproc)
     )
     return BindingDecision(
-        ranks,
-        shared or budget.is_limited,
-        reserved.count,
-        (cores_decision, threads_decision, *memory_decisions),
-        warnings + warn_srun_cpus_per_task(inputs),
+        ranks=ranks,
+        spinning_is_costly=shared or budget.is_limited,
+        reserved_cpus=reserved.count,
+        decisions=(cores_decision, threads_decision, *memory_decisions),
+        warnings=warnings + warn_srun_cpus_per_task(inputs),
     )
 
 
@@ -141,7 +147,7 @@ def decide_threads(
         reason = f"less CPUs in use: {reserved.reason}" if reserved.reason else "the rank's share of the physical cores"
         return threads, Decision("threads", text, reason), reserved.warnings
     setting = f"{next(iter(own))}={chosen}" if requested == "auto" else written
-    decision = Decision("threads", str(chosen), "", Source.USER, setting)
+    decision = Decision(key="threads", value=str(chosen), reason="", source=Source.USER, setting=setting)
     if chosen <= min(max_threads):
         return (chosen,) * len(max_threads), decision, ()
     warning = f"{chosen} threads per rank on {min(max_threads)} cores will wait for each other; {min(max_threads)} fit"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.job.detect import is_loopback_name
+from entrypoint.job.launchers import Family
 from entrypoint.machine.oneccl import transport_variables
 from entrypoint.machine.shared_libraries import split_ld_preload
 from entrypoint.plan.devices import Devices
@@ -23,31 +24,32 @@ OLD_NAMES = {
     "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
 }
 FLIGHT_RECORDER_VARIABLES = (*OLD_NAMES, "TORCH_NCCL_DUMP_ON_TIMEOUT")
-MPI_LAUNCHERS = ("Open MPI", "hydra (MPICH, Intel MPI)", "MVAPICH")
+MPI_FAMILIES = (Family.OPEN_MPI, Family.HYDRA, Family.MVAPICH)
 
 # Standard variables that the plan sets unless the user has set them.
 USER_OVERRIDABLE = (
-    *(
-        "OMP_NUM_THREADS",
-        "MKL_NUM_THREADS",
-        "OMP_WAIT_POLICY",
-        "OMP_SCHEDULE",
-        "GOMP_SPINCOUNT",
-        "KMP_BLOCKTIME",
-        "KMP_USE_YIELD",
-    ),
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "OMP_SCHEDULE",
+    "GOMP_SPINCOUNT",
+    "KMP_BLOCKTIME",
+    "KMP_USE_YIELD",
     *AFFINITY_VARIABLES,
-    *(
-        "MALLOC_CONF",
-        "GLIBC_TUNABLES",
-        "GLOO_SOCKET_IFNAME",
-        "NCCL_SOCKET_IFNAME",
-        "CUDA_DEVICE_ORDER",
-        "PYTHONNOUSERSITE",
-    ),
+    "MALLOC_CONF",
+    "GLIBC_TUNABLES",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "CUDA_DEVICE_ORDER",
+    "PYTHONNOUSERSITE",
     "ACCELERATE_USE_CPU",
-    *("I_MPI_ROOT", "FI_PROVIDER_PATH", "CCL_ATL_TRANSPORT", "CCL_WORKER_OFFLOAD", "CCL_YIELD"),
-    *("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY"),
+    "I_MPI_ROOT",
+    "FI_PROVIDER_PATH",
+    "CCL_ATL_TRANSPORT",
+    "CCL_WORKER_OFFLOAD",
+    "CCL_YIELD",
+    "CCL_WORKER_COUNT",
+    "CCL_WORKER_AFFINITY",
     *FLIGHT_RECORDER_VARIABLES,
 )
 # accelerate 1.15, state.py: ranks without a GPU each count as the only one unless this is set.
@@ -196,7 +198,7 @@ def oneccl_variables(inputs: PlanInputs, ranks: tuple[RankPlan, ...]) -> dict[st
     """
     if inputs.settings.values.backend != "ccl":
         return {}
-    by_mpi = inputs.job.launcher in MPI_LAUNCHERS or bool(inputs.remote_launcher and inputs.remote_launcher.mpi)
+    by_mpi = inputs.job.family in MPI_FAMILIES or bool(inputs.remote_launcher and inputs.remote_launcher.mpi)
     wanted = transport_variables(inputs.machine.oneccl, {}, started_by_mpi=by_mpi)
     spare = all(len(rank.cpus) > rank.threads for rank in ranks)
     if spare and not inputs.bound_by_launcher and inputs.settings.values.cpu_binding != "none":

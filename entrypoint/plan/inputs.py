@@ -84,7 +84,7 @@ class PlanInputs(Struct, frozen=True):
     def user_decision(self, name: str) -> Decision:
         """Return that a variable of the user's is kept as it is."""
         value = printable(self.environ[name])
-        return Decision(name, value, "", Source.USER, f"{name}={value}")
+        return Decision(key=name, value=value, reason="", source=Source.USER, setting=f"{name}={value}")
 
     def is_set_by_user(self, field: str) -> bool:
         """Return whether the user chose this setting, other than `auto`."""

@@ -27,7 +27,7 @@ def decide_job_key(inputs: PlanInputs) -> tuple[Decision, ...]:
         return ()
     if kind == "file":
         setting = printable(inputs.settings.sources["secret_file"])
-        return (Decision("job key", "LAUNCH_SECRET_FILE", "", Source.USER, setting),)
+        return (Decision(key="job key", value="LAUNCH_SECRET_FILE", reason="", source=Source.USER, setting=setting),)
     if kind == "variable":
         return (Decision("job key", "ENTRYPOINT_JOB_KEY", "drawn for this job; monitors without it cannot take part"),)
     if kind == DRAWN_HERE:

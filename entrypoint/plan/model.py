@@ -63,7 +63,7 @@ def make_decision(key: str, value: str, reason: str, detail: str, setting: str) 
     `detail` is said in either case.
     """
     if setting:
-        return Decision(key, value, detail, Source.USER, setting)
+        return Decision(key=key, value=value, reason=detail, source=Source.USER, setting=setting)
     return Decision(key, value, "; ".join(part for part in (reason, detail) if part))
 
 

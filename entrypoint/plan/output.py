@@ -48,7 +48,9 @@ def decide_output(inputs: PlanInputs, launcher: LauncherKind, nproc: int) -> Dec
     ranks = read_ranks(values.log_ranks, sources.get("log_ranks", ""), world_size_for(inputs, nproc))
     shown = f"shows rank {values.log_ranks}" if ranks else "shows all ranks"
     kept = f", keeps files in {printable(values.log_dir)}" if values.log_dir else ""
-    decision = Decision("output", "relayed", f"{shown}{kept}", Source.USER, ", ".join(given))
+    decision = Decision(
+        key="output", value="relayed", reason=f"{shown}{kept}", source=Source.USER, setting=", ".join(given)
+    )
     return DecidedOutput(OutputPlan(log_dir=values.log_dir, shown_ranks=ranks, prefix=values.log_prefix), (decision,))
 
 

@@ -166,7 +166,7 @@ def decide_nodes(inputs: PlanInputs) -> tuple[Decision, ...]:
     value = f"{group.min_nodes}:{group.nnodes}" if group.min_nodes else str(group.nnodes)
     place = f"this is node {group.node_rank}; node 0 is {group.master_addr}"
     if group.source in inputs.settings.sources.values():
-        return (Decision("nodes", value, place, Source.USER, group.source),)
+        return (Decision(key="nodes", value=value, reason=place, source=Source.USER, setting=group.source),)
     return (Decision("nodes", value, f"{group.source}; {place}"),)
 
 
@@ -254,7 +254,7 @@ def decide_remote_launcher(inputs: PlanInputs, launcher: RemoteLauncher) -> tupl
     detail = f"{launcher.path}; each rank makes its own plan"
     if inputs.settings.values.hosts and not inputs.is_set_by_user("launcher"):
         setting = inputs.settings.sources["hosts"]
-        return kind, Decision("launcher", kind, detail, Source.USER, setting)
+        return kind, Decision(key="launcher", value=kind, reason=detail, source=Source.USER, setting=setting)
     return kind, inputs.decide(
         "launcher", "launcher", kind, f"the batch job has {len(inputs.job.hostnames)} nodes", detail
     )

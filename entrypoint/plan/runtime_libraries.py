@@ -119,7 +119,7 @@ def decide_allocator(inputs: PlanInputs, own_preload: str) -> tuple[Library | No
     preload_setting = f"LD_PRELOAD={printable(own_preload)}"
     if preloaded and requested == "auto":
         name = printable(PurePath(preloaded).name)
-        return None, Decision("allocator", name, "", Source.USER, preload_setting)
+        return None, Decision(key="allocator", value=name, reason="", source=Source.USER, setting=preload_setting)
     if preloaded:
         raise UserError(f"{source} and {preload_setting} both name an allocator. Unset one of them.")
     if requested == "system":
@@ -144,7 +144,7 @@ def decide_openmp(inputs: PlanInputs, own_preload: str) -> tuple[Library | None,
     if preloaded and requested == "gnu":
         raise UserError(f"{source} and {preload_setting} contradict. Unset one of them.")
     if preloaded:
-        return None, Decision("openmp", "intel", "", Source.USER, preload_setting)
+        return None, Decision(key="openmp", value="intel", reason="", source=Source.USER, setting=preload_setting)
     if requested == "gnu":
         return None, inputs.decide("openmp", "openmp", "gnu", "")
     library = machine.library("intel")

@@ -34,8 +34,16 @@ MAX_RESULT_BYTES = 1 << 20
 TUNED_VALUE = re.compile(r"[a-z0-9-]{1,20}", re.ASCII)
 # Other variables that affect speed. LAUNCH_* and TRAIN_* have rules of their own.
 SPEED_VARIABLES = (
-    *("OMP_", "KMP_", "GOMP_", "MKL_", "DNNL_", "ONEDNN_"),
-    *("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD", "CUDA_VISIBLE_DEVICES"),
+    "OMP_",
+    "KMP_",
+    "GOMP_",
+    "MKL_",
+    "DNNL_",
+    "ONEDNN_",
+    "MALLOC_",
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+    "CUDA_VISIBLE_DEVICES",
 )
 
 

@@ -25,6 +25,16 @@ def selftest_command() -> tuple[str, ...]:
     if folder is None:
         raise UserError("selftest: the tests are not installed here; it runs in the images and in a checkout")
     return (
-        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not launch or selftest"),
-        *("-c", str(folder.parent / "pyproject.toml"), str(folder / "entrypoint"), str(folder / "train")),
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not launch or selftest",
+        "-c",
+        str(folder.parent / "pyproject.toml"),
+        str(folder / "entrypoint"),
+        str(folder / "train"),
     )
