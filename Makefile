@@ -1,6 +1,6 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help train plan test test-fast test-all fuzz fuzz-commands check docs bench-launch bench-peers bench-cuda bench-accuracy bench-limit bench-techniques bench-stream bench-references lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-compare audit
+.PHONY: help train plan test test-fast test-all test-nightly fuzz fuzz-commands check docs bench-launch bench-peers bench-cuda bench-accuracy bench-limit bench-techniques bench-stream bench-references lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-compare audit
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/*/*.txt)
@@ -20,6 +20,9 @@ test: $(VENV)/installed ## test every module on this machine, in 10 to 40 minute
 
 test-fast: $(VENV)/installed ## test what starts no process, within a minute: before each commit
 	@FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-20} $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not launch and not slow" $(PYTEST_ARGS)
+
+test-nightly: ## all that .ci/run does for each commit, and every slow and generated case (hours)
+	@bash .ci/run nightly
 
 test-all: $(VENV)/installed ## every test that this machine can run, 2,000 examples a property
 	@FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-2000} $(BIN)/python -m pytest $(PYTEST_ARGS)

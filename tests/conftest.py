@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,10 +33,6 @@ PYTHON = sys.executable
 LAUNCH_LIMIT_S = int(os.environ.get("TEST_LIMIT_S", "120"))
 # How many cases each property and the environment fuzz tries: `make fuzz` sets more.
 FUZZ_EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "200"))
-# "2/3" runs the second of three parts of the tests, whichever those are.
-PART, PARTS = map(int, os.environ.get("TEST_PART", "1/1").split("/"))
-if not 1 <= PART <= PARTS:
-    raise pytest.UsageError(f"TEST_PART={PART}/{PARTS}: there is no such part")
 CORES = len(os.sched_getaffinity(0))
 needs_two_cores = pytest.mark.skipif(CORES < 2, reason=f"needs 2 cores, this process may use {CORES}")
 
@@ -139,26 +134,12 @@ def script(folder: Path, name: str, text: str) -> Path:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not of this part, and mark the cases as slow that `slow_except` does not name.
-
-    That is before pytest selects by markers. A test's part hangs on its name alone.
-    """
-    parts: dict[bool, list[pytest.Item]] = {True: [], False: []}
-    for item in items:
-        parts[zlib.crc32(item.nodeid.encode()) % PARTS == PART - 1].append(item)
-    if parts[False]:
-        config.hook.pytest_deselected(items=parts[False])
-        items[:] = parts[True]
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases as slow that `slow_except` does not name, before pytest selects by markers."""
     for item in items:
         for marker in item.iter_markers("slow_except"):
             if marker.args[0] not in item.name.partition("[")[2]:
                 item.add_marker(pytest.mark.slow)
-
-
-def pytest_report_header() -> str | None:
-    """Name the part."""
-    return f"TEST_PART={PART}/{PARTS}: the other parts are left out" if PARTS > 1 else None
 
 
 def pytest_configure() -> None:
