@@ -107,7 +107,7 @@ def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> Comman
 
 
 def general_help(word: str) -> str:
-    """Return what a first word asks to be told of the entrypoint itself, empty if it is a command."""
+    """Return the help that a first word asks for, empty if it is a command."""
     if word in ("--help", "-h", "help"):
         return overview()
     if word == "--version":
