@@ -29,7 +29,7 @@ bash "$here/containers/kernels.sh" "$venv/bin/python" "$source"
 
 mkdir -p "$ours"
 cp -r "$here"/{pyproject.toml,README.md,LICENSE,tests,tools} "$ours/"
-rm -rf "$ours"/tests/{containers,project,benchmarks} "$ours"/tools/{check_prose.py,settings_docs.py,benchmarks_docs.py,words.txt}
+rm -rf "$ours"/tests/{containers,project,benchmarks} "$ours"/tools/{check_prose.py,check_size.py,settings_docs.py,benchmarks_docs.py,words.txt}
 cp "$here/containers/environment.sh" "$ours/"
 find "$ours" "$site"/{entrypoint,train} -name __pycache__ -prune -exec rm -rf {} +
 "$venv/bin/python" -m compileall -q --invalidation-mode unchecked-hash \
