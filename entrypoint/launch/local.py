@@ -88,10 +88,11 @@ def run_once(plan: Plan, job: Job, environ: Mapping[str, str], restart: int) -> 
             return ExitCode.DONE
         if ranks.stop_signal:
             return report_stop(Path(folder), ranks.stop_signal)
-        if plan.launcher == "direct" and code > 0 and not ranks.failures[0].error_file:
-            return code  # a single program has printed its own error
+        first = first_failed(ranks.failures)
+        if plan.launcher == "direct" and first.exitcode > 0 and not first.error_file:
+            return code  # a single program has printed its own error; one that a signal killed has not
         if ranks.output:
-            ranks.output.print_tail(first_failed(ranks.failures).rank)
+            ranks.output.print_tail(first.rank)
         return print_final_message(message, code)
 
 
