@@ -35,12 +35,11 @@ def count_right(checkpoint: Path, file: str, prefix: str) -> tuple[int, int]:
     return sum(one == label for one, label in zip(chosen, test.labels.tolist(), strict=True)), len(test)
 
 
-@pytest.mark.slow_except("more2")
+@pytest.mark.slow_except("more1")
 @pytest.mark.parametrize(
     ("more", "file", "prefix"),
     [
         ({}, "model.safetensors", ""),
-        ({"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1"}, "model.safetensors", ""),
         ({"LAUNCH_NPROC_PER_NODE": "4", "LAUNCH_OVERSUBSCRIBE": "1"}, "model.safetensors", ""),
         (
             {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1", "TRAIN_EVAL_BATCH_SIZE": "17"},

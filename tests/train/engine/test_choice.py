@@ -131,12 +131,6 @@ def test_run_without_improvement_stops_and_stays_stopped(entrypoint: Entrypoint)
 
 
 @pytest.mark.launch
-def test_choice_on_the_test_images_is_said(entrypoint: Entrypoint) -> None:
-    result = entrypoint("train", env=QUIET | {"TRAIN_EPOCHS": "1"})
-    assert "chosen on the test images; TRAIN_VAL_SPLIT=0.1 sets other images apart" in result.out
-
-
-@pytest.mark.launch
 def test_split_that_leaves_no_image_is_refused(entrypoint: Entrypoint, tmp_path: Path) -> None:
     for split in ("train", "test"):
         paint(tmp_path / "few" / split, each=1)

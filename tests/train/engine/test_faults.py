@@ -163,8 +163,8 @@ def test_disk_quota_ends_run_with_valid_checkpoints(entrypoint: Entrypoint, quot
 
 @pytest.fixture
 def streamed(tmp_path: Path) -> dict[str, str]:
-    """A set whose epochs take long enough to fall into."""
-    paint(tmp_path / "images/train", each=400)
+    """A set that is streamed by threads."""
+    paint(tmp_path / "images/train", each=40)
     paint(tmp_path / "images/test", each=4)
     return {
         "TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": str(tmp_path / "images"), "TRAIN_DATA_SOURCE": "stream",

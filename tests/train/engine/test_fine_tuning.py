@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -71,14 +73,22 @@ def code(entrypoint: Entrypoint) -> dict[str, str]:
     return {**OWN, "TRAIN_MODEL_PATH": str(entrypoint.folder / "code")}
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that has trained the own model, and left its weights as `own.safetensors`."""
+    first = Entrypoint(tmp_path_factory.mktemp("trained"))
+    (first.folder / "own_net.py").write_text(MODULE)
+    first.train("--run-name=first", env={**OWN, "TRAIN_MODEL_PATH": str(first.folder)})
+    weights = load_file(first.folder / "runs/first/checkpoint/best/model.safetensors")
+    save_file({f"module.{name}": one for name, one in weights.items()}, first.folder / "own.safetensors")
+    return first.folder
+
+
 @pytest.fixture
-def own(entrypoint: Entrypoint, code: dict[str, str]) -> dict[str, str]:
-    """Return the environment of a run that has trained the own model, and left its weights as `own.safetensors`."""
-    environ = code
-    entrypoint.train("--run-name=first", env=environ)
-    weights = load_file(entrypoint.folder / "runs/first/checkpoint/best/model.safetensors")
-    save_file({f"module.{name}": one for name, one in weights.items()}, entrypoint.folder / "own.safetensors")
-    return {**environ, "TRAIN_WEIGHTS": str(entrypoint.folder / "own.safetensors")}
+def own(entrypoint: Entrypoint, code: dict[str, str], trained: Path) -> dict[str, str]:
+    """Return the environment of runs that start from the weights of the trained model."""
+    shutil.copytree(trained / "runs", entrypoint.folder / "runs", symlinks=True)
+    return {**code, "TRAIN_WEIGHTS": str(trained / "own.safetensors")}
 
 
 def test_fine_tuned_backbone_stays_as_it_was(entrypoint: Entrypoint, own: dict[str, str]) -> None:

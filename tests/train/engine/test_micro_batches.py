@@ -43,12 +43,11 @@ def test_batchnorm_on_one_image_is_refused_before_training(
 @pytest.mark.parametrize(
     "env",
     [
-        {"TRAIN_BATCH_SIZE": "2"},
-        {"TRAIN_BATCH_SIZE": "1", "TRAIN_MODEL": "cnn"},
-        pytest.param({"TRAIN_BATCH_SIZE": "1", "TRAIN_SYNTHETIC_SHAPE": "3x64x64"}, marks=pytest.mark.slow),
-        pytest.param({"TRAIN_BATCH_SIZE": "2", **RANKS}, marks=[needs_two_cores, pytest.mark.slow]),
+        {"TRAIN_BATCH_SIZE": "1", "TRAIN_SYNTHETIC_SHAPE": "3x64x64"},
+        pytest.param({"TRAIN_BATCH_SIZE": "2", **RANKS}, marks=needs_two_cores),
     ],
 )
+@pytest.mark.slow
 def test_batches_that_batchnorm_can_take_are_trained(entrypoint: Entrypoint, env: dict[str, str]) -> None:
     pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
     assert entrypoint.train(env=IMAGES | env)["steps"] == 1

@@ -14,6 +14,7 @@ from tests.train.started import Started
 
 pytestmark = pytest.mark.launch
 RUN = SMALL | {
+    "TRAIN_EPOCHS": "4",
     "TRAIN_TENSORBOARD": "0",
     "TRAIN_LOG_INTERVAL": "1",
     "TRAIN_KEEP_CHECKPOINTS": "100",
@@ -24,15 +25,12 @@ RUN = SMALL | {
 @pytest.mark.parametrize("ranks", [{}, pytest.param(TWO_RANKS, marks=[pytest.mark.slow, needs_two_cores])])
 def test_sigusr2_saves_and_the_run_continues_unchanged(entrypoint: Entrypoint, ranks: dict[str, str]) -> None:
     run = Started(entrypoint, RUN | ranks | {"TRAIN_CHECKPOINT_EVERY": "9"})
-    run.wait_for("epoch 3/10  step 22/")
+    run.wait_for("epoch 3/4  step 22/")
     run.process.send_signal(signal.SIGUSR2)
     code, rest, err = run.ended()
     assert code == 0, err
     assert "is saved in runs/run/checkpoint, as SIGUSR2 requested" in rest
-    (asked,) = (
-        path for path in (entrypoint.folder / "runs/run/checkpoint").glob("step-*")
-        if not path.stem.endswith(("90", "100"))
-    )  # fmt: skip
+    asked, _ = sorted((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
     ended = entrypoint.summary("run")
     again = entrypoint.train(env=RUN | ranks | {"TRAIN_RUN_NAME": "again", "TRAIN_RESUME": str(asked)})
     straight = entrypoint.train(env=RUN | ranks | {"TRAIN_RUN_NAME": "straight"})

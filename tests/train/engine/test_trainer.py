@@ -52,6 +52,7 @@ def test_first_command_reaches_97_percent_and_writes_all_files(entrypoint: Entry
     assert "one rank, started as a child" in result.err
     assert re.search(r"^epoch 1/10  step \d+/220  loss [\d.]+  [\d,]+ images/s  left \d+:\d\d$", result.out, re.M)
     assert f"test accuracy  {summary['test_accuracy']:.2f} %" in result.out
+    assert "chosen on the test images; TRAIN_VAL_SPLIT=0.1 sets other images apart" in result.out
 
 
 @pytest.mark.slow
@@ -93,10 +94,7 @@ def test_command_txt_reproduces_the_run(entrypoint: Entrypoint) -> None:
     "settings",
     [
         {"TRAIN_OPTIMIZER": "adamw", "TRAIN_SCHEDULE": "cosine", "TRAIN_WARMUP": "0.1"},
-        pytest.param(
-            {"TRAIN_OPTIMIZER": "adam", "TRAIN_SCHEDULE": "constant", "TRAIN_LABEL_SMOOTHING": "0.1"},
-            marks=pytest.mark.slow,
-        ),
+        {"TRAIN_OPTIMIZER": "adam", "TRAIN_SCHEDULE": "constant", "TRAIN_LABEL_SMOOTHING": "0.1"},
         {"TRAIN_MAX_GRAD_NORM": "1", "TRAIN_GRAD_ACCUM_STEPS": "4", "TRAIN_BIAS": "0", "TRAIN_DETERMINISTIC": "1"},
     ],
 )
@@ -113,11 +111,10 @@ def test_torchvision_model_trains(entrypoint: Entrypoint, image_folder: Path) ->
 
 
 @needs_two_cores
-@pytest.mark.parametrize("source", ["memory", "stream"])
-def test_image_folder_trains_from_memory_and_stream(entrypoint: Entrypoint, image_folder: Path, source: str) -> None:
-    env = imagefolder(image_folder, TRAIN_DATA_SOURCE=source, TRAIN_EPOCHS="8") | TWO_RANKS
+def test_image_folder_trains_from_a_stream(entrypoint: Entrypoint, image_folder: Path) -> None:
+    env = imagefolder(image_folder, TRAIN_DATA_SOURCE="stream", TRAIN_EPOCHS="8") | TWO_RANKS
     summary = entrypoint.train(env=env)
-    assert (summary["feed"], summary["test_images"]) == (source, 12)
+    assert (summary["feed"], summary["test_images"]) == ("stream", 12)
     assert summary["test_accuracy"] == 100
 
 
@@ -143,8 +140,7 @@ def test_run_limited_by_steps_ends_within_an_epoch_and_resumes(entrypoint: Entry
 
 def test_resume_continues_after_last_checkpoint(entrypoint: Entrypoint) -> None:
     common = SMALL | {"TRAIN_EPOCHS": "4", "TRAIN_DETERMINISTIC": "1"}
-    whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})
-    entrypoint.train(env=common | {"TRAIN_RUN_NAME": "cut"})
+    whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "cut"})
     checkpoints = sorted((entrypoint.folder / "runs/cut/checkpoint").glob("step-*"))
     assert [path.name for path in checkpoints] == ["step-000000030", "step-000000040"]
     shutil.rmtree(checkpoints[-1])
@@ -154,26 +150,6 @@ def test_resume_continues_after_last_checkpoint(entrypoint: Entrypoint) -> None:
     resumed = entrypoint.summary("cut")
     assert resumed["steps"] == whole["steps"] == 40
     assert (resumed["test_loss"], resumed["test_accuracy"]) == (whole["test_loss"], whole["test_accuracy"])
-
-
-def test_resuming_finished_run_changes_nothing(entrypoint: Entrypoint) -> None:
-    first = entrypoint.train(env=SMALL | {"TRAIN_EPOCHS": "1"})
-    again = entrypoint.train(env=SMALL | {"TRAIN_EPOCHS": "1", "TRAIN_RESUME": "auto"})
-    assert (again["steps"], again["test_loss"]) == (first["steps"], first["test_loss"])
-    assert len(list((entrypoint.folder / "runs").iterdir())) == 2  # the run and `latest`
-
-
-def test_run_is_never_overwritten_nor_resumed_differently(entrypoint: Entrypoint) -> None:
-    env = SMALL | {"TRAIN_EPOCHS": "1", "TRAIN_RUN_NAME": "mine"}
-    entrypoint.train(env=env)
-    summary = (entrypoint.folder / "runs/mine/summary.json").read_text()
-    taken = entrypoint("train", env=env)
-    assert taken.code == 2
-    assert taken.error_lines[0].startswith("entrypoint: error: TRAIN_RUN_NAME=mine: runs/mine already holds a run")
-    other = entrypoint("train", env=env | {"TRAIN_RESUME": "auto", "TRAIN_SEED": "1"})
-    assert other.code == 2
-    assert "saved with other settings: TRAIN_SEED was 0, is 1" in other.error_lines[0]
-    assert (entrypoint.folder / "runs/mine/summary.json").read_text() == summary
 
 
 @pytest.mark.versions
@@ -186,26 +162,6 @@ def test_bf16_learns_as_well_and_resumes(entrypoint: Entrypoint) -> None:
     assert {tensor.dtype for tensor in model_of(newest).values()} == {torch.float32}
     other = entrypoint("train", env=env | {"TRAIN_PRECISION": "fp32", "TRAIN_RESUME": "auto"})
     assert "TRAIN_PRECISION was bf16, is fp32" in other.err
-
-
-@pytest.mark.slow
-def test_ipex_trains_equal_model_and_resumes(entrypoint: Entrypoint) -> None:
-    if not find_spec("intel_extension_for_pytorch"):
-        pytest.skip("needs Intel's extension, which ends at torch 2.8")
-    env = SMALL | {"TRAIN_CHECKPOINT_EVERY": "1", "TRAIN_EPOCHS": "2"}
-    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "plain", "TRAIN_IPEX": "off"})
-    entrypoint.train(env=env | {"TRAIN_RUN_NAME": "ipex", "TRAIN_IPEX": "on"})
-    assert losses(entrypoint, "ipex") == pytest.approx(losses(entrypoint, "plain"), rel=1e-3)
-    newest = max((entrypoint.folder / "runs/ipex/checkpoint").glob("step-*"))
-    shapes = {name: tensor.shape for name, tensor in model_of(newest).items()}
-    plain = model_of(Path(str(newest).replace("/ipex/", "/plain/")))
-    assert shapes == {name: tensor.shape for name, tensor in plain.items()}, "a checkpoint of either is the other's"
-    shutil.rmtree(newest)
-    again = entrypoint("train", env=env | {"TRAIN_RUN_NAME": "ipex", "TRAIN_IPEX": "on", "TRAIN_RESUME": "auto"})
-    assert again.code == 0, again.err
-    assert "resuming from" in again.out
-    assert "OperatorEntry" not in again.err, "what the extension says of operators that it has twice is no news"
-    assert losses(entrypoint, "ipex")[-1] == pytest.approx(losses(entrypoint, "plain")[-1], rel=1e-3)
 
 
 # Planned as on a CPU with AVX-512, whatever this one has: oneDNN then packs for what is here.
