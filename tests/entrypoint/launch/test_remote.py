@@ -155,7 +155,7 @@ def test_find_remote_launcher_unreachable_nodes_raises(tmp_path: Path, monkeypat
     monkeypatch.setenv("PATH", str(tmp_path))
     environ = {"LAUNCH_HOSTS": "r1:4,r2:2"}
     values = read_launch_settings(environ, {}).values
-    with pytest.raises(UserError, match=r"LAUNCH_HOSTS=r1:4,r2:2: no ssh is here to reach r2 with; .* apptainer exec"):
+    with pytest.raises(UserError, match=r"LAUNCH_HOSTS=r1:4,r2:2: no ssh is here to reach r2 with\. .* apptainer exec"):
         find_remote_launcher(values, Job(), 1, environ)
     assert find_remote_launcher(values, Job(), 1, environ | {"SLURM_JOB_ID": "7"})
     script(tmp_path, "ssh", "#!/bin/sh\n").chmod(0o755)
