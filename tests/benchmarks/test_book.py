@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.book.__main__ import add_tables
 from benchmarks.book.experiments import EXPERIMENTS, Experiment, Variant, faster, fewer_parameters, worse_with_ranks
-from benchmarks.book.measure import Measured, alternate, link_first_images, run_to_the_end, with_speeds
+from benchmarks.book.measure import Measured, link_first_images, run_to_the_end, with_speeds
 from benchmarks.book.report import Result, as_html, as_markdown
 from benchmarks.book.stored_results import StoredResults
 from benchmarks.runner import Recording
@@ -210,15 +210,3 @@ def test_full_runs_are_made_once_and_short_runs_give_speed() -> None:
     assert seen["half"].short[0]["parameters"] == seen["half"].summaries[0]["parameters"] < 155_530
     assert seen["too large"].refusal.startswith("TRAIN_BATCH_SIZE=100000")
     assert seen["too large"].short == []
-
-
-@pytest.mark.slow
-@pytest.mark.launch
-def test_variants_alternate_and_a_refused_one_keeps_its_error() -> None:
-    variants = [Variant("plain"), Variant("too large", {"TRAIN_BATCH_SIZE": "100000"})]
-    seen = alternate(variants, {"TRAIN_EPOCHS": "1"}, 2)
-    assert [summary["seed"] for summary in seen["plain"].summaries] == [0, 1]
-    assert seen["plain"].speed > 0
-    refused = seen["too large"]
-    assert refused.summaries == []
-    assert refused.refusal.startswith("TRAIN_BATCH_SIZE=100000: larger than the training set")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from benchmarks.runner import NotMeasuredError
 from benchmarks.stream import __main__ as stream
 from benchmarks.stream import data, measure
-from tests.conftest import PYTHON
 
 pytestmark = pytest.mark.launch
 
@@ -63,9 +61,3 @@ def test_memory_is_measured_however_slow_the_batches_are(batch_seconds: float) -
 def test_loader_that_is_not_there_says_so(small_set: Path) -> None:
     with pytest.raises(NotMeasuredError, match=r"^KeyError: 'no such loader'$"):
         stream.measure("no such loader", small_set, "train", 32, 0.5)
-
-
-def test_help_is_printed() -> None:
-    done = subprocess.run([PYTHON, "-m", "benchmarks.stream", "--help"], check=False, capture_output=True, text=True)
-    assert done.returncode == 0
-    assert "--rounds" in done.stdout

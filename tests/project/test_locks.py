@@ -65,14 +65,6 @@ def test_stacks_agree_but_for_torchs_family() -> None:
     assert {name: versions[0][name] for name in shared} == {name: versions[1][name] for name in shared}
 
 
-def test_what_nobody_needs_is_in_no_lock() -> None:
-    """NNI's hyperparameter search needs scikit-learn and pandas; its old pins held filelock where it had holes."""
-    for stack in STACKS:
-        locked = requirements(CONTAINERS / stack / "requirements.txt")
-        assert not {"scikit-learn", "pandas", "joblib"} & set(locked)
-        assert int(locked["filelock"].split(".")[0]) * 100 + int(locked["filelock"].split(".")[1]) >= 320
-
-
 def test_nothing_is_of_one_architecture_unless_it_says_so() -> None:
     """What Debian calls its folders differs by architecture, so patterns of paths name none."""
     patterns = (CONTAINERS / "dpkg.excludes").read_text() + (CONTAINERS / "wheels.excludes").read_text()

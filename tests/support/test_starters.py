@@ -113,55 +113,12 @@ def test_wrong_command_is_one_line_and_exit_code_2(command: str) -> None:
 
 
 @pytest.mark.cluster
-def test_nodes_have_own_names_and_processes_and_reach_each_other(nodes: Starters) -> None:
-    assert nodes.do("nodes", "exec", "node2", "hostname") == "node2\n"
-    interfaces = nodes.do("nodes", "exec", "node1", "ls", "/sys/class/net").split()
-    assert interfaces == ["eth0", "lo"]
-    assert len(nodes.do("nodes", "exec", "node1", "ps", "--no-headers", "ax").splitlines()) < 8
-    assert nodes.reaches("node1", "node2")
-    nodes.do("nodes", "cut", "node2")
-    assert not nodes.reaches("node1", "node2")
-    nodes.do("nodes", "heal", "node2")
-    assert nodes.reaches("node1", "node2")
-
-
-@pytest.mark.cluster
-def test_node_gets_another_hosts_file_and_is_killed(nodes: Starters) -> None:
-    hosts = nodes.folder / "hosts"
-    hosts.write_text("127.0.1.1 node1\n")
-    nodes.do("nodes", "hosts", "node1", hosts)
-    assert nodes.do("nodes", "exec", "node1", "cat", "/etc/hosts") == hosts.read_text()
-    assert "127.0.1.1" not in Path("/etc/hosts").read_text()
-    nodes.do("nodes", "kill", "node1")
-    gone = nodes.run("nodes", "exec", "node1", "true")
-    assert gone.returncode == 1
-    assert "node1: no such node is up" in gone.stdout
-
-
-@pytest.mark.cluster
-def test_nodes_that_are_up_are_not_started_again(nodes: Starters) -> None:
-    again = nodes.run("nodes", "up", "2")
-    assert again.returncode == 1
-    assert "run 'nodes down'" in again.stdout
-    assert nodes.reaches("node1", "node2")
-
-
-@pytest.mark.cluster
 def test_nodes_down_leaves_nothing(nodes: Starters) -> None:
     nodes.do("nodes", "exec", "node1", "sh", "-c", "setsid sleep 1000 >/dev/null 2>&1 &")
     assert any("sleep 1000" in line for line in nodes.leftovers())
     nodes.do("nodes", "down")
     assert nodes.leftovers() == []
     assert not (nodes.folder / "nodes").exists()
-
-
-@pytest.mark.cluster
-def test_slurm_without_nodes_leaves_nothing(starters: Starters) -> None:
-    if not os.environ.get("CLUSTER_SLURM"):
-        pytest.skip("starts Slurm, where CLUSTER_SLURM names a program for that")
-    done = starters.run("slurm", "up", "2")
-    assert (done.returncode, starters.leftovers()) == (1, [])
-    assert "node2: no such node is up" in done.stdout
 
 
 @pytest.mark.cluster
@@ -198,47 +155,3 @@ def test_grid_engine_runs_a_job_on_all_nodes_and_leaves_nothing(nodes: Starters)
     nodes.do("grid_engine", "down")
     nodes.do("nodes", "down")
     assert nodes.leftovers() == []
-
-
-# Without a bridge and firewall rules it does no harm to an engine that runs already.
-SECOND_ENGINE = "--bridge=none --iptables=false"
-
-
-@pytest.mark.docker
-@pytest.mark.slow
-def test_engine_builds_and_runs_an_image_and_leaves_nothing(starters: Starters) -> None:
-    if not shutil.which("dockerd"):
-        pytest.skip("needs Docker's dockerd")
-    starters.more |= {"CI_ENGINE_DIR": str(starters.folder / "engine"), "CI_ENGINE_OPTIONS": SECOND_ENGINE}
-    exports = starters.do("engine", "start").splitlines()[-1]
-    assert starters.do("engine", "env").strip() == exports
-    try:
-        image = starters.folder / "image"
-        image.mkdir()
-        static = shutil.which("shellcheck") or HERE.parents[1] / ".venv/bin/shellcheck"
-        shutil.copy(static, image / "program")  # it needs no library
-        (image / "Dockerfile").write_text('FROM scratch\nCOPY program /program\nCMD ["/program", "--version"]\n')
-        build = f"docker buildx build --quiet --tag program {image} && docker run --rm --network none program"
-        shell = ["bash", "-ec", f"{exports}\n{build}\ndocker compose version"]
-        text = subprocess.run(shell, env=starters.environ(), capture_output=True, text=True, check=True).stdout
-        assert "ShellCheck" in text
-        assert "Compose version v2" in text or "Compose version 2" in text
-    finally:
-        starters.do("engine", "stop")
-    assert starters.leftovers() == []
-
-
-@pytest.mark.apptainer
-@pytest.mark.slow
-def test_apptainer_runs_as_an_ordinary_user_and_leaves_no_mounts(starters: Starters) -> None:
-    root = Path(os.environ.get("CI_ENGINE_DIR", "/var/tmp/ci-engine")) / "apptainer-root"
-    if not (root / "complete").exists():
-        pytest.skip("needs what `tests/support/apptainer --setup` makes, which takes minutes")
-    work = starters.folder / "work"
-    work.mkdir()
-    starters.more["CI_APPTAINER_WORK"] = str(work)
-    (work / "x.def").write_text("Bootstrap: scratch\n%files\n  /bin/true /true\n")
-    assert starters.do("apptainer", "--shell", "id", "-un") == "ci\n"
-    starters.do("apptainer", "build", "/w/x.sif", "/w/x.def")
-    assert "Bootstrap" in starters.do("apptainer", "inspect", "--deffile", "/w/x.sif").title()
-    assert starters.leftovers() == []
