@@ -10,6 +10,14 @@ from train import preemption
 from train.preemption import CONTINUE, SAVE, STOP, Deadline, StopController, StopSignal, first_deadline
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of a monotonic clock that a test moves."""
+    seconds = [100.0]
+    monkeypatch.setattr(preemption.time, "monotonic", lambda: seconds[0])
+    return seconds
+
+
 def test_signal_outside_defer_stops_at_once() -> None:
     with pytest.raises(StopSignal) as caught:
         StopController().handle(signal.SIGTERM, None)
@@ -22,10 +30,8 @@ def test_signal_without_checkpoints_stops_at_once() -> None:
         one.handle(signal.SIGTERM, None)
 
 
-def test_saving_run_ends_only_by_the_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_run_ends_only_by_the_second_signal(clock: list[float]) -> None:
     one = StopController()
-    clock = [100.0]
-    monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
     with one.defer(can_save=True):
         assert not one.stop_requested
         one.handle(signal.SIGINT, None)
@@ -39,10 +45,8 @@ def test_saving_run_ends_only_by_the_second_signal(monkeypatch: pytest.MonkeyPat
             one.handle(signal.SIGTERM, None)
 
 
-def test_later_sighup_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_sighup_is_no_second_signal(clock: list[float]) -> None:
     one = StopController()
-    clock = [100.0]
-    monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
     with one.defer(can_save=True):
         one.handle(signal.SIGHUP, None)
         assert (one.stop_requested, one.reason) == (True, "SIGHUP")
@@ -62,12 +66,8 @@ def test_inherited_ignored_signal_stays_ignored(monkeypatch: pytest.MonkeyPatch)
     assert taken == [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
 
 
-def test_repeated_save_request_just_after_a_save_is_ignored(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_repeated_save_request_just_after_a_save_is_ignored(clock: list[float]) -> None:
     one = StopController()
-    clock = [100.0]
-    monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
     one.mark_saved()  # another rank had the signal first
     clock[0] += 0.5
     one.handle(signal.SIGUSR2, None)
@@ -128,11 +128,8 @@ def test_earlier_deadline_counts(
     assert found == (None if left_s is None else Deadline(5.0 + left_s, name))
 
 
-def test_deadline_ignores_clock_changes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    one, clock = StopController(), [100.0]
-    monkeypatch.setattr(preemption.time, "monotonic", lambda: clock[0])
+def test_deadline_ignores_clock_changes(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    one = StopController()
     with one.defer(can_save=True, deadline=Deadline(110.0, "TRAIN_MAX_MINUTES=1")):
         assert one.request == CONTINUE
         monkeypatch.setattr(preemption.time, "time", lambda: 0.0)

@@ -99,9 +99,3 @@ def test_partial_checkpoints_are_removed_replaced_ones_kept(tmp_path: Path) -> N
     remove_partial(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".nfs0001", "step-000000001", "step-000000002"]
     assert CheckpointReader(other).metadata.step == 2
-
-
-def test_files_and_other_names_are_no_checkpoints(tmp_path: Path) -> None:
-    for name in ("step-000000001.pt", "step-000000020.sharded", "step-mine.pt"):
-        (tmp_path / name).write_text("")
-    assert steps(tmp_path) == []

@@ -16,38 +16,14 @@ from train.settings import TrainSettings
 def stepped(settings: TrainSettings) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a model and its optimizer after three steps."""
     torch.manual_seed(0)
-    model = build_model(settings, (3, 32, 32), 10)
+    model = build_model(settings, (1, 8, 8), 10)
     optimizer = build_optimizer(settings, model)
     for _ in range(3):
         set_lr(optimizer, 0.01)
         optimizer.zero_grad()
-        model(torch.randn(4, 3, 32, 32)).square().mean().backward()
+        model(torch.randn(4, 1, 8, 8)).square().mean().backward()
         optimizer.step()
     return model, optimizer
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"optimizer": "sgd"}, {"optimizer": "sgd", "momentum": 0.0}, {"optimizer": "adam"}, {"optimizer": "adamw"},
-        {"model": "speednet"}, {"bias": False},
-    ],
-)  # fmt: skip
-def test_optimizer_round_trip_by_name(fields: dict[str, object]) -> None:
-    settings = train_settings(fields)
-    model, optimizer = stepped(settings)
-    tensors = optimizer_tensors(optimizer, parameter_names(optimizer, model))
-    by_parameter = {id(parameter): name for name, parameter in model.named_parameters()}
-    for parameter, state in optimizer.state.items():
-        for field, value in state.items():
-            if value is not None:
-                assert torch.equal(tensors[f"{by_parameter[id(parameter)]}.{field}"], value)
-    other_model, other = stepped(settings)
-    load_optimizer_tensors(other, parameter_names(other, other_model), tensors)
-    check_optimizer_state(other)
-    again = optimizer_tensors(other, parameter_names(other, other_model))
-    assert again.keys() == tensors.keys()
-    assert all(torch.equal(again[name], value) for name, value in tensors.items())
 
 
 def test_hyperparameters_come_from_the_settings() -> None:
@@ -98,5 +74,5 @@ def test_missing_momentum_of_one_parameter_starts_at_zero() -> None:
     check_optimizer_state(optimizer)
     first = optimizer.param_groups[0]["params"][0]
     assert not optimizer.state[first]["momentum_buffer"].any()
-    model(torch.randn(4, 3, 32, 32)).square().mean().backward()
+    model(torch.randn(4, 1, 8, 8)).square().mean().backward()
     optimizer.step()

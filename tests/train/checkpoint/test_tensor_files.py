@@ -103,46 +103,30 @@ def test_any_damage_is_found(tmp_path: Path) -> None:
     assert load(path, SETTINGS).step == 7
 
 
-def replace_by_fifo(file: Path) -> None:
-    os.mkfifo(file)
-
-
 def replace_by_socket(file: Path) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(file))
 
 
-def replace_by_link_loop(file: Path) -> None:
-    file.symlink_to(file)
-
-
-def replace_by_folder(file: Path) -> None:
-    file.mkdir()
-
-
-def replace_by_endless_device(file: Path) -> None:
-    file.symlink_to("/dev/zero")
-
-
-def replace_by_nothing(file: Path) -> None:
-    assert not file.exists()
+REPLACEMENTS: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "socket": replace_by_socket,
+    "link loop": lambda file: file.symlink_to(file),
+    "folder": Path.mkdir,
+    "endless device": lambda file: file.symlink_to("/dev/zero"),
+    "nothing": lambda _: None,
+}
 
 
 @pytest.mark.parametrize("name", [CHECKSUM_FILE, METADATA_FILE, "model.safetensors"])
-@pytest.mark.parametrize(
-    "replace",
-    [
-        replace_by_fifo, replace_by_socket, replace_by_link_loop, replace_by_folder, replace_by_endless_device,
-        replace_by_nothing,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("kind", REPLACEMENTS)
 def test_what_is_no_file_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, replace: Callable[[Path], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = save(tmp_path, 7)
     (path / name).unlink()
-    replace(path / name)
+    REPLACEMENTS[kind](path / name)
     with pytest.raises(CorruptCheckpoint) as error:
         load(path, SETTINGS)
     assert len(str(error.value).splitlines()) == 1
