@@ -18,7 +18,6 @@ from PIL.PngImagePlugin import PngInfo
 
 from entrypoint.core.errors import ExitCode, UserError
 from tests.conftest import Entrypoint, paint
-from tests.denied_folders import deny_listing
 from tests.factories import train_settings
 from tests.train.given import imagefolder
 from train.data.dataset_info import inspect_dataset
@@ -123,10 +122,6 @@ def check_line(line: str) -> None:
     assert line.isprintable(), ascii(line)
 
 
-def test_as_many_cases_as_promised() -> None:
-    assert len(CASES) == 152
-
-
 @pytest.mark.parametrize(
     ("kind", "split", "policy", "source"),
     [pytest.param(*case, marks=pytest.mark.slow if case in REPEATED else ()) for case in CASES],
@@ -178,29 +173,6 @@ def test_class_without_readable_image_is_refused(image_folder: Path, classes: st
         load(settings, (3, 16, 16), source, POOL)
     assert error.value.code == ExitCode.USAGE
     check_line(str(error.value))
-
-
-@pytest.mark.parametrize("how", ["empty", "missing", "not listed"])
-@pytest.mark.parametrize("split", ["train", "test"])
-@pytest.mark.parametrize("policy", ["error", "skip"])
-def test_plan_refuses_class_that_the_run_refuses(
-    image_folder: Path, how: str, split: str, policy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = image_folder / split / "class1"
-    shutil.rmtree(folder)
-    if how != "missing":
-        folder.mkdir()
-    if how == "not listed":  # root may list every folder
-        deny_listing(monkeypatch, folder)
-    settings = train_settings({"dataset": "imagefolder", "data_dir": image_folder, "on_unreadable_image": policy})
-    errors = []
-    for look in (lambda: inspect_dataset(settings), lambda: load(settings, (3, 16, 16), "stream", POOL)):
-        with pytest.raises(
-            UserError, match=r"class1: the class has no images|classes differ|cannot be listed"
-        ) as error:
-            look()
-        errors.append(error.value.code)
-    assert errors == [ExitCode.USAGE, ExitCode.USAGE]
 
 
 @pytest.mark.parametrize("name", [f"x\n{FORGED}", "x\x1b[31m", "x\udcff"])

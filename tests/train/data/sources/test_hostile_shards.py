@@ -18,30 +18,14 @@ from train.data.dataset_info import inspect_dataset
 from train.data.sources.shards import list_shard_splits
 
 
-def remove_train(folder: Path) -> None:
-    shutil.rmtree(folder / "train")
-
-
-def empty(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
 def empty_train(folder: Path) -> None:
     for path in (folder / "train").iterdir():
         path.unlink()
 
 
-def cut(folder: Path) -> None:
-    os.truncate(folder / "train/train-000001.tar", 700)
-
-
-def drop_labels(folder: Path) -> None:
-    write_tar(folder / "test/test-000000.tar", samples([0, 1])[::2])
-
-
-def drop_images(folder: Path) -> None:
-    write_tar(folder / "test/test-000000.tar", samples([0, 1])[1::2])
+def empty(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
 
 
 def compress(folder: Path) -> None:
@@ -50,81 +34,71 @@ def compress(folder: Path) -> None:
     path.unlink()
 
 
-def compress_inside(folder: Path) -> None:
-    path = folder / "train/train-000000.tar"
-    path.write_bytes(gzip.compress(path.read_bytes()))
-
-
-def link_to_nothing(folder: Path) -> None:
-    (folder / "train/x.tar").symlink_to("nowhere")
-
-
-def make_folder(folder: Path) -> None:
-    (folder / "train/x.tar").mkdir()
-
-
-def put_text(folder: Path) -> None:
-    (folder / "train/x.tar").write_text("x" * 2000)
-
-
-def twice(folder: Path) -> None:
-    shutil.copy(folder / "train/train-000000.tar", folder / "train-9.tar")
-
-
-def short_classes(folder: Path) -> None:
-    (folder / "classes.txt").write_text("a\nb\n")
-
-
-def long_classes(folder: Path) -> None:
-    (folder / "classes.txt").write_text("a\nb\nc\nd\n")
-
-
-def double_classes(folder: Path) -> None:
-    (folder / "classes.txt").write_text("a\nb\na\n")
-
-
-def blank_class(folder: Path) -> None:
-    (folder / "classes.txt").write_text("a\n\nb\n")
-
-
 def new_class_in_test(folder: Path) -> None:
     (folder / "classes.txt").unlink()
     write_tar(folder / "test/x.tar", samples([7]))
 
 
-def odd_names(folder: Path) -> None:
-    write_tar(folder / "train/\x1b[31m\n.tar", [("\x1b[31m.jpg", image_bytes())])
+# What is done to a folder of shards, and what is said of it. Faults within a shard are those of test_tar_headers.py.
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no train": (
+        lambda folder: shutil.rmtree(folder / "train"),
+        "packed: holds classes.txt, test; it needs train/*.tar and test/*.tar (or val/)",
+    ),
+    "empty": (empty, "packed: is empty; it needs train/*.tar"),
+    "empty train": (empty_train, "packed: holds classes.txt, test, train; it needs train/*.tar"),
+    "cut": (
+        lambda folder: os.truncate(folder / "train/train-000001.tar", 700),
+        "packed: train/train-000001.tar is cut short: 000010.jpg lacks ",
+    ),
+    "compressed": (
+        compress,
+        "packed: train/train-000000.tar.gz is compressed, so no image can be read by itself. Decompress it to a",
+    ),
+    "link to nothing": (
+        lambda folder: (folder / "train/x.tar").symlink_to("nowhere"),
+        "packed/train/x.tar is no shard, but a link to a file that is not there",
+    ),
+    "folder": (
+        lambda folder: (folder / "train/x.tar").mkdir(),
+        "packed/train/x.tar is no shard, but not a regular file",
+    ),
+    "in two places": (
+        lambda folder: shutil.copy(folder / "train/train-000000.tar", folder / "train-9.tar"),
+        "packed: has shards in train/, and train-9.tar next to it",
+    ),
+    "few classes": (
+        lambda folder: (folder / "classes.txt").write_text("a\nb\n"),
+        "has label 2, and classes.txt names 2 classes from 0 on",
+    ),
+    "many classes": (
+        lambda folder: (folder / "classes.txt").write_text("a\nb\nc\nd\n"),
+        "packed: classes differ, only in classes.txt: d",
+    ),
+    "a class twice": (
+        lambda folder: (folder / "classes.txt").write_text("a\nb\na\n"),
+        "classes.txt, line 3: a is there twice",
+    ),
+    "class without a name": (
+        lambda folder: (folder / "classes.txt").write_text("a\n\nb\n"),
+        "classes.txt, line 2: is no name",
+    ),
+    "new class in test": (new_class_in_test, "packed: classes differ, only in test/: 7"),
+    "odd names": (
+        lambda folder: write_tar(folder / "train/\x1b[31m\n.tar", [("\x1b[31m.jpg", image_bytes())]),
+        r"packed: train/\x1b[31m\n.tar has no label for \x1b[31m. Add",
+    ),
+}
 
 
-FAULTS: dict[Callable[[Path], None], str] = {
-    remove_train: "packed: holds classes.txt, test; it needs train/*.tar and test/*.tar (or val/)",
-    empty: "packed: is empty; it needs train/*.tar",
-    empty_train: "packed: holds classes.txt, test, train; it needs train/*.tar",
-    cut: "packed: train/train-000001.tar is cut short: 000010.jpg lacks ",
-    drop_labels: "packed: test/test-000000.tar has no label for 000000. Add 000000.cls",
-    drop_images: "packed: test/test-000000.tar has no image for 000000, only cls",
-    compress: "packed: train/train-000000.tar.gz is compressed, so no image can be read by itself. Decompress it to a",
-    compress_inside: "packed: train/train-000000.tar is compressed by gzip, so no image can be read by itself",
-    link_to_nothing: "packed/train/x.tar is no shard, but a link to a file that is not there",
-    make_folder: "packed/train/x.tar is no shard, but not a regular file",
-    put_text: "packed: train/x.tar is no whole tar file",
-    twice: "packed: has shards in train/, and train-9.tar next to it",
-    short_classes: "has label 2, and classes.txt names 2 classes from 0 on",
-    long_classes: "packed: classes differ, only in classes.txt: d",
-    double_classes: "classes.txt, line 3: a is there twice",
-    blank_class: "classes.txt, line 2: is no name",
-    new_class_in_test: "packed: classes differ, only in test/: 7",
-    odd_names: r"packed: train/\x1b[31m\n.tar has no label for \x1b[31m. Add",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_fault_is_one_line(packed: Path, fault: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_one_line(packed: Path, name: str) -> None:
+    fault, said = FAULTS[name]
     fault(packed)
     for look in (list_both, lambda folder: inspect_dataset(settings_for(folder))):
         with pytest.raises(UserError) as caught:
             look(packed)
-        assert FAULTS[fault] in str(caught.value)
+        assert said in str(caught.value)
         assert str(caught.value).isprintable()
         assert str(caught.value).startswith(("TRAIN_DATA_DIR", str(packed)))
 
@@ -140,11 +114,11 @@ def test_folder_must_be_named_and_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("fault", [cut, compress], ids=lambda fault: fault.__name__)
-def test_plan_and_run_refuse_a_fault(entrypoint: Entrypoint, packed: Path, fault: Callable[[Path], None]) -> None:
+def test_plan_and_run_refuse_a_fault(entrypoint: Entrypoint, packed: Path) -> None:
+    fault, said = FAULTS["cut"]
     fault(packed)
     for command in ("plan", "train"):
         result = entrypoint(command, env=imagefolder(packed, TRAIN_DATASET="shards"))
         assert result.code == 2
         (line,) = result.error_lines
-        assert FAULTS[fault] in line
+        assert said in line
