@@ -39,26 +39,10 @@ def by_mpirun(which: str) -> Start:
     return start
 
 
-def under_mpirun(cluster: Cluster, ranks: int) -> list[Started]:
-    """`mpirun … entrypoint train`, as the hybrid model has it: nobody says where rank 0 is."""
-    env = TRAIN | cluster.mpi("Open MPI")
-    names = [word for name in (*TRAIN, "TRAIN_TENSORBOARD") for word in ("-x", name)]
-    hosts = ("-np", str(2 * ranks), "--host", f"node1:{ranks},node2:{ranks}")
-    return [cluster.start("node1", "mpirun", *hosts, *names, *ENTRYPOINT, "train", env=env)]
-
-
-def under_hydra(cluster: Cluster, ranks: int) -> list[Started]:
-    """`mpiexec -genv MASTER_ADDR … entrypoint train`."""
-    hosts = ("-n", str(2 * ranks), "-hosts", f"node1:{ranks},node2:{ranks}", "-genv", "MASTER_ADDR", "node1")
-    return [cluster.start("node1", "mpirun", *hosts, *ENTRYPOINT, "train", env=TRAIN | cluster.mpi("hydra"))]
-
-
 BY_SSH: dict[str, Start] = {
     "by hand": by_hand,
     "mpirun of Open MPI": by_mpirun("Open MPI"),
     "mpirun of hydra": by_mpirun("hydra"),
-    "under mpirun": under_mpirun,
-    "under hydra": under_hydra,
 }
 BY_SLURM: dict[str, tuple[str, ...]] = {
     "srun": ("srun", "-N2", "-n{tasks}", "-c{cpus}"),
@@ -126,7 +110,7 @@ def main_ones(ways: Iterable[str], rarer: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("name", main_ones(BY_SSH, "under hydra"))
+@pytest.mark.parametrize("name", main_ones(BY_SSH, "mpirun of hydra"))
 def test_two_nodes_by_ssh_or_manual_start(alone: Alone, cluster: Cluster, name: str, ranks: int) -> None:
     check(alone, cluster, BY_SSH[name](cluster, ranks), 2 * ranks)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -13,7 +12,6 @@ import pytest
 
 from tests.cluster.conftest import ENTRYPOINT, Cluster, Slurm, Started, main_ones
 from tests.conftest import script
-from tests.containers.conftest import REPOSITORY
 
 pytestmark = pytest.mark.cluster
 
@@ -173,14 +171,6 @@ def agents_that_differ(cluster: Cluster, *envs: dict[str, str]) -> list[Started]
     ]
 
 
-def test_nodes_with_other_numbers_of_ranks_say_so(cluster: Cluster) -> None:
-    ranks = [{"LAUNCH_NPROC_PER_NODE": number} for number in ("2", "1")]
-    started = agents_that_differ(cluster, *ranks)
-    assert codes(started) == [2, 2], texts(started)
-    for one in started:
-        assert "the nodes disagree: 4 ranks by node1, 2 by node2. Start them with the same" in one.text()
-
-
 def test_nodes_with_other_commands_say_so(cluster: Cluster) -> None:
     rates = [{"LAUNCH_NNODES": "2", "TRAIN_LR": rate} for rate in ("0.1", "0.2")]
     started = [one for number in (0, 1) for one in cluster.agents("train", env=WAIT | rates[number], numbers=[number])]
@@ -198,21 +188,6 @@ def test_refused_plan_of_one_node_ends_all(cluster: Cluster, refused: int) -> No
     assert codes(started) == [3, 3], texts(started)
     assert "entrypoint: error: LAUNCH_NPROC_PER_NODE=99: more ranks than cores" in started[refused].text()
     assert f"node{refused + 1}: LAUNCH_NPROC_PER_NODE=99: more ranks than cores" in started[1 - refused].text()
-
-
-def test_other_version_on_one_node_ends_all(cluster: Cluster) -> None:
-    other = cluster.folder / "other"
-    shutil.copytree(REPOSITORY / "entrypoint", other / "entrypoint", ignore=shutil.ignore_patterns("__pycache__"))
-    (other / "reference_training-9.9.dist-info").mkdir()
-    script(
-        other,
-        "reference_training-9.9.dist-info/METADATA",
-        "Metadata-Version: 2.1\nName: reference-training\nVersion: 9.9\n",
-    )
-    started = agents_that_differ(cluster, {}, {"PYTHONPATH": str(other)})
-    assert codes(started) == [3, 3], texts(started)
-    for one in started:
-        assert re.search(r"node1 runs version \S+ of the entrypoint, node2 runs version 9\.9", one.text())
 
 
 def test_two_nodes_of_number_0_end_both(cluster: Cluster) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import time
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote
@@ -244,40 +241,6 @@ def test_dockerfile_needs_no_argument_and_mounts_few_files() -> None:
             continue
         sources = [word for line in copies.splitlines() for word in line.split()[1:-1]]
         assert [word for word in sources if not list(REPOSITORY.glob(word))] == []
-
-
-# A file of each kind that a later step reads, or none; and whether the wheels are installed again.
-EDITS = ("containers/environment.sh", "containers/sbom.txt", "tests/factories.py", "entrypoint/core/paths.py")
-
-
-def test_edit_of_unrelated_files_keeps_the_wheels(docker: Docker, tmp_path: Path) -> None:
-    build = docker.inspect("cuda")["Config"]["Labels"]["reference-training.torch-build"]
-    folders = ("containers", "entrypoint", "train", "tests", "tools")
-    files = run("git", "ls-files", "--cached", "--others", "--exclude-standard", *folders).out.split()
-    for name in (*files, "pyproject.toml", "README.md", "LICENSE", ".dockerignore"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(REPOSITORY / name, tmp_path / name)
-    for name in EDITS:
-        with (tmp_path / name).open("a") as file:
-            file.write(f"# changed at {time.time_ns()}\n" if name == EDITS[0] else "# changed\n")
-    base = [f"--build-arg=BASE={os.environ['BASE']}"] if "BASE" in os.environ else []
-    words = (
-        "--progress=plain",
-        f"--build-arg=TORCH_BUILD={build}",
-        "--build-arg=IMAGE=cuda",
-        *base,
-        f"--file={tmp_path}/containers/Dockerfile",
-    )
-    built = tmp_path / "built"
-    result = run("docker", "build", *words, f"--iidfile={built}", tmp_path, env={"DOCKER_BUILDKIT": "1"})
-    assert result.code == 0, (
-        result.err[-2000:] + "\nBASE names the base image of the built ones, where it is not the default's"
-    )
-    run("docker", "rmi", built.read_text())
-    steps = dict(re.findall(r"^(#\d+) \[.*?\] RUN .*steps/(\w+)\.sh", result.err, re.MULTILINE))
-    cached = set(re.findall(r"^(#\d+) CACHED$", result.err, re.MULTILINE))
-    again = {name for number, name in steps.items() if number not in cached}
-    assert again - {"tools"} == {"project"}, "the tools' step may be cached from an earlier test"
 
 
 def test_image_selftest_passes(docker: Docker) -> None:
