@@ -62,15 +62,6 @@ def test_books_script_runs_unchanged_on_two_bound_ranks(entrypoint: Entrypoint) 
     assert [first["threads"], second["threads"]] == [rank["threads"] for rank in planned]
 
 
-@pytest.mark.slow
-def test_books_script_runs_with_one_rank(entrypoint: Entrypoint) -> None:
-    script(entrypoint.folder, "book.py", BOOK_SCRIPT)
-    result = entrypoint("run", "book.py")
-    assert result.code == 0, result.err
-    reported = json.loads((entrypoint.folder / "rank0.json").read_text())
-    assert (reported["size"], reported["cpus"]) == (1, entrypoint.plan()["ranks"][0]["cpus"])
-
-
 def test_module_runs_from_current_folder(entrypoint: Entrypoint) -> None:
     (entrypoint.folder / "pkg").mkdir()
     script(entrypoint.folder / "pkg", "tool.py", "import sys; print('tool', sys.argv[1:])")
@@ -93,12 +84,6 @@ def test_user_script_train_py_is_not_the_trainer(
     for arguments in (["train.py"], ["-m", "train"], ["script.py"]):
         theirs = entrypoint("run", *arguments, env=env | {"LAUNCH_QUIET": "1"}, command=command)
         assert (theirs.out, theirs.err) == ("the user's own train.py\n", ""), arguments
-
-
-@pytest.mark.parametrize(("ending", "code"), [("sys.exit(7)", 7), ("pass", 0), ("1 / 0", 1)])
-def test_script_exit_code_is_kept(entrypoint: Entrypoint, ending: str, code: int) -> None:
-    script(entrypoint.folder, "x.py", f"import sys\n{ending}\n")
-    assert entrypoint("run", "x.py").code == code
 
 
 @needs_two_cores
@@ -160,15 +145,6 @@ def test_plan_json_has_documented_keys(entrypoint: Entrypoint) -> None:
     assert {"data source", "loader workers"} <= {decision["key"] for decision in plan["decisions"]}
 
 
-def test_plan_follows_taskset_mask(entrypoint: Entrypoint) -> None:
-    last = max(os.sched_getaffinity(0))
-    command = ("taskset", "-c", str(last), PYTHON, "-m", "entrypoint")
-    result = entrypoint("plan", "--json", command=command)
-    assert json.loads(result.out)["ranks"] == [
-        {"local_rank": 0, "cpus": [last], "threads": 1, "gpu": None, "memory_nodes": []}
-    ]
-
-
 @pytest.mark.parametrize(
     ("arguments", "env", "code", "said"),
     [
@@ -227,14 +203,6 @@ def test_bad_input_gives_one_line_and_documented_code(
 def test_run_ignores_train_variables_of_script(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "x.py", "import os; print(os.environ['TRAIN_MY_OWN'])")
     assert entrypoint("run", "x.py", env={"TRAIN_MY_OWN": "7"}).out == "7\n"
-
-
-def test_entrypoint_imports_no_torch() -> None:
-    program = (
-        "import sys, entrypoint.__main__ as m; sys.argv = ['entrypoint', 'plan', '--json']; m.main();"
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([PYTHON, "-c", program], capture_output=True, check=False).returncode == 0
 
 
 def test_closed_pipe_is_no_error(entrypoint: Entrypoint) -> None:

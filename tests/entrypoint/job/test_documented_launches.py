@@ -129,10 +129,3 @@ def test_batch_scripts_know_their_hosts(tmp_path: Path, monkeypatch: pytest.Monk
         assert job.hidden_hosts
     elif launch["nodes"] > 1:
         assert [host for host in job.hostnames if host != "batch5"] == ["node1", "node2"]
-
-
-def test_every_source_is_named() -> None:
-    for one in LAUNCHES:
-        assert "@" in one["source"] or "page http" in one["source"] or one["source"].startswith("third party"), one
-        assert one["kind"] in ("ranks", "nodes", "batch")
-    assert REFUSED.keys() <= set(NAMES)

@@ -24,17 +24,6 @@ def reported(entrypoint: Entrypoint, ranks: int) -> list[dict[str, object]]:
     return [json.loads((entrypoint.folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
-@pytest.mark.openmpi
-def test_single_rank_bound_by_open_mpi_default_gets_all_cores(entrypoint: Entrypoint) -> None:
-    mpirun = launcher("mpirun.openmpi", "mpirun", said="Open MPI")
-    script(entrypoint.folder, "x.py", TELL)
-    command = (mpirun, "--allow-run-as-root", "-np", "1", PYTHON, "-m", "entrypoint")
-    result = entrypoint("run", "x.py", command=command)
-    assert result.code == 0, result.err
-    assert reported(entrypoint, 1) == [{"cpus": ALL, "threads": str(len(ALL))}]
-    assert "Open MPI's default binding to CPUs " in " ".join(result.err.split())
-
-
 def open_mpi(version: str) -> str:
     """Return an mpirun of Open MPI 4 or 5, or skip the test."""
     named = os.environ.get("OPENMPI5_MPIRUN", "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from entrypoint.core.errors import UserError
-from entrypoint.job.launchers import LauncherBinding, srun_binding
 from entrypoint.job.slurm import expand_per_node_count, granted_cpus, job_cpus, slurm_tasks_here
 
 # sbatch -N1 -n2 -c1, the second task of its srun.
@@ -48,11 +47,3 @@ def test_job_cpus_malformed_list_raises() -> None:
 )
 def test_granted_cpus_outside_a_job_is_none(environ: dict[str, str], granted: int | None, of_job: int | None) -> None:
     assert (granted_cpus(environ), job_cpus(environ)) == (granted, of_job)
-
-
-@pytest.mark.parametrize(
-    ("kind", "binding"),
-    [("mask_cpu:", LauncherBinding.USER), ("none", LauncherBinding.NONE), ("", LauncherBinding.NONE)],
-)
-def test_srun_binding_follows_bind_type(kind: str, binding: LauncherBinding) -> None:
-    assert srun_binding({"SLURM_CPU_BIND_TYPE": kind}) == binding

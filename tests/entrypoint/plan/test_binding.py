@@ -210,20 +210,6 @@ def test_uneven_numa_nodes_get_one_rank_over_all() -> None:
     assert "NUMA nodes have 1 to 10 cores" in reason_for(made, "ranks")
 
 
-@pytest.mark.parametrize(
-    ("environ", "said"),
-    [
-        ({"LAUNCH_THREADS": "2", "MKL_NUM_THREADS": "3"}, "LAUNCH_THREADS=2 and MKL_NUM_THREADS=3 contradict"),
-        ({"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "3"}, "OMP_NUM_THREADS=2 and MKL_NUM_THREADS=3 contradict"),
-        ({"MKL_NUM_THREADS": "some"}, "MKL_NUM_THREADS=some: not a whole number"),
-    ],
-)  # fmt: skip
-def test_contradicting_thread_variables_raise(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(UserError, match=said) as error:
-        make_test_plan(make_machine(4), environ)
-    assert error.value.code == ExitCode.USAGE
-
-
 def test_mkl_num_threads_sets_threads() -> None:
     made = make_test_plan(make_machine(4), {"MKL_NUM_THREADS": "3"})
     assert made.ranks[0].threads == 3

@@ -29,14 +29,6 @@ def test_failure_channel_two_failures_all_keep_first() -> None:
     assert rank0.first_failure == failed
 
 
-def test_failure_channel_exit_0_reports_no_failure() -> None:
-    rank0, one, two = open_channels(3)
-    assert have_joined(rank0, 2)
-    one.report_exit(0, "exit code 0")
-    rank0.report_exit(0, "exit code 0")
-    assert not eventually(1.5, lambda: any(channel.first_failure for channel in (rank0, one, two)))
-
-
 def test_failure_channel_disconnect_after_bye_is_no_loss() -> None:
     for _ in range(10):
         rank0, one = open_channels(2)

@@ -61,21 +61,6 @@ def test_monitor_rank_exits_returns_same_code(tmp_path: Path, text: str, code: i
     assert bool(err) is bool(message)
 
 
-def test_monitor_signal_handled_by_rank_returns_its_code(tmp_path: Path) -> None:
-    text = """
-        import signal, sys, time
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-        print("ready", flush=True)
-        while True:
-            time.sleep(0.05)
-    """
-    process = start(tmp_path, text)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.terminate()
-    assert process.wait(LAUNCH_LIMIT_S) == 75
-
-
 def test_monitor_signal_without_handler_returns_143(tmp_path: Path) -> None:
     process = start(tmp_path, "import time; print('ready', flush=True); time.sleep(60)")
     assert process.stdout is not None
@@ -186,20 +171,6 @@ def test_monitor_says_where_its_rank_is_if_others_wait(tmp_path: Path) -> None:
 def test_monitor_of_another_failure_says_nothing_of_its_rank(tmp_path: Path) -> None:
     err = output_after_failure_elsewhere(tmp_path, "")
     assert err == "entrypoint: error: rank 1 on node2 failed first: exit code 1\n"
-
-
-def test_monitor_reads_what_its_rank_says_about_its_end(tmp_path: Path) -> None:
-    text = """
-        import os
-        from entrypoint.core.console import report_error
-        from entrypoint.core.errors import PeerLostError
-        raise SystemExit(report_error(PeerLostError("lost rank 1")))
-    """
-    process = start(tmp_path, text)
-    _, err = process.communicate(timeout=LAUNCH_LIMIT_S)
-    ours, monitors = err.splitlines()
-    assert ours == "entrypoint: error: lost rank 1"
-    assert monitors == "entrypoint: error: rank 0 on node1 failed first: exit code 5 (lost rank 1)"
 
 
 def test_monitor_killed_ends_its_rank(tmp_path: Path) -> None:

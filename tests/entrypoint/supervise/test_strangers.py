@@ -53,7 +53,7 @@ def job() -> Iterator[tuple[int, FailureChannel, FailureChannel]]:
 Job = tuple[int, FailureChannel, FailureChannel]
 
 
-@pytest.mark.parametrize("message", [FORGED, {"joined": 1}, {"bye": 1}, HELLO, HELLO | FORGED, {"joined": 1} | FORGED])
+@pytest.mark.parametrize("message", [{"bye": 1}, HELLO | FORGED])
 @pytest.mark.parametrize("key", [OTHER_KEY, b""])
 def test_forged_message_has_no_effect(job: Job, message: dict[str, Any], key: bytes) -> None:
     session = Session(key)
