@@ -49,14 +49,6 @@ def test_two_ranks_equal_one_rank(entrypoint: Entrypoint, whole: list[float], mo
 
 
 @pytest.mark.slow
-def test_powersgd_accepts_many_layers_and_batchnorm(entrypoint: Entrypoint) -> None:
-    pytest.importorskip("torchvision")
-    more = {"TRAIN_GRADIENT_COMPRESSION": "powersgd", "TRAIN_MODEL": "resnet18"}
-    entrypoint.train(env=COMMON | TWO_RANKS | more)
-    assert len(losses(entrypoint)) == int(COMMON["TRAIN_EPOCHS"])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("compress", ["powersgd", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_powersgd_resume_warns_of_lost_state(entrypoint: Entrypoint, compress: str) -> None:
     env = (

@@ -51,13 +51,6 @@ def test_measurement_decides_where_the_cpu_has_bf16(speedup: float | None, preci
     assert ("in a short measurement bf16 was" in reason) is (speedup is not None)
 
 
-def test_measurement_is_of_no_use_without_the_hardware() -> None:
-    node = make_machine(4)
-    given = read_train_settings({"TRAIN_PRECISION": "auto"}, {})
-    made = plan_trainer(make_test_plan(node), given, SMALL, node, bf16_speedup=4.0)
-    assert made.the_trainer().precision == "fp32"
-
-
 def hopper(capability: int = 90, versions: dict[str, str] | None = None) -> Machine:
     node = make_machine(4, gpus=1)
     gpus = tuple(replace(gpu, capability=capability) for gpu in node.gpus)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from entrypoint.core.errors import UserError
 from entrypoint.plan.model import Plan
 from tests.conftest import Entrypoint
 from tests.factories import make_machine, make_test_plan
@@ -108,13 +107,6 @@ def test_what_a_recipe_cannot_do_names_the_recipe(entrypoint: Entrypoint, env: d
         assert result.code == 2
         (line,) = result.error_lines
         assert f"TRAIN_RECIPE=speedrun {said}" in line
-
-
-def test_recipe_without_its_optimizer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.planning.recipes.find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"^TRAIN_RECIPE=speedrun: its optimizer timm:muon needs timm, which is not"):
-        with_it({"TRAIN_RECIPE": "speedrun"})
-    assert with_it({"TRAIN_RECIPE": "speedrun", "TRAIN_OPTIMIZER": "adamw"})[0].optimizer == "adamw"
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -6,7 +6,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
 from tests.conftest import PYTHON
@@ -27,9 +26,9 @@ assert "<svg" in plots(lines)
 """
 
 
-@pytest.mark.parametrize("name", ["run", "日本", r"$\broken$"])
-def test_drawing_prints_nothing_for_any_name_of_a_run(tmp_path: Path, name: str) -> None:
+def test_drawing_prints_nothing_for_any_name_of_a_run(tmp_path: Path) -> None:
     """Matplotlib lists the fonts in a new home folder, and says so when that takes five seconds: here at once."""
+    name = r"日本 $\broken$"
     (tmp_path / name).mkdir()
     env = {**os.environ, "HOME": str(tmp_path), "MPLCONFIGDIR": str(tmp_path / "matplotlib")}
     done = subprocess.run(

@@ -25,24 +25,6 @@ def test_runs_of_the_same_second_get_separate_folders(tmp_path: Path) -> None:
     assert (tmp_path / "runs/latest").resolve() == folders[-1].resolve()
 
 
-def test_existing_named_run_is_not_overwritten(tmp_path: Path) -> None:
-    folder, starts = run_folder.open_folder(settings(tmp_path, run_name="mine"), RunLock())
-    assert (folder, starts) == (tmp_path / "mine", [])
-    (folder / "settings.json").write_text("{}")
-    with pytest.raises(UserError, match="already holds a run"):
-        run_folder.open_folder(settings(tmp_path, run_name="mine"), RunLock())
-
-
-def test_resume_tries_newest_checkpoints_of_newest_run_first(tmp_path: Path) -> None:
-    with RunLock() as lock:
-        folder, _ = run_folder.open_folder(settings(tmp_path), lock)
-    for step in (1, 20):
-        save(folder / "checkpoint", step)
-    again, starts = run_folder.open_folder(settings(tmp_path, resume="auto"), RunLock())
-    assert again == folder.resolve()
-    assert [start.name for start in starts] == ["step-000000020", "step-000000001"]
-
-
 def test_resume_removes_only_half_written_files_of_killed_runs(tmp_path: Path) -> None:
     saved = tmp_path / "mine/checkpoint"
     saved.mkdir(parents=True)
@@ -57,11 +39,6 @@ def test_resume_removes_only_half_written_files_of_killed_runs(tmp_path: Path) -
             run_folder.open_folder(settings(tmp_path, run_name="mine", resume="auto"), RunLock())
     left = {path.name for path in saved.iterdir()}
     assert left == {"step-000000020", "best", ".nfs0001", ".step-000000050"}
-
-
-def test_resume_without_run_starts_new_run(tmp_path: Path) -> None:
-    folder, starts = run_folder.open_folder(settings(tmp_path, resume="auto", run_name="mine"), RunLock())
-    assert (folder, starts) == (tmp_path / "mine", [])
 
 
 @pytest.mark.parametrize("output", ["/sys", "/sys/runs", "/dev/null/runs"])

@@ -12,16 +12,13 @@ from typing import Any
 
 import pytest
 
-from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint
 from tests.factories import train_settings
 from tests.net import free_port
 from tests.train.given import SMALL, epochs_of
 from tests.train.started import Started
-from train.planning.checks import check_tracker
 from train.report.metrics import MetricsWriter
 from train.report.trackers import FINISHED, ID_FILE, read_run_id, start_tracker
-from train.settings import read_train_settings
 
 RUN = SMALL | {"TRAIN_RUN_NAME": "run", "TRAIN_EPOCHS": "2", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1"}
 needs = {
@@ -151,23 +148,5 @@ def test_odd_id_of_a_tracker_is_no_id(tmp_path: Path, content: str) -> None:
     assert read_run_id(tmp_path, "mlflow") == "0a-b_"
 
 
-def test_tracker_that_does_not_start_is_named(tmp_path: Path) -> None:
-    said: list[str] = []
-
-    def fail() -> None:
-        raise OSError(28, "No space left on device")
-
-    MetricsWriter(tmp_path, tensorboard=False, track=fail, warn=said.append).close()
-    assert len(said) == 1
-    assert "No space left on device" in said[0]
-
-
 def test_without_track_nothing_is_started(tmp_path: Path) -> None:
     assert start_tracker(train_settings(), tmp_path, resumes=False) is None
-
-
-@pytest.mark.parametrize("name", ["mlflow", "wandb"])
-def test_missing_tracker_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("train.planning.checks.find_spec", lambda _: None)
-    with pytest.raises(UserError, match=rf"^TRAIN_TRACK={name}: {name} is not installed here"):
-        check_tracker(read_train_settings({"TRAIN_TRACK": name}, {}))
