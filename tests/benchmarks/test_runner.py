@@ -105,11 +105,6 @@ def test_record_names_files_that_changed_meanwhile(tree: Tree, tmp_path: Path) -
     assert (run.commit, run.changed) == (CLEAN.commit, ["a.py", "b.py"])
 
 
-def test_command_has_no_option_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["x", "--rounds=1", "--record", "--results=/tmp/x", "--only", str(runner.ROOT)])
-    assert runner.command_line().endswith(" --rounds=1 --only .")
-
-
 @pytest.mark.usefixtures("tree")
 def test_failed_benchmark_and_foreign_file_leave_no_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = options("--results", str(tmp_path))
@@ -187,14 +182,6 @@ def test_every_sample_is_kept_and_compared_with_the_base() -> None:
     assert (table.median("ours"), table.range("ours")) == (0.2, "0.100-0.300")
     assert table.over("ours") == pytest.approx(0.17)
     assert table.ratio("ours") == pytest.approx(0.2 / 0.03)
-
-
-def test_table_without_its_base_has_no_ratio() -> None:
-    table = Table("rate", "images/s", "by hand")
-    table.add("ours", 10.0)
-    assert (table.over("ours"), table.ratio("ours"), table.range("ours")) == (None, None, "")
-    table.add("by hand", 0.0)
-    assert table.ratio("ours") is None
 
 
 def test_printed_table_has_a_row_for_each_variant() -> None:

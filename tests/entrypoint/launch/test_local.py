@@ -139,11 +139,10 @@ def test_local_under_nohup_ignores_sighup(entrypoint: Entrypoint, launcher: str)
 
 @pytest.mark.launch
 @needs_two_cores
-@pytest.mark.parametrize("whole_job", [False, True])
-def test_suspended_job_goes_on(entrypoint: Entrypoint, whole_job: bool) -> None:
+def test_suspended_job_goes_on(entrypoint: Entrypoint) -> None:
     # `scontrol suspend` stops all of a job's processes.
     with started(entrypoint, "sys.exit(0)") as process:
-        stopped = process_tree(process.pid) if whole_job else [process.pid]
+        stopped = process_tree(process.pid)
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         time.sleep(2)  # longer than the launcher waits for a signal

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import time
 from pathlib import Path
@@ -201,38 +200,6 @@ def test_nothing_that_a_rank_printed_is_lost(entrypoint: Entrypoint, how: str) -
         assert result.out.count("the last words") == 2
     assert time.monotonic() - began < 30
     subprocess.run(("pkill", "-f", "^sleep 60$"), check=False)
-
-
-@pytest.mark.launch
-@needs_two_cores
-def test_interrupted_job_shows_all(entrypoint: Entrypoint) -> None:
-    script(
-        entrypoint.folder,
-        "x.py",
-        """
-        import os, signal, time
-
-        def stop(*_):
-            os.write(1, b"stopped " + os.environ["RANK"].encode() + b"\\n")  # print() may be interrupted itself
-            os._exit(0)
-
-        signal.signal(signal.SIGINT, stop)
-        print("ready", flush=True)
-        time.sleep(60)
-        """,
-    )
-    process = subprocess.Popen(
-        (PYTHON, "-m", "entrypoint", "run", "x.py"),
-        cwd=entrypoint.folder,
-        env={**clean_environment(), "HOME": str(entrypoint.home), **TWO},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout
-    assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "ready\n"]
-    process.send_signal(signal.SIGINT)
-    assert sorted(process.stdout.read().splitlines()) == ["stopped 0", "stopped 1"]
-    process.wait(30)
 
 
 @pytest.mark.launch

@@ -89,8 +89,6 @@ ENDS = """
 @pytest.mark.parametrize(
     ("how", "number", "code", "said"),
     [
-        ("exit", 0, 0, ""),
-        ("exit", 1, 1, ""),
         ("exit", 75, 75, ""),
         ("exit", 99, 99, ""),
         ("kill", signal.SIGSEGV, 5, "failed first: killed by SIGSEGV"),
@@ -172,19 +170,6 @@ def test_ctrl_z_stops_parent_and_rank_and_fg_resumes_both(entrypoint: Entrypoint
             time.sleep(0.5)
         screen.wait_for(b"over")
     assert b"SIGTERM SIGUSR1" in screen.said
-
-
-@pytest.mark.launch
-def test_rank_ends_with_its_parent(entrypoint: Entrypoint, tmp_path: Path) -> None:
-    waits = script(entrypoint.folder, "waits.py", "import time\nprint('ready', flush=True)\ntime.sleep(600)\n")
-    environ = {**clean_environment(), **QUIET}
-    with killed_at_end([*COMMAND, str(waits)], env=environ, stdout=subprocess.PIPE, cwd=tmp_path) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        (rank,) = children(process.pid)
-        process.kill()
-        assert process.wait(LAUNCH_LIMIT_S) == -signal.SIGKILL
-        wait_until(lambda: not Path(f"/proc/{rank}").exists() or state(rank) == "Z")
 
 
 @pytest.mark.launch
