@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,30 +12,21 @@ import pytest
 from entrypoint.core import paths
 
 
-def make(folder: Path, kind: str) -> Path:
-    """Make a path of a kind; relative ones are in the working folder."""
-    path = folder / kind
-    if kind == "file":
-        path.write_bytes(b"text \xff")
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as bound:
-            bound.bind(str(path))
-    elif kind == "loop":
-        path.symlink_to(path)
-    elif kind == "long name":
-        return folder / ("x" * 300)
-    elif kind == "below a file":
-        (folder / "a").write_text("")
-        return folder / "a/b"
-    elif kind == "device":
-        return Path("/dev/zero")
-    return path
+def bind_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
 
 
+# Where a path of a kind is, if it has another name than its kind, and what makes it.
+PLACES = {"long name": "x" * 300, "below a file": "a/b", "device": "/dev/zero"}
+MAKERS: dict[str, Callable[[Path], object]] = {
+    "file": lambda path: path.write_bytes(b"text \xff"),
+    "folder": Path.mkdir,
+    "fifo": os.mkfifo,
+    "socket": bind_socket,
+    "loop": lambda path: path.symlink_to(path),
+    "below a file": lambda path: path.parent.write_text(""),
+}
 # exists, is_file, is_folder, and what opening it says.
 KINDS = {
     "file": (True, True, False, ""),
@@ -52,7 +44,9 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_path_has_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.chdir(tmp_path)
-    path, (*answers, said) = make(tmp_path, kind), KINDS[kind]
+    path, (*answers, said) = tmp_path / PLACES.get(kind, kind), KINDS[kind]
+    if kind in MAKERS:
+        MAKERS[kind](path)
     assert [paths.exists(path), paths.is_file(path), paths.is_folder(path)] == answers
     assert paths.resolve(path).is_absolute()
     if not said:
