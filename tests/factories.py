@@ -6,7 +6,9 @@ import gzip
 import os
 import struct
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -60,10 +62,13 @@ def reason_for(made: Plan, what: str) -> str:
 NVML = {"8-GPU NVLink node": nvlink_node, "8-GPU NVSwitch node": nvswitch_node}
 
 
-def simulated_machine(tmp_path: Path, name: str, nvml: Any = None) -> Machine:
+@cache
+def simulated_machine(name: str) -> Machine:
+    """Return what the entrypoint finds in the files of a machine, which are built once."""
     tree = MACHINES[name]()
-    root = tree.build(tmp_path / "root")
-    found = detect_machine(root, MASKS.get(name, tree.cpus), nvml or (NVML[name]() if name in NVML else None))
+    with TemporaryDirectory() as folder:
+        root = tree.build(Path(folder))
+        found = detect_machine(root, MASKS.get(name, tree.cpus), NVML[name]() if name in NVML else None)
     return replace(found, hostname="there", container=ContainerInfo(shm_bytes=1 << 30))
 
 

@@ -33,9 +33,9 @@ def test_change_notes_are_one_page() -> None:
     assert len(headings) == len(set(headings)), "a section a version"
 
 
-def test_plan_in_readme_is_what_the_entrypoint_prints(tmp_path: Path) -> None:
+def test_plan_in_readme_is_what_the_entrypoint_prints() -> None:
     machine = replace(
-        simulated_machine(tmp_path, "2-socket EPYC 7742"),
+        simulated_machine("2-socket EPYC 7742"),
         hostname="node1",
         cpu_model="AMD EPYC 7742",
         memory_bytes=512 << 30,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -57,49 +56,43 @@ def shares(made: Plan) -> list[str]:
     ],
 )  # fmt: skip
 def test_default_plan_has_one_rank_per_numa_node(
-    tmp_path: Path, name: str, environ: Mapping[str, str], cpus: list[str], threads: int
+    name: str, environ: Mapping[str, str], cpus: list[str], threads: int
 ) -> None:
-    made = make_test_plan(simulated_machine(tmp_path, name), environ)
+    made = make_test_plan(simulated_machine(name), environ)
     assert shares(made) == cpus
     assert {rank.threads for rank in made.ranks} == {threads}
 
 
-def test_quota_3_5_gives_one_rank_three_threads(tmp_path: Path) -> None:
-    made = make_test_plan(simulated_machine(tmp_path, "Kubernetes pod with quota 3.5"))
+def test_quota_3_5_gives_one_rank_three_threads() -> None:
+    made = make_test_plan(simulated_machine("Kubernetes pod with quota 3.5"))
     assert [rank.threads for rank in made.ranks] == [3]
     assert len(made.ranks[0].cpus) == 32, "a quota limits time, not places"
     assert "cgroup limit 3.5 CPUs" in reason_for(made, "cores")
     assert made.environment.variables["OMP_WAIT_POLICY"] == "passive"
     with pytest.raises(UserError, match=r"more ranks than cores: .* cgroup limit 3\.5 CPUs"):
-        make_test_plan(
-            simulated_machine(tmp_path / "again", "Kubernetes pod with quota 3.5"), {"LAUNCH_NPROC_PER_NODE": "4"}
-        )
+        make_test_plan(simulated_machine("Kubernetes pod with quota 3.5"), {"LAUNCH_NPROC_PER_NODE": "4"})
 
 
-def test_memory_is_bound_if_a_rank_is_in_one_node_with_memory(tmp_path: Path) -> None:
-    made = make_test_plan(simulated_machine(tmp_path, "2-socket Xeon, siblings interleaved"))
+def test_memory_is_bound_if_a_rank_is_in_one_node_with_memory() -> None:
+    made = make_test_plan(simulated_machine("2-socket Xeon, siblings interleaved"))
     assert [rank.memory_nodes for rank in made.ranks] == [(0,), (1,)]
     assert made.binding.memory_policy == "bind"
-    gaps = simulated_machine(tmp_path / "gaps", "nodes with gaps")
+    gaps = simulated_machine("nodes with gaps")
     assert [rank.memory_nodes for rank in make_test_plan(gaps).ranks] == [(0,), ()], "node 8 has no memory"
-    wide = make_test_plan(
-        simulated_machine(tmp_path / "wide", "2-socket Xeon, siblings interleaved"), {"LAUNCH_NPROC_PER_NODE": "1"}
-    )
+    wide = make_test_plan(simulated_machine("2-socket Xeon, siblings interleaved"), {"LAUNCH_NPROC_PER_NODE": "1"})
     assert wide.ranks[0].memory_nodes == ()
     assert "first touch" in reason_for(wide, "memory")
 
 
 @pytest.mark.parametrize(("memory", "policy", "nodes"), [("preferred", "preferred", (0,)), ("default", "default", ())])
-def test_memory_binding_set_by_user_wins(tmp_path: Path, memory: str, policy: str, nodes: tuple[int, ...]) -> None:
-    made = make_test_plan(
-        simulated_machine(tmp_path, "2-socket Xeon, siblings interleaved"), {"LAUNCH_MEMORY_BINDING": memory}
-    )
+def test_memory_binding_set_by_user_wins(memory: str, policy: str, nodes: tuple[int, ...]) -> None:
+    made = make_test_plan(simulated_machine("2-socket Xeon, siblings interleaved"), {"LAUNCH_MEMORY_BINDING": memory})
     assert (made.binding.memory_policy, made.ranks[0].memory_nodes) == (policy, nodes)
     assert reason_for(made, "memory") == f"(set by you) LAUNCH_MEMORY_BINDING={memory}"
 
 
-def test_gpu_ranks_get_cores_near_their_gpu(tmp_path: Path) -> None:
-    made = make_test_plan(simulated_machine(tmp_path, "8-GPU NVLink node"))
+def test_gpu_ranks_get_cores_near_their_gpu() -> None:
+    made = make_test_plan(simulated_machine("8-GPU NVLink node"))
     assert shares(made) == ["0-4", "5-9", "10-14", "15-19", "20-24", "25-29", "30-34", "35-39"]
     assert [rank.gpu for rank in made.ranks] == list(range(8))
     assert [rank.memory_nodes for rank in made.ranks] == [(0,)] * 4 + [(1,)] * 4
@@ -115,8 +108,8 @@ def test_gpu_ranks_get_cores_near_their_gpu(tmp_path: Path) -> None:
     ("count", "gpus", "cpus"),
     [(1, "0", ["0-19"]), (2, "0,3", ["0-9", "10-19"]), (4, "0,1,2,3", ["0-4", "5-9", "10-14", "15-19"])],
 )
-def test_gpu_count_selects_best_connected_gpus(tmp_path: Path, count: int, gpus: str, cpus: list[str]) -> None:
-    made = make_test_plan(simulated_machine(tmp_path, "8-GPU NVLink node"), {"LAUNCH_GPUS": str(count)})
+def test_gpu_count_selects_best_connected_gpus(count: int, gpus: str, cpus: list[str]) -> None:
+    made = make_test_plan(simulated_machine("8-GPU NVLink node"), {"LAUNCH_GPUS": str(count)})
     assert made.nodes.nproc_per_node == count
     assert shares(made) == cpus
     uuids = ",".join(f"GPU-{int(gpu):08x}" for gpu in gpus.split(","))
@@ -125,14 +118,14 @@ def test_gpu_count_selects_best_connected_gpus(tmp_path: Path, count: int, gpus:
     assert f"(set by you) LAUNCH_GPUS={count}" in reason_for(made, "gpus")
 
 
-def test_fewer_ranks_select_best_connected_gpus(tmp_path: Path) -> None:
-    made = make_test_plan(simulated_machine(tmp_path, "8-GPU NVLink node"), {"LAUNCH_NPROC_PER_NODE": "2"})
+def test_fewer_ranks_select_best_connected_gpus() -> None:
+    made = make_test_plan(simulated_machine("8-GPU NVLink node"), {"LAUNCH_NPROC_PER_NODE": "2"})
     assert made.environment.variables["CUDA_VISIBLE_DEVICES"] == "GPU-00000000,GPU-00000003"
     assert [rank.gpu for rank in made.ranks] == [0, 1], "counted among those that are left visible"
 
 
-def test_nvswitch_gpus_are_equally_connected(tmp_path: Path) -> None:
-    made = make_test_plan(simulated_machine(tmp_path, "8-GPU NVSwitch node"), {"LAUNCH_GPUS": "2"})
+def test_nvswitch_gpus_are_equally_connected() -> None:
+    made = make_test_plan(simulated_machine("8-GPU NVSwitch node"), {"LAUNCH_GPUS": "2"})
     assert reason_for(made, "gpus") == "(set by you) LAUNCH_GPUS=2; the best connected: NV18"
 
 
@@ -146,14 +139,14 @@ def test_nvswitch_gpus_are_equally_connected(tmp_path: Path) -> None:
                                                              " LAUNCH_NPROC_PER_NODE=4", ExitCode.USAGE),
     ],
 )  # fmt: skip
-def test_invalid_gpus_raise(tmp_path: Path, environ: dict[str, str], said: str, code: ExitCode) -> None:
+def test_invalid_gpus_raise(environ: dict[str, str], said: str, code: ExitCode) -> None:
     with pytest.raises(UserError, match=said) as error:
-        make_test_plan(simulated_machine(tmp_path, "8-GPU NVLink node"), environ)
+        make_test_plan(simulated_machine("8-GPU NVLink node"), environ)
     assert error.value.code == code
 
 
-def test_old_driver_falls_back_to_cpu_only_on_auto(tmp_path: Path) -> None:
-    old = simulated_machine(tmp_path, "8-GPU NVLink node")
+def test_old_driver_falls_back_to_cpu_only_on_auto() -> None:
+    old = simulated_machine("8-GPU NVLink node")
     old = replace(old, driver=replace(old.driver, version="550.90", cuda="12.4"))
     old = replace(old, packages=replace(old.packages, torch_cuda="13.0"))
     made = make_test_plan(old)
@@ -166,8 +159,8 @@ def test_old_driver_falls_back_to_cpu_only_on_auto(tmp_path: Path) -> None:
     assert error.value.code == ExitCode.MACHINE
 
 
-def test_cpu_build_of_torch_ignores_gpus(tmp_path: Path) -> None:
-    node = simulated_machine(tmp_path, "8-GPU NVLink node")
+def test_cpu_build_of_torch_ignores_gpus() -> None:
+    node = simulated_machine("8-GPU NVLink node")
     made = make_test_plan(replace(node, packages=replace(node.packages, torch_cuda="", versions={"torch": "2.8.0"})))
     assert (made.device, made.nodes.nproc_per_node) == ("cpu", 2)
     assert any("built for the CPU. Use the CUDA image" in line for line in made.warnings)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
@@ -72,8 +70,8 @@ def test_resumed_run_keeps_threads_on_same_cores(busy: float) -> None:
 
 
 @pytest.mark.parametrize(("environ", "threads"), [({}, 6), ({"LAUNCH_CORE_TYPE": "physical"}, 12)])
-def test_unused_cores_are_reserved_first(tmp_path: Path, environ: dict[str, str], threads: int) -> None:
-    made = make_test_plan(replace(simulated_machine(tmp_path, "hybrid laptop"), busy_cpus=2.0), environ)
+def test_unused_cores_are_reserved_first(environ: dict[str, str], threads: int) -> None:
+    made = make_test_plan(replace(simulated_machine("hybrid laptop"), busy_cpus=2.0), environ)
     assert made.ranks[0].threads == threads
 
 
