@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import subprocess
-import time
 
 import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.launch.elastic_agent import wait_for_master_agent
-from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
+from tests.conftest import Entrypoint, needs_two_cores, script
 from tests.factories import make_machine, make_test_plan
 from tests.net import free_port, listen_on
-from tests.processes import children, wait_until
+from tests.processes import children
+from tests.train.given import SMALL
+from tests.train.started import Started
 
 TWICE = {"LAUNCH_MAX_RESTARTS": "2"}
 
@@ -67,26 +66,16 @@ def test_restart_not_retryable_code_is_not_restarted(entrypoint: Entrypoint, lau
 @pytest.mark.versions
 @pytest.mark.launch
 def test_restart_killed_trainer_rank_resumes_from_checkpoint(entrypoint: Entrypoint) -> None:
-    env = {"TRAIN_EPOCHS": "60", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1", "TRAIN_CHECKPOINT_EVERY": "5"}
-    log = entrypoint.folder / "log"
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [PYTHON, "-m", "entrypoint", "train", "--max-restarts=1"],
-            cwd=entrypoint.folder, env={**clean_environment(), "HOME": str(entrypoint.home), **env},
-            stdout=out, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    until = time.monotonic() + LAUNCH_LIMIT_S
-    while "epoch 12/" not in log.read_text():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    for rank in children(process.pid):
+    env = {"TRAIN_EPOCHS": "100", "TRAIN_TENSORBOARD": "0", "TRAIN_CHECKPOINT_EVERY": "5", "LAUNCH_MAX_RESTARTS": "1"}
+    run = Started(entrypoint, SMALL | env)
+    run.wait_for("epoch 12/")
+    for rank in children(run.process.pid):
         os.kill(rank, signal.SIGKILL)
-    assert process.wait(LAUNCH_LIMIT_S) == 0, log.read_text()[-2000:]
-    text = log.read_text()
-    assert "restart 1 of 1: rank 0 of this job" in text
-    assert re.search(r"resuming from \S+/checkpoint/step-\d+", text)
-    (run,) = {path.resolve() for path in (entrypoint.folder / "runs").iterdir()}
-    assert json.loads((run / "summary.json").read_text())["epochs"] == 60
+    code, out, err = run.ended()
+    assert code == 0, err
+    assert "restart 1 of 1: rank 0 of this job" in err
+    assert re.search(r"resuming from \S+/checkpoint/step-\d+", out)
+    assert entrypoint.summary()["epochs"] == 100
 
 
 # Ends its rank once, in the third training step.
@@ -110,19 +99,14 @@ FAILS_ONCE = """
 
 
 @pytest.mark.launch
-@pytest.mark.parametrize("restarted_by", ["the launcher", "a scheduler"])
-def test_run_that_died_before_its_first_checkpoint_begins_again(entrypoint: Entrypoint, restarted_by: str) -> None:
+def test_run_that_died_before_its_first_checkpoint_begins_again(entrypoint: Entrypoint) -> None:
     script(entrypoint.folder, "once.py", FAILS_ONCE)
     words = ("train", "--model=once:build", f"--model-path={entrypoint.folder}", "--epochs=1", "--run-name=job-1")
-    if restarted_by == "a scheduler":
-        assert entrypoint(*words, "--resume=auto").code == 9
-        result = entrypoint(*words, "--resume=auto")
-    else:
-        result = entrypoint(*words, "--max-restarts=1")
-        assert "restart 1 of 1: rank 0 of this job" in result.err
+    result = entrypoint(*words, "--max-restarts=1")
     assert result.code == 0, result.err
+    assert "restart 1 of 1: rank 0 of this job" in result.err
     assert (entrypoint.folder / "failed").exists()
-    assert json.loads((entrypoint.folder / "runs/job-1/summary.json").read_text())["epochs"] == 1
+    assert entrypoint.summary("job-1")["epochs"] == 1
 
 
 RESTARTS = int(os.environ.get("RESTARTS", "20"))
@@ -134,20 +118,16 @@ RESTARTS = int(os.environ.get("RESTARTS", "20"))
 def test_one_killed_rank_costs_one_restart_each_time(entrypoint: Entrypoint) -> None:
     """Keys that killed ranks leave in a store cost the next start a restart of its own, or stall it."""
     env = {
-        "TRAIN_EPOCHS": "6", "TRAIN_BATCH_SIZE": "8", "TRAIN_TENSORBOARD": "0", "LAUNCH_QUIET": "1",
-        "LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_MAX_RESTARTS": "3",
+        "TRAIN_EPOCHS": "6", "TRAIN_BATCH_SIZE": "8", "TRAIN_TENSORBOARD": "0", "LAUNCH_NPROC_PER_NODE": "2",
+        "LAUNCH_MAX_RESTARTS": "3",
     }  # fmt: skip
     for number in range(RESTARTS):
-        log = entrypoint.folder / f"log{number}"
-        with log.open("w") as out:
-            process = subprocess.Popen(
-                [PYTHON, "-m", "entrypoint", "train"], cwd=entrypoint.folder, stdout=out, stderr=subprocess.STDOUT,
-                env={**clean_environment(), "HOME": str(entrypoint.home), **env, "TRAIN_RUN_NAME": f"run{number}"},
-            )  # fmt: skip
-        wait_until(lambda log=log: "epoch 2/" in log.read_text())
-        os.kill(children(process.pid)[number % 2], signal.SIGKILL)
-        assert process.wait(LAUNCH_LIMIT_S) == 0, log.read_text()[-2000:]
-        assert re.findall(r"restart (\d) of 3", log.read_text()) == ["1"]
+        run = Started(entrypoint, env | {"TRAIN_RUN_NAME": f"run{number}"})
+        run.wait_for("epoch 2/")
+        os.kill(children(run.process.pid)[number % 2], signal.SIGKILL)
+        code, _, err = run.ended()
+        assert code == 0, err
+        assert re.findall(r"restart (\d) of 3", err) == ["1"]
         assert entrypoint.summary(f"run{number}")["epochs"] == 6
 
 

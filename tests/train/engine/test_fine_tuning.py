@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import Entrypoint, needs_two_cores
-from tests.train.given import SMALL, TWO_RANKS, losses
+from tests.train.given import SMALL, TWO_RANKS
 
 pytestmark = pytest.mark.launch
 
@@ -102,18 +102,6 @@ def test_fine_tuned_backbone_stays_as_it_was(entrypoint: Entrypoint, own: dict[s
     after = load_file(entrypoint.folder / "runs/tuned/checkpoint/best/model.safetensors")
     changed = {name for name, one in after.items() if not one.equal(before[name])}
     assert changed == {"head.weight", "head.bias"}
-
-
-@pytest.mark.slow
-@needs_two_cores
-def test_two_ranks_learn_what_one_learns(entrypoint: Entrypoint, own: dict[str, str]) -> None:
-    tuned = {
-        **own, "TRAIN_FREEZE": "stem", "TRAIN_OPTIMIZER": "adamw", "TRAIN_OPTIMIZER_ARGS": "betas=0.9,0.95",
-        "TRAIN_LR_LAYER_DECAY": "0.7", "TRAIN_HEAD_LR": "0.02", "TRAIN_DECAY_NORMS": "0", "TRAIN_SCHEDULE": "wsd",
-    }  # fmt: skip
-    entrypoint.train("--run-name=one", env=tuned)
-    entrypoint.train("--run-name=two", env={**tuned, **TWO_RANKS})
-    assert losses(entrypoint, "two") == pytest.approx(losses(entrypoint, "one"), rel=1e-4)
 
 
 @pytest.mark.slow

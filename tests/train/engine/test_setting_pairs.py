@@ -114,13 +114,6 @@ def test_any_two_slow_settings_train_or_raise(entrypoint: Entrypoint) -> None:
     check(entrypoint, RARER[::EACH])
 
 
-@needs_two_cores
-def test_settings_of_several_ranks_train_or_raise(entrypoint: Entrypoint) -> None:
-    environs = [a | OPTIONS[other] for a in SHARED.values() for other in ("accumulate", "compile", "prune")]
-    environs += [FSDP | one for one in (OPTIONS["no bias"], {"TRAIN_EXPORT": "onnx"}, {"TRAIN_MODEL": "resnet18"})]
-    check(entrypoint, [TWO | one for one in environs], "--nproc-per-node=2", "--oversubscribe=1")
-
-
 def streamed(tmp_path: Path) -> list[dict[str, str]]:
     """Return what streams image files, with the transforms of this feed and with threads or none."""
     paint(tmp_path / "files/train", each=8, size=(40, 30))

@@ -88,28 +88,6 @@ def test_command_txt_reproduces_the_run(entrypoint: Entrypoint) -> None:
     assert (again["seed"], again["threads"]) == (first["seed"], first["threads"]) == (7, 1)
 
 
-@pytest.mark.slow
-@pytest.mark.versions
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"TRAIN_OPTIMIZER": "adamw", "TRAIN_SCHEDULE": "cosine", "TRAIN_WARMUP": "0.1"},
-        {"TRAIN_OPTIMIZER": "adam", "TRAIN_SCHEDULE": "constant", "TRAIN_LABEL_SMOOTHING": "0.1"},
-        {"TRAIN_MAX_GRAD_NORM": "1", "TRAIN_GRAD_ACCUM_STEPS": "4", "TRAIN_BIAS": "0", "TRAIN_DETERMINISTIC": "1"},
-    ],
-)
-def test_each_recipe_learns(entrypoint: Entrypoint, settings: dict[str, str]) -> None:
-    assert entrypoint.train(env=SMALL | settings | {"TRAIN_EPOCHS": "5"})["test_accuracy"] > 90
-
-
-@pytest.mark.slow
-def test_torchvision_model_trains(entrypoint: Entrypoint, image_folder: Path) -> None:
-    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
-    env = imagefolder(image_folder, TRAIN_MODEL="resnet18", TRAIN_EPOCHS="1")
-    summary = entrypoint.train(env=env)
-    assert (summary["model"], summary["parameters"]) == ("resnet18", 11_178_051)
-
-
 @needs_two_cores
 def test_image_folder_trains_from_a_stream(entrypoint: Entrypoint, image_folder: Path) -> None:
     env = imagefolder(image_folder, TRAIN_DATA_SOURCE="stream", TRAIN_EPOCHS="8") | TWO_RANKS

@@ -5,17 +5,16 @@ from __future__ import annotations
 import copy
 import re
 import signal
-import subprocess
-import time
 
 import pytest
 import torch
 from torch import nn
 
 from entrypoint.core.errors import ExitCode, UserError
-from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores
+from tests.conftest import Entrypoint
 from tests.factories import train_settings
 from tests.train.checkpoint.saved import model_of
+from tests.train.started import Started
 from train.checkpoint.folder import newest
 from train.models.cnn import CNN
 from train.models.inspection import count_parameters
@@ -121,36 +120,16 @@ def test_prune_unsupported_model_raises() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.launch
-@needs_two_cores
-def test_pruned_model_on_two_ranks_equals_one_rank(entrypoint: Entrypoint) -> None:
-    pytest.importorskip("torch_pruning")
-    common = PRUNED | {"TRAIN_EPOCHS": "3", "TRAIN_BATCH_SIZE": "50"}
-    one = entrypoint.train(env=common)
-    two = entrypoint.train(env=common | {"LAUNCH_NPROC_PER_NODE": "2"})
-    assert (one["world_size"], two["world_size"]) == (1, 2)
-    assert one["parameters"] == two["parameters"] < 155_530
-    assert two["test_loss"] == pytest.approx(one["test_loss"], rel=2e-2)
-    assert two["test_accuracy"] == pytest.approx(one["test_accuracy"], abs=0.6)
-
-
-@pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.launch
 def test_stopped_pruned_run_resumes_pruned_and_ends_equal(entrypoint: Entrypoint) -> None:
     pytest.importorskip("torch_pruning")
     common = PRUNED | {"TRAIN_EPOCHS": "12", "TRAIN_PRUNE_WARMUP": "2", "LAUNCH_QUIET": "1"}
     whole = entrypoint.train(env=common | {"TRAIN_RUN_NAME": "whole"})
-    env = {**clean_environment(), "HOME": str(entrypoint.home), **common, "TRAIN_RUN_NAME": "stopped"}
-    log = entrypoint.folder / "log"
-    with log.open("w") as out:
-        process = subprocess.Popen([PYTHON, "-m", "entrypoint", "train"], cwd=entrypoint.folder, env=env, stdout=out)
-    until = time.monotonic() + LAUNCH_LIMIT_S
-    while "epoch 3/12  train" not in log.read_text():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(LAUNCH_LIMIT_S) == ExitCode.PREEMPTED
+    run = Started(entrypoint, common | {"TRAIN_RUN_NAME": "stopped"})
+    run.wait_for("epoch 3/12  train")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.ended()[0] == ExitCode.PREEMPTED
     saved = newest(entrypoint.folder / "runs/stopped/checkpoint")
     assert saved is not None
     assert model_of(saved)["layer1.0.weight"].shape[0] == 16

@@ -72,9 +72,6 @@ def test_terminal_stop_saves_and_reports_once(
     assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
 
 
-RANKS = pytest.mark.parametrize("ranks", ["1", pytest.param("2", marks=needs_two_cores)])
-
-
 @pytest.mark.slow_except("one rank")
 @pytest.mark.parametrize(("names", "said", "words"), WAYS)  # hydra ends all when it can print no more
 def test_closed_terminal_saves_and_ends_run(
@@ -87,9 +84,9 @@ def test_closed_terminal_saves_and_ends_run(
     assert list((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
 
 
-@RANKS
-def test_closed_output_pipe_saves_and_ends_run(entrypoint: Entrypoint, ranks: str) -> None:
-    run = Started(entrypoint, ENDLESS | {"LAUNCH_NPROC_PER_NODE": ranks})
+@needs_two_cores
+def test_closed_output_pipe_saves_and_ends_run(entrypoint: Entrypoint) -> None:
+    run = Started(entrypoint, ENDLESS | {"LAUNCH_NPROC_PER_NODE": "2"})
     run.wait_for("epoch 2/100000")
     assert run.process.stdout is not None
     run.process.stdout.close()
@@ -112,9 +109,9 @@ def test_full_log_disk_saves_and_ends_run(entrypoint: Entrypoint) -> None:
 
 
 @pytest.mark.slow
-@RANKS
-def test_nohup_run_survives_closed_terminal(entrypoint: Entrypoint, ranks: str) -> None:
-    run = Started(entrypoint, ENDLESS | {"LAUNCH_NPROC_PER_NODE": ranks}, "nohup")
+@needs_two_cores
+def test_nohup_run_survives_closed_terminal(entrypoint: Entrypoint) -> None:
+    run = Started(entrypoint, ENDLESS | {"LAUNCH_NPROC_PER_NODE": "2"}, "nohup")
     run.wait_for("epoch 1/100000  train loss")
     for pid in (run.process.pid, *children(run.process.pid)):
         os.kill(pid, signal.SIGHUP)
