@@ -131,23 +131,19 @@ def test_run_without_improvement_stops_and_stays_stopped(entrypoint: Entrypoint)
 
 
 @pytest.mark.launch
-def test_split_that_leaves_no_image_is_refused(entrypoint: Entrypoint, tmp_path: Path) -> None:
+def test_split_that_cannot_choose_is_refused(entrypoint: Entrypoint, three_splits: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
         paint(tmp_path / "few" / split, each=1)
-    env = imagefolder(tmp_path / "few", TRAIN_VAL_SPLIT="0.3", TRAIN_BATCH_SIZE="2") | QUIET
-    for command in ("plan", "train"):
-        result = entrypoint(command, env=env)
-        assert (result.code, len(result.err.splitlines())) == (2, 1)
-        assert "TRAIN_VAL_SPLIT=0.3: leaves no image to choose by" in result.err
-
-
-@pytest.mark.launch
-def test_two_kinds_of_choice_contradict(entrypoint: Entrypoint, three_splits: Path) -> None:
-    env = imagefolder(three_splits, TRAIN_VAL_SPLIT="0.1") | QUIET
-    for command in ("plan", "train"):
-        result = entrypoint(command, env=env)
-        assert result.code == 2
-        assert "TRAIN_VAL_SPLIT=0.1: the folder has val/ next to test/" in result.err
+    few = imagefolder(tmp_path / "few", TRAIN_VAL_SPLIT="0.3", TRAIN_BATCH_SIZE="2")
+    both = imagefolder(three_splits, TRAIN_VAL_SPLIT="0.1")
+    for env, said in (
+        (few, "TRAIN_VAL_SPLIT=0.3: leaves no image to choose by"),
+        (both, "TRAIN_VAL_SPLIT=0.1: the folder has val/ next to test/"),
+    ):
+        for command in ("plan", "train"):
+            result = entrypoint(command, env=env | QUIET)
+            assert (result.code, len(result.err.splitlines())) == (2, 1)
+            assert said in result.err
 
 
 def test_evaluation_every_few_epochs_and_at_the_end(entrypoint: Entrypoint, image_folder: Path) -> None:

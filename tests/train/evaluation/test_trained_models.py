@@ -93,12 +93,15 @@ def test_result_file_that_cannot_be_written_is_refused_first(entrypoint: Entrypo
 def test_file_that_is_no_trained_model_is_refused(entrypoint: Entrypoint, trained: Path) -> None:
     plain = entrypoint.folder / "plain.safetensors"
     save_file(load_file(trained / "model.safetensors"), plain)
-    for path, said in ((plain, "does not say its classes"), (entrypoint.folder / "nobody", "no such file")):
-        for words in (("evaluate", path), ("predict", path, "a.png"), ("plan", "--evaluate", path)):
-            result = entrypoint(*words, env=QUIET)
-            assert result.code == 2
-            assert said in result.err
-            assert len(result.err.splitlines()) == 1
+    for words, said in (
+        (("evaluate", plain), "does not say its classes"),
+        (("predict", plain, "a.png"), "does not say its classes"),
+        (("plan", "--evaluate", entrypoint.folder / "nobody"), "no such file"),
+    ):
+        result = entrypoint(*words, env=QUIET)
+        assert result.code == 2
+        assert said in result.err
+        assert len(result.err.splitlines()) == 1
 
 
 def test_file_cannot_choose_code_to_import(entrypoint: Entrypoint, trained: Path) -> None:

@@ -95,19 +95,16 @@ def test_grayscale_model_takes_weights_of_color(tmp_path: Path) -> None:
         assert len(fitted.tensors) == 122
 
 
-def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    state = resnet().state_dict()
-    state["layer1.0.conv1.weight"][0, 0, 0, 0] = float("nan")
-    file = written(tmp_path / "a.safetensors", state)
-    with pytest.raises(UserError, match=r"layer1\.0\.conv1\.weight has values that are not finite"):
-        load_weights(train_settings(model="resnet18", weights=file), resnet(), SHAPE, FIVE)
-
-
-def test_integers_are_no_weights(tmp_path: Path) -> None:
-    state = resnet().state_dict()
-    state["conv1.weight"] = state["conv1.weight"].to(torch.int32)
-    file = written(tmp_path / "a.safetensors", state)
-    with pytest.raises(UserError, match=r"conv1\.weight is 64x3x7x7 int32 there and 64x3x7x7 here"):
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (torch.full((64, 3, 7, 7), torch.nan), r"conv1\.weight has values that are not finite"),
+        (torch.ones((64, 3, 7, 7), dtype=torch.int32), r"conv1\.weight is 64x3x7x7 int32 there and 64x3x7x7 here"),
+    ],
+)
+def test_values_that_are_no_weights_are_refused(tmp_path: Path, values: Tensor, said: str) -> None:
+    file = written(tmp_path / "a.safetensors", resnet().state_dict() | {"conv1.weight": values})
+    with pytest.raises(UserError, match=said):
         load_weights(train_settings(model="resnet18", weights=file), resnet(), SHAPE, FIVE)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -133,6 +132,7 @@ def test_trainer_flags_become_variables_of_ranks() -> None:
             "TRAIN_DATA_SOURCE=stream: only imagefolder, csv and shards can be streamed",
         ),
         ({"TRAIN_PIN_MEMORY": "1"}, 1, "TRAIN_PIN_MEMORY=1: there is no GPU to copy to"),
+        ({"TRAIN_EPOCHS": "3", "TRAIN_STEPS": "5"}, 1, "TRAIN_EPOCHS=3 and TRAIN_STEPS=5 both set the length of"),
         (
             {"TRAIN_IMAGE_SIZE": "32"},
             1,
@@ -170,16 +170,6 @@ def test_trainer_flags_become_variables_of_ranks() -> None:
 def test_untrainable_settings_raise(environ: dict[str, str], ranks: int, said: str) -> None:
     with pytest.raises(UserError, match=said):
         planned(environ, SMALL, ranks)
-
-
-def test_epochs_and_steps_together_raise() -> None:
-    with pytest.raises(UserError, match=r"TRAIN_EPOCHS=3 and TRAIN_STEPS=5 both set the length of the run\."):
-        planned({"TRAIN_EPOCHS": "3", "TRAIN_STEPS": "5"}, SMALL)
-
-
-def test_data_dir_is_read_from_environment(tmp_path: Path) -> None:
-    given = read_train_settings({"TRAIN_DATA_DIR": str(tmp_path)}, {})
-    assert given.values.data_dir == tmp_path
 
 
 CROPS = {"TRAIN_TRANSFORMS": "imagenet"}
