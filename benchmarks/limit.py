@@ -99,16 +99,14 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     from torch.nn.functional import cross_entropy
     from torch.utils.flop_counter import FlopCounterMode
 
-    from train.acceleration.amp import gradient_scaler
-    from train.acceleration.memory_format import set_memory_format
+    from train.acceleration.amp import gradient_scaler, set_memory_format
     from train.acceleration.small_conv import use_matmul_for_small_inputs
     from train.acceleration.winograd import use_winograd
     from train.data.datasets import ImageTensors
     from train.data.feeds.memory import MemorySource
     from train.distributed.process_group import ProcessGroup
     from train.engine.loop import train_epoch
-    from train.engine.train_state import TrainState
-    from train.engine.train_step import Trainer
+    from train.engine.train_step import Trainer, TrainState
     from train.models.registry import build_model
     from train.optimization.optimizer import build_optimizer, lr_schedule
     from train.report.profiler import DATA

@@ -116,7 +116,7 @@ def build_step(  # noqa: PLR0913  # a keyword for each technique
     import torch
     from torch.nn.functional import cross_entropy
 
-    from train.acceleration.memory_format import memory_format, set_memory_format
+    from train.acceleration.amp import memory_format, set_memory_format
     from train.acceleration.small_conv import use_matmul_for_small_inputs
     from train.acceleration.winograd import use_winograd
     from train.distributed.ddp import wrap_ddp

@@ -62,7 +62,7 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     from train.data.dataset_info import inspect_dataset
     from train.kernels.library import find_kernel
     from train.planning.recipes import with_recipe
-    from train.planning.run_lookup import new_run_dir, previous_run
+    from train.planning.run_selection import new_run_dir, previous_run
     from train.planning.trained_run import with_trained_settings
     from train.planning.trainer_plan import plan_trainer
     from train.settings import read_train_settings

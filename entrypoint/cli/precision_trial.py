@@ -26,8 +26,7 @@ def bf16_speedup(settings: TrainSettings, plan: Plan, inputs: PlanInputs) -> flo
 
     Ranks that a launcher started, and nodes of a job, must decide alike, so they go by the CPU's flags.
     """
-    from train.planning.compute import hardware_support
-    from train.planning.precision_trial import measure_bf16
+    from train.planning.compute import hardware_support, measure_bf16
 
     folder = store_dir(inputs)
     asked = settings.precision == "auto" and not settings.evaluate and plan.device == "cpu"

@@ -1,10 +1,14 @@
-"""The number format of the forward pass; weights, loss and optimizer state stay in fp32."""
+"""The number format of the forward pass, and the memory format of images and filters.
+
+Weights, loss and optimizer state stay in fp32.
+"""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 CAST_TO = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
@@ -32,3 +36,13 @@ def gradient_scaler(precision: str, device: torch.device) -> GradScaler:
     Why: small gradients would be zero in fp16.
     """
     return GradScaler(device.type, enabled=precision == "fp16")
+
+
+def memory_format(*, channels_last: bool) -> torch.memory_format:
+    """Return the memory format of the images."""
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
+def set_memory_format(model: nn.Module, *, channels_last: bool) -> nn.Module:
+    """Return the model with its filters in the memory format of the images."""
+    return model.to(memory_format=memory_format(channels_last=channels_last))  # type: ignore[call-overload, no-any-return]

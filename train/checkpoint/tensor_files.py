@@ -7,15 +7,21 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save_file
 from torch import Tensor
 
+from train.checkpoint import folder as folders
 from train.checkpoint.metadata import (
+    EMA,
+    MODEL,
+    OPTIMIZER,
     SECTIONS,
     Metadata,
     TensorEntry,
@@ -23,6 +29,7 @@ from train.checkpoint.metadata import (
     corrupt_error,
     read_metadata,
     read_verified,
+    write_metadata,
 )
 
 Tensors = Mapping[str, Tensor]
@@ -86,6 +93,31 @@ def whole_entries(tensors: Mapping[str, Tensors], file_of: Mapping[str, str]) ->
         }
         for section, named in tensors.items()
     }
+
+
+FILES = {MODEL: "model.safetensors", OPTIMIZER: "optimizer.safetensors", EMA: "ema.safetensors"}
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int, *, best: bool = False) -> Path:
+    """Write a checkpoint atomically, then remove all but the newest `keep` and the best; returns its path.
+
+    `best` marks it as the best so far. Raises OSError.
+    """
+    folder.mkdir(exist_ok=True)
+    path = folders.checkpoint_path(folder, checkpoint.metadata.step)
+    temp_dir = folders.prepare(path)
+    try:
+        tensors = {section: named for section, named in checkpoint.tensors.items() if named}
+        digests = {
+            FILES[section]: write_tensors(temp_dir / FILES[section], named) for section, named in tensors.items()
+        }
+        write_metadata(temp_dir, replace(checkpoint.metadata, tensors=whole_entries(tensors, FILES)), digests)
+        folders.commit(temp_dir, path, keep, best=best)
+    except OSError:
+        with suppress(OSError):  # the cause of the first error is said; a later run removes the rest
+            folders.remove_tree(temp_dir)
+        raise
+    return path
 
 
 class CheckpointReader:

@@ -18,12 +18,11 @@ from torch import Tensor
 from entrypoint.core.errors import UserError, first_line
 from train.checkpoint.metadata import DataFingerprint
 from train.data.cache.decode_splits import decode_splits
-from train.data.cache.entry import ImageSource
 from train.data.cache.fingerprint import fingerprint_of_arrays, fingerprint_of_files
-from train.data.cache.image_cache import load_or_build
+from train.data.cache.image_cache import ImageSource, load_or_build
 from train.data.cache_folder import cache_folder
 from train.data.dataset_info import synthetic_classes, synthetic_shape, synthetic_test_images
-from train.data.readable_classes import probe_classes
+from train.data.decoding.decoder import read_image
 from train.data.sources.image_folder import ImageList, UnreadableImage, check_classes
 from train.data.sources.listing import list_files
 from train.data.val_split import ALL_ROWS, SplitRows, behind_test, cut_from_training
@@ -259,3 +258,22 @@ LOADERS: dict[str, Callable[[TrainSettings], DataSet]] = {
     "fashion-mnist": partial(load_torchvision, name="FashionMNIST"),
     "cifar10": partial(load_torchvision, name="CIFAR10"),
 }
+
+
+def probe_classes(listing: ImageList, shape: ImageShape) -> tuple[UnreadableImage, ...]:
+    """Read images of each class until one can be read; return the unreadable ones before it.
+
+    Raises `UserError` for a class without any. It decodes one image of each class, if no image is damaged.
+    """
+    readable: set[int] = set()
+    bad: dict[int, UnreadableImage] = {}
+    for row, label in enumerate(listing.labels):
+        if label in readable:
+            continue
+        image = read_image(listing.files[row], shape)
+        if isinstance(image, UnreadableImage):
+            bad[row] = image
+        else:
+            readable.add(label)
+    check_classes(listing, readable, bad)
+    return tuple(bad.values())

@@ -12,9 +12,8 @@ from torch.optim.swa_utils import AveragedModel
 from entrypoint.core.errors import UserError
 from entrypoint.plan.model import Plan
 from train.acceleration.activation_checkpointing import checkpoint_activations
-from train.acceleration.amp import configure_tf32, gradient_scaler
+from train.acceleration.amp import configure_tf32, gradient_scaler, set_memory_format
 from train.acceleration.ipex import optimize_with_ipex
-from train.acceleration.memory_format import set_memory_format
 from train.acceleration.small_conv import use_matmul_for_small_inputs
 from train.acceleration.torch_workarounds import match_optimizer_state_format, orthogonalize_in_fp32
 from train.acceleration.winograd import use_winograd
@@ -24,11 +23,9 @@ from train.checkpoint.resume import ResumePoint, check_shapes
 from train.checkpoint.tensor_files import Tensors
 from train.distributed.process_group import ProcessGroup
 from train.distributed.sync_batchnorm import convert_sync_batchnorm, has_batchnorm, warn_without_batchnorm
-from train.engine.train_state import TrainState
-from train.engine.train_step import Trainer
+from train.engine.train_step import Trainer, TrainState
 from train.models.freezing import freeze
-from train.models.head import head_names
-from train.models.inspection import count_parameters, dry_run, single_image_problem
+from train.models.inspection import count_parameters, dry_run, head_names, single_image_problem
 from train.models.pruning import prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.speednet import SpeedNet

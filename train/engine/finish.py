@@ -18,7 +18,7 @@ from entrypoint.plan.model import Plan
 from train.acceleration.faster_conv import original_convolutions
 from train.checkpoint.tensor_files import write_tensors
 from train.distributed.ddp import full_state_dict, is_sharded
-from train.engine.run import TrainingRun
+from train.engine.run_setup import TrainingRun
 from train.engine.save_policy import check_weights_finite
 from train.evaluation.evaluate import EvalResult, evaluation_values
 from train.evaluation.mistakes import KEPT, as_json
@@ -27,11 +27,10 @@ from train.models.inspection import count_multiply_adds, count_parameters
 from train.models.pruning import resize_to_state
 from train.models.registry import restore_state_metadata
 from train.models.weights_origin import WEIGHTS_FILE, WeightsOrigin, origin_header
-from train.report.cpu_wait import cpu_wait_text
 from train.report.metrics import disk_errors_as_user_errors
-from train.report.output import guarded_stdout
 from train.report.page import REPORT_FILE, write_report
-from train.report.stragglers import RankTimes, stragglers_text, summarize
+from train.report.progress import guarded_stdout
+from train.report.stragglers import RankTimes, cpu_wait_text, stragglers_text, summarize
 from train.report.trackers import FINISHED
 
 

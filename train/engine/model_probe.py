@@ -11,11 +11,9 @@ import torch
 from torch import nn
 
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
-from train.models.factory import describe_failure
 from train.models.freezing import freeze
-from train.models.head import head_names
-from train.models.inspection import count_parameters
-from train.models.registry import build_model, check_other_size
+from train.models.inspection import count_parameters, head_names
+from train.models.registry import build_model, check_other_size, describe_failure
 from train.models.weights import PRETRAINED, load_weights, published_normalization
 from train.models.weights_origin import find_weights_file, read_origin
 from train.optimization.optimizer import arguments_error, build_optimizer

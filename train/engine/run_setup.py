@@ -1,16 +1,20 @@
-"""Set up a run on every rank: data source, checkpoint to resume from, model, folder and reports."""
+"""A training run, and its set-up on every rank: data source, checkpoint to resume from, model, folder and reports."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+import torch.distributed as dist
 
 from entrypoint.core.errors import UserError
 from entrypoint.core.paths import exists
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import compare_with_plan, observe_rank
+from train.acceleration.heap import HeapTrimmer
 from train.checkpoint.async_writer import AsyncCheckpointWriter
 from train.checkpoint.metadata import DataFingerprint
 from train.checkpoint.resume import ResumePoint, check_length, compare_data, load_first_valid, map_place
@@ -23,19 +27,80 @@ from train.distributed.ddp import not_resumable_warnings
 from train.distributed.process_group import ProcessGroup, open_save_group
 from train.engine.builder import ModelBuilder
 from train.engine.compile import compile_step
-from train.engine.run import TrainingRun
 from train.engine.same_settings import check_same_settings, settings_to_compare
 from train.engine.train_step import Trainer
+from train.evaluation.mistakes import MistakeCollector
 from train.lock_file import RunLock
 from train.planning.checks import check_epochs_after_pruning
 from train.planning.image_sizes import model_input_shape
 from train.report import run_folder
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
-from train.report.profiler import Profiler
-from train.report.progress import build_progress
+from train.report.profiler import Profiler, no_phase
+from train.report.progress import ProgressReporter, build_progress
+from train.report.stragglers import CpuWaitMeter
 from train.report.trackers import start_tracker
 from train.settings import TrainSettings
 from train.transforms.normalize import Normalize
+
+
+@dataclass
+class TrainingRun:
+    """Objects that a run's epochs use; `metrics` is None except on rank 0.
+
+    `data` is what the run knows of its data set. `skipped` are the files that were left out before the first batch.
+    `mistakes` are those of the last evaluation on this rank. `save_group` is the process group of the threads that save
+    a sharded model.
+    """
+
+    settings: TrainSettings
+    group: ProcessGroup
+    source: BatchSource
+    trainer: Trainer
+    folder: Path
+    metrics: MetricsWriter | None
+    progress: ProgressReporter
+    first_epoch: int
+    model_builder: ModelBuilder
+    lock: RunLock
+    checkpoint_writer: AsyncCheckpointWriter
+    data: DataFingerprint
+    skipped: tuple[str, ...] = ()
+    save_group: dist.ProcessGroup | None = None
+    profiler: Profiler | None = None
+    mistakes: MistakeCollector | None = None
+    cpu_wait: CpuWaitMeter = field(default_factory=CpuWaitMeter)
+    heap: HeapTrimmer = field(default_factory=HeapTrimmer)
+
+    def advance_profiler(self) -> None:
+        """Advance the profiler by one step, and remove it when it is done."""
+        if self.profiler and self.profiler.step():
+            self.profiler, self.trainer.mark_phase = None, no_phase
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the model's outputs."""
+        return self.data.classes
+
+    @property
+    def choice(self) -> str:
+        """Which images choose the best checkpoint: `val`, or `test` where there are no others."""
+        return "val" if self.source.has_val else "test"
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.settings.total_steps(self.source.steps_per_epoch)
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the run; the last one may be incomplete."""
+        return self.settings.total_epochs(self.source.steps_per_epoch)
+
+    @property
+    def log_interval(self) -> int:
+        """Steps between log lines; by default up to five lines an epoch, at least 20 steps apart."""
+        asked, steps = self.settings.log_interval, self.source.steps_per_epoch
+        return -(-steps // max(1, min(5, steps // 20))) if asked == "auto" else asked
 
 
 def setup_run(

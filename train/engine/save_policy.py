@@ -6,12 +6,11 @@ import json
 from typing import NoReturn
 
 from entrypoint.core.errors import ExitCode, UserError
-from train.checkpoint import replicated
 from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, Metadata, ScalerState
 from train.checkpoint.optimizer_state import optimizer_tensors
-from train.checkpoint.tensor_files import Checkpoint
+from train.checkpoint.tensor_files import Checkpoint, save_checkpoint
 from train.distributed.ddp import iter_local_parameters
-from train.engine.run import TrainingRun
+from train.engine.run_setup import TrainingRun
 from train.engine.train_step import Trainer
 from train.optimization.optimizer import parameter_names
 from train.preemption import STOP_CONTROLLER, Preempted
@@ -97,7 +96,7 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
 
     def write() -> None:
         with disk_errors_as_user_errors(folder):
-            replicated.save(folder, checkpoint, keep, best=best)
+            save_checkpoint(folder, checkpoint, keep, best=best)
 
     run.checkpoint_writer.submit(write)
 

@@ -21,8 +21,7 @@ from train.distributed.peer_failure import translate_collective_errors
 from train.distributed.process_group import ProcessGroup, init_process_group, local_process
 from train.engine.finish import write_summary
 from train.engine.loop import train_epoch
-from train.engine.run import TrainingRun
-from train.engine.run_setup import setup_run
+from train.engine.run_setup import TrainingRun, setup_run
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
 from train.evaluation.evaluate import EvalResult, evaluate
 from train.evaluation.mistakes import MistakeCollector
@@ -31,7 +30,7 @@ from train.lock_file import STALE_S, RunLock
 from train.preemption import STOP_CONTROLLER, first_deadline
 from train.report.trackers import FAILED
 from train.settings import TrainSettings
-from train.transforms.resize import resize_batches
+from train.transforms.batch_tensors import resize_batches
 
 
 def train(given: ParsedSettings[TrainSettings], plan: Plan, started: float) -> None:

@@ -18,16 +18,16 @@ from torch import nn
 
 from entrypoint.core.console import report_error, write_stderr
 from entrypoint.core.errors import ExitCode, UserError, one_line
-from train.acceleration.memory_format import memory_format
+from train.acceleration.amp import memory_format
 from train.data.decoding.decoder import read_image
 from train.data.sources.image_folder import UnreadableImage, scan_class
 from train.evaluation.load_model import load_model
 from train.planning.image_sizes import image_sizes
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.predict_settings import PredictSettings
+from train.transforms.batch_tensors import resize_batch
 from train.transforms.normalize import Normalize
 from train.transforms.registry import select_transform
-from train.transforms.resize import resize_batch
 from train.transforms.test_time import averaged_logits
 
 

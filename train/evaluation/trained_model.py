@@ -12,7 +12,7 @@ from torch import Tensor
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.plan.model import Plan
-from train.acceleration.memory_format import set_memory_format
+from train.acceleration.amp import set_memory_format
 from train.data.datasets import DataSet
 from train.data.feeds.batches import IGNORE_LABEL
 from train.data.feeds.choose import build_source
@@ -24,10 +24,10 @@ from train.models.registry import check_other_size
 from train.planning.image_sizes import image_sizes, model_input_shape
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.report.metrics import disk_errors_as_user_errors
-from train.report.output import guarded_stdout
+from train.report.progress import guarded_stdout
 from train.settings import TrainSettings
+from train.transforms.batch_tensors import resize_batches
 from train.transforms.normalize import Normalize
-from train.transforms.resize import resize_batches
 
 # Classes that are listed, worst first.
 LISTED_CLASSES = 10

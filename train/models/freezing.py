@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from entrypoint.core.errors import UserError, did_you_mean, printable
-from train.models.head import in_modules
-from train.models.inspection import count_parameters
+from train.models.inspection import count_parameters, in_modules
 
 BACKBONE = "backbone"
 

@@ -1,4 +1,4 @@
-"""Runs one blank image through a model, to test its input size or to count its operations."""
+"""What a model is: its head, its parameters and its operations, and whether it takes an image."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from entrypoint.core.errors import first_line
+from train.models.cnn import GrayscaleToRGB
 from train.settings import ImageShape
 
 
@@ -46,3 +47,35 @@ def single_image_problem(model: nn.Module, shape: ImageShape) -> str:
     except ValueError as error:
         return first_line(error)
     return ""
+
+
+# Names of the weights that hold one row for each class.
+HEAD_LAYERS = (nn.Linear, nn.Conv2d)
+
+
+def head_names(model: nn.Module, classes: int) -> tuple[str, ...]:
+    """Return the names of the modules that output the logits, () if none is found.
+
+    It is the last linear or 1x1 convolution layer with as many outputs as there are classes. timm's models say which it
+    is, and some have two.
+    """
+    if isinstance(model, GrayscaleToRGB):
+        return tuple(f"model.{name}" for name in head_names(model.model, classes))
+    get_classifier = getattr(model, "get_classifier", None)
+    if callable(get_classifier):
+        found = get_classifier()
+        own = found if isinstance(found, (tuple, list)) else (found,)
+        names = tuple(name for name, module in model.named_modules() if any(module is one for one in own))
+        if names:
+            return names
+    last = ""
+    for name, module in model.named_modules():
+        outputs = getattr(module, "out_features", getattr(module, "out_channels", None))
+        if isinstance(module, HEAD_LAYERS) and outputs == classes:
+            last = name
+    return (last,) if last else ()
+
+
+def in_modules(parameter: str, modules: tuple[str, ...]) -> bool:
+    """Return whether a parameter's name is inside one of the modules."""
+    return any(parameter.startswith(f"{name}.") for name in modules)

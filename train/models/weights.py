@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from entrypoint.core.atomic_files import atomic_path
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from train.models.cnn import GrayscaleToRGB
-from train.models.factory import import_timm
-from train.models.head import head_names, in_modules
+from train.models.inspection import head_names, in_modules
+from train.models.registry import import_timm
 from train.models.state_dict_file import read_state_dict
 from train.models.weights_origin import WeightsOrigin, find_weights_file, read_origin
 from train.setting_groups.model import TIMM_PREFIX, ModelSettings

@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from entrypoint.core.errors import UserError, first_line, printable
 from train.acceleration.torch_workarounds import skip_dynamo_import, unwrap_step
-from train.models.head import in_modules
+from train.models.inspection import in_modules
 from train.optimization.optimizer_class import (
     argument_defaults,
     default_lr,

@@ -1,16 +1,17 @@
-"""Measures where a rank's training time goes, and finds the rank and the node that the others wait for."""
+"""Where a rank's training time goes, how long threads wait for a CPU, and which rank or node the others wait for."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from entrypoint.machine.cpu_load import read_run_delays
 from train.report.gpu_clock import slow_gpus_text
 
 # Smaller costs are as likely noise.
@@ -151,3 +152,34 @@ def slowest_text(found: dict[str, Any]) -> str:
         return ""
     where = f"rank {found['slowest_rank']} on {found['slowest_rank_node']}"
     return f"{where} is the slowest and costs {cost:.0f} % of a step"
+
+
+# Smaller shares are not reported.
+MIN_REPORTED_SHARE = 0.2
+
+
+def max_wait_share(before: Mapping[str, int], after: Mapping[str, int], seconds: float) -> float:
+    """Return the share of a time (s) that the thread which waited longest in it has waited, 0 to 1."""
+    longest = max((wait - before.get(thread, 0) for thread, wait in after.items()), default=0)
+    return min(1.0, longest / 1e9 / seconds) if seconds > 0 else 0.0
+
+
+class CpuWaitMeter:
+    """CPU wait times since this meter was created."""
+
+    def __init__(self) -> None:
+        self.began, self.before = time.monotonic(), read_run_delays()
+
+    def share(self) -> float:
+        """Return the share of the time since then that the thread which waited longest has waited."""
+        return max_wait_share(self.before, read_run_delays(), time.monotonic() - self.began)
+
+
+def cpu_wait_text(share: float) -> str:
+    """Return a text about the wait share, or an empty text if the share is small."""
+    if share < MIN_REPORTED_SHARE:
+        return ""
+    return (
+        f"{100 * share:.0f} % of the time threads waited for a CPU (other processes or a CPU limit);"
+        " try `entrypoint tune`"
+    )

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.transforms.device_copy import copy_to_device
+from train.transforms.batch_tensors import copy_to_device
 from train.transforms.image_part import Size, View
 
 # The largest shift in pixels for images of 32x32. It scales with the image height.

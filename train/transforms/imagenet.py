@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.transforms.device_copy import copy_to_device
+from train.transforms.batch_tensors import copy_to_device
 from train.transforms.image_part import Box, Crop, Size, View, fit_crop
 
 RATIO = (3 / 4, 4 / 3)

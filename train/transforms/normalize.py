@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train.acceleration.memory_format import memory_format
+from train.acceleration.amp import memory_format
 from train.checkpoint.metadata import Normalization
 
 

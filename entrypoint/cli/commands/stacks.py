@@ -43,7 +43,7 @@ def processes_of_run(folder: Path) -> list[int]:
     A line names the nodes of the others.
     """
     from entrypoint.doctor.running_ranks import iter_rank_processes
-    from train.planning.run_lookup import recorded_ranks
+    from train.planning.run_selection import recorded_ranks
 
     here, recorded = socket.gethostname(), recorded_ranks(folder)
     if not recorded:

@@ -16,8 +16,8 @@ from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
 from tests.factories import SCRIPT, make_machine
-from train.planning import precision_trial
-from train.planning.precision_trial import measure_bf16
+from train.planning import compute
+from train.planning.compute import measure_bf16
 from train.settings import read_train_settings
 
 AUTO = {"TRAIN_PRECISION": "auto"}
@@ -38,7 +38,7 @@ def speedup(environ: dict[str, str], **more: object) -> float | None:
 def trials(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
     """What the next measurements find."""
     results: list[float | None] = []
-    monkeypatch.setattr("train.planning.precision_trial.measure_bf16", lambda *_: results.pop(0))
+    monkeypatch.setattr("train.planning.compute.measure_bf16", lambda *_: results.pop(0))
     return results
 
 
@@ -100,8 +100,8 @@ def test_measurement_for_real(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     # A CPU without bf16 computes it a hundred times slower.
-    smaller = precision_trial.TRIAL.replace("randn(64,", "randn(4,").replace("(64,)", "(4,)")
-    monkeypatch.setattr(precision_trial, "TRIAL", smaller)
+    smaller = compute.TRIAL.replace("randn(64,", "randn(4,").replace("(64,)", "(4,)")
+    monkeypatch.setattr(compute, "TRIAL", smaller)
     cpus = sorted(os.sched_getaffinity(0))
     measured = measure_bf16(len(cpus), cpus, sys.executable)
     assert measured is not None

@@ -16,8 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from train.acceleration.faster_conv import FasterConv2d, original_convolutions
 from train.acceleration.small_conv import use_matmul_for_small_inputs
-from train.acceleration.winograd import MIN_TILES, TILE, use_winograd
-from train.acceleration.winograd_kernel import winograd_kernel
+from train.acceleration.winograd import MIN_TILES, TILE, use_winograd, winograd_kernel
 
 TOLERANCE = 1e-3
 CHANNELS = 64

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.factories import train_settings
-from train.acceleration.memory_format import memory_format, set_memory_format
+from train.acceleration.amp import memory_format, set_memory_format
 from train.acceleration.torch_workarounds import match_optimizer_state_format
 from train.optimization.optimizer import build_optimizer
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.train.given import SMALL, TWO_RANKS
+from train.acceleration.amp import set_memory_format
 from train.acceleration.faster_conv import original_convolutions
-from train.acceleration.memory_format import set_memory_format
 from train.acceleration.small_conv import SmallConv2d, use_matmul_for_small_inputs
 from train.models.inspection import count_multiply_adds
 from train.models.registry import build_model

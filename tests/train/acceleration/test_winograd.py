@@ -15,8 +15,8 @@ from torch.nn.functional import conv2d
 from entrypoint.core.errors import ExitCode, UserError
 from tests.conftest import CORES, Entrypoint, needs_two_cores
 from tests.train.given import SMALL, TWO_RANKS, losses
+from train.acceleration.amp import set_memory_format
 from train.acceleration.faster_conv import original_convolutions
-from train.acceleration.memory_format import set_memory_format
 from train.acceleration.winograd import (
     MIN_TILES,
     WinogradConv2d,
@@ -24,8 +24,8 @@ from train.acceleration.winograd import (
     is_faster,
     is_suited,
     use_winograd,
+    winograd_kernel,
 )
-from train.acceleration.winograd_kernel import winograd_kernel
 from train.models.inspection import count_multiply_adds
 from train.models.registry import build_model
 from train.settings import TrainSettings

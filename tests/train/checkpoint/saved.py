@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from train.checkpoint import replicated
 from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, DataFingerprint, Metadata
-from train.checkpoint.tensor_files import Checkpoint
+from train.checkpoint.tensor_files import Checkpoint, save_checkpoint
 
 SETTINGS: dict[str, Any] = {"batch_size": 64, "epochs": 3, "keep_checkpoints": 2}
 DATA = DataFingerprint(
@@ -35,7 +34,7 @@ def checkpoint(step: int, **more: Any) -> Checkpoint:
 
 def save(folder: Path, step: int, keep: int = 9, *, best: bool = False, **more: Any) -> Path:
     """Write such a checkpoint and return its path."""
-    return replicated.save(folder, checkpoint(step, **more), keep, best=best)
+    return save_checkpoint(folder, checkpoint(step, **more), keep, best=best)
 
 
 def model_of(path: Path) -> dict[str, Tensor]:

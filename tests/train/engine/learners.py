@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from tests.factories import train_settings
 from train.acceleration.amp import gradient_scaler
 from train.distributed.process_group import ProcessGroup
-from train.engine.train_state import TrainState
-from train.engine.train_step import Trainer
+from train.engine.train_step import Trainer, TrainState
 from train.optimization.optimizer import build_optimizer, make_ema
 from train.seeding import make_generator
 

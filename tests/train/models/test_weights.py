@@ -13,7 +13,7 @@ from entrypoint.core.errors import UserError
 from tests.factories import train_settings
 from train.checkpoint.metadata import Normalization
 from train.models.freezing import freeze
-from train.models.head import head_names
+from train.models.inspection import head_names
 from train.models.registry import build_model
 from train.models.weights import load_weights, published_normalization
 from train.models.weights_origin import WeightsOrigin, find_weights_file, origin_header, read_origin

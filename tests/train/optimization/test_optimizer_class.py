@@ -11,7 +11,7 @@ from torch import nn
 from entrypoint.core.errors import UserError
 from tests.factories import train_settings
 from train.checkpoint.optimizer_state import check_optimizer_state, load_optimizer_tensors, optimizer_tensors
-from train.models.head import head_names
+from train.models.inspection import head_names
 from train.models.registry import build_model
 from train.optimization.optimizer import block_depths, build_optimizer, lr_factors, parameter_names
 from train.optimization.optimizer_class import (

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from entrypoint.plan.inputs import PreviousRun
 from tests.conftest import Entrypoint, needs_two_cores
 from tests.factories import make_machine, make_test_plan, train_settings
-from train.planning.run_lookup import new_run_dir, previous_run, resumed_run_dir
+from train.planning.run_selection import new_run_dir, previous_run, resumed_run_dir
 from train.settings import TrainSettings
 
 

@@ -14,7 +14,7 @@ import pytest
 from entrypoint.machine.cpu_load import read_run_delays
 from tests.conftest import Entrypoint
 from tools.busy_processes import busy_processes
-from train.report.cpu_wait import CpuWaitMeter, cpu_wait_text, max_wait_share
+from train.report.stragglers import CpuWaitMeter, cpu_wait_text, max_wait_share
 
 pytestmark = pytest.mark.launch
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from entrypoint.core.errors import UserError
 from train.checkpoint.compare import data_differences
 from train.checkpoint.metadata import DataFingerprint
-from train.data.sources.file_list import FileList
-from train.data.sources.image_file import ImageFile, TarMember, check_image_file, file_size, read_member
+from train.data.sources.image_file import FileList, ImageFile, TarMember, check_image_file, file_size, read_member
 from train.data.sources.image_folder import ImageList
 
 # Files whose bytes are part of the fingerprint of a streamed set.

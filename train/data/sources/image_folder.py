@@ -12,8 +12,7 @@ from pathlib import Path
 
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import resolve
-from train.data.sources.file_list import FileList
-from train.data.sources.image_file import ImageFile
+from train.data.sources.image_file import FileList, ImageFile
 
 # What file managers leave behind; hidden files are passed over as well.
 IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import is_file, is_folder
-from train.data.sources.file_list import FileList
+from train.data.sources.image_file import FileList
 from train.data.sources.image_folder import ImageList, append_split, classes_differ_error
 
 COLUMNS = ("file", "label")

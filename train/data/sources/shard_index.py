@@ -16,8 +16,7 @@ from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, first_line, one_line
 from train.checkpoint.metadata import read_bytes
 from train.data.cache_folder import cache_folder
-from train.data.sources.file_list import FileList
-from train.data.sources.image_file import Shard, TarMember
+from train.data.sources.image_file import FileList, Shard, TarMember
 from train.data.sources.tar_headers import MAX_LABEL, read_shard
 from train.lock_file import folder_lock
 

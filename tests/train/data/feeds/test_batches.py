@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.factories import train_settings
-from train.acceleration.memory_format import memory_format
+from train.acceleration.amp import memory_format
 from train.data.datasets import ImageTensors, load
 from train.data.feeds.batches import BatchSource, make_sampler
 from train.data.feeds.loader import BatchLoader, ImageDataset

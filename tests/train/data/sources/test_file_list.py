@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON
-from train.data.sources.file_list import FileList
+from train.data.sources.image_file import FileList
 
 NAMES = ("a/1.png", "a/sub/2.png", "ü/ß.jpg", "b/line\nbreak.png", os.fsdecode(b"b/\xff\xfe.png"), "b/ .png")
 
@@ -39,7 +39,7 @@ def test_file_list_row_after_the_last_raises(count: int) -> None:
 READ_IN_A_FORK = """
     import gc, os, re, sys
     from pathlib import Path
-    from train.data.sources.file_list import FileList
+    from train.data.sources.image_file import FileList
 
     def private_kib():
         text = Path("/proc/self/smaps_rollup").read_text()

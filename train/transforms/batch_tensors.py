@@ -1,9 +1,10 @@
-"""Resize normalized batches to the size that training or evaluation sees."""
+"""What several transforms do with tensors: copy them to the device, and resize batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -22,3 +23,13 @@ def resize_batches(batches: Iterator[tuple[Tensor, Tensor]], shape: ImageShape) 
     """Yield the batches of (images, labels) with images of this shape."""
     for images, labels in batches:
         yield resize_batch(images, shape), labels
+
+
+def copy_to_device(numbers: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on the device.
+
+    A copy from ordinary memory waits until a GPU has computed everything before it. One from pinned memory does not.
+    """
+    if device.type != "cuda" or numbers.device.type == "cuda":
+        return numbers.to(device)
+    return numbers.pin_memory().to(device, non_blocking=True)
