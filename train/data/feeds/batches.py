@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from train.data.feeds.load_times import LoadReport
+from train.data.val_split import TEST, SplitRows
 from train.distributed.process_group import ProcessGroup
 from train.seeding import epoch_permutation, make_generator, shard_slice
 from train.settings import ImageShape, TrainSettings
@@ -37,36 +37,6 @@ class Batch:
     size: int
     mixed_labels: tuple[Tensor, ...] = ()
     mix_weight: float = 1.0
-
-
-class BatchSource(Protocol):
-    """The batches of a data set. Training batches depend on seed and epoch only, not on the number of ranks."""
-
-    steps_per_epoch: int
-    normalize: Normalize
-    skipped: set[str]  # files that this rank could not read, each with the reason
-
-    def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
-        """Yield the epoch's full batches from step `first` on; the remaining images are not used.
-
-        A batch is valid until the next one is drawn.
-        """
-
-    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's shard of the test images; each image is on exactly one rank."""
-
-    @property
-    def has_val(self) -> bool:
-        """Whether there are images that choose the best checkpoint, besides the test images."""
-
-    def val_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's shard of the images that choose the best checkpoint."""
-
-    def sample(self) -> Tensor:
-        """Return some training images, transformed for evaluation, on the CPU and identical on every rank."""
-
-    def load_report(self, train_seconds: float) -> LoadReport | None:
-        """Return what the loading cost a training of so many seconds, None for images in memory."""
 
 
 @dataclass(frozen=True)
@@ -170,12 +140,54 @@ def select_micro_batch(
     return MicroBatchIndices(rows[own], params[own], mix, {name: numbers[own] for name, numbers in draws.items()})
 
 
-def make_sampler(
-    images: int, shape: ImageShape, settings: TrainSettings, group: ProcessGroup, rows: Tensor | None = None
-) -> BatchSampler:
-    """Return the sampler of a training split, or of some of its rows, for images stored in this shape."""
-    count = images if rows is None else len(rows)
-    return BatchSampler(count, shape, select_transform(settings, shape[0]), settings, group, rows)
+class BatchSource:
+    """The batches of a rank. Training batches depend on seed and epoch only, not on the number of ranks.
+
+    `skipped` are the files that this rank could not read, each with the reason.
+    """
+
+    normalize: Normalize
+
+    def __init__(
+        self, images: int, shape: ImageShape, settings: TrainSettings, group: ProcessGroup, rows: SplitRows
+    ) -> None:
+        self.settings, self.group, self.rows = settings, group, rows
+        count = images if rows.train is None else len(rows.train)
+        self.sampler = BatchSampler(count, shape, select_transform(settings, shape[0]), settings, group, rows.train)
+        self.steps_per_epoch = self.sampler.steps_per_epoch
+        self.skipped: set[str] = set()
+
+    def train_batches(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        """Yield the epoch's full batches from step `first` on; the remaining images are not used.
+
+        A batch is valid until the next one is drawn.
+        """
+        raise NotImplementedError
+
+    def eval_batches(self, split: int, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous shard of a split, TRAIN or TEST, or of some of its rows."""
+        raise NotImplementedError
+
+    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's shard of the test images; each image is on exactly one rank."""
+        return self.eval_batches(TEST, self.rows.test)
+
+    @property
+    def has_val(self) -> bool:
+        """Whether there are images that choose the best checkpoint, besides the test images."""
+        return self.rows.val is not None
+
+    def val_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's shard of the images that choose the best checkpoint."""
+        return self.eval_batches(self.rows.val_is_in, self.rows.val)
+
+    def sample(self) -> Tensor:
+        """Return some training images, transformed for evaluation, on the CPU and identical on every rank."""
+        raise NotImplementedError
+
+    def load_report(self, train_seconds: float) -> LoadReport | None:  # noqa: ARG002
+        """Return what the loading cost a training of so many seconds, None for images in memory."""
+        return None
 
 
 def use_pinned_memory(settings: TrainSettings, device: torch.device) -> bool:

@@ -26,7 +26,6 @@ from train.settings import ImageShape, TrainSettings
 from train.transforms.augment import augment_pixels
 from train.transforms.image_part import PLAIN_VIEW, Pixels, View
 
-TRAIN, TEST = 0, 1
 # Images of a task at most: few, so that all threads work on the batch that is needed next.
 CHUNK = 16
 LoadedBatch = tuple[Tensor, Tensor, list[UnreadableImage]]

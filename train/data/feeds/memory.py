@@ -11,14 +11,13 @@ from torch import Tensor
 from train.data.datasets import ImageTensors
 from train.data.feeds.batches import (
     Batch,
+    BatchSource,
     MicroBatchIndices,
     eval_batches,
     make_batch,
-    make_sampler,
     sample_slice,
     use_pinned_memory,
 )
-from train.data.feeds.load_times import LoadReport
 from train.data.val_split import ALL_ROWS, TRAIN, SplitRows
 from train.distributed.process_group import ProcessGroup
 from train.settings import ImageShape, TrainSettings
@@ -34,7 +33,7 @@ GATHER_AHEAD_BYTES = {"cpu": 4 << 20, "cuda": 64 << 20}
 EVAL_BATCH_SIZE = 1024
 
 
-class MemorySource:
+class MemorySource(BatchSource):
     """The batches of one rank from images in memory, which are moved to the device if they fit there."""
 
     def __init__(
@@ -47,12 +46,7 @@ class MemorySource:
         normalize: Normalize | None = None,
         rows: SplitRows = ALL_ROWS,
     ) -> None:
-        self.settings = settings
-        self.skipped: set[str] = set()
-        self.group = group
-        self.rows = rows
-        self.sampler = make_sampler(len(train), shape, settings, group, rows.train)
-        self.steps_per_epoch = self.sampler.steps_per_epoch
+        super().__init__(len(train), shape, settings, group, rows)
         self.pinned = use_pinned_memory(settings, group.device)
         self.normalize = normalize or channel_stats(
             stats_sample(train.images, rows.train), group.device, channels_last=settings.channels_last
@@ -98,30 +92,14 @@ class MemorySource:
         images = self.sampler.transform.eval_transform(self.train.images[sampled])
         return self.normalize(images.to(self.group.device)).cpu()
 
-    def load_report(self, _: float) -> LoadReport | None:
-        """Return None: images in memory are not loaded."""
-        return None
-
-    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's contiguous shard of the test images."""
-        return self.eval_batches(self.test, self.rows.test)
-
-    @property
-    def has_val(self) -> bool:
-        """Whether there are images that choose the best checkpoint."""
-        return self.rows.val is not None
-
-    def val_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's contiguous shard of the images that choose the best checkpoint."""
-        return self.eval_batches(self.train if self.rows.val_is_in == TRAIN else self.test, self.rows.val)
-
-    def eval_batches(self, split: ImageTensors, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+    def eval_batches(self, split: int, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield this rank's contiguous shard of a split, or of some of its rows."""
-        count = len(split) if rows is None else len(rows)
+        data = self.train if split == TRAIN else self.test
+        count = len(data) if rows is None else len(rows)
         for own in eval_batches(count, EVAL_BATCH_SIZE, self.settings, self.group):
-            some = own if rows is None else rows[own].to(split.images.device)
-            images = self.sampler.transform.eval_transform(split.images[some])
-            yield self.normalize(images), split.labels[some].to(self.group.device)
+            some = own if rows is None else rows[own].to(data.images.device)
+            images = self.sampler.transform.eval_transform(data.images[some])
+            yield self.normalize(images), data.labels[some].to(self.group.device)
 
 
 def stats_sample(images: Tensor, rows: Tensor | None) -> Tensor:

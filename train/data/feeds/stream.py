@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from entrypoint.core.console import write_stderr
-from train.data.feeds.batches import Batch, MicroBatchIndices, eval_batches, make_batch, make_sampler, sample_slice
+from train.data.feeds.batches import Batch, BatchSource, MicroBatchIndices, eval_batches, make_batch, sample_slice
 from train.data.feeds.load_times import LoadReport
-from train.data.feeds.loader import TEST, TRAIN, BatchLoader, BatchRequest
+from train.data.feeds.loader import BatchLoader, BatchRequest
 from train.data.sources.image_folder import unreadable_image_error
-from train.data.val_split import ALL_ROWS, SplitRows
+from train.data.val_split import ALL_ROWS, TRAIN, SplitRows
 from train.distributed.process_group import ProcessGroup
 from train.settings import STREAM_EVAL_BATCH_SIZE, TrainSettings
 from train.transforms.augmentations import POLICY, apply_augmentations
@@ -24,7 +24,7 @@ from train.transforms.normalize import Normalize
 MAX_WARNINGS = 50
 
 
-class StreamSource:
+class StreamSource(BatchSource):
     """The batches of one rank, decoded by the planned threads ahead of the training loop."""
 
     def __init__(
@@ -35,14 +35,8 @@ class StreamSource:
         normalize: Normalize | None = None,
         rows: SplitRows = ALL_ROWS,
     ) -> None:
-        self.loader, self.settings, self.group = loader, settings, group
-        self.dataset = loader.dataset
-        shape, (train, test) = self.dataset.shape, self.dataset.splits
-        self.train_count, self.test_count = len(train), len(test)
-        self.rows = rows
-        self.sampler = make_sampler(self.train_count, shape, settings, group, rows.train)
-        self.steps_per_epoch = self.sampler.steps_per_epoch
-        self.skipped: set[str] = set()
+        self.loader, self.dataset = loader, loader.dataset
+        super().__init__(len(self.dataset.splits[TRAIN]), self.dataset.shape, settings, group, rows)
         self.buffers: dict[int, Tensor] = {}
         self.normalize = normalize or self.measure_normalization()
 
@@ -111,7 +105,7 @@ class StreamSource:
 
     def sampled_rows(self) -> Sequence[int]:
         """Return the rows of some training images."""
-        numbers = range(self.train_count) if self.rows.train is None else self.rows.train.tolist()
+        numbers = range(len(self.dataset.splits[TRAIN])) if self.rows.train is None else self.rows.train.tolist()
         return numbers[sample_slice(len(numbers))]
 
     def measure_normalization(self) -> Normalize:
@@ -127,22 +121,9 @@ class StreamSource:
         images, _, _ = self.dataset[BatchRequest(TRAIN, self.sampled_rows())]
         return self.normalize(self.sampler.transform.after_decoding(images.to(self.group.device))).cpu()
 
-    def test_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's contiguous shard of the test images."""
-        return self.eval_batches(TEST, self.test_count, self.rows.test)
-
-    @property
-    def has_val(self) -> bool:
-        """Whether there are images that choose the best checkpoint."""
-        return self.rows.val is not None
-
-    def val_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's contiguous shard of the images that choose the best checkpoint."""
-        return self.eval_batches(self.rows.val_is_in, 0, self.rows.val)
-
-    def eval_batches(self, split: int, count: int, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield this rank's contiguous shard of a split of `count` images, or of some of its rows."""
-        numbers = range(count) if rows is None else rows.tolist()
+    def eval_batches(self, split: int, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield this rank's contiguous shard of a split, or of some of its rows."""
+        numbers = range(len(self.dataset.splits[split])) if rows is None else rows.tolist()
         slices = eval_batches(len(numbers), STREAM_EVAL_BATCH_SIZE, self.settings, self.group)
         for images, labels in self.load(BatchRequest(split, numbers[own]) for own in slices):
             images = self.sampler.transform.after_decoding(images.to(self.group.device, non_blocking=True))

@@ -11,7 +11,7 @@ import torch
 from tests.factories import train_settings
 from train.acceleration.amp import memory_format
 from train.data.datasets import ImageTensors, load
-from train.data.feeds.batches import BatchSource, make_sampler
+from train.data.feeds.batches import BatchSource
 from train.data.feeds.loader import BatchLoader, ImageDataset
 from train.data.feeds.memory import MemorySource
 from train.data.feeds.stream import MAX_WARNINGS, StreamSource
@@ -20,6 +20,7 @@ from train.data.workers import WorkerSpec
 from train.distributed.process_group import ProcessGroup
 from train.seeding import make_generator
 from train.settings import TrainSettings
+from train.transforms.registry import select_transform
 
 SHAPE = (3, 8, 8)
 
@@ -124,7 +125,7 @@ def test_batches_are_normalized_in_memory_format(channels_last: bool) -> None:
 @pytest.mark.parametrize(("dataset", "channels", "augments"), [("imagefolder", 3, True), ("imagefolder", 1, False)])
 def test_auto_transforms_augment_only_color(dataset: str, channels: int, augments: bool) -> None:
     settings = train_settings({"dataset": dataset})
-    assert (make_sampler(100, (channels, 8, 8), settings, group()).transform.sample_params is not None) is augments
+    assert (select_transform(settings, channels).sample_params is not None) is augments
 
 
 @pytest.mark.parametrize("workers", [0, 2])

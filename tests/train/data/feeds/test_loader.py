@@ -19,8 +19,6 @@ from tests.train.given import TWO_RANKS_WHERE_THEY_FIT, imagefolder
 from tests.train.started import Started
 from train.data.feeds.batches import IGNORE_LABEL
 from train.data.feeds.loader import (
-    TEST,
-    TRAIN,
     BatchLoader,
     BatchRequest,
     Buffers,
@@ -28,6 +26,7 @@ from train.data.feeds.loader import (
 )
 from train.data.sources.image_file import read_file
 from train.data.sources.image_folder import list_splits
+from train.data.val_split import TEST, TRAIN
 from train.data.workers import WorkerSpec
 from train.settings import TrainSettings
 from train.transforms.image_part import Box, View

@@ -16,9 +16,10 @@ from tests.train.data.shard_files import list_both, pack, samples, settings_for,
 from tests.train.given import TWO_RANKS, epochs_of, imagefolder
 from train.data.dataset_info import DatasetInfo, inspect_dataset
 from train.data.datasets import load
-from train.data.feeds.loader import TEST, TRAIN, BatchRequest, ImageDataset
+from train.data.feeds.loader import BatchRequest, ImageDataset
 from train.data.sources.image_folder import list_splits
 from train.data.sources.shards import list_shard_splits
+from train.data.val_split import TEST, TRAIN
 from train.data.workers import WorkerSpec
 
 POOL = WorkerSpec(frozenset({0}), 1)
