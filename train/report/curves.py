@@ -22,21 +22,50 @@ def lines_with(lines: list[dict[str, Any]], kind: str, *fields: str) -> list[dic
     ]
 
 
+Curve = tuple[list[float], list[float]]
+
+
 @dataclass(frozen=True)
-class CurvePoints:
-    """The lines of metrics.jsonl that are points of curves, and whether evaluations are of `val` or `test`."""
+class Plot:
+    """One drawing over the epochs: by label, the epochs and the values of each curve."""
 
-    steps: list[dict[str, Any]]
-    epochs: list[dict[str, Any]]
-    name: str
+    title: str
+    curves: dict[str, Curve]
+    from_zero: bool = False
 
-    @classmethod
-    def of(cls, lines: list[dict[str, Any]]) -> CurvePoints | None:
-        """Return the points, None if they make no line: drawing imports matplotlib, which takes long."""
-        name = "val" if lines_with(lines, "epoch", "val_accuracy") else "test"
-        steps = lines_with(lines, "step", "epoch", "loss", "images_per_second")
-        epochs = lines_with(lines, "epoch", "epoch", f"{name}_loss", f"{name}_accuracy")
-        return cls(steps, epochs, name) if max(len(steps), len(epochs)) > 1 else None
+    def draw(self, axes: Any) -> None:
+        """Draw the curves with matplotlib."""
+        for label, (epochs, values) in self.curves.items():
+            axes.plot(epochs, values, "o-" if len(epochs) < 40 else "-", ms=3, lw=1, label=label)
+        axes.set_title(self.title)
+        axes.set_xlabel("epoch")
+        axes.grid(alpha=0.3)
+        if self.from_zero:
+            axes.set_ylim(bottom=0)
+        if len(self.curves) > 1:
+            axes.legend(loc="upper right")  # loc="best" is slow
+
+
+def curve_of(lines: list[dict[str, Any]], field: str) -> Curve:
+    """Return the epochs of some lines, and the values of a field."""
+    return [line["epoch"] for line in lines], [line[field] for line in lines]
+
+
+def plots_of(lines: list[dict[str, Any]]) -> list[Plot]:
+    """Return loss, accuracy and throughput by the lines of metrics.jsonl, nothing if a curve would be one point.
+
+    Why nothing: drawing imports matplotlib, which takes long.
+    """
+    name = "val" if lines_with(lines, "epoch", "val_accuracy") else "test"
+    steps = lines_with(lines, "step", "epoch", "loss", "images_per_second")
+    epochs = lines_with(lines, "epoch", "epoch", f"{name}_loss", f"{name}_accuracy")
+    if max(len(steps), len(epochs)) < 2:
+        return []
+    return [
+        Plot("loss", {"train": curve_of(steps, "loss"), name: curve_of(epochs, f"{name}_loss")}),
+        Plot(f"{name} accuracy, %", {name: curve_of(epochs, f"{name}_accuracy")}),
+        Plot("images/s", {"train": curve_of(steps, "images_per_second")}, from_zero=True),
+    ]
 
 
 @contextmanager
@@ -55,28 +84,18 @@ def without_messages() -> Iterator[None]:
 
 @without_messages()
 def draw_curves(folder: Path, lines: list[dict[str, Any]]) -> None:
-    """Draw curves.png from the lines of metrics.jsonl; a single point is no curve. Raises OSError."""
-    points = CurvePoints.of(lines)
-    if points is None:
+    """Draw curves.png from the lines of metrics.jsonl; raises OSError."""
+    plots = plots_of(lines)
+    if not plots:
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    steps, epochs, name = points.steps, points.epochs, points.name
     figure = Figure(figsize=(12, 3.6))
     FigureCanvasAgg(figure)
-    loss, accuracy, speed = figure.subplots(1, 3)
-    loss.plot([line["epoch"] for line in steps], [line["loss"] for line in steps], label="train", lw=1)
-    loss.plot([line["epoch"] for line in epochs], [line[f"{name}_loss"] for line in epochs], "o-", label=name, ms=3)
-    accuracy.plot([line["epoch"] for line in epochs], [line[f"{name}_accuracy"] for line in epochs], "o-", ms=3)
-    speed.plot([line["epoch"] for line in steps], [line["images_per_second"] for line in steps], lw=1)
-    for axes, title in ((loss, "loss"), (accuracy, f"{name} accuracy, %"), (speed, "images/s")):
-        axes.set_title(title)
-        axes.set_xlabel("epoch")
-        axes.grid(alpha=0.3)
-    loss.legend(loc="upper right")  # loc="best" is slow
+    for axes, plot in zip(figure.subplots(1, len(plots)), plots, strict=True):
+        plot.draw(axes)
     figure.subplots_adjust(left=0.05, right=0.98, bottom=0.14, top=0.84, wspace=0.22)
-    speed.set_ylim(bottom=0)
     figure.suptitle(folder.name, fontsize=9, parse_math=False)
     with atomic_open(folder / "curves.png") as file:
         figure.savefig(file, format="png", dpi=110)

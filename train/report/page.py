@@ -12,8 +12,7 @@ from typing import Any
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import is_file, read_regular
-from train.report.advice import advise
-from train.report.curves import CurvePoints, without_messages
+from train.report.curves import Plot, lines_with, plots_of, without_messages
 from train.report.metrics import read_metrics
 from train.report.stragglers import stragglers_text
 
@@ -42,6 +41,45 @@ figure{margin:0;width:7rem;font-size:.8rem}figure img{width:7rem;image-rendering
 pre{overflow-x:auto;background:var(--soft);padding:.6rem;border-radius:.3rem}
 li.advice{margin:.3rem 0}
 """
+
+
+# Shares of the training time from which on something is worth a sentence.
+WAITING, LOADING = 0.1, 0.1
+# A test loss that rises by this factor over its best one is a sign of overfitting.
+OVERFITTING = 1.2
+
+
+def advise(summary: Mapping[str, Any], plan: Mapping[str, Any], lines: list[dict[str, Any]]) -> list[str]:
+    """Return what to change, the most effective first."""
+    advice = []
+    if summary.get("cpu_wait_share", 0) > WAITING:
+        advice.append(
+            f"Threads waited {100 * summary['cpu_wait_share']:.0f} % of the time for a CPU. Run on an idle node, or"
+            " `entrypoint tune`."
+        )
+    if summary.get("data_share", 0) > LOADING:
+        advice.append(
+            f"Training waited {100 * summary['data_share']:.0f} % of the time for data; the slow part is"
+            f" {summary.get('data_slow_part', 'loading')}. Raise TRAIN_NUM_WORKERS, or use a faster disk."
+        )
+    if summary.get("best_chosen_on") == "test" and summary.get("epochs", 0) > 1:
+        advice.append(
+            "The best checkpoint was chosen on the test images, so its accuracy is too optimistic. TRAIN_VAL_SPLIT=0.1"
+            " sets other images apart."
+        )
+    name = "val" if lines_with(lines, "epoch", "val_loss") else "test"
+    losses = [line[f"{name}_loss"] for line in lines_with(lines, "epoch", f"{name}_loss")]
+    if len(losses) > 2 and min(losses) > 0 and losses[-1] > OVERFITTING * min(losses):
+        epoch = losses.index(min(losses)) + 1
+        advice.append(
+            f"The {name} loss was lowest after epoch {epoch} and rose since. Try TRAIN_AUGMENT, TRAIN_WEIGHT_DECAY or"
+            " TRAIN_EARLY_STOPPING."
+        )
+    if summary.get("images_skipped"):
+        advice.append(f"{summary['images_skipped']:,} images could not be read and were left out.")
+    if (plan.get("trainer") or {}).get("auto_selects_bf16"):
+        advice.append("This machine computes in bf16: TRAIN_PRECISION=auto is faster here.")
+    return advice
 
 
 def read_json(folder: Path, name: str) -> Any:
@@ -222,28 +260,11 @@ def matrix(evaluation: Mapping[str, Any]) -> str:
 @without_messages()
 def plots(lines: list[dict[str, Any]]) -> str:
     """Return loss, accuracy and throughput over the epochs as drawings in the page."""
-    points = CurvePoints.of(lines)
-    if points is None:
-        return ""
-    steps, epochs, name = points.steps, points.epochs, points.name
-    place = [line["epoch"] for line in epochs]
-    drawn = [
-        drawing(
-            "loss",
-            {
-                "train": ([line["epoch"] for line in steps], [line["loss"] for line in steps]),
-                name: (place, [line[f"{name}_loss"] for line in epochs]),
-            },
-        ),
-        drawing(f"{name} accuracy, %", {name: (place, [line[f"{name}_accuracy"] for line in epochs])}),
-        drawing(
-            "images/s", {"": ([line["epoch"] for line in steps], [line["images_per_second"] for line in steps])}, low=0
-        ),
-    ]
-    return f'<div class="plots">{"".join(drawn)}</div>'
+    drawings = "".join(map(drawing, plots_of(lines)))
+    return f'<div class="plots">{drawings}</div>' if drawings else ""
 
 
-def drawing(title: str, curves: Mapping[str, tuple[list[float], list[float]]], low: float | None = None) -> str:
+def drawing(plot: Plot) -> str:
     """Return one drawing as SVG, without the prologue of a file of its own."""
     import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -251,18 +272,9 @@ def drawing(title: str, curves: Mapping[str, tuple[list[float], list[float]]], l
 
     figure = Figure(figsize=(4.2, 3))
     FigureCanvasSVG(figure)
-    axes = figure.subplots()
-    for label, (across, up) in curves.items():
-        axes.plot(across, up, "o-" if len(across) < 40 else "-", ms=3, lw=1, label=label)
-    axes.set_title(title)
-    axes.set_xlabel("epoch")
-    axes.grid(alpha=0.3)
+    plot.draw(figure.subplots())
     figure.subplots_adjust(left=0.16, right=0.97, bottom=0.17, top=0.9)
-    if low is not None:
-        axes.set_ylim(bottom=low)
-    if len(curves) > 1:
-        axes.legend(loc="upper right")
     out = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": title, "svg.fonttype": "none"}):
+    with mpl.rc_context({"svg.hashsalt": plot.title, "svg.fonttype": "none"}):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return out.getvalue()[out.getvalue().index("<svg") :]

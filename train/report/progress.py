@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from train.fd_redirect import STDERR, STDOUT
 from train.preemption import STOP_CONTROLLER
@@ -40,8 +40,8 @@ def redirect_to_devnull() -> None:
     os.close(nowhere)
 
 
-class ProgressReporter(Protocol):
-    """Progress display of a run; steps count from 0 over the whole run."""
+class ProgressReporter:
+    """Progress display of a run, which shows nothing; steps count from 0 over the whole run."""
 
     def update(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
         """Show a log interval: the mean loss and throughput since the previous one."""
@@ -62,7 +62,7 @@ def build_progress(
     """
     kind = settings.progress
     if not is_main or kind == "off":
-        return NullProgress()
+        return ProgressReporter()
     if kind == "auto":
         kind = "bar" if sys.stdout.isatty() and not relayed else "plain"
     return BarProgress(epochs, total_steps) if kind == "bar" else LineProgress(epochs, total_steps)
@@ -75,20 +75,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
-class NullProgress:
-    """Shows nothing."""
-
-    def update(self, epoch: int, step: int, loss: float, images_per_second: float, left_s: float) -> None:
-        """Show nothing."""
-
-    def print(self, line: str) -> None:
-        """Show nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class LineProgress:
+class LineProgress(ProgressReporter):
     """One line per log interval, for pipes and batch logs."""
 
     def __init__(self, epochs: int, total_steps: int) -> None:
@@ -106,11 +93,8 @@ class LineProgress:
         with guarded_stdout():
             print(line)
 
-    def close(self) -> None:
-        """Do nothing."""
 
-
-class BarProgress:
+class BarProgress(ProgressReporter):
     """A live bar."""
 
     def __init__(self, epochs: int, total_steps: int) -> None:

@@ -13,8 +13,7 @@ import pytest
 from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint
 from tests.train.given import imagefolder
-from train.report.advice import advise
-from train.report.page import page_of, write_report
+from train.report.page import advise, page_of, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")

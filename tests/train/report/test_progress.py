@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.factories import train_settings
-from train.report.progress import BarProgress, LineProgress, NullProgress, build_progress, duration
+from train.report.progress import BarProgress, LineProgress, ProgressReporter, build_progress, duration
 from train.settings import TrainSettings
 
 
@@ -20,8 +20,8 @@ def test_durations_are_formatted_as_clock(seconds: float, text: str) -> None:
         ("auto", True, LineProgress),
         ("plain", True, LineProgress),
         ("bar", True, BarProgress),
-        ("off", True, NullProgress),
-        ("bar", False, NullProgress),
+        ("off", True, ProgressReporter),
+        ("bar", False, ProgressReporter),
     ],
 )
 def test_progress_display_follows_setting_on_rank_0(asked: str, is_main: bool, kind: type) -> None:
