@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice, zip_longest
-from pathlib import Path
+from itertools import chain, zip_longest
 
 from entrypoint.core.errors import UserError
 from train.data.sources.image_file import ImageFile, open_image
-from train.data.sources.image_folder import (
-    UnreadableImage,
-    empty_class_error,
-    scan_class,
-    split_classes,
-    translate_folder_errors,
-    unreadable_image_error,
-    val_folder,
-)
-from train.data.sources.listing import list_files
+from train.data.sources.image_folder import ImageList, UnreadableImage, list_splits, unreadable_image_error
+from train.data.sources.label_files import list_label_splits
 from train.settings import BOOK_PIXELS, TrainSettings
 
 # Counting stops here: more images than this at any size stream anyway, and a slow disk need not list them twice.
@@ -79,93 +70,39 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         return KNOWN[settings.dataset]
     if settings.dataset == "synthetic":
         return inspect_synthetic(settings)
-    found = count_folders(settings) if settings.dataset == "imagefolder" else count_listed(settings)
     from train.data.decoding.jpeg import jpeg_kernel
 
-    headers = read_headers(found.samples, settings.on_unreadable_image)
+    train, test = list_files(settings, limit=MAX_COUNTED + 1)
+    headers = read_headers(train, settings.on_unreadable_image)
     shape = target_shape(headers, settings)
+    trained = 0 if settings.evaluate else len(train)  # both are the same list then
     return DatasetInfo(
-        found.images,
+        trained + len(test),
         shape,
-        counted_all=found.images <= MAX_COUNTED,
+        counted_all=trained + len(test) <= MAX_COUNTED,
         becomes=headers.describe(shape),
         is_resized=headers.are_resized(shape),
-        train_images=found.train_images,
+        train_images=trained,
         has_kernel=jpeg_kernel() is not None,
-        classes=found.classes,
-        has_val=found.has_val,
+        classes=train.classes,
+        has_val=test.val_start is not None,
     )
 
 
-@dataclass(frozen=True)
-class CountedFiles:
-    """The image files of a data set: how many, some of each class, and the names of the classes."""
+def list_files(settings: TrainSettings, limit: int | None = None) -> tuple[ImageList, ImageList]:
+    """Return train and test as TRAIN_DATASET says where they and their classes stand.
 
-    images: int
-    train_images: int
-    samples: list[list[ImageFile]]
-    classes: tuple[str, ...]
-    has_val: bool
+    Of the folder of a split at most `limit` files are listed. Raises `UserError` for a folder or a file that cannot be
+    used.
+    """
+    only_test = bool(settings.evaluate)
+    if settings.dataset == "csv":
+        return list_label_splits(settings.data_dir, only_test=only_test)
+    if settings.dataset == "shards":
+        from train.data.sources.shards import list_shard_splits  # loads numpy
 
-
-def count_folders(settings: TrainSettings) -> CountedFiles:
-    """Return what is in the folders of the splits; raises `UserError` for a folder that cannot be used."""
-    counter = ImageCounter(settings.on_unreadable_image)
-    with translate_folder_errors(settings.data_dir):
-        train, test, classes = split_classes(settings.data_dir, only_test=bool(settings.evaluate))
-        samples = [counter.count(train / name) for name in classes]
-        train_images = counter.images
-        if settings.evaluate:  # both are the same folder
-            return CountedFiles(train_images, 0, samples, tuple(classes), has_val=False)
-        val = val_folder(test)
-        for folder in filter(None, (test, val)):
-            for name in classes:
-                counter.count(folder / name)
-    return CountedFiles(counter.images, train_images, samples, tuple(classes), val is not None)
-
-
-def count_listed(settings: TrainSettings) -> CountedFiles:
-    """Return what CSV files or shards hold; raises `UserError` for a file that cannot be used."""
-    train, test = list_files(settings)
-    samples: list[list[ImageFile]] = [[] for _ in train.classes]
-    for row, label in enumerate(train.labels):
-        if len(samples[label]) < SAMPLED_GRAY_IMAGES:
-            samples[label].append(train.files[row])
-    if settings.evaluate:  # both are the same list
-        return CountedFiles(len(test), 0, samples, test.classes, has_val=False)
-    return CountedFiles(len(train) + len(test), len(train), samples, train.classes, test.val_start is not None)
-
-
-@dataclass
-class ImageCounter:
-    """Counts images up to `MAX_COUNTED`, and keeps some of each class."""
-
-    policy: str
-    images: int = 0
-
-    def count(self, folder: Path) -> list[ImageFile]:
-        """Count one class; return up to 1,000 of its files, evenly spaced.
-
-        Raises `UserError` for the first entry that cannot be used, unless the policy is `skip`, and for a class without
-        files.
-        """
-        kept: list[ImageFile] = []
-        unreadable: list[UnreadableImage] = []
-        stride = 1
-        for index, found in enumerate(islice(scan_class(folder), MAX_COUNTED + 1 - self.images)):
-            if isinstance(found, UnreadableImage):
-                if self.policy == "error":
-                    raise unreadable_image_error([found])
-                unreadable.append(found)
-                continue
-            self.images += 1
-            if index % stride == 0:
-                kept.append(found)
-            if len(kept) > 2 * SAMPLED_GRAY_IMAGES:
-                kept, stride = kept[::2], 2 * stride
-        if not kept and self.images <= MAX_COUNTED:
-            raise empty_class_error(folder, unreadable)
-        return kept
+        return list_shard_splits(settings.data_dir, settings.cache_dir, only_test=only_test)
+    return list_splits(settings.data_dir, settings.on_unreadable_image, only_test=only_test, limit=limit)
 
 
 def inspect_synthetic(settings: TrainSettings) -> DatasetInfo:
@@ -248,7 +185,7 @@ class Headers:
         return "; ".join(parts)
 
 
-def read_headers(samples: list[list[ImageFile]], policy: str) -> Headers:
+def read_headers(listing: ImageList, policy: str) -> Headers:
     """Read the headers of the first image of up to 16 classes, and of up to 1,000 images while all are gray.
 
     Raises `UserError` for an image that cannot be read; with the policy `skip`, only if none can.
@@ -257,8 +194,9 @@ def read_headers(samples: list[list[ImageFile]], policy: str) -> Headers:
 
     headers = Headers()
     unreadable: UnreadableImage | None = None
-    for index, path in enumerate(interleave(samples)):
-        enough = index >= min(SAMPLED_CLASSES, len(samples)) and not headers.is_gray
+    for index, row in enumerate(sampled_rows(listing)):
+        path = listing.files[row]
+        enough = index >= min(SAMPLED_CLASSES, len(listing.classes)) and not headers.is_gray
         if headers.sizes and (enough or len(headers.sizes) >= SAMPLED_GRAY_IMAGES):
             break
         try:
@@ -272,11 +210,14 @@ def read_headers(samples: list[list[ImageFile]], policy: str) -> Headers:
     return headers
 
 
-def interleave(samples: list[list[ImageFile]]) -> Iterator[ImageFile]:
-    """Yield the first file of each class, then further files of each, evenly spaced over the class."""
-    most = max(1, SAMPLED_GRAY_IMAGES // max(1, len(samples)))
-    spaced = (files[:: max(1, len(files) // most)] for files in samples)
-    return (path for path in chain.from_iterable(zip_longest(*spaced)) if path is not None)
+def sampled_rows(listing: ImageList) -> Iterator[int]:
+    """Yield the first row of each class, then further rows of each, evenly spaced over the class."""
+    rows_of: list[list[int]] = [[] for _ in listing.classes]
+    for row, label in enumerate(listing.labels):
+        rows_of[label].append(row)
+    most = max(1, SAMPLED_GRAY_IMAGES // len(rows_of))
+    spaced = (rows[:: max(1, len(rows) // most)] for rows in rows_of)
+    return (row for row in chain.from_iterable(zip_longest(*spaced)) if row is not None)
 
 
 def target_shape(headers: Headers, settings: TrainSettings) -> tuple[int, int, int]:

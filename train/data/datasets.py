@@ -21,10 +21,9 @@ from train.data.cache.decode_splits import decode_splits
 from train.data.cache.fingerprint import fingerprint_of_arrays, fingerprint_of_files
 from train.data.cache.image_cache import ImageSource, load_or_build
 from train.data.cache_folder import cache_folder
-from train.data.dataset_info import synthetic_classes, synthetic_shape, synthetic_test_images
+from train.data.dataset_info import list_files, synthetic_classes, synthetic_shape, synthetic_test_images
 from train.data.decoding.decoder import read_image
 from train.data.sources.image_folder import ImageList, UnreadableImage, check_classes
-from train.data.sources.listing import list_files
 from train.data.val_split import ALL_ROWS, SplitRows, behind_test, cut_from_training
 from train.data.workers import WorkerSpec
 from train.lock_file import folder_lock

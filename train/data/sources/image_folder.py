@@ -237,17 +237,21 @@ def scan_folder(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Pat
             yield from scan_folder(path, inside)
 
 
-def list_split(folder: Path, classes: tuple[str, ...]) -> ImageList:
-    """Return all files of a split; raises `UserError` where a class has none."""
+def list_split(folder: Path, classes: tuple[str, ...], limit: int | None = None) -> ImageList:
+    """Return the files of a split, at most `limit` of them; raises `UserError` where a class has none."""
     files, labels = FileList(folder), array("q")
     unreadable: list[UnreadableImage] = []
     for label, name in enumerate(classes):
+        if len(files) == limit:
+            break
         before, unreadable_before = len(files), len(unreadable)
-        for found in scan_class(folder / name):
-            if isinstance(found, Path):
-                files.append(found)
+        for entry in scan_class(folder / name):
+            if len(files) == limit:
+                break
+            if isinstance(entry, Path):
+                files.append(entry)
             else:
-                unreadable.append(found)
+                unreadable.append(entry)
         if len(files) == before:
             raise empty_class_error(folder / name, unreadable[unreadable_before:])
         labels.extend([label] * (len(files) - before))
@@ -255,18 +259,19 @@ def list_split(folder: Path, classes: tuple[str, ...]) -> ImageList:
 
 
 def list_splits(
-    data_dir: Path | None, policy: str = "error", *, only_test: bool = False
+    data_dir: Path | None, policy: str = "error", *, only_test: bool = False, limit: int | None = None
 ) -> tuple[ImageList, ImageList]:
     """Return train and test; raises `UserError` where their classes differ.
 
-    With the policy `error` it also raises for the first entry that cannot be used.
+    With the policy `error` it also raises for the first entry that cannot be used. Of each split's folder at most
+    `limit` files are listed.
     """
     with translate_folder_errors(data_dir):
         train, test, classes = split_classes(data_dir, only_test=only_test)
-        tested = list_split(test, classes)
+        tested = list_split(test, classes, limit)
         if not only_test and (val := val_folder(test)):
-            tested = append_split(tested, list_split(val, classes), test.parent)
-        listings = tested if train == test else list_split(train, classes), tested
+            tested = append_split(tested, list_split(val, classes, limit), test.parent)
+        listings = tested if train == test else list_split(train, classes, limit), tested
     unreadable = [one for listing in listings for one in listing.unreadable]
     if unreadable and policy == "error":
         raise unreadable_image_error(unreadable)
