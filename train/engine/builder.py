@@ -252,9 +252,9 @@ def restore(trainer: Trainer, start: ResumePoint, *, loaded: bool) -> None:
     """
     saved, state = start.metadata, trainer.state
     if trainer.settings.parallelism == "fsdp":
-        from train.checkpoint import sharded
+        from train.engine import sharded_checkpoint  # the import is slow
 
-        sharded.load(start.path, state.sharded(trainer.group), restore_state_metadata)
+        sharded_checkpoint.load(start.path, state, trainer.group)
     elif not loaded:
         load_model_and_optimizer(state.model, state.optimizer, start)
     if state.ema_model and not saved.tensors.get(EMA):

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import NoReturn
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch.distributed as dist
 
 from entrypoint.core.errors import ExitCode, UserError
+from train.checkpoint import folder as folders
 from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, Metadata, ScalerState
 from train.checkpoint.optimizer_state import optimizer_tensors
 from train.checkpoint.tensor_files import Checkpoint, save_checkpoint
@@ -74,16 +79,13 @@ def check_run_lock(run: TrainingRun) -> None:
 
 def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
     """Save a checkpoint after `epoch` finished epochs, on rank 0, or on all ranks if the model is sharded."""
-    state, folder, keep = run.trainer.state, run.folder / "checkpoint", run.settings.keep_checkpoints
     metadata = metadata_of(run, epoch)
     if run.settings.parallelism != "ddp":
-        from train.checkpoint import sharded
-
         run.group.run_on_main(lambda: check_run_lock(run))
-        writer, part = run.checkpoint_writer, state.sharded(run.group)
-        writer.wait()
-        writer.submit(sharded.prepare_save(folder, metadata, part, keep, run.save_group, writer, best=best))
+        run.checkpoint_writer.wait()
+        run.checkpoint_writer.submit(prepare_sharded_save(run, metadata, best=best))
         return
+    state, folder, keep = run.trainer.state, run.folder / folders.FOLDER, run.settings.keep_checkpoints
     tensors = {
         MODEL: state.model.state_dict(),
         OPTIMIZER: optimizer_tensors(state.optimizer, parameter_names(state.optimizer, state.model)),
@@ -99,6 +101,50 @@ def save(run: TrainingRun, epoch: int, *, best: bool = False) -> None:
             save_checkpoint(folder, checkpoint, keep, best=best)
 
     run.checkpoint_writer.submit(write)
+
+
+def prepare_sharded_save(run: TrainingRun, metadata: Metadata, *, best: bool) -> Callable[[], None]:
+    """Copy this rank's shards, and return what writes them; all ranks must call both.
+
+    Raises `UserError` if a rank does not see the folder that rank 0 made. What is returned raises `UserError` on all
+    ranks if a rank cannot write its file.
+    """
+    from train.engine import sharded_checkpoint as sharded  # the import is slow
+
+    ranks, state, group, keep = run.group, run.trainer.state, run.save_group, run.settings.keep_checkpoints
+    path = folders.checkpoint_path(run.folder / folders.FOLDER, metadata.step)
+    temp_dir = folders.temporary_path(path)
+    ranks.broadcast_buffers(list(state.model.buffers()))
+    ranks.run_on_main(lambda: sharded.make_temp_dir(path))
+    if not all(ranks.gather(temp_dir.is_dir())):
+        raise UserError(
+            f"{path.parent}: not visible on every node, but every rank writes its shard there."
+            " Set TRAIN_OUTPUT_DIR to a folder that all nodes share."
+        )
+    file = f"rank-{ranks.rank:05d}-of-{ranks.world_size:05d}.safetensors"
+    shards = {
+        name: shard
+        for name, shard in sharded.shards_of(sharded.sharded_tensors(state)[0], ranks).items()
+        if shard.value.numel() and (shard.is_part or ranks.is_main)
+    }
+    copies = run.checkpoint_writer.snapshot({file: {name: shard.value for name, shard in shards.items()}})[file]
+    stored = {name: replace(shard, value=copies[name]) for name, shard in shards.items()}
+
+    def write() -> None:
+        report = sharded.write_shards(temp_dir / file, stored)
+        reports: list[Any] = [report]
+        if group:
+            reports = [None] * ranks.world_size
+            dist.all_gather_object(reports, report, group=group)
+        outcome: list[Any] = [None]
+        if ranks.is_main:
+            outcome[0] = sharded.commit_reports(temp_dir, path, metadata, reports, keep, best=best)
+        if group:
+            dist.broadcast_object_list(outcome, 0, group=group)
+        if outcome[0]:
+            raise outcome[0]
+
+    return write
 
 
 def metadata_of(run: TrainingRun, epoch: int) -> Metadata:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +23,6 @@ from train.report.stragglers import StepMeter
 from train.seeding import derive_seed, seed_everything
 from train.settings import ImageShape, TrainSettings
 from train.transforms.batch_tensors import resize_batch
-
-if TYPE_CHECKING:
-    from train.checkpoint.sharded import ShardedState
-    from train.distributed.process_group import ProcessGroup
 
 
 @dataclass
@@ -55,12 +50,6 @@ class TrainState:
     def eval_model(self) -> nn.Module:
         """Model that is evaluated and exported: the EMA model if there is one."""
         return self.ema_model.module if self.ema_model else self.model
-
-    def sharded(self, group: ProcessGroup) -> ShardedState:
-        """Return the part that a sharded checkpoint saves from all ranks."""
-        from train.checkpoint.sharded import ShardedState
-
-        return ShardedState(model=self.model, optimizer=self.optimizer, average=self.ema_model, ranks=group)
 
 
 @dataclass

@@ -5,21 +5,19 @@ They are written on a background thread, and read with any number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from msgspec.structs import replace
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from train.checkpoint import folder as folders
-from train.checkpoint.async_writer import AsyncCheckpointWriter
 from train.checkpoint.metadata import (
     EMA,
     MODEL,
@@ -32,43 +30,12 @@ from train.checkpoint.metadata import (
     write_metadata,
 )
 from train.checkpoint.tensor_files import CheckpointReader, write_tensors
+from train.distributed.process_group import ProcessGroup
+from train.engine.train_step import TrainState
+from train.models.registry import restore_state_metadata
 
-T = TypeVar("T")
-# Restores the metadata that a module needs to load a state that consists of tensors only.
-Versions = Callable[[nn.Module, Mapping[str, Tensor]], Mapping[str, Any]]
 OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 STATE = "state."
-
-
-class Ranks(Protocol):
-    """Operations that a checkpoint needs from the process group."""
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-
-    def run_on_main(self, make: Callable[[], T]) -> T:
-        """Run on rank 0 and return its result on all ranks."""
-
-    def gather(self, value: T) -> list[T]:
-        """Return every rank's value."""
-
-    def broadcast_buffers(self, tensors: list[Tensor]) -> None:
-        """Overwrite tensors with rank 0's values."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShardedState:
-    """Sharded state of all ranks: model, optimizer and, if enabled, the EMA model."""
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    average: nn.Module | None
-    ranks: Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,60 +56,6 @@ class WrittenShards:
     digest: str = ""
     entries: Mapping[str, TensorEntry] | None = None
     error: UserError | None = None
-
-
-def prepare_save(
-    folder: Path,
-    metadata: Metadata,
-    state: ShardedState,
-    keep: int,
-    group: dist.ProcessGroup | None,
-    writer: AsyncCheckpointWriter,
-    *,
-    best: bool,
-) -> Callable[[], None]:
-    """Copy this rank's shards, and return what writes them; all ranks must call both.
-
-    Raises `UserError` if a rank does not see the folder that rank 0 made. What is returned raises `UserError` on all
-    ranks if a rank cannot write its file.
-    """
-    ranks = state.ranks
-    path = folders.checkpoint_path(folder, metadata.step)
-    temp_dir = folders.temporary_path(path)
-    ranks.broadcast_buffers(list(state.model.buffers()))
-    ranks.run_on_main(lambda: make_temp_dir(path))
-    if not all(ranks.gather(temp_dir.is_dir())):
-        raise UserError(
-            f"{folder}: not visible on every node, but every rank writes its shard there."
-            " Set TRAIN_OUTPUT_DIR to a folder that all nodes share."
-        )
-    file = f"rank-{ranks.rank:05d}-of-{ranks.world_size:05d}.safetensors"
-    shards = {
-        name: one
-        for name, one in shards_of(sharded_tensors(state)[0], ranks).items()
-        if one.value.numel() and (one.is_part or ranks.rank == 0)
-    }
-    copies = writer.snapshot({file: {name: one.value for name, one in shards.items()}})[file]
-    stored = {
-        name: Shard(value=copies[name], shape=one.shape, start=one.start, is_part=one.is_part)
-        for name, one in shards.items()
-    }
-
-    def write() -> None:
-        own = write_shards(temp_dir / file, stored)
-        reports: list[Any] = [own]
-        if group:
-            reports = [None] * ranks.world_size
-            dist.all_gather_object(reports, own, group=group)
-        outcome: list[Any] = [None]
-        if ranks.rank == 0:
-            outcome[0] = commit_reports(temp_dir, path, metadata, reports, keep, best=best)
-        if group:
-            dist.broadcast_object_list(outcome, 0, group=group)
-        if outcome[0]:
-            raise outcome[0]
-
-    return write
 
 
 def make_temp_dir(path: Path) -> None:
@@ -196,7 +109,7 @@ def commit_reports(
     return None
 
 
-def shards_of(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Ranks) -> dict[str, Shard]:
+def shards_of(tensors: Mapping[str, Mapping[str, Tensor]], ranks: ProcessGroup) -> dict[str, Shard]:
     """Return this rank's part of each tensor by `section/name`; all ranks must call this.
 
     Tensors that are not sharded are the same on every rank.
@@ -212,7 +125,7 @@ def shards_of(tensors: Mapping[str, Mapping[str, Tensor]], ranks: Ranks) -> dict
     }
 
 
-def load(path: Path, state: ShardedState, with_versions: Versions) -> None:
+def load(path: Path, state: TrainState, ranks: ProcessGroup) -> None:
     """Load model, optimizer and EMA model from a checkpoint; raises `UserError` if it cannot be read.
 
     An EMA model is loaded only if the checkpoint has one.
@@ -222,7 +135,7 @@ def load(path: Path, state: ShardedState, with_versions: Versions) -> None:
     has_ema = bool(reader.metadata.tensors.get(EMA))
     if not has_ema:
         tensors.pop(EMA, None)
-    shards = shards_of(tensors, state.ranks)
+    shards = shards_of(tensors, ranks)
     check_complete(path, reader.metadata, shards)
     left = {name: one.value.numel() for name, one in shards.items()}
     wanted = {
@@ -243,12 +156,12 @@ def load(path: Path, state: ShardedState, with_versions: Versions) -> None:
     set_state_dict(
         state.model,
         state.optimizer,
-        model_state_dict=with_versions(state.model, tensors[MODEL]),  # type: ignore[arg-type]
+        model_state_dict=restore_state_metadata(state.model, tensors[MODEL]),  # type: ignore[arg-type]
         optim_state_dict={**optimizer, **moments},
         options=OPTIONS,
     )
-    if state.average and has_ema:
-        state.average.load_state_dict(with_versions(state.average, tensors[EMA]))
+    if state.ema_model and has_ema:
+        state.ema_model.load_state_dict(restore_state_metadata(state.ema_model, tensors[EMA]))
 
 
 def check_complete(path: Path, metadata: Metadata, shards: Mapping[str, Shard]) -> None:
@@ -261,7 +174,7 @@ def check_complete(path: Path, metadata: Metadata, shards: Mapping[str, Shard]) 
             raise corrupt_error(path, ValueError(f"{name} is {was}"))
 
 
-def sharded_tensors(state: ShardedState) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+def sharded_tensors(state: TrainState) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Return this rank's tensors by section and name, and the optimizer's full state.
 
     Non-tensor values of the optimizer come from the settings.
@@ -273,6 +186,6 @@ def sharded_tensors(state: ShardedState) -> tuple[dict[str, dict[str, Tensor]], 
         if isinstance(one, Tensor) and name.startswith(STATE)
     }
     own: dict[str, dict[str, Any]] = {MODEL: dict(model), OPTIMIZER: moments}
-    if state.average:
-        own[EMA] = state.average.state_dict()
+    if state.ema_model:
+        own[EMA] = state.ema_model.state_dict()
     return own, optimizer
