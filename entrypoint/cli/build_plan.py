@@ -64,7 +64,7 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     from train.planning.recipes import with_recipe
     from train.planning.run_selection import new_run_dir, previous_run
     from train.planning.trained_run import with_trained_settings
-    from train.planning.trainer_plan import plan_trainer
+    from train.planning.trainer_plan import TrainerFacts, plan_trainer
     from train.settings import read_train_settings
 
     if working_folder() is None:
@@ -84,11 +84,7 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     plan = replace(plan, warnings=(*problem, *plan.warnings))
     free_name = new_run_dir(training.values.output_dir, training.values).name if plan.nodes.max_restarts else ""
     no_compile = compile_problem(training.values, plan.device, inputs)
-    return plan_trainer(
-        plan,
-        training,
-        facts,
-        inputs.machine,
+    trainer_facts = TrainerFacts(
         free_name=free_name,
         compile_problem=no_compile,
         ask_model=lambda: model_report(training, plan, facts, inputs),
@@ -96,6 +92,7 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
         bf16_speedup=bf16_speedup(training.values, plan, inputs),
         winograd_kernel=find_kernel("winograd") is not None,
     )
+    return plan_trainer(plan, training, facts, inputs.machine, trainer_facts)
 
 
 def model_report(

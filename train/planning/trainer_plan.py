@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, count_text, printable
@@ -38,58 +38,57 @@ from train.settings import TrainSettings
 DECODED_SHARE = 0.25
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainerFacts:
+    """What decides on the trainer's part of a plan besides settings, data set and machine.
+
+    `free_name` is a run name that no run has yet, for a run that must have a name.
+    `compile_problem` says why the backend of torch.compile cannot be used.
+    `ask_model` has a child process build the model, for settings that only the model itself can answer.
+    `reads_resume` says that a checkpoint to resume from is on this node.
+    `bf16_speedup` is how many times as fast as fp32 bf16 was on this CPU, None where that was not measured.
+    `winograd_kernel` says whether Winograd's convolution is compiled.
+    """
+
+    free_name: str = ""
+    compile_problem: str = ""
+    ask_model: Callable[[], ModelReport] = ModelReport
+    reads_resume: bool = True
+    bf16_speedup: float | None = None
+    winograd_kernel: bool = False
+
+
+NO_FACTS = TrainerFacts()
+
+
 def plan_trainer(
     plan: Plan,
     given: ParsedSettings[TrainSettings],
     dataset: DatasetInfo,
     machine: Machine,
-    *,
-    free_name: str = "",
-    compile_problem: str = "",
-    ask_model: Callable[[], ModelReport] = ModelReport,
-    reads_resume: bool = True,
-    bf16_speedup: float | None = None,
-    winograd_kernel: bool = False,
+    facts: TrainerFacts = NO_FACTS,
 ) -> Plan:
-    """Return the plan with the trainer's part, and the trainer's flags as variables.
-
-    `free_name` is a run name that no run has yet, for a run that must have a name.
-    `ask_model` has a child process build the model, for settings that only the model itself can answer.
-    `compile_problem` says why the backend of torch.compile cannot be used.
-    `bf16_speedup` is how many times as fast as fp32 bf16 was on this CPU, None where that was not measured.
-    `winograd_kernel` says whether Winograd's convolution is compiled.
-    `reads_resume` says that a checkpoint to resume from is on this node.
-    Raises `UserError` where a batch has fewer images than there are ranks and micro-batches.
-    """
+    """Return the plan with the trainer's part, and the trainer's flags as variables; raises `UserError`."""
     settings, ranks = given.values, plan.nodes.world_size
     check_contradictions(given, plan)
     if settings.evaluate:
-        return plan_evaluation(given, plan, dataset, machine, ask_model)
-    resume, resume_decisions = plan_resume(given, plan, free_name)
+        return plan_evaluation(given, plan, dataset, machine, facts.ask_model)
+    resume, resume_decisions = plan_resume(given, plan, facts.free_name)
     check_trainer_settings(given, dataset)
-    if reads_resume:
-        names = {"resume": resume["TRAIN_RESUME"], "run_name": resume["TRAIN_RUN_NAME"]} if resume else {}
-        check_resume(msgspec.structs.replace(settings, **names))
-    shares = ranks * settings.grad_accum_steps
-    if settings.batch_size < shares:
-        raise UserError(
-            f"TRAIN_BATCH_SIZE={settings.batch_size}: too small for {count_text(ranks, 'rank')} x"
-            f" {settings.grad_accum_steps} micro-batches. It is the global batch size; set at least {shares}."
-        )
+    if facts.reads_resume:
+        check_resume(with_resume(settings, resume))
+    check_shares(settings, ranks)
     check_memory(given, dataset, machine.memory_bytes, len(plan.ranks))
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
     workers, workers_decision = decide_workers(given, plan, source)
     if source == "stream":
         check_prefetching(given, plan, dataset, workers, machine.memory_bytes)
-    precision = decide_precision(given, plan.device, machine, bf16_speedup)
+    precision = decide_precision(given, plan.device, machine, facts.bf16_speedup)
     ipex = decide_ipex(given, plan.device, machine)
-    winograd = decide_winograd(given, plan.device, machine, precision.value, has_kernel=winograd_kernel)
-    model_report = ask_model()  # takes seconds, so what can be refused without it is refused before
-    check_gradients(given, model_report, ranks)
-    check_lowest_rate(given, model_report)
-    normalization, normalization_decision = decide_normalization(
-        given, dataset.shape[0], source, model_report.normalization
-    )
+    winograd = decide_winograd(given, plan.device, machine, precision.value, has_kernel=facts.winograd_kernel)
+    report = facts.ask_model()  # takes seconds, so what can be refused without it is refused before
+    check_report(given, report, ranks)
+    normalization, normalization_decision = decide_normalization(given, dataset.shape[0], source, report.normalization)
     trainer = TrainerPlan(
         data_source=source,
         num_workers=workers,
@@ -103,7 +102,7 @@ def plan_trainer(
         normalization=normalization,
     )
     decisions = (
-        *decide_techniques(given, dataset, model_report),
+        *decide_techniques(given, dataset, report),
         decide_batch(given, ranks),
         *decide_images(dataset),
         *decide_image_sizes(given, dataset),
@@ -111,17 +110,31 @@ def plan_trainer(
         normalization_decision,
         workers_decision,
         precision,
-        decide_compiling(given, compile_problem),
+        decide_compiling(given, facts.compile_problem),
         ipex,
         *winograd,
         *decide_parallelism(given, ranks),
         *resume_decisions,
     )
-    flags = given.as_variables(flags_only=True)
-    unused = unused_settings(given, source, ranks, workers, has_weight_decay=model_report.has_weight_decay)
-    warnings = (*plan.warnings, *unused, *random_frozen(given))
-    plan = replace(plan, warnings=warnings)
-    return plan.with_variables({**flags, **resume, **follow_links(settings)}).with_trainer(trainer, decisions)
+    unused = unused_settings(given, source, ranks, workers, has_weight_decay=report.has_weight_decay)
+    plan = replace(plan, warnings=(*plan.warnings, *unused, *random_frozen(given)))
+    variables = {**given.as_variables(flags_only=True), **resume, **follow_links(settings)}
+    return plan.with_variables(variables).with_trainer(trainer, decisions)
+
+
+def with_resume(settings: TrainSettings, resume: Mapping[str, str]) -> TrainSettings:
+    """Return the settings with the variables of `plan_resume`."""
+    return replace(settings, resume=resume["TRAIN_RESUME"], run_name=resume["TRAIN_RUN_NAME"]) if resume else settings
+
+
+def check_shares(settings: TrainSettings, ranks: int) -> None:
+    """Raise `UserError` where a batch has fewer images than there are ranks and micro-batches."""
+    shares = ranks * settings.grad_accum_steps
+    if settings.batch_size < shares:
+        raise UserError(
+            f"TRAIN_BATCH_SIZE={settings.batch_size}: too small for {count_text(ranks, 'rank')} x"
+            f" {settings.grad_accum_steps} micro-batches. It is the global batch size; set at least {shares}."
+        )
 
 
 def random_frozen(given: ParsedSettings[TrainSettings]) -> tuple[str, ...]:
@@ -140,20 +153,15 @@ def follow_links(settings: TrainSettings) -> dict[str, str]:
     return {"TRAIN_WEIGHTS": str(resolve(path))}
 
 
-def check_gradients(given: ParsedSettings[TrainSettings], report: ModelReport, ranks: int) -> None:
-    """Raise `UserError` for parameters that get no gradient, for which DDP would wait."""
-    settings = given.values
+def check_report(given: ParsedSettings[TrainSettings], report: ModelReport, ranks: int) -> None:
+    """Raise `UserError` for parameters without a gradient, for which DDP would wait, and for a schedule that rises."""
+    settings, peak = given.values, peak_lr(given.values, report.default_lr)
     ignored = settings.ddp_find_unused_parameters or settings.parallelism != "ddp"
     if report.without_gradient and ranks > 1 and not ignored:
         raise UserError(
             f"TRAIN_MODEL={printable(settings.model)}: {printable(report.without_gradient[0])} gets no gradient, and"
             " DDP waits for it. Set TRAIN_DDP_FIND_UNUSED_PARAMETERS=1, or remove the layer."
         )
-
-
-def check_lowest_rate(given: ParsedSettings[TrainSettings], report: ModelReport) -> None:
-    """Raise `UserError` if the schedule would end above the peak learning rate."""
-    settings, peak = given.values, peak_lr(given.values, report.default_lr)
     if settings.schedule != "constant" and settings.min_lr > peak:
         raise UserError(
             f"{given.sources['min_lr']}: above the peak learning rate of {peak:g}. Lower it, or raise TRAIN_LR."

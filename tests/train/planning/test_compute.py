@@ -11,7 +11,7 @@ from entrypoint.machine.python_packages import Packages
 from entrypoint.plan.model import Plan
 from tests.factories import make_machine, make_test_plan
 from tests.train.given import SMALL_DATASET as SMALL
-from train.planning.trainer_plan import plan_trainer
+from train.planning.trainer_plan import TrainerFacts, plan_trainer
 from train.settings import read_train_settings
 
 
@@ -45,7 +45,7 @@ def test_auto_precision_uses_bf16_if_cpu_supports_it(
 def test_measurement_decides_where_the_cpu_has_bf16(speedup: float | None, precision: str) -> None:
     node = replace(make_machine(4), cpu_flags=("avx512_bf16",))
     given = read_train_settings({"TRAIN_PRECISION": "auto"}, {})
-    made = plan_trainer(make_test_plan(node), given, SMALL, node, bf16_speedup=speedup)
+    made = plan_trainer(make_test_plan(node), given, SMALL, node, TrainerFacts(bf16_speedup=speedup))
     assert made.the_trainer().precision == precision
     reason = {decision.key: decision.text for decision in made.decisions}["precision"]
     assert ("in a short measurement bf16 was" in reason) is (speedup is not None)
@@ -202,7 +202,11 @@ def test_unusable_compile_backend_is_refused() -> None:
     environ = {"TRAIN_COMPILE": "default", "TRAIN_COMPILE_BACKEND": "tvm"}
     with pytest.raises(UserError, match="TRAIN_COMPILE_BACKEND=tvm: tvm cannot be used") as error:
         plan_trainer(
-            *(make_test_plan(node), read_train_settings(environ, {}), SMALL, node), compile_problem="cannot be used (…)"
+            make_test_plan(node),
+            read_train_settings(environ, {}),
+            SMALL,
+            node,
+            TrainerFacts(compile_problem="cannot be used (…)"),
         )
     assert error.value.code == ExitCode.MACHINE
 
@@ -215,7 +219,7 @@ NO_KERNEL = "is not compiled: the set-up found no C++ compiler, or the CPU is no
 def plan_winograd(environ: dict[str, str], flags: tuple[str, ...], *, has_kernel: bool = True) -> Plan:
     node = replace(make_machine(4), cpu_flags=flags)
     given = read_train_settings(environ, {})
-    return plan_trainer(make_test_plan(make_machine(4)), given, SMALL, node, winograd_kernel=has_kernel)
+    return plan_trainer(make_test_plan(make_machine(4)), given, SMALL, node, TrainerFacts(winograd_kernel=has_kernel))
 
 
 @pytest.mark.parametrize(
@@ -269,6 +273,8 @@ def test_winograd_that_the_machine_lacks_raises(flags: tuple[str, ...], has_kern
 
 def test_winograd_is_for_cpus() -> None:
     node, given = make_machine(4, gpus=1), read_train_settings({}, {})
-    made = plan_trainer(make_test_plan(node), given, SMALL, replace(node, cpu_flags=AVX2), winograd_kernel=True)
+    made = plan_trainer(
+        make_test_plan(node), given, SMALL, replace(node, cpu_flags=AVX2), TrainerFacts(winograd_kernel=True)
+    )
     assert not made.the_trainer().winograd
     assert "winograd" not in {decision.key for decision in made.decisions}

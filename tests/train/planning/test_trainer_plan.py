@@ -14,7 +14,7 @@ from tests.factories import make_machine, make_test_plan
 from tests.train.given import SMALL_DATASET
 from tests.train.planning.memory_refusal import check_memory_refusal
 from train.data.dataset_info import DatasetInfo, inspect_dataset
-from train.planning.trainer_plan import plan_trainer, random_frozen
+from train.planning.trainer_plan import TrainerFacts, plan_trainer, random_frozen
 from train.settings import read_train_settings
 
 SHM = ContainerInfo(shm_bytes=4 << 30)
@@ -72,7 +72,7 @@ NODES = RESTARTS | {"LAUNCH_NNODES": "2", "MASTER_ADDR": "r1"}
 def test_restartable_ranks_get_the_run_name(environ: dict[str, str], name: str) -> None:
     base = make_test_plan(make_machine(4), environ)
     node = replace(make_machine(4), container=SHM)
-    made = plan_trainer(base, read_train_settings(environ, {}), SMALL, node, free_name="free")
+    made = plan_trainer(base, read_train_settings(environ, {}), SMALL, node, TrainerFacts(free_name="free"))
     assert (made.environment.variables["TRAIN_RESUME"], made.environment.variables["TRAIN_RUN_NAME"]) == ("auto", name)
     assert next(one.value for one in made.decisions if one.key == "resume") == "auto"
 
