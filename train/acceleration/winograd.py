@@ -39,7 +39,10 @@ Strides = ctypes.c_ssize_t * 4
 
 
 class WinogradKernel:
-    """The functions of the library. They take addresses of float32 values, images in channels_last."""
+    """The functions of the library. They take addresses of float32 values, images in channels_last.
+
+    Shapes are (images, height, width, input channels, output channels).
+    """
 
     def __init__(self, path: Path) -> None:
         """Load a library; raises `OSError` or `AttributeError` where it or OpenMP cannot be used."""
@@ -54,28 +57,23 @@ class WinogradKernel:
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
         self.functions = [ctypes.cast(getattr(process, name), pointer).value for name in names]
 
-    def forward(
-        self, sizes: tuple[int, ...], images: int, filters: int, strides: tuple[int, ...], result: int, threads: int
-    ) -> None:
-        """Write the convolution of images; raises `MemoryError`."""
-        openmp = OpenMP(*self.functions, threads)
-        if self.compute_forward(openmp, Shape(*sizes), images, filters, Strides(*strides), result):
+    def forward(self, sizes: tuple[int, ...], inputs: tuple[int, int], strides: tuple[int, ...], result: int) -> None:
+        """Write the convolution of images by filters, both in `inputs`; raises `MemoryError`."""
+        openmp = OpenMP(*self.functions, torch.get_num_threads())
+        if self.compute_forward(openmp, Shape(*sizes), *inputs, Strides(*strides), result):
             raise MemoryError("no memory for a convolution")
 
     def backward(
         self,
         sizes: tuple[int, ...],
-        images: int,
-        filters: int,
+        inputs: tuple[int, int],
         strides: tuple[int, ...],
         gradient: int,
         results: tuple[int | None, int | None],
-        threads: int,
     ) -> None:
         """Write the gradients of images and filters, but not where the address is None; raises `MemoryError`."""
-        openmp = OpenMP(*self.functions, threads)
-        sizes_here, strides_here = Shape(*sizes), Strides(*strides)
-        if self.compute_backward(openmp, sizes_here, images, filters, strides_here, gradient, *results):
+        openmp = OpenMP(*self.functions, torch.get_num_threads())
+        if self.compute_backward(openmp, Shape(*sizes), *inputs, Strides(*strides), gradient, *results):
             raise MemoryError("no memory for the gradient of a convolution")
 
 
@@ -132,10 +130,8 @@ class WinogradConvolution(torch.autograd.Function):
         ctx.save_for_backward(images, filters)
         count, _, height, width = images.shape
         result = images.new_empty((count, height, width, len(filters))).permute(0, 3, 1, 2)
-        kernel().forward(
-            sizes(images, filters), images.data_ptr(), filters.data_ptr(), filters.stride(), result.data_ptr(),
-            torch.get_num_threads(),
-        )  # fmt: skip
+        addresses = images.data_ptr(), filters.data_ptr()
+        kernel().forward(sizes(images, filters), addresses, filters.stride(), result.data_ptr())
         return result
 
     @staticmethod
@@ -156,10 +152,8 @@ class WinogradConvolution(torch.autograd.Function):
             for one, needed in zip((images, filters), ctx.needs_input_grad, strict=True)
         ]
         first, second = (None if one is None else one.data_ptr() for one in results)
-        kernel().backward(
-            sizes(images, filters), images.data_ptr(), filters.data_ptr(), filters.stride(), gradient.data_ptr(),
-            (first, second), torch.get_num_threads(),
-        )  # fmt: skip
+        addresses = images.data_ptr(), filters.data_ptr()
+        kernel().backward(sizes(images, filters), addresses, filters.stride(), gradient.data_ptr(), (first, second))
         return results[0], results[1]
 
 

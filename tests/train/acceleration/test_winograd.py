@@ -163,14 +163,15 @@ def test_not_finite_pixels_are_not_hidden() -> None:
     assert found[0].isfinite().all()
 
 
-def test_lack_of_memory_is_an_error() -> None:
+def test_lack_of_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, images, filters = winograd_kernel(), random_images(1, 16, 8, 8), random_filters(16, 16)
     assert kernel
-    addresses = images.data_ptr(), filters.data_ptr(), filters.stride()
+    monkeypatch.setattr("torch.get_num_threads", lambda: 10**9)
+    sizes, addresses = (1, 8, 8, 16, 16), (images.data_ptr(), filters.data_ptr())
     with pytest.raises(MemoryError):
-        kernel.forward((1, 8, 8, 16, 16), *addresses, images.data_ptr(), 10**9)
+        kernel.forward(sizes, addresses, filters.stride(), images.data_ptr())
     with pytest.raises(MemoryError):
-        kernel.backward((1, 8, 8, 16, 16), *addresses, images.data_ptr(), (None, filters.data_ptr()), 10**9)
+        kernel.backward(sizes, addresses, filters.stride(), images.data_ptr(), (None, filters.data_ptr()))
 
 
 @pytest.mark.parametrize(
