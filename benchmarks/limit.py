@@ -105,7 +105,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     from train.data.datasets import ImageTensors
     from train.data.feeds.memory import MemorySource
     from train.distributed.process_group import ProcessGroup
-    from train.engine.loop import train_epoch
+    from train.engine.loop import StepCallbacks, train_epoch
     from train.engine.train_step import Trainer, TrainState
     from train.models.registry import build_model
     from train.optimization.optimizer import build_optimizer, lr_schedule
@@ -116,7 +116,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
     group, shape = ProcessGroup(0, 1, 0, torch.device("cpu")), (3, 32, 32)
     count = BATCH * steps
     images = ImageTensors(torch.randint(0, 256, (count, 32, 32, 3), dtype=torch.uint8), torch.randint(0, 10, (count,)))
-    feed = MemorySource(images, images, shape, settings, group)
+    feed = MemorySource(images, images, settings, group)
     model = set_memory_format(build_model(TrainSettings(model=name), shape, 10), channels_last=True)
     ((pixels, labels),) = next(feed.train_batches(0)).micro_batches
     with FlopCounterMode(display=False) as counter:
@@ -140,7 +140,7 @@ def loops(name: str, steps: int) -> tuple[Callable[[], None], Callable[[], None]
             step()
 
     def epoch() -> None:
-        train_epoch(trainer, feed, trainer.state.step // steps, steps, lambda *_: None)
+        train_epoch(trainer, feed, trainer.state.step // steps, steps, StepCallbacks(lambda *_: None))
 
     bare()
     epoch()

@@ -94,7 +94,7 @@ def gradient_divisor(model: nn.Module, group: ProcessGroup) -> int:
     return 1 if is_sharded(model) else group.world_size
 
 
-def no_sync_until_last(model: Any, last: bool) -> AbstractContextManager[None]:
+def no_sync_until_last(model: Any, *, last: bool) -> AbstractContextManager[None]:
     """Skip gradient synchronization until the last micro-batch of a step."""
     if is_sharded(model):
         model.set_requires_gradient_sync(last)

@@ -50,6 +50,10 @@ class ProcessGroup:
         """Return whether this is rank 0, which writes and prints."""
         return self.rank == 0
 
+    def node_of(self, rank: int) -> str:
+        """Return the name of a rank's node, empty for a job of one rank."""
+        return next((peer.node for peer in self.peers if peer.rank == rank), "")
+
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all ranks, in place, and return it."""
         if self.world_size > 1:

@@ -73,11 +73,7 @@ class ModelBuilder:
     ) -> BuiltModel:
         """Return model, optimizer and EMA model on the device; a pruned model takes its shapes from a state.
 
-        A new run may start from `weights`.
-
-        IPEX packs the weights and the optimizer's state, so a checkpoint `start` is loaded before it.
-        With FSDP2, filters stay contiguous, because FSDP2 requires it. SGD is not fused there, because torch 2.8 does
-        not support it.
+        A new run may start from `weights`, and a resumed one loads `start` where IPEX needs it before the rest.
         """
         settings, group = self.settings, self.group
         model = self.create_model()
@@ -91,37 +87,52 @@ class ModelBuilder:
         freeze(model, settings.freeze, head)
         if settings.activation_checkpointing:
             checkpoint_activations(model)
-        fused = self.plan.the_trainer().precision != "fp16"
         if self.plan.the_trainer().precision == "fp8":
             from train.acceleration.fp8 import use_fp8
 
             model = use_fp8(model, head)
         if group.world_size > 1 and settings.parallelism == "fsdp":
-            from train.distributed.fsdp import apply_fsdp
+            return self.shard(model, head)
+        return self.accelerate(model, head, start)
 
-            average = make_ema(model, settings)
-            for one in filter(None, (model, average.module if average else None)):
-                apply_fsdp(one, group)
-            fused = fused and settings.optimizer.lower() != SGD
-            return model, build_optimizer(settings, model, head, fused=fused), average
-        model = set_memory_format(model.to(group.device), channels_last=settings.channels_last)
+    def shard(self, model: nn.Module, head: tuple[str, ...]) -> BuiltModel:
+        """Return model, optimizer and EMA model, each rank's shard of them.
+
+        With FSDP2, filters stay contiguous, because FSDP2 requires it. SGD is not fused there, because torch 2.8 does
+        not support it.
+        """
+        from train.distributed.fsdp import apply_fsdp
+
+        average = make_ema(model, self.settings)
+        apply_fsdp(model, self.group)
+        if average:
+            apply_fsdp(average.module, self.group)
+        fused = self.plan.the_trainer().precision != "fp16" and self.settings.optimizer.lower() != SGD
+        return model, build_optimizer(self.settings, model, head, fused=fused), average
+
+    def accelerate(self, model: nn.Module, head: tuple[str, ...], start: ResumePoint | None) -> BuiltModel:
+        """Return model, optimizer and EMA model on the device, with the convolutions that are fastest there.
+
+        IPEX packs the weights and the optimizer's state, so a checkpoint `start` is loaded before it.
+        """
+        settings, trainer, on_cpu = self.settings, self.plan.the_trainer(), self.group.device.type == "cpu"
+        model = set_memory_format(model.to(self.group.device), channels_last=settings.channels_last)
         # Compilers and IPEX choose their own convolutions.
-        eager = settings.compile in ("off", "auto") and not self.plan.the_trainer().use_ipex
-        if eager and group.device.type == "cpu" and settings.channels_last:
-            model = use_matmul_for_small_inputs(
-                model, self.shape, tap_major=settings.gradient_compression != "powersgd"
-            )
-        if self.plan.the_trainer().winograd:
+        eager = settings.compile in ("off", "auto") and not trainer.use_ipex
+        if eager and on_cpu and settings.channels_last:
+            tap_major = settings.gradient_compression != "powersgd"
+            model = use_matmul_for_small_inputs(model, self.shape, tap_major=tap_major)
+        if trainer.winograd:
             model = use_winograd(model)
-        packs = self.plan.the_trainer().ipex_packs
-        optimizer = build_optimizer(settings, model, head, fused=fused and not packs)
-        if group.device.type == "cpu" and self.plan.the_trainer().precision == "fp32":
+        fused = trainer.precision != "fp16" and not trainer.ipex_packs
+        optimizer = build_optimizer(settings, model, head, fused=fused)
+        if on_cpu and trainer.precision == "fp32":
             orthogonalize_in_fp32(optimizer)
-        if self.plan.the_trainer().use_ipex:
+        if trainer.use_ipex:
             if start:
                 load_model_and_optimizer(model, optimizer, start)
             compiling = settings.compile != "off"
-            model, optimizer = optimize_with_ipex(model, optimizer, packs=packs, compiling=compiling)
+            model, optimizer = optimize_with_ipex(model, optimizer, packs=trainer.ipex_packs, compiling=compiling)
         return model, optimizer, make_ema(model, settings)
 
     def load_weights(self) -> FittedWeights | None:
@@ -182,7 +193,7 @@ class ModelBuilder:
         shapes = (self.shape, *self.sizes.smaller_shapes)
         with torch.random.fork_rng(devices=[]):
             problem = self.group.run_on_main(
-                lambda: next(filter(None, (single_image_problem(self.create_model(), one) for one in shapes)), "")
+                lambda: next(filter(None, (single_image_problem(self.create_model(), shape) for shape in shapes)), "")
             )
         if problem:
             micro_batches = ranks * settings.grad_accum_steps
@@ -194,14 +205,14 @@ class ModelBuilder:
 
     def try_pruning(self) -> None:
         """Prune a new model and drop it; raises `UserError` if that is not possible."""
-        with torch.random.fork_rng(devices=[]):
-            self.group.run_on_main(lambda: self.prune_new_model())
 
-    def prune_new_model(self) -> None:
-        """Prune a model with initial weights."""
-        model = self.create_model()
-        state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-        prune_state(model, state, self.shape, self.settings)
+        def prune_new_model() -> None:
+            model = self.create_model()
+            state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+            prune_state(model, state, self.shape, self.settings)
+
+        with torch.random.fork_rng(devices=[]):
+            self.group.run_on_main(prune_new_model)
 
     def prune(self, trainer: Trainer) -> str:
         """Prune the trainer's model on all ranks, with a new optimizer; return the log line."""
@@ -270,8 +281,8 @@ def copy_weights(model: nn.Module, target: nn.Module) -> None:
     """Copy the weights and buffers of a model into another one of the same kind."""
     with torch.no_grad():
         for ours, theirs in ((target.parameters(), model.parameters()), (target.buffers(), model.buffers())):
-            for own, other in zip(ours, theirs, strict=True):
-                own.copy_(other)
+            for mine, source in zip(ours, theirs, strict=True):
+                mine.copy_(source)
 
 
 def restore_scaler(trainer: Trainer, saved: Metadata) -> None:

@@ -58,7 +58,7 @@ def check_backend(backend: str) -> None:
     """Raise `UserError` if this torch does not have the compile backend."""
     if backend == "ipex":
         import_ipex(compiling=True)
-    if backend not in torch._dynamo.list_backends(exclude_tags=()):
+    if backend not in torch._dynamo.list_backends(exclude_tags=()):  # noqa: SLF001  # torch.compiler leaves some out
         raise UserError(
             f"TRAIN_COMPILE_BACKEND={backend}: torch {torch.__version__} has no such backend."
             " Set TRAIN_COMPILE_BACKEND=inductor.",

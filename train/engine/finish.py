@@ -6,99 +6,160 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from entrypoint.core.atomic_files import atomic_path, atomic_write_text
-from entrypoint.core.errors import one_line
-from entrypoint.plan.model import Plan
+from entrypoint.core.errors import count_text, one_line
 from train.acceleration.faster_conv import original_convolutions
 from train.checkpoint.tensor_files import write_tensors
+from train.data.feeds.load_times import LoadReport
 from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.run_setup import TrainingRun
 from train.engine.save_policy import check_weights_finite
 from train.evaluation.evaluate import EvalResult, evaluation_values
-from train.evaluation.mistakes import KEPT, as_json
+from train.evaluation.mistakes import KEPT, Mistake, as_json
 from train.evaluation.onnx_export import export_onnx
 from train.models.inspection import count_multiply_adds, count_parameters
 from train.models.pruning import resize_to_state
 from train.models.registry import restore_state_metadata
 from train.models.weights_origin import WEIGHTS_FILE, WeightsOrigin, origin_header
-from train.report.metrics import disk_errors_as_user_errors
+from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.page import REPORT_FILE, write_report
 from train.report.progress import guarded_stdout
 from train.report.stragglers import RankTimes, cpu_wait_text, stragglers_text, summarize
 from train.report.trackers import FINISHED
 
 
-def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, plan: Plan, started: float) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RankResults:
+    """What one rank knows at the end of a run."""
+
+    cpu_wait_share: float
+    times: RankTimes
+    loading: LoadReport | None
+    skipped: set[str]
+    mistakes: list[Mistake]
+
+
+def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, started: float) -> None:
     """Write the summary, the curves and the export, and print the summary; `val` is of the images that choose.
 
-    Raises `UserError` if a weight is not finite: the last step's loss does not show that.
+    `started` is the start of the whole command (Unix time, s). Raises `UserError` if a weight is not finite: the last
+    step's loss does not show that.
     """
     check_weights_finite(run.trainer)
-    trainer = run.trainer
-    state = full_state_dict(trainer.state.model)
-    eval_state = full_state_dict(trainer.state.eval_model) if trainer.state.ema_model else state
-    waited = max(run.group.gather(run.cpu_wait.share()))
-    reports = run.group.gather(run.source.load_report(trainer.state.seconds))
-    node = next((peer.node for peer in run.group.peers if peer.rank == run.group.rank), "")
-    on_cpu = run.group.device.type == "cpu"
-    times = run.group.gather(RankTimes(run.group.rank, node, trainer.meter, on_cpu, trainer.gpu_clock.to_json()))
-    loading = max((one for one in reports if one), default=None)
-    skipped = set(run.skipped).union(*run.group.gather(run.source.skipped))
-    gathered = run.group.gather(run.mistakes.kept if run.mistakes else [])
-    mistakes = sorted((one for kept in gathered for one in kept), reverse=True)[:KEPT]
+    state = full_state_dict(run.trainer.state.model)
+    eval_state = full_state_dict(run.trainer.state.eval_model) if run.trainer.state.ema_model else state
+    ranks = run.group.gather(results_of_rank(run))
     run.checkpoint_writer.wait()
     if not run.metrics:
         return
-    model, evaluated, device = trainer.state.model, trainer.state.eval_model, run.group.device
-    if is_sharded(model) or plan.the_trainer().use_ipex:
-        model = evaluated = run.model_builder.create_model()
-        if trainer.state.pruned:
-            resize_to_state(evaluated, eval_state)
-        evaluated.load_state_dict(restore_state_metadata(evaluated, eval_state))
-        device = torch.device("cpu")
-    with original_convolutions(model):
-        multiply_adds = count_multiply_adds(model, run.model_builder.shape, device)
-    images = trainer.state.step * run.settings.batch_size
-    later = trainer.state.seconds - trainer.first_step_seconds
-    summary: dict[str, Any] = {
+    rebuilt = rebuild_model(run, eval_state)
+    summary = summarize_scores(run, score, val) | summarize_training(run, state, rebuilt) | summarize_ranks(run, ranks)
+    mistakes = sorted((mistake for rank in ranks for mistake in rank.mistakes), reverse=True)[:KEPT]
+    evaluation = {**evaluation_values(score, run.classes), "mistakes": as_json(mistakes, run.classes)}
+    if run.profiler:
+        run.progress.print(run.profiler.stop_incomplete())
+    write_files(run, run.metrics, summary, evaluation, eval_state, started)
+    if run.settings.progress != "off":
+        loading = slowest_loading(ranks)
+        text = loading.text(run.model_builder.plan.the_trainer().num_workers) if loading else ""
+        with guarded_stdout():
+            print("\n".join(summary_lines(summary, run.folder, text)))
+    if run.settings.export == "onnx":
+        sizes, shape = run.model_builder.sizes, run.model_builder.shape
+        shape = shape if sizes.eval == sizes.train else sizes.eval
+        model = rebuilt or run.trainer.state.eval_model
+        export_onnx(model, run.source.normalize, shape, run.classes, run.folder / "model.onnx")
+
+
+def results_of_rank(run: TrainingRun) -> RankResults:
+    """Return what this rank knows."""
+    group, trainer = run.group, run.trainer
+    on_cpu = group.device.type == "cpu"
+    return RankResults(
+        cpu_wait_share=run.cpu_wait.share(),
+        times=RankTimes(group.rank, group.node_of(group.rank), trainer.meter, on_cpu, trainer.gpu_clock.to_json()),
+        loading=run.source.load_report(trainer.state.seconds),
+        skipped=run.source.skipped,
+        mistakes=run.mistakes.kept if run.mistakes else [],
+    )
+
+
+def slowest_loading(ranks: list[RankResults]) -> LoadReport | None:
+    """Return the report of the rank that waited longest for data, None if none loads any."""
+    return max((rank.loading for rank in ranks if rank.loading), default=None)
+
+
+def rebuild_model(run: TrainingRun, eval_state: Mapping[str, Tensor]) -> nn.Module | None:
+    """Return a plain model with the evaluated weights where the run's own is sharded or of IPEX, else None."""
+    if not is_sharded(run.trainer.state.model) and not run.model_builder.plan.the_trainer().use_ipex:
+        return None
+    model = run.model_builder.create_model()
+    if run.trainer.state.pruned:
+        resize_to_state(model, eval_state)
+    model.load_state_dict(restore_state_metadata(model, eval_state))
+    return model
+
+
+def summarize_scores(run: TrainingRun, score: EvalResult, val: EvalResult | None) -> dict[str, Any]:
+    """Return the results of the last weights, and of the best ones."""
+    best = run.trainer.state.best
+    return {
         "test_accuracy": round(score.accuracy, 4),
         "test_loss": score.loss,
         "test_images": score.images,
         **({"test_top5_accuracy": round(score.top5, 4)} if score.top5 else {}),
         **({"val_accuracy": round(val.accuracy, 4), "val_loss": val.loss, "val_images": val.images} if val else {}),
-        "best_accuracy": round(trainer.state.best, 4) if trainer.state.best >= 0 else None,
+        "best_accuracy": round(best, 4) if best >= 0 else None,
         "best_chosen_on": run.choice,
-        "epochs": trained_epochs(run),
-        "steps": trainer.state.step,
-        "train_seconds": round(trainer.state.seconds, 3),
-        "step_seconds": round(later / max(1, trainer.state.step - 1), 6),
-        "images_per_second": round(images / trainer.state.seconds, 1) if trainer.state.seconds else 0.0,
+    }
+
+
+def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: nn.Module | None) -> dict[str, Any]:
+    """Return what was trained, on what, and how fast; an early stop leaves fewer epochs than asked for."""
+    trainer, done, settings = run.trainer, run.trainer.state, run.settings
+    model, device = rebuilt or done.model, torch.device("cpu") if rebuilt else run.group.device
+    with original_convolutions(model):
+        multiply_adds = count_multiply_adds(model, run.model_builder.shape, device)
+    later = done.seconds - trainer.first_step_seconds
+    return {
+        "epochs": min(run.epochs, -(-done.step // run.source.steps_per_epoch)),
+        "steps": done.step,
+        "train_seconds": round(done.seconds, 3),
+        "step_seconds": round(later / max(1, done.step - 1), 6),
+        "images_per_second": round(done.step * settings.batch_size / done.seconds, 1) if done.seconds else 0.0,
         "first_step_seconds": round(trainer.first_step_seconds, 4),
         "parameters": count_parameters(model),
         "weights_sha256": weights_sha256(state),
         "multiply_adds": multiply_adds,
-        "model": run.settings.model,
-        "dataset": run.settings.dataset,
+        "model": settings.model,
+        "dataset": settings.dataset,
         "classes": list(run.classes),
-        "images_skipped": len(skipped),
-        "batch_size": run.settings.batch_size,
+        "batch_size": settings.batch_size,
         "world_size": run.group.world_size,
         "threads": torch.get_num_threads(),
-        "feed": plan.the_trainer().data_source,
+        "feed": run.model_builder.plan.the_trainer().data_source,
         "device": str(run.group.device),
         "precision": trainer.precision,
-        "seed": run.settings.seed,
-        "cpu_wait_share": round(waited, 3),
+        "seed": settings.seed,
     }
-    if stragglers := summarize(times):
+
+
+def summarize_ranks(run: TrainingRun, ranks: list[RankResults]) -> dict[str, Any]:
+    """Return what the ranks waited for, and how many images nobody could read."""
+    summary: dict[str, Any] = {
+        "images_skipped": len(set(run.skipped).union(*(rank.skipped for rank in ranks))),
+        "cpu_wait_share": round(max(rank.cpu_wait_share for rank in ranks), 3),
+    }
+    if stragglers := summarize([rank.times for rank in ranks]):
         summary["stragglers"] = stragglers
-    if loading:
+    if loading := slowest_loading(ranks):
         summary |= {
             "data_share": round(loading.share, 3),
             "data_slow_part": loading.part,
@@ -106,30 +167,28 @@ def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, p
             "read_ms": round(loading.read_ms, 3),
             "decode_ms": round(loading.decode_ms, 3),
         }
-    if run.profiler:
-        run.progress.print(run.profiler.stop_incomplete())
+    return summary
+
+
+def write_files(
+    run: TrainingRun,
+    metrics: MetricsWriter,
+    summary: dict[str, Any],
+    evaluation: dict[str, Any],
+    eval_state: Mapping[str, Tensor],
+    started: float,
+) -> None:
+    """Write the run's last files, with the whole command's seconds in the summary; raises `UserError` for a disk."""
     with disk_errors_as_user_errors(run.folder):
-        run.metrics.close()
+        metrics.close()
         run.progress.close()
-        total = round(time.time() - started, 3)
-        values = {**evaluation_values(score, run.classes), "mistakes": as_json(mistakes, run.classes)}
-        atomic_write_text(run.folder / "evaluation.json", json.dumps(values, allow_nan=False) + "\n")
+        summary["total_seconds"] = round(time.time() - started, 3)
+        atomic_write_text(run.folder / "evaluation.json", json.dumps(evaluation, allow_nan=False) + "\n")
         write_weights(run, eval_state)
-        run.metrics.summary({**summary, "total_seconds": total})
-        run.metrics.end_tracker(FINISHED)
-        with run.metrics.without_failing(REPORT_FILE):
+        metrics.summary(summary)
+        metrics.end_tracker(FINISHED)
+        with metrics.without_failing(REPORT_FILE):
             write_report(run.folder)
-    if run.settings.progress != "off":
-        print_summary(summary, total, run.folder, loading.text(plan.the_trainer().num_workers) if loading else "")
-    if run.settings.export == "onnx":
-        sizes, classes = run.model_builder.sizes, run.classes
-        shape = run.model_builder.shape if sizes.eval == sizes.train else sizes.eval
-        export_onnx(evaluated, run.source.normalize, shape, classes, run.folder / "model.onnx")
-
-
-def trained_epochs(run: TrainingRun) -> int:
-    """Return the number of epochs that were trained: fewer than asked for after an early stop."""
-    return min(run.epochs, -(-run.trainer.state.step // run.source.steps_per_epoch))
 
 
 def write_weights(run: TrainingRun, state: Mapping[str, Tensor]) -> None:
@@ -141,7 +200,7 @@ def write_weights(run: TrainingRun, state: Mapping[str, Tensor]) -> None:
         shape=run.model_builder.plan.the_trainer().image_shape,
     )
     with atomic_path(run.folder / WEIGHTS_FILE) as path:
-        write_tensors(path, {name: one.detach().cpu() for name, one in state.items()}, origin_header(origin))
+        write_tensors(path, {name: value.detach().cpu() for name, value in state.items()}, origin_header(origin))
 
 
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
@@ -153,34 +212,33 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def print_summary(summary: dict[str, Any], total_seconds: float, folder: Path, loading: str) -> None:
-    """Print the summary in a few lines."""
+def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[str]:
+    """Return the summary in a few lines; `loading` is what loading cost, empty if little."""
     top5 = f" (top 5: {summary['test_top5_accuracy']:.2f} %)" if "test_top5_accuracy" in summary else ""
-    cpu_wait = cpu_wait_text(summary["cpu_wait_share"])
-    count = summary["images_skipped"]
-    among = " among those that this run read" if summary["feed"] == "stream" else ""
-    skipped = f"left out       {count:,} unreadable image{'s' * (count != 1)}{among}\n" if count else ""
-    waited = f"waiting        {cpu_wait}\n" if cpu_wait else ""
-    slowest = stragglers_text(summary.get("stragglers"))
-    slow = f"stragglers     {slowest}\n" if slowest else ""
-    loaded = f"loading        {loading}\n" if loading else ""
-    chosen = ""
+    lines = [
+        f"test accuracy  {summary['test_accuracy']:.2f} %{top5} of {summary['test_images']:,} images"
+        f" after {summary['epochs']} epochs, {summary['steps']:,} steps"
+    ]
     if summary["best_accuracy"] is not None:
         hint = "" if summary["best_chosen_on"] == "val" else "; TRAIN_VAL_SPLIT=0.1 sets other images apart for that"
-        chosen = (
-            f"best           {summary['best_accuracy']:.2f} %, chosen on the {summary['best_chosen_on']} images{hint}\n"
-        )
-    with guarded_stdout():
-        print(
-            f"test accuracy  {summary['test_accuracy']:.2f} %{top5} of {summary['test_images']:,} images"
-            f" after {summary['epochs']} epochs, {summary['steps']:,} steps\n"
-            f"{chosen}training       {summary['train_seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s,"
-            f" the whole command {total_seconds:.1f} s\n"
-            f"model          {summary['model']}, {summary['parameters']:,} parameters,"
-            f" {summary['multiply_adds']:,} multiply-adds an image\n"
-            f"computed in    {summary['precision']} on {summary['world_size']} x {summary['device']} with"
-            f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
-            f" {1000 * summary['step_seconds']:,.1f} ms\n"
-            f"{skipped}{waited}{slow}{loaded}"
-            f"run folder     {one_line(folder)}"
-        )
+        best = f"{summary['best_accuracy']:.2f} %, chosen on the {summary['best_chosen_on']} images{hint}"
+        lines.append(f"best           {best}")
+    lines += [
+        f"training       {summary['train_seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s,"
+        f" the whole command {summary['total_seconds']:.1f} s",
+        f"model          {summary['model']}, {summary['parameters']:,} parameters,"
+        f" {summary['multiply_adds']:,} multiply-adds an image",
+        f"computed in    {summary['precision']} on {summary['world_size']} x {summary['device']} with"
+        f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
+        f" {1000 * summary['step_seconds']:,.1f} ms",
+    ]
+    among = " among those that this run read" if summary["feed"] == "stream" else ""
+    skipped = summary["images_skipped"]
+    notes = {
+        "left out": f"{count_text(skipped, 'unreadable image')}{among}" if skipped else "",
+        "waiting": cpu_wait_text(summary["cpu_wait_share"]),
+        "stragglers": stragglers_text(summary.get("stragglers")),
+        "loading": loading,
+        "run folder": one_line(folder),
+    }
+    return [*lines, *(f"{name:14} {text}" for name, text in notes.items() if text)]

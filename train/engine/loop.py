@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
@@ -17,7 +18,19 @@ from train.engine.train_step import Trainer
 from train.preemption import CONTINUE, SAVE, STOP
 from train.report.profiler import DATA
 
-LogCallback = Callable[[int, float, float], None]
+
+@dataclass(frozen=True)
+class StepCallbacks:
+    """What an epoch calls: `report` with the step, an interval's mean loss and images/s, `after_step` after each step.
+
+    `request` says after each step whether this rank wants to go on, save or stop. `save` is called if any rank wants
+    to.
+    """
+
+    report: Callable[[int, float, float], None]
+    request: Callable[[], int] = lambda: CONTINUE
+    after_step: Callable[[], None] = lambda: None
+    save: Callable[[], None] = lambda: None
 
 
 def train_epoch(
@@ -25,17 +38,13 @@ def train_epoch(
     source: BatchSource,
     epoch: int,
     log_interval: int,
-    report: LogCallback,
-    request: Callable[[], int] = lambda: CONTINUE,
-    after_step: Callable[[], None] = lambda: None,
-    save: Callable[[], None] = lambda: None,
+    callbacks: StepCallbacks,
     last_step: int | None = None,
 ) -> bool:
-    """Train the rest of an epoch; return False if any rank's `request` stopped it.
+    """Train the rest of an epoch; return False if any rank's request stopped it.
 
-    Losses stay on the device until a log interval ends. Then one collective sums them over the ranks. `report` gets the
-    step, the interval's mean loss, and images/s. `save` is called if any rank requests it. The run ends with
-    `last_step`, if given. Raises `UserError` at the first loss that is not finite.
+    Losses stay on the device until a log interval ends. Then one collective sums them over the ranks. The run ends with
+    `last_step`, if it has one. Raises `UserError` at the first loss that is not finite.
     """
     pending: list[Tensor] = []
     began = epoch * source.steps_per_epoch
@@ -49,13 +58,13 @@ def train_epoch(
             batch = next(batches, None)
         if batch is None:
             return True
-        agreed = trainer.group.all_reduce_max_async(request())
+        agreed = trainer.group.all_reduce_max_async(callbacks.request())
         is_first = not trainer.first_step_seconds
         pending.append(timed_first_step(trainer, batch))
         if is_first:  # it compiles and warms up
             clocks, trainer.meter.data_s, trainer.meter.data_cpu_s = trainer.meter.start(), 0.0, 0.0
         wanted = agreed()
-        after_step()
+        callbacks.after_step()
         done = len(trainer.state.losses) + len(pending)
         if len(pending) < log_interval and done < due and wanted == CONTINUE:
             continue
@@ -63,13 +72,13 @@ def train_epoch(
         losses = trainer.group.sum(torch.stack(pending)).tolist()
         check_finite(losses, trainer.state.step - len(losses))
         now = time.perf_counter()
-        report(trainer.state.step, sum(losses) / len(losses), batch.size * len(losses) / (now - before))
+        callbacks.report(trainer.state.step, sum(losses) / len(losses), batch.size * len(losses) / (now - before))
         trainer.state.seconds += now - before
         trainer.state.losses += losses
         clocks = trainer.meter.add(clocks, len(losses))
         pending, before = [], now
         if wanted == SAVE:
-            save()
+            callbacks.save()
             clocks = trainer.meter.start()
         if wanted == STOP:
             return False

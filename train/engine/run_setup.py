@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch.distributed as dist
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import UserError, count_text
 from entrypoint.core.paths import exists
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
@@ -129,47 +130,34 @@ def setup_run(
     trainer = model_builder.create_trainer(total_steps, source.steps_per_epoch, start)
     first_epoch = start.epoch if start else 0
     check_trainable(model_builder, trainer, first_epoch, epochs)
-    seen = observe_rank(plan)
-    ranks = group.gather(seen)
-    surprises = group.gather(compare_with_plan(plan, seen))  # each rank compares with its own node's plan
+    observed = observe_rank(plan)
+    ranks = group.gather(observed)
+    surprises = group.gather(compare_with_plan(plan, observed))  # each rank compares with its own node's plan
     metrics: MetricsWriter | None = None
     if group.is_main:
         with disk_errors_as_user_errors(folder):
             run_folder.write_provenance(folder, given, plan, os.environ)
             run_folder.write_ranks(folder, ranks)
-            resumed_step = start.step if start else first_step(folder)
-            metrics = MetricsWriter(
-                folder,
-                tensorboard=settings.tensorboard,
-                track=partial(start_tracker, settings, folder, resumes=resumed_step is not None),
-                resumed_step=resumed_step,
-            )
+            metrics = open_metrics(folder, settings, start)
     progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
     before = (*start.skipped, *not_resumable_warnings(settings, group)) if start else ()
-    for line in (*before, *(line for lines in surprises for line in lines)):
+    for line in (*before, *chain.from_iterable(surprises)):
         progress.print(f"warning: {line}")
-    if data.skipped:
-        count = len(data.skipped)
-        what = "1 unreadable image is" if count == 1 else f"{count:,} unreadable images are"
-        progress.print(f"{what} left out, first {data.skipped[0]}")
-    if start:
-        progress.print(f"resuming from {start.path}, epoch {first_epoch + 1}, step {trainer.state.step}")
-        for change in start.changes:
-            progress.print(f"resuming although {change}")
+    print_start(progress, data, start)
     run = TrainingRun(
-        settings,
-        group,
-        source,
-        trainer,
-        folder,
-        metrics,
-        progress,
-        first_epoch,
-        model_builder,
-        lock,
-        AsyncCheckpointWriter(),
-        known,
-        data.skipped,
+        settings=settings,
+        group=group,
+        source=source,
+        trainer=trainer,
+        folder=folder,
+        metrics=metrics,
+        progress=progress,
+        first_epoch=first_epoch,
+        model_builder=model_builder,
+        lock=lock,
+        checkpoint_writer=AsyncCheckpointWriter(),
+        data=known,
+        skipped=data.skipped,
     )
     if settings.parallelism == "fsdp":
         run.save_group = open_save_group(group, plan.collective_timeout_s)
@@ -177,9 +165,27 @@ def setup_run(
     return run
 
 
-def first_step(folder: Path) -> int | None:
-    """Return 0 if a run begins again in a folder that has its metrics from before, None for a new folder."""
-    return 0 if exists(folder / "metrics.jsonl") else None
+def print_start(progress: ProgressReporter, data: DataSet, start: ResumePoint | None) -> None:
+    """Print which images are left out, and where the run resumes."""
+    if data.skipped:
+        verb = "is" if len(data.skipped) == 1 else "are"
+        progress.print(f"{count_text(len(data.skipped), 'unreadable image')} {verb} left out, first {data.skipped[0]}")
+    if start:
+        progress.print(f"resuming from {start.path}, epoch {start.epoch + 1}, step {start.step}")
+        for change in start.changes:
+            progress.print(f"resuming although {change}")
+
+
+def open_metrics(folder: Path, settings: TrainSettings, start: ResumePoint | None) -> MetricsWriter:
+    """Return rank 0's writer; a run that begins again in a folder with metrics removes those."""
+    begins_again = exists(folder / "metrics.jsonl")
+    resumed_step = start.step if start else 0 if begins_again else None
+    return MetricsWriter(
+        folder,
+        tensorboard=settings.tensorboard,
+        track=partial(start_tracker, settings, folder, resumes=resumed_step is not None),
+        resumed_step=resumed_step,
+    )
 
 
 def compare_settings(settings: TrainSettings, plan: Plan, group: ProcessGroup) -> None:
@@ -190,7 +196,7 @@ def compare_settings(settings: TrainSettings, plan: Plan, group: ProcessGroup) -
 
 def node_name(group: ProcessGroup, rank: int) -> str:
     """Return the name of a rank's node."""
-    node = next((peer.node for peer in group.peers if peer.rank == rank), "")
+    node = group.node_of(rank)
     return f"{node} (rank {rank})" if node else f"rank {rank}"
 
 

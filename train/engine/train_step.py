@@ -110,7 +110,7 @@ class Trainer:
             last = index == len(batch.micro_batches) - 1
             if self.image_shape:
                 images = resize_batch(images, self.image_shape(state.step))
-            with no_sync_until_last(self.ddp_model, last):
+            with no_sync_until_last(self.ddp_model, last=last):
                 with self.mark_phase(FORWARD):
                     with autocast(self.precision, self.group.device):
                         logits = self.compiled_forward(images)

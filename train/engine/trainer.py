@@ -20,10 +20,10 @@ from train.data.workers import WorkerSpec
 from train.distributed.peer_failure import translate_collective_errors
 from train.distributed.process_group import ProcessGroup, init_process_group, local_process
 from train.engine.finish import write_summary
-from train.engine.loop import train_epoch
+from train.engine.loop import StepCallbacks, train_epoch
 from train.engine.run_setup import TrainingRun, setup_run
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
-from train.evaluation.evaluate import EvalResult, evaluate
+from train.evaluation.evaluate import EvalMethod, EvalResult, evaluate
 from train.evaluation.mistakes import MistakeCollector
 from train.evaluation.trained_model import evaluate_trained
 from train.lock_file import STALE_S, RunLock
@@ -57,9 +57,8 @@ def train_distributed(
     """Train as one rank of an initialized process group."""
     settings = given.values
     try:
-        lock = RunLock(
-            stale_s=min(STALE_S, plan.collective_timeout_s / 2)
-        )  # all ranks wait for rank 0, which acquires it
+        # All ranks wait for rank 0, which acquires it.
+        lock = RunLock(stale_s=min(STALE_S, plan.collective_timeout_s / 2))
         with translate_collective_errors(group.rank, group.peers), lock:
             if settings.evaluate:
                 evaluate_trained(settings, plan, data, loader, group)
@@ -70,7 +69,7 @@ def train_distributed(
                 deadline = first_deadline(settings.max_minutes, plan.grace_period_s, started, os.environ)
                 with STOP_CONTROLLER.defer(can_save=settings.checkpoint_every > 0, deadline=deadline):
                     score = train_epochs(run)
-                    write_summary(run, score.test, score.val, plan, started)
+                    write_summary(run, score.test, score.val, started)
             except BaseException:
                 if run.metrics:
                     run.metrics.end_tracker(FAILED)
@@ -87,7 +86,7 @@ def seed_and_set_determinism(settings: TrainSettings) -> None:
     torch.manual_seed(settings.seed)
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(mode=True)
     elif torch.cuda.is_available():
         torch.backends.cudnn.benchmark = True
 
@@ -102,10 +101,8 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     count, tested = data.trained_images, len(data.test)
     if settings.parallelism == "fsdp" and tested < plan.nodes.world_size:
         raise UserError(
-            f"TRAIN_PARALLELISM=fsdp: {tested} test images for {plan.nodes.world_size} ranks, which evaluate a model"
-            " together;"
-            " each"
-            " needs one at least"
+            f"TRAIN_PARALLELISM=fsdp: {tested} test images for {plan.nodes.world_size} ranks, of which each needs one."
+            " Lower LAUNCH_NPROC_PER_NODE, or add test images."
         )
     if count < settings.batch_size and not settings.evaluate:
         raise UserError(
@@ -143,17 +140,13 @@ def train_epochs(run: TrainingRun) -> FinalScores:
                 values = {"epoch": round(place, 4), "loss": loss, "images_per_second": round(speed, 1)}
                 run.metrics.write("step", step, {**values, "lr": run.trainer.lr(step - 1)})
 
-        if not train_epoch(
-            run.trainer,
-            run.source,
-            epoch,
-            run.log_interval,
-            report,
-            lambda: STOP_CONTROLLER.request,
-            run.advance_profiler,
-            partial(save_on_signal, run, epoch),
-            total,
-        ):
+        callbacks = StepCallbacks(
+            report=report,
+            request=lambda: STOP_CONTROLLER.request,
+            after_step=run.advance_profiler,
+            save=partial(save_on_signal, run, epoch),
+        )
+        if not train_epoch(run.trainer, run.source, epoch, run.log_interval, callbacks, total):
             save_and_exit(run, epoch)
         is_due = (epoch + 1) % run.settings.eval_every == 0 or epoch + 1 == run.epochs
         score = evaluate_run(run, epoch) if is_due else None
@@ -197,11 +190,9 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
         run.trainer.state.eval_model,
         resize_batches(batches, run.model_builder.sizes.eval),
         run.group,
-        run.trainer.precision,
-        lambda: STOP_CONTROLLER.stop_requested,
-        len(run.classes),
-        run.mistakes.add,
-        run.settings.test_time_augment,
+        EvalMethod(run.trainer.precision, len(run.classes), run.settings.test_time_augment),
+        stop=lambda: STOP_CONTROLLER.stop_requested,
+        look=run.mistakes.add,
     )
     if score is None:
         save_and_exit(run, epochs)
@@ -218,10 +209,10 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
 def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult | None) -> None:
     """Log a finished epoch, evaluated or not, and save a checkpoint; raises `UserError` if a weight is not finite."""
     loss = sum(run.trainer.state.losses) / max(1, len(run.trainer.state.losses))
-    cut = (
-        run.trainer.state.step < epoch * run.source.steps_per_epoch
-    )  # by TRAIN_STEPS; a run with more steps resumes inside this epoch
-    run.trainer.state.losses = run.trainer.state.losses if cut else []
+    # TRAIN_STEPS may cut the last epoch. A run with more steps resumes inside of it.
+    is_complete = run.trainer.state.step >= epoch * run.source.steps_per_epoch
+    if is_complete:
+        run.trainer.state.losses = []
     values = {"epoch": epoch, "train_loss": loss}
     line = f"epoch {epoch}/{run.epochs}  train loss {loss:.4f}"
     if score:
@@ -238,5 +229,5 @@ def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult | None) -> None
         best = score is not None and score.accuracy > run.trainer.state.best
         if score:
             run.trainer.state.best = max(run.trainer.state.best, score.accuracy)
-        save(run, epoch - cut, best=best)
+        save(run, epoch if is_complete else epoch - 1, best=best)
     run.heap.trim_if_due()

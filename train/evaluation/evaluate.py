@@ -35,6 +35,18 @@ class EvalResult:
     class_accuracy: tuple[float | None, ...] = ()
 
 
+@dataclass(frozen=True)
+class EvalMethod:
+    """How a model is evaluated: its precision, TRAIN_TEST_TIME_AUGMENT, and the number of classes.
+
+    Without classes, the result has neither a confusion matrix nor the accuracy of each class.
+    """
+
+    precision: str = "fp32"
+    classes: int = 0
+    test_time_augment: str = "off"
+
+
 # A matrix of more classes is no longer looked at, and takes longer to count than the model.
 MAX_CONFUSION_CLASSES = 1000
 TOP = 5
@@ -102,31 +114,30 @@ def evaluate(
     model: nn.Module,
     batches: Iterable[tuple[Tensor, Tensor]],
     group: ProcessGroup,
-    precision: str = "fp32",
+    method: EvalMethod | None = None,
+    *,
     stop: Callable[[], bool] = lambda: False,
-    classes: int = 0,
     look: Callable[[Tensor, Tensor, Tensor], None] | None = None,
-    test_time_augment: str = "off",
 ) -> EvalResult | None:
     """Return the result over all ranks' batches, the same on every rank; None if any rank's `stop` returns true.
 
     Shares of ranks may differ in size and may be empty, so counts and sums are reduced instead of means. Buffers such
     as BatchNorm's statistics are broadcast from rank 0 first. All ranks of a sharded model evaluate the same number of
-    batches. `look` gets the images, logits and labels of each batch. With `classes`, the result has the confusion
-    matrix. torchmetrics is not imported, because that takes longer than to load torch. A test compares the results.
+    batches. `look` gets the images, logits and labels of each batch. torchmetrics is not imported, because that takes
+    longer than to load torch. A test compares the results.
     Raises `UserError` if the ranks have no image that can be read.
     """
-    spread = is_sharded(model)
+    spread, method = is_sharded(model), method or EvalMethod()
     group.broadcast_buffers(list(model.buffers()))
-    counts = EvalCounts(classes, group.device)
+    counts = EvalCounts(method.classes, group.device)
     model.eval()
     with torch.inference_mode():
         for images, labels in pad_to_same_length(batches, group) if spread else batches:
             if group.all_reduce_max_async(int(stop()))() if spread else stop():
                 counts.stop()
                 break
-            with autocast(precision, group.device):
-                logits = averaged_logits(model, images, test_time_augment)
+            with autocast(method.precision, group.device):
+                logits = averaged_logits(model, images, method.test_time_augment)
             counts.add(logits, labels)
             if look:
                 look(images, logits, labels)

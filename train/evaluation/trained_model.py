@@ -18,7 +18,7 @@ from train.data.feeds.batches import IGNORE_LABEL
 from train.data.feeds.choose import build_source
 from train.data.feeds.loader import BatchLoader
 from train.distributed.process_group import ProcessGroup
-from train.evaluation.evaluate import EvalResult, evaluate, evaluation_values
+from train.evaluation.evaluate import EvalMethod, EvalResult, evaluate, evaluation_values
 from train.evaluation.load_model import load_model
 from train.models.registry import check_other_size
 from train.planning.image_sizes import image_sizes, model_input_shape
@@ -51,14 +51,8 @@ def evaluate_trained(
     model = set_memory_format(model.to(group.device), channels_last=settings.channels_last)
     batches = renumber(source.test_batches(), labels.to(group.device))
     batches = resize_batches(batches, sizes.eval)
-    score = evaluate(
-        model,
-        batches,
-        group,
-        plan.the_trainer().precision,
-        classes=len(trained.classes),
-        test_time_augment=settings.test_time_augment,
-    )
+    method = EvalMethod(plan.the_trainer().precision, len(trained.classes), settings.test_time_augment)
+    score = evaluate(model, batches, group, method)
     assert score is not None, "nothing asks it to stop"
     skipped = len(set(data.skipped).union(*group.gather(source.skipped)))
     if not group.is_main:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from entrypoint.core.errors import ExitCode, UserError
 from tests.train.engine.learners import X, Y, trainer, weights
 from train.data.feeds.batches import IGNORE_LABEL, Batch
-from train.engine.loop import check_finite, timed_first_step, train_epoch
+from train.engine.loop import StepCallbacks, check_finite, timed_first_step, train_epoch
 from train.engine.train_step import Trainer
 from train.preemption import STOP
 
@@ -72,7 +72,7 @@ class TwelveAtATime:
 
 def test_train_epoch_reports_each_interval_and_the_rest() -> None:
     one, reports = trainer(), []
-    assert train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
+    assert train_epoch(one, TwelveAtATime(), 0, 3, StepCallbacks(lambda *report: reports.append(report)))
     assert [step for step, _, _ in reports] == [3, 6, 7]
     assert sum(one.state.losses) == pytest.approx(3 * reports[0][1] + 3 * reports[1][1] + reports[2][1])
     assert reports[2][1] < reports[0][1]
@@ -83,13 +83,17 @@ def test_train_epoch_reports_each_interval_and_the_rest() -> None:
 def test_requested_stop_ends_after_the_step_and_resumes_there() -> None:
     one, reports = trainer(), []
     assert not train_epoch(
-        one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report), lambda: STOP * (one.state.step == 4)
+        one,
+        TwelveAtATime(),
+        0,
+        3,
+        StepCallbacks(lambda *report: reports.append(report), lambda: STOP * (one.state.step == 4)),
     )
     assert (one.state.step, len(one.state.losses)) == (5, 5)
-    assert train_epoch(one, TwelveAtATime(), 0, 3, lambda *report: reports.append(report))
+    assert train_epoch(one, TwelveAtATime(), 0, 3, StepCallbacks(lambda *report: reports.append(report)))
     assert [step for step, _, _ in reports] == [3, 5, 7]
     straight = trainer()
-    train_epoch(straight, TwelveAtATime(), 0, 3, lambda *_: None)
+    train_epoch(straight, TwelveAtATime(), 0, 3, StepCallbacks(lambda *_: None))
     assert one.state.losses == straight.state.losses
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from entrypoint.core.errors import UserError
 from train.data.feeds.batches import IGNORE_LABEL
 from train.distributed.process_group import ProcessGroup
-from train.evaluation.evaluate import evaluate
+from train.evaluation.evaluate import EvalMethod, evaluate
 from train.seeding import make_generator
 
 ALONE = ProcessGroup(0, 1, 0, torch.device("cpu"))
@@ -53,7 +53,7 @@ def test_details_equal_torchmetrics(classes: int) -> None:
     known = labels.clone()
     labels[5] = IGNORE_LABEL
     score = evaluate(
-        nn.Identity(), [(logits[:150], labels[:150]), (logits[150:], labels[150:])], ALONE, classes=classes
+        nn.Identity(), [(logits[:150], labels[:150]), (logits[150:], labels[150:])], ALONE, EvalMethod(classes=classes)
     )
     kept = torch.arange(400) != 5
     logits, known = logits[kept], known[kept]

@@ -47,4 +47,4 @@ def build_source(
         return StreamSource(loader, settings, group, known, data.rows)
     assert isinstance(data.train, ImageTensors)
     assert isinstance(data.test, ImageTensors)
-    return MemorySource(data.train, data.test, data.shape, settings, group, known, data.rows)
+    return MemorySource(data.train, data.test, settings, group, known, data.rows)

@@ -20,7 +20,7 @@ from train.data.feeds.batches import (
 )
 from train.data.val_split import ALL_ROWS, TRAIN, SplitRows
 from train.distributed.process_group import ProcessGroup
-from train.settings import ImageShape, TrainSettings
+from train.settings import TrainSettings
 from train.transforms.augmentations import apply_augmentations
 from train.transforms.batch_tensors import copy_to_device
 from train.transforms.normalize import Normalize
@@ -40,13 +40,13 @@ class MemorySource(BatchSource):
         self,
         train: ImageTensors,
         test: ImageTensors,
-        shape: ImageShape,
         settings: TrainSettings,
         group: ProcessGroup,
         normalize: Normalize | None = None,
         rows: SplitRows = ALL_ROWS,
     ) -> None:
-        super().__init__(len(train), shape, settings, group, rows)
+        _, height, width, channels = train.images.shape
+        super().__init__(len(train), (channels, height, width), settings, group, rows)
         self.pinned = use_pinned_memory(settings, group.device)
         self.normalize = normalize or channel_stats(
             stats_sample(train.images, rows.train), group.device, channels_last=settings.channels_last

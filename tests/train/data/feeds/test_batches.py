@@ -35,7 +35,7 @@ def images(count: int) -> ImageTensors:
 
 
 def memory_source(settings: TrainSettings, rank: int, world_size: int, test: int = 10) -> MemorySource:
-    return MemorySource(images(50), images(test), SHAPE, settings, group(rank, world_size))
+    return MemorySource(images(50), images(test), settings, group(rank, world_size))
 
 
 def global_batches(settings: TrainSettings, world_size: int, epoch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -137,7 +137,7 @@ def test_streamed_and_cached_batches_have_equal_images(image_folder: Path, tmp_p
     cached = load(settings, shape, "memory", WorkerSpec(frozenset({0}), 1))
     assert isinstance(cached.train, ImageTensors)
     assert isinstance(cached.test, ImageTensors)
-    memory = MemorySource(cached.train, cached.test, shape, settings, group(1, 2))
+    memory = MemorySource(cached.train, cached.test, settings, group(1, 2))
     workers = WorkerSpec(frozenset({0}), workers)
     with BatchLoader(ImageDataset(list_splits(image_folder), shape), workers, settings, torch.device("cpu")) as loader:
         stream = StreamSource(loader, settings, group(1, 2))
