@@ -40,8 +40,8 @@ def is_ordinary(*tensors: Tensor | None) -> bool:
     return (
         all(one is None or (type(one) in (Tensor, nn.Parameter) and not one.is_neg()) for one in tensors)
         and not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._are_functorch_transforms_active()  # noqa: SLF001  # torch has no public question for it
+        and not torch._C._len_torch_dispatch_stack()  # noqa: SLF001  # nor for this
     )
 
 

@@ -24,7 +24,7 @@ def skip_dynamo_import() -> None:
     """
     for name in ("add_param_group", "zero_grad", "state_dict", "load_state_dict"):
         method = inspect.unwrap(getattr(torch.optim.Optimizer, name))
-        method.__dynamo_disable = method
+        method.__dynamo_disable = method  # noqa: SLF001  # where torch caches its wrapper
 
 
 def unwrap_step(optimizer: torch.optim.Optimizer) -> None:

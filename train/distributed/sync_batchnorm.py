@@ -46,7 +46,7 @@ class SyncBatchNormFunction(torch.autograd.Function):
         ctx.save_for_backward(values, weight, mean, variance, count)
         ctx.eps, ctx.memory = eps, memory
         ctx.mark_non_differentiable(mean, variance, count)
-        return batch_norm(values, mean, variance, weight, bias, False, 0.0, eps), mean, variance, count
+        return batch_norm(values, mean, variance, weight, bias, momentum=0.0, eps=eps), mean, variance, count
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
@@ -54,7 +54,7 @@ class SyncBatchNormFunction(torch.autograd.Function):
         grad = grads[0]
         values, weight, mean, variance, count = ctx.saved_tensors
         _, weight_grad, bias_grad = torch.ops.aten.native_batch_norm_backward(
-            grad, values, weight, mean, variance, None, None, False, ctx.eps, [False, True, True]
+            grad, values, weight, mean, variance, None, None, train=False, eps=ctx.eps, output_mask=[False, True, True]
         )
         sums = torch.cat((weight_grad, bias_grad)).double()
         all_reduce_sum(sums, ctx.memory)
@@ -63,7 +63,7 @@ class SyncBatchNormFunction(torch.autograd.Function):
         scale = weight * inverse
         # The gradient through mean and variance: a linear function of the values, per channel.
         slope, shift = -scale * inverse * mean_scale_grad, -scale * mean_shift_grad
-        stats_grad = batch_norm(values, mean, torch.ones_like(mean), slope, shift, False, 0.0, 0.0)
+        stats_grad = batch_norm(values, mean, torch.ones_like(mean), slope, shift, momentum=0.0, eps=0.0)
         values_grad = stats_grad.addcmul_(grad, scale.view(-1, *[1] * (values.ndim - 2)))
         return values_grad, weight_grad, bias_grad, None, None
 
@@ -87,7 +87,9 @@ class SyncBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Return the batch normalized by mean and variance over all ranks; in evaluation by the running ones."""
         if not self.training:
-            return batch_norm(input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+            return batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, momentum=0.0, eps=self.eps
+            )
         values = input.float()
         weight = self.weight if self.affine else values.new_ones(self.num_features)
         bias = self.bias if self.affine else values.new_zeros(self.num_features)

@@ -18,8 +18,8 @@ class CNN(nn.Module):
     def __init__(self, shape: ImageShape, classes: int, *, bias: bool = True) -> None:
         super().__init__()
         channels, height, width = shape
-        self.layer1 = conv_block(channels, 32, bias)
-        self.layer2 = conv_block(32, 64, bias)
+        self.layer1 = conv_block(channels, 32, bias=bias)
+        self.layer2 = conv_block(32, 64, bias=bias)
         self.fc1 = nn.Linear(64 * (height // 4) * (width // 4), 512, bias=bias)
         self.fc2 = nn.Linear(512, classes, bias=bias)
 
@@ -30,7 +30,7 @@ class CNN(nn.Module):
         return logits
 
 
-def conv_block(inputs: int, outputs: int, bias: bool) -> nn.Sequential:
+def conv_block(inputs: int, outputs: int, *, bias: bool) -> nn.Sequential:
     """Return a convolution that keeps the size, 2x2 max pooling, and ReLU.
 
     The book has ReLU before the pooling. Values and gradients are bitwise identical, because ReLU does not change the

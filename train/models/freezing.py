@@ -23,6 +23,23 @@ def freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> int:
     """
     if not text:
         return count_parameters(model)
+    wanted = layers_to_freeze(model, text, head)
+    for name, parameter in model.named_parameters():
+        is_backbone = BACKBONE in wanted and not in_modules(name, head)
+        if is_backbone or any(is_inside(name, part) for part in wanted):
+            parameter.requires_grad = False
+    trainable = count_parameters(model)
+    if not trainable:
+        raise UserError(f"TRAIN_FREEZE={printable(text)}: leaves nothing to train. Freeze fewer layers.")
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and is_frozen(module):
+            module.eval()
+            module.train = MethodType(stay_in_evaluation, module)  # type: ignore[method-assign]
+    return trainable
+
+
+def layers_to_freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in TRAIN_FREEZE; raises `UserError` for one that no layer has."""
     source = f"TRAIN_FREEZE={printable(text)}"
     names = [name for name, _ in model.named_parameters()]
     wanted = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -36,18 +53,7 @@ def freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> int:
         if part != BACKBONE and not any(is_inside(name, part) for name in names):
             hint = did_you_mean(part, sorted({name.rpartition(".")[0] for name in names}))
             raise UserError(f"{source}: no layer is called {printable(part)}. {hint}Name layers, or `backbone`.")
-    for name, parameter in model.named_parameters():
-        is_backbone = BACKBONE in wanted and not in_modules(name, head)
-        if is_backbone or any(is_inside(name, part) for part in wanted):
-            parameter.requires_grad_(False)
-    trainable = count_parameters(model)
-    if not trainable:
-        raise UserError(f"{source}: leaves nothing to train. Freeze fewer layers.")
-    for module in model.modules():
-        if isinstance(module, _BatchNorm) and is_frozen(module):
-            module.eval()
-            module.train = MethodType(stay_in_evaluation, module)  # type: ignore[method-assign]
-    return trainable
+    return wanted
 
 
 def is_inside(parameter: str, layer: str) -> bool:
@@ -61,6 +67,6 @@ def is_frozen(module: nn.Module) -> bool:
     return bool(parameters) and not any(one.requires_grad for one in parameters)
 
 
-def stay_in_evaluation(module: nn.Module, _: bool = True) -> nn.Module:
+def stay_in_evaluation(module: nn.Module, _: bool = True) -> nn.Module:  # noqa: FBT001, FBT002  # as `train`
     """Ignore a change of mode: a frozen layer stays as it is evaluated."""
     return module

@@ -46,9 +46,8 @@ def prune_state(
         cause = first_line(error)
         other = next(name for name in LIBRARIES if name != settings.prune_backend)
         raise UserError(
-            f"TRAIN_PRUNE_BACKEND={settings.prune_backend}: {settings.model} cannot be pruned ({cause}); try {other},"
-            " or name"
-            " layers to leave alone with TRAIN_PRUNE_EXCLUDE",
+            f"TRAIN_PRUNE_BACKEND={settings.prune_backend}: {settings.model} cannot be pruned ({cause}). Try {other},"
+            " or name layers to leave alone with TRAIN_PRUNE_EXCLUDE.",
             ExitCode.MACHINE,
         ) from None
     if same_shapes(pruned, state):
@@ -145,11 +144,11 @@ def same_shapes(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
 def resize_to_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Shrink every layer to the sizes of a pruned model's state, and load its values."""
     for prefix, module in model.named_modules():
-        for kind, values in (("_parameters", module._parameters), ("_buffers", module._buffers)):
-            for name, value in list(values.items()):
-                new = state.get(f"{prefix}.{name}" if prefix else name)
-                if value is not None and new is not None:
-                    values[name] = nn.Parameter(new.clone()) if kind == "_parameters" else new.clone()
+        parameters = {name for name, _ in module.named_parameters(recurse=False)}
+        for name in (*parameters, *(name for name, _ in module.named_buffers(recurse=False))):
+            new = state.get(f"{prefix}.{name}" if prefix else name)
+            if new is not None:
+                setattr(module, name, nn.Parameter(new.clone()) if name in parameters else new.clone())
         update_layer_sizes(module)
 
 

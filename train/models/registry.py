@@ -57,7 +57,8 @@ def restore_state_metadata(model: nn.Module, state: Mapping[str, Tensor]) -> Map
     Why: a checkpoint holds tensors alone, and torchvision's MNASNet does not load a state without versions.
     """
     marked = OrderedDict(state)
-    marked._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]
+    # As torch.load would return it.
+    marked._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # noqa: SLF001
     return marked
 
 

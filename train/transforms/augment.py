@@ -59,7 +59,7 @@ def torchvision_policy(policy: str) -> Any:
 
 def choose_operation(policy: str, draws: Sequence[float], height: int, width: int) -> Operation:
     """Return the operation that three draws select for an image of this size."""
-    space = torchvision_policy(policy)._AUGMENTATION_SPACE
+    space = torchvision_policy(policy)._AUGMENTATION_SPACE  # noqa: SLF001  # the operations are nowhere public
     names = list(space)
     name = names[int(draws[0] * len(names))]
     magnitudes_of, is_signed = space[name]
@@ -77,8 +77,12 @@ def choose_operation(policy: str, draws: Sequence[float], height: int, width: in
 def apply_operation(policy: str, image: Tensor, operation: Operation) -> Tensor:
     """Return a (C, H, W) uint8 image after one operation."""
     owner = torchvision_policy(policy)
-    changed: Tensor = owner._apply_image_or_video_transform(
-        image, operation.name, operation.magnitude, owner.interpolation, owner._fill
+    changed: Tensor = owner._apply_image_or_video_transform(  # noqa: SLF001  # operations by name are nowhere public
+        image,
+        operation.name,
+        operation.magnitude,
+        owner.interpolation,
+        owner._fill,  # noqa: SLF001
     )
     return changed
 

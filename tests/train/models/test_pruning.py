@@ -113,7 +113,7 @@ def test_prune_unsupported_model_raises() -> None:
 
     model = Moody(SHAPE, 10)
     with pytest.raises(
-        UserError, match=r"TRAIN_PRUNE_BACKEND=nni: cnn cannot be pruned .*; try torch-pruning"
+        UserError, match=r"TRAIN_PRUNE_BACKEND=nni: cnn cannot be pruned .*\. Try torch-pruning"
     ) as error:
         prune_state(model, model.state_dict(), SHAPE, settings(prune_backend="nni"))
     assert error.value.code == ExitCode.MACHINE
