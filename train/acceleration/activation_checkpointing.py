@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -52,12 +51,11 @@ def forward_without_keeping(module: nn.Module, *inputs: Any, **named: Any) -> An
     forward = type(module).forward
     if not module.training or not torch.is_grad_enabled():
         return forward(module, *inputs, **named)
-    return checkpoint(forward, module, *inputs, use_reentrant=False, context_fn=partial(contexts_of, module), **named)
 
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), statistics_kept(module)  # of the first pass, and of the one that recomputes
 
-def contexts_of(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of the first pass and of the one that recomputes."""
-    return nullcontext(), statistics_kept(module)
+    return checkpoint(forward, module, *inputs, use_reentrant=False, context_fn=contexts, **named)
 
 
 @contextmanager

@@ -22,7 +22,9 @@ def use_fp8(model: nn.Module, head: Collection[str], *, emulate: bool = False) -
     names = {
         name
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and name not in head and sizes_fit(module)
+        if isinstance(module, nn.Linear)
+        and name not in head
+        and module.in_features % MULTIPLE == module.out_features % MULTIPLE == 0
     }
     if not names:
         raise UserError(
@@ -34,8 +36,3 @@ def use_fp8(model: nn.Module, head: Collection[str], *, emulate: bool = False) -
         model, config=config, module_filter_fn=lambda _, name: name in names
     )
     return converted
-
-
-def sizes_fit(layer: nn.Linear) -> bool:
-    """Return whether both sizes of a layer are multiples of 16."""
-    return layer.in_features % MULTIPLE == 0 and layer.out_features % MULTIPLE == 0

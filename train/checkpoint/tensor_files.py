@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint: written as safetensors files, and read after a comparison with their checksums."""
+"""The tensors of a checkpoint: written as safetensors files on a thread, and read after a comparison with checksums."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from msgspec.structs import replace
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_safetensors
@@ -206,3 +208,46 @@ class CheckpointReader:
         if tuple(part.shape[1:]) != shape[1:] or math.prod(shape) * part.element_size() > held:
             raise corrupt_error(self.path, ValueError(f"{name} has another shape than the index says"))
         return part.new_empty(shape)
+
+
+class AsyncCheckpointWriter:
+    """Write checkpoints on a background thread while training continues.
+
+    All checkpoints are copied into the same memory. Why: memory that is taken and freed for each one leaves holes in
+    the heap. The training fills a part of them, the next copy does not fit, and the process grows.
+    """
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(1, "checkpoint")
+        self.pending: Future[object] | None = None
+        self.buffers: dict[str, dict[str, Tensor]] = {}
+
+    def snapshot(self, tensors: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Mapping[str, Tensor]]:
+        """Return contiguous copies of each section's tensors on the CPU, which the next call overwrites.
+
+        Waits for the previous checkpoint; raises its error.
+        """
+        self.wait()
+        before, self.buffers = self.buffers, {}
+        for section, named in tensors.items():
+            old = before.get(section, {})
+            self.buffers[section] = {name: copy_into(old.get(name), one.detach()) for name, one in named.items()}
+        return self.buffers
+
+    def submit(self, write: Callable[[], object]) -> None:
+        """Wait for the previous checkpoint, then start writing this one; raises the previous one's error."""
+        self.wait()
+        self.pending = self.pool.submit(write)
+
+    def wait(self) -> None:
+        """Wait until the pending checkpoint is written; raises its error."""
+        pending, self.pending = self.pending, None
+        if pending:
+            pending.result()
+
+
+def copy_into(buffer: Tensor | None, value: Tensor) -> Tensor:
+    """Return a contiguous copy on the CPU, in the buffer if it has this shape and type."""
+    if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+        buffer = torch.empty(value.shape, dtype=value.dtype)
+    return buffer.copy_(value)

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from entrypoint.core.errors import UserError, first_line
 from train.checkpoint.metadata import DataFingerprint
-from train.data.cache.decode_splits import decode_splits
 from train.data.cache.fingerprint import fingerprint_of_arrays, fingerprint_of_files
-from train.data.cache.image_cache import ImageSource, load_or_build
+from train.data.cache.image_cache import ImageSource, decode_splits, load_or_build
 from train.data.cache_folder import cache_folder
 from train.data.dataset_info import list_files, synthetic_classes, synthetic_shape, synthetic_test_images
 from train.data.decoding.decoder import read_image

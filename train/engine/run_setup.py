@@ -16,9 +16,9 @@ from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import compare_with_plan, observe_rank
 from train.acceleration.heap import HeapTrimmer
-from train.checkpoint.async_writer import AsyncCheckpointWriter
 from train.checkpoint.metadata import DataFingerprint
 from train.checkpoint.resume import ResumePoint, check_length, compare_data, load_first_valid, map_place
+from train.checkpoint.tensor_files import AsyncCheckpointWriter
 from train.data.cache.fingerprint import check_same_data
 from train.data.datasets import DataSet
 from train.data.feeds.batches import BatchSource
@@ -136,8 +136,7 @@ def setup_run(
     metrics: MetricsWriter | None = None
     if group.is_main:
         with disk_errors_as_user_errors(folder):
-            run_folder.write_provenance(folder, given, plan, os.environ)
-            run_folder.write_ranks(folder, ranks)
+            run_folder.write_provenance(folder, given, plan, ranks, os.environ)
             metrics = open_metrics(folder, settings, start)
     progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
     before = (*start.skipped, *not_resumable_warnings(settings, group)) if start else ()

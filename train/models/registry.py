@@ -135,7 +135,8 @@ def factory_model(settings: ModelSettings, shape: ImageShape, classes: int) -> n
         accepted = inspect.signature(factory).parameters
     except (TypeError, ValueError):
         accepted = {}  # type: ignore[assignment]  # a callable of a compiled module says nothing
-    if accepted and "num_classes" not in accepted and not takes_any_name(accepted):
+    takes_any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in accepted.values())
+    if accepted and "num_classes" not in accepted and not takes_any_name:
         raise UserError(
             f"TRAIN_MODEL={printable(name)}: takes no num_classes but ({printable(', '.join(accepted))}). Define it as"
             " `def model(num_classes): ...`."
@@ -153,11 +154,6 @@ def factory_model(settings: ModelSettings, shape: ImageShape, classes: int) -> n
     if not any(one.requires_grad for one in model.parameters()):
         raise UserError(f"TRAIN_MODEL={printable(name)}: the model has no parameters to train. Return another one.")
     return model
-
-
-def takes_any_name(accepted: Any) -> bool:
-    """Return whether a signature has `**kwargs`."""
-    return any(one.kind is inspect.Parameter.VAR_KEYWORD for one in accepted.values())
 
 
 def describe_failure(error: BaseException) -> str:
@@ -214,17 +210,21 @@ def timm_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.M
             f"TRAIN_MODEL={printable(settings.model)}: no such model in timm {timm.__version__}. {hint}Name one of"
             " timm.list_models()."
         )
-    arguments = {"num_classes": classes, "in_chans": shape[0]}
     try:
-        try:  # transformers of a fixed size take it; others raise TypeError
-            model: nn.Module = timm.create_model(name, pretrained=False, img_size=shape[1:], **arguments)
-        except TypeError:
-            model = timm.create_model(name, pretrained=False, **arguments)
+        return create_timm_model(timm, name, shape, pretrained=False, num_classes=classes)
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
         raise UserError(
             f"TRAIN_MODEL={printable(settings.model)}: cannot take {shape[0]}x{shape[1]}x{shape[2]} images"
             f" ({first_line(error)}). Take another model or TRAIN_IMAGE_SIZE=224."
         ) from None
+
+
+def create_timm_model(timm: Any, name: str, shape: ImageShape, **arguments: Any) -> nn.Module:
+    """Return a model of timm by name, for images of this shape; raises what timm raises."""
+    try:  # transformers of a fixed size take it; others raise TypeError
+        model: nn.Module = timm.create_model(name, in_chans=shape[0], img_size=shape[1:], **arguments)
+    except TypeError:
+        model = timm.create_model(name, in_chans=shape[0], **arguments)
     return model
 
 

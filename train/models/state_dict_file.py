@@ -43,20 +43,10 @@ class Ignored:
     def __init__(self, *_: object, **__: object) -> None:
         """Take any arguments."""
 
-    def __setstate__(self, _: object) -> None:
-        """Take any state."""
+    def ignore(self, *_: object) -> None:
+        """Take a state, an entry of a dictionary, or items of a list or a set."""
 
-    def __setitem__(self, _: object, __: object) -> None:
-        """Take an entry of a dictionary."""
-
-    def append(self, _: object) -> None:
-        """Take an item of a list."""
-
-    def extend(self, _: object) -> None:
-        """Take items of a list."""
-
-    def add(self, _: object) -> None:
-        """Take an item of a set."""
+    __setstate__ = __setitem__ = append = extend = add = ignore
 
 
 class NamedEntries(dict[object, object]):
@@ -87,15 +77,12 @@ class TensorRef:
 
 def rebuild_tensor(storage: object, offset: object, shape: object, stride: object, *_: object) -> TensorRef:
     """Return the tensor that a pickle describes; raises ValueError for one that exceeds its block."""
-    numbers = isinstance(shape, tuple) and isinstance(stride, tuple) and isinstance(storage, StorageRef)
-    if not numbers or len(shape) != len(stride) or len(shape) > MAX_DIMENSIONS:  # type: ignore[arg-type]
+    if not (isinstance(shape, tuple) and isinstance(stride, tuple) and isinstance(storage, StorageRef)):
         raise ValueError("a tensor is described wrongly")
-    assert isinstance(shape, tuple)
-    assert isinstance(stride, tuple)
-    assert isinstance(storage, StorageRef)
-    if not all(isinstance(one, int) and one >= 0 for one in (offset, *shape, *stride)):
+    if len(shape) != len(stride) or len(shape) > MAX_DIMENSIONS or not isinstance(offset, int):
         raise ValueError("a tensor is described wrongly")
-    assert isinstance(offset, int)
+    if not all(isinstance(number, int) and number >= 0 for number in (offset, *shape, *stride)):
+        raise ValueError("a tensor is described wrongly")
     last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else -1
     if offset + last >= storage.count:
         raise ValueError("a tensor is larger than its values in the file")

@@ -15,7 +15,7 @@ from entrypoint.core.atomic_files import atomic_path
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from train.models.cnn import GrayscaleToRGB
 from train.models.inspection import head_names, in_modules
-from train.models.registry import import_timm
+from train.models.registry import create_timm_model, import_timm
 from train.models.state_dict_file import read_state_dict
 from train.models.weights_origin import WeightsOrigin, find_weights_file, read_origin
 from train.setting_groups.model import TIMM_PREFIX, ModelSettings
@@ -101,7 +101,9 @@ def fit_weights(
     }
     if settings.head == "new":
         same = {name for name in same if not in_modules(name, head)}
-    elif head and origin.classes and origin.classes != classes and all_in(same, own, head):
+    elif (
+        head and origin.classes not in ((), classes) and same.issuperset(name for name in own if in_modules(name, head))
+    ):
         raise UserError(
             f"{source}: its classes are {name_some(origin.classes)}, and the data set has {name_some(classes)}. Set"
             " TRAIN_HEAD=new to train a new last layer."
@@ -129,11 +131,6 @@ def check_values(source: str, state: Mapping[str, Tensor]) -> None:
     for name, one in state.items():
         if one.is_floating_point() and not bool(one.isfinite().all()):
             raise UserError(f"{source}: {printable(name)} has values that are not finite. Use another file.")
-
-
-def all_in(same: set[str], own: Mapping[str, Tensor], head: tuple[str, ...]) -> bool:
-    """Return whether the head's tensors are all among those that fit."""
-    return all(name in same for name in own if in_modules(name, head))
 
 
 def shape_text(tensor: Tensor | None) -> str:
@@ -193,19 +190,14 @@ def timm_state(name: str, shape: ImageShape) -> dict[str, Tensor]:
     """Return the weights that timm publishes for a model; raises `UserError` if they cannot be had."""
     timm = import_timm(name)
     try:
-        arguments = {"pretrained": True, "in_chans": shape[0]}
-        try:
-            model = timm.create_model(name.removeprefix(TIMM_PREFIX), img_size=shape[1:], **arguments)
-        except TypeError:
-            model = timm.create_model(name.removeprefix(TIMM_PREFIX), **arguments)
+        model = create_timm_model(timm, name.removeprefix(TIMM_PREFIX), shape, pretrained=True)
     except Exception as error:  # the Hugging Face client raises many types
         raise UserError(
             f"TRAIN_WEIGHTS=pretrained: the weights of {printable(name)} are in no cache and cannot be downloaded"
             f" ({printable(first_line(error))}). Name a file, or fill the cache of huggingface_hub.",
             ExitCode.MACHINE,
         ) from None
-    found: dict[str, Tensor] = model.state_dict()
-    return found
+    return dict(model.state_dict())
 
 
 def published_normalization(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

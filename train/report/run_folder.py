@@ -111,18 +111,18 @@ def update_latest_link(output: Path, folder: Path) -> None:
 
 
 def write_provenance(
-    folder: Path, given: ParsedSettings[TrainSettings], plan: Plan, environ: Mapping[str, str]
+    folder: Path,
+    given: ParsedSettings[TrainSettings],
+    plan: Plan,
+    ranks: list[ObservedRank],
+    environ: Mapping[str, str],
 ) -> None:
-    """Write the plan, the settings, the versions and the command that reproduces the run."""
+    """Write plan, settings, versions, what each rank really has, and the command that reproduces the run."""
     atomic_write_text(folder / "plan.json", plan.to_json(indent=2) + "\n")
     atomic_write_text(folder / "settings.json", as_json(given.values.to_json()))
     atomic_write_text(folder / "versions.json", as_json(versions()))
-    atomic_write_text(folder / "command.txt", reproduce_command(given, plan, environ) + "\n")
-
-
-def write_ranks(folder: Path, ranks: list[ObservedRank]) -> None:
-    """Write the observed CPUs, threads, OpenMP runtime and preloads of each rank."""
     atomic_write_text(folder / "ranks.json", as_json([asdict(rank) for rank in ranks]))
+    atomic_write_text(folder / "command.txt", reproduce_command(given, plan, environ) + "\n")
 
 
 def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from train.checkpoint.async_writer import AsyncCheckpointWriter
+from train.checkpoint.tensor_files import AsyncCheckpointWriter
 
 
 def test_submit_writes_one_checkpoint_at_a_time() -> None:

@@ -48,8 +48,9 @@ class MemorySource(BatchSource):
         _, height, width, channels = train.images.shape
         super().__init__(len(train), (channels, height, width), settings, group, rows)
         self.pinned = use_pinned_memory(settings, group.device)
-        self.normalize = normalize or channel_stats(
-            stats_sample(train.images, rows.train), group.device, channels_last=settings.channels_last
+        self.trained = torch.arange(len(train)) if rows.train is None else rows.train
+        self.normalize = normalize or measure_normalization(
+            train.images, self.trained, group.device, channels_last=settings.channels_last
         )
         self.train = to_device(train, group.device)
         self.test = test
@@ -87,8 +88,7 @@ class MemorySource(BatchSource):
 
     def sample(self) -> Tensor:
         """Return some training images, transformed for evaluation, on the CPU."""
-        rows = torch.arange(len(self.train)) if self.rows.train is None else self.rows.train
-        sampled = rows[sample_slice(len(rows))].to(self.train.images.device)
+        sampled = self.trained[sample_slice(len(self.trained))].to(self.train.images.device)
         images = self.sampler.transform.eval_transform(self.train.images[sampled])
         return self.normalize(images.to(self.group.device)).cpu()
 
@@ -102,16 +102,9 @@ class MemorySource(BatchSource):
             yield self.normalize(images), data.labels[some].to(self.group.device)
 
 
-def stats_sample(images: Tensor, rows: Tensor | None) -> Tensor:
-    """Return some of the images that are trained on, evenly spaced."""
-    count = len(images) if rows is None else len(rows)
-    step = max(1, count // STATS_SAMPLE)
-    return images[::step] if rows is None else images[rows[::step]]
-
-
-def channel_stats(images: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalize:
-    """Return the normalization by the channel means and standard deviations of some images."""
-    sample = images.float().flatten(0, 2)
+def measure_normalization(images: Tensor, rows: Tensor, device: torch.device, *, channels_last: bool) -> Normalize:
+    """Return the normalization by means and deviations of some of the images trained on, evenly spaced."""
+    sample = images[rows[:: max(1, len(rows) // STATS_SAMPLE)]].float().flatten(0, 2)
     return Normalize.from_stats(sample.mean(0), sample.std(0), device, channels_last=channels_last)
 
 

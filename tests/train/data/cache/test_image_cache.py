@@ -15,8 +15,7 @@ import pytest
 
 from entrypoint.core.errors import UserError
 from tests.conftest import paint
-from train.data.cache.decode_splits import decode_splits
-from train.data.cache.image_cache import ARRAYS, CacheEntry, ImageSource, load_or_build
+from train.data.cache.image_cache import ARRAYS, CacheEntry, ImageSource, decode_splits, load_or_build
 from train.data.cache_folder import cache_folder
 from train.data.sources.image_folder import list_splits
 from train.data.workers import WorkerSpec

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.factories import train_settings
-from train.data.cache.decode_splits import decode_splits
 from train.data.cache.fingerprint import digest_of_file
-from train.data.cache.image_cache import ImageSource, load_or_build
+from train.data.cache.image_cache import ImageSource, decode_splits, load_or_build
 from train.data.cache_folder import cache_folder
 from train.data.dataset_info import inspect_dataset
 from train.data.decoding.decoder import failure_reason, read_image
