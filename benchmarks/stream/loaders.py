@@ -43,7 +43,7 @@ def ours(task: Task) -> Iterator[int]:
     from train.data.sources.image_folder import list_splits
     from train.data.workers import WorkerSpec
     from train.distributed.process_group import ProcessGroup
-    from train.planning.normalization import IMAGENET
+    from train.planning.loading import IMAGENET
     from train.settings import TrainSettings
     from train.transforms.image_part import View
     from train.transforms.imagenet import eval_crop

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.plan.model import Plan, Source
-from train.distributed.peer_watch import UNTIMED_BACKENDS, PeerWatch
+from train.distributed.peer_failure import UNTIMED_BACKENDS, PeerWatch
 from train.distributed.rendezvous import Peer, local_peer, wait_for_all_ranks
 from train.distributed.shared_memory import SharedMemoryGroup, open_shared_memory
 from train.fd_redirect import STDOUT, redirected

@@ -21,8 +21,7 @@ from train.data.feeds.load_times import LoadReport
 from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.run_setup import TrainingRun
 from train.engine.save_policy import check_weights_finite
-from train.evaluation.evaluate import EvalResult, evaluation_values
-from train.evaluation.mistakes import KEPT, Mistake, as_json
+from train.evaluation.evaluate import KEPT, EvalResult, Mistake, as_json, evaluation_values
 from train.evaluation.onnx_export import export_onnx
 from train.models.inspection import count_multiply_adds, count_parameters
 from train.models.pruning import resize_to_state

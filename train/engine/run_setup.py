@@ -30,7 +30,7 @@ from train.engine.builder import ModelBuilder
 from train.engine.compile import compile_step
 from train.engine.same_settings import check_same_settings, settings_to_compare
 from train.engine.train_step import Trainer
-from train.evaluation.mistakes import MistakeCollector
+from train.evaluation.evaluate import MistakeCollector
 from train.lock_file import RunLock
 from train.planning.checks import check_epochs_after_pruning
 from train.planning.image_sizes import model_input_shape

@@ -23,8 +23,7 @@ from train.engine.finish import write_summary
 from train.engine.loop import StepCallbacks, train_epoch
 from train.engine.run_setup import TrainingRun, setup_run
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
-from train.evaluation.evaluate import EvalMethod, EvalResult, evaluate
-from train.evaluation.mistakes import MistakeCollector
+from train.evaluation.evaluate import EvalMethod, EvalResult, MistakeCollector, evaluate
 from train.evaluation.trained_model import evaluate_trained
 from train.lock_file import STALE_S, RunLock
 from train.preemption import STOP_CONTROLLER, first_deadline

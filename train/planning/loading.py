@@ -1,4 +1,4 @@
-"""Decisions about reading images: what they become, what decodes them, and with how many threads."""
+"""Decisions about reading images: what they become, what decodes them, with how many threads, and the normalization."""
 
 from __future__ import annotations
 
@@ -72,3 +72,56 @@ def parts_read(settings: TrainSettings, dataset: DatasetInfo, ranks: int) -> lis
     training = ("TRAIN_BATCH_SIZE", micro_batch, trained // ranks if dataset.counted_all else None)
     evaluation = ("TRAIN_EVAL_BATCH_SIZE", size, -(-others // ranks) if dataset.counted_all else None)
     return [evaluation] if settings.evaluate else [training, evaluation]
+
+
+Normalization = tuple[tuple[float, ...], tuple[float, ...]]
+# Mean and standard deviation of ImageNet's channels, from 0 to 1. Gray images get the mean of the three.
+IMAGENET: Normalization = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+GRAY: Normalization = ((0.5,), (64 / 255,))
+
+
+def decide_normalization(
+    given: ParsedSettings[TrainSettings], channels: int, source: str, of_weights: Normalization | None
+) -> tuple[Normalization | None, Decision]:
+    """Return mean and standard deviation of each channel (from 0 to 1), None for the training images' own.
+
+    Raises `UserError` for another number of channels than the images have.
+    """
+    value, setting = given.values.normalize, given.sources.get("normalize", "")
+    if value == "auto" and given.values.weights and of_weights and len(of_weights[0]) in (1, 3):
+        found = adapt(of_weights, channels)
+        return found, Decision("normalization", text_of(found), "that of the weights")
+    if value == "data" or (value == "auto" and source == "memory" and not given.values.weights):
+        return None, make_decision("normalization", "data", "", "mean and deviation of the training images", setting)
+    if value in ("auto", "imagenet"):
+        found = adapt(IMAGENET, channels)
+        reason = "the weights do not say theirs" if given.values.weights else "a stream's own is not known before"
+        return found, make_decision("normalization", text_of(found), f"ImageNet's; {reason}", "", setting)
+    mean, deviation = (tuple(map(float, part.split(","))) for part in value.split("/"))
+    if not len(mean) == len(deviation) == channels:
+        raise UserError(
+            f"{setting}: has {len(mean)} means and {len(deviation)} deviations, and the images have {channels}"
+            f" channel{'s' * (channels != 1)}. Give one of each for every channel."
+        )
+    if not all(deviation) or max(*mean, *deviation) > 1:
+        raise UserError(f"{setting}: means are from 0 to 1, and deviations above 0 to 1. Divide byte values by 255.")
+    return (mean, deviation), make_decision("normalization", text_of((mean, deviation)), "", "", setting)
+
+
+def adapt(values: Normalization, channels: int) -> Normalization:
+    """Return values for so many channels: the mean of three for one, and one repeated for three."""
+    if len(values[0]) == channels:
+        return values
+    if channels == 1:
+        return GRAY if values == IMAGENET else (mean_of(values[0]), mean_of(values[1]))
+    return values[0] * channels, values[1] * channels
+
+
+def mean_of(values: tuple[float, ...]) -> tuple[float]:
+    """Return the mean, as the only value."""
+    return (sum(values) / len(values),)
+
+
+def text_of(values: Normalization) -> str:
+    """Return means and deviations as TRAIN_NORMALIZE takes them."""
+    return "/".join(",".join(f"{one:.3g}" for one in part) for part in values)

@@ -25,9 +25,8 @@ from train.planning.compute import (
 )
 from train.planning.evaluation_plan import plan_evaluation
 from train.planning.image_sizes import decide_image_sizes
-from train.planning.loading import check_prefetching, decide_images, decide_workers
+from train.planning.loading import check_prefetching, decide_images, decide_normalization, decide_workers
 from train.planning.model_report import ModelReport
-from train.planning.normalization import decide_normalization
 from train.planning.optimizers import peak_lr
 from train.planning.run_selection import check_resume
 from train.planning.techniques import decide_techniques

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from entrypoint.core.errors import UserError
-from train.planning.normalization import IMAGENET, Normalization, decide_normalization
+from train.planning.loading import IMAGENET, Normalization, decide_normalization
 from train.settings import read_train_settings
 
 HALF: Normalization = ((0.5,) * 3, (0.25,) * 3)
