@@ -9,7 +9,9 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +24,10 @@ from entrypoint.core.paths import is_folder, working_folder
 TEMPORARY = ("/tmp", "/var/tmp", "/usr/tmp")
 SHARED_MEMORY = "/dev/shm"
 PRIVATE = "reference-training-{}"
+# Where inductor and Triton keep what they compile. Both run what they find there. Inductor's own default is a name in
+# the temporary folder that anybody can take (torch/_inductor/runtime/cache_dir_utils.py).
+COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor", "TRITON_CACHE_DIR": "triton"}
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UserDirs(Struct, frozen=True):
@@ -138,16 +144,57 @@ def create_private_dir(dirs: UserDirs) -> None:
 
 
 def apply_fallbacks(environ: Mapping[str, str], *, make: bool) -> dict[str, tuple[str, str]]:
-    """Set the fallback variables in this process's environment and return them; create the folder if `make` is set.
+    """Set the fallback variables in this process's environment and return them; create the folders if `make` is set.
 
-    Raises `UserError` if the folder cannot be created.
+    Raises `UserError` if a folder cannot be created, or is another user's.
     """
     dirs = read_user_dirs(environ)
     fallbacks = fallback_variables(dirs, environ)
     if make and any(value.startswith(private_folder(dirs)) for value, _ in fallbacks.values()):
         create_private_dir(dirs)
+    fallbacks |= compile_caches({**environ, **{name: value for name, (value, _) in fallbacks.items()}}, make=make)
     os.environ.update({name: value for name, (value, _) in fallbacks.items()})
     return fallbacks
+
+
+def compile_caches(environ: Mapping[str, str], *, make: bool) -> dict[str, tuple[str, str]]:
+    """Return the variables of compile caches below the user's own cache folder; the user's own variables win.
+
+    Raises `UserError` for a folder that another user owns or can write.
+    """
+    parent = user_cache_dir(environ)
+    wanted = {name: str(parent / folder) for name, folder in COMPILE_CACHES.items()} if parent else {}
+    chosen = {name: environ.get(name) or wanted.get(name, "") for name in COMPILE_CACHES}
+    for name, folder in chosen.items():
+        if make and folder and not environ.get(name):
+            with suppress(OSError):  # torch says what it cannot write
+                Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        if problem := why_not_trusted(folder):
+            raise UserError(
+                f"{name}={printable(folder)}: {problem}, and torch runs what it finds there. Name a folder of your own."
+            )
+    return {name: (folder, "") for name, folder in chosen.items() if folder and not environ.get(name)}
+
+
+def why_not_trusted(folder: str) -> str:
+    """Return who else could have put files into a folder, empty if nobody could or it is not there."""
+    try:
+        status = Path(folder).stat() if folder else None
+    except OSError:
+        return ""
+    if status is None:
+        return ""
+    if status.st_uid not in (os.getuid(), 0):
+        return f"belongs to {user_name(status.st_uid)}"
+    return "other users can write it" if status.st_mode & OTHERS_WRITE else ""
+
+
+def user_name(uid: int) -> str:
+    """Return a user's name, or the number of one without a name here."""
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"
 
 
 def with_fallbacks(environ: Mapping[str, str]) -> dict[str, str]:

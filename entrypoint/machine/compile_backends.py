@@ -69,18 +69,14 @@ def find_missing_build_tools() -> str:
 
 
 def find_noexec_cache(environ: Mapping[str, str]) -> str:
-    """Return why inductor cannot load the libraries that it compiles: its cache is mounted noexec.
-
-    Its default cache is `torchinductor_USER` in the temporary folder (torch/_inductor/runtime/cache_dir_utils.py).
-    """
+    """Return why inductor cannot load the libraries that it compiles: its cache is mounted noexec."""
     try:
-        cache = Path(environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir())
-        folder = nearest_existing(cache)
+        folder = nearest_existing(Path(environ.get("TORCHINDUCTOR_CACHE_DIR") or tempfile.gettempdir()))
         flags = os.statvfs(folder).f_flag
     except OSError as error:
-        return f"has no cache folder ({error.strerror}). Set TORCHINDUCTOR_CACHE_DIR or TMPDIR"
+        return f"has no cache folder ({error.strerror}). Set TORCHINDUCTOR_CACHE_DIR"
     if flags & os.ST_NOEXEC:
-        return f"cannot load what it compiles: {folder} is mounted noexec. Set TORCHINDUCTOR_CACHE_DIR or TMPDIR"
+        return f"cannot load what it compiles: {folder} is mounted noexec. Set TORCHINDUCTOR_CACHE_DIR"
     return ""
 
 

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.core.user_dirs import UserDirs, create_private_dir, fallback_variables, read_user_dirs, why_not_writable
+from entrypoint.core.user_dirs import (
+    UserDirs,
+    compile_caches,
+    create_private_dir,
+    fallback_variables,
+    read_user_dirs,
+    why_not_writable,
+)
 
 PRIVATE = "/tmp/reference-training-7"
 CASES = {
@@ -112,3 +120,32 @@ def test_why_not_writable_read_only_system(tmp_path: Path, monkeypatch: pytest.M
 def test_why_not_writable_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     assert why_not_writable(tmp_path / "x") == "Permission denied"
+
+
+def test_compile_caches_are_below_the_users_own(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "TRITON_CACHE_DIR": "/scratch/mine"}
+    folder = tmp_path / ".cache/reference-training/torchinductor"
+    assert compile_caches(environ, make=True) == {"TORCHINDUCTOR_CACHE_DIR": (str(folder), "")}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert compile_caches({}, make=True) == {}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: os.chown(folder, 4001, 4001), "belongs to user 4001, and torch runs what it finds there"),
+        (lambda folder: folder.chmod(0o777), "other users can write it, and torch runs what it finds there"),
+    ],
+)
+@pytest.mark.parametrize("own", [True, False])
+def test_compile_cache_of_others_is_refused(
+    spoil: Callable[[Path], None], said: str, own: bool, tmp_path: Path
+) -> None:
+    if os.getuid():
+        pytest.skip("needs root, to give a folder to another user")
+    folder = tmp_path / ".cache/reference-training/torchinductor"
+    folder.mkdir(parents=True)
+    spoil(folder)
+    environ = {"TORCHINDUCTOR_CACHE_DIR": str(folder)} if own else {"HOME": str(tmp_path)}
+    with pytest.raises(UserError, match=f"^TORCHINDUCTOR_CACHE_DIR={folder}: {said}"):
+        compile_caches(environ, make=True)
