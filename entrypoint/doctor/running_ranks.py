@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -12,7 +13,7 @@ from pathlib import Path, PurePath
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from entrypoint.core.errors import UserError
+from entrypoint.core.errors import UserError, one_line
 from entrypoint.machine.cpu_topology import format_cpu_list
 from entrypoint.machine.procfs import ROOT, ancestors
 from entrypoint.machine.shared_libraries import split_ld_preload
@@ -20,6 +21,9 @@ from entrypoint.machine.syscalls import get_memory_nodes
 from entrypoint.plan.model import PLAN_VAR, Plan
 from entrypoint.rank.verify import ObservedRank, compare_with_plan, cpus_of_process, mapped_libraries
 from entrypoint.supervise.monitor import PROCESS_NAME as MONITOR
+
+# A process of another user may have any text there.
+RANK_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 
 class RunningRank(Struct, frozen=True):
@@ -65,8 +69,7 @@ def find_ranks(processes: tuple[int, ...], command: str) -> dict[str, dict[str, 
 
 def rank_number(environ: Mapping[str, str]) -> int:
     """Return the rank that a process has by its environment, -1 for one that is no number."""
-    text = environ["RANK"]
-    return int(text) if text.isdecimal() else -1
+    return int(environ["RANK"]) if RANK_NUMBER.fullmatch(environ["RANK"]) else -1
 
 
 def no_ranks(command: str) -> UserError:
@@ -96,7 +99,7 @@ def inspect_rank(process: str, environ: dict[str, str]) -> RunningRank:
         plan = Plan.from_variable(environ[PLAN_VAR])
         maps = (ROOT / f"proc/{process}/maps").read_text()
         seen = ObservedRank(
-            rank=int(environ["RANK"]),
+            rank=rank_number(environ),
             local_rank=int(environ.get("LOCAL_RANK", "0")),
             cpus=cpus_of_process(process),
             threads=None,
@@ -107,9 +110,9 @@ def inspect_rank(process: str, environ: dict[str, str]) -> RunningRank:
             node=socket.gethostname(),
             process=int(process),
         )
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"verify: process {process} cannot be inspected ({error})") from None
-    return RunningRank(int(process), seen, compare_with_plan(plan, seen))
+        return RunningRank(int(process), seen, compare_with_plan(plan, seen))
+    except (OSError, KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"verify: process {process} cannot be inspected ({one_line(error)})") from None
 
 
 def active_library(words: tuple[str, ...], environ: dict[str, str], maps: str) -> str:
@@ -126,13 +129,13 @@ def describe(running: RunningRank) -> list[str]:
     """Return a line about a rank, and a line for each difference from its plan."""
     seen = running.observed
     memory = f", memory of node {format_cpu_list(seen.memory_nodes)}" if seen.memory_nodes else ""
-    openmp = PurePath(seen.openmp).name or "none loaded"
-    allocator = PurePath(seen.allocator).name or "the system's"
+    openmp = one_line(PurePath(seen.openmp).name) or "none loaded"
+    allocator = one_line(PurePath(seen.allocator).name) or "the system's"
     line = (
         f"rank {seen.rank}  process {running.process}  CPUs {format_cpu_list(seen.cpus)}{memory}"
         f"  OpenMP {openmp}  allocator {allocator}"
     )
-    return [line, *(f"  warning: {one}" for one in running.differences)]
+    return [line, *(f"  warning: {one_line(difference)}" for difference in running.differences)]
 
 
 def as_json(ranks: tuple[RunningRank, ...]) -> str:
