@@ -11,6 +11,9 @@ from entrypoint.core.errors import UserError, did_you_mean, first_line, printabl
 from entrypoint.core.paths import read_regular
 from entrypoint.core.settings_base import Settings, variable_name
 
+# Python's parser takes the square of a dotted key's length: seconds for one of 10,000 parts.
+MAX_LETTERS, MAX_DOTS = 1 << 16, 200
+
 
 def read_config(path: Path, groups: Mapping[str, type[Settings]]) -> dict[str, str]:
     """Return the variables that a file sets; `groups` are the settings by the name of their table.
@@ -19,7 +22,10 @@ def read_config(path: Path, groups: Mapping[str, type[Settings]]) -> dict[str, s
     """
     source = f"--config={printable(path)}"
     try:
-        tables = tomllib.loads(read_regular(path))
+        text = read_regular(path)
+        if len(text) > MAX_LETTERS or any(line.count(".") > MAX_DOTS for line in text.splitlines()):
+            raise UserError(f"{source}: is larger than any file of settings. Name another file.")
+        tables = tomllib.loads(text)
     except OSError as error:
         raise UserError(f"{source}: cannot be read ({error.strerror}). Check the path.") from None
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -77,8 +78,8 @@ def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> Comman
 
     In an image (`in_image`) any other program may follow the entrypoint: `docker run IMAGE bash`.
     """
-    words = list(argv) or ["--help"]
-    name = words.pop(0)
+    words = deque(argv or ["--help"])
+    name = words.popleft()
     if text := general_help(name):
         return CommandLine(command="help", help_text=text)
     if name not in COMMANDS:
@@ -88,22 +89,21 @@ def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> Comman
         raise UserError(f"{printable(name)}: no such command. {hint}Use one of: {', '.join(COMMANDS)}.")
     command = COMMANDS[name]
     groups = [load_group(group) for group in command.groups]
-    flags, words = split_words(words, groups)
-    target = name
+    fields = flag_fields(groups)
+    flags, target = take_flags(words, fields), name
     if command.has_target:
         target = "train"
         if words and words[0] in TARGETS:
-            target = words[0]
-            more, words = split_words(words[1:], groups)
-            flags += more
+            target = words.popleft()
+            flags += take_flags(words, fields)
         if target == "run":
             groups = [group for group in groups if group.PREFIX != "TRAIN_"]
     if command.flags_may_follow:
-        flags, words = collect_flags(flags, words, groups)
+        flags += take_mixed(words, fields)
     if {"--help", "-h", "--help-all"} & set(flags):
         parser = build_parser(name, groups, show_all="--help-all" in flags)
         return CommandLine(command="help", help_text=parser.format_help())
-    return read_arguments(name, target, flags, words, groups)
+    return read_arguments(name, target, flags, tuple(words), groups)
 
 
 def general_help(word: str) -> str:
@@ -115,39 +115,44 @@ def general_help(word: str) -> str:
     return help_all(all_groups().values()) if word == "--help-all" else ""
 
 
-def split_words(words: Sequence[str], groups: Sequence[type[Settings]]) -> tuple[list[str], list[str]]:
-    """Return the flags, each joined with its value (`--threads=2`), and the words after them.
+def flag_fields(groups: Sequence[type[Settings]]) -> dict[str, SettingField | None]:
+    """Return the setting of each flag that takes a value; None for one that is no setting."""
+    fields: dict[str, SettingField | None] = {"--config": None}
+    for group in groups:
+        fields |= {about.flag: about for about in describe_settings(group)}
+    return fields
+
+
+def take_flags(words: deque[str], fields: Mapping[str, SettingField | None]) -> list[str]:
+    """Take the flags off the front of the words, each joined with its value (`--threads=2`), and return them.
 
     The first word that is no flag ends them: it is a script, whose own flags follow it. A boolean flag may stand
     without a value, which then is 1.
     """
-    fields: dict[str, SettingField | None] = {"--config": None}
-    for group in groups:
-        fields |= {about.flag: about for about in describe_settings(group)}
     flags: list[str] = []
-    rest = list(words)
-    while rest and rest[0].startswith("-") and rest[0] != "-m":
-        word = rest.pop(0)
-        if word in fields:
-            about_word = fields[word]
-            if about_word and about_word.is_boolean and not about_word.choices:
-                word += f"={rest.pop(0) if rest and rest[0] in ('0', '1') else '1'}"
-            elif rest:
-                word += f"={rest.pop(0)}"
+    while words and words[0].startswith("-") and words[0] != "-m":
+        word = words.popleft()
+        about = fields.get(word)
+        if about and about.is_boolean and not about.choices:
+            word += f"={words.popleft() if words and words[0] in ('0', '1') else '1'}"
+        elif word in fields and words:
+            word += f"={words.popleft()}"
         flags.append(word)
-    return flags, rest
+    return flags
 
 
-def collect_flags(flags: list[str], words: list[str], groups: Sequence[type[Settings]]) -> tuple[list[str], list[str]]:
-    """Return the flags before, between and after the words, and the words; `--` ends the flags."""
+def take_mixed(words: deque[str], fields: Mapping[str, SettingField | None]) -> list[str]:
+    """Take the flags that stand between and after the words, which stay, and return them; `--` ends the flags."""
+    flags: list[str] = []
     plain: list[str] = []
     while words:
-        if words[0] == "--":
-            return flags, [*plain, *words[1:]]
-        plain.append(words.pop(0))
-        more, words = split_words(words, groups)
-        flags = [*flags, *more]
-    return flags, plain
+        word = words.popleft()
+        if word == "--":
+            break
+        plain.append(word)
+        flags += take_flags(words, fields)
+    words.extendleft(reversed(plain))
+    return flags
 
 
 def build_parser(name: str, groups: Sequence[type[Settings]], *, show_all: bool = False) -> Parser:
@@ -184,14 +189,14 @@ def build_parser(name: str, groups: Sequence[type[Settings]], *, show_all: bool 
 
 
 def read_arguments(
-    name: str, target: str, flags: list[str], words: list[str], groups: Sequence[type[Settings]]
+    name: str, target: str, flags: list[str], words: tuple[str, ...], groups: Sequence[type[Settings]]
 ) -> CommandLine:
     """Return the command line of a command's flags and the words after them; raises `UserError`."""
     command = COMMANDS[name]
     arguments, unknown = build_parser(name, groups).parse_known_args(flags)
     values = vars(arguments)
     takes_words = target == "run" or (command.words and not command.has_target)
-    stray = [] if takes_words else words
+    stray = () if takes_words else words
     if unknown or stray:
         raise unknown_word(name, target, [*unknown, *stray][0], groups)
     by_group: dict[str, dict[str, str]] = {prefix: {} for prefix in GROUP_TITLES}
@@ -208,7 +213,7 @@ def read_arguments(
         switches=frozenset(switch for switch in command.switches if values[switch.replace("-", "_")]),
         config=Path(values["config"]) if values.get("config") else None,
         program=find_program(words) if target == "run" else None,
-        words=tuple(words),
+        words=words,
     )
 
 

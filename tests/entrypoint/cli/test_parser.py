@@ -137,3 +137,10 @@ def test_version_and_overview_need_no_command() -> None:
     assert parse("--version").help_text.startswith("entrypoint 0.")
     for argv in ((), ("--help",), ("help",)):
         assert all(name in parse(*argv).help_text for name in COMMANDS)
+
+
+def test_many_words_are_read_in_linear_time() -> None:
+    words = [f"{number}.jpg" for number in range(200_000)]
+    command = parse("predict", "runs/latest", *words, "--top", "3", words[0])
+    assert command.predict_flags == {"top": "3"}
+    assert command.words == ("runs/latest", *words, words[0])
