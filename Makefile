@@ -7,7 +7,7 @@ LOCKS := $(wildcard containers/*.txt containers/*/*.txt)
 FUZZED := $(addprefix tests/entrypoint/,plan/test_cpu_budget.py plan/test_core_assignment.py plan/test_planner.py cli/test_any_environment.py)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-][a-z -]*:.*## / { sub(/: .*/, "", $$1); printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 train: $(VENV)/installed ## train through the entrypoint (every TRAIN_* and LAUNCH_* variable works)
 	@$(BIN)/entrypoint train

@@ -57,6 +57,13 @@ def test_every_function_of_the_followed_run_exists() -> None:
         assert function in {node.name for node in nodes if isinstance(node, ast.FunctionDef)}, (file, function)
 
 
+def test_every_path_in_the_architecture_exists() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    paths = re.findall(r"`((?:entrypoint|train|containers)/[\w./]+)", text)
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def test_index_names_every_page_of_docs() -> None:
     text = (ROOT / "docs/README.md").read_text()
     assert [
