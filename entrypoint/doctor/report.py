@@ -9,8 +9,6 @@ import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from msgspec.structs import asdict
-
 from entrypoint.core.errors import UserError, count_text, one_line
 from entrypoint.core.user_dirs import nearest_existing, why_not_writable
 from entrypoint.machine.comm_backends import find_backend_problem
@@ -154,7 +152,8 @@ def check_imports(python: str) -> Iterator[Check]:
 def format_report(checks: Sequence[Check], *, as_json: bool) -> str:
     """Return the checks as a table, or as JSON: a list of what, state, seen, advice."""
     if as_json:
-        return json.dumps([asdict(check) for check in checks], indent=2)
+        fields = ("what", "state", "seen", "advice")
+        return json.dumps([{name: getattr(check, name) for name in fields} for check in checks], indent=2)
     width = max(len(check.what) for check in checks)
     return "\n".join(
         f"{STATE_LABELS[check.state]}  {check.what:<{width}}  {check.seen}"

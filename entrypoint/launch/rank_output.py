@@ -172,7 +172,7 @@ class RankOutput:
                 if key.data is None:
                     self.selector.unregister(self.wake_reader)
                     ends = True
-                else:
+                elif key.data in self.streams:  # else the stream before has ended it, as nobody reads them any more
                     count += self.read(key.data)
             if count > BUSY_BYTES:
                 time.sleep(BUSY_PAUSE_S)

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
@@ -23,9 +29,18 @@ ODD = {
 }
 
 
+@contextmanager
+def sleeping(environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a process that has begun with these variables."""
+    with killed_at_end(["sleep", "60"], env=environ) as process:
+        while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
+            time.sleep(0.01)
+        yield process
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_odd_rank_is_one_line(name: str) -> None:
-    with killed_at_end(["sleep", "60"], env=ODD[name]) as process:
+    with sleeping(ODD[name]) as process:
         with pytest.raises(UserError, match=rf"^verify: process {process.pid} cannot be inspected \(") as error:
             verify_running((process.pid,))
         assert str(error.value).isprintable()
@@ -34,7 +49,7 @@ def test_odd_rank_is_one_line(name: str) -> None:
 
 @pytest.mark.parametrize("rank", ["x", "-1", "9" * 5000, "\u0663", "\x1b[2J"])
 def test_odd_number_of_a_rank_is_no_traceback(rank: str) -> None:
-    with killed_at_end(["sleep", "60"], env={PLAN_VAR: PLAN.to_variable(), "RANK": rank}) as process:
+    with sleeping({PLAN_VAR: PLAN.to_variable(), "RANK": rank}) as process:
         assert list(find_ranks((process.pid,), "verify")) == [str(process.pid)]
         (running,) = verify_running((process.pid,))
         assert all(line.isprintable() for line in describe(running))
@@ -43,7 +58,7 @@ def test_odd_number_of_a_rank_is_no_traceback(rank: str) -> None:
 
 def test_escapes_in_a_plan_are_not_printed() -> None:
     plan = replace(PLAN, ranks=(RankPlan(0, (0,), 1),), environment=replace(PLAN.environment, preload=("/x/\x1b[2J",)))
-    with killed_at_end(["sleep", "60"], env={PLAN_VAR: plan.to_variable(), "RANK": "0"}) as process:
+    with sleeping({PLAN_VAR: plan.to_variable(), "RANK": "0"}) as process:
         (running,) = verify_running((process.pid,))
     assert any("1b[2J" in line for line in describe(running))
     assert all(line.isprintable() for line in describe(running))
