@@ -15,8 +15,8 @@ train: $(VENV)/installed ## train through the entrypoint (every TRAIN_* and LAUN
 plan: $(VENV)/installed ## show what `make train` would do here, and why
 	@$(BIN)/entrypoint plan
 
-test: $(VENV)/installed ## test every module on this machine, in 10 to 40 minutes
-	@$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+test: $(VENV)/installed ## test every module on this machine, in about 10 minutes on two cores
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 test-fast: $(VENV)/installed ## test what starts no process, within a minute: before each commit
 	@FUZZ_EXAMPLES=$${FUZZ_EXAMPLES:-20} $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not launch and not slow" $(PYTEST_ARGS)
