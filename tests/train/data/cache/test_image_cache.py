@@ -221,8 +221,6 @@ def test_cache_missing_file_is_decoded_again(image_folder: Path, tmp_path: Path)
 
 def run_as(user: int, function: Callable[[], str]) -> str:
     """Return what a function returns in a process of another user."""
-    if os.getuid():
-        pytest.skip("needs root, to run as other users")
     reader, writer = os.pipe()
     child = os.fork()
     if not child:
@@ -245,6 +243,8 @@ def run_as(user: int, function: Callable[[], str]) -> str:
 @pytest.fixture
 def shared(image_folder: Path, tmp_path: Path) -> Path:
     """A cache folder that everybody may write into, as /tmp."""
+    if os.getuid():
+        pytest.skip("needs root, to run as other users")
     for folder in (image_folder, tmp_path, *tmp_path.parents):
         if folder.stat().st_uid == os.geteuid() and folder.is_relative_to(tempfile.gettempdir()):
             folder.chmod(folder.stat().st_mode | 0o755)
