@@ -31,7 +31,7 @@ ODD = {
 
 @contextmanager
 def sleeping(environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a process that has begun with these variables."""
+    """Yield a process that runs with these variables."""
     with killed_at_end(["sleep", "60"], env=environ) as process:
         while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
             time.sleep(0.01)
