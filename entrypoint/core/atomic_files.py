@@ -68,9 +68,3 @@ def verify_checksum(data: bytes) -> memoryview:
     if checksum_trailer(content) != end:
         raise ValueError("its checksum does not match: it was changed or damaged")
     return content
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
