@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import is_folder, open_regular
 from entrypoint.core.settings_base import rules_of
-from entrypoint.core.user_dirs import user_cache_dir
+from entrypoint.core.user_dirs import OTHERS_WRITE, user_cache_dir
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Plan, Source
 from entrypoint.settings import LaunchSettings, read_launch_settings
@@ -146,7 +146,7 @@ def read_owned(path: Path) -> tuple[str, str]:
             raise ValueError("not a regular file")
         if status.st_uid not in (0, os.getuid()):
             return "", f"it belongs to user {status.st_uid}"
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_mode & OTHERS_WRITE:
             return "", "other users can write it"
         if status.st_size > MAX_RESULT_BYTES:
             raise ValueError(f"it has {status.st_size:,} bytes")

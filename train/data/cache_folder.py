@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from entrypoint.core.errors import UserError
-from entrypoint.core.user_dirs import PRIVATE, user_cache_dir
-
-OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+from entrypoint.core.user_dirs import OTHERS_WRITE, PRIVATE, user_cache_dir
 
 
 def cache_folder(configured: Path | None) -> Path:
