@@ -70,8 +70,7 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
     secret_file: Annotated[
         str,
         about(
-            "File with a secret that all nodes of a job read. Monitors on other nodes without it cannot"
-            " take part in the job's failure channel.",
+            "File with a secret that all nodes of a job read. A host without it cannot join the job.",
             speed=False,
         ),
     ] = ""

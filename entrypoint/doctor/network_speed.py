@@ -5,6 +5,7 @@ A rank that is alone starts a second process, and the two measure loopback.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -32,6 +33,8 @@ from entrypoint.plan.model import PLAN_VAR, Plan
 from entrypoint.plan.preflight import Check
 
 LIMIT_S = 120
+# The longest report of a rank.
+MAX_REPORT_BYTES = 65536
 SMALL, LARGE_BYTES = 1, 64 << 20
 SMALL_REPEATS, LARGE_REPEATS = 100, 5
 # Less than this share of the link's speed is a warning.
@@ -80,8 +83,7 @@ def run() -> list[Check]:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
     found = describe_node() if os.environ.get("LOCAL_RANK", "0") == "0" else None
-    reports: list[Any] = [None] * world_size
-    dist.all_gather_object(reports, found)
+    reports = gather_reports(found, world_size)
     first_ranks = [number for number, report in enumerate(reports) if report]
     measured = first_ranks if len(first_ranks) > 1 else list(range(world_size))
     backend = backend_of_plan() if len(first_ranks) > 1 else "gloo"
@@ -94,6 +96,15 @@ def run() -> list[Check]:
         return []
     checks = [Check(**check) for report in nodes for check in report["checks"]]
     return [*checks, judge(speed, backend, nodes, len(measured))]
+
+
+def gather_reports(report: dict[str, Any] | None, world_size: int) -> list[Any]:
+    """Return every rank's report, as JSON of limited length: what another rank sends can run no code."""
+    text = json.dumps(report).encode()
+    sent = torch.frombuffer(bytearray(text.ljust(MAX_REPORT_BYTES)), dtype=torch.uint8)
+    parts = [torch.empty_like(sent) for _ in range(world_size)]
+    dist.all_gather(parts, sent)
+    return [json.loads(part.numpy().tobytes()) for part in parts]
 
 
 def start_partner() -> subprocess.Popen[bytes]:

@@ -36,18 +36,21 @@ class KeySource(Struct, frozen=True):
 def find_key_source(environ: Mapping[str, str], secret_file: str, identity: str) -> KeySource:
     """Return where the key of a job over several nodes is.
 
-    Rank 0 can hand a key over where the home folder is on a network file system, and a launcher's id names the run.
+    Rank 0 can hand a key over where the home folder is on a network file system. Where no launcher's id names the run,
+    the address at which its ranks meet is a part of the file's name.
     """
     if secret_file:
         return KeySource("file", secret_file)
     if environ.get(JOB_KEY_VAR):
         return KeySource("variable")
     cache = user_cache_dir(environ)
-    names_run = identity not in ("", "none") and not identity.startswith(PROGRAM)  # torchrun's default is "none"
-    if cache and names_run and is_on_network(ROOT, cache):
+    by_hand, master = identity.startswith(PROGRAM), environ.get("MASTER_ADDR", "")
+    is_known = bool(master) if by_hand else identity not in ("", "none")  # torchrun's default is "none"
+    if cache and is_known and is_on_network(ROOT, cache):
         import hashlib
 
-        name = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        text = "\0".join((identity, master, environ.get("MASTER_PORT", ""))) if by_hand else identity
+        name = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         return KeySource("drawn", str(cache / "keys" / name))
     return KeySource()
 

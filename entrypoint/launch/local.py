@@ -10,18 +10,16 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from entrypoint.core.console import log, read_error_record, report_error, write_stderr
 from entrypoint.core.errors import HANG_SETTLE_S, NOT_RETRYABLE, ExitCode, UserError
-from entrypoint.core.network import hold_port
 from entrypoint.core.process import die_with_parent, name_process
 from entrypoint.core.signals import FORWARDED, PREEMPTION, TERMINATING, from_terminal, not_ignored, wait_for_signal
 from entrypoint.job.detect import Job
-from entrypoint.job.ports import parse_port
 from entrypoint.launch.failures import (
     ERROR_FILE,
     Failure,
@@ -33,11 +31,11 @@ from entrypoint.launch.failures import (
     report_stop,
 )
 from entrypoint.launch.job_control import has_job_control, send_signal
+from entrypoint.launch.meeting import open_rendezvous
 from entrypoint.machine.oom import oom_message, read_memory
 from entrypoint.machine.procfs import ROOT
 from entrypoint.plan.model import Plan
 from entrypoint.rank.bootstrap import exec_program
-from entrypoint.rank.rendezvous import check_port_free
 from entrypoint.supervise.child import log_late
 
 if TYPE_CHECKING:
@@ -70,11 +68,12 @@ def run(plan: Plan, job: Job, environ: Mapping[str, str]) -> int:
 def run_once(plan: Plan, job: Job, environ: Mapping[str, str], restart: int) -> int | None:
     """Start the ranks, and return the job's exit code when all have exited; None if they are to restart."""
     memory = read_memory(ROOT)
-    with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder, reserve_port(plan, environ) as address:
+    with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder, open_rendezvous(plan, environ) as meeting:
         ranks = LocalRanks(plan, Path(folder), open_output(plan, restart), restart)
         signal.pthread_sigmask(signal.SIG_BLOCK, ranks.blocked_signals)
         for local_rank in range(plan.nodes.nproc_per_node):
-            ranks.start_rank(local_rank, job, {**environ, **address})
+            ranks.start_rank(local_rank, job, {**environ, **meeting.variables})
+        meeting.serve(plan)
         ranks.monitor_with_output()
         message, code = "", 0
         if ranks.failures:
@@ -103,22 +102,6 @@ def open_output(plan: Plan, restart: int) -> RankOutput | None:
     from entrypoint.launch.rank_output import RankOutput
 
     return RankOutput(plan.output, restart)
-
-
-@contextmanager
-def reserve_port(plan: Plan, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Reserve a rendezvous port for the ranks of one node while they run, and yield its variables."""
-    if plan.nodes.nnodes > 1:
-        yield {}
-        return
-    address = {"MASTER_ADDR": "127.0.0.1"}
-    wanted = environ.get("MASTER_PORT", "")
-    if wanted:
-        check_port_free(parse_port(wanted))
-        yield address
-        return
-    with hold_port() as held:
-        yield {**address, "MASTER_PORT": str(held.getsockname()[1])}
 
 
 class LocalRanks:
@@ -349,5 +332,4 @@ def torchelastic_variables(plan: Plan, job: Job, local_rank: int, restart: int) 
         "TORCHELASTIC_RESTART_COUNT": str(restart),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.nodes.max_restarts),
         "TORCHELASTIC_RUN_ID": job.job_id or "none",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
     }

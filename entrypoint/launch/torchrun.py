@@ -36,7 +36,8 @@ def main(argv: list[str]) -> int:
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-        from entrypoint.launch.elastic_agent import agent_address_args, bind_store_to_loopback, install_restart_policy
+        from entrypoint.launch.agent_store import AgentStore
+        from entrypoint.launch.elastic_agent import install_restart_policy
 
     plan, started = Plan.from_variable(os.environ[PLAN_VAR]), time.time()
     ended_by_agent, memory = capture_agent_log(plan.grace_period_s), read_memory(ROOT)
@@ -46,11 +47,11 @@ def main(argv: list[str]) -> int:
 
     warned = forward_user_signals()
     try:
-        argv = [*agent_address_args(plan, os.environ), *argv]
+        store = AgentStore(plan, os.environ)
     except UserError as error:
         return print_final_message(str(error), error.code)
-    bind_store_to_loopback()
-    install_restart_policy(plan, warned, lambda failures: first(failures)[0])
+    argv = [*store.arguments, *argv]
+    install_restart_policy(plan, warned, store, lambda failures: first(failures)[0])
     # torchrun installs handlers for them, and would end with the terminal under nohup (pytorch#67538).
     signal.pthread_sigmask(signal.SIG_BLOCK, set(TERMINATING) - set(not_ignored(TERMINATING)))
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:

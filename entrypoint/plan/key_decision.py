@@ -8,6 +8,7 @@ from entrypoint.plan.model import Decision, Source
 
 # A launcher of this process's own starts the ranks, and passes on the key that this process draws.
 DRAWN_HERE = "drawn here"
+ONLY_WITH_IT = "hosts without it cannot join; the ranks' data is not encrypted"
 
 
 def decide_key_source(inputs: PlanInputs) -> tuple[str, str]:
@@ -21,20 +22,26 @@ def decide_key_source(inputs: PlanInputs) -> tuple[str, str]:
 
 
 def decide_job_key(inputs: PlanInputs) -> tuple[Decision, ...]:
-    """Return who may take part in the failure channel of a job over several nodes."""
+    """Return who may take part in a job over several nodes."""
     kind, path = decide_key_source(inputs)
     if not spans_nodes(inputs):
         return ()
+    if inputs.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return (Decision("job key", "none", f"{inputs.job.launcher}'s own store accepts any host (see SECURITY.md)"),)
     if kind == "file":
         setting = printable(inputs.settings.sources["secret_file"])
-        return (Decision(key="job key", value="LAUNCH_SECRET_FILE", reason="", source=Source.USER, setting=setting),)
+        return (
+            Decision(
+                key="job key", value="LAUNCH_SECRET_FILE", reason=ONLY_WITH_IT, source=Source.USER, setting=setting
+            ),
+        )
     if kind == "variable":
-        return (Decision("job key", "ENTRYPOINT_JOB_KEY", "drawn for this job; monitors without it cannot take part"),)
+        return (Decision("job key", "ENTRYPOINT_JOB_KEY", f"drawn for this job; {ONLY_WITH_IT}"),)
     if kind == DRAWN_HERE:
-        return (Decision("job key", "drawn", "this process draws it and passes it to the ranks"),)
+        return (Decision("job key", "drawn", f"this process draws it; {ONLY_WITH_IT}"),)
     if kind == "drawn":
-        return (Decision("job key", "drawn", f"rank 0 writes it to {printable(path)}, which only you read"),)
-    return (Decision("job key", "none", "any host is accepted. Set LAUNCH_SECRET_FILE"),)
+        return (Decision("job key", "drawn", f"rank 0 writes it to {printable(path)}; {ONLY_WITH_IT}"),)
+    return (Decision("job key", "none", "any host can join the job. Set LAUNCH_SECRET_FILE"),)
 
 
 def spans_nodes(inputs: PlanInputs) -> bool:

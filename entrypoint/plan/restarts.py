@@ -46,22 +46,25 @@ def decide_restarts(inputs: PlanInputs) -> tuple[int, tuple[Decision, ...]]:
 def agent_command(plan: Plan, inputs: PlanInputs) -> tuple[str, ...]:
     """Return the command of this node's agent, which starts `entrypoint rank` in each rank.
 
-    Agents that share a rendezvous meet on node 0, whose agent must run there (torchrun's manual, c10d rendezvous).
+    Agents meet in a store that the agent of node 0 serves, which must run there; each agent finds it by a port of its
+    own (`launch.agent_store`).
     """
     nodes, rendezvous = plan.nodes, plan.rendezvous
     if plan.uses_elastic_rendezvous:
-        conf = f"is_host={int(nodes.node_rank == 0)},join_timeout={rendezvous.timeout_s},{ELASTIC_RENDEZVOUS_CONF}"
-        options: tuple[str, ...] = (
-            f"--nnodes={nodes.min_nodes}:{nodes.nnodes}",
-            f"--nproc-per-node={nodes.nproc_per_node}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={rendezvous.master_addr}:{rendezvous.master_port}",
-            f"--rdzv-id={inputs.job.job_id or zlib.crc32(inputs.run_identity.encode())}",
-            f"--rdzv-conf={conf}",
-        )
+        count = f"{nodes.min_nodes}:{nodes.nnodes}"
+        address: tuple[str, ...] = ()
+        conf = f"is_host=0,join_timeout={rendezvous.timeout_s},{ELASTIC_RENDEZVOUS_CONF}"
     else:
-        options = ("--nnodes=1", f"--nproc-per-node={nodes.nproc_per_node}", "--standalone", "--local-addr=127.0.0.1")
-    options = (*options, *output_options(plan))
+        count, address, conf = "1", ("--local-addr=127.0.0.1",), "is_host=0"
+    options = (
+        f"--nnodes={count}",
+        f"--nproc-per-node={nodes.nproc_per_node}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-id={inputs.job.job_id or zlib.crc32(inputs.run_identity.encode())}",
+        f"--rdzv-conf={conf}",
+        *address,
+        *output_options(plan),
+    )
     # -I keeps the user's folder and PYTHONPATH out of the launcher; the program itself starts as it asks to.
     agent = (inputs.python, "-I", "-m", "entrypoint.launch.torchrun", *options, f"--max-restarts={nodes.max_restarts}")
     return (*agent, "--no-python", inputs.python, "-I", "-m", "entrypoint", "rank")

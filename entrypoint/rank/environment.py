@@ -15,6 +15,12 @@ from entrypoint.plan.model import PLAN_VAR, Plan, RankPlan
 
 # Lists the variables that `launch` sets only for torchrun's agent.
 AGENT_ONLY_VARS = "ENTRYPOINT_AGENTS_OWN"
+# With "True" torch's `env://` takes MASTER_ADDR and MASTER_PORT for a store that is already served, on every rank.
+AGENT_STORE_VAR = "TORCHELASTIC_USE_AGENT_STORE"
+# The loopback port of the store that this node's agent serves to the ranks.
+RANKS_STORE_VAR = "ENTRYPOINT_RANKS_STORE"
+# The host of rank 0, where MASTER_ADDR is the way to its store.
+RANK0_HOST_VAR = "ENTRYPOINT_MASTER_ADDR"
 # What torchrun sets in a rank (its manual).
 TORCHRUN_VARIABLES = frozenset(
     {
@@ -47,7 +53,8 @@ def global_rank_of(plan: Plan, job: Job) -> Job:
 
 def build_rank_environment(plan: Plan, rank: RankPlan, job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of one rank; variables that the user set take precedence."""
-    agents = {AGENT_ONLY_VARS, *environ.get(AGENT_ONLY_VARS, "").split(",")}
+    agents = {AGENT_ONLY_VARS, RANKS_STORE_VAR, *environ.get(AGENT_ONLY_VARS, "").split(",")}
+    ranks_store = environ.get(RANKS_STORE_VAR)
     environ = {name: value for name, value in environ.items() if name not in agents}
     environment = {**environ, **plan.environment.variables, PLAN_VAR: plan.to_variable()}
     if "OMP_NUM_THREADS" not in plan.environment.user_set:
@@ -64,7 +71,9 @@ def build_rank_environment(plan: Plan, rank: RankPlan, job: Job, environ: Mappin
     }
     if plan.nodes.nnodes > 1 and not plan.uses_elastic_rendezvous:  # replaces the address of this node's agent
         environment |= {"MASTER_ADDR": plan.rendezvous.master_addr, "MASTER_PORT": plan.rendezvous.master_port}
-        environment |= {"GROUP_RANK": str(plan.nodes.node_rank), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+        environment |= {"GROUP_RANK": str(plan.nodes.node_rank), AGENT_STORE_VAR: "False"}
+    if ranks_store:
+        environment |= store_variables(int(ranks_store))
     if plan.program.kind != "train" and job.launcher != "srun":
         # This variable shows Lightning that the ranks are already started. Without it Lightning assumes srun in any
         # batch job, and waits for ranks that nothing starts. Under srun that assumption is right.
@@ -77,6 +86,12 @@ def build_rank_environment(plan: Plan, rank: RankPlan, job: Job, environ: Mappin
     if not environment.get("MASTER_PORT"):
         environment["MASTER_PORT"] = str(master_port(job, environment.get(JOB_TOKEN_VAR, "")))
     return with_preload(plan, environment)
+
+
+def store_variables(port: int, rank0_host: str = "") -> dict[str, str]:
+    """Return the variables by which a program finds the job's store on a loopback port."""
+    named = {RANK0_HOST_VAR: rank0_host} if rank0_host else {}
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), AGENT_STORE_VAR: "True", **named}
 
 
 def with_preload(plan: Plan, environment: dict[str, str]) -> dict[str, str]:

@@ -25,11 +25,16 @@ def check_port_free(port: int) -> None:
     try:
         socket.create_server(("", port)).close()
     except OSError as error:
-        cause = os.strerror(error.errno) if error.errno else str(error)
-        raise UserError(
-            f"MASTER_PORT={port}: cannot listen on this port ({cause}). Set MASTER_PORT to a free port on all nodes.",
-            ExitCode.RENDEZVOUS,
-        ) from None
+        raise port_taken_error(port, error) from None
+
+
+def port_taken_error(port: int, error: OSError) -> UserError:
+    """Return the error for a rendezvous port that cannot be listened on."""
+    cause = os.strerror(error.errno) if error.errno else str(error)
+    return UserError(
+        f"MASTER_PORT={port}: cannot listen on this port ({cause}). Set MASTER_PORT to a free port on all nodes.",
+        ExitCode.RENDEZVOUS,
+    )
 
 
 def resolve_master(name: str, timeout_s: float) -> str:

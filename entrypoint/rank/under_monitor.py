@@ -18,11 +18,12 @@ from entrypoint.job.launchers import Family
 from entrypoint.job.ports import monitor_port
 from entrypoint.job.run_identity import PROGRAM
 from entrypoint.plan.model import Plan
-from entrypoint.rank.environment import MASTER_ADDR_HINTS
+from entrypoint.rank.environment import AGENT_STORE_VAR, MASTER_ADDR_HINTS, store_variables
 from entrypoint.rank.refusal import Place, job_access, refuse, run_token
 from entrypoint.supervise.admission import RankEndpoint
-from entrypoint.supervise.failure_channel import FailureChannel, Rank0
+from entrypoint.supervise.failure_channel import FailureChannel, Rank0, StorePlace
 from entrypoint.supervise.monitor import kill_stuck_launchers, run_guarded
+from entrypoint.supervise.store_door import listen_on_loopback
 
 
 def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> NoReturn:
@@ -33,6 +34,8 @@ def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> N
     source = KeySource(plan.rendezvous.key_source, plan.rendezvous.key_file)
     access = job_access(source, job, environment, on_one_node=job.on_one_node)
     environment = {name: value for name, value in environment.items() if name != JOB_KEY_VAR}
+    # A user's own torchrun has a store, which its agent serves.
+    programs = None if environment.get(AGENT_STORE_VAR) == "True" else listen_on_loopback()
     endpoint = RankEndpoint(
         rank=job.rank,
         node=socket.gethostname(),
@@ -52,13 +55,15 @@ def run_under_monitor(plan: Plan, job: Job, environment: Mapping[str, str]) -> N
         endpoint,
         plan.collective_timeout_s,
         access=access,
-        rendezvous_port=port if derived else 0,
+        store=StorePlace(programs, port, plan.rendezvous.timeout_s, derived) if programs else None,
         rank0=Rank0(
             others=job.world_size - 1,
             nodes=-(-job.world_size // job.local_world_size) if endpoint.shares_connection else 0,
             addresses=addresses_towards(environment["MASTER_ADDR"], interface) if job.rank == 0 else (),
         ),
     )
+    if programs:
+        environment |= store_variables(programs.getsockname()[1], environment["MASTER_ADDR"])
     sys.stdout.flush()
     sys.stderr.flush()
     resume_gc()

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 
 # How long a rank waits for the key that rank 0 writes, before it goes on without one.
 KEY_WAIT_S = 30.0
+CONNECT_TIMEOUT_S = 2.0
 
 
 class Access(Struct):
@@ -36,3 +37,27 @@ def is_own_user(peer: socket.socket) -> bool:
     size = struct.calcsize("3i")
     _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     return int(uid) == os.getuid()
+
+
+def connect_on_node(address: str) -> socket.socket | None:
+    """Return a connection to a monitor on this node, None if it does not listen or is another user's process."""
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(CONNECT_TIMEOUT_S)  # else it waits while others fill the queue
+    try:
+        peer.connect(address)
+        if is_own_user(peer):
+            return peer
+    except OSError:
+        pass  # it has not started yet, or it has another network namespace
+    peer.close()
+    return None
+
+
+def connect_to(address: tuple[str, int], name_on_node: str = "") -> socket.socket | None:
+    """Return a connection to rank 0's monitor, by the name of a socket if it is on this node; None if none listens."""
+    if name_on_node:
+        return connect_on_node(name_on_node)
+    try:
+        return socket.create_connection(address, timeout=CONNECT_TIMEOUT_S)
+    except OSError:
+        return None

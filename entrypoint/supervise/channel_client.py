@@ -11,14 +11,13 @@ from msgspec.structs import asdict, replace
 from entrypoint.core.console import log
 from entrypoint.core.errors import printable
 from entrypoint.core.network import RETRY_INTERVAL_S
-from entrypoint.supervise.access import is_own_user
+from entrypoint.supervise.access import connect_on_node, connect_to
 from entrypoint.supervise.admission import FirstFailure
 from entrypoint.supervise.channel_state import ChannelState
-from entrypoint.supervise.event_loop import CHUNK_BYTES, HANDSHAKE_LIMIT_S, Connection
+from entrypoint.supervise.event_loop import HANDSHAKE_LIMIT_S, Connection
 from entrypoint.supervise.node_relay import NodeRelay, port_address, relay_address
-from entrypoint.supervise.wire import OTHER_KEY, Message, Session, WireError
+from entrypoint.supervise.wire import OTHER_KEY, Message, Session, WireError, receive
 
-CONNECT_TIMEOUT_S = 2.0
 # After this time without the node's first rank, a rank connects to rank 0 itself: it may be alone in its container.
 RELAY_WAIT_S = 3.0
 # A rank that does not need rank 0's port starts meanwhile; only a failure of another rank would be noticed later.
@@ -75,18 +74,9 @@ class ChannelClient:
         if self.channel.access.awaits(key):
             self.channel.obstacle = "Rank 0 has not written the job's key yet"
             return None
-        peer = self.connect_to_port()
+        name = port_address(endpoint.port) if self.channel.access.own_user_only else ""
+        peer = connect_to((endpoint.host, endpoint.port), name)
         return self.handshake(peer, Session(key)) if peer else None
-
-    def connect_to_port(self) -> socket.socket | None:
-        """Return a connection to what listens on rank 0's port, None if nothing does."""
-        endpoint = self.channel.endpoint
-        if self.channel.access.own_user_only:
-            return connect_on_node(port_address(endpoint.port))
-        try:
-            return socket.create_connection((endpoint.host, endpoint.port), timeout=CONNECT_TIMEOUT_S)
-        except OSError:
-            return None
 
     def handshake(
         self, peer: socket.socket, session: Session, *, is_relay: bool = False
@@ -153,26 +143,3 @@ class ChannelClient:
         elif not (reason or self.rank0_ended or channel.closed.is_set() or channel.first_failure):
             self.uses_relay = False
             threading.Thread(target=self.connect, daemon=True).start()
-
-
-def connect_on_node(address: str) -> socket.socket | None:
-    """Return a connection to a monitor on this node, None if it does not listen or is another user's process."""
-    peer = socket.socket(socket.AF_UNIX)
-    peer.settimeout(CONNECT_TIMEOUT_S)  # else it waits while others fill the queue
-    try:
-        peer.connect(address)
-        if is_own_user(peer):
-            return peer
-    except OSError:
-        pass  # it has not started yet, or it has another network namespace
-    peer.close()
-    return None
-
-
-def receive(peer: socket.socket, session: Session, until: float) -> list[Message]:
-    """Return the messages of the next bytes; raises `WireError`, and OSError at the connection's end or too late."""
-    peer.settimeout(max(0.001, until - time.monotonic()))
-    data = peer.recv(CHUNK_BYTES)
-    if not data:
-        raise ConnectionError("closed")
-    return session.decode(data)

@@ -13,31 +13,48 @@ import termios
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct, field
 
 from entrypoint.supervise.admission import RankEndpoint
-from entrypoint.supervise.wire import INVALID, Message, Session, WireError
+from entrypoint.supervise.wire import CHUNK_BYTES, INVALID, WireError
 
 HEARTBEAT_INTERVAL_S = 0.5
 # So many ranks have a heartbeat each second: a node's connection has fewer in larger jobs.
 RANKS_PER_INTERVAL_S = 2000
 # How long a connection may take to prove that it takes part, and how many may be at it besides the job's own.
 HANDSHAKE_LIMIT_S, MAX_STRANGERS = 5.0, 256
-# Bytes that wait for a slow reader.
-MAX_OUTPUT_BYTES = 1 << 20
-CHUNK_BYTES = 65536
 ACCEPTS_AT_ONCE = 64
+
+
+class AnySession(Protocol):
+    """What turns a connection's bytes into messages.
+
+    A session that is not proven yet may be closed for others. At most `max_output` bytes wait for a slow reader.
+    """
+
+    is_proven: bool
+    has_heartbeats: bool
+    max_output: int
+
+    def greeting(self) -> bytes:
+        """Return what is sent first."""
+
+    def encode(self, message: Any, /) -> bytes:
+        """Return a message's bytes."""
+
+    def decode(self, data: bytes) -> list[Any]:
+        """Return the messages that the data completes; raises `WireError`."""
 
 
 class Role(Protocol):
     """What a connection is for."""
 
-    def handle(self, connection: Connection, message: Message) -> bool:
+    def handle(self, connection: Connection, message: Any, /) -> bool:
         """Handle a message, and return whether more follow."""
 
-    def lose(self, connection: Connection, reason: str) -> None:
+    def lose(self, connection: Connection, reason: str, /) -> None:
         """Handle the end of a connection; `reason` is empty if the other side said goodbye."""
 
 
@@ -45,7 +62,7 @@ class Connection(Struct, eq=False):
     """A connection to another monitor; `ranks` are those that it speaks for, and `joined` those that count."""
 
     socket: socket.socket
-    session: Session
+    session: AnySession
     role: Role
     opened: float = field(default_factory=time.monotonic)
     last_received: float = field(default_factory=time.monotonic)
@@ -56,7 +73,7 @@ class Connection(Struct, eq=False):
 
 
 # Returns the session and the role of a new connection, None to refuse it.
-Welcome = Callable[[socket.socket], tuple[Session, Role] | None]
+Welcome = Callable[[socket.socket], tuple[AnySession, Role] | None]
 
 
 class EventLoop:
@@ -71,6 +88,8 @@ class EventLoop:
         self.max_unproven = MAX_STRANGERS
         self.next_tick = self.next_heartbeat = 0.0
         self.thread: threading.Thread | None = None
+        self.is_stopped = False
+        self.servers: list[socket.socket] = []
         self.spare = os.open(os.devnull, os.O_RDONLY)  # its number is for a connection that is refused
 
     def start(self) -> None:
@@ -85,6 +104,7 @@ class EventLoop:
         """Accept connections."""
         server.settimeout(0)
         with self.lock:
+            self.servers.append(server)
             self.selector.register(server, selectors.EVENT_READ, welcome)
         self.start()
 
@@ -98,7 +118,7 @@ class EventLoop:
             self.selector.register(connection.socket, selectors.EVENT_READ, connection)
         self.start()
 
-    def send(self, connection: Connection, message: Message) -> None:
+    def send(self, connection: Connection, message: Any) -> None:
         """Send a message as far as the other side reads; the thread sends the rest."""
         with self.lock:
             if not connection.is_closed:
@@ -114,7 +134,7 @@ class EventLoop:
         except OSError:
             sent = len(connection.output)
         del connection.output[:sent]
-        if len(connection.output) > MAX_OUTPUT_BYTES:
+        if len(connection.output) > connection.session.max_output:
             self.close(connection, "it does not read")
         else:
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.output else 0)
@@ -145,9 +165,20 @@ class EventLoop:
                     return
             time.sleep(0.01)
 
+    def stop(self) -> None:
+        """Close all connections, and wait for the thread to end."""
+        self.is_stopped = True
+        with self.lock:
+            for connection in list(self.connections):
+                self.close(connection)
+            for server in self.servers:
+                server.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        if self.thread:
+            self.thread.join()
+
     def run(self) -> None:
-        """Serve until the process ends."""
-        while True:
+        """Serve until the process ends or this loop is stopped."""
+        while not self.is_stopped:
             events = self.selector.select(max(0.0, self.next_tick - time.monotonic()))
             with self.lock:
                 for key, mask in events:
@@ -182,7 +213,7 @@ class EventLoop:
             return
         self.dispatch(connection, messages)
 
-    def dispatch(self, connection: Connection, messages: list[Message]) -> None:
+    def dispatch(self, connection: Connection, messages: list[Any]) -> None:
         """Hand messages to the connection's role."""
         for message in messages:
             if connection.is_closed:
@@ -243,6 +274,8 @@ class EventLoop:
             if not connection.session.is_proven:
                 if now - connection.opened > HANDSHAKE_LIMIT_S:
                     self.close(connection)
+            elif not connection.session.has_heartbeats:
+                continue
             elif now - connection.last_received > self.timeout_s:
                 self.close(connection, f"silent for {self.timeout_s:.0f} s")
             elif beats:

@@ -10,19 +10,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from msgspec import Struct
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.core.network import LOG_INTERVAL_S, hold_port, try_listen
-from entrypoint.supervise.access import Access
+from entrypoint.core.network import LOG_INTERVAL_S, try_listen
+from entrypoint.supervise.access import Access, connect_to
 from entrypoint.supervise.admission import FirstFailure, RankEndpoint
 from entrypoint.supervise.channel_client import ChannelClient
 from entrypoint.supervise.channel_server import ChannelServer
 from entrypoint.supervise.channel_state import ChannelState
 from entrypoint.supervise.child import POLL_INTERVAL_S
-from entrypoint.supervise.node_relay import NodeRelay, listen_on_node, port_address, relay_address
+from entrypoint.supervise.node_relay import NodeRelay, listen_on_node, port_address, relay_address, store_address
+from entrypoint.supervise.store_door import StoreDoor, StoreRelay
 
 # How long the last messages may take.
 DRAIN_LIMIT_S = 2.0
@@ -40,26 +42,34 @@ class Rank0(Struct, frozen=True):
     listens: bool = True
 
 
-class FailureChannel(ChannelState):
-    """Connects the monitors in background threads.
+class StorePlace(Struct, frozen=True):
+    """Where the ranks' programs meet: each at its monitor's socket for `programs`, monitors at rank 0's `port`.
 
-    With a `rendezvous_port`, which the job's id gives, rank 0 keeps that port free for its program, and no rank starts
-    without rank 0.
+    A port that `is_derived` comes from the job's id: then no rank starts without rank 0.
     """
+
+    programs: socket.socket
+    port: int
+    timeout_s: float
+    is_derived: bool = False
+
+
+class FailureChannel(ChannelState):
+    """Connects the monitors in background threads, and the programs with the store of rank 0."""
 
     def __init__(
         self,
         endpoint: RankEndpoint,
         timeout_s: float,
         access: Access | None = None,
-        rendezvous_port: int = 0,
+        store: StorePlace | None = None,
         rank0: Rank0 | None = None,
     ) -> None:
         super().__init__(endpoint, timeout_s, access)
-        self.rendezvous_port = rendezvous_port
+        self.store = store
+        self.waits_for_rank0 = store is not None and store.is_derived
         self.rank0 = rank0 or Rank0()
         self.listens = self.rank0.listens and endpoint.rank == 0
-        self.held_port: socket.socket | None = None
 
     def start(self) -> None:
         """Listen on rank 0, else connect to it; raises `UserError` if a port of rank 0 is taken."""
@@ -71,43 +81,52 @@ class FailureChannel(ChannelState):
         relay = NodeRelay(self) if on_node else None
         if on_node and relay:
             self.loop.listen(on_node, relay.welcome)
+        if self.store:
+            address = self.endpoint.host, self.store.port
+            connect = partial(connect_to, address, store_address(self.store.port) if self.access.own_user_only else "")
+            self.loop.listen(
+                self.store.programs, StoreRelay(self.loop, self.access, self.store.timeout_s, connect).welcome
+            )
         uses_relay = self.endpoint.shares_connection and not speaks
-        client = ChannelClient(self, relay, uses_relay=uses_relay, warns=not self.rendezvous_port)
+        client = ChannelClient(self, relay, uses_relay=uses_relay, warns=not self.waits_for_rank0)
         threading.Thread(target=client.connect, daemon=True).start()
 
     def serve(self, on_node: socket.socket | None) -> None:
         """Listen to the other nodes, and on a socket of this node if it has one."""
-        server, listening = ChannelServer(self), self.listen()
-        if self.rendezvous_port:
-            self.hold_rendezvous_port(listening)
-        elif not listening:  # the job runs without a failure channel
+        server, listening = ChannelServer(self), self.listen(self.endpoint.port, port_address(self.endpoint.port))
+        if not listening and self.waits_for_rank0:
+            raise self.port_error(self.endpoint.port)
+        if self.store:
+            self.serve_store(self.store)
+        if not listening:  # the job runs without a failure channel
             log(f"warning: no failure channel: port {self.endpoint.port} is taken on this node")
-        if listening:
-            server.listen(listening, self.rank0.nodes or self.rank0.others)
+        else:
+            server.listen(listening, (self.rank0.nodes or self.rank0.others) + (self.rank0.others if self.store else 0))
         if on_node:
             self.loop.listen(on_node, server.welcome)
         self.connected.set()
 
-    def listen(self) -> list[socket.socket]:
-        """Listen on the port, or on the socket in its place for a job on one node; return none if it is taken."""
+    def listen(self, port: int, address: str) -> list[socket.socket]:
+        """Listen on a port, or on the socket in its place for a job on one node; return none if it is taken."""
         if not self.access.own_user_only:
-            return try_listen(self.endpoint.port, self.rank0.addresses)
-        return list(filter(None, (listen_on_node(port_address(self.endpoint.port)),)))
+            return try_listen(port, self.rank0.addresses)
+        return list(filter(None, (listen_on_node(address),)))
 
-    def hold_rendezvous_port(self, listening: list[socket.socket]) -> None:
-        """Keep the port free for this rank's program; raises `UserError` if it or the channel's own is taken."""
-        taken = self.endpoint.port
-        if listening:
-            try:
-                self.held_port = hold_port(self.rendezvous_port)
-                return
-            except OSError:
-                taken = self.rendezvous_port
-                for server in listening:
-                    server.close()
-        raise UserError(
-            f"MASTER_PORT={self.rendezvous_port}, from the job's id: port {taken} is taken on this node."
-            " Set MASTER_PORT to another port on all nodes.",
+    def serve_store(self, store: StorePlace) -> None:
+        """Serve the store to this node's program and to the other monitors; raises `UserError` if its port is taken."""
+        door, listening = StoreDoor(self.loop, self.access), self.listen(store.port, store_address(store.port))
+        if not listening:
+            raise self.port_error(store.port)
+        for server in listening:
+            self.loop.listen(server, door.welcome)
+        self.loop.listen(store.programs, door.welcome_program)
+
+    def port_error(self, taken: int) -> UserError:
+        """Return the error for a port that another program has."""
+        port, origin = self.store.port if self.store else 0, ", from the job's id" if self.waits_for_rank0 else ""
+        return UserError(
+            f"MASTER_PORT={port}{origin}: port {taken} is taken on this node. Set MASTER_PORT to another port on all"
+            " nodes.",
             ExitCode.RENDEZVOUS,
         )
 

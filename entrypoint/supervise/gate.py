@@ -45,7 +45,7 @@ def open_gate(gate: Gate, channel: FailureChannel, received: list[int], timeout_
     def stops() -> list[int]:
         return [number for number in received if number in ends]
 
-    answered = not channel.rendezvous_port or channel.wait_for_rank0(
+    answered = not channel.waits_for_rank0 or channel.wait_for_rank0(
         timeout_s, log, lambda: bool(stops()) or has_exited(gate.child)
     )
     if not answered and stops():
@@ -55,7 +55,7 @@ def open_gate(gate: Gate, channel: FailureChannel, received: list[int], timeout_
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(128 + number)
-    if channel.first_failure and channel.rendezvous_port and not channel.listens:
+    if channel.first_failure and channel.waits_for_rank0 and not channel.listens:
         raise UserError(failure_message(channel.first_failure), code_after(channel.first_failure))
     if answered:
         with suppress(BrokenPipeError):

@@ -86,7 +86,7 @@ def run_guarded(
     if final:
         tell_others(channel, with_signal_code(code, received), received)
     else:
-        limit_s = timeout_s if channel.rendezvous_port else LATE_RANK_WAIT_S + started - time.monotonic()
+        limit_s = timeout_s if channel.waits_for_rank0 else LATE_RANK_WAIT_S + started - time.monotonic()
         final = code_of_success(channel, received, limit_s, environment)
     channel.report_exit(0, "")
     leave(channel, final, stays=not forced and with_signal_code(code, received) - 128 not in received)
@@ -129,7 +129,7 @@ def code_of_success(
     all_know = channel.wait_for_others(limit_s, lambda: bool(stops_in(received)), log)
     if stops := stops_in(received[earlier:]):
         return 128 + stops[0]
-    if not all_know and channel.rendezvous_port and not stops_in(received):
+    if not all_know and channel.waits_for_rank0 and not stops_in(received):
         how = (
             f"not all ranks started within {limit_s:.0f} s. Check their output, or increase"
             " LAUNCH_RENDEZVOUS_TIMEOUT_S."

@@ -29,6 +29,11 @@ def port_address(port: int) -> str:
     return f"\0reference-training-{os.getuid()}-port-{port}"
 
 
+def store_address(port: int) -> str:
+    """Return the name of the socket that replaces the port of rank 0's store if all ranks are on this node."""
+    return f"\0reference-training-{os.getuid()}-store-{port}"
+
+
 def listen_on_node(address: str) -> socket.socket | None:
     """Return a socket for other ranks on this node, None if the name is taken."""
     server = socket.socket(socket.AF_UNIX)

@@ -10,11 +10,14 @@ from __future__ import annotations
 import hmac
 import json
 import os
+import socket
+import time
 from typing import Any
 
 Message = dict[str, Any]
 PROTOCOL = "reference-training-1"
 NONCE_BYTES, CODE_BYTES = 16, 16
+CHUNK_BYTES = 65536
 # The longest line: of who connects until it has proven that it takes part, and else.
 MAX_HELLO_BYTES, MAX_LINE_BYTES = 8192, 65536
 NO_KEY_HERE = "it has no key of this job"
@@ -29,6 +32,8 @@ class WireError(Exception):
 
 class Session:
     """One side of a connection: signs what it sends, and checks what it receives."""
+
+    has_heartbeats, max_output = True, 1 << 20
 
     def __init__(self, key: bytes = b"", *, is_server: bool = False) -> None:
         self.key, self.is_server = key, is_server
@@ -99,3 +104,12 @@ class Session:
 def compute_code(key: bytes, number: int, text: bytes) -> bytes:
     """Return the code of the line with this number in its direction."""
     return hmac.digest(key, number.to_bytes(8, "big") + text, "sha256")[:CODE_BYTES].hex().encode()
+
+
+def receive(peer: socket.socket, session: Session, until: float) -> list[Message]:
+    """Return the messages of the next bytes; raises `WireError`, and OSError at the connection's end or too late."""
+    peer.settimeout(max(0.001, until - time.monotonic()))
+    data = peer.recv(CHUNK_BYTES)
+    if not data:
+        raise ConnectionError("closed")
+    return session.decode(data)

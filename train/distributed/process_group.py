@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from types import NoneType
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.plan.model import Plan, Source
+from train.distributed.exchange import all_gather_values, broadcast_value
 from train.distributed.peer_failure import UNTIMED_BACKENDS, PeerWatch
 from train.distributed.rendezvous import Peer, local_peer, wait_for_all_ranks
 from train.distributed.shared_memory import SharedMemoryGroup, open_shared_memory
@@ -60,28 +62,24 @@ class ProcessGroup:
             dist.all_reduce(tensor)
         return tensor
 
-    def run_on_main(self, make: Callable[[], T]) -> T:
-        """Run `make` on rank 0 and return its result on every rank; every rank raises its `UserError`."""
+    def run_on_main(self, make: Callable[[], T], kind: Any = NoneType) -> T:
+        """Run `make` on rank 0 and return its result, a `kind`, on every rank; every rank raises its `UserError`."""
         if self.world_size == 1:
             return make()
-        result: list[T | UserError | None] = [None]
+        outcome: tuple[UserError | None, T | None] = (None, None)
         if self.is_main:
             try:
-                result[0] = make()
+                outcome = None, make()
             except UserError as error:
-                result[0] = error
-        dist.broadcast_object_list(result, device=self.device)
-        if isinstance(result[0], UserError):
-            raise result[0]
-        return result[0]  # type: ignore[return-value]
+                outcome = error, None
+        failed, result = broadcast_value(outcome, tuple[UserError | None, kind | None], self.control)
+        if failed:
+            raise failed
+        return cast("T", result)
 
-    def gather(self, value: T) -> list[T]:
-        """Return every rank's value, in order of rank, on every rank."""
-        if self.world_size == 1:
-            return [value]
-        values: list[T | None] = [None] * self.world_size
-        dist.all_gather_object(values, value)
-        return values  # type: ignore[return-value]
+    def gather(self, value: T, kind: Any) -> list[T]:
+        """Return every rank's value, a `kind`, in order of rank, on every rank."""
+        return [value] if self.world_size == 1 else all_gather_values(value, kind, self.control)
 
     def broadcast_buffers(self, tensors: list[Tensor]) -> None:
         """Overwrite tensors (such as BatchNorm's statistics) with rank 0's."""
@@ -157,7 +155,7 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
     watch = PeerWatch(rank, plan.collective_timeout_s) if world_size > 1 and plan.backend in UNTIMED_BACKENDS else None
     group = replace(group, control=control, watch=watch)
     if world_size > 1:
-        group = replace(group, peers=tuple(group.gather(local_peer(rank))))
+        group = replace(group, peers=tuple(group.gather(local_peer(rank), Peer)))
         backend = plan.decision("backend")
         named_by_user = backend is not None and backend.source == Source.USER  # then it runs all collectives
         if not named_by_user and group.device.type == "cpu" and len({peer.node for peer in group.peers}) == 1:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from train.distributed.exchange import broadcast_value
 from train.seeding import shard_slice
 
 # The most values of a sum. Larger sums use the process group, which is as fast for them.
@@ -144,14 +145,13 @@ def open_shared_memory(rank: int, world_size: int, timeout_s: float) -> SharedMe
     Ranks in separate containers do not see this entry. Processors with weaker memory order are not supported.
     """
     mine = -1
-    offer: list[tuple[str, str]] = [("", "")]
+    offer = ("", "")
     if rank == 0 and platform.machine() == "x86_64":
         with suppress(OSError):
             mine = os.memfd_create("ranks")
             os.posix_fallocate(mine, 0, buffer_size(world_size))
-            offer = [(f"/proc/{os.getpid()}/fd/{mine}", file_identity(mine))]
-    dist.broadcast_object_list(offer)
-    path, known = offer[0]
+            offer = (f"/proc/{os.getpid()}/fd/{mine}", file_identity(mine))
+    path, known = broadcast_value(offer, tuple[str, str])
     if rank and path:
         with suppress(OSError):
             mine = os.open(path, os.O_RDWR)

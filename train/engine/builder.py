@@ -141,7 +141,7 @@ class ModelBuilder:
             return None
         with torch.random.fork_rng(devices=[]):
             return self.group.run_on_main(
-                lambda: load_weights(self.settings, self.create_model(), self.shape, self.classes)
+                lambda: load_weights(self.settings, self.create_model(), self.shape, self.classes), FittedWeights
             )
 
     def create_trainer(self, total_steps: int, steps_per_epoch: int, start: ResumePoint | None) -> Trainer:
@@ -193,7 +193,8 @@ class ModelBuilder:
         shapes = (self.shape, *self.sizes.smaller_shapes)
         with torch.random.fork_rng(devices=[]):
             problem = self.group.run_on_main(
-                lambda: next(filter(None, (single_image_problem(self.create_model(), shape) for shape in shapes)), "")
+                lambda: next(filter(None, (single_image_problem(self.create_model(), shape) for shape in shapes)), ""),
+                str,
             )
         if problem:
             micro_batches = ranks * settings.grad_accum_steps
@@ -219,7 +220,9 @@ class ModelBuilder:
         state = {name: value.detach().cpu() for name, value in trainer.state.model.state_dict().items()}
         before = count_parameters(trainer.state.model)
         with torch.random.fork_rng(devices=[]):  # initial weights are overwritten, and only rank 0 builds twice
-            slim = self.group.run_on_main(lambda: prune_state(self.create_model(), state, self.shape, self.settings))
+            slim = self.group.run_on_main(
+                lambda: prune_state(self.create_model(), state, self.shape, self.settings), dict[str, Tensor]
+            )
             trainer.set_model(*self.build(slim))
         trainer.state.pruned = True
         return (

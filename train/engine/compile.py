@@ -38,7 +38,7 @@ def compile_step(trainer: Trainer, steps_left: int, images: Tensor) -> str:
         weighed = estimate_break_even(
             trainer, steps_left, images
         )  # by each rank: BatchNorm's passes wait for those of all
-        pays, figures = trainer.group.run_on_main(lambda: weighed)
+        pays, figures = trainer.group.run_on_main(lambda: weighed, tuple[bool, str])
         mode = "default"
         if not pays:
             return f"not compiled: {figures}"

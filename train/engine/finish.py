@@ -54,7 +54,7 @@ def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, s
     check_weights_finite(run.trainer)
     state = full_state_dict(run.trainer.state.model)
     eval_state = full_state_dict(run.trainer.state.eval_model) if run.trainer.state.ema_model else state
-    ranks = run.group.gather(results_of_rank(run))
+    ranks = run.group.gather(results_of_rank(run), RankResults)
     run.checkpoint_writer.wait()
     if not run.metrics:
         return

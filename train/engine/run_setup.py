@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -119,9 +120,9 @@ def setup_run(
     source = build_source(data, loader, settings, group, plan.the_trainer().normalization)
     total_steps, epochs = settings.total_steps(source.steps_per_epoch), settings.total_epochs(source.steps_per_epoch)
     check_epochs_after_pruning(settings, epochs)  # here the unreadable images are left out
-    folder, starts = group.run_on_main(lambda: run_folder.open_folder(settings, lock))
+    folder, starts = group.run_on_main(lambda: run_folder.open_folder(settings, lock), tuple[Path, list[Path]])
     # Rank 0 reads and broadcasts it: the folder may be on a local disk of its node.
-    start = group.run_on_main(lambda: find_start(settings, source, known, starts)) if starts else None
+    start = group.run_on_main(lambda: find_start(settings, source, known, starts), ResumePoint) if starts else None
     if start:
         restore_normalization(source, start)
     model_builder = ModelBuilder(
@@ -131,8 +132,10 @@ def setup_run(
     first_epoch = start.epoch if start else 0
     check_trainable(model_builder, trainer, first_epoch, epochs)
     observed = observe_rank(plan)
-    ranks = group.gather(observed)
-    surprises = group.gather(compare_with_plan(plan, observed))  # each rank compares with its own node's plan
+    ranks = group.gather(observed, type(observed))
+    surprises = group.gather(
+        compare_with_plan(plan, observed), tuple[str, ...]
+    )  # each rank compares with its own node's plan
     metrics: MetricsWriter | None = None
     if group.is_main:
         with disk_errors_as_user_errors(folder):
@@ -190,7 +193,9 @@ def open_metrics(folder: Path, settings: TrainSettings, start: ResumePoint | Non
 def compare_settings(settings: TrainSettings, plan: Plan, group: ProcessGroup) -> None:
     """Raise `UserError` on every rank if a node was given other settings, or has another plan."""
     own = settings_to_compare(settings, plan.the_trainer()) if group.local_rank == 0 else None
-    check_same_settings([(node_name(group, rank), one) for rank, one in enumerate(group.gather(own)) if one])
+    check_same_settings(
+        [(node_name(group, rank), one) for rank, one in enumerate(group.gather(own, dict[str, Any] | None)) if one]
+    )
 
 
 def node_name(group: ProcessGroup, rank: int) -> str:
@@ -202,7 +207,7 @@ def node_name(group: ProcessGroup, rank: int) -> str:
 def exchange_fingerprints(data: DataSet, settings: TrainSettings, group: ProcessGroup) -> DataFingerprint:
     """Return what rank 0 knows of its data; raises `UserError` on every rank if another node has other data."""
     own = data.fingerprint(settings) if group.local_rank == 0 else None
-    found = group.gather(own)
+    found = group.gather(own, DataFingerprint | None)
     check_same_data([(node_name(group, rank), one) for rank, one in enumerate(found) if one])
     assert found[0] is not None, "rank 0 is the first rank of its node"
     return found[0]

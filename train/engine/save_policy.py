@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn
-
-import torch.distributed as dist
+from typing import NoReturn
 
 from entrypoint.core.errors import ExitCode, UserError
 from train.checkpoint import folder as folders
@@ -15,6 +13,7 @@ from train.checkpoint.metadata import EMA, MODEL, OPTIMIZER, Metadata, ScalerSta
 from train.checkpoint.optimizer_state import optimizer_tensors
 from train.checkpoint.tensor_files import Checkpoint, save_checkpoint
 from train.distributed.ddp import iter_local_parameters
+from train.distributed.exchange import all_gather_values, broadcast_value
 from train.engine.run_setup import TrainingRun
 from train.engine.train_step import Trainer
 from train.optimization.optimizer import parameter_names
@@ -60,7 +59,7 @@ def save_on_signal(run: TrainingRun, epochs: int) -> None:
 def check_weights_finite(trainer: Trainer) -> None:
     """Raise `UserError` on every rank if any weight is NaN or infinite."""
     wrong = [name for name, part in iter_local_parameters(trainer.state.model) if not bool(part.isfinite().all())]
-    said = next((names[0] for names in trainer.group.gather(wrong[:1]) if names), None)
+    said = next((names[0] for names in trainer.group.gather(wrong[:1], list[str]) if names), None)
     if said:
         raise UserError(
             f"step {trainer.state.step}: {said} is not finite. Lower TRAIN_LR or set TRAIN_MAX_GRAD_NORM=1.",
@@ -116,7 +115,7 @@ def prepare_sharded_save(run: TrainingRun, metadata: Metadata, *, best: bool) ->
     temp_dir = folders.temporary_path(path)
     ranks.broadcast_buffers(list(state.model.buffers()))
     ranks.run_on_main(lambda: sharded.make_temp_dir(path))
-    if not all(ranks.gather(temp_dir.is_dir())):
+    if not all(ranks.gather(temp_dir.is_dir(), bool)):
         raise UserError(
             f"{path.parent}: not visible on every node, but every rank writes its shard there."
             " Set TRAIN_OUTPUT_DIR to a folder that all nodes share."
@@ -132,17 +131,14 @@ def prepare_sharded_save(run: TrainingRun, metadata: Metadata, *, best: bool) ->
 
     def write() -> None:
         report = sharded.write_shards(temp_dir / file, stored)
-        reports: list[Any] = [report]
-        if group:
-            reports = [None] * ranks.world_size
-            dist.all_gather_object(reports, report, group=group)
-        outcome: list[Any] = [None]
+        reports = all_gather_values(report, sharded.WrittenShards, group) if group else [report]
+        failed: UserError | None = None
         if ranks.is_main:
-            outcome[0] = sharded.commit_reports(temp_dir, path, metadata, reports, keep, best=best)
+            failed = sharded.commit_reports(temp_dir, path, metadata, reports, keep, best=best)
         if group:
-            dist.broadcast_object_list(outcome, 0, group=group)
-        if outcome[0]:
-            raise outcome[0]
+            failed = broadcast_value(failed, UserError | None, group)
+        if failed:
+            raise failed
 
     return write
 

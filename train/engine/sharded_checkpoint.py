@@ -117,7 +117,7 @@ def shards_of(tensors: Mapping[str, Mapping[str, Tensor]], ranks: ProcessGroup) 
     found = {f"{section}/{name}": one for section, named in tensors.items() for name, one in named.items()}
     local = {name: one.to_local() if isinstance(one, DTensor) else one for name, one in found.items()}
     split = sorted(name for name, one in found.items() if isinstance(one, DTensor) and one.ndim)
-    rows = ranks.gather([len(local[name]) for name in split])
+    rows = ranks.gather([len(local[name]) for name in split], list[int])
     start = {name: sum(own[index] for own in rows[: ranks.rank]) for index, name in enumerate(split)}
     return {
         name: Shard(value=one, shape=tuple(found[name].shape), start=start.get(name, 0), is_part=name in start)

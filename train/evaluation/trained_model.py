@@ -54,7 +54,7 @@ def evaluate_trained(
     method = EvalMethod(plan.the_trainer().precision, len(trained.classes), settings.test_time_augment)
     score = evaluate(model, batches, group, method)
     assert score is not None, "nothing asks it to stop"
-    skipped = len(set(data.skipped).union(*group.gather(source.skipped)))
+    skipped = len(set(data.skipped).union(*group.gather(source.skipped, set[str])))
     if not group.is_main:
         return
     print_result(trained, score, skipped)

@@ -31,6 +31,7 @@ def nfs_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str = "nfs4"
         ({"ENTRYPOINT_JOB_KEY": SECRET}, "", "7.0", "variable"),
         ({}, "", "7.0", "drawn"),
         ({}, "", "program x.py (1)", "none"),
+        ({"MASTER_ADDR": "node1"}, "", "program x.py (1)", "drawn"),
         ({}, "", "", "none"),
         ({}, "", "none", "none"),
         ({"HOME": ""}, "", "7.0", "none"),

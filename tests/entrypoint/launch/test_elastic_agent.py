@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.launch.elastic_agent import wait_for_master_agent
+from entrypoint.launch.agent_store import wait_for_master_agent
 from tests.conftest import Entrypoint, needs_two_cores, script
 from tests.factories import make_machine, make_test_plan
 from tests.net import free_port, listen_on
@@ -144,12 +144,6 @@ def test_wait_for_master_agent_late_logs_then_raises(
     assert f"entrypoint: waiting for node 0 at 127.0.0.1:{port} (0 of 1 s)" in capfd.readouterr().err
     with listen_on(port):
         wait_for_master_agent(make_test_plan(make_machine(2), environ))
-
-
-def test_agent_address_args_without_rendezvous_is_empty() -> None:
-    from entrypoint.launch.elastic_agent import agent_address_args
-
-    assert agent_address_args(make_test_plan(make_machine(2), {"LAUNCH_LAUNCHER": "torchrun"}), {}) == []
 
 
 LISTENING = """

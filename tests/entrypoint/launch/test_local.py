@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.launch.local import reserve_port
+from entrypoint.launch.meeting import open_rendezvous
 from entrypoint.plan.model import RankPlan
 from tests.conftest import LAUNCH_LIMIT_S, Entrypoint, clean_environment, needs_two_cores, script
 from tests.entrypoint.launch.running_ranks import QUIET, lines, started
@@ -23,6 +23,7 @@ from tests.factories import make_machine, make_test_plan
 from tests.processes import children, has_ended, process_tree, wait_until
 
 TWO = make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "2"})
+ONE = make_test_plan(make_machine(2), {"LAUNCH_NPROC_PER_NODE": "1"})
 
 
 @pytest.mark.launch
@@ -47,20 +48,21 @@ def test_local_sets_the_variables_of_torchrun(entrypoint: Entrypoint) -> None:
             json.loads((entrypoint.folder / f"{launcher}{rank}.json").read_text()) for launcher in ("local", "torchrun")
         )
         assert set(ours) == set(theirs)
-        # Who hosts the store, where, and the job's name differ.
+        # The port of the store and the job's name differ.
         own = {"MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
-        own |= {"TORCHELASTIC_USE_AGENT_STORE", "ROLE_NAME"}
+        own |= {"ROLE_NAME"}
         assert {name: value for name, value in ours.items() if name not in own} == {
             name: value for name, value in theirs.items() if name not in own
         }
-        assert (ours["MASTER_ADDR"], ours["TORCHELASTIC_USE_AGENT_STORE"]) == ("127.0.0.1", "False")
+        assert (ours["MASTER_ADDR"], ours["TORCHELASTIC_USE_AGENT_STORE"]) == ("127.0.0.1", "True")
 
 
 @pytest.mark.parametrize("use_libuv", [True, False])
-def test_reserve_port_allows_only_torch_store(use_libuv: bool) -> None:
+def test_port_of_a_single_rank_is_for_its_own_store_alone(use_libuv: bool) -> None:
     from torch.distributed import TCPStore
 
-    with reserve_port(TWO, {}) as where:
+    with open_rendezvous(ONE, {}) as meeting:
+        where = meeting.variables
         host, port = where["MASTER_ADDR"], int(where["MASTER_PORT"])
         for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
             if family == socket.AF_INET6 and not socket.has_dualstack_ipv6():

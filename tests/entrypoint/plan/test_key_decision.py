@@ -35,10 +35,10 @@ MPIRUN = RemoteLauncher("/usr/bin/mpirun", "Open MPI", (("node1", 2), ("node2", 
 @pytest.mark.parametrize(
     ("environ", "job", "source", "remote", "kind", "reason"),
     [
-        (BY_HAND, Job(), KeySource(), None, "none", "any host is accepted. Set LAUNCH_SECRET_FILE"),
-        ({}, SRUN, KeySource(), None, "none", "any host is accepted. Set LAUNCH_SECRET_FILE"),
-        ({}, SRUN, DRAWN, None, "drawn", "rank 0 writes it to /home/me/.cache/reference-training/keys/7, which only"),
-        ({}, SRUN, KeySource("variable"), None, "variable", "monitors without it cannot take part"),
+        (BY_HAND, Job(), KeySource(), None, "none", "any host can join the job. Set LAUNCH_SECRET_FILE"),
+        ({}, SRUN, KeySource(), None, "none", "any host can join the job. Set LAUNCH_SECRET_FILE"),
+        ({}, SRUN, DRAWN, None, "drawn", "rank 0 writes it to /home/me/.cache/reference-training/keys/7; hosts"),
+        ({}, SRUN, KeySource("variable"), None, "variable", "hosts without it cannot join"),
         (
             BY_HAND | {"LAUNCH_SECRET_FILE": "key"},
             Job(),
@@ -47,8 +47,9 @@ MPIRUN = RemoteLauncher("/usr/bin/mpirun", "Open MPI", (("node1", 2), ("node2", 
             "file",
             "(set by you) LAUNCH_SECRET_FILE=key",
         ),
-        ({}, Job(), KeySource(), MPIRUN, "drawn here", "this process draws it and passes it to the ranks"),
-        ({}, Job(), KeySource("variable"), MPIRUN, "variable", "monitors without it cannot take part"),
+        ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, SRUN, KeySource(), None, "none", "'s own store accepts any host"),
+        ({}, Job(), KeySource(), MPIRUN, "drawn here", "this process draws it; hosts without it cannot join"),
+        ({}, Job(), KeySource("variable"), MPIRUN, "variable", "hosts without it cannot join"),
     ],
 )
 def test_source_of_the_key_is_in_the_plan(

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from entrypoint.supervise.access import Access
 from entrypoint.supervise.admission import RankEndpoint
-from entrypoint.supervise.failure_channel import FailureChannel
+from entrypoint.supervise.failure_channel import FailureChannel, StorePlace
+from entrypoint.supervise.store_door import listen_on_loopback
 from entrypoint.supervise.wire import Session
 from tests.net import free_port
 
@@ -27,9 +28,15 @@ def open_channel(
     **more: Any,
 ) -> FailureChannel:
     endpoint = replace(RankEndpoint(rank, f"node{rank}", "127.0.0.1", port, token), **more)
-    channel = FailureChannel(endpoint, timeout_s, access, rendezvous_port)
+    store = derived_store(rendezvous_port) if rendezvous_port else None
+    channel = FailureChannel(endpoint, timeout_s, access, store)
     channel.start()
     return channel
+
+
+def derived_store(port: int) -> StorePlace:
+    """Return where ranks meet by a port from the job's id."""
+    return StorePlace(listen_on_loopback(), port, 30, is_derived=True)
 
 
 @contextmanager

@@ -1,0 +1,59 @@
+"""Where the ranks of one node meet: a store that the launcher serves on loopback, to this user's processes alone."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from msgspec import Struct, field
+
+from entrypoint.core.network import hold_port
+from entrypoint.job.ports import parse_port
+from entrypoint.plan.model import Plan
+from entrypoint.rank.environment import AGENT_STORE_VAR, store_variables
+from entrypoint.rank.rendezvous import port_taken_error
+from entrypoint.supervise.access import Access
+from entrypoint.supervise.event_loop import EventLoop
+from entrypoint.supervise.store_door import StoreDoor, listen_on_loopback
+
+
+class Meeting(Struct):
+    """The variables by which ranks find each other, and the socket of their store if this process serves it."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    programs: socket.socket | None = None
+    loop: EventLoop | None = None
+
+    def serve(self, plan: Plan) -> None:
+        """Serve the store; after the forks, because a thread does it."""
+        if self.programs:
+            self.loop = EventLoop(plan.collective_timeout_s, plan.nodes.nproc_per_node)
+            self.loop.listen(self.programs, StoreDoor(self.loop, Access()).welcome_program)
+
+
+@contextmanager
+def open_rendezvous(plan: Plan, environ: Mapping[str, str]) -> Iterator[Meeting]:
+    """Yield where the ranks of this node meet while they run; those of several nodes have monitors.
+
+    Raises `UserError` if the MASTER_PORT that the user set is taken.
+    """
+    if plan.nodes.nnodes > 1:
+        yield Meeting()
+        return
+    wanted = environ.get("MASTER_PORT", "")
+    port = parse_port(wanted) if wanted else 0
+    alone = plan.nodes.nproc_per_node == 1
+    try:
+        # A program that is alone opens its own store.
+        held = hold_port(port) if alone else listen_on_loopback(port)
+    except OSError as error:
+        raise port_taken_error(port, error) from None
+    variables = store_variables(held.getsockname()[1]) | ({AGENT_STORE_VAR: "False"} if alone else {})
+    meeting = Meeting(variables, None if alone else held)
+    try:
+        yield meeting
+    finally:
+        if meeting.loop:
+            meeting.loop.stop()
+        held.close()

@@ -1,0 +1,189 @@
+"""The ways to a job's store: for programs on this node by loopback, for other nodes by the job's key.
+
+A program's store client speaks torch's protocol, which has no key. So it connects to its own monitor on loopback, where
+the kernel says whose process it is. The monitor of another rank carries its bytes to rank 0's, on a connection that
+starts as those of the failure channel do: both sides show that they have the job's key.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from entrypoint.core.network import RETRY_INTERVAL_S
+from entrypoint.supervise.access import Access, is_own_user
+from entrypoint.supervise.event_loop import HANDSHAKE_LIMIT_S, Connection, EventLoop, Role
+from entrypoint.supervise.store_commands import JobStore, StoreSession
+from entrypoint.supervise.wire import Message, Session, WireError, receive
+
+LOOPBACK = "127.0.0.1"
+# torch's clients have sockets of IPv6, with the IPv4 address at its end.
+TCP_SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+OPEN_STORE = {"store": True}
+
+
+def listen_on_loopback(port: int = 0) -> socket.socket:
+    """Return a socket for programs on this node; raises OSError if the port is taken."""
+    return socket.create_server((LOOPBACK, port), backlog=1024)
+
+
+def is_own_program(peer: socket.socket) -> bool:
+    """Return whether a process of this user is on the other side of a loopback connection (proc(5), /proc/net/tcp).
+
+    Where there are no such files, the connection is accepted.
+    """
+    there, here = (packed_address(*name) for name in (peer.getpeername(), peer.getsockname()))
+    readable = [file for file in TCP_SOCKETS if file.exists()]
+    rows = (line.split() for file in readable for line in file.read_text().splitlines())
+    owners = [int(row[7]) for row in rows if row[1].endswith(there) and row[2].endswith(here)]
+    return owners == [os.getuid()] or not readable
+
+
+def packed_address(host: str, port: int) -> str:
+    """Return an address as /proc/net/tcp has it: the number as it lies in memory, and the port."""
+    return f"{struct.unpack('=I', socket.inet_aton(host))[0]:08X}:{port:04X}"
+
+
+class StoreDoor:
+    """Lets connections in to the store: this user's programs, and monitors with the job's key or of this user."""
+
+    def __init__(self, loop: EventLoop, access: Access) -> None:
+        self.loop, self.access, self.store = loop, access, JobStore(loop)
+
+    def welcome_program(self, peer: socket.socket) -> tuple[StoreSession, JobStore] | None:
+        """Return the session of a program on this node, None for another user's."""
+        return (StoreSession(), self.store) if is_own_program(peer) else None
+
+    def welcome(self, peer: socket.socket) -> tuple[Session, Role] | None:
+        """Return the session of another monitor, which has to show that it has the key."""
+        if peer.family != socket.AF_UNIX:
+            return Session(self.access.read_key(), is_server=True), self
+        return (Session(is_server=True), self) if is_own_user(peer) else None
+
+    def handle(self, connection: Connection, message: Message) -> bool:
+        """Let a monitor in: what follows on the connection are a program's commands."""
+        if message != OPEN_STORE:
+            return False
+        self.loop.send(connection, OPEN_STORE)
+        connection.session, connection.role = StoreSession(), self.store
+        return True
+
+    def lose(self, _connection: Connection, _reason: str) -> None:
+        """Do nothing: who is not let in is not missed."""
+
+
+class BytesSession:
+    """The session of a connection whose bytes are passed on as they come."""
+
+    is_proven, has_heartbeats, max_output = True, False, StoreSession.max_output
+
+    def greeting(self) -> bytes:
+        """Return nothing."""
+        return b""
+
+    def encode(self, _message: object) -> bytes:
+        """Return nothing for a heartbeat."""
+        return b""
+
+    def decode(self, data: bytes) -> list[bytes]:
+        """Return the data."""
+        return [data]
+
+
+class Bridge:
+    """Passes bytes between a program's connection and one to rank 0's store, and keeps them until that is open."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self.loop = loop
+        self.program: Connection | None = None
+        self.upstream: Connection | None = None
+        self.waiting = b""
+        self.is_closed = False
+
+    def handle(self, connection: Connection, data: bytes) -> bool:
+        """Pass data on."""
+        if connection is not self.upstream:
+            self.program = connection
+        other = self.program if connection is self.upstream else self.upstream
+        if other:
+            self.loop.write(other, data)
+        else:
+            self.waiting += data
+        return True
+
+    def lose(self, connection: Connection, _reason: str) -> None:
+        """Close the other side too."""
+        self.is_closed = True
+        for other in (self.program, self.upstream):
+            if other and other is not connection:
+                self.loop.close(other)
+
+    def give_up(self) -> None:
+        """Close the program's connection."""
+        if self.program:
+            self.loop.close(self.program)
+
+    def open(self, upstream: socket.socket) -> None:
+        """Pass on what has waited for the connection to rank 0."""
+        with self.loop.lock:
+            if self.is_closed:
+                upstream.close()
+                return
+            self.upstream = Connection(upstream, BytesSession(), self)
+            self.loop.add(self.upstream)
+            self.loop.write(self.upstream, self.waiting)
+
+
+class StoreRelay:
+    """Connects this rank's program to the store of rank 0, which `connect` reaches (None while it does not)."""
+
+    def __init__(
+        self, loop: EventLoop, access: Access, timeout_s: float, connect: Callable[[], socket.socket | None]
+    ) -> None:
+        self.loop, self.access, self.timeout_s, self.connect = loop, access, timeout_s, connect
+
+    def welcome(self, peer: socket.socket) -> tuple[BytesSession, Bridge] | None:
+        """Return the session of a program on this node, None for another user's."""
+        if not is_own_program(peer):
+            return None
+        bridge = Bridge(self.loop)
+        threading.Thread(target=self.find_store, args=(bridge,), daemon=True).start()
+        return BytesSession(), bridge
+
+    def find_store(self, bridge: Bridge) -> None:
+        """Connect to rank 0's store, and retry until the timeout; runs in a thread of its own.
+
+        Then the program's connection is closed: a client of torch waits for the first answer without a limit.
+        """
+        until = time.monotonic() + self.timeout_s
+        while not bridge.is_closed and time.monotonic() < until:
+            key = self.access.read_key()
+            peer = None if self.access.awaits(key) else self.connect()
+            if peer and self.is_let_in(peer, Session(key)):
+                bridge.open(peer)
+                return
+            time.sleep(RETRY_INTERVAL_S)
+        bridge.give_up()
+
+    def is_let_in(self, peer: socket.socket, session: Session) -> bool:
+        """Show the job's key and see the other side's; return whether it is rank 0's store, else close."""
+        until = time.monotonic() + HANDSHAKE_LIMIT_S
+        messages: list[Message] = []
+        try:
+            peer.sendall(session.greeting())
+            while not session.is_open:
+                receive(peer, session, until)
+            peer.sendall(session.encode(OPEN_STORE))
+            while not messages:
+                messages += receive(peer, session, until)
+            if messages == [OPEN_STORE]:
+                return True
+        except (WireError, OSError):
+            pass  # it is tried again; the failure channel says what answers there
+        peer.close()
+        return False
