@@ -12,6 +12,7 @@ lint-imports --no-cache >"$report" || { cat "$report"; exit 1; }
 mapfile -t texts < <(git ls-files --cached --others --exclude-standard '*.md' '*.py' '*.toml' '*.sh' '*.sbatch' '*.yaml' 'Makefile' '.ci/*' 'tests/support/*')
 codespell --dictionary tools/words.txt "${texts[@]}"
 python tools/check_prose.py
+python tools/check_trust.py
 python tools/check_size.py
 mapfile -t scripts < <(git ls-files --cached --others --exclude-standard '*.sh' '*.sbatch' '.ci/*' 'tests/support/*' ':!*.py')
 shellcheck --external-sources "${scripts[@]}"

@@ -64,6 +64,16 @@ def test_every_path_in_the_architecture_exists() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
+def test_each_threat_has_a_test_or_is_open() -> None:
+    rows = re.findall(r"^\| (?:a|an|another|the) .*\|$", (ROOT / "SECURITY.md").read_text(), re.MULTILINE)
+    tests = "".join(path.read_text() for path in ROOT.glob("tests/**/test_*.py"))
+    assert len(rows) > 10
+    for row in rows:
+        named = re.findall(r"`(test_\w+)`", row)
+        assert ("**open**" in row) != bool(named), row
+        assert all(f"def {name}(" in tests for name in named), row
+
+
 def test_index_names_every_page_of_docs() -> None:
     text = (ROOT / "docs/README.md").read_text()
     assert [

@@ -152,12 +152,11 @@ class Headers:
 
     def add(self, path: ImageFile) -> None:
         """Read one header; raises whatever Pillow's plug-in raises."""
-        from PIL import Image
-
+        from train.data.decoding.formats import open_with_pillow
         from train.data.decoding.pixel_values import orientation_of
         from train.transforms.image_part import swaps_sides
 
-        with open_image(path) as file, Image.open(file) as image:
+        with open_image(path) as file, open_with_pillow(file) as image:
             turned = swaps_sides(orientation_of(image))
             self.is_turned |= turned
             self.has_transparency |= image.has_transparency_data

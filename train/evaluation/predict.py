@@ -124,7 +124,12 @@ def write_csv(predictions: Iterator[Prediction], out: TextIO) -> None:
     writer.writerow(("file", "rank", "class", "probability"))
     for one in predictions:
         for rank, (name, share) in enumerate(one.classes, 1):
-            writer.writerow((one.path, rank, name, f"{share:.6f}"))
+            writer.writerow((cell_text(str(one.path)), rank, cell_text(name), f"{share:.6f}"))
+
+
+def cell_text(text: str) -> str:
+    """Return a cell that no spreadsheet takes for a formula, without control characters (OWASP, CSV injection)."""
+    return f"'{one_line(text)}" if text.startswith(FORMULA_STARTS) else one_line(text)
 
 
 def write_json(predictions: Iterator[Prediction], out: TextIO) -> None:
@@ -141,6 +146,8 @@ def write_json(predictions: Iterator[Prediction], out: TextIO) -> None:
     print(json.dumps(listed, indent=1), file=out)
 
 
+# With a quotation mark before them spreadsheets show them as text.
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 WRITERS = {"table": write_table, "csv": write_csv, "json": write_json}
 
 

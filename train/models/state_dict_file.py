@@ -7,6 +7,7 @@ Whatever else a file holds, such as an optimizer or a program's arguments, becom
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import struct
 import zipfile
@@ -84,7 +85,7 @@ def rebuild_tensor(storage: object, offset: object, shape: object, stride: objec
     if not all(isinstance(number, int) and number >= 0 for number in (offset, *shape, *stride)):
         raise ValueError("a tensor is described wrongly")
     last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else -1
-    if offset + last >= storage.count:
+    if offset + last >= storage.count or math.prod(shape) > storage.count:  # a stride of 0 repeats values
         raise ValueError("a tensor is larger than its values in the file")
     return TensorRef(storage, offset, shape, stride)
 

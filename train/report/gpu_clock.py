@@ -78,10 +78,10 @@ def slow_gpus_text(ranks: list[dict[str, Any]]) -> str:
     if not clocked:
         return ""
     usual = median(one["gpu_clock_mhz"] for one in clocked)
-    slow = [one for one in clocked if one["gpu_slowed_by"] or one["gpu_clock_mhz"] < SLOW_SHARE * usual]
+    slow = [one for one in clocked if one.get("gpu_slowed_by") or one["gpu_clock_mhz"] < SLOW_SHARE * usual]
     if not slow:
         return ""
     worst = min(slow, key=lambda one: int(one["gpu_clock_mhz"]))
-    why = f" ({worst['gpu_slowed_by']})" if worst["gpu_slowed_by"] else ""
+    why = f" ({worst['gpu_slowed_by']})" if worst.get("gpu_slowed_by") else ""
     where = f"the GPU of rank {worst['rank']} on {worst['node']}"
-    return f"{where} ran at {worst['gpu_clock_mhz']:,} of {worst['gpu_max_clock_mhz']:,} MHz{why}"
+    return f"{where} ran at {worst['gpu_clock_mhz']:,} of {worst.get('gpu_max_clock_mhz') or 0:,} MHz{why}"

@@ -11,9 +11,10 @@ from typing import Any
 
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import is_file, read_regular
+from entrypoint.core.paths import is_file
 from train.report.curves import Plot, lines_with, plots_of, without_messages
 from train.report.metrics import read_metrics
+from train.report.run_files import read_run_file
 from train.report.stragglers import stragglers_text
 
 REPORT_FILE = "report.html"
@@ -82,34 +83,24 @@ def advise(summary: Mapping[str, Any], plan: Mapping[str, Any], lines: list[dict
     return advice
 
 
-def read_json(folder: Path, name: str) -> Any:
-    """Return the content of a JSON file of a run, None without one; raises `UserError` for a damaged one."""
-    path = folder / name
-    if not is_file(path):
-        return None
-    try:
-        return json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{printable(path)}: cannot be read ({printable(str(error))}). Remove it.") from None
-
-
 def write_report(folder: Path) -> Path:
     """Write the report of a run and return its path.
 
     Raises `UserError` for a folder that holds no finished run, and OSError if the page cannot be written.
     """
-    summary = read_json(folder, "summary.json")
+    summary = read_run_file(folder, "summary.json")
     if not isinstance(summary, dict):
         raise UserError(f"{printable(folder)}: holds no finished run, as it has no summary.json. Name a run folder.")
     path = folder / REPORT_FILE
-    atomic_write_text(path, page_of(folder, summary))
+    text = page_of(folder, summary).encode("utf-8", "backslashreplace")  # file names may be no UTF-8
+    atomic_write_text(path, text.decode())
     return path
 
 
 def page_of(folder: Path, summary: Mapping[str, Any]) -> str:
     """Return the page of a run."""
-    plan, evaluation = read_json(folder, "plan.json") or {}, read_json(folder, "evaluation.json") or {}
-    settings, ranks = read_json(folder, "settings.json") or {}, read_json(folder, "ranks.json") or []
+    plan, evaluation = read_run_file(folder, "plan.json") or {}, read_run_file(folder, "evaluation.json") or {}
+    settings, ranks = read_run_file(folder, "settings.json") or {}, read_run_file(folder, "ranks.json") or []
     lines = read_metrics(folder) if is_file(folder / "metrics.jsonl") else []
     name = escape(folder.resolve().name)
     sections = [

@@ -10,7 +10,8 @@ from typing import Any
 from entrypoint.core.console import report_error
 from entrypoint.core.errors import ExitCode, UserError, one_line, printable
 from train.checkpoint.metadata import write_error
-from train.report.page import read_json, value_text, write_report
+from train.report.page import value_text, write_report
+from train.report.run_files import read_run_file
 
 # What is compared of a summary, in this order.
 RESULTS = (
@@ -49,7 +50,7 @@ def compare_command(words: Sequence[str]) -> None:
 
 def read_part(word: str, name: str) -> dict[str, Any]:
     """Return a JSON object of a run's folder; raises `UserError` without one."""
-    found = read_json(Path(word), name)
+    found = read_run_file(Path(word), name)
     if not isinstance(found, dict):
         raise UserError(f"{printable(word)}: holds no finished run, as it has no {name}. Name a run folder.")
     return found

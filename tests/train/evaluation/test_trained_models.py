@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.conftest import Entrypoint, needs_two_cores, paint
 from tests.train.given import TWO_RANKS, imagefolder
+from train.evaluation.predict import Prediction, write_csv
 
 pytestmark = pytest.mark.launch
 
@@ -201,3 +202,12 @@ def test_test_time_augmentation_holds_for_later_commands(
         for path, found in shares.items()
     ) / len(shares)
     assert loss == pytest.approx(six["loss"], abs=1e-4)
+
+
+def test_cells_of_a_csv_are_no_formulas() -> None:
+    out = io.StringIO()
+    names = ("=HYPERLINK(1)", "+1", "-1", "@x", "cat", "a\x1b[31mb\nc")
+    write_csv(iter([Prediction(Path(names[0]), tuple((name, 0.5) for name in names))]), out)
+    rows = list(csv.reader(io.StringIO(out.getvalue())))[1:]
+    assert {row[0] for row in rows} == {"'=HYPERLINK(1)"}
+    assert [row[2] for row in rows] == ["'=HYPERLINK(1)", "'+1", "'-1", "'@x", "cat", r"a\x1b[31mb\nc"]

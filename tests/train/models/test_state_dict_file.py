@@ -115,6 +115,7 @@ def test_hostile_file_is_one_line_and_runs_nothing(tmp_path: Path, monkeypatch: 
     [
         (0, (1 << 40,), (1,)), (5, (2,), (1,)), (0, (2, 2), (1,)), (-1, (1,), (1,)), (0, (3,), (-1,)),
         (0, (2,), (1 << 62,)), ("0", (1,), (1,)), (0, [1], [1]), (0, (1,) * 40, (1,) * 40), (6, (), ()),
+        (0, (1 << 30,), (0,)), (0, (7,), (0,)),
     ],
 )  # fmt: skip
 def test_tensor_outside_of_its_values_is_refused(offset: object, shape: object, stride: object) -> None:

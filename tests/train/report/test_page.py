@@ -6,14 +6,20 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from copy import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from entrypoint.core.errors import UserError
 from tests.conftest import Entrypoint
 from tests.train.given import imagefolder
+from train.report.curves import plots_of
+from train.report.metrics import read_metrics
 from train.report.page import advise, page_of, write_report
+from train.report.show import compare_command
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -82,10 +88,84 @@ def test_folder_without_a_finished_run_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no finished run, as it has no summary\.json"):
         write_report(tmp_path)
     (tmp_path / "summary.json").write_text("{")
-    with pytest.raises(UserError, match=r"summary\.json: cannot be read"):
+    with pytest.raises(UserError, match=r"summary\.json: is not what a run writes"):
         write_report(tmp_path)
     (tmp_path / "summary.json").write_text("{}")
     assert write_report(tmp_path).is_file()
+
+
+# What a stranger may have put into a run's file, wherever it stands.
+STRANGE = (
+    None,
+    "x",
+    "",
+    -1,
+    1e308,
+    float("nan"),
+    float("inf"),
+    10**400,
+    True,
+    [],
+    {},
+    [[]],
+    {"a": {}},
+    ["x", 1],
+    "\ud800",
+)
+FILES = ("summary.json", "plan.json", "evaluation.json", "settings.json", "ranks.json", "metrics.jsonl")
+
+
+def places_in(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield from places_in(one, (*path, key))
+
+
+def with_strange(value: Any, path: tuple[Any, ...], strange: object) -> Any:
+    if not path:
+        return strange
+    changed = copy(value)
+    changed[path[0]] = with_strange(value[path[0]], path[1:], strange)
+    return changed
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_that_somebody_changed_is_one_line(run: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = SUMMARY | {"stragglers": STRAGGLERS, "data_share": 0.5, "cpu_wait_share": 0.5, "images_skipped": 3}
+    (run / "summary.json").write_text(json.dumps(summary))
+    lines = [json.loads(line) for line in (run / name).read_text().splitlines()]
+    number = -1 if name == "metrics.jsonl" else 0
+    if number == 0:
+        (run / "metrics.jsonl").unlink()  # drawing takes most of the time, and floats of any size are drawn
+    for path in places_in(lines[number]):
+        for strange in STRANGE:
+            changed = [*lines]
+            changed[number] = with_strange(lines[number], path, strange)
+            (run / name).write_text("\n".join(map(json.dumps, changed)))
+            try:
+                if number:
+                    kept = read_metrics(run)
+                    assert isinstance((plots_of(kept), advise(SUMMARY, {}, kept)), tuple)
+                    continue
+                write_report(run)
+                if name in ("summary.json", "settings.json"):
+                    compare_command([str(run), str(run)])
+            except UserError as error:
+                assert "\n" not in str(error), (path, strange)
+                assert name in str(error), (path, strange)
+    capsys.readouterr()
+
+
+STRAGGLERS = {
+    "ranks": [
+        {"rank": row, "node": "n", "step_ms": 1.5, "exchange_wait_ms": None, "gpu_clock_mhz": 900 + 500 * row,
+         "gpu_max_clock_mhz": 1500, "gpu_slowed_by": None}
+        for row in (0, 1)
+    ],
+    "slowest_rank": 1, "slowest_rank_node": "n", "slowest_rank_cost_percent": 12.0, "slowest_node": None,
+    "slowest_node_cost_percent": None,
+}  # fmt: skip
 
 
 def browse(page: Path, width: int, *more: str) -> subprocess.CompletedProcess[str]:

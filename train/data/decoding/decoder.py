@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from entrypoint.core.errors import first_line
+from train.data.decoding.formats import OtherFormatError, open_with_pillow
 from train.data.decoding.jpeg import jpeg_kernel
 from train.data.decoding.pixel_values import convert_to_visible, orientation_of
 from train.data.sources.image_file import FILE_PROBLEMS, ImageFile, TarMember, file_size, read_file
@@ -68,7 +69,7 @@ def decode_with_pillow(file: BytesIO | Path, size: tuple[int, ...], view: View =
     """Return the (height, width, channels) bytes of an image."""
     height, width, channels = size
     output, orientation = (width, height), UPRIGHT
-    with Image.open(file) as image:
+    with open_with_pillow(file) as image:
         is_jpeg = image.format in JPEG_FORMATS
         if is_jpeg:
             orientation = orientation_of(image)
@@ -103,6 +104,8 @@ def resize_part(image: Image.Image, part: ImagePart) -> Pixels:
 
 def failure_reason(path: ImageFile, error: Exception) -> str:
     """Return in a few words why a file could not be read as an image."""
+    if isinstance(error, OtherFormatError):
+        return str(error)
     if isinstance(error, UnidentifiedImageError):
         return "empty file" if is_empty(path) else "not an image"
     if isinstance(error, OSError) and error.errno:
