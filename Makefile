@@ -1,6 +1,6 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help train plan test test-fast test-all test-nightly fuzz fuzz-commands check docs bench-launch bench-peers bench-cuda bench-accuracy bench-limit bench-techniques bench-stream bench-references lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-compare audit
+.PHONY: help wheel train plan test test-fast test-all test-nightly fuzz fuzz-commands check docs bench-launch bench-peers bench-cuda bench-accuracy bench-limit bench-techniques bench-stream bench-references lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-compare audit
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/*/*.txt)
@@ -70,6 +70,9 @@ book: $(VENV)/installed ## the book's result tables on this machine, as book/boo
 book-quick: $(VENV)/installed ## the same on a few images (minutes)
 	@$(BIN)/python -m benchmarks.book --quick $(BOOK_ARGS)
 
+wheel: $(VENV)/installed ## build dist/*.whl: the launcher for an environment of your own, and the trainer as an extra
+	@rm -rf build && $(VENV)/tools/bin/uv build --quiet --wheel --no-build-isolation --python $(BIN)/python --out-dir dist . && ls dist/*.whl
+
 images: ## build the Docker images cpu, cuda and cpu-intel (TORCH_BUILD=pypi takes PyPI's torch)
 	@bash containers/build.sh docker cuda
 	@bash containers/build.sh docker cpu
@@ -87,7 +90,7 @@ image-compare: ## build cpu-intel twice without a cache, and list the files that
 lock: $(VENV)/installed ## resolve containers/*.in into locked requirements again
 	@UV="$(CURDIR)/$(VENV)/tools/bin/uv" bash containers/lock.sh
 
-$(VENV)/installed: $(LOCKS) containers/venv.sh containers/kernels.sh train/kernels/jpeg.cpp train/kernels/winograd.cpp containers/entrypoint.pth pyproject.toml
+$(VENV)/installed: $(LOCKS) containers/venv.sh $(wildcard train/kernels/*.cpp train/kernels/*.sh reference_training/*.p*) reference_training/entrypoint pyproject.toml
 	@bash containers/venv.sh $(VENV) && touch $@
 
 clean: ## remove the virtual environment and caches (runs/ stays)

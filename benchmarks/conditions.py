@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from entrypoint.core.package_version import PROJECT, package_version
+from entrypoint.core.packages import PROJECT, package_version
 from entrypoint.machine.cpu_load import busy_cpus_between, read_cpu_ticks
 from entrypoint.machine.detect import detect_machine
 from train.kernels.library import find_kernel

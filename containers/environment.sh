@@ -5,7 +5,7 @@
 export PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
 export PYTHONNOUSERSITE=1
 # Apptainer takes what is unset here from the host again, but what is empty counts as unset with Python and ld.so.
-export PYTHONPATH='' PYTHONHOME='' PYTHONSTARTUP='' LD_PRELOAD=''
+export PYTHONPATH='' PYTHONHOME='' PYTHONSTARTUP='' LD_PRELOAD='' CONDA_PREFIX=''
 # Apptainer itself adds the folder that --nv puts the driver's libraries into.
 export LD_LIBRARY_PATH=''
 # uv, where somebody brings it, installs into this environment and keeps torch as pip does (pip.conf).

@@ -55,7 +55,9 @@ locked=("$here/$stack/requirements.txt" "$here/dev.txt")
 . "$here/torch.sh"
 choose_torch "$here/$stack" auto "$venv/bin/python"
 "${uv[@]}" sync "${to[@]}" "${locked[@]}" "${torch[@]}"
-"${uv[@]}" install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --no-index \
-  --config-setting editable_mode=compat --editable "$here/.."
-cp "$here/entrypoint.pth" "$venv"/lib/python3.*/site-packages/
-bash "$here/kernels.sh" "$venv/bin/python" "$here/.."
+# What the wheel brings, for this checkout: the folder on the path, the command, and what each rank imports.
+site=$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+(cd "$here/.." && pwd) >"$site/checkout_of_reference_training.pth"
+cp "$here/../reference_training/reference_training.pth" "$site/"
+install -m 755 "$here/../reference_training/entrypoint" "$venv/bin/entrypoint"
+bash "$here/../train/kernels/kernels.sh" "$venv/bin/python" "$here/.."

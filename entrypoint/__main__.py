@@ -37,6 +37,17 @@ def import_msgspec() -> None:
         del sys.modules["typing_extensions"]
 
 
+def run_module() -> int:
+    """Run one of this project's modules as a program (`core.own_modules`); it ends the process with its own code."""
+    import runpy
+
+    _, _, module, *words = sys.argv
+    sys.argv = [module, *words]
+    gc.enable()
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return 0
+
+
 def main() -> int:
     """Run the command line and return the exit code; a rank's own start imports no more than it needs.
 
@@ -47,6 +58,8 @@ def main() -> int:
     from entrypoint.core.console import open_standard_streams
 
     open_standard_streams()
+    if sys.argv[1:2] == ["--module"]:
+        return run_module()
     if sys.argv[1:] == ["rank"]:
         from entrypoint.cli.rank_command import main as run
     else:

@@ -25,6 +25,13 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
         Literal["auto", "cpu", "cuda"],
         about("Device to train on. auto: CUDA if a GPU and its driver are visible.", basic=True),
     ] = "auto"
+    python: Annotated[
+        str,
+        about(
+            "Python that runs your script. Unset: the active environment's (VIRTUAL_ENV, CONDA_PREFIX), else the"
+            " launcher's own if it has torch, else the one on PATH."
+        ),
+    ] = ""
     nproc_per_node: Annotated[
         Auto | Count, about("Ranks on this node. auto: one per GPU, on CPU one per NUMA node.", basic=True)
     ] = "auto"

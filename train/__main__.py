@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from entrypoint.core.console import report_error, write_stderr
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line
+from entrypoint.core.own_modules import own_command
 from entrypoint.core.process import fast_exit, gc_paused
 from entrypoint.plan.model import PLAN_VAR, Plan
 from train.preemption import STOP_CONTROLLER, Preempted, StopSignal
@@ -84,7 +85,7 @@ def run() -> int:
 
 def exec_entrypoint() -> NoReturn:
     """Replace this process by the entrypoint, which makes the plan that is missing."""
-    os.execv(sys.executable, (sys.executable, "-I", "-m", "entrypoint", "train"))
+    os.execv(sys.executable, own_command("train"))
 
 
 if __name__ == "__main__":

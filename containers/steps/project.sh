@@ -16,14 +16,16 @@ export UV_NO_CACHE=1 UV_LINK_MODE=copy
 source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 export TMPDIR=$source
-cp -r "$here"/{pyproject.toml,README.md,LICENSE,entrypoint,train} "$source"
+cp -r "$here"/{pyproject.toml,setup.py,README.md,LICENSE,reference_training,entrypoint,train} "$source"
 "$tools/bin/uv" build --quiet --wheel --no-build-isolation --offline --python "$venv/bin/python" --out-dir "$source/wheel" "$source"
 "$tools/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-index "$source"/wheel/*.whl
 # These say where and when it was built.
 rm -rf "$site"/reference_training-*.dist-info/{direct_url.json,uv_cache.json}
 sed -i '/direct_url.json\|uv_cache.json/d' "$site"/reference_training-*.dist-info/RECORD
-cp "$here/containers/entrypoint.pth" "$site/"
-bash "$here/containers/kernels.sh" "$venv/bin/python" "$source"
+# In the image the packages have their own names too, after those of the image's other packages.
+own=$site/reference_training/_own
+echo "$own" >"$site/image_of_reference_training.pth"
+bash "$here/train/kernels/kernels.sh" "$venv/bin/python" "$source"
 [[ -f $site/reference_training_jpeg.so ]]
 [[ $(uname -m) != x86_64 || -f $site/reference_training_winograd.so ]]
 
@@ -31,9 +33,9 @@ mkdir -p "$ours"
 cp -r "$here"/{pyproject.toml,README.md,LICENSE,tests,tools} "$ours/"
 rm -rf "$ours"/tests/{containers,project,benchmarks} "$ours"/tools/{check_prose.py,check_size.py,settings_docs.py,benchmarks_docs.py,words.txt}
 cp "$here/containers/environment.sh" "$ours/"
-find "$ours" "$site"/{entrypoint,train} -name __pycache__ -prune -exec rm -rf {} +
+find "$ours" "$site/reference_training" -name __pycache__ -prune -exec rm -rf {} +
 "$venv/bin/python" -m compileall -q --invalidation-mode unchecked-hash \
-  "$site"/{entrypoint,train} "$ours"/{tests,tools}
+  "$site/reference_training" "$ours"/{tests,tools}
 PYTHONPATH=$tools PYTHONDONTWRITEBYTECODE=1 CREATED=${CREATED:-$(date -u +%Y-%m-%dT%H:%M:%SZ)} \
   "$(readlink -f "$venv/bin/python")" "$here/containers/steps/sbom.py" "$image" "$venv" >"$ours/sbom.json"
 

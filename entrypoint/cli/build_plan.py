@@ -12,6 +12,7 @@ from entrypoint.cli.parser import CommandLine
 from entrypoint.cli.plan_inputs import is_first_rank_here
 from entrypoint.cli.precision_trial import bf16_speedup
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.packages import require_extra
 from entrypoint.core.paths import working_folder
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.core.user_dirs import user_cache_dir, why_not_writable
@@ -59,6 +60,7 @@ def build_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
 
 def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     """Return the plan of the built-in trainer."""
+    require_extra("train", "train")
     from train.data.dataset_info import inspect_dataset
     from train.kernels.library import find_kernel
     from train.planning.recipes import with_recipe

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterable
 
 from entrypoint.cli.command_table import COMMANDS
-from entrypoint.core.package_version import PROJECT, package_version
+from entrypoint.core.packages import PROJECT, package_version
 from entrypoint.core.settings_base import SettingField, Settings, describe_settings
 
 EXIT_CODES = (

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.parser import CommandLine
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.own_modules import module_command
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.core.user_dirs import apply_fallbacks, why_not_writable
 from entrypoint.job.allocation import ALLOCATION_VAR, read_allocation, with_allocation
@@ -27,6 +28,7 @@ from entrypoint.launch.remote import find_remote_launcher
 from entrypoint.machine.comm_backends import find_backend_problem
 from entrypoint.machine.cpu_load import other_busy_cpus
 from entrypoint.machine.detect import detect_machine
+from entrypoint.machine.interpreter import Interpreter, find_interpreter
 from entrypoint.machine.procfs import parent_name
 from entrypoint.machine.shared_libraries import find_broken_preloads
 from entrypoint.plan.inputs import PlanInputs
@@ -74,7 +76,11 @@ def detect_plan_inputs(
         )
     check_log_dir(settings)
     mask, settled, launcher_affinity = effective_affinity(job)
-    machine = replace(detect_machine(affinity=mask), launcher_affinity=launcher_affinity)
+    interpreter = Interpreter()
+    if command.program and command.program.kind != "notebook" and command.program.argv[0] == sys.executable:
+        interpreter = find_interpreter(settings.values.python, settings.sources.get("python", ""), environ)
+    machine = detect_machine(affinity=mask, environment=interpreter.prefix)
+    machine = replace(machine, launcher_affinity=launcher_affinity)
     # Once on a node: the backend's probe starts two processes that import torch.
     backend = settings.values.backend if job.local_rank == 0 else "auto"
     identity = run_identity_of(command, job, environ)
@@ -82,8 +88,8 @@ def detect_plan_inputs(
         settings=settings,
         machine=machine,
         job=settled,
-        # -I: the trainer uses the packages installed with it, whatever PYTHONPATH, ~/.local or this folder hold.
-        program=command.program or Program("train", (sys.executable, "-I", "-m", "train")),
+        program=program_of(command, interpreter),
+        interpreter=interpreter,
         environ=environ,
         backend_problem=find_backend_problem(backend, sys.executable, machine.oneccl, environ),
         broken_preloads=find_broken_preloads(environ.get("LD_PRELOAD", "")),
@@ -93,6 +99,16 @@ def detect_plan_inputs(
         run_identity=identity,
         key_source=find_key_source(environ, settings.values.secret_file, identity),
         foreign_variable=find_foreign_variable(command.program, environ),
+    )
+
+
+def program_of(command: CommandLine, interpreter: Interpreter) -> Program:
+    """Return the program that the ranks run: the trainer, or the user's own by its interpreter."""
+    program = command.program
+    if program is None:
+        return Program("train", module_command("train"))
+    return (
+        replace(program, argv=(interpreter.path, *program.argv[1:])) if interpreter.path != sys.executable else program
     )
 
 

@@ -12,12 +12,27 @@ unchanged. In a rank it also installs the handler of `entrypoint stacks`.
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import sys
 import time
 from contextlib import suppress
+from types import ModuleType
 
-from entrypoint.core import stack_signal
+
+def own_import(name: str) -> ModuleType:
+    """Import a module of this project where its packages have the user's names, and leave no name behind."""
+    project = __file__.rpartition("/entrypoint/")[0]
+    theirs = {found: sys.modules.pop(found) for found in list(sys.modules) if found.split(".")[0] == "entrypoint"}
+    sys.path.insert(0, project)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(project)
+        for added in [found for found in sys.modules if found.split(".")[0] == "entrypoint"]:
+            del sys.modules[added]
+        sys.modules.update(theirs)
+
 
 EXIT_DELAY_S = 0.1
 # The rank's program, set by itself: its children have the same environment, and are not the rank.
@@ -30,9 +45,7 @@ def delay_exit() -> None:
         error = getattr(sys, "last_value", None)  # what ended the program
         if error and os.environ.get(PROGRAM_VAR) == str(os.getpid()):
             with suppress(Exception):  # the program may have replaced what this imports
-                from entrypoint.core.collective_error import note_collective_error
-
-                note_collective_error(error)
+                own_import("entrypoint.core.collective_error").note_collective_error(error)
         with suppress(KeyboardInterrupt):
             time.sleep(EXIT_DELAY_S)
 
@@ -40,4 +53,4 @@ def delay_exit() -> None:
 atexit.register(delay_exit)
 if "RANK" in os.environ:
     os.environ.setdefault(PROGRAM_VAR, str(os.getpid()))
-    stack_signal.install()
+    own_import("entrypoint.core.stack_signal").install()

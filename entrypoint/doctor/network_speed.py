@@ -25,6 +25,7 @@ from msgspec.structs import asdict
 from entrypoint.core.console import report_error
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from entrypoint.core.network import hold_port
+from entrypoint.core.own_modules import module_command
 from entrypoint.doctor.network import chosen_interface, network_checks
 from entrypoint.doctor.report import format_report
 from entrypoint.machine.network_links import read_link
@@ -120,7 +121,7 @@ def start_partner() -> subprocess.Popen[bytes]:
     }
     os.environ.update({**meeting, "RANK": "0", "LOCAL_RANK": "0"})
     environ = {**os.environ, "RANK": "1", "LOCAL_RANK": "1"}
-    return subprocess.Popen([sys.executable, "-I", "-m", "entrypoint.doctor.network_speed"], env=environ)
+    return subprocess.Popen(module_command("entrypoint.doctor.network_speed"), env=environ)
 
 
 def describe_node() -> dict[str, Any]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import NoReturn
 
+from entrypoint.core.packages import require_extra
 from entrypoint.core.process import replace_process, resume_gc
 from entrypoint.core.signals import PREEMPTION
 from entrypoint.job.detect import Job
@@ -44,6 +45,7 @@ def launch(plan: Plan, job: Job, environ: Mapping[str, str], started: float) -> 
         sys.exit(local.run(plan, job, environ))
     if plan.launcher != "torchrun":
         exec_program(plan, job, environ)
+    require_extra("train", "torchrun's agent")
     # The agent's store looks up its own address. Without a DNS server that takes 20 s and prints warnings.
     quiet = {"RES_OPTIONS": "timeout:1 attempts:1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     # A new store for each start: the keys of ranks that were killed would cost further restarts, or stall them.

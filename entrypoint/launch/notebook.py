@@ -13,6 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
+from entrypoint.core.own_modules import STARTER
 from entrypoint.core.paths import resolve
 from entrypoint.plan.model import Plan
 
@@ -53,7 +54,7 @@ def skip(what: str) -> None:
 def with_notebook_runner(plan: Plan) -> Plan:
     """Return the plan with the program that runs its notebook; -P keeps the working folder out of its imports."""
     python, *words = plan.program.argv
-    program = replace(plan.program, argv=(python, "-P", "-m", "entrypoint.launch.notebook", *words))
+    program = replace(plan.program, argv=(python, "-P", STARTER, "--module", "entrypoint.launch.notebook", *words))
     command = program.argv if plan.command == plan.program.argv else plan.command
     return replace(plan, program=program, command=command)
 
@@ -94,7 +95,7 @@ def read_cells(notebook: Path, where: str) -> tuple[str, list[str]]:
         language = str(content.metadata.get("kernelspec", {}).get("language", "python"))
         return language, [as_python(cell.source) for cell in content.cells if cell.cell_type == "code"]
     except ImportError as error:
-        fix = "Install it (pip install nbformat ipython), or save the notebook as a script."
+        fix = "Run: pip install 'reference-training[notebook]', or save the notebook as a script."
         raise UserError(f"{where}: needs {error.name}, which is not here. {fix}", ExitCode.MACHINE) from None
     except Exception as error:  # nbformat raises its own, jsonschema's and json's errors
         raise UserError(f"{where}: cannot be converted ({first_line(error)}). Save it again in Jupyter.") from None

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from entrypoint.core.console import STATUS_VAR
 from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.own_modules import own_command
 from entrypoint.core.paths import exists, is_folder, read_regular
 from entrypoint.core.secret_names import is_secret
 from entrypoint.job.allocation import ALLOCATION_VAR
@@ -174,7 +175,9 @@ def with_remote_command(plan: Plan, inputs: PlanInputs) -> Plan:
     }
     script = inputs.program.kind != "train"
     verb = ("run", *inputs.program.argv[1:]) if script else ("train",)
-    again = (inputs.python, "-I", "-m", "entrypoint", *verb)
+    again = own_command(*verb, python=inputs.python)
+    if script and inputs.program.argv[0] != inputs.python:  # which the other nodes would not find by themselves
+        flags["LAUNCH_PYTHON"] = inputs.program.argv[0]
     environ = {**inputs.environ, **flags}
     if plan.rendezvous.key_source == DRAWN_HERE:
         environ[JOB_KEY_VAR] = ""  # the launch draws it

@@ -56,17 +56,22 @@ class Machine(Struct, frozen=True):
         return next((one for one in self.libraries if one.name == name), Library(name, None, "not looked for"))
 
 
-def detect_machine(root: Path = Path("/"), affinity: frozenset[int] | None = None, nvml: Any = None) -> Machine:
+def detect_machine(
+    root: Path = Path("/"),
+    affinity: frozenset[int] | None = None,
+    nvml: Any = None,
+    environment: Path = Path(sys.prefix),
+) -> Machine:
     """Read the node under `root`, which tests may point at a simulated tree.
 
-    `affinity` are the allowed CPU ids, by default those of this process. Under another root only that tree is read,
-    with the virtual environment at its own path there. `nvml` may be a recording that provides the GPUs.
+    `affinity` are the allowed CPU ids, by default those of this process. `environment` is the program's, and is looked
+    for at its own path under another root. `nvml` may be a recording that provides the GPUs.
     """
     mask = frozenset(os.sched_getaffinity(0)) if affinity is None else affinity
     topology = read_topology(root, mask)
     limits = read_limits(root)
     gpus, driver = read_gpus(root, nvml=nvml)
-    prefix = root / Path(sys.prefix).relative_to("/")
+    prefix = root / environment.relative_to("/")
     cpu = read_cpuinfo(root)
     flags = cpu.get("flags", cpu.get("Features", "")).split()
     total = meminfo_bytes(root)

@@ -15,6 +15,7 @@ from entrypoint.job.job_key import KeySource
 from entrypoint.job.launchers import LauncherBinding
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.machine.detect import Machine
+from entrypoint.machine.interpreter import Interpreter
 from entrypoint.plan.model import Decision, Program, RankPlan, Source, make_decision
 from entrypoint.settings import LaunchSettings
 
@@ -62,6 +63,7 @@ class PlanInputs(Struct, frozen=True):
     program: Program
     environ: Mapping[str, str]
     python: str = sys.executable
+    interpreter: Interpreter = Interpreter()
     backend_problem: str = ""
     broken_preloads: Mapping[str, str] = data_field(default_factory=dict)
     dir_fallbacks: Mapping[str, tuple[str, str]] = data_field(default_factory=dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, count_text, printable
@@ -68,8 +70,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
         program=inputs.program,
         command=inputs.program.argv,
         decisions=(
-            *decide_nodes(inputs),
-            *decide_job_key(inputs),
+            *decide_place(inputs),
             *devices.decisions,
             *binding.decisions,
             backend,
@@ -156,6 +157,22 @@ def collective_timeout_s(inputs: PlanInputs) -> int:
     if requested != "auto":
         return requested
     return 60 if inputs.node_group.nnodes > 1 or not inputs.job.on_one_node else 1800
+
+
+def decide_place(inputs: PlanInputs) -> tuple[Decision, ...]:
+    """Return on which of the nodes this is, who may join them, and which Python runs the script."""
+    return (*decide_nodes(inputs), *decide_job_key(inputs), *decide_interpreter(inputs))
+
+
+def decide_interpreter(inputs: PlanInputs) -> tuple[Decision, ...]:
+    """Return the Python of a script that is not run by the launcher's own, with its torch."""
+    interpreter, torch = inputs.interpreter, inputs.machine.packages.versions.get("torch")
+    if interpreter.path == sys.executable:
+        return ()
+    version = f"torch {torch}" if torch else "no torch"
+    source, setting = (Source.USER, interpreter.reason) if interpreter.asked else (Source.AUTO, "")
+    reason = version if interpreter.asked else f"{interpreter.reason}; {version}"
+    return (Decision("python", printable(interpreter.path), reason, source, setting),)
 
 
 def decide_nodes(inputs: PlanInputs) -> tuple[Decision, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 
 from entrypoint.core.errors import UserError
+from entrypoint.core.own_modules import module_command, own_command
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, Plan
 
@@ -65,9 +66,13 @@ def agent_command(plan: Plan, inputs: PlanInputs) -> tuple[str, ...]:
         *address,
         *output_options(plan),
     )
-    # -I keeps the user's folder and PYTHONPATH out of the launcher; the program itself starts as it asks to.
-    agent = (inputs.python, "-I", "-m", "entrypoint.launch.torchrun", *options, f"--max-restarts={nodes.max_restarts}")
-    return (*agent, "--no-python", inputs.python, "-I", "-m", "entrypoint", "rank")
+    options = (
+        *options,
+        f"--max-restarts={nodes.max_restarts}",
+        "--no-python",
+        *own_command("rank", python=inputs.python),
+    )
+    return module_command("entrypoint.launch.torchrun", *options, python=inputs.python)
 
 
 def output_options(plan: Plan) -> tuple[str, ...]:

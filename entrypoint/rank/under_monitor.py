@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.network import addresses_towards, is_own_address, resolve
-from entrypoint.core.package_version import PROJECT, package_version
+from entrypoint.core.packages import PROJECT, package_version
 from entrypoint.core.process import resume_gc
 from entrypoint.job.detect import Job
 from entrypoint.job.job_key import JOB_KEY_VAR, KeySource

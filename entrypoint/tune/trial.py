@@ -8,7 +8,6 @@ import re
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from msgspec import Struct
 
 from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.own_modules import own_command
 from entrypoint.tune.candidates import Candidate
 
 # Seconds until a program has its first rate, and until it exits after SIGTERM.
@@ -86,7 +86,7 @@ def run_trial(spec: TrialSpec, candidate: Candidate) -> float | str:
             environ |= {**TRIAL_TRAIN_SETTINGS, "TRAIN_OUTPUT_DIR": name}
         with (folder / "out").open("wb") as output, (folder / "err").open("wb") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "entrypoint", *spec.words],
+                own_command(*spec.words),
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -15,14 +15,14 @@ from tests.conftest import script
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / "containers/venv.sh"
-KERNELS = ROOT / "containers/kernels.sh"
+KERNELS = ROOT / "train/kernels/kernels.sh"
 
 
 def test_wheel_contains_every_package(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    for name in ("entrypoint", "train"):
+    for name in ("reference_training", "entrypoint", "train"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     code = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
     built = subprocess.run(
@@ -32,10 +32,12 @@ def test_wheel_contains_every_package(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for name in ("entrypoint", "train") for path in (ROOT / name).rglob("*.py")}
-    assert modules <= names
-    assert {"entrypoint/py.typed", "train/py.typed"} <= names
-    assert {"train/kernels/winograd.cpp", "train/kernels/jpeg.cpp"} <= names
-    assert {"train/data/digits.csv.gz", "train/data/digits_license.txt"} <= names
+    modules |= {"entrypoint/py.typed", "train/py.typed", "train/data/digits.csv.gz", "train/data/digits_license.txt"}
+    modules |= {f"train/kernels/{name}" for name in ("winograd.cpp", "jpeg.cpp", "kernels.sh")}
+    assert {f"reference_training/_own/{name}" for name in modules} <= names
+    tops = {name.split("/")[0] for name in names} - {name for name in names if ".dist-info" in name}
+    assert {top for top in tops if "-" not in top} == {"reference_training", "reference_training.pth"}
+    assert wheel.stat().st_size < 3 << 20
     assert any(name.endswith(".dist-info/licenses/train/data/digits_license.txt") for name in names)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -167,15 +170,39 @@ def describe_failure(error: BaseException) -> str:
     return f"raised {printable(text)}{printable(where)}"
 
 
+# Names that a user's module may have too. Theirs is imported under another one.
+OUR_PACKAGES = ("train", "entrypoint", "reference_training")
+
+
+def import_users_module(name: str, folder: Path | None) -> Any:
+    """Import a module of the user's: from `folder`, or installed, or on PYTHONPATH, or in the working folder."""
+    if folder is not None:
+        folders = [str(folder.absolute())]
+        sys.path[:] = [*folders, *(entry for entry in sys.path if entry not in folders)]
+    else:  # a rank's own path has neither
+        folders = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path.cwd())]
+        sys.path += [entry for entry in folders if entry not in sys.path]
+    top, _, rest = name.partition(".")
+    spec = PathFinder.find_spec(top, folders) if top in OUR_PACKAGES else None
+    if spec is None or spec.origin is None or spec.loader is None:
+        return importlib.import_module(name)
+    alias = f"users_{top}"
+    parts = spec.submodule_search_locations
+    renamed = spec_from_file_location(alias, spec.origin, submodule_search_locations=parts and list(parts))
+    assert renamed is not None, "it has been found"
+    assert renamed.loader is not None, "it has been found"
+    sys.modules[alias] = module_from_spec(renamed)
+    renamed.loader.exec_module(sys.modules[alias])
+    return importlib.import_module(f"{alias}.{rest}") if rest else sys.modules[alias]
+
+
 def import_factory(name: str, folder: Path | None) -> Callable[..., Any]:
     """Return the callable at an import path; raises `UserError` for one that cannot be imported."""
     module_name, _, path = name.partition(":")
     if folder is not None and not folder.is_dir():
         raise UserError(f"TRAIN_MODEL_PATH={printable(folder)}: no such folder. Name the one that has the module.")
-    if folder is not None and str(folder.absolute()) not in sys.path:
-        sys.path.insert(0, str(folder.absolute()))
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = import_users_module(module_name, folder)
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         own = module_name == missing or module_name.startswith(f"{missing}.")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from entrypoint.core.errors import UserError
+from entrypoint.core.packages import require_extra
 from entrypoint.core.settings_base import ParsedSettings
 from train.data.dataset_info import DatasetInfo
 from train.planning.image_sizes import check_image_sizes, model_input_shape
@@ -21,8 +20,7 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     check_smallest_images(given, dataset)
     check_optimizer(given)
     check_choice(given, dataset)
-    check_augmentation(given)
-    check_tracker(given)
+    check_extras(given)
     check_image_sizes(given, dataset)
     check_batch_fits(given, dataset)
     check_pruning_length(given.values, dataset)
@@ -64,17 +62,21 @@ def check_optimizer(given: ParsedSettings[TrainSettings]) -> None:
         )
 
 
-def check_augmentation(given: ParsedSettings[TrainSettings]) -> None:
-    """Raise `UserError` for an augmentation whose operations are not installed."""
-    if given.values.augment != "none" and find_spec("torchvision") is None:
-        raise UserError(f"{given.sources['augment']}: needs torchvision, which is not installed. Install it, or unset.")
+PRUNE_EXTRAS = {"torch-pruning": "prune", "nni": "nni"}
 
 
-def check_tracker(given: ParsedSettings[TrainSettings]) -> None:
-    """Raise `UserError` for a tracker that is not installed."""
-    name = given.values.track
-    if name != "off" and find_spec(name) is None:
-        raise UserError(f"{given.sources['track']}: {name} is not installed here. `pip install {name}`, or unset it.")
+def check_extras(given: ParsedSettings[TrainSettings]) -> None:
+    """Raise `UserError` for a setting that needs an extra of the wheel which is not installed."""
+    values = given.values
+    needed = {
+        "track": values.track if values.track != "off" else "",
+        "export": "onnx" if values.export == "onnx" else "",
+        "prune_ratio": PRUNE_EXTRAS[values.prune_backend] if values.prune_ratio else "",
+        "tensorboard": "tensorboard" if values.tensorboard else "",
+    }
+    for name, extra in needed.items():
+        if extra and name in given.sources:  # the default, TensorBoard, is left out instead
+            require_extra(extra, given.sources[name])
 
 
 def images_to_train(settings: TrainSettings, dataset: DatasetInfo) -> int:

@@ -17,6 +17,7 @@ import msgspec
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.own_modules import module_command
 from entrypoint.core.paths import read_regular
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from train.planning.optimizers import DEFAULT_LR, SGD, is_known
@@ -138,7 +139,7 @@ def read_report(file: Path) -> ModelReport | None:
 
 def run_probe(model: str, asked: bytes, python: str) -> ModelReport:
     """Return the report of a child process; raises `UserError`."""
-    command, source = [python, "-I", "-m", "train.engine.model_probe"], f"TRAIN_MODEL={printable(model)}"
+    command, source = module_command("train.engine.model_probe", python=python), f"TRAIN_MODEL={printable(model)}"
     try:
         done = subprocess.run(command, input=asked, capture_output=True, timeout=PROBE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

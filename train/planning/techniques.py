@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from entrypoint.core.packages import missing_module
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Decision, make_decision
 from train.data.dataset_info import DatasetInfo
@@ -116,3 +117,10 @@ def decide_transforms(given: ParsedSettings[TrainSettings], dataset: DatasetInfo
     if dataset.shape[0] == 3 and settings.dataset != "synthetic":
         return Decision("transforms", "flip-crop", "color images are flipped and shifted")
     return Decision("transforms", "none", "flips change digits, and gray images may be such")
+
+
+def decide_tensorboard(settings: TrainSettings) -> tuple[Decision, ...]:
+    """Return that TensorBoard's files are left out where its package is not installed."""
+    if not settings.tensorboard or not missing_module("tensorboard"):
+        return ()
+    return (Decision("tensorboard", "off", "not installed; the extra `tensorboard` of the wheel has it"),)

@@ -29,7 +29,7 @@ from train.planning.loading import check_prefetching, decide_images, decide_norm
 from train.planning.model_report import ModelReport
 from train.planning.optimizers import peak_lr
 from train.planning.run_selection import check_resume
-from train.planning.techniques import decide_techniques
+from train.planning.techniques import decide_techniques, decide_tensorboard
 from train.planning.unused_settings import unused_settings
 from train.settings import TrainSettings
 
@@ -114,6 +114,7 @@ def plan_trainer(
         *winograd,
         *decide_parallelism(given, ranks),
         *resume_decisions,
+        *decide_tensorboard(given.values),
     )
     unused = unused_settings(given, source, ranks, workers, has_weight_decay=report.has_weight_decay)
     plan = replace(plan, warnings=(*plan.warnings, *unused, *random_frozen(given)))

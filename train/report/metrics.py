@@ -14,6 +14,7 @@ from typing import Any
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import first_line, printable
+from entrypoint.core.packages import missing_module
 from train.checkpoint.metadata import read_bytes, write_error
 from train.report.curves import draw_curves
 from train.report.run_folder import as_json
@@ -55,7 +56,7 @@ class MetricsWriter:
                 remove_later_lines(folder / "metrics.jsonl", resumed_step)
             self.metrics = open_to_append(folder / "metrics.jsonl")
         with self.without_failing("tensorboard"):
-            if tensorboard:
+            if tensorboard and not missing_module("tensorboard"):
                 from torch.utils.tensorboard import SummaryWriter
 
                 purge_step = None if resumed_step is None else resumed_step + 1

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from msgspec.structs import asdict
 from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
 from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import UserError, one_line
-from entrypoint.core.package_version import package_version
+from entrypoint.core.own_modules import own_command
+from entrypoint.core.packages import package_version
 from entrypoint.core.paths import exists, is_file, resolve, working_folder
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from entrypoint.plan.model import Plan
@@ -133,7 +133,7 @@ def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ:
     launch["LAUNCH_NPROC_PER_NODE"] = str(plan.nodes.nproc_per_node)
     launch["LAUNCH_RESERVE_CPUS"] = str(plan.binding.reserved_cpus)  # another thread count would round differently
     words = [f"{name}={shlex.quote(value)}" for name, value in (launch | variables).items()]
-    command = [shlex.quote(sys.executable), "-I", "-m", "entrypoint", "train"]
+    command = map(shlex.quote, own_command("train"))
     here = working_folder()
     return f"{f'cd {shlex.quote(str(here))} && ' if here else ''}env {' '.join([*words, *command])}"
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from msgspec.structs import replace
 
 from entrypoint.cli.build_plan import build_plan, run_folders
@@ -13,6 +11,7 @@ from entrypoint.cli.parser import CommandLine
 from entrypoint.cli.plan_inputs import read_plan_inputs
 from entrypoint.core.console import write_stdout
 from entrypoint.core.errors import ExitCode
+from entrypoint.core.own_modules import module_command
 from entrypoint.doctor import report
 from entrypoint.plan.model import Program
 
@@ -30,14 +29,14 @@ def run(invocation: Invocation) -> int:
 
 def network_command(command: CommandLine) -> CommandLine:
     """Return the command that measures the network: its program is started as any other, on all nodes of the job."""
-    words = ("-m", "entrypoint.doctor.network_speed", *(("--json",) if command.json else ()))
+    words = module_command("entrypoint.doctor.network_speed", *(("--json",) if command.json else ()))
     return replace(
         command,
         command="run",
         target="run",
-        program=Program("module", (sys.executable, "-I", *words)),
+        program=Program("module", words),
         launch_flags={"quiet": "1", **command.launch_flags},
         train_flags={},
         switches=frozenset(),
-        words=words,
+        words=words[1:],
     )

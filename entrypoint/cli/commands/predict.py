@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 from entrypoint.cli.invocation import Invocation
 from entrypoint.core.errors import UserError
+from entrypoint.core.own_modules import module_command
+from entrypoint.core.packages import require_extra
 from entrypoint.core.process import replace_process
 from train.predict_settings import read_predict_settings
 
@@ -17,5 +17,6 @@ def run(invocation: Invocation) -> int:
     settings = read_predict_settings(environ, flags)
     if len(command.words) < 2:
         raise UserError("predict: needs a trained model and images. Use `entrypoint predict RUN IMAGE ...`.")
-    words = (sys.executable, "-I", "-m", "train.evaluation.predict", *command.words)
+    require_extra("train", "predict")
+    words = module_command("train.evaluation.predict", *command.words)
     replace_process(words, {**environ, **settings.as_variables()})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from entrypoint.cli.invocation import Invocation
 from entrypoint.core.errors import UserError
+from entrypoint.core.own_modules import module_command
+from entrypoint.core.packages import require_extra
 from entrypoint.core.process import replace_process
 
 
@@ -16,5 +17,6 @@ def run(invocation: Invocation) -> int:
     usage, needed = ("compare RUN RUN", 2) if command.command == "compare" else ("report RUN", 1)
     if len(command.words) < needed:
         raise UserError(f"{command.command}: needs finished runs. Use `entrypoint {usage}`.")
-    words = (sys.executable, "-I", "-m", "train.report.show", command.command, *command.words)
+    require_extra("train", command.command)
+    words = module_command("train.report.show", command.command, *command.words)
     replace_process(words, dict(os.environ))

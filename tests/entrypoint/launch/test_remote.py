@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.core.errors import ExitCode, UserError
+from entrypoint.core.own_modules import own_command
 from entrypoint.job.detect import Job, detect_job
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.launch.remote import (
@@ -176,7 +177,7 @@ def test_srun_command_has_tasks_and_cpus_per_task(more: dict[str, str], tasks: i
     assert (made.launcher, made.nodes.world_size) == ("srun", tasks)
     assert made.command == (
         *("/usr/bin/srun", "--nodes=2", f"--ntasks={tasks}", f"--cpus-per-task={cpus}", "--cpu-bind=none"),
-        *("--kill-on-bad-exit=1", "python", "-I", "-m", "entrypoint", "run", "x.py"),
+        *("--kill-on-bad-exit=1", *own_command("run", "x.py", python="python")),
     )
 
 
@@ -186,7 +187,7 @@ def test_mpirun_command_has_hosts_and_variables_no_binding() -> None:
     made = plan(environ, RemoteLauncher("/usr/bin/mpirun", "Open MPI", hosts))
     words = " ".join(made.command)
     assert words.startswith("/usr/bin/mpirun --bind-to none -np 6 --host r1:4,r2:2 ")
-    assert words.endswith(" python -I -m entrypoint run x.py")
+    assert words.endswith(f" {' '.join(own_command('run', 'x.py', python='python'))}")
     named = [name for flag, name in zip(made.command, made.command[1:], strict=False) if flag == "-x"]
     ours = ["ENTRYPOINT_JOB", "ENTRYPOINT_JOB_KEY", "ENTRYPOINT_STARTED", "ENTRYPOINT_STATUS_RECORDS"]
     assert named == [*ours, "LAUNCH_HOSTS", "MASTER_ADDR", "TRAIN_EPOCHS"]

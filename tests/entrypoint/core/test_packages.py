@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from entrypoint.core.package_version import package_version
+from entrypoint.core.packages import package_version
 
 
 def test_version_is_the_packages_own_or_empty() -> None:

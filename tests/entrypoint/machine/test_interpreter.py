@@ -1,0 +1,65 @@
+"""Which Python runs a user's script: what they name, the active environment's, ours if it has torch, PATH's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from entrypoint.core.errors import UserError
+from entrypoint.machine import interpreter
+from entrypoint.machine.interpreter import find_interpreter
+from tests.conftest import script
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with two environments, one of them with torch, and a Python of the system."""
+    for name in ("bare", "full", "system"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        script(tmp_path / name / "bin", "python", "#!/bin/sh\n").chmod(0o755)
+    (tmp_path / "full/lib/python3.11/site-packages/torch").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environ", "has_torch", "chosen"),
+    [
+        ("bare/bin/python", {"VIRTUAL_ENV": "full"}, True, "bare"),
+        ("", {"VIRTUAL_ENV": "bare", "CONDA_PREFIX": "full"}, True, "bare"),
+        ("", {"CONDA_PREFIX": "bare", "CONDA_DEFAULT_ENV": "mine"}, True, "bare"),
+        ("", {"CONDA_PREFIX": "bare", "CONDA_DEFAULT_ENV": "base"}, True, ""),
+        ("", {"CONDA_PREFIX": "full", "CONDA_DEFAULT_ENV": "base"}, True, "full"),
+        ("", {"CONDA_PREFIX": "bare", "CONDA_DEFAULT_ENV": "base"}, False, "bare"),
+        ("", {"VIRTUAL_ENV": "gone"}, True, ""),
+        ("", {}, True, ""),
+        ("", {}, False, "system"),
+    ],
+)
+def test_first_of_these_runs_the_script(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: str,
+    environ: dict[str, str],
+    has_torch: bool,
+    chosen: str,
+) -> None:
+    monkeypatch.setattr(interpreter, "find_spec", lambda _: object() if has_torch else None)
+    environ = {
+        name: str(folder / value) if name in interpreter.ACTIVE_VARS else value for name, value in environ.items()
+    }
+    python = find_interpreter(
+        str(folder / wanted) if wanted else "", "LAUNCH_PYTHON", {"PATH": f"{folder}/system/bin", **environ}
+    )
+    assert python.path == (f"{folder}/{chosen}/bin/python" if chosen else sys.executable)
+    assert python.prefix == (folder / chosen if chosen else Path(sys.prefix))
+
+
+def test_own_environment_is_no_other_one() -> None:
+    assert find_interpreter("", "", {"VIRTUAL_ENV": sys.prefix}).path == sys.executable
+
+
+def test_python_that_is_not_there_is_named() -> None:
+    with pytest.raises(UserError, match="LAUNCH_PYTHON=x: no such program"):
+        find_interpreter("x", "LAUNCH_PYTHON=x", {"PATH": "/usr/bin"})

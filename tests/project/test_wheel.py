@@ -1,0 +1,99 @@
+"""The wheel in environments of others: it brings one name, and each side's imports find its own modules."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import clean_environment, needs_two_cores, script
+from tests.project.test_packaging import ROOT
+
+pytestmark = pytest.mark.launch
+TWO = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1", "LAUNCH_QUIET": "1"}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an environment with the wheel and msgspec alone; its path has a blank."""
+    folder = tmp_path_factory.mktemp("an environment")
+    source = folder / "source"
+    for name in ("reference_training", "entrypoint", "train"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, folder], cwd=source, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    python = folder / "venv/bin/python"
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
+    subprocess.run(install, check=True, capture_output=True)
+    import msgspec
+
+    (site,) = folder.glob("venv/lib/python3*/site-packages")
+    shutil.copytree(Path(msgspec.__file__).parent, site / "msgspec")
+    return folder / "venv"
+
+
+def run(environment: Path, folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in clean_environment().items() if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
+    return subprocess.run(
+        [environment / "bin/entrypoint", *words],
+        cwd=folder, env={**clean, "HOME": str(folder), "PATH": "/usr/bin:/bin", **TWO, **environ},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+WHO = "import os, sys; print(os.environ['RANK'], sys.executable, 'entrypoint' in sys.modules)"
+
+
+@needs_two_cores
+def test_launcher_alone_starts_ranks_and_names_what_it_lacks(environment: Path, tmp_path: Path) -> None:
+    script(tmp_path, "x.py", WHO)
+    python = environment / "bin/python"
+    result = run(environment, tmp_path, "run", "x.py", LAUNCH_PYTHON=str(python))
+    assert sorted(result.stdout.splitlines()) == [f"{rank} {python} False" for rank in (0, 1)], result.stderr
+    for words in (["train"], ["plan"], ["report", "x"], ["predict", "a", "b"]):
+        result = run(environment, tmp_path, *words)
+        assert (result.returncode, result.stdout) == (3, "")
+        assert "torch, which is not installed here. Run: pip install 'reference-training[train]'" in result.stderr
+
+
+@needs_two_cores
+def test_script_runs_in_the_active_environment(environment: Path, tmp_path: Path) -> None:
+    script(tmp_path, "x.py", "import torch\n" + WHO)
+    active = {"VIRTUAL_ENV": sys.prefix}
+    result = run(environment, tmp_path, "run", "x.py", **active)
+    python = f"{sys.prefix}/bin/python"
+    assert sorted(result.stdout.splitlines()) == [f"{rank} {python} False" for rank in (0, 1)], result.stderr
+    planned = run(environment, tmp_path, "plan", "run", "x.py", **active)
+    assert "the active environment" in planned.stdout
+    assert "torch 2" in " ".join(planned.stdout.split())
+
+
+OURS = ("entrypoint", "train", "json", "msgspec", "torch", "reference_training")
+NOISY = "import os, sys\nopen(os.path.join(os.path.dirname(__file__), 'ran-' + __name__), 'a').write(sys.argv[0])\n"
+
+
+@needs_two_cores
+@pytest.mark.parametrize("on_path", [False, True])
+def test_files_of_the_user_are_imported_by_their_script_alone(environment: Path, tmp_path: Path, on_path: bool) -> None:
+    folder = tmp_path / "theirs" if on_path else tmp_path
+    folder.mkdir(exist_ok=True)
+    for name in OURS:
+        (folder / f"{name}.py").write_text(NOISY)
+    imports = ", ".join(name for name in OURS if name != "json")
+    script(tmp_path, "x.py", f"import {imports}\nprint(entrypoint.__file__, train.__file__)")
+    path = {"PYTHONPATH": str(folder)} if on_path else {}
+    for words in (["plan", "run", "x.py"], ["doctor"], ["settings"], ["verify"]):
+        run(environment, tmp_path, *words, **path)
+        assert not list(folder.glob("ran-*")), words
+    result = run(environment, tmp_path, "run", "x.py", LAUNCH_PYTHON=str(environment / "bin/python"), **path)
+    assert result.stdout == f"{folder}/entrypoint.py {folder}/train.py\n" * 2, result.stderr
+    assert {file.read_text() for file in folder.glob("ran-*")} == {"x.pyx.py"}
+    assert os.access(environment / "bin/entrypoint", os.X_OK)
