@@ -6,11 +6,14 @@ import json
 import shutil
 import socket
 import subprocess
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, count_text, one_line
+from entrypoint.core.packages import missing_module
 from entrypoint.core.user_dirs import nearest_existing, why_not_writable
+from entrypoint.doctor.installation import check_installation
 from entrypoint.machine.comm_backends import find_backend_problem
 from entrypoint.machine.compile_backends import DEFAULT_BACKEND, find_compile_problem
 from entrypoint.machine.shared_libraries import LIBRARY_PATTERNS
@@ -50,6 +53,7 @@ def run_checks(
         *check_oneccl(inputs),
         *(check_writable(name, folder) for name, folder in folders),
         check_host_name(),
+        *check_installation(inputs.environ, Path(sysconfig.get_path("purelib"))),
         *check_imports(inputs.python),
     )
 
@@ -63,6 +67,9 @@ def check_end_of_life(inputs: PlanInputs) -> Iterator[Check]:
 
 def check_plan(build_plan: Callable[[], Plan], fast: Sequence[Check]) -> Iterator[Check]:
     """Make the plan: errors are failures, and warnings that no preflight check has are warnings."""
+    if missing_module("train"):
+        yield Check("plan", "absent", "the trainer is not installed", "pip install 'reference-training[train]'")
+        return
     try:
         plan = build_plan()
     except UserError as error:

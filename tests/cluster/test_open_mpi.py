@@ -17,7 +17,7 @@ SHOW = """
 import os
 import torch.distributed as dist
 dist.init_process_group("gloo")
-print("rank", os.environ["RANK"], os.environ["MASTER_ADDR"], os.uname().nodename, flush=True)
+print("rank", os.environ["RANK"], os.environ["ENTRYPOINT_MASTER_ADDR"], os.uname().nodename, flush=True)
 dist.destroy_process_group()
 """
 # Stands for Apptainer on the nodes: it notes what it was asked for, and runs it.

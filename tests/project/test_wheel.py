@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import clean_environment, needs_two_cores, script
-from tests.project.test_packaging import ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.launch
 TWO = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1", "LAUNCH_QUIET": "1"}
 
