@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.core.packages import PROJECT, package_version
 from tests.conftest import script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,10 @@ def test_wheel_contains_every_package(tmp_path: Path) -> None:
     assert {top for top in tops if "-" not in top} == {"reference_training", "reference_training.pth"}
     assert wheel.stat().st_size < 3 << 20
     assert any(name.endswith(".dist-info/licenses/train/data/digits_license.txt") for name in names)
+
+
+def test_version_is_one() -> None:
+    assert f'version = "{package_version(PROJECT)}"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_no_package_is_hidden_by_gitignore() -> None:

@@ -37,7 +37,7 @@ def test_workflow_has_few_rights_and_pinned_actions(workflow: Path) -> None:
     assert content["permissions"] == {"contents": "read"}, "a job that needs more says so itself"
     for job in content["jobs"].values():
         assert job["timeout-minutes"] <= 120
-        assert set(job.get("permissions", {})) <= {"contents", "packages", "id-token"}
+        assert set(job.get("permissions", {})) <= {"contents", "packages", "id-token", "attestations"}
     for step in steps(workflow):
         assert re.fullmatch(r"[\w.-]+/[\w.-]+@v\d+", step.get("uses", "a/b@v1"))
         # What anybody may write, such as a branch's name, reaches a shell as a variable alone.
