@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from entrypoint.core.setting_types import about
 from entrypoint.core.settings_base import Auto, ParsedSettings, read_settings, rules_of
+from train.setting_groups.folder_kind import kind_of_folder
 from train.setting_groups.performance import PerformanceSettings
 from train.setting_groups.value_types import AboveZero, Positive
 
@@ -161,4 +163,7 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
 
 def read_train_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> ParsedSettings[TrainSettings]:
     """Validate TRAIN_* and the trainer's flags; raises `UserError`."""
-    return read_settings(TrainSettings, environ, flags)
+    parsed = read_settings(TrainSettings, environ, flags)
+    is_unnamed = "data_dir" in parsed.sources and "dataset" not in parsed.sources
+    kind = kind_of_folder(parsed.values.data_dir) if is_unnamed else ""
+    return replace(parsed, values=replace(parsed.values, dataset=kind)) if kind else parsed

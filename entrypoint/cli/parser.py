@@ -16,6 +16,7 @@ from entrypoint.cli.command_table import COMMANDS, SWITCHES, TARGETS, all_groups
 from entrypoint.cli.help import GROUP_TITLES, HelpFormatter, help_all, help_text, metavar, overview, version_text
 from entrypoint.cli.program import find_program
 from entrypoint.core.errors import UserError, did_you_mean, printable
+from entrypoint.core.paths import is_folder
 from entrypoint.core.settings_base import SettingField, Settings, describe_settings
 from entrypoint.plan.model import Program
 
@@ -196,7 +197,10 @@ def read_arguments(
     arguments, unknown = build_parser(name, groups).parse_known_args(flags)
     values = vars(arguments)
     takes_words = target == "run" or (command.words and not command.has_target)
-    stray = () if takes_words else words
+    stray: tuple[str, ...] = () if takes_words else words
+    folder = next(iter(stray), "") if target == "train" and len(stray) == 1 else ""
+    if folder and is_folder(folder):  # `entrypoint train photos`
+        stray, values["TRAIN_data_dir"] = (), folder
     if unknown or stray:
         raise unknown_word(name, target, [*unknown, *stray][0], groups)
     by_group: dict[str, dict[str, str]] = {prefix: {} for prefix in GROUP_TITLES}

@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
+from pathlib import Path
 
 from entrypoint.core.errors import UserError
+from entrypoint.core.paths import resolve
 from train.data.sources.image_file import ImageFile, open_image
-from train.data.sources.image_folder import ImageList, UnreadableImage, list_splits, unreadable_image_error
+from train.data.sources.image_folder import (
+    ImageList,
+    UnreadableImage,
+    list_splits,
+    take_rows,
+    unreadable_image_error,
+    whole_folder,
+)
 from train.data.sources.label_files import list_label_splits
+from train.models.weights_origin import find_weights_file, read_origin
 from train.settings import BOOK_PIXELS, TrainSettings
 
 # Counting stops here: more images than this at any size stream anyway, and a slow disk need not list them twice.
@@ -27,7 +37,7 @@ class DatasetInfo:
     `becomes` says what its image files become, empty for a set that has no files, and `is_resized` whether they become
     another size. `train_images` is 0 if unknown.
     `classes` are their names, in the order of the model's outputs.
-    `has_val` says whether a folder has val/ next to test/.
+    `has_val` says whether a folder has val/ next to test/, and `is_cut` whether it has neither and was split here.
     `has_kernel` says whether the compiled JPEG decoder is there.
     `loading_bytes` is the memory that each rank needs to load a set that cannot be streamed, 0 if that is little.
     """
@@ -42,6 +52,7 @@ class DatasetInfo:
     has_kernel: bool = False
     classes: tuple[str, ...] = ()
     has_val: bool = False
+    is_cut: bool = False
 
     def with_shape(self, shape: tuple[int, int, int]) -> DatasetInfo:
         """Return the same set with images of another shape."""
@@ -86,6 +97,7 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         has_kernel=jpeg_kernel() is not None,
         classes=train.classes,
         has_val=test.val_start is not None,
+        is_cut=test.is_cut,
     )
 
 
@@ -102,7 +114,33 @@ def list_files(settings: TrainSettings, limit: int | None = None) -> tuple[Image
         from train.data.sources.shards import list_shard_splits  # loads numpy
 
         return list_shard_splits(settings.data_dir, settings.cache_dir, only_test=only_test)
-    return list_splits(settings.data_dir, settings.on_unreadable_image, only_test=only_test, limit=limit)
+    if only_test and (cuts_val := choice_of_trained_run(settings)) is not None:
+        test = list_splits(settings.data_dir, settings.on_unreadable_image, cuts_val=cuts_val)[1]
+        test = take_rows(test, range(len(test) if test.val_start is None else test.val_start))
+        return test, test
+    return list_splits(
+        settings.data_dir,
+        settings.on_unreadable_image,
+        only_test=only_test,
+        limit=limit,
+        cuts_val=not settings.val_split,
+    )
+
+
+def choice_of_trained_run(settings: TrainSettings) -> bool | None:
+    """Return whether the run to evaluate has set images of this folder apart for the choice of its checkpoint.
+
+    None if it was trained on another folder, or on one that has a test/: then all of the folder is new to it.
+    """
+    try:
+        origin = read_origin(find_weights_file(settings.evaluate, "TRAIN_EVALUATE"))
+    except UserError:  # the loading of the weights reports it
+        return None
+    trained_on = origin.settings.get("data_dir")
+    folder = settings.data_dir
+    if folder is None or not isinstance(trained_on, str) or not folder.is_dir() or whole_folder(folder) is None:
+        return None
+    return not origin.settings.get("val_split") if resolve(Path(trained_on)) == resolve(folder) else None
 
 
 def inspect_synthetic(settings: TrainSettings) -> DatasetInfo:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from entrypoint.core.errors import printable
 from entrypoint.core.packages import missing_module
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Decision, make_decision
@@ -47,8 +48,9 @@ TECHNIQUES: Mapping[str, tuple[str, object, str]] = {
 def decide_techniques(
     given: ParsedSettings[TrainSettings], dataset: DatasetInfo, report: ModelReport
 ) -> tuple[Decision, ...]:
-    """Return the decisions of model, weights, optimizer, transforms and the techniques that are on."""
+    """Return the decisions of data, model, weights, optimizer, transforms and the techniques that are on."""
     return (
+        *decide_dataset(given, dataset),
         decide_model(given),
         *decide_weights(given, report),
         decide_optimizer(given, report),
@@ -124,3 +126,14 @@ def decide_tensorboard(settings: TrainSettings) -> tuple[Decision, ...]:
     if not settings.tensorboard or not missing_module("tensorboard"):
         return ()
     return (Decision("tensorboard", "off", "not installed; the extra `tensorboard` of the wheel has it"),)
+
+
+def decide_dataset(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> tuple[Decision, ...]:
+    """Return how a folder was taken whose kind was not named, and how one without test/ was split."""
+    reasons = []
+    if "dataset" not in given.sources and given.values.reads_files:
+        reasons.append(f"by what is in {printable(given.values.data_dir)}")
+    if dataset.is_cut:
+        val = "" if given.values.val_split else ", a tenth chooses the best checkpoint"
+        reasons.append(f"no test/ there: a tenth of each class is tested{val}")
+    return (Decision("dataset", given.values.dataset, "; ".join(reasons)),) if reasons else ()

@@ -29,7 +29,8 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
     data_dir: Annotated[
         Path | None,
         about(
-            "imagefolder, csv, shards: the folder with train and test (or val). Other datasets: download folder.",
+            "imagefolder, csv, shards: the folder with train and test (or val), or of classes. Other datasets:"
+            " download folder.",
             basic=True,
             speed=False,
             resume="may_change",

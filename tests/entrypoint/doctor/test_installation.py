@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from entrypoint.doctor.installation import PTH_FILE, check_installation
@@ -17,7 +18,7 @@ def test_what_may_mislead_is_named(tmp_path: Path) -> None:
     (tmp_path / "entrypoint").mkdir()
     script(tmp_path / "entrypoint", "__init__.py", "")
     (tmp_path / "active/bin").mkdir(parents=True)
-    script(tmp_path / "active/bin", "python", "").chmod(0o755)
+    (tmp_path / "active/bin/python").symlink_to(sys.executable)
     checks = list(check_installation({"VIRTUAL_ENV": str(tmp_path / "active")}, tmp_path))
     assert [check.what for check in checks] == ["package entrypoint", "interpreter", PTH_FILE]
     assert f"{tmp_path}/entrypoint/__init__.py" in checks[0].seen

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import resolve
 from train.data.sources.image_file import FileList, ImageFile
+from train.setting_groups.folder_kind import IGNORED_FOLDERS
 
 # What file managers leave behind; hidden files are passed over as well.
 IGNORED_FILES = frozenset({"Thumbs.db", "desktop.ini"})
+# Share of a class for the test, and as much for the choice of a checkpoint, where a folder has no such splits.
+CUT_SHARE, MIN_CUT_IMAGES = 0.1, 3
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class UnreadableImage:
 class ImageList:
     """One split: each file with the number of its class, and the entries that cannot be used.
 
+    It `is_cut` if the folder had no splits.
     With both test/ and val/, the test split has the files of test/ and then, from row `val_start` on, those of val/.
 
     Files and labels are in buffers, without an object for each (see `FileList`).
@@ -45,6 +50,7 @@ class ImageList:
     labels: array[int]
     unreadable: tuple[UnreadableImage, ...] = ()
     val_start: int | None = None
+    is_cut: bool = False
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -114,19 +120,37 @@ def split_folders(data_dir: Path | None, *, only_test: bool = False) -> tuple[Pa
     test = test or next((data_dir / name for name in ("test", "val") if (data_dir / name).is_dir()), None)
     if only_test:
         return (test or data_dir,) * 2
+    if test is None and (whole := whole_folder(data_dir)):
+        return whole, whole
     if not train.is_dir() or test is None:
         found = sorted(printable(entry.name) for entry in data_dir.iterdir())[:5]
         holds = f"holds {', '.join(found)}" if found else "is empty"
-        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {holds}; it needs train/ and test/ (or val/)")
+        needs = "train/ and test/ (or val/), or a folder for each class, or a list of its files in train.csv"
+        raise UserError(f"TRAIN_DATA_DIR={printable(data_dir)}: {holds}; it needs {needs}")
     return train, test
+
+
+def whole_folder(data_dir: Path) -> Path | None:
+    """Return the folder whose classes have to be split: train/ alone, or the folder of classes itself."""
+    train = data_dir / "train"
+    if has_classes(train):
+        return train
+    named = {name for name in ("test", "val") if (data_dir / name).is_dir()}
+    return data_dir if not named and not train.is_dir() and len(class_folders(data_dir)) > 1 else None
 
 
 def has_classes(folder: Path) -> bool:
     """Return whether a split has class folders; ImageNet's test images are in none, as their classes are secret."""
     try:
-        return any(is_folder(entry) and not entry.name.startswith(".") for entry in os.scandir(folder))
+        return bool(class_folders(folder))
     except OSError:
         return False
+
+
+def class_folders(folder: Path) -> dict[str, os.DirEntry[str]]:
+    """Return the subfolders that are classes, by name, in its order; raises OSError."""
+    entries = {entry.name: entry for entry in os.scandir(folder) if is_folder(entry)}
+    return {name: entries[name] for name in sorted(entries) if not name.startswith(".") and name not in IGNORED_FOLDERS}
 
 
 def val_folder(test: Path) -> Path | None:
@@ -140,14 +164,14 @@ def class_names(folder: Path) -> tuple[str, ...]:
 
     Raises `UserError` where there are none, or where one is a link to a folder above it.
     """
-    entries = [entry for entry in os.scandir(folder) if is_folder(entry) and not entry.name.startswith(".")]
+    entries = class_folders(folder)
     if not entries:
         raise UserError(f"{one_line(folder)}: no class folders; each class is a subfolder with its images")
     above = ids_of_ancestors(folder)
-    for entry in entries:
+    for entry in entries.values():
         if entry.is_symlink() and folder_id(entry.path) in above:
             raise UserError(f"{UnreadableImage(Path(entry.path), LINK_UPWARD)}; remove it")
-    return tuple(sorted(entry.name for entry in entries))
+    return tuple(entries)
 
 
 LINK_UPWARD = "a link to a folder above it"
@@ -159,7 +183,7 @@ def split_classes(data_dir: Path | None, *, only_test: bool = False) -> tuple[Pa
     classes, test_classes = class_names(train), class_names(test)
     if classes != test_classes:
         raise classes_differ_error(data_dir, (train.name, classes), (test.name, test_classes))
-    if not only_test and (val := val_folder(test)) and (val_classes := class_names(val)) != classes:
+    if not only_test and train != test and (val := val_folder(test)) and (val_classes := class_names(val)) != classes:
         raise classes_differ_error(data_dir, (train.name, classes), (val.name, val_classes))
     return train, test, classes
 
@@ -259,9 +283,16 @@ def list_split(folder: Path, classes: tuple[str, ...], limit: int | None = None)
 
 
 def list_splits(
-    data_dir: Path | None, policy: str = "error", *, only_test: bool = False, limit: int | None = None
+    data_dir: Path | None,
+    policy: str = "error",
+    *,
+    only_test: bool = False,
+    limit: int | None = None,
+    cuts_val: bool = True,
 ) -> tuple[ImageList, ImageList]:
     """Return train and test; raises `UserError` where their classes differ.
+
+    A folder without test/ is split here, with a part for the choice of a checkpoint if `cuts_val`.
 
     With the policy `error` it also raises for the first entry that cannot be used. Of each split's folder at most
     `limit` files are listed.
@@ -269,13 +300,57 @@ def list_splits(
     with translate_folder_errors(data_dir):
         train, test, classes = split_classes(data_dir, only_test=only_test)
         tested = list_split(test, classes, limit)
-        if not only_test and (val := val_folder(test)):
+        if not only_test and train != test and (val := val_folder(test)):
             tested = append_split(tested, list_split(val, classes, limit), test.parent)
         listings = tested if train == test else list_split(train, classes, limit), tested
     unreadable = [one for listing in listings for one in listing.unreadable]
+    if train == test and not only_test:
+        listings = cut_listing(tested, cuts_val=cuts_val)
     if unreadable and policy == "error":
         raise unreadable_image_error(unreadable)
     return listings
+
+
+def cut_listing(whole: ImageList, *, cuts_val: bool) -> tuple[ImageList, ImageList]:
+    """Return the images to train on, and those of the test with those of the choice behind them.
+
+    A digest of each file's path in the folder decides, so the same file is on the same side on every node, in a resumed
+    run and after others were added, but for some at the border. Raises `UserError` for a class with too few images.
+    """
+    parts: dict[str, list[int]] = {"train": [], "test": [], "val": []}
+    rows_of: list[list[int]] = [[] for _ in whole.classes]
+    for row, label in enumerate(whole.labels):
+        rows_of[label].append(row)
+
+    def digest(row: int) -> bytes:
+        return hashlib.blake2b(os.fsencode(whole.files.relative(row)), digest_size=8).digest()
+
+    for name, unordered in zip(whole.classes, rows_of, strict=True):
+        rows = sorted(unordered, key=digest)
+        if len(rows) < MIN_CUT_IMAGES:
+            raise UserError(
+                f"{one_line(whole.folder / name)}: has {len(rows)} images, and without test/ a folder is split in"
+                " three. Add some, or make train/ and test/."
+            )
+        count = max(1, round(CUT_SHARE * len(rows)))
+        kept = 2 * count if cuts_val else count
+        for part, some in (("test", rows[:count]), ("val", rows[count:kept]), ("train", rows[kept:])):
+            parts[part] += some
+    chosen = {part: take_rows(whole, sorted(rows)) for part, rows in parts.items()}
+    test = chosen["test"]
+    if cuts_val:
+        test = append_split(test, chosen["val"], whole.folder)
+    return replace(chosen["train"], unreadable=whole.unreadable), replace(test, is_cut=True)
+
+
+def take_rows(listing: ImageList, rows: Sequence[int]) -> ImageList:
+    """Return some images of a list."""
+    files = FileList(listing.folder)
+    for row in rows:
+        path = listing.files[row]
+        assert isinstance(path, Path), "a folder has files"
+        files.append(path)
+    return replace(listing, files=files, labels=array("q", (listing.labels[row] for row in rows)), unreadable=())
 
 
 def append_split(test: ImageList, val: ImageList, folder: Path) -> ImageList:

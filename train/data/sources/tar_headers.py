@@ -16,11 +16,8 @@ import msgspec
 from entrypoint.core.errors import first_line, printable
 from entrypoint.core.paths import open_regular
 from train.data.sources.image_file import Shard
+from train.setting_groups.folder_kind import IMAGE_ENDINGS
 
-# The endings of a sample's image. Whatever Pillow then finds in the file is read.
-IMAGE_ENDINGS = frozenset(
-    ("jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm", "webp", "bmp", "gif", "tif", "tiff", "jp2", "avif")
-)
 LABEL_FIELDS = ("cls", "label")
 # A key is the path up to the first dot of the name, as in webdataset. Names that begin with a dot have none.
 NAME = re.compile(r"((?:.*/)?[^./][^/.]*)\.([^/]*)", re.DOTALL)

@@ -51,8 +51,6 @@ def break_folder(image_folder: Path, how: str) -> Path:
         case "empty":
             (image_folder / "void").mkdir()
             return image_folder / "void"
-        case "no test":
-            shutil.rmtree(image_folder / "test")
         case "no classes":
             shutil.rmtree(image_folder / "train")
             (image_folder / "train").mkdir()
@@ -70,7 +68,6 @@ def break_folder(image_folder: Path, how: str) -> Path:
         ("missing", r"TRAIN_DATA_DIR=.*nowhere: no such folder"),
         ("a file", r"is a file, not a folder"),
         ("empty", r"is empty; it needs train/ and test/"),
-        ("no test", r"holds train; it needs train/ and test/"),
         ("no classes", r"train: no class folders"),
         ("an empty class", r"class3: the class has no images"),
         ("other classes", r"classes differ, only in train/: class2; only in test/: zebra"),
