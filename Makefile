@@ -4,7 +4,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/*/*.txt)
-FUZZED := $(addprefix tests/entrypoint/,plan/test_cpu_budget.py plan/test_core_assignment.py plan/test_planner.py cli/test_any_environment.py)
+FUZZED := $(addprefix tests/entrypoint/,plan/test_cpu_budget.py plan/test_core_assignment.py plan/test_planner.py cli/test_any_environment.py \
+  supervise/test_wire.py supervise/test_store_commands.py) tests/train/report/test_page.py tests/train/distributed/test_exchange.py
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-][a-z -]*:.*## / { sub(/: .*/, "", $$1); printf "  make %-16s %s\n", $$1, $$2 }' Makefile

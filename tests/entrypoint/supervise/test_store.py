@@ -12,15 +12,12 @@ from contextlib import suppress
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from entrypoint.supervise.access import Access, connect_to
 from entrypoint.supervise.event_loop import EventLoop
-from entrypoint.supervise.store_commands import COMMANDS, MAGIC, StoreSession
+from entrypoint.supervise.store_commands import MAGIC
 from entrypoint.supervise.store_door import StoreDoor, StoreRelay, listen_on_loopback
-from entrypoint.supervise.wire import WireError
 
 pytestmark = [pytest.mark.launch, pytest.mark.versions]
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -143,25 +140,3 @@ def test_another_users_process_on_this_node_gets_nothing(ports: Ports, uid: int,
     os.close(write)
     os.waitpid(child, 0)
     assert os.read(read, 4) == answer
-
-
-@given(st.lists(st.binary(max_size=40), max_size=8))
-def test_any_bytes_are_commands_or_refused(pieces: list[bytes]) -> None:
-    session = StoreSession()
-    try:
-        for piece in pieces:
-            for name, *_ in session.decode(piece):
-                assert name in dict(COMMANDS)
-    except WireError:
-        pass
-
-
-@given(st.lists(st.integers(1, 30), max_size=20))
-def test_commands_come_whole_however_they_are_split(sizes: list[int]) -> None:
-    data = struct.pack("<BI", 0, MAGIC) + b"\1" + b"".join(struct.pack("<Q", 3) + text for text in (b"key", b"abc"))
-    data += b"\5" + struct.pack("<QQ", 1, 3) + b"key"
-    session, commands = StoreSession(), []
-    for size in [*sizes, len(data)]:
-        commands += session.decode(data[:size])
-        data = data[size:]
-    assert commands == [("validate", MAGIC), ("set", b"key", b"abc"), ("check", [(b"key",)])]
