@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cluster
 
 TIMEOUT_S = 10
 LONG = {"TRAIN_EPOCHS": "100000", "TRAIN_RUN_NAME": "long", "LAUNCH_COLLECTIVE_TIMEOUT_S": str(TIMEOUT_S)}
-RANK = "-I -m train"  # on the command line of every rank
+RANK = "--module train"  # on the command line of every rank
 
 
 def agents(cluster: Cluster) -> list[Started]:

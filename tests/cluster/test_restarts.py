@@ -53,7 +53,7 @@ def ended_well(cluster: Cluster, accuracy: float, world_size: int, started: Star
 def test_killed_rank_restarts_all_ranks(cluster: Cluster, accuracy: float) -> None:
     one, two = agent(cluster, 0), agent(cluster, 1)
     cluster.wait_for_file(Path("runs/many/checkpoint"))
-    assert cluster.signal("node2", "-I -m train", signal.SIGKILL) == 1
+    assert cluster.signal("node2", "--module train", signal.SIGKILL) == 1
     two.wait_for("entrypoint: restart 1 of 3: rank 1 on node2 failed first: killed by SIGKILL")
     assert two.code() == 0, two.text()[-3000:]
     ended_well(cluster, accuracy, 2, one if "resuming from" in one.text() else two)
