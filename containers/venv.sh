@@ -59,5 +59,6 @@ choose_torch "$here/$stack" auto "$venv/bin/python"
 site=$("$venv/bin/python" -I -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 (cd "$here/.." && pwd) >"$site/checkout_of_reference_training.pth"
 cp "$here/../reference_training/reference_training.pth" "$site/"
+rm -f "$site/entrypoint.pth" # of earlier versions
 install -m 755 "$here/../reference_training/entrypoint" "$venv/bin/entrypoint"
 bash "$here/../train/kernels/kernels.sh" "$venv/bin/python" "$here/.."

@@ -53,7 +53,7 @@ def global_rank_of(plan: Plan, job: Job) -> Job:
 
 def build_rank_environment(plan: Plan, rank: RankPlan, job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of one rank; variables that the user set take precedence."""
-    agents = {AGENT_ONLY_VARS, RANKS_STORE_VAR, *environ.get(AGENT_ONLY_VARS, "").split(",")}
+    agents = {AGENT_ONLY_VARS, RANKS_STORE_VAR, RANK0_HOST_VAR, *environ.get(AGENT_ONLY_VARS, "").split(",")}
     ranks_store = environ.get(RANKS_STORE_VAR)
     environ = {name: value for name, value in environ.items() if name not in agents}
     environment = {**environ, **plan.environment.variables, PLAN_VAR: plan.to_variable()}

@@ -47,14 +47,10 @@ class Incomplete(Exception):
     """The rest of a command has not come yet."""
 
 
-class StoreSession:
-    """The store's side of a connection: splits what a client sends into commands."""
+class BytesSession:
+    """The session of a connection that speaks torch's protocol; its bytes are passed on as they come."""
 
     is_proven, has_heartbeats, max_output = True, False, 256 << 20
-
-    def __init__(self) -> None:
-        self.rest = bytearray()
-        self.at = 0
 
     def greeting(self) -> bytes:
         """Return nothing: the client speaks first."""
@@ -64,7 +60,19 @@ class StoreSession:
         """Return nothing for a heartbeat, which torch's clients do not know."""
         return b""
 
-    def decode(self, data: bytes) -> list[tuple[Any, ...]]:
+    def decode(self, data: bytes) -> list[Any]:
+        """Return the data."""
+        return [data]
+
+
+class StoreSession(BytesSession):
+    """The store's side of a connection: splits what a client sends into commands."""
+
+    def __init__(self) -> None:
+        self.rest = bytearray()
+        self.at = 0
+
+    def decode(self, data: bytes) -> list[Any]:
         """Return the commands that the data completes, each a method's name and arguments; raises `WireError`."""
         self.rest += data
         commands, end = [], 0

@@ -18,7 +18,7 @@ from pathlib import Path
 from entrypoint.core.network import RETRY_INTERVAL_S
 from entrypoint.supervise.access import Access, is_own_user
 from entrypoint.supervise.event_loop import HANDSHAKE_LIMIT_S, Connection, EventLoop, Role
-from entrypoint.supervise.store_commands import JobStore, StoreSession
+from entrypoint.supervise.store_commands import BytesSession, JobStore, StoreSession
 from entrypoint.supervise.wire import Message, Session, WireError, receive
 
 LOOPBACK = "127.0.0.1"
@@ -75,24 +75,6 @@ class StoreDoor:
 
     def lose(self, _connection: Connection, _reason: str) -> None:
         """Do nothing: who is not let in is not missed."""
-
-
-class BytesSession:
-    """The session of a connection whose bytes are passed on as they come."""
-
-    is_proven, has_heartbeats, max_output = True, False, StoreSession.max_output
-
-    def greeting(self) -> bytes:
-        """Return nothing."""
-        return b""
-
-    def encode(self, _message: object) -> bytes:
-        """Return nothing for a heartbeat."""
-        return b""
-
-    def decode(self, data: bytes) -> list[bytes]:
-        """Return the data."""
-        return [data]
 
 
 class Bridge:

@@ -13,6 +13,7 @@ import pytest
 
 from entrypoint.core.packages import PROJECT, package_version
 from tests.conftest import script
+from tests.wheel import build_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / "containers/venv.sh"
@@ -20,17 +21,7 @@ KERNELS = ROOT / "train/kernels/kernels.sh"
 
 
 def test_wheel_contains_every_package(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    for name in ("reference_training", "entrypoint", "train"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    code = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
-    built = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=source, capture_output=True, text=True, check=False
-    )
-    assert built.returncode == 0, built.stderr
-    (wheel,) = tmp_path.glob("*.whl")
+    wheel = build_wheel(tmp_path)
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {str(path.relative_to(ROOT)) for name in ("entrypoint", "train") for path in (ROOT / name).rglob("*.py")}
     modules |= {"entrypoint/py.typed", "train/py.typed", "train/data/digits.csv.gz", "train/data/digits_license.txt"}

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import clean_environment, needs_two_cores, script
+from tests.wheel import build_wheel
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.launch
 TWO = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1", "LAUNCH_QUIET": "1"}
 
@@ -21,14 +21,7 @@ TWO = {"LAUNCH_NPROC_PER_NODE": "2", "LAUNCH_OVERSUBSCRIBE": "1", "LAUNCH_QUIET"
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an environment with the wheel and msgspec alone; its path has a blank."""
     folder = tmp_path_factory.mktemp("an environment")
-    source = folder / "source"
-    for name in ("reference_training", "entrypoint", "train"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", build, folder], cwd=source, check=True, capture_output=True)
-    (wheel,) = folder.glob("*.whl")
+    wheel = build_wheel(folder)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     python = folder / "venv/bin/python"
     install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]

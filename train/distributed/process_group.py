@@ -18,6 +18,7 @@ from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.plan.model import Plan, Source
+from entrypoint.rank.environment import RANK0_HOST_VAR
 from train.distributed.exchange import all_gather_values, broadcast_value
 from train.distributed.peer_failure import UNTIMED_BACKENDS, PeerWatch
 from train.distributed.rendezvous import Peer, local_peer, wait_for_all_ranks
@@ -144,7 +145,8 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
             with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
                 dist.init_process_group(plan.backend, timeout=limit, store=store, rank=rank, world_size=world_size)
         except (RuntimeError, ValueError, OSError) as error:
-            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            own_way = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            where = os.environ.get(RANK0_HOST_VAR) or own_way
             cause = first_line(error)
             raise UserError(
                 f"rank {rank} of {world_size}: no {plan.backend} connection to the other ranks at {where}: {cause}",

@@ -16,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.network import LOG_INTERVAL_S, interface_address
+from entrypoint.rank.environment import RANK0_HOST_VAR
 from train.preemption import PREEMPT_WARNING, STOP_CONTROLLER, Preempted
 
 # The port of the discard service. No process listens there, so a live node refuses the connection.
@@ -39,7 +40,7 @@ def local_peer(rank: int) -> Peer:
     # network.
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     address = interface_address(interface) if interface else ""
-    address = address or own_address(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    address = address or own_address(os.environ.get(RANK0_HOST_VAR) or os.environ.get("MASTER_ADDR", "127.0.0.1"))
     return Peer(rank, socket.gethostname(), address)
 
 

@@ -54,9 +54,9 @@ def compile_once(name: Name, path: Path) -> Path | None:
                 return path
             words = ["bash", str(HERE / "kernels.sh"), sys.executable, str(HERE.parents[1]), str(path.parent), name]
             done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=False)
-            text = done.stdout.strip() or done.stderr.strip().splitlines()[-1:] or "compiled"
+            text = done.stdout.strip() or done.stderr.strip().rpartition("\n")[2] or "compiled"
             tried.write(f"{text}\n")
-            log(f"the {name} kernel was compiled once, into {path.parent}" if path.exists() else str(text))
+            log(f"the {name} kernel was compiled once, into {path.parent}" if path.exists() else text)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return path
