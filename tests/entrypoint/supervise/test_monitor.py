@@ -153,7 +153,7 @@ def output_after_failure_elsewhere(folder: Path, lost_collective: str) -> str:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     other = open_channel(1, port, "x")
-    assert have_joined(other, 0)
+    assert have_joined(other, 1)
     other.report_failure(FirstFailure(1, "node2", 1, "exit code 1", lost_collective=lost_collective))
     return process.communicate(timeout=LAUNCH_LIMIT_S)[1]
 
