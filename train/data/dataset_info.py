@@ -26,8 +26,8 @@ from train.settings import BOOK_PIXELS, TrainSettings
 MAX_COUNTED = 200_000
 KEEP_SIZE_MAX_PX = 96
 LARGE_PIXELS = 224
-# Headers that are read: of the first image of so many classes, and, while all are gray, of so many images.
-SAMPLED_CLASSES, SAMPLED_GRAY_IMAGES = 16, 1000
+# Headers that are read: of so many images, evenly over the classes, and of more while all are gray.
+SAMPLED_IMAGES, SAMPLED_GRAY_IMAGES = 128, 1000
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,13 @@ class Headers:
             self.modes.add(image.mode)
             self.sizes.append((image.width, image.height) if turned else (image.height, image.width))
 
+    @property
+    def median_size(self) -> tuple[int, int]:
+        """The median height and width: one large photo must not enlarge a thousand small ones."""
+        middle = (len(self.sizes) - 1) // 2
+        heights, widths = (sorted(sides)[middle] for sides in zip(*self.sizes, strict=True))
+        return heights, widths
+
     def are_resized(self, shape: tuple[int, int, int]) -> bool:
         """Return whether these images have other sizes than those of a set of that shape."""
         return set(self.sizes) != {shape[1:]}
@@ -209,6 +216,9 @@ class Headers:
         """Return what these images become in a set of that shape."""
         color = "gray" if self.is_gray else "color"
         parts = [f"{color}, cropped to the shape and resized" if self.are_resized(shape) else color]
+        if self.are_resized(shape):
+            height, width = self.median_size
+            parts.append(f"half of {len(self.sizes)} that were looked at are {width}x{height} or larger")
         if any(mode.startswith("I;16") for mode in self.modes):
             parts.append("12 and 16 bits scaled to 8")
         if self.modes & {"I", "F"}:
@@ -223,7 +233,7 @@ class Headers:
 
 
 def read_headers(listing: ImageList, policy: str) -> Headers:
-    """Read the headers of the first image of up to 16 classes, and of up to 1,000 images while all are gray.
+    """Read the headers of up to 128 images, evenly over the classes, and of up to 1,000 while all are gray.
 
     Raises `UserError` for an image that cannot be read; with the policy `skip`, only if none can.
     """
@@ -233,7 +243,7 @@ def read_headers(listing: ImageList, policy: str) -> Headers:
     unreadable: UnreadableImage | None = None
     for index, row in enumerate(sampled_rows(listing)):
         path = listing.files[row]
-        enough = index >= min(SAMPLED_CLASSES, len(listing.classes)) and not headers.is_gray
+        enough = index >= SAMPLED_IMAGES and not headers.is_gray
         if headers.sizes and (enough or len(headers.sizes) >= SAMPLED_GRAY_IMAGES):
             break
         try:
@@ -258,12 +268,12 @@ def sampled_rows(listing: ImageList) -> Iterator[int]:
 
 
 def target_shape(headers: Headers, settings: TrainSettings) -> tuple[int, int, int]:
-    """Return what the folder's images become: gray if all are, and their own size if all of them are small."""
+    """Return what the folder's images become: gray if all are, and their own size if at least half are small."""
     channels = 1 if headers.is_gray else 3
     if settings.image_size != "auto":
         side = max(settings.image_size, settings.eval_size or 0)
         return channels, side, side
-    if max(max(size) for size in headers.sizes) <= KEEP_SIZE_MAX_PX:
-        return channels, *headers.sizes[0]
+    if max(headers.median_size) <= KEEP_SIZE_MAX_PX:
+        return channels, *headers.median_size
     side = BOOK_PIXELS if settings.transforms == "book" else LARGE_PIXELS
     return channels, side, side

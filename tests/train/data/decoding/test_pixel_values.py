@@ -258,6 +258,7 @@ def test_memory_and_stream_have_the_same_values(tmp_path: Path) -> None:
     assert labels.tolist() == entry.train_labels.tolist()
 
 
+RESIZED = "color, cropped to the shape and resized; half of 6 that were looked at are "
 GRAY, COLOR = Image.new("L", (8, 8), 100), Image.new("RGB", (8, 8), (200, 10, 10))
 
 
@@ -299,8 +300,8 @@ def test_colored_class_of_a_large_gray_set_is_found(tmp_path: Path) -> None:
         ),
         (lambda _, path: COLOR.convert("RGBA").save(path), "color; transparent parts white"),
         (lambda _, path: COLOR.resize((20, 10)).save(path, exif=bytes(TURNED)), "color; turned as EXIF says"),
-        (lambda index, path: COLOR.resize((8 + index, 8)).save(path), "color"),
-        (lambda _, path: COLOR.resize((300, 200)).save(path), "color, cropped to the shape and resized"),
+        (lambda index, path: COLOR.resize((8 + index, 8)).save(path), f"{RESIZED}9x8 or larger"),
+        (lambda _, path: COLOR.resize((300, 200)).save(path), f"{RESIZED}300x200 or larger"),
     ],
 )
 def test_plan_says_what_images_become(tmp_path: Path, write: Callable[[int, Path], None], said: str) -> None:

@@ -119,6 +119,15 @@ def test_inspect_dataset_keeps_small_image_size(
     assert inspect_dataset(imagefolder(tmp_path, image_size=asked)).shape == shape
 
 
+@pytest.mark.parametrize(("large", "shape"), [(1, (3, 32, 48)), (5, (3, 224, 224))])
+def test_few_large_images_do_not_enlarge_the_others(tmp_path: Path, large: int, shape: tuple[int, int, int]) -> None:
+    for split in ("train", "test"):
+        paint(tmp_path / split, each=3, size=(48, 32))
+    for path in sorted((tmp_path / "train").rglob("*.*g"))[:large]:
+        Image.new("RGB", (900, 600)).save(path)
+    assert inspect_dataset(imagefolder(tmp_path)).shape == shape
+
+
 def test_inspect_dataset_known_data_reads_nothing() -> None:
     assert inspect_dataset(TrainSettings()) == DatasetInfo(
         1797, (1, 8, 8), train_images=1442, classes=tuple("0123456789")
