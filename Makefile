@@ -1,7 +1,10 @@
 # Each target is a line or two; `make help` lists them.
 .DEFAULT_GOAL := help
 .PHONY: help wheel train plan test test-fast test-all test-nightly fuzz fuzz-commands check docs bench-launch bench-peers bench-cuda bench-accuracy bench-limit bench-techniques bench-stream bench-references lock book book-quick clean images sif-cpu sif-cuda sif-cpu-intel image-compare audit
-VENV := .venv
+# Current torch, or another STACK next to it: `STACK=cpu-intel make train` has the book's.
+STACK ?= cuda
+export STACK
+VENV := .venv$(if $(filter-out cuda,$(STACK)),-$(STACK))
 BIN := $(VENV)/bin
 LOCKS := $(wildcard containers/*.txt containers/*/*.txt)
 FUZZED := $(addprefix tests/entrypoint/,plan/test_cpu_budget.py plan/test_core_assignment.py plan/test_planner.py cli/test_any_environment.py \

@@ -37,12 +37,14 @@ done
 lock dev.in dev.txt
 lock notebook.in notebook.txt
 
-# What a tool needs and the image already locks stands once: in the image's own file. What the image locks for some
-# machines only, and torch's family, which comes in two builds, are the exceptions.
+# What a tool needs and every image already locks stands once: in the image's own file. What one of the images lacks, or
+# locks for some machines only, and torch's family, which comes in two builds, are the exceptions.
+grep -hE '^[a-z]' cuda/requirements.all cpu-intel/requirements.all | grep -v platform_machine | sed 's/==.*//' |
+  sort | uniq -d >locked.names
 for tools in dev.txt notebook.txt; do
-  awk 'NR == FNR { if ($0 ~ /^[a-z]/ && $0 !~ /platform_machine/) { sub(/==.*/, ""); locked[$0] = 1 } next }
-    /^[^ ]/ { name = $0; sub(/==.*/, "", name); mine = !(name in locked) } mine' cpu-intel/requirements.all "$tools" >"$tools.new"
+  awk 'NR == FNR { locked[$0] = 1; next }
+    /^[^ ]/ { name = $0; sub(/==.*/, "", name); mine = !(name in locked) } mine' locked.names "$tools" >"$tools.new"
   split 0 "$tools.new" >"$tools"
   rm "$tools.new"
 done
-rm ./*/requirements.all
+rm ./*/requirements.all locked.names

@@ -1,25 +1,35 @@
 #!/usr/bin/env bash
 # venv.sh FOLDER: makes or updates a virtual environment with a locked stack, the tools of `make test` and `make check`,
-# and this project itself. The stack is cpu-intel's on x86-64 up to Python 3.13, where its wheels end, else current torch.
-# Wheels come from uv's cache, hard-linked. PYTHON names an interpreter; without it the newest that cpu-intel's stack
-# supports is used, or a newer one. `venv.sh --python` prints interpreter and stack, and does nothing else.
+# and this project itself. STACK chooses: cuda, current torch, is the default; cpu-intel is the book's, for x86-64 and up
+# to Python 3.13, where its wheels end. Wheels come from uv's cache, hard-linked. PYTHON names an interpreter; without it
+# the newest is used. `venv.sh --python` prints interpreter and stack, and does nothing else.
 set -euo pipefail
 venv=$1
 here=$(cd "$(dirname "$0")" && pwd)
-# The first ones have wheels of torch 2.8 and Intel's extension; the newest first. The last has those of current torch.
-supported=(3.13 3.12 3.11 3.14)
+stack=${STACK:-cuda}
+supported=(3.14 3.13 3.12 3.11)
 
 fail() { echo "venv.sh: $1" >&2 && exit 2; }
 
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true; }
 
+case $stack in
+  cuda) ;;
+  cpu-intel)
+    [[ $(uname -m) == x86_64 ]] || fail "STACK=cpu-intel: its wheels are for x86-64 alone. Leave STACK out: current torch."
+    supported=(3.13 3.12 3.11)
+    ;;
+  *) fail "STACK=$stack: no such stack. Use cuda, which is current torch, or cpu-intel, which is torch 2.8." ;;
+esac
+range="Python ${supported[-1]} to ${supported[0]}"
+
 find_python() {
   local version found
   if [[ -n ${PYTHON:-} ]]; then
     found=$(version_of "$PYTHON")
-    [[ -n $found ]] || fail "PYTHON=$PYTHON: no such interpreter. Set PYTHON to Python 3.11 to 3.14."
+    [[ -n $found ]] || fail "PYTHON=$PYTHON: no such interpreter. Set PYTHON to $range."
     [[ " ${supported[*]} " == *" $found "* ]] ||
-      fail "PYTHON=$PYTHON: is Python $found. Set PYTHON to Python 3.11 to 3.14."
+      fail "PYTHON=$PYTHON: is Python $found. Set PYTHON to $range."
     python=$PYTHON
     return
   fi
@@ -28,12 +38,10 @@ find_python() {
       [[ $(version_of "$python") == "$version" ]] && return
     done
   done
-  fail "no Python 3.11 to 3.14 on PATH. Install one (Debian: apt install python3 python3-venv) or set PYTHON."
+  fail "no $range on PATH. Install one (Debian: apt install python3 python3-venv) or set PYTHON."
 }
 
 find_python
-stack=cpu-intel
-if [[ $(version_of "$python") == 3.14 || $(uname -m) != x86_64 ]]; then stack=cuda; fi
 if [[ $venv == --python ]]; then
   echo "$python, $stack"
   exit

@@ -85,22 +85,24 @@ def run_venv(folder: Path, *words: str, **env: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize(
-    ("there", "machine", "chosen"),
+    ("there", "machine", "stack", "chosen"),
     [
-        ({"python3.11": "3.11"}, "x86_64", "python3.11, cpu-intel"),
-        ({"python3.11": "3.11", "python3.12": "3.12"}, "x86_64", "python3.12, cpu-intel"),
-        ({"python3": "3.13", "python3.11": "3.11"}, "x86_64", "python3, cpu-intel"),
-        ({"python3": "3.14", "python3.12": "3.12"}, "x86_64", "python3.12, cpu-intel"),
-        ({"python": "3.12"}, "x86_64", "python, cpu-intel"),
-        ({"python3": "3.14"}, "x86_64", "python3, cuda"),
-        ({"python3.13": "3.13"}, "aarch64", "python3.13, cuda"),
+        ({"python3.11": "3.11"}, "x86_64", "", "python3.11, cuda"),
+        ({"python3.11": "3.11", "python3.12": "3.12"}, "x86_64", "", "python3.12, cuda"),
+        ({"python3": "3.14", "python3.12": "3.12"}, "x86_64", "", "python3, cuda"),
+        ({"python": "3.12"}, "x86_64", "cuda", "python, cuda"),
+        ({"python3.13": "3.13"}, "aarch64", "", "python3.13, cuda"),
+        ({"python3": "3.13", "python3.11": "3.11"}, "x86_64", "cpu-intel", "python3, cpu-intel"),
+        ({"python3": "3.14", "python3.12": "3.12"}, "x86_64", "cpu-intel", "python3.12, cpu-intel"),
     ],
 )
-def test_newest_supported_python_is_used(tmp_path: Path, there: dict[str, str], machine: str, chosen: str) -> None:
+def test_newest_supported_python_is_used(
+    tmp_path: Path, there: dict[str, str], machine: str, stack: str, chosen: str
+) -> None:
     for name, version in there.items():
         interpreter(tmp_path / "bin", name, version)
     script(tmp_path / "bin", "uname", f"#!/bin/sh\necho {machine}\n").chmod(0o755)
-    found = run_venv(tmp_path / "bin", "--python")
+    found = run_venv(tmp_path / "bin", "--python", STACK=stack)
     assert (found.returncode, found.stdout, found.stderr) == (0, f"{chosen}\n", "")
 
 
@@ -111,6 +113,17 @@ def test_newest_supported_python_is_used(tmp_path: Path, there: dict[str, str], 
         ({"python3": "3.9"}, {}, "no Python 3.11 to 3.14 on PATH. Install one"),
         ({"python3": "3.12"}, {"PYTHON": "python3.99"}, "PYTHON=python3.99: no such interpreter. Set PYTHON"),
         ({"python3": "3.10"}, {"PYTHON": "python3"}, "PYTHON=python3: is Python 3.10. Set PYTHON"),
+        ({"python3": "3.14"}, {"STACK": "cpu-intel"}, "no Python 3.11 to 3.13 on PATH. Install one"),
+        (
+            {"python3": "3.14"},
+            {"STACK": "cpu-intel", "PYTHON": "python3"},
+            "PYTHON=python3: is Python 3.14. Set PYTHON to Python 3.11 to 3.13.",
+        ),
+        (
+            {"python3": "3.12"},
+            {"STACK": "cpu"},
+            "STACK=cpu: no such stack. Use cuda, which is current torch, or cpu-intel",
+        ),
     ],
 )
 def test_missing_python_is_one_line(tmp_path: Path, there: dict[str, str], env: dict[str, str], said: str) -> None:

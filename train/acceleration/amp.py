@@ -45,4 +45,4 @@ def memory_format(*, channels_last: bool) -> torch.memory_format:
 
 def set_memory_format(model: nn.Module, *, channels_last: bool) -> nn.Module:
     """Return the model with its filters in the memory format of the images."""
-    return model.to(memory_format=memory_format(channels_last=channels_last))  # type: ignore[call-overload, no-any-return]
+    return model.to(memory_format=memory_format(channels_last=channels_last))

@@ -39,7 +39,7 @@ class SmallConv2d(FasterConv2d):
             tap_table(size, *along)
             for size, *along in zip((height, width), self.kernel_size, self.stride, padding_2d(self), strict=True)
         )
-        matrix: Tensor = ConvAsMatrix.apply(weight, rows, columns)  # type: ignore[no-untyped-call]
+        matrix: Tensor = ConvAsMatrix.apply(weight, rows, columns)
         biases = None if bias is None else bias.repeat(len(rows) * len(columns))
         out = linear(images.flatten(1), matrix, biases)
         return out.view(len(images), len(rows), len(columns), -1).permute(0, 3, 1, 2)

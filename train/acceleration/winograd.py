@@ -117,7 +117,7 @@ def convolve(images: Tensor, filters: Tensor) -> Tensor:
     """Return the convolution of (N, C, H, W) images by (K, C, 3, 3) filters, float32, in channels_last."""
     # Copies are made here, so that they have gradients of any order.
     last = images.contiguous(memory_format=torch.channels_last)
-    result: Tensor = WinogradConvolution.apply(last, dense(filters))  # type: ignore[no-untyped-call]
+    result: Tensor = WinogradConvolution.apply(last, dense(filters))
     return result
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -88,6 +89,11 @@ INTERVAL_S = 2.0
 STOP_LIMIT_S = 3.0
 
 
+def new_gloo_group(timeout_s: float) -> dist.ProcessGroup:
+    """Return a Gloo group of all ranks besides the backend's; all ranks must call this."""
+    return cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)))
+
+
 class PeerWatch:
     """A thread of each rank that meets the others every two seconds, over a Gloo group of its own.
 
@@ -98,7 +104,7 @@ class PeerWatch:
     def __init__(self, rank: int, timeout_s: float) -> None:
         self.rank, self.timeout_s = rank, timeout_s
         self.stopped = threading.Event()
-        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self.group = new_gloo_group(timeout_s)
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 

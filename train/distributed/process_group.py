@@ -20,7 +20,7 @@ from entrypoint.core.errors import ExitCode, UserError, first_line
 from entrypoint.plan.model import Plan, Source
 from entrypoint.rank.environment import RANK0_HOST_VAR
 from train.distributed.exchange import all_gather_values, broadcast_value
-from train.distributed.peer_failure import UNTIMED_BACKENDS, PeerWatch
+from train.distributed.peer_failure import UNTIMED_BACKENDS, PeerWatch, new_gloo_group
 from train.distributed.rendezvous import Peer, local_peer, wait_for_all_ranks
 from train.distributed.shared_memory import SharedMemoryGroup, open_shared_memory
 from train.fd_redirect import STDOUT, redirected
@@ -153,7 +153,7 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
                 ExitCode.RENDEZVOUS,
             ) from None
     needs_gloo = world_size > 1 and plan.backend != "gloo"
-    control = dist.new_group(backend="gloo", timeout=limit) if needs_gloo else None
+    control = new_gloo_group(plan.collective_timeout_s) if needs_gloo else None
     watch = PeerWatch(rank, plan.collective_timeout_s) if world_size > 1 and plan.backend in UNTIMED_BACKENDS else None
     group = replace(group, control=control, watch=watch)
     if world_size > 1:
@@ -173,8 +173,7 @@ def open_save_group(group: ProcessGroup, timeout_s: float) -> dist.ProcessGroup 
     if group.world_size == 1:
         return None
     with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
-        opened: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    return opened
+        return new_gloo_group(timeout_s)
 
 
 def register_backend(backend: str) -> None:

@@ -93,7 +93,7 @@ class SyncBatchNorm(_BatchNorm):
         values = input.float()
         weight = self.weight if self.affine else values.new_ones(self.num_features)
         bias = self.bias if self.affine else values.new_zeros(self.num_features)
-        normalized, mean, variance, count = SyncBatchNormFunction.apply(values, weight, bias, self.eps, self.memory)  # type: ignore[no-untyped-call]
+        normalized, mean, variance, count = SyncBatchNormFunction.apply(values, weight, bias, self.eps, self.memory)
         self.update_running_stats(mean, variance * (count / (count - 1).clamp(min=1)).float())
         result: Tensor = normalized.to(input.dtype)
         return result

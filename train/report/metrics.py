@@ -60,7 +60,7 @@ class MetricsWriter:
                 from torch.utils.tensorboard import SummaryWriter
 
                 purge_step = None if resumed_step is None else resumed_step + 1
-                self.events = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)  # type: ignore[no-untyped-call]
+                self.events = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)
 
         with self.tracking():
             self.tracker = track()

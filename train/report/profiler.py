@@ -81,7 +81,7 @@ class Profiler:
     def stop_incomplete(self) -> str:
         """Stop a profile that the end of the run cut short; return why there is none."""
         if self.running:
-            self.running.stop()  # type: ignore[no-untyped-call]
+            self.running.stop()
         return (
             f"warning: TRAIN_PROFILE={self.steps} wrote no profile: it needs {PROFILE_WARM_UP + self.steps} steps, and"
             f" {self.done} were left"
@@ -92,7 +92,7 @@ class Profiler:
         if name == DATA and self.done == PROFILE_WARM_UP and not self.running:
             cuda = [ProfilerActivity.CUDA] if self.device.type == "cuda" else []
             self.running = profile(activities=[ProfilerActivity.CPU, *cuda])
-            self.running.start()  # type: ignore[no-untyped-call]
+            self.running.start()
         return profiled_phase(name, self.device) if self.running else nullcontext()
 
     def step(self) -> bool:
@@ -100,7 +100,7 @@ class Profiler:
         self.done += 1
         if self.done < PROFILE_WARM_UP + self.steps or not self.running:
             return False
-        self.running.stop()  # type: ignore[no-untyped-call]
+        self.running.stop()
         self.write(self.running)
         return True
 
