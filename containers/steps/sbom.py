@@ -81,6 +81,8 @@ def licenses_of_wheel(one: Distribution) -> list[License]:
     fields = one.metadata
     classified = [text.rsplit(" :: ", 1)[-1] for text in fields.get_all("Classifier", []) if text.startswith("License")]
     written = fields.get("License-Expression") or " AND ".join(classified) or fields.get("License") or ""
+    if written in ("", "UNKNOWN"):  # then the file of the license says it in its first line
+        written = (one.read_text("LICENSE") or "").strip()
     return [LicenseFactory().make_from_string(written.splitlines()[0][:200])] if written else []
 
 

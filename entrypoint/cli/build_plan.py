@@ -63,6 +63,7 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     require_extra("train", "train")
     from train.data.dataset_info import inspect_dataset
     from train.kernels.library import find_kernel
+    from train.models.weights_origin import weights_at_hand
     from train.planning.recipes import with_recipe
     from train.planning.run_selection import new_run_dir, previous_run
     from train.planning.trained_run import with_trained_settings
@@ -79,7 +80,9 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
         shape = (trained.shape[0], *facts.shape[1:]) if is_given else trained.shape
         facts = facts.with_shape(shape)
     inputs = replace(inputs, previous=previous_run(given.values))
-    training, plan = with_recipe(given, make_plan(inputs), facts.shape)
+    training, plan = with_recipe(given, make_plan(inputs), facts, weights_at_hand(inputs.environ))
+    if training.values.image_size != given.values.image_size:
+        facts = inspect_dataset(training.values)
     plan = plan.with_variables(adopted)
     writes_none = command.command == "tune" or trained  # the trials of `tune` have their own folder
     problem = () if writes_none else check_output_dir(given, inputs)

@@ -193,14 +193,15 @@ def read_arguments(
     name: str, target: str, flags: list[str], words: tuple[str, ...], groups: Sequence[type[Settings]]
 ) -> CommandLine:
     """Return the command line of a command's flags and the words after them; raises `UserError`."""
-    command = COMMANDS[name]
+    command, folder = COMMANDS[name], ""
+    if target == "train" and words and is_folder(words[0]):  # `entrypoint train photos --epochs 5`
+        folder, flags, words = words[0], [*flags, *words[1:]], ()
     arguments, unknown = build_parser(name, groups).parse_known_args(flags)
     values = vars(arguments)
+    if folder:
+        values["TRAIN_data_dir"] = folder
     takes_words = target == "run" or (command.words and not command.has_target)
     stray: tuple[str, ...] = () if takes_words else words
-    folder = next(iter(stray), "") if target == "train" and len(stray) == 1 else ""
-    if folder and is_folder(folder):  # `entrypoint train photos`
-        stray, values["TRAIN_data_dir"] = (), folder
     if unknown or stray:
         raise unknown_word(name, target, [*unknown, *stray][0], groups)
     by_group: dict[str, dict[str, str]] = {prefix: {} for prefix in GROUP_TITLES}

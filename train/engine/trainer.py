@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,7 +18,8 @@ from train.data.feeds.loader import BatchLoader
 from train.data.workers import WorkerSpec
 from train.distributed.peer_failure import translate_collective_errors
 from train.distributed.process_group import ProcessGroup, init_process_group, local_process
-from train.engine.finish import write_summary
+from train.engine.best_weights import use_best_weights
+from train.engine.finish import FinalScores, write_summary
 from train.engine.loop import StepCallbacks, train_epoch
 from train.engine.run_setup import TrainingRun, setup_run
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
@@ -68,7 +68,7 @@ def train_distributed(
                 deadline = first_deadline(settings.max_minutes, plan.grace_period_s, started, os.environ)
                 with STOP_CONTROLLER.defer(can_save=settings.checkpoint_every > 0, deadline=deadline):
                     score = train_epochs(run)
-                    write_summary(run, score.test, score.val, started)
+                    write_summary(run, score, started)
             except BaseException:
                 if run.metrics:
                     run.metrics.end_tracker(FAILED)
@@ -110,14 +110,6 @@ def load_data(settings: TrainSettings, plan: Plan) -> DataSet:
     return data
 
 
-@dataclass(frozen=True)
-class FinalScores:
-    """The results of the last weights: on the test images, and on those that chose the best checkpoint, if others."""
-
-    test: EvalResult
-    val: EvalResult | None = None
-
-
 def train_epochs(run: TrainingRun) -> FinalScores:
     """Train the remaining epochs with evaluation, log and checkpoint after each; return the last results.
 
@@ -153,7 +145,10 @@ def train_epochs(run: TrainingRun) -> FinalScores:
     score = score or evaluate_run(run, run.epochs)
     if not run.source.has_val:
         return FinalScores(score)
-    return FinalScores(evaluate_run(run, run.epochs, test=True), score)
+    best_epoch = use_best_weights(run)
+    if best_epoch is not None:
+        score = evaluate_run(run, run.epochs)
+    return FinalScores(evaluate_run(run, run.epochs, test=True), score, best_epoch)
 
 
 def should_stop_early(run: TrainingRun) -> bool:

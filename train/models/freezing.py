@@ -9,8 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from train.models.inspection import count_parameters, in_modules
-
-BACKBONE = "backbone"
+from train.setting_groups.model import BACKBONE, STATISTICS
 
 
 def freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> int:
@@ -18,8 +17,8 @@ def freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> int:
 
     `head` names the modules of the head.
 
-    A BatchNorm layer without trainable parameters keeps its statistics too. Raises `UserError` for a name that no
-    parameter has, and if nothing is left to train.
+    A BatchNorm layer without trainable parameters keeps its statistics too, and with `statistics` all do. Raises
+    `UserError` for a name that no parameter has, and if nothing is left to train.
     """
     if not text:
         return count_parameters(model)
@@ -32,7 +31,7 @@ def freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> int:
     if not trainable:
         raise UserError(f"TRAIN_FREEZE={printable(text)}: leaves nothing to train. Freeze fewer layers.")
     for module in model.modules():
-        if isinstance(module, _BatchNorm) and is_frozen(module):
+        if isinstance(module, _BatchNorm) and (STATISTICS in wanted or is_frozen(module)):
             module.eval()
             module.train = MethodType(stay_in_evaluation, module)  # type: ignore[method-assign]
     return trainable
@@ -50,7 +49,7 @@ def layers_to_freeze(model: nn.Module, text: str, head: tuple[str, ...]) -> tupl
             f"{source}: no last layer with an output for each class was found. Name the layers, with commas."
         )
     for part in wanted:
-        if part != BACKBONE and not any(is_inside(name, part) for name in names):
+        if part not in (BACKBONE, STATISTICS) and not any(is_inside(name, part) for name in names):
             hint = did_you_mean(part, sorted({name.rpartition(".")[0] for name in names}))
             raise UserError(f"{source}: no layer is called {printable(part)}. {hint}Name layers, or `backbone`.")
     return wanted

@@ -17,11 +17,18 @@ from train.models.cnn import GrayscaleToRGB
 from train.models.inspection import head_names, in_modules
 from train.models.registry import create_timm_model, import_timm
 from train.models.state_dict_file import read_state_dict
-from train.models.weights_origin import WeightsOrigin, find_weights_file, read_origin
+from train.models.weights_origin import (
+    PACKAGED_MODULE,
+    PACKAGED_NETWORK,
+    PRETRAINED,
+    WeightsOrigin,
+    find_weights_file,
+    packaged_weights,
+    read_origin,
+)
 from train.setting_groups.model import TIMM_PREFIX, ModelSettings
 from train.settings import ImageShape
 
-PRETRAINED = "pretrained"
 # Extra classifiers of torchvision's GoogLeNet and Inception, which are trained without here.
 AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 # Counters of BatchNorm that old files do not have; nothing reads them.
@@ -31,11 +38,16 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class FittedWeights:
-    """The tensors that a model takes from a file, by its own names; `new` and `unused` are names of the others."""
+    """The tensors that a model takes from a file, by its own names; `new` and `unused` are names of the others.
+
+    `head` are those of a new linear head, which starts at zero: random outputs would first undo what the weights know
+    (BiT, arXiv:1912.11370).
+    """
 
     tensors: Mapping[str, Tensor]
     new: tuple[str, ...]
     unused: tuple[str, ...]
+    head: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Return how many tensors were loaded, and which were not."""
@@ -44,11 +56,13 @@ class FittedWeights:
         return f"{len(self.tensors):,} tensors loaded; {new}{unused}"
 
     def load_into(self, model: nn.Module) -> None:
-        """Copy the tensors into the model."""
+        """Copy the tensors into the model, and set a new head to zero."""
         own = without_adapter(model).state_dict()
         with torch.no_grad():
             for name, value in self.tensors.items():
                 own[name].copy_(value)
+            for name in self.head:
+                own[name].zero_()
 
 
 def name_some(names: tuple[str, ...]) -> str:
@@ -123,7 +137,9 @@ def fit_weights(
             f" {shape_text(state.get(name))} there and {shape_text(own.get(name))} here. Set TRAIN_MODEL to that"
             " model, or TRAIN_WEIGHTS_STRICT=0 to load what fits."
         )
-    return FittedWeights({name: state[name] for name in own if name in same}, new, unused)
+    linear = tuple(name for name in head if isinstance(inner.get_submodule(name), nn.Linear))
+    zeroed = tuple(name for name in new if in_modules(name, linear))
+    return FittedWeights({name: state[name] for name in own if name in same}, new, unused, zeroed)
 
 
 def check_values(source: str, state: Mapping[str, Tensor]) -> None:
@@ -187,8 +203,10 @@ def download(name: str, path: Path) -> None:
 
 
 def timm_state(name: str, shape: ImageShape) -> dict[str, Tensor]:
-    """Return the weights that timm publishes for a model; raises `UserError` if they cannot be had."""
+    """Return the weights that timm publishes for a model, or a package has; raises `UserError` if neither has them."""
     timm = import_timm(name)
+    if name == PACKAGED_NETWORK and (file := packaged_weights()):
+        return with_names_of_timm(read_state_dict(file), timm.create_model(name.removeprefix(TIMM_PREFIX)), shape[0])
     try:
         model = create_timm_model(timm, name.removeprefix(TIMM_PREFIX), shape, pretrained=True)
     except Exception as error:  # the Hugging Face client raises many types
@@ -198,6 +216,23 @@ def timm_state(name: str, shape: ImageShape) -> dict[str, Tensor]:
             ExitCode.MACHINE,
         ) from None
     return dict(model.state_dict())
+
+
+def with_names_of_timm(state: Mapping[str, Tensor], model: nn.Module, channels: int) -> dict[str, Tensor]:
+    """Return a state of the same network under timm's names: the tensors have the same order and shapes.
+
+    For gray images the filters of the first layer are summed over the colors, as timm does.
+    """
+    timms = model.state_dict()
+    if [tensor.shape for tensor in state.values()] != [tensor.shape for tensor in timms.values()]:
+        raise UserError(
+            f"TRAIN_WEIGHTS=pretrained: {PACKAGED_MODULE} has no weights of {PACKAGED_NETWORK}. Install it again."
+        )
+    named = dict(zip(timms, state.values(), strict=True))
+    first = next(iter(named))
+    if channels == 1:
+        named[first] = named[first].sum(1, keepdim=True)
+    return named
 
 
 def published_normalization(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

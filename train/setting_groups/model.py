@@ -11,6 +11,8 @@ from train.setting_groups.value_types import BelowOne
 
 # Names of models and optimizers that timm has.
 TIMM_PREFIX = "timm:"
+# Values of TRAIN_FREEZE besides names.
+BACKBONE, STATISTICS = "backbone", "statistics"
 # Networks of this project.
 OWN_MODELS = ("cnn", "speednet", "speednet-half")
 
@@ -69,9 +71,13 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
             needs="weights",
         ),
     ] = "auto"
-    freeze: Annotated[str, about("Layers that are not trained: backbone (all but the head), or names with commas.")] = (
-        ""
-    )
+    freeze: Annotated[
+        str,
+        about(
+            "What is not trained: backbone (all layers but the head), statistics (BatchNorm's), or layers' names,"
+            " with commas."
+        ),
+    ] = ""
     bias: Annotated[bool, about("Bias parameters in the layers of cnn.", resume="must_keep", evaluate="adopted")] = True
     prune_ratio: Annotated[
         BelowOne,

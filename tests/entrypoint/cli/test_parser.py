@@ -102,6 +102,8 @@ def test_plan_of_script_starts_nothing(script: str) -> None:
         (["verify", "--threads", "1"], "--threads: no such flag."),
         (["stacks", "--threads", "1"], "--threads: no such flag."),
         (["selftest", "x"], "x: unexpected."),
+        (["train", "tests", "x"], "x: unexpected."),
+        (["train", "tests", "--nope", "1"], "--nope: no such flag."),
     ],
 )
 def test_unknown_words_are_errors(argv: list[str], said: str) -> None:

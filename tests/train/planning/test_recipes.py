@@ -10,13 +10,17 @@ import pytest
 from entrypoint.plan.model import Plan
 from tests.conftest import Entrypoint
 from tests.factories import make_machine, make_test_plan
+from train.data.dataset_info import DatasetInfo
 from train.planning.model_report import needs_report
 from train.planning.recipes import RECIPES, with_recipe
 from train.settings import TrainSettings, read_train_settings
 
+CIFAR = DatasetInfo(100, (3, 32, 32), train_images=100)
+
 
 def with_it(environ: Mapping[str, str], shape: tuple[int, int, int] = (3, 32, 32)) -> tuple[TrainSettings, Plan]:
-    given, made = with_recipe(read_train_settings(environ, {}), make_test_plan(make_machine(4), {}), shape)
+    dataset = DatasetInfo(100, shape, train_images=100)
+    given, made = with_recipe(read_train_settings(environ, {}), make_test_plan(make_machine(4), {}), dataset)
     return given.values, made
 
 
@@ -80,12 +84,12 @@ def test_recipe_alone_builds_no_model_to_plan() -> None:
     base = make_test_plan(make_machine(4), {})
     for environ, needed in (({}, False), ({"TRAIN_SIZE_SCHEDULE": "20:0.5,32"}, True)):
         given = read_train_settings({"TRAIN_RECIPE": "speedrun", **environ}, {})
-        assert needs_report(with_recipe(given, base, (3, 32, 32))[0], (3, 32, 32)) is needed
+        assert needs_report(with_recipe(given, base, CIFAR)[0], CIFAR.shape) is needed
 
 
 def test_empty_flag_keeps_images_of_one_size() -> None:
     given = read_train_settings({"TRAIN_RECIPE": "speedrun"}, {"size_schedule": ""})
-    chosen, _ = with_recipe(given, make_test_plan(make_machine(4), {}), (3, 32, 32))
+    chosen, _ = with_recipe(given, make_test_plan(make_machine(4), {}), CIFAR)
     assert (chosen.values.size_schedule, chosen.values.model) == ("", "speednet-half")
 
 

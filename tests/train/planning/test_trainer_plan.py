@@ -14,7 +14,8 @@ from tests.factories import make_machine, make_test_plan
 from tests.train.given import SMALL_DATASET
 from tests.train.planning.memory_refusal import check_memory_refusal
 from train.data.dataset_info import DatasetInfo, inspect_dataset
-from train.planning.trainer_plan import TrainerFacts, plan_trainer, random_frozen
+from train.planning.model_report import ModelReport
+from train.planning.trainer_plan import TrainerFacts, plan_trainer, random_weights
 from train.settings import read_train_settings
 
 SHM = ContainerInfo(shm_bytes=4 << 30)
@@ -216,6 +217,6 @@ def test_plan_names_the_jpeg_decoder(has_kernel: bool, value: str, why: str) -> 
     ],
 )
 def test_frozen_layers_without_weights_are_named(env: dict[str, str], warned: bool) -> None:
-    lines = random_frozen(read_train_settings(env, {}))
+    lines = random_weights(read_train_settings(env, {}), DatasetInfo(1, (1, 8, 8)), ModelReport())
     assert bool(lines) == warned
     assert all(line.startswith("TRAIN_FREEZE=backbone: the frozen layers keep their random weights") for line in lines)

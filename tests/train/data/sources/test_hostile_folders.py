@@ -7,6 +7,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from contextlib import closing
+from html import escape
 from itertools import product
 from pathlib import Path
 
@@ -229,6 +230,8 @@ def test_odd_entry_in_a_real_run(
     assert result.code == 0, result.err
     assert entrypoint.summary()["images_skipped"] == 1
     assert "left out       1 unreadable image" in result.out
+    (line,) = (entrypoint.folder / "runs/latest/skipped.txt").read_text().splitlines()
+    assert escape(line) in (entrypoint.folder / "runs/latest/report.html").read_text()
 
 
 @pytest.mark.slow
@@ -247,7 +250,10 @@ def test_streamed_summary_says_what_it_counted(entrypoint: Entrypoint, image_fol
         (image_folder / f"train/class2/00{index}.png").write_text("no image")
     given = {"TRAIN_ON_UNREADABLE_IMAGE": "skip", "TRAIN_EPOCHS": "1", "LAUNCH_QUIET": "1"}
     counts = {}
-    for source, among in (("memory", "images\n"), ("stream", "images among those that this run read\n")):
+    for source, among in (
+        ("memory", "images: skipped.txt\n"),
+        ("stream", "images among those that this run read: skipped.txt\n"),
+    ):
         result = entrypoint("train", env=imagefolder(image_folder, TRAIN_DATA_SOURCE=source, **given))
         assert result.code == 0, result.err
         counts[source] = entrypoint.summary()["images_skipped"]

@@ -1,0 +1,45 @@
+"""Take the best weights in place of the last ones at the end of a run, where val images have chosen them."""
+
+from __future__ import annotations
+
+from train.checkpoint.folder import BEST, FOLDER
+from train.checkpoint.metadata import EMA, MODEL, CorruptCheckpoint
+from train.checkpoint.resume import ResumePoint, load
+from train.engine.builder import load_module
+from train.engine.run_setup import TrainingRun
+
+
+def use_best_weights(run: TrainingRun) -> int | None:
+    """Load the weights that did best on the val images; return the epochs that they had, None where the last stay.
+
+    All ranks must call this. The last weights stay if they are the best, if test images chose, where IPEX has packed
+    them, and where the model was pruned.
+    """
+    has_other_form = run.model_builder.plan.the_trainer().use_ipex or run.settings.prune_ratio
+    if not run.source.has_val or not run.settings.checkpoint_every or has_other_form:
+        return None
+    if run.settings.parallelism == "fsdp":  # each rank writes its part
+        run.checkpoint_writer.wait()
+    best = run.group.run_on_main(lambda: read_best(run), ResumePoint | None)
+    if best is None or best.metadata.step == run.trainer.state.step:
+        return None
+    state = run.trainer.state
+    if run.settings.parallelism == "fsdp":
+        from train.engine import sharded_checkpoint  # the import is slow
+
+        sharded_checkpoint.load(best.path, state, run.group)
+    else:
+        load_module(state.model, MODEL, best)
+        if state.ema_model:
+            load_module(state.ema_model, EMA, best)
+    return best.metadata.epoch
+
+
+def read_best(run: TrainingRun) -> ResumePoint | None:
+    """Return the best checkpoint, None where it cannot be read any more."""
+    run.checkpoint_writer.wait()
+    try:
+        return load((run.folder / FOLDER / BEST).resolve(), run.settings.to_json(), changed=True)
+    except CorruptCheckpoint as error:
+        run.progress.print(f"warning: the best checkpoint cannot be read, so the last weights are kept: {error.reason}")
+        return None
