@@ -87,6 +87,11 @@ def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> Comman
         if in_image and (path := shutil.which(name)):
             return CommandLine(command="other", program=Program("other", (path, *words)))
         hint = did_you_mean(name, COMMANDS)
+        if name.startswith("-"):
+            meant = next((word for word in words if word in COMMANDS), "train")
+            raise UserError(
+                f"{printable(name)}: flags follow the command. Use `entrypoint {meant} {printable(name)} …`."
+            )
         raise UserError(f"{printable(name)}: no such command. {hint}Use one of: {', '.join(COMMANDS)}.")
     command = COMMANDS[name]
     groups = [load_group(group) for group in command.groups]

@@ -13,7 +13,11 @@ from entrypoint.plan.core_assignment import cores_by_node
 from entrypoint.plan.cpu_budget import group_by_core
 from entrypoint.plan.model import Plan, RankPlan
 
-MAX_COLUMNS = 100
+# Where no terminal says how wide it is.
+DEFAULT_COLUMNS = 100
+# Reasons that would have less room are on lines of their own.
+MIN_REASON_COLUMNS = 32
+BOLD, YELLOW, PLAIN = "\033[1m", "\033[33m", "\033[0m"
 # Longer values are cut; `plan --json` has them whole.
 MAX_VALUE_COLUMNS = 20
 RANK_SYMBOLS = digits + ascii_lowercase
@@ -23,22 +27,24 @@ MAX_LINE_CORES = 64
 MAX_RUNS = 12
 
 
-def plan_lines(plan: Plan, *, command: bool = False, only: str = "") -> list[str]:
-    """Return the plan's lines of at most 100 columns, or those of the decision `only`.
+def plan_lines(
+    plan: Plan, *, command: bool = False, only: str = "", columns: int = DEFAULT_COLUMNS, color: bool = False
+) -> list[str]:
+    """Return the plan's lines of at most so many columns, or those of the decision `only`; no word is broken.
 
     With `command` the command lines follow, which may be longer.
     """
     rows = [(one.key, one.value, one.text) for one in plan.decisions if only in ("", one.key)]
     key_width = max(len(key) for key, _, _ in rows)
     value_width = min(MAX_VALUE_COLUMNS, max(len(value) for _, value, _ in rows))
-    lines = textwrap.wrap(f"plan: {plan.machine}", MAX_COLUMNS, subsequent_indent="  ")
+    lines = wrap_words(f"plan: {plan.machine}", columns, "  ")
     lines += [f"  {line}" for line in plan.binding.core_map if not only]
     for key, value, text in rows:
         shown = value if len(value) <= value_width else f"{value[: value_width - 1]}…"
         start = f"  {key:<{key_width}}  {shown:<{value_width}}  "
-        lines += wrap_after(start, text)
+        lines += colored(wrap_after(start, text, columns), key, BOLD, color=color)
     for warning in plan.warnings:
-        lines += wrap_after("  warning: ", warning)
+        lines += colored(wrap_after("  warning: ", warning, columns), "warning:", YELLOW, color=color)
     if command:
         lines.append(f"  would run: {shlex.join(plan.command)}")
         if plan.command != plan.program.argv:
@@ -46,10 +52,22 @@ def plan_lines(plan: Plan, *, command: bool = False, only: str = "") -> list[str
     return lines
 
 
-def wrap_after(start: str, text: str) -> list[str]:
-    """Return a text in lines of at most 100 columns, the first after `start`, the others below its end."""
-    first, *others = textwrap.wrap(text, MAX_COLUMNS - len(start)) or [""]
+def wrap_words(text: str, columns: int, indent: str = "") -> list[str]:
+    """Return a text in lines of at most so many columns; a longer word, such as a path, has a longer line."""
+    return textwrap.wrap(text, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def wrap_after(start: str, text: str, columns: int) -> list[str]:
+    """Return a text in lines of so many columns, the first after `start`, the others below its end if there is room."""
+    if columns - len(start) < MIN_REASON_COLUMNS and len(start) + len(text) > columns:
+        return [start.rstrip(), *(f"      {line}" for line in wrap_words(text, columns - 6))]
+    first, *others = wrap_words(text, columns - len(start)) or [""]
     return [f"{start}{first}".rstrip(), *(f"{' ' * len(start)}{line}" for line in others)]
+
+
+def colored(lines: list[str], word: str, style: str, *, color: bool) -> list[str]:
+    """Return lines with the first `word` in a color or bold, if there is `color`."""
+    return [lines[0].replace(word, f"{style}{word}{PLAIN}", 1), *lines[1:]] if color else lines
 
 
 def core_map(machine: Machine, ranks: Sequence[RankPlan]) -> tuple[str, ...]:

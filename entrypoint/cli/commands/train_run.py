@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from entrypoint.cli.build_plan import apply_saved_tuning, build_plan
 from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.parser import CommandLine
 from entrypoint.cli.plan_inputs import read_plan_inputs, telling_other_nodes
+from entrypoint.cli.terminal import layout_of
 from entrypoint.core.console import log, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode
 from entrypoint.launch.dispatch import REMOTE_LAUNCHERS, launch
@@ -26,7 +30,8 @@ def run(invocation: Invocation) -> int:
         log(f"warning: {plan.prominent_warning}")
     if inputs.job.rank == 0 and not inputs.settings.values.quiet:
         only = "launcher" if plan.launcher in REMOTE_LAUNCHERS else ""  # each rank's node shows the rest
-        write_stderr("\n".join(plan_lines(plan, only=only)))
+        layout = layout_of(sys.stderr, inputs.environ)
+        write_stderr("\n".join(plan_lines(plan, only=only, columns=layout.columns, color=layout.color)))
     if plan.program.kind == "notebook" and plan.launcher not in REMOTE_LAUNCHERS:  # there each rank has it run
         from entrypoint.launch.notebook import with_notebook_runner
 
@@ -44,4 +49,8 @@ def tuned_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
 
 def print_plan(command: CommandLine, plan: Plan) -> None:
     """Print a plan as text or JSON."""
-    write_stdout(plan.to_json(indent=2) if command.json else "\n".join(plan_lines(plan, command=True)))
+    if command.json:
+        write_stdout(plan.to_json(indent=2))
+        return
+    layout = layout_of(sys.stdout, os.environ)
+    write_stdout("\n".join(plan_lines(plan, command=True, columns=layout.columns, color=layout.color)))

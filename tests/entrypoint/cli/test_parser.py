@@ -102,6 +102,7 @@ def test_plan_of_script_starts_nothing(script: str) -> None:
         (["verify", "--threads", "1"], "--threads: no such flag."),
         (["stacks", "--threads", "1"], "--threads: no such flag."),
         (["selftest", "x"], "x: unexpected."),
+        (["--epochs", "3", "tune"], "--epochs: flags follow the command. Use `entrypoint tune --epochs …`"),
         (["train", "tests", "x"], "x: unexpected."),
         (["train", "tests", "--nope", "1"], "--nope: no such flag."),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from entrypoint.plan.display import plan_lines
@@ -24,9 +26,20 @@ def test_plan_lines_show_each_decision_and_reason() -> None:
     {"LAUNCH_NPROC_PER_NODE": "64", "LAUNCH_MAX_RESTARTS": "3"},
     {"OMP_PROC_BIND": "x" * 70, "LD_PRELOAD": "/opt/" + "x" * 200 + "/libtcmalloc.so", "LAUNCH_THREADS": "9"},
 ])  # fmt: skip
-def test_table_fits_100_columns(environ: dict[str, str]) -> None:
-    lines = plan_lines(make_test_plan(make_machine(64), environ))
-    assert max(len(line) for line in lines if "x" * 70 not in line) <= 100
+@pytest.mark.parametrize("columns", [60, 80, 100, 140])
+def test_table_fits_the_columns_and_breaks_no_word(environ: dict[str, str], columns: int) -> None:
+    made = make_test_plan(make_machine(64), environ)
+    lines = [line for line in plan_lines(made, columns=columns) if not line.startswith("  socket ")]
+    assert max(len(line) for line in lines if "x" * 70 not in line) <= columns
+    words = set(" ".join(lines).split())
+    assert {word for decision in made.decisions for word in decision.text.split()} <= words
+
+
+def test_colors_change_no_text() -> None:
+    made = make_test_plan(make_machine(2), {"LAUNCH_THREADS": "9"})
+    colored = plan_lines(made, color=True)
+    assert any("\033[33mwarning:\033[0m" in line for line in colored)
+    assert [re.sub("\033\\[[0-9]*m", "", line) for line in colored] == plan_lines(made)
 
 
 def test_long_values_are_cut_in_the_table_only() -> None:
