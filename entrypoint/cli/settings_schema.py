@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from entrypoint.core.setting_types import BOOLEANS, NUMBER
 from entrypoint.core.settings_base import Settings, annotations_of, describe_settings
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -42,12 +43,20 @@ def table_schema(model: type[Settings]) -> dict[str, Any]:
 
 
 def value_schema(annotation: Any) -> dict[str, Any]:
-    """Return the schema of a value, in which a path is a text and null, which TOML has not, is no choice."""
+    """Return the schema of a value, in which a path is a text and null, which TOML has not, is no choice.
+
+    A file's values become the texts of variables, so a number may be written as a text and the other way round.
+    """
     schema: dict[str, Any] = msgspec.json.schema(annotation, schema_hook=path_schema)
-    choices = schema.get("anyOf")
-    if choices:
-        schema["anyOf"] = [one for one in choices if one != {"type": "null"}]
-    return schema
+    choices = [choice for choice in schema.get("anyOf", [schema]) if choice != {"type": "null"}]
+    types = {choice.get("type") for choice in choices}
+    if types & {"integer", "number"}:
+        choices.append({"type": "string", "pattern": f"^({NUMBER.pattern})$"})
+    if "boolean" in types:
+        choices.append({"enum": [0, 1, *BOOLEANS]})
+    if types == {"string"}:
+        choices.append({"type": "number"})
+    return choices[0] if len(choices) == 1 else {"anyOf": choices}
 
 
 def path_schema(kind: type) -> dict[str, Any]:

@@ -92,7 +92,17 @@ def test_schema_accepts_what_the_settings_accept() -> None:
         given = {name.rstrip("_"): value for name, value in defaults.items() if value is not None}
         validator.validate({table: given})
     validator.validate({"train": {"epochs": 3, "model": "resnet18", "image_size": 64}})
-    for wrong in ({"train": {"epochs": 0}}, {"train": {"epoch": 1}}, {"other": {}}, {"train": {"image_size": "large"}}):
+    validator.validate(
+        {"launch": {"nnodes": 1}, "train": {"lr": "0.1", "epochs": "3", "bias": "off", "tensorboard": 0}}
+    )
+    for wrong in (
+        {"train": {"bias": 2}},
+        {"train": {"lr": "fast"}},
+        {"train": {"epochs": 0}},
+        {"train": {"epoch": 1}},
+        {"other": {}},
+        {"train": {"image_size": "large"}},
+    ):
         assert list(validator.iter_errors(wrong)), wrong
 
 
