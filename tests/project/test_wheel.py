@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import clean_environment, needs_two_cores, script
+from tests.conftest import clean_environment, launcher, needs_two_cores, script
 from tests.wheel import build_wheel
 
 pytestmark = pytest.mark.launch
@@ -90,3 +90,42 @@ def test_files_of_the_user_are_imported_by_their_script_alone(environment: Path,
     assert result.stdout == f"{folder}/entrypoint.py {folder}/train.py\n" * 2, result.stderr
     assert {file.read_text() for file in folder.glob("ran-*")} == {"x.pyx.py"}
     assert os.access(environment / "bin/entrypoint", os.X_OK)
+
+
+@needs_two_cores
+def test_packages_of_our_names_in_the_same_environment_are_theirs(environment: Path, tmp_path: Path) -> None:
+    """PyPI has an `entrypoint` and a `train`."""
+    (site,) = environment.glob("lib/python3*/site-packages")
+    for name in ("entrypoint", "train"):
+        (site / name).mkdir()
+        script(site / name, "__init__.py", f"WHOSE = 'PyPI {name}'")
+    script(tmp_path, "x.py", "import entrypoint, train\nprint(entrypoint.WHOSE, train.WHOSE)")
+    try:
+        result = run(environment, tmp_path, "run", "x.py", LAUNCH_PYTHON=str(environment / "bin/python"))
+        assert (result.returncode, result.stdout) == (0, "PyPI entrypoint PyPI train\n" * 2), result.stderr
+        said = run(environment, tmp_path, "doctor").stdout
+        assert [f"package {name}" in said for name in ("entrypoint", "train")] == [True, True], said
+    finally:
+        for name in ("entrypoint", "train"):
+            shutil.rmtree(site / name)
+
+
+@needs_two_cores
+@pytest.mark.openmpi
+def test_ranks_of_mpirun_start_from_the_wheel(environment: Path, tmp_path: Path) -> None:
+    mpirun = launcher("mpirun.openmpi", "mpirun", said="Open MPI")
+    script(tmp_path, "x.py", WHO)
+    words = [
+        mpirun,
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "-n",
+        "2",
+        str(environment / "bin/entrypoint"),
+        "run",
+        "x.py",
+    ]
+    clean = clean_environment() | {"LAUNCH_QUIET": "1", "LAUNCH_PYTHON": str(environment / "bin/python")}
+    result = subprocess.run(words, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False, timeout=120)
+    python = environment / "bin/python"
+    assert sorted(result.stdout.splitlines()) == [f"{rank} {python} False" for rank in (0, 1)], result.stderr
