@@ -103,8 +103,8 @@ def test_plan_of_script_starts_nothing(script: str) -> None:
         (["stacks", "--threads", "1"], "--threads: no such flag."),
         (["selftest", "x"], "x: unexpected."),
         (["--epochs", "3", "tune"], "--epochs: flags follow the command. Use `entrypoint tune --epochs …`"),
-        (["train", "tests", "x"], "x: unexpected."),
-        (["train", "tests", "--nope", "1"], "--nope: no such flag."),
+        (["train", ".", "x"], "x: unexpected."),
+        (["train", ".", "--nope", "1"], "--nope: no such flag."),
     ],
 )
 def test_unknown_words_are_errors(argv: list[str], said: str) -> None:
