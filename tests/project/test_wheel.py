@@ -93,7 +93,7 @@ def test_files_of_the_user_are_imported_by_their_script_alone(environment: Path,
 
 
 @needs_two_cores
-def test_packages_of_our_names_in_the_same_environment_are_theirs(environment: Path, tmp_path: Path) -> None:
+def test_packages_of_our_names_stay_theirs(environment: Path, tmp_path: Path) -> None:
     """PyPI has an `entrypoint` and a `train`."""
     (site,) = environment.glob("lib/python3*/site-packages")
     for name in ("entrypoint", "train"):

@@ -22,7 +22,7 @@ def kind_of_folder(folder: Path | None) -> str:
         names = os.listdir(folder) if folder else []
         train = folder / "train" if folder else Path()
         inside = os.listdir(train) if "train" in names else []
-    except OSError:
+    except (OSError, ValueError):  # a null byte is no path
         return ""
     if "train.csv" in names:
         return "csv"
