@@ -80,7 +80,8 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
         shape = (trained.shape[0], *facts.shape[1:]) if is_given else trained.shape
         facts = facts.with_shape(shape)
     inputs = replace(inputs, previous=previous_run(given.values))
-    training, plan = with_recipe(given, make_plan(inputs), facts, weights_at_hand(inputs.environ))
+    at_hand = weights_at_hand(inputs.environ) if given.values.reads_files else ()
+    training, plan = with_recipe(given, make_plan(inputs), facts, at_hand)
     if training.values.image_size != given.values.image_size:
         facts = inspect_dataset(training.values)
     plan = plan.with_variables(adopted)

@@ -1,4 +1,4 @@
-"""How wide and how colored text is where it is printed."""
+"""How wide and how colored the plan is where it is printed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TextIO
 
 from msgspec import Struct
 
-from entrypoint.plan.display import DEFAULT_COLUMNS
+from entrypoint.plan.display import DEFAULT_COLUMNS, plan_lines
+from entrypoint.plan.model import Plan
 
 MIN_COLUMNS, MAX_COLUMNS = 60, 140
 
@@ -36,3 +37,9 @@ def layout_of(stream: TextIO, environ: Mapping[str, str]) -> Layout:
     is_forced = environ.get("CLICOLOR_FORCE", "0") not in ("", "0")
     can_color = is_terminal and environ.get("TERM", "dumb") != "dumb"
     return Layout(columns, not environ.get("NO_COLOR") and (is_forced or can_color))
+
+
+def plan_text(plan: Plan, stream: TextIO, environ: Mapping[str, str], *, command: bool = False, only: str = "") -> str:
+    """Return the plan's lines as they are shown on a stream (see `plan_lines`)."""
+    layout = layout_of(stream, environ)
+    return "\n".join(plan_lines(plan, command=command, only=only, columns=layout.columns, color=layout.color))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.checkpoint.folder import BEST, FOLDER
+from train.checkpoint.folder import BEST, FOLDER, checkpoint_path
 from train.checkpoint.metadata import EMA, MODEL, CorruptCheckpoint
 from train.checkpoint.resume import ResumePoint, load
 from train.engine.builder import load_module
@@ -18,10 +18,9 @@ def use_best_weights(run: TrainingRun) -> int | None:
     has_other_form = run.model_builder.plan.the_trainer().use_ipex or run.settings.prune_ratio
     if not run.source.has_val or not run.settings.checkpoint_every or has_other_form:
         return None
-    if run.settings.parallelism == "fsdp":  # each rank writes its part
-        run.checkpoint_writer.wait()
+    run.checkpoint_writer.wait()  # with FSDP each rank writes its part
     best = run.group.run_on_main(lambda: read_best(run), ResumePoint | None)
-    if best is None or best.metadata.step == run.trainer.state.step:
+    if best is None:
         return None
     state = run.trainer.state
     if run.settings.parallelism == "fsdp":
@@ -36,10 +35,13 @@ def use_best_weights(run: TrainingRun) -> int | None:
 
 
 def read_best(run: TrainingRun) -> ResumePoint | None:
-    """Return the best checkpoint, None where it cannot be read any more."""
-    run.checkpoint_writer.wait()
+    """Return the best checkpoint, None where it is the last one, which need not be read, or cannot be read any more."""
+    folder = run.folder / FOLDER
+    path = (folder / BEST).resolve()
+    if path.name == checkpoint_path(folder, run.trainer.state.step).name:
+        return None
     try:
-        return load((run.folder / FOLDER / BEST).resolve(), run.settings.to_json(), changed=True)
+        return load(path, run.settings.to_json(), changed=True)
     except CorruptCheckpoint as error:
         run.progress.print(f"warning: the best checkpoint cannot be read, so the last weights are kept: {error.reason}")
         return None

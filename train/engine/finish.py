@@ -72,12 +72,14 @@ def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None
     if not run.metrics:
         return
     rebuilt = rebuild_model(run, eval_state)
-    summary = summarize_scores(run, scores) | summarize_training(run, state, rebuilt) | summarize_ranks(run, ranks)
+    skipped = sorted(set(run.skipped).union(*(rank.skipped for rank in ranks)))
+    summary = summarize_scores(run, scores) | summarize_training(run, state, rebuilt)
+    summary |= summarize_ranks(ranks, len(skipped))
     mistakes = sorted((mistake for rank in ranks for mistake in rank.mistakes), reverse=True)[:KEPT]
     evaluation = {**evaluation_values(scores.test, run.classes), "mistakes": as_json(mistakes, run.classes)}
     if run.profiler:
         run.progress.print(run.profiler.stop_incomplete())
-    write_skipped(run, ranks)
+    write_skipped(run.folder, skipped)
     write_files(run, run.metrics, summary, evaluation, eval_state, started)
     if run.settings.progress != "off":
         loading = slowest_loading(ranks)
@@ -166,22 +168,17 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
     }
 
 
-def skipped_images(run: TrainingRun, ranks: list[RankResults]) -> list[str]:
-    """Return each image that no rank could read, with the reason, in order of path."""
-    return sorted(set(run.skipped).union(*(rank.skipped for rank in ranks)))
-
-
-def write_skipped(run: TrainingRun, ranks: list[RankResults]) -> None:
+def write_skipped(folder: Path, skipped: list[str]) -> None:
     """Write skipped.txt, a line for each image that could not be read; raises `UserError` for a disk."""
-    if skipped := skipped_images(run, ranks):
-        with disk_errors_as_user_errors(run.folder):
-            atomic_write_text(run.folder / SKIPPED_FILE, "".join(f"{line}\n" for line in skipped))
+    if skipped:
+        with disk_errors_as_user_errors(folder):
+            atomic_write_text(folder / SKIPPED_FILE, "".join(f"{line}\n" for line in skipped))
 
 
-def summarize_ranks(run: TrainingRun, ranks: list[RankResults]) -> dict[str, Any]:
-    """Return what the ranks waited for, and how many images nobody could read."""
+def summarize_ranks(ranks: list[RankResults], skipped: int) -> dict[str, Any]:
+    """Return what the ranks waited for, and how many images were `skipped`."""
     summary: dict[str, Any] = {
-        "images_skipped": len(skipped_images(run, ranks)),
+        "images_skipped": skipped,
         "cpu_wait_share": round(max(rank.cpu_wait_share for rank in ranks), 3),
     }
     if stragglers := summarize([rank.times for rank in ranks]):

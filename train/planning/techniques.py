@@ -80,9 +80,8 @@ def decide_weights(given: ParsedSettings[TrainSettings], report: ModelReport) ->
     """Return which weights the model starts from, and which layers are not trained."""
     settings, found = given.values, []
     if settings.weights:
-        places = {PACKAGED_NETWORK: f"ImageNet's, of the package {PACKAGED_MODULE}"}
-        origin = places.get(settings.model, "ImageNet's, of torch's cache") if "weights" not in given.sources else ""
-        source = given.sources.get("weights", "")
+        place = f"the package {PACKAGED_MODULE}" if settings.model == PACKAGED_NETWORK else "torch's cache"
+        source, origin = given.sources.get("weights", ""), f"ImageNet's, of {place}"
         found.append(make_decision("weights", settings.weights, origin, report.weights, source))
     if settings.freeze:
         trained = f"{report.trainable:,} of {report.parameters:,} parameters are trained"

@@ -9,11 +9,10 @@ from entrypoint.cli.build_plan import apply_saved_tuning, build_plan
 from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.parser import CommandLine
 from entrypoint.cli.plan_inputs import read_plan_inputs, telling_other_nodes
-from entrypoint.cli.terminal import layout_of
+from entrypoint.cli.terminal import plan_text
 from entrypoint.core.console import log, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode
 from entrypoint.launch.dispatch import REMOTE_LAUNCHERS, launch
-from entrypoint.plan.display import plan_lines
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
 from entrypoint.tune.store import annotate
@@ -30,8 +29,7 @@ def run(invocation: Invocation) -> int:
         log(f"warning: {plan.prominent_warning}")
     if inputs.job.rank == 0 and not inputs.settings.values.quiet:
         only = "launcher" if plan.launcher in REMOTE_LAUNCHERS else ""  # each rank's node shows the rest
-        layout = layout_of(sys.stderr, inputs.environ)
-        write_stderr("\n".join(plan_lines(plan, only=only, columns=layout.columns, color=layout.color)))
+        write_stderr(plan_text(plan, sys.stderr, inputs.environ, only=only))
     if plan.program.kind == "notebook" and plan.launcher not in REMOTE_LAUNCHERS:  # there each rank has it run
         from entrypoint.launch.notebook import with_notebook_runner
 
@@ -49,8 +47,4 @@ def tuned_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
 
 def print_plan(command: CommandLine, plan: Plan) -> None:
     """Print a plan as text or JSON."""
-    if command.json:
-        write_stdout(plan.to_json(indent=2))
-        return
-    layout = layout_of(sys.stdout, os.environ)
-    write_stdout("\n".join(plan_lines(plan, command=True, columns=layout.columns, color=layout.color)))
+    write_stdout(plan.to_json(indent=2) if command.json else plan_text(plan, sys.stdout, os.environ, command=True))
