@@ -32,8 +32,6 @@ CALLS = {
 METHODS = {name.rpartition(".")[2] for name in CALLS if name.startswith("dist.")}
 SHELL = "shell=True"
 ALLOWED = {
-    ("entrypoint/launch/notebook.py", "eval"): "runs the user's own notebook",
-    ("entrypoint/launch/notebook.py", "exec"): "runs the user's own notebook",
     ("train/models/state_dict_file.py", "pickle"): "its unpickler knows the functions that build tensors, and no other",
     ("train/data/cache/image_cache.py", "np.load"): "with allow_pickle=False",
 }

@@ -1,54 +1,32 @@
-"""Run a notebook's code cells one after another, as `python -m entrypoint.launch.notebook x.ipynb`."""
+"""Run a notebook's code cells as Jupyter does, as `python -m entrypoint.launch.notebook x.ipynb`.
+
+IPython runs them in the rank's own process, without a kernel. Rank 0 leaves `x.executed.ipynb` with what they printed
+and drew.
+"""
 
 from __future__ import annotations
 
-import linecache
+import ast
+import os
 import sys
 import traceback
 import types
-from codeop import Compile
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from msgspec.structs import replace
 
+from entrypoint.core.atomic_files import atomic_write_text
+from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from entrypoint.core.own_modules import STARTER
 from entrypoint.core.paths import resolve
 from entrypoint.plan.model import Plan
 
-
-class Magics:
-    """Stands in for IPython: runs what a magic times or captures, and skips other magics and shell commands."""
-
-    def __init__(self, names: dict[str, Any]) -> None:
-        self.names = names
-
-    def run_line_magic(self, name: str, line: str, *_: Any) -> Any:
-        """Run a timed statement, or return the value of a timed expression."""
-        if name != "time":
-            return skip(f"%{name} {line}")
-        try:
-            return eval(line, self.names)
-        except SyntaxError:
-            return exec(line, self.names)
-
-    def run_cell_magic(self, name: str, _: str, cell: str) -> None:
-        """Run a timed or captured cell."""
-        if name not in ("time", "capture"):
-            return skip(f"a cell of %%{name}")
-        return exec(compile(as_python(cell), f"a cell of %%{name}", "exec"), self.names)
-
-    def system(self, command: str) -> None:
-        """Skip a shell command."""
-        skip(f"!{command}")
-
-    getoutput = system
-
-
-def skip(what: str) -> None:
-    """Say what a script does not do."""
-    print(f"entrypoint: skipped {what}", file=sys.stderr)
+STREAMS = {"out_stream": "stdout", "err_stream": "stderr"}
 
 
 def with_notebook_runner(plan: Plan) -> Plan:
@@ -59,65 +37,125 @@ def with_notebook_runner(plan: Plan) -> Plan:
     return replace(plan, program=program, command=command)
 
 
-def as_python(source: str) -> str:
-    """Return a cell with its magics as calls of IPython's get_ipython()."""
-    from IPython.core.inputtransformer2 import TransformerManager
-
-    return str(TransformerManager().transform_cell(source))  # type: ignore[no-untyped-call]
-
-
-def compile_cells(notebook: Path) -> list[types.CodeType]:
-    """Return the code of each cell, which tracebacks name; raises `UserError` for what no script can do."""
+def read_notebook(notebook: Path) -> Any:
+    """Return a notebook as nbformat reads it; raises `UserError` where its cells cannot run."""
     where = f"run {printable(notebook)}"
-    language, cells = read_cells(notebook, where)
-    if "python" not in language.lower():
-        raise UserError(f"{where}: a notebook in {printable(language)}. Only Python's can run.")
-    compiler = Compile()  # the future imports of a cell are those of later cells too
-    codes: list[types.CodeType] = []
-    for number, source in enumerate(cells, 1):
-        name = f"{notebook.name}, cell {number}"
-        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-        try:
-            codes.append(compiler(source, name, "exec"))
-        except SyntaxError as error:
-            fix = "Use asyncio.run(…)" if "'a" in error.msg else "Correct the cell"
-            line = printable(linecache.getline(name, error.lineno or 1).strip())
-            raise UserError(f"{where}: cell {number}: {error.msg}, in `{line}`. {fix}.") from None
-    return codes
-
-
-def read_cells(notebook: Path, where: str) -> tuple[str, list[str]]:
-    """Return a notebook's language, and its code cells as Python; `where` begins the message of a `UserError`."""
     try:
         import nbformat
+        from IPython.core.inputtransformer2 import TransformerManager
 
         content = nbformat.read(str(notebook), as_version=4)  # type: ignore[no-untyped-call]
         language = str(content.metadata.get("kernelspec", {}).get("language", "python"))
-        return language, [as_python(cell.source) for cell in content.cells if cell.cell_type == "code"]
     except ImportError as error:
         fix = "Run: pip install 'reference-training[notebook]', or save the notebook as a script."
         raise UserError(f"{where}: needs {error.name}, which is not here. {fix}", ExitCode.MACHINE) from None
     except Exception as error:  # nbformat raises its own, jsonschema's and json's errors
-        raise UserError(f"{where}: cannot be converted ({first_line(error)}). Save it again in Jupyter.") from None
+        raise UserError(f"{where}: cannot be read ({first_line(error)}). Save it again in Jupyter.") from None
+    if "python" not in language.lower():
+        raise UserError(f"{where}: a notebook in {printable(language)}. Only Python's can run.")
+    for number, cell in enumerate(code_cells(content), 1):
+        plain = TransformerManager().transform_cell(cell.source)  # type: ignore[no-untyped-call]
+        try:
+            compile(plain, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        except SyntaxError as error:
+            line = printable((error.text or "").strip())
+            raise UserError(f"{where}: cell {number}: {error.msg}, in `{line}`. Correct the cell.") from None
+    return content
+
+
+def code_cells(content: Any) -> list[Any]:
+    """Return a notebook's code cells."""
+    return [cell for cell in content.cells if cell.cell_type == "code"]
+
+
+def start_shell(notebook: Path, names: Mapping[str, Any], folder: str) -> Any:
+    """Return an IPython in a new `__main__` with some names, where pickles find what cells define.
+
+    It keeps its files in `folder`, and leaves exceptions to the caller.
+    """
+    from IPython.core.compilerop import CachingCompiler
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    class Compiler(CachingCompiler):
+        def get_code_name(self, _raw_code: str, _transformed_code: str, number: int) -> str:
+            return f"{notebook.name}, cell {number}"
+
+    class Shell(InteractiveShell):
+        compiler_class = Compiler
+
+        def showtraceback(self, *_: Any, **__: Any) -> None:
+            pass  # the caller raises the exception
+
+        showsyntaxerror = showtraceback
+
+    main_module = types.ModuleType("__main__")
+    vars(main_module).update(names)
+    config = Config(HistoryManager={"enabled": False}, InteractiveShell={"colors": "nocolor", "ipython_dir": folder})
+    return Shell.instance(config=config, user_module=main_module, user_ns=vars(main_module))
+
+
+def outputs_of(shell: Any, count: int) -> list[Any]:
+    """Return what a cell printed, drew and raised, as nbformat has it."""
+    from nbformat.v4 import new_output
+
+    outputs = []
+    for output in shell.history_manager.outputs.get(count, ()):
+        kind, bundle = output.output_type, output.bundle
+        if kind in STREAMS:
+            outputs.append(new_output("stream", name=STREAMS[kind], text="".join(bundle["stream"])))  # type: ignore[no-untyped-call]
+        else:
+            numbered = {"execution_count": count} if kind == "execute_result" else {}
+            outputs.append(new_output(kind, data=dict(bundle), **numbered))  # type: ignore[no-untyped-call]
+    if error := shell.history_manager.exceptions.get(count):
+        outputs.append(new_output("error", **error))  # type: ignore[no-untyped-call]
+    return outputs
+
+
+def run_cells(shell: Any, content: Any, save: Callable[[], None]) -> BaseException | None:
+    """Run a notebook's cells, `save` it after each, and return the exception that ended it."""
+    for cell in code_cells(content):
+        count = shell.execution_count
+        result = shell.run_cell(cell.source, store_history=True)
+        cell.execution_count, cell.outputs = count, outputs_of(shell, count)
+        save()
+        if error := result.error_before_exec or result.error_in_exec:
+            return error if isinstance(error, BaseException) else None
+    return None
+
+
+def saver(content: Any, target: Path) -> Callable[[], None]:
+    """Return what writes the executed notebook, which one line says the first time that it cannot be written."""
+    import nbformat
+
+    problems: list[str] = []
+
+    def save() -> None:
+        try:
+            atomic_write_text(target, nbformat.writes(content))  # type: ignore[no-untyped-call]
+        except OSError as error:
+            if not problems:
+                log(f"{printable(target)}: cannot be written ({error.strerror}); the notebook goes on")
+            problems.append(str(error))
+
+    return save
 
 
 def main() -> None:
-    """Run the cells in a new `__main__`, where pickles find what they define."""
+    """Run the cells; an exception ends the process as it ends a script."""
     sys.argv = sys.argv[1:]
     notebook = Path(sys.argv[0])
-    main_module = types.ModuleType("__main__")
-    names = vars(main_module)
-    names |= {
-        "__file__": sys.argv[0],
-        "get_ipython": lambda: Magics(names),
-        "display": lambda *objects, **_: print(*objects),
-    }
-    sys.modules["__main__"] = main_module
-    codes = compile_cells(notebook)
-    sys.excepthook = traceback.print_exception  # unlike the interpreter's own, it shows the lines of cells
+    content = read_notebook(notebook)
+    is_first = os.environ.get("RANK", "0") == "0"
+    save = saver(content, notebook.with_suffix(".executed.ipynb")) if is_first else lambda: None
+    os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")  # figures become outputs
+    warnings.filterwarnings("ignore", "To exit: use")  # what IPython advises at a cell's sys.exit()
     sys.path.insert(0, str(resolve(notebook).parent))
-    for code in codes:
-        exec(code, names)
+    with TemporaryDirectory(prefix="notebook-") as folder:
+        error = run_cells(start_shell(notebook, {"__file__": sys.argv[0]}, folder), content, save)
+    sys.excepthook = traceback.print_exception  # unlike the interpreter's own, it shows the lines of cells
+    if error:
+        raise error
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.core.errors import UserError
-from entrypoint.launch.notebook import compile_cells, main
+from entrypoint.launch.notebook import read_notebook
 from tests.conftest import Entrypoint, needs_two_cores
 
 
@@ -28,25 +28,32 @@ def write_notebook(path: Path, *cells: str, language: str = "python") -> Path:
 
 
 @pytest.mark.launch
-def test_notebook_runs_with_arguments_magics_and_neighbors(entrypoint: Entrypoint) -> None:
+def test_notebook_leaves_an_executed_one_with_its_outputs(entrypoint: Entrypoint) -> None:
     pytest.importorskip("nbformat")
     pytest.importorskip("IPython")
     (entrypoint.folder / "sub").mkdir()
     (entrypoint.folder / "sub/helper.py").write_text("WORD = 'helped'")
     write_notebook(
         entrypoint.folder / "sub/x.ipynb",
-        "from __future__ import annotations",
-        "%matplotlib inline\n!echo shell",
         "import sys, helper\nprint(helper.WORD, sys.argv[1:])",
         "%%time\ntimed = 3",
-        "%%bash\nrm -rf nothing",
-        "print('timed', timed)",
+        "!echo shell",
+        "import matplotlib.pyplot as plot\nplot.plot([1, 2])\nplot.show()",
+        "import asyncio\nawait asyncio.sleep(0)\ntimed + 1",
+        "raise SystemExit(7)",
     )
     result = entrypoint("run", "--quiet", "sub/x.ipynb", "--lr", "0.1")
-    assert result.code == 0, result.err
-    assert result.out.splitlines() == ["helped ['--lr', '0.1']", "timed 3"]
-    for skipped in ("%matplotlib inline", "!echo shell", "a cell of %%bash"):
-        assert f"entrypoint: skipped {skipped}" in result.err
+    assert result.code == 7, result.err
+    assert result.out.startswith("helped ['--lr', '0.1']\n")
+    cells = json.loads((entrypoint.folder / "sub/x.executed.ipynb").read_text())["cells"]
+    assert [cell["cell_type"] for cell in cells] == ["markdown", *["code"] * 6]
+    outputs = [cell["outputs"] for cell in cells[1:]]
+    assert outputs[0][0]["text"] == ["helped ['--lr', '0.1']\n"]
+    assert outputs[1][0]["text"][-1].startswith("Wall time")
+    assert outputs[2][0]["text"][0].strip() == "shell"
+    assert any("image/png" in output.get("data", {}) for output in outputs[3])
+    assert outputs[4][0]["data"]["text/plain"] == ["4"]
+    assert [output["ename"] for output in outputs[5]] == ["SystemExit"]
 
 
 @pytest.mark.slow
@@ -72,10 +79,10 @@ def test_notebook_trains_on_two_ranks(entrypoint: Entrypoint) -> None:
 def test_plan_and_run_refuse_the_same_notebook(entrypoint: Entrypoint, command: tuple[str, ...]) -> None:
     pytest.importorskip("nbformat")
     pytest.importorskip("IPython")
-    write_notebook(entrypoint.folder / "x.ipynb", "await f()")
+    write_notebook(entrypoint.folder / "x.ipynb", "1", "x = = 1")
     result = entrypoint(*command, "x.ipynb")
     assert (result.code, result.out) == (2, "")
-    assert result.err.startswith("entrypoint: error: run x.ipynb: cell 1: 'await' outside function, in `await f()`.")
+    assert result.err.startswith("entrypoint: error: run x.ipynb: cell 2: invalid syntax, in `x = = 1`.")
 
 
 @pytest.mark.launch
@@ -84,8 +91,8 @@ def test_file_that_is_no_notebook_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("IPython")
     path = tmp_path / "x.ipynb"
     path.write_text("print('no JSON')")
-    with pytest.raises(UserError, match=r"cannot be converted \(.*\)\. Save it again in Jupyter\.") as error:
-        compile_cells(path)
+    with pytest.raises(UserError, match=r"cannot be read \(.*\)\. Save it again in Jupyter\.") as error:
+        read_notebook(path)
     assert len(str(error.value).splitlines()) == 1
 
 
@@ -94,32 +101,23 @@ def test_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         UserError, match=r"x\.ipynb: needs nbformat, .*pip install .reference-training.notebook"
     ) as error:
-        compile_cells(write_notebook(tmp_path / "x.ipynb", "1"))
+        read_notebook(write_notebook(tmp_path / "x.ipynb", "1"))
     assert error.value.code == 3
 
 
-CELLS = {
-    "display": (("display(1, 'a')",), "1 a\n"),
-    "a timed cell": (("%%time\nz = 3", "print(z)"), "3\n"),
-    "two cell magics": (("%%capture --no-stderr\n%%time\nprint(1)",), "1\n"),
-    "a timed statement": (("%time z = 4", "y = %time z + 1", "print(z, y)"), "4 5\n"),
-    "an import in an earlier cell": (("from __future__ import annotations", "def f(x: y): print('ä')\nf(1)"), "ä\n"),
-    "a pickled function": (("import pickle\ndef f(): print(1)", "pickle.loads(pickle.dumps(f))()"), "1\n"),
-}
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_cells_print_what_jupyter_does(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.launch
+def test_executed_notebook_that_cannot_be_written_is_one_line(entrypoint: Entrypoint) -> None:
     pytest.importorskip("nbformat")
     pytest.importorskip("IPython")
-    cells, printed = CELLS[name]
-    monkeypatch.setattr(sys, "argv", ["notebook", str(write_notebook(tmp_path / "x.ipynb", *cells))])
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    main()
-    assert capsys.readouterr().out == printed
+    write_notebook(
+        entrypoint.folder / "x.ipynb",
+        "import pickle\ndef f(): print('pickled')",
+        "pickle.loads(pickle.dumps(f))()",
+    )
+    (entrypoint.folder / "x.executed.ipynb").mkdir()
+    result = entrypoint("run", "--quiet", "x.ipynb")
+    assert (result.code, result.out) == (0, "pickled\n")
+    assert result.err.count("x.executed.ipynb: cannot be written (Is a directory)") == 1
 
 
 @pytest.mark.launch
@@ -137,8 +135,6 @@ def test_traceback_names_cell_and_line(entrypoint: Entrypoint) -> None:
     ("cell", "language", "said"),
     [
         ("print('a')", "R", "a notebook in R. Only Python's can run."),
-        ("await f()", "python", "cell 1: 'await' outside function, in `await f()`. Use asyncio.run"),
-        ("async with f: pass", "python", "cell 1: 'async with' outside async function, in `async with f: pass`."),
         ("x = = 1", "python", "cell 1: invalid syntax, in `x = = 1`. Correct the cell."),
     ],
 )
@@ -147,6 +143,6 @@ def test_what_no_script_can_do_is_one_line(cell: str, language: str, said: str, 
     pytest.importorskip("IPython")
     path = write_notebook(tmp_path / "x.ipynb", cell, language=language)
     with pytest.raises(UserError) as error:
-        compile_cells(path)
+        read_notebook(path)
     assert str(error.value).startswith(f"run {path}: {said}"), error.value
     assert len(str(error.value).splitlines()) == 1
