@@ -21,6 +21,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
 SWITCHES = {
     "json": "print plan, checks or ranks as JSON",
     "dry-run": "show the plan and start nothing",
+    "verbose": "show every decision of the plan",
     "json-schema": "print a JSON schema for `--config run.toml`",
     "network": "show how data travels between the nodes, and measure it",
 }
@@ -51,28 +52,28 @@ COMMANDS: Mapping[str, Command] = {
         module="train_run",
         help="train with the built-in trainer",
         groups=("launch", "train"),
-        switches=("json", "dry-run"),
+        switches=("json", "dry-run", "verbose"),
     ),
     "run": Command(
         module="train_run",
         help="run your own training script or module",
         words=" SCRIPT|-m MODULE [arguments]",
         groups=("launch",),
-        switches=("json", "dry-run"),
+        switches=("json", "dry-run", "verbose"),
     ),
     "plan": Command(
         module="plan",
         help="show what `train` or `run SCRIPT` would do, and why; start nothing",
         words=TARGET_WORDS,
         groups=("launch", "train"),
-        switches=("json",),
+        switches=("json", "verbose"),
     ),
     "evaluate": Command(
         module="evaluate",
         help="evaluate a trained model: a run folder, a checkpoint, or its model.safetensors",
         words=" RUN [flags]",
         groups=("launch", "train"),
-        switches=("json", "dry-run"),
+        switches=("json", "dry-run", "verbose"),
         flags_may_follow=True,
     ),
     "predict": Command(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from entrypoint.cli.as_typed import as_typed, typed_flags
 from entrypoint.cli.command_table import COMMANDS, OTHER, all_groups
 from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.parser import parse_command_line
@@ -50,9 +51,15 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if command.command == "help":
         write_stdout(command.help_text)
         return ExitCode.DONE
+    typed = typed_flags(command)
     if command.config:
         from entrypoint.cli.config_file import with_config
 
-        environ = with_config(environ, command.config, all_groups())
+        environ, lines = with_config(environ, command.config, all_groups())
+        typed = lines | typed
     module = import_module(f"entrypoint.cli.commands.{COMMANDS.get(command.command, OTHER).module}")
-    return int(module.run(Invocation(command=command, environ=environ, began_s=began_s, load=load)))
+    try:
+        return int(module.run(Invocation(command=command, environ=environ, typed=typed, began_s=began_s, load=load)))
+    except UserError as error:
+        error.args = (as_typed(str(error), typed),)
+        raise

@@ -46,6 +46,11 @@ class CommandLine(Struct, frozen=True, kw_only=True):
         return "json" in self.switches
 
     @property
+    def verbose(self) -> bool:
+        """Return whether the plan shows every decision."""
+        return "verbose" in self.switches
+
+    @property
     def launches(self) -> bool:
         """Return whether a launch follows, rather than a plan on the screen."""
         return self.command != "plan" and not self.switches & {"dry-run", "json"}

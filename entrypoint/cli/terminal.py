@@ -6,22 +6,12 @@ import os
 from collections.abc import Mapping
 from typing import TextIO
 
-from msgspec import Struct
-
-from entrypoint.plan.display import DEFAULT_COLUMNS, plan_lines
-from entrypoint.plan.model import Plan
+from entrypoint.plan.display import DEFAULT_COLUMNS, Layout
 
 MIN_COLUMNS, MAX_COLUMNS = 60, 140
 
 
-class Layout(Struct, frozen=True):
-    """The columns of a line, and whether colors are shown."""
-
-    columns: int = DEFAULT_COLUMNS
-    color: bool = False
-
-
-def layout_of(stream: TextIO, environ: Mapping[str, str]) -> Layout:
+def layout_of(stream: TextIO, environ: Mapping[str, str], *, verbose: bool = False) -> Layout:
     """Return the layout of a terminal; what is no terminal has a width of its own, and no color unless it is forced.
 
     COLUMNS, NO_COLOR (no-color.org) and CLICOLOR_FORCE (bixense.com/clicolors) are the user's.
@@ -36,10 +26,4 @@ def layout_of(stream: TextIO, environ: Mapping[str, str]) -> Layout:
         columns = min(MAX_COLUMNS, max(MIN_COLUMNS, columns or DEFAULT_COLUMNS))
     is_forced = environ.get("CLICOLOR_FORCE", "0") not in ("", "0")
     can_color = is_terminal and environ.get("TERM", "dumb") != "dumb"
-    return Layout(columns, not environ.get("NO_COLOR") and (is_forced or can_color))
-
-
-def plan_text(plan: Plan, stream: TextIO, environ: Mapping[str, str], *, command: bool = False, only: str = "") -> str:
-    """Return the plan's lines as they are shown on a stream (see `plan_lines`)."""
-    layout = layout_of(stream, environ)
-    return "\n".join(plan_lines(plan, command=command, only=only, columns=layout.columns, color=layout.color))
+    return Layout(columns, not environ.get("NO_COLOR") and (is_forced or can_color), verbose)

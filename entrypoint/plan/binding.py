@@ -144,7 +144,7 @@ def decide_threads(
     if chosen is None:
         threads = reserved.threads
         text = f"{min(threads)}" if len(set(threads)) == 1 else f"{min(threads)} to {max(threads)}"
-        reason = f"less CPUs in use: {reserved.reason}" if reserved.reason else "the rank's share of the physical cores"
+        reason = reserved.reason or "the rank's share of the physical cores"
         return threads, Decision("threads", text, reason), reserved.warnings
     setting = f"{next(iter(own))}={chosen}" if requested == "auto" else written
     decision = Decision(key="threads", value=str(chosen), reason="", source=Source.USER, setting=setting)

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from string import ascii_lowercase, digits
 
+from msgspec import Struct
+
+from entrypoint.core.errors import count_text
 from entrypoint.machine.detect import Machine
 from entrypoint.plan.core_assignment import cores_by_node
 from entrypoint.plan.cpu_budget import group_by_core
-from entrypoint.plan.model import Plan, RankPlan
+from entrypoint.plan.model import Decision, Plan, RankPlan, Source
 
 # Where no terminal says how wide it is.
 DEFAULT_COLUMNS = 100
@@ -19,7 +22,13 @@ DEFAULT_COLUMNS = 100
 MIN_REASON_COLUMNS = 32
 BOLD, YELLOW, PLAIN = "\033[1m", "\033[33m", "\033[0m"
 # Longer values are cut; `plan --json` has them whole.
-MAX_VALUE_COLUMNS = 20
+MAX_VALUE_COLUMNS = 24
+# What people look for first, and what they look for if there are several ranks.
+FIRST_DECISIONS = (
+    "device", "nodes", "ranks", "threads", "python", "dataset", "model", "weights", "optimizer", "batch", "images",
+    "precision", "resume", "chosen on", "evaluate",
+)  # fmt: skip
+OF_SEVERAL = ("cores", "memory", "backend", "launcher", "job key", "parallelism")
 RANK_SYMBOLS = digits + ascii_lowercase
 FREE_CORE, SHARED_CORE = ".", "*"
 # Nodes of more cores, and more runs of cores of one rank, are shortened.
@@ -27,14 +36,39 @@ MAX_LINE_CORES = 64
 MAX_RUNS = 12
 
 
+class Layout(Struct, frozen=True):
+    """The columns of a line, whether colors are shown, and whether decisions that matter less are."""
+
+    columns: int = DEFAULT_COLUMNS
+    color: bool = False
+    verbose: bool = True
+
+
+PLAIN_LAYOUT = Layout()
+
+
+def matters(decision: Decision, plan: Plan) -> bool:
+    """Return whether a decision is one of those that people look for first, or not the planner's own."""
+    of_several = decision.key in OF_SEVERAL and plan.nodes.world_size > 1
+    return decision.key in FIRST_DECISIONS or of_several or decision.source != Source.AUTO
+
+
 def plan_lines(
-    plan: Plan, *, command: bool = False, only: str = "", columns: int = DEFAULT_COLUMNS, color: bool = False
+    plan: Plan,
+    layout: Layout = PLAIN_LAYOUT,
+    *,
+    command: bool = False,
+    only: str = "",
 ) -> list[str]:
-    """Return the plan's lines of at most so many columns, or those of the decision `only`; no word is broken.
+    """Return the plan's lines in a layout, or those of the decision `only`; no word is broken.
 
     With `command` the command lines follow, which may be longer.
     """
-    rows = [(one.key, one.value, one.text) for one in plan.decisions if only in ("", one.key)]
+    columns, color = layout.columns, layout.color
+    decisions = [one for one in plan.decisions if only in ("", one.key)]
+    shown_ones = decisions if layout.verbose or only else [one for one in decisions if matters(one, plan)]
+    hidden = len(decisions) - len(shown_ones)
+    rows = [(one.key, one.value, one.text) for one in shown_ones]
     key_width = max(len(key) for key, _, _ in rows)
     value_width = min(MAX_VALUE_COLUMNS, max(len(value) for _, value, _ in rows))
     lines = wrap_words(f"plan: {plan.machine}", columns, "  ")
@@ -43,6 +77,8 @@ def plan_lines(
         shown = value if len(value) <= value_width else f"{value[: value_width - 1]}…"
         start = f"  {key:<{key_width}}  {shown:<{value_width}}  "
         lines += colored(wrap_after(start, text, columns), key, BOLD, color=color)
+    if hidden:
+        lines.append(f"  --verbose shows {count_text(hidden, 'more decision')}")
     for warning in plan.warnings:
         lines += colored(wrap_after("  warning: ", warning, columns), "warning:", YELLOW, color=color)
     if command:

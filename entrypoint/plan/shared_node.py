@@ -56,7 +56,8 @@ def reserve_busy_cpus(
             f"{inputs.settings.sources['reserve_cpus']}: leaves no CPU to a rank that has {smallest}. Lower it.",
             ExitCode.MACHINE,
         )
-    reason = inputs.settings.sources["reserve_cpus"] if inputs.is_set_by_user("reserve_cpus") else used
+    own = inputs.settings.sources.get("reserve_cpus", "")
+    reason = f"less, since {f'{own} is set' if own else used}"
     return ReservedCpus(count=busy, threads=threads, reason=reason)
 
 

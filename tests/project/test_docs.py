@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from benchmarks.runner import read_runs
 from entrypoint.machine.shared_libraries import Library
-from entrypoint.plan.display import plan_lines
+from entrypoint.plan.display import Layout, plan_lines
 from entrypoint.plan.model import Program
 from tests.factories import make_test_plan, simulated_machine
 from tools import benchmarks_docs, check_prose, figures, settings_docs
@@ -42,7 +42,7 @@ def test_plan_in_readme_is_what_the_entrypoint_prints() -> None:
         libraries=(Library("tcmalloc", "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", ""),),
     )
     plan = make_test_plan(machine, program=Program("script", ("python", "train.py")))
-    lines = [f"    {line}" for line in plan_lines(plan)[:16]]
+    lines = [f"    {line}" for line in plan_lines(plan, Layout(verbose=False))]
     text = (ROOT / "README.md").read_text()
     shown = text.split("The plan of a node with two sockets:\n\n")[1].split("\n\n")[0]
     assert shown.splitlines() == lines, "put these lines into README.md"

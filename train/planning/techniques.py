@@ -137,11 +137,16 @@ def decide_tensorboard(settings: TrainSettings) -> tuple[Decision, ...]:
 
 
 def decide_dataset(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -> tuple[Decision, ...]:
-    """Return how a folder was taken whose kind was not named, and how one without test/ was split."""
-    reasons = []
-    if "dataset" not in given.sources and given.values.reads_files:
+    """Return what image files hold, how a folder was taken whose kind was not named, and how it was split."""
+    if not given.values.reads_files or given.values.evaluate:
+        return ()
+    trained, others = f"{dataset.train_images:,}", f"{dataset.images - dataset.train_images:,}"
+    more = "" if dataset.counted_all else " or more"
+    reasons = [f"{count_text(len(dataset.classes), 'class')}: {trained} images to train, {others}{more} to test"]
+    if "dataset" not in given.sources:
         reasons.append(f"by what is in {printable(given.values.data_dir)}")
     if dataset.is_cut:
         val = "" if given.values.val_split else ", a tenth chooses the best checkpoint"
         reasons.append(f"no test/ there: a tenth of each class is tested{val}")
-    return (Decision("dataset", given.values.dataset, "; ".join(reasons)),) if reasons else ()
+    setting = given.sources.get("dataset", "")
+    return (make_decision("dataset", given.values.dataset, "", "; ".join(reasons), setting),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from entrypoint.cli.as_typed import plan_as_typed
 from entrypoint.cli.commands.train_run import print_plan, tuned_plan
 from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.plan_inputs import read_plan_inputs
@@ -11,5 +12,6 @@ from entrypoint.core.errors import ExitCode
 def run(invocation: Invocation) -> int:
     """Print the plan."""
     command = invocation.command
-    print_plan(command, tuned_plan(command, read_plan_inputs(invocation, counts_load=True)))
+    plan = tuned_plan(command, read_plan_inputs(invocation, counts_load=True))
+    print_plan(command, plan_as_typed(plan, invocation.typed))
     return ExitCode.DONE

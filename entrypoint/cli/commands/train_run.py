@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import sys
 
+from entrypoint.cli.as_typed import plan_as_typed
 from entrypoint.cli.build_plan import apply_saved_tuning, build_plan
 from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.parser import CommandLine
 from entrypoint.cli.plan_inputs import read_plan_inputs, telling_other_nodes
-from entrypoint.cli.terminal import plan_text
+from entrypoint.cli.terminal import layout_of
 from entrypoint.core.console import log, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode
 from entrypoint.launch.dispatch import REMOTE_LAUNCHERS, launch
+from entrypoint.plan.display import plan_lines
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
 from entrypoint.tune.store import annotate
@@ -21,7 +23,7 @@ from entrypoint.tune.store import annotate
 def run(invocation: Invocation) -> int:
     """Make the plan, then launch it, or print it where that is asked for."""
     command, inputs = invocation.command, read_plan_inputs(invocation, counts_load=True)
-    plan = tuned_plan(command, inputs)
+    plan = plan_as_typed(tuned_plan(command, inputs), invocation.typed)
     if not command.launches:
         print_plan(command, plan)
         return ExitCode.DONE
@@ -29,7 +31,8 @@ def run(invocation: Invocation) -> int:
         log(f"warning: {plan.prominent_warning}")
     if inputs.job.rank == 0 and not inputs.settings.values.quiet:
         only = "launcher" if plan.launcher in REMOTE_LAUNCHERS else ""  # each rank's node shows the rest
-        write_stderr(plan_text(plan, sys.stderr, inputs.environ, only=only))
+        layout = layout_of(sys.stderr, inputs.environ, verbose=command.verbose)
+        write_stderr("\n".join(plan_lines(plan, layout, only=only)))
     if plan.program.kind == "notebook" and plan.launcher not in REMOTE_LAUNCHERS:  # there each rank has it run
         from entrypoint.launch.notebook import with_notebook_runner
 
@@ -47,4 +50,5 @@ def tuned_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
 
 def print_plan(command: CommandLine, plan: Plan) -> None:
     """Print a plan as text or JSON."""
-    write_stdout(plan.to_json(indent=2) if command.json else plan_text(plan, sys.stdout, os.environ, command=True))
+    layout = layout_of(sys.stdout, os.environ, verbose=command.verbose)
+    write_stdout(plan.to_json(indent=2) if command.json else "\n".join(plan_lines(plan, layout, command=True)))

@@ -46,8 +46,10 @@ def test_file_becomes_variables_and_those_that_are_set_win(tmp_path: Path) -> No
         "TRAIN_LR_LAYER_DECAY": "0.75", "TRAIN_MODEL": "resnet18", "TRAIN_OPTIMIZER_ARGS": "betas=0.9,0.95",
         "TRAIN_DATA_DIR": "/data/pets", "TRAIN_IMAGE_SIZE": "auto",
     }  # fmt: skip
-    environ = with_config({"TRAIN_EPOCHS": "9", "TRAIN_LR": "", "HOME": "/h"}, path, GROUPS)
+    environ, typed = with_config({"TRAIN_EPOCHS": "9", "TRAIN_LR": "", "HOME": "/h"}, path, GROUPS)
     assert (environ["TRAIN_EPOCHS"], environ["TRAIN_LR"], environ["HOME"]) == ("9", "0.1", "/h")
+    assert typed["TRAIN_MODEL=resnet18"] == f"{path}, line 10: model=resnet18"
+    assert "TRAIN_EPOCHS=3" not in typed, "the environment has set it"
 
 
 @pytest.mark.parametrize(

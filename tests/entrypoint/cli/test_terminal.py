@@ -13,7 +13,8 @@ from typing import TextIO
 
 import pytest
 
-from entrypoint.cli.terminal import Layout, layout_of
+from entrypoint.cli.terminal import layout_of
+from entrypoint.plan.display import Layout
 
 
 @pytest.fixture
@@ -29,16 +30,16 @@ def terminal() -> Iterator[TextIO]:
 @pytest.mark.parametrize(
     ("environ", "layout"),
     [
-        ({"TERM": "xterm"}, Layout(80, color=True)),
-        ({"TERM": "dumb"}, Layout(80)),
-        ({}, Layout(80)),
-        ({"TERM": "xterm", "NO_COLOR": "1"}, Layout(80)),
-        ({"TERM": "xterm", "NO_COLOR": ""}, Layout(80, color=True)),
-        ({"NO_COLOR": "1", "CLICOLOR_FORCE": "1"}, Layout(80)),
-        ({"COLUMNS": "70"}, Layout(70)),
-        ({"COLUMNS": "9"}, Layout(60)),
-        ({"COLUMNS": "999"}, Layout(140)),
-        ({"COLUMNS": "wide"}, Layout(80)),
+        ({"TERM": "xterm"}, Layout(80, color=True, verbose=False)),
+        ({"TERM": "dumb"}, Layout(80, verbose=False)),
+        ({}, Layout(80, verbose=False)),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, Layout(80, verbose=False)),
+        ({"TERM": "xterm", "NO_COLOR": ""}, Layout(80, color=True, verbose=False)),
+        ({"NO_COLOR": "1", "CLICOLOR_FORCE": "1"}, Layout(80, verbose=False)),
+        ({"COLUMNS": "70"}, Layout(70, verbose=False)),
+        ({"COLUMNS": "9"}, Layout(60, verbose=False)),
+        ({"COLUMNS": "999"}, Layout(140, verbose=False)),
+        ({"COLUMNS": "wide"}, Layout(80, verbose=False)),
     ],
 )
 def test_terminal_decides(terminal: TextIO, environ: Mapping[str, str], layout: Layout) -> None:
@@ -48,9 +49,9 @@ def test_terminal_decides(terminal: TextIO, environ: Mapping[str, str], layout: 
 @pytest.mark.parametrize(
     ("environ", "layout"),
     [
-        ({"TERM": "xterm", "COLUMNS": "70"}, Layout(100)),
-        ({"CLICOLOR_FORCE": "1"}, Layout(100, color=True)),
-        ({"CLICOLOR_FORCE": "0"}, Layout(100)),
+        ({"TERM": "xterm", "COLUMNS": "70"}, Layout(100, verbose=False)),
+        ({"CLICOLOR_FORCE": "1"}, Layout(100, color=True, verbose=False)),
+        ({"CLICOLOR_FORCE": "0"}, Layout(100, verbose=False)),
     ],
 )
 def test_file_has_one_width(tmp_path: Path, environ: Mapping[str, str], layout: Layout) -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from entrypoint.plan.display import plan_lines
+from entrypoint.plan.display import Layout, plan_lines
 from tests.factories import make_machine, make_test_plan
 
 
@@ -29,7 +29,7 @@ def test_plan_lines_show_each_decision_and_reason() -> None:
 @pytest.mark.parametrize("columns", [60, 80, 100, 140])
 def test_table_fits_the_columns_and_breaks_no_word(environ: dict[str, str], columns: int) -> None:
     made = make_test_plan(make_machine(64), environ)
-    lines = [line for line in plan_lines(made, columns=columns) if not line.startswith("  socket ")]
+    lines = [line for line in plan_lines(made, Layout(columns)) if not line.startswith("  socket ")]
     assert max(len(line) for line in lines if "x" * 70 not in line) <= columns
     words = set(" ".join(lines).split())
     assert {word for decision in made.decisions for word in decision.text.split()} <= words
@@ -37,7 +37,7 @@ def test_table_fits_the_columns_and_breaks_no_word(environ: dict[str, str], colu
 
 def test_colors_change_no_text() -> None:
     made = make_test_plan(make_machine(2), {"LAUNCH_THREADS": "9"})
-    colored = plan_lines(made, color=True)
+    colored = plan_lines(made, Layout(color=True))
     assert any("\033[33mwarning:\033[0m" in line for line in colored)
     assert [re.sub("\033\\[[0-9]*m", "", line) for line in colored] == plan_lines(made)
 
@@ -45,7 +45,7 @@ def test_colors_change_no_text() -> None:
 def test_long_values_are_cut_in_the_table_only() -> None:
     made = make_test_plan(make_machine(4), {"LAUNCH_ALLOCATOR": "system"})
     (line,) = [line for line in plan_lines(made) if "GLIBC_TUNABLES" in line]
-    assert "glibc.malloc.mmap_m…" in line
+    assert "glibc.malloc.mmap_max=0…" in line
     assert "glibc.malloc.trim_threshold" in made.environment.variables["GLIBC_TUNABLES"]
 
 
@@ -67,3 +67,12 @@ def test_plan_lines_show_warnings() -> None:
 def test_plan_lines_of_thousand_cores_are_short() -> None:
     made = make_test_plan(make_machine(1024), {"LAUNCH_NPROC_PER_NODE": "512"})
     assert max(map(len, plan_lines(made))) < 200
+
+
+@pytest.mark.parametrize(("ranks", "more"), [("1", set()), ("2", {"cores", "backend", "launcher"})])
+def test_short_plan_has_what_people_look_for_and_what_they_set(ranks: str, more: set[str]) -> None:
+    made = make_test_plan(make_machine(4), {"LAUNCH_ALLOCATOR": "system", "LAUNCH_NPROC_PER_NODE": ranks})
+    *lines, last = plan_lines(made, Layout(verbose=False))
+    keys = [line.split()[0] for line in lines if line.startswith("  ") and line[2] not in " s"]
+    assert set(keys) == {"device", "ranks", "threads", "allocator"} | more
+    assert last == f"  --verbose shows {len(made.decisions) - len(keys)} more decisions"

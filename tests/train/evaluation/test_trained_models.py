@@ -88,7 +88,7 @@ def test_result_file_that_cannot_be_written_is_refused_first(entrypoint: Entrypo
     for words in (("evaluate", trained), ("plan", "--evaluate", trained)):
         result = entrypoint(*words, "--evaluation-file", "/proc/nobody/x.json", env=QUIET)
         assert result.code == 2
-        assert result.err.startswith("entrypoint: error: TRAIN_EVALUATION_FILE=/proc/nobody/x.json: cannot be written")
+        assert result.err.startswith("entrypoint: error: --evaluation-file=/proc/nobody/x.json: cannot be written")
 
 
 def test_file_that_is_no_trained_model_is_refused(entrypoint: Entrypoint, trained: Path) -> None:

@@ -148,7 +148,7 @@ def test_later_commands_evaluate_at_the_same_size(entrypoint: Entrypoint, larger
     for words in (("evaluate", "runs/a", "--eval-size=5"), ("plan", "train", "--evaluate=runs/a", "--eval-size=5")):
         refused = entrypoint(*words)
         assert refused.code == 2
-        assert "TRAIN_EVAL_SIZE=5: speednet-half does not take images of 5x5" in refused.error_lines[-1]
+        assert "--eval-size=5: speednet-half does not take images of 5x5" in refused.error_lines[-1]
     refused = entrypoint("evaluate", "runs/a", "--image-size=24")
     assert refused.code == 2
     assert "TRAIN_IMAGE_SIZE=24: the model was trained on 3x32x32. Unset it, or set TRAIN_EVAL_SIZE" in refused.err
