@@ -56,8 +56,8 @@ def reserve_busy_cpus(
             f"{inputs.settings.sources['reserve_cpus']}: leaves no CPU to a rank that has {smallest}. Lower it.",
             ExitCode.MACHINE,
         )
-    own = inputs.settings.sources.get("reserve_cpus", "")
-    reason = f"less, since {f'{own} is set' if own else used}"
+    written = inputs.settings.sources.get("reserve_cpus", "")
+    reason = f"less: {written or used}"
     return ReservedCpus(count=busy, threads=threads, reason=reason)
 
 

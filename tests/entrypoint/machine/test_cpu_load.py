@@ -136,4 +136,4 @@ def test_run_on_busy_node_uses_fewer_threads(entrypoint: Entrypoint, tmp_path: P
             assert calm < 3, done.out + done.err
         else:
             pytest.skip(f"needs a machine with nobody else on it, others use {before:.1f} of {CORES} CPUs")
-    assert "less, since other processes use " in done.err
+    assert "less: other processes use " in done.err

@@ -50,7 +50,7 @@ def test_busy_cpus_are_reserved(case: str) -> None:
     assert [rank.threads for rank in made.ranks] == threads
     fewer = threads != [rank.threads for rank in alone.ranks]
     assert [rank.cpus for rank in made.ranks] == [rank.cpus for rank in alone.ranks], "still bound to all"
-    assert ("less, since " in reason_for(made, "threads")) == fewer
+    assert ("less: " in reason_for(made, "threads")) == fewer
     assert any("`entrypoint tune`" in line for line in made.warnings) == (case in TOO_MANY)
     assert made.binding.reserved_cpus >= fewer
 
