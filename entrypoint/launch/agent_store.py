@@ -48,6 +48,11 @@ class AgentStore:
             self.loop.listen(ranks, self.ranks.welcome_program)
             os.environ[RANKS_STORE_VAR] = str(ranks.getsockname()[1])
 
+    def warn_if_unused(self) -> None:
+        """Say so if the ranks have ended and never met."""
+        if self.ranks:
+            self.ranks.warn_if_unused()
+
     def forget_ranks(self) -> None:
         """Drop what ranks that have ended left in their store, before others start."""
         if self.ranks:

@@ -84,6 +84,8 @@ def run_once(plan: Plan, job: Job, environ: Mapping[str, str], restart: int) -> 
             return None
         repeat_warning(plan)
         if not ranks.failures:
+            if meeting.door:
+                meeting.door.warn_if_unused()
             return ExitCode.DONE
         if ranks.stop_signal:
             return report_stop(Path(folder), ranks.stop_signal)

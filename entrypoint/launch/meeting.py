@@ -24,12 +24,14 @@ class Meeting(Struct):
     variables: Mapping[str, str] = field(default_factory=dict)
     programs: socket.socket | None = None
     loop: EventLoop | None = None
+    door: StoreDoor | None = None
 
     def serve(self, plan: Plan) -> None:
         """Serve the store; after the forks, because a thread does it."""
         if self.programs:
             self.loop = EventLoop(plan.collective_timeout_s, plan.nodes.nproc_per_node)
-            self.loop.listen(self.programs, StoreDoor(self.loop, Access()).welcome_program)
+            self.door = StoreDoor(self.loop, Access())
+            self.loop.listen(self.programs, self.door.welcome_program)
 
 
 @contextmanager

@@ -71,6 +71,7 @@ def main(argv: list[str]) -> int:
             return print_final_message(
                 f"the ranks could not be brought together: {first_line(error)}", ExitCode.RENDEZVOUS
             )
+    store.warn_if_unused()
     return ExitCode.DONE
 
 

@@ -66,7 +66,7 @@ class FailureChannel(ChannelState):
         rank0: Rank0 | None = None,
     ) -> None:
         super().__init__(endpoint, timeout_s, access)
-        self.store = store
+        self.store, self.door = store, StoreDoor(self.loop, self.access)
         self.waits_for_rank0 = store is not None and store.is_derived
         self.rank0 = rank0 or Rank0()
         self.listens = self.rank0.listens and endpoint.rank == 0
@@ -114,12 +114,12 @@ class FailureChannel(ChannelState):
 
     def serve_store(self, store: StorePlace) -> None:
         """Serve the store to this node's program and to the other monitors; raises `UserError` if its port is taken."""
-        door, listening = StoreDoor(self.loop, self.access), self.listen(store.port, store_address(store.port))
+        listening = self.listen(store.port, store_address(store.port))
         if not listening:
             raise self.port_error(store.port)
         for server in listening:
-            self.loop.listen(server, door.welcome)
-        self.loop.listen(store.programs, door.welcome_program)
+            self.loop.listen(server, self.door.welcome)
+        self.loop.listen(store.programs, self.door.welcome_program)
 
     def port_error(self, taken: int) -> UserError:
         """Return the error for a port that another program has."""

@@ -137,6 +137,8 @@ def code_of_success(
         endpoint = channel.endpoint
         channel.report_failure(FirstFailure(endpoint.rank, endpoint.node, ExitCode.RENDEZVOUS, how, before_start=True))
     if channel.endpoint.rank or not channel.first_failure:
+        if all_know and channel.listens and channel.store and channel.rank0.others:
+            channel.door.warn_if_unused()
         return ExitCode.DONE
     time.sleep(FAILURE_SETTLE_S)  # the failed rank's own code is to reach the launcher first
     print_failure(channel.first_failure, channel.endpoint.rank, environment)

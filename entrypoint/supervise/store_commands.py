@@ -137,6 +137,7 @@ class JobStore:
         self.waiting: dict[bytes, list[Connection]] = {}
         self.missing: dict[Connection, int] = {}
         self.client: Connection  # whose command is answered
+        self.was_used = False
 
     def handle(self, connection: Connection, message: tuple[Any, ...]) -> bool:
         """Answer a command."""
@@ -155,6 +156,7 @@ class JobStore:
 
     def validate(self, number: int) -> None:
         """Check that a client of torch speaks; raises ValueError."""
+        self.was_used = True
         if number != MAGIC:
             raise ValueError(number)
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from entrypoint.core.console import log
 from entrypoint.core.network import RETRY_INTERVAL_S
 from entrypoint.supervise.access import Access, is_own_user
 from entrypoint.supervise.event_loop import HANDSHAKE_LIMIT_S, Connection, EventLoop, Role
@@ -24,6 +25,11 @@ from entrypoint.supervise.wire import Message, Session, WireError, receive
 LOOPBACK = "127.0.0.1"
 # torch's clients have sockets of IPv6, with the IPv4 address at its end.
 TCP_SOCKETS = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+NEVER_MET = (
+    "warning: no rank opened torch's process group. Unless the ranks share the work in another way, each did all of it."
+    " Call torch.distributed.init_process_group(), tell your framework how many devices it has, or set"
+    " LAUNCH_NPROC_PER_NODE=1."
+)
 OPEN_STORE = {"store": True}
 
 
@@ -54,6 +60,11 @@ class StoreDoor:
 
     def __init__(self, loop: EventLoop, access: Access) -> None:
         self.loop, self.access, self.store = loop, access, JobStore(loop)
+
+    def warn_if_unused(self) -> None:
+        """Log that the ranks of a job that has ended never met: a script without a process group trains N times."""
+        if not self.store.was_used:
+            log(NEVER_MET)
 
     def welcome_program(self, peer: socket.socket) -> tuple[StoreSession, JobStore] | None:
         """Return the session of a program on this node, None for another user's."""

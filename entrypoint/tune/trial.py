@@ -19,6 +19,7 @@ from msgspec import Struct
 from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.own_modules import own_command
+from entrypoint.supervise.store_door import NEVER_MET
 from entrypoint.tune.candidates import Candidate
 
 # Seconds until a program has its first rate, and until it exits after SIGTERM.
@@ -97,9 +98,12 @@ def run_trial(spec: TrialSpec, candidate: Candidate) -> float | str:
             rates = collect_rates(process, spec, folder)
         finally:
             terminate_trial(process)
+        said = (folder / "err").read_text(errors="replace")
+        if NEVER_MET in said:
+            return "its ranks open no process group, so each does all of the work"
         if rates:
             return statistics.median(rates)
-        error = last_error_line((folder / "err").read_text(errors="replace"), f"it ended with {process.returncode}")
+        error = last_error_line(said, f"it ended with {process.returncode}")
         return error if process.returncode else f"no rate within {STARTUP_TIMEOUT_S} s"
 
 
