@@ -60,7 +60,8 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
     resume: Annotated[
         str,
         about(
-            "auto: the newest checkpoint of the run, or of the newest run. Or a path to one.",
+            "auto: the newest checkpoint of the run, or of the newest run. Or a run folder, or a checkpoint."
+            " A folder brings its settings.",
             basic=True,
             speed=False,
             resume="may_change",

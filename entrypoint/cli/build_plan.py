@@ -65,6 +65,7 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
     from train.kernels.library import find_kernel
     from train.models.weights_origin import weights_at_hand
     from train.planning.recipes import with_recipe
+    from train.planning.resumed_run import with_resumed_settings
     from train.planning.run_selection import new_run_dir, previous_run
     from train.planning.trained_run import with_trained_settings
     from train.planning.trainer_plan import TrainerFacts, plan_trainer
@@ -72,21 +73,22 @@ def build_trainer_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
 
     if working_folder() is None:
         raise UserError("The working folder was removed, and torch cannot be loaded in it. Change to another folder.")
-    given = read_train_settings(inputs.environ, command.train_flags)
-    given, trained, adopted = with_trained_settings(given) if given.values.evaluate else (given, None, {})
-    facts = inspect_dataset(given.values)
-    if trained and given.values.reads_files:
-        is_given = given.values.image_size != "auto"  # the size of evaluation may be another one
-        shape = (trained.shape[0], *facts.shape[1:]) if is_given else trained.shape
+    asked = read_train_settings(inputs.environ, command.train_flags)
+    asked, trained, adopted = with_trained_settings(asked) if asked.values.evaluate else (asked, None, {})
+    asked, resumed, decisions = with_resumed_settings(asked, inputs.environ, command.train_flags)
+    facts = inspect_dataset(asked.values)
+    if trained and asked.values.reads_files:
+        is_asked = asked.values.image_size != "auto"  # the size of evaluation may be another one
+        shape = (trained.shape[0], *facts.shape[1:]) if is_asked else trained.shape
         facts = facts.with_shape(shape)
-    inputs = replace(inputs, previous=previous_run(given.values))
-    at_hand = weights_at_hand(inputs.environ) if given.values.reads_files else ()
-    training, plan = with_recipe(given, make_plan(inputs), facts, at_hand)
-    if training.values.image_size != given.values.image_size:
+    inputs = replace(inputs, previous=previous_run(asked.values))
+    at_hand = weights_at_hand(inputs.environ) if asked.values.reads_files else ()
+    training, plan = with_recipe(asked, make_plan(inputs), facts, at_hand)
+    if training.values.image_size != asked.values.image_size:
         facts = inspect_dataset(training.values)
-    plan = plan.with_variables(adopted)
+    plan = replace(plan.with_variables(adopted | resumed), decisions=plan.decisions + decisions)
     writes_none = command.command == "tune" or trained  # the trials of `tune` have their own folder
-    problem = () if writes_none else check_output_dir(given, inputs)
+    problem = () if writes_none else check_output_dir(asked, inputs)
     plan = replace(plan, warnings=(*problem, *plan.warnings))
     free_name = new_run_dir(training.values.output_dir, training.values).name if plan.nodes.max_restarts else ""
     no_compile = compile_problem(training.values, plan.device, inputs)

@@ -68,7 +68,8 @@ def with_recipe(
     Raises `UserError` for an optimizer that is not installed.
     """
     name = given.values.recipe
-    recipe = RECIPES[name][plan.device] if name in RECIPES else fine_tuning_values(given, dataset, at_hand)
+    by_data = {} if "recipe" in given.sources else fine_tuning_values(given, dataset, at_hand)
+    recipe = RECIPES[name][plan.device] if name in RECIPES else by_data
     needs = recipe.get("optimizer", "")
     if "optimizer" not in given.sources and needs.startswith(TIMM_PREFIX) and find_spec("timm") is None:
         raise UserError(

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, printable
-from entrypoint.core.paths import exists, read_regular, resolve
+from entrypoint.core.paths import exists, is_file, read_regular, resolve
 from entrypoint.plan.inputs import PreviousRun
 from entrypoint.plan.model import RankPlan
 from train.checkpoint import folder as checkpoints
 from train.checkpoint.compare import compare_settings
 from train.checkpoint.metadata import CorruptCheckpoint, Metadata, read_metadata
 from train.settings import TrainSettings
+
+SETTINGS_FILE = "settings.json"
 
 
 def resumed_run_dir(settings: TrainSettings) -> Path | None:
@@ -26,7 +28,8 @@ def resumed_run_dir(settings: TrainSettings) -> Path | None:
         return None
     if settings.resume == "auto":
         return settings.output_dir / (settings.run_name or "latest")
-    return resolve(Path(settings.resume)).parent.parent  # of the folder with its checkpoints
+    named = resolve(Path(settings.resume))
+    return named if is_file(named / SETTINGS_FILE) else named.parent.parent  # of the folder with its checkpoints
 
 
 def previous_run(settings: TrainSettings) -> PreviousRun | None:
@@ -72,15 +75,19 @@ def select_run_dir(settings: TrainSettings) -> tuple[Path, list[Path]]:
     output, resume = settings.output_dir, settings.resume
     named = output / settings.run_name if settings.run_name else None
     before = resumed_run_dir(settings)
-    if before and resume == "auto":
-        starts = checkpoints.list_newest_first(before / checkpoints.FOLDER)
-        if starts:
-            return resolve(before), starts
-    elif before:
+    starts = checkpoints.list_newest_first(before / checkpoints.FOLDER) if before else []
+    is_run = before == resolve(Path(resume))
+    if before and starts and (resume == "auto" or is_run):
+        if is_run and named and resolve(named) != before:
+            refuse_other_run(settings, named)
+            return named, starts
+        return resolve(before), starts
+    if before and resume != "auto":
         start = Path(resume)
         if not checkpoints.is_checkpoint(start):
             raise UserError(
-                f"TRAIN_RESUME={printable(resume)}: no such checkpoint. Set it to auto, off or a checkpoint's path."
+                f"TRAIN_RESUME={printable(resume)}: no such checkpoint. Set it to auto, off, a run folder or a"
+                " checkpoint."
             )
         in_run = resolve(start).parent.name == checkpoints.FOLDER
         if in_run and (named is None or resolve(named) == before):
@@ -109,7 +116,7 @@ def refuse_lost_checkpoints(start: Path, folder: Path) -> None:
 
 def refuse_other_run(settings: TrainSettings, named: Path) -> None:
     """Raise `UserError` if the folder that TRAIN_RUN_NAME names holds a run."""
-    if exists(named / "settings.json"):
+    if exists(named / SETTINGS_FILE):
         raise UserError(
             f"TRAIN_RUN_NAME={settings.run_name}: {named} already holds a run. Choose another name or"
             " set TRAIN_RESUME=auto to resume it."

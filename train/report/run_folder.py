@@ -17,7 +17,7 @@ from entrypoint.core.console import write_stderr
 from entrypoint.core.errors import UserError, one_line
 from entrypoint.core.own_modules import own_command
 from entrypoint.core.packages import package_version
-from entrypoint.core.paths import exists, is_file, resolve, working_folder
+from entrypoint.core.paths import exists, is_file, read_regular, resolve, working_folder
 from entrypoint.core.settings_base import ParsedSettings, variable_name
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import ObservedRank
@@ -36,6 +36,7 @@ RECORDED_PACKAGES = (
     "nni",
     "reference-training",
 )
+COMMAND_FILE = "command.txt"
 # These name the folder itself; a repeated run gets a new folder.
 NOT_REPEATED = frozenset({"run_name", "resume"})
 
@@ -116,13 +117,27 @@ def write_provenance(
     plan: Plan,
     ranks: list[ObservedRank],
     environ: Mapping[str, str],
+    *,
+    resumes: bool,
 ) -> None:
-    """Write plan, settings, versions, what each rank really has, and the command that reproduces the run."""
+    """Write plan, settings, versions, what each rank really has, and the commands that reproduce the run."""
     atomic_write_text(folder / "plan.json", plan.to_json(indent=2) + "\n")
     atomic_write_text(folder / "settings.json", as_json(given.values.to_json()))
     atomic_write_text(folder / "versions.json", as_json(versions()))
     atomic_write_text(folder / "ranks.json", as_json([asdict(rank) for rank in ranks]))
-    atomic_write_text(folder / "command.txt", reproduce_command(given, plan, environ) + "\n")
+    before = read_regular(folder / COMMAND_FILE) if resumes and is_file(folder / COMMAND_FILE) else ""
+    lines = add_command(
+        before.splitlines(), reproduce_command(given, plan, environ), given.values.output_dir / "latest"
+    )
+    atomic_write_text(folder / COMMAND_FILE, "".join(f"{line}\n" for line in lines))
+
+
+def add_command(before: list[str], command: str, latest: Path) -> list[str]:
+    """Return the commands of a run one after another; a last one that differs resumes what the others left."""
+    resume = f"TRAIN_RESUME={shlex.quote(str(latest))} "
+    if not before or before[-1].replace(f" env {resume}", " env ") == command:
+        return before or [command]
+    return [*before, command.replace(" env ", f" env {resume}", 1)]
 
 
 def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ: Mapping[str, str]) -> str:
@@ -135,7 +150,7 @@ def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ:
     words = [f"{name}={shlex.quote(value)}" for name, value in (launch | variables).items()]
     command = map(shlex.quote, own_command("train"))
     here = working_folder()
-    return f"{f'cd {shlex.quote(str(here))} && ' if here else ''}env {' '.join([*words, *command])}"
+    return f"cd {shlex.quote(str(here or '.'))} && env {' '.join([*words, *command])}"
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,84 @@
+"""`--resume RUN --epochs 20` trains a run for longer, with its own settings."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from entrypoint.core.errors import UserError
+from tests.conftest import LAUNCH_LIMIT_S, Entrypoint, clean_environment
+from train.planning.resumed_run import with_resumed_settings
+from train.settings import TrainSettings, read_train_settings
+
+
+def resumed(folder: Path, **fields: str) -> tuple[TrainSettings, str]:
+    flags = {"resume": str(folder), **fields}
+    parsed, variables, decisions = with_resumed_settings(read_train_settings({}, flags), {}, flags)
+    assert read_train_settings(variables, flags).values == parsed.values, "the ranks read the same"
+    return parsed.values, "".join(one.reason for one in decisions)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    before = TrainSettings(model="resnet18", lr=0.5, epochs=3, data_dir=Path("/photos"), bias=False, run_name="a")
+    (tmp_path / "settings.json").write_text(json.dumps(before.to_json()))
+    return tmp_path
+
+
+def test_settings_are_those_of_the_run(run: Path) -> None:
+    values, reason = resumed(run)
+    assert (values.model, values.lr, values.epochs, values.bias) == ("resnet18", 0.5, 3, False)
+    assert (str(values.data_dir), values.run_name, values.resume_allow_changed) == ("/photos", None, False)
+    assert reason == "settings of that run"
+
+
+@pytest.mark.parametrize(("field", "value"), [("epochs", "20"), ("steps", "900")])
+def test_own_settings_win_and_the_schedule_is_told(run: Path, field: str, value: str) -> None:
+    values, reason = resumed(run, **{field: value})
+    assert (getattr(values, field), values.lr, values.resume_allow_changed) == (int(value), 0.5, True)
+    assert reason.startswith(f"settings of that run, but --{field}={value}; the schedule onecycle covers {value} ")
+
+
+def test_checkpoint_brings_no_settings(tmp_path: Path) -> None:
+    values, reason = resumed(tmp_path)
+    assert (values.model, reason) == ("cnn", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "its settings.json cannot be read"),
+        ('{"epochs": "many"}', "its settings.json cannot be read"),
+        ('{"model": "package:network"}', "its model is the code package:network, which a file may not choose"),
+    ],
+)
+def test_file_that_is_no_run_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "settings.json").write_text(text)
+    with pytest.raises(UserError) as caught:
+        resumed(tmp_path)
+    assert said in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.launch
+def test_longer_run_keeps_its_folder_and_its_commands_repeat_it(entrypoint: Entrypoint) -> None:
+    quiet = ("--threads=1", "--progress=off")
+    entrypoint.train("--epochs=1", "--lr=0.03", "--run-name=a", *quiet)
+    summary = entrypoint.train("--resume=runs/a", "--epochs=2", *quiet)
+    assert summary["epochs"] == 2
+    folder = entrypoint.folder / "runs/a"
+    assert (entrypoint.folder / "runs/latest").resolve() == folder
+    assert json.loads((folder / "settings.json").read_text())["lr"] == 0.03
+    commands = (folder / "command.txt").read_text()
+    assert len(commands.splitlines()) == 2
+    entrypoint.train("--resume=runs/a", *quiet)
+    assert (folder / "command.txt").read_text() == commands, "nothing was changed, and nothing left to train"
+    env = {**clean_environment(), "HOME": str(entrypoint.home)}
+    subprocess.run(["bash", "-c", commands], env=env, check=True, capture_output=True, timeout=LAUNCH_LIMIT_S)
+    assert (entrypoint.folder / "runs/latest").resolve() != folder
+    assert entrypoint.summary()["weights_sha256"] == summary["weights_sha256"]
+    nowhere = entrypoint("plan", "--resume=runs")
+    assert (nowhere.code, "Set it to auto, off, a run folder or a checkpoint." in nowhere.err) == (2, True)
