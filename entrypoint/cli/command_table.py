@@ -114,6 +114,7 @@ COMMANDS: Mapping[str, Command] = {
         words=" [RUN|PID ...]",
         switches=("json",),
     ),
+    "init": Command(module="init", help="write a TOML file with the settings that users change", words=" [FILE]"),
     "settings": Command(module="settings", help="list all settings", switches=("json-schema",)),
     "completion": Command(module="completion", help="print the completion script of bash or zsh", words=" bash|zsh"),
     "selftest": Command(module="selftest", help="test this installation: planning, data, a few real runs (a minute)"),

@@ -101,20 +101,28 @@ def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> Comman
     command = COMMANDS[name]
     groups = [load_group(group) for group in command.groups]
     fields = flag_fields(groups)
-    flags, target = take_flags(words, fields), name
-    if command.has_target:
-        target = "train"
-        if words and words[0] in TARGETS:
-            target = words.popleft()
-            flags += take_flags(words, fields)
-        if target == "run":
-            groups = [group for group in groups if group.PREFIX != "TRAIN_"]
+    flags, target = take_target(name, words, fields)
+    if target == "run":
+        groups = [group for group in groups if group.PREFIX != "TRAIN_"]
     if command.flags_may_follow:
         flags += take_mixed(words, fields)
     if {"--help", "-h", "--help-all"} & set(flags):
         parser = build_parser(name, groups, show_all="--help-all" in flags)
         return CommandLine(command="help", help_text=parser.format_help())
     return read_arguments(name, target, flags, tuple(words), groups)
+
+
+def take_target(name: str, words: deque[str], fields: Mapping[str, SettingField | None]) -> tuple[list[str], str]:
+    """Take the flags, the program that a `plan` or `tune` is for, and a folder of data; return flags and program."""
+    flags, target = take_flags(words, fields), name
+    if COMMANDS[name].has_target:
+        target = "train"
+        if words and words[0] in TARGETS:
+            target = words.popleft()
+            flags += take_flags(words, fields)
+    if target == "train" and words and is_folder(words[0]):  # `entrypoint train photos --epochs 5`
+        flags += [f"--data-dir={words.popleft()}", *take_flags(words, fields)]
+    return flags, target
 
 
 def general_help(word: str) -> str:
@@ -203,13 +211,9 @@ def read_arguments(
     name: str, target: str, flags: list[str], words: tuple[str, ...], groups: Sequence[type[Settings]]
 ) -> CommandLine:
     """Return the command line of a command's flags and the words after them; raises `UserError`."""
-    command, folder = COMMANDS[name], ""
-    if target == "train" and words and is_folder(words[0]):  # `entrypoint train photos --epochs 5`
-        folder, flags, words = words[0], [*flags, *words[1:]], ()
+    command = COMMANDS[name]
     arguments, unknown = build_parser(name, groups).parse_known_args(flags)
     values = vars(arguments)
-    if folder:
-        values["TRAIN_data_dir"] = folder
     takes_words = target == "run" or (command.words and not command.has_target)
     stray: tuple[str, ...] = () if takes_words else words
     if unknown or stray:

@@ -24,13 +24,14 @@ class StepCallbacks:
     """What an epoch calls: `report` with the step, an interval's mean loss and images/s, `after_step` after each step.
 
     `request` says after each step whether this rank wants to go on, save or stop. `save` is called if any rank wants
-    to.
+    to. `look` gets the images of the process's first step after it.
     """
 
     report: Callable[[int, float, float], None]
     request: Callable[[], int] = lambda: CONTINUE
     after_step: Callable[[], None] = lambda: None
     save: Callable[[], None] = lambda: None
+    look: Callable[[Tensor], None] = lambda _: None
 
 
 def train_epoch(
@@ -62,6 +63,7 @@ def train_epoch(
         is_first = not trainer.first_step_seconds
         pending.append(timed_first_step(trainer, batch))
         if is_first:  # it compiles and warms up
+            callbacks.look(batch.micro_batches[0][0])
             clocks, trainer.meter.data_s, trainer.meter.data_cpu_s = trainer.meter.start(), 0.0, 0.0
         wanted = agreed()
         callbacks.after_step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from train.lock_file import RunLock
 from train.planning.checks import check_epochs_after_pruning
 from train.planning.image_sizes import model_input_shape
 from train.report import run_folder
+from train.report.live_page import LivePage
 from train.report.metrics import MetricsWriter, disk_errors_as_user_errors
 from train.report.profiler import Profiler, no_phase
 from train.report.progress import ProgressReporter, build_progress
@@ -77,6 +78,11 @@ class TrainingRun:
         """Advance the profiler by one step, and remove it when it is done."""
         if self.profiler and self.profiler.step():
             self.profiler, self.trainer.mark_phase = None, no_phase
+
+    @cached_property
+    def live(self) -> LivePage | None:
+        """What rank 0 shows while the run trains."""
+        return LivePage(self.folder, self.metrics) if self.metrics else None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -139,7 +145,7 @@ def setup_run(
     metrics: MetricsWriter | None = None
     if group.is_main:
         with disk_errors_as_user_errors(folder):
-            run_folder.write_provenance(folder, given, plan, ranks, os.environ)
+            run_folder.write_provenance(folder, given, plan, ranks, os.environ, resumes=start is not None)
             metrics = open_metrics(folder, settings, start)
     progress = build_progress(settings, total_steps, epochs, is_main=group.is_main, relayed=plan.launcher == "rank")
     before = (*start.skipped, *not_resumable_warnings(settings, group)) if start else ()

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings
@@ -27,6 +28,7 @@ from train.evaluation.evaluate import EvalMethod, EvalResult, MistakeCollector, 
 from train.evaluation.trained_model import evaluate_trained
 from train.lock_file import STALE_S, RunLock
 from train.preemption import STOP_CONTROLLER, first_deadline
+from train.report.live_page import SHOWN
 from train.report.trackers import FAILED
 from train.settings import TrainSettings
 from train.transforms.batch_tensors import resize_batches
@@ -136,6 +138,7 @@ def train_epochs(run: TrainingRun) -> FinalScores:
             request=lambda: STOP_CONTROLLER.request,
             after_step=run.advance_profiler,
             save=partial(save_on_signal, run, epoch),
+            look=partial(show_batch, run),
         )
         if not train_epoch(run.trainer, run.source, epoch, run.log_interval, callbacks, total):
             save_and_exit(run, epoch)
@@ -149,6 +152,12 @@ def train_epochs(run: TrainingRun) -> FinalScores:
     if best_epoch is not None:
         score = evaluate_run(run, run.epochs)
     return FinalScores(evaluate_run(run, run.epochs, test=True), score, best_epoch)
+
+
+def show_batch(run: TrainingRun, images: Tensor) -> None:
+    """Show normalized (N, C, H, W) images as the network saw them."""
+    if run.live:
+        run.live.show_batch(run.source.normalize.undo(images[:SHOWN]))
 
 
 def should_stop_early(run: TrainingRun) -> bool:
@@ -214,8 +223,10 @@ def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult | None) -> None
         values |= {f"{run.choice}_loss": score.loss, f"{run.choice}_accuracy": score.accuracy}
         note_improvement(run, score)
     run.progress.print(line)
-    if run.metrics:
+    if run.metrics and run.live:
         run.metrics.write("epoch", run.trainer.state.step, values)
+        scores = {"test_accuracy": score.accuracy} if score else {}
+        run.live.show_epoch({**scores, "epochs": epoch, "train_seconds": run.trainer.state.seconds})
     every = run.settings.checkpoint_every
     stops = run.settings.early_stopping and run.trainer.state.stale_epochs >= run.settings.early_stopping
     if every and (epoch % every == 0 or epoch == run.epochs or stops):

@@ -214,8 +214,7 @@ class MistakeCollector:
         if not len(wrong):
             return
         best = wrong[shares[wrong].topk(min(KEPT, len(wrong))).indices]
-        chosen = images[best].float() / self.normalize.scale + self.normalize.mean
-        pixels = chosen.round().clamp(0, 255).to(torch.uint8).cpu()
+        pixels = self.normalize.undo(images[best])
         rows = zip(shares[best].tolist(), labels[best].tolist(), predicted[best].tolist(), pixels, strict=True)
         self.kept = sorted([*self.kept, *(Mistake(*row) for row in rows)], reverse=True)[:KEPT]
 

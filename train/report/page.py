@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,8 @@ from train.report.metrics import read_metrics
 from train.report.run_files import read_run_file
 from train.report.stragglers import stragglers_text
 
-REPORT_FILE, SKIPPED_FILE = "report.html", "skipped.txt"
+REPORT_FILE, SKIPPED_FILE, BATCH_FILE = "report.html", "skipped.txt", "batch.png"
+RELOADING = '<meta http-equiv="refresh" content="30">'
 # A matrix of more classes does not fit on a screen; the most frequent confusions are listed in any case.
 MAX_MATRIX_CLASSES = 30
 LISTED = 10
@@ -39,6 +41,7 @@ th,td{text-align:left;vertical-align:top;padding:.15rem .8rem .15rem 0}
 .plots{display:flex;flex-wrap:wrap;gap:1rem}.plots svg{flex:1 1 18rem;max-width:100%;height:auto;background:#fff}
 .gallery{display:flex;flex-wrap:wrap;gap:.8rem}
 figure{margin:0;width:7rem;font-size:.8rem}figure img{width:7rem;image-rendering:auto;border-radius:.3rem}
+.batch{max-width:100%;height:auto}
 pre{overflow-x:auto;background:var(--soft);padding:.6rem;border-radius:.3rem}
 li.advice{margin:.3rem 0}
 """
@@ -83,22 +86,22 @@ def advise(summary: Mapping[str, Any], plan: Mapping[str, Any], lines: list[dict
     return advice
 
 
-def write_report(folder: Path) -> Path:
-    """Write the report of a run and return its path.
+def write_report(folder: Path, so_far: Mapping[str, Any] | None = None) -> Path:
+    """Write the report of a run and return its path; a run that trains has what is known `so_far` for a summary.
 
     Raises `UserError` for a folder that holds no finished run, and OSError if the page cannot be written.
     """
-    summary = read_run_file(folder, "summary.json")
+    summary = read_run_file(folder, "summary.json") if so_far is None else so_far
     if not isinstance(summary, dict):
         raise UserError(f"{printable(folder)}: holds no finished run, as it has no summary.json. Name a run folder.")
     path = folder / REPORT_FILE
-    text = page_of(folder, summary).encode("utf-8", "backslashreplace")  # file names may be no UTF-8
-    atomic_write_text(path, text.decode())
+    page = page_of(folder, summary, trains=so_far is not None)
+    atomic_write_text(path, page.encode("utf-8", "backslashreplace").decode())  # file names may be no UTF-8
     return path
 
 
-def page_of(folder: Path, summary: Mapping[str, Any]) -> str:
-    """Return the page of a run."""
+def page_of(folder: Path, summary: Mapping[str, Any], *, trains: bool = False) -> str:
+    """Return the page of a run, which a browser loads again every half a minute while it `trains`."""
     plan, evaluation = read_run_file(folder, "plan.json") or {}, read_run_file(folder, "evaluation.json") or {}
     settings, ranks = read_run_file(folder, "settings.json") or {}, read_run_file(folder, "ranks.json") or []
     lines = read_metrics(folder) if is_file(folder / "metrics.jsonl") else []
@@ -106,6 +109,7 @@ def page_of(folder: Path, summary: Mapping[str, Any]) -> str:
     sections = [
         section("What to change", list_of(advise(summary, plan, lines))),
         section("Curves", plots(lines)),
+        section("A training batch, as the network sees it", batch_image(folder)),
         section("Surest mistakes", gallery(evaluation.get("mistakes") or [])),
         section("Images left out", skipped_list(folder)),
         section("Classes", classes_table(evaluation)),
@@ -119,7 +123,7 @@ def page_of(folder: Path, summary: Mapping[str, Any]) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<link rel="icon" href="data:,">'
+        f'<link rel="icon" href="data:,">{RELOADING if trains else ""}'
         f"<title>{name}</title><style>{STYLE}</style></head><body><h1>{name}</h1>"
         f"{facts(summary)}{''.join(sections)}</body></html>\n"
     )
@@ -180,6 +184,14 @@ def table(rows: Iterable[Sequence[str]]) -> str:
 def list_of(items: Sequence[str]) -> str:
     """Return a list, nothing without items."""
     return f"<ul>{''.join(f'<li class=advice>{escape(one)}</li>' for one in items)}</ul>" if items else ""
+
+
+def batch_image(folder: Path) -> str:
+    """Return the image of a training batch, nothing where there is none."""
+    if not is_file(folder / BATCH_FILE):
+        return ""
+    data = base64.b64encode((folder / BATCH_FILE).read_bytes()).decode()
+    return f'<img class="batch" alt="images of a training batch" src="data:image/png;base64,{data}">'
 
 
 def skipped_list(folder: Path) -> str:

@@ -37,6 +37,10 @@ class Normalize:
         """Return the numbers that a checkpoint or a file of weights holds."""
         return Normalization(mean=tuple(self.mean.flatten().tolist()), scale=tuple(self.scale.flatten().tolist()))
 
+    def undo(self, images: Tensor) -> Tensor:
+        """Return normalized (N, C, H, W) images as bytes on the CPU."""
+        return (images.float() / self.scale + self.mean).round().clamp(0, 255).to(torch.uint8).cpu()
+
     def __call__(self, images: Tensor, buffer: Tensor | None = None) -> Tensor:
         """Return (N, H, W, C) bytes as (N, C, H, W) floats in `layout`, on the device of `mean`.
 

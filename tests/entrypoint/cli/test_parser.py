@@ -147,3 +147,9 @@ def test_many_words_are_read_in_linear_time() -> None:
     command = parse("predict", "runs/latest", *words, "--top", "3", words[0])
     assert command.predict_flags == {"top": "3"}
     assert command.words == ("runs/latest", *words, words[0])
+
+
+def test_switch_may_be_the_last_word_after_a_folder(tmp_path: Path) -> None:
+    command = parse_command_line(["train", "--threads", "2", str(tmp_path), "--epochs", "3", "--quiet"])
+    assert command.train_flags == {"data_dir": str(tmp_path), "epochs": "3"}
+    assert command.launch_flags == {"threads": "2", "quiet": "1"}

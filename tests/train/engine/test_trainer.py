@@ -43,6 +43,7 @@ def test_first_command_reaches_97_percent_and_writes_all_files(entrypoint: Entry
         *("plan.json", "settings.json", "versions.json", "command.txt", "metrics.jsonl", "summary.json"),
         *("curves.png", "checkpoint", "tensorboard", "ranks.json", "evaluation.json", "model.safetensors"),
         "report.html",
+        "batch.png",
     }
     with Image.open(folder / "curves.png") as curves:
         assert curves.width > 800

@@ -1,0 +1,70 @@
+"""What a run shows while it trains: a batch as the network sees it, and the page with the curves so far."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from entrypoint.core.errors import UserError
+from tests.conftest import Entrypoint
+from train.report.live_page import LivePage
+from train.report.metrics import MetricsWriter
+from train.report.page import write_report
+
+SO_FAR = {"test_accuracy": 31.25, "epochs": 1}
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[LivePage]:
+    metrics = MetricsWriter(tmp_path, tensorboard=False, resumed_step=None, warn=print)
+    yield LivePage(tmp_path, metrics, due_s=0.0)
+    metrics.close()
+
+
+@pytest.mark.parametrize(("channels", "side", "pixel"), [(1, 8, 64), (3, 8, 64), (3, 100, 100)])
+def test_batch_is_a_image_of_its_first_images(live: LivePage, channels: int, side: int, pixel: int) -> None:
+    live.show_batch(torch.full((40, channels, side, side), 200, dtype=torch.uint8))
+    with Image.open(live.folder / "batch.png") as image:
+        assert image.size == (8 * (pixel + 2) + 2, 4 * (pixel + 2) + 2)
+        assert image.convert("RGB").getpixel((10, 10)) == (200, 200, 200)
+    write_report(live.folder, SO_FAR)
+    assert 'class="batch"' in (live.folder / "report.html").read_text()
+
+
+def test_batch_of_other_channels_has_no_image(live: LivePage) -> None:
+    live.show_batch(torch.zeros((2, 4, 8, 8), dtype=torch.uint8))
+    assert not (live.folder / "batch.png").exists()
+
+
+def test_page_of_a_run_that_trains_loads_itself_again(live: LivePage) -> None:
+    live.show_epoch(SO_FAR)
+    text = (live.folder / "report.html").read_text()
+    assert 'http-equiv="refresh"' in text
+    assert "31.25 %" in text
+    (live.folder / "report.html").unlink()
+    live.show_epoch(SO_FAR)
+    assert not (live.folder / "report.html").exists(), "it takes 2 % of the time at most"
+    with pytest.raises(UserError, match="holds no finished run"):
+        write_report(live.folder)
+
+
+def test_file_that_cannot_be_written_is_told_once(live: LivePage, capsys: pytest.CaptureFixture[str]) -> None:
+    (live.folder / "batch.png").mkdir()
+    for _ in range(2):
+        live.show_batch(torch.zeros((2, 3, 8, 8), dtype=torch.uint8))
+    assert capsys.readouterr().out.count("batch.png cannot be written") == 1
+
+
+@pytest.mark.launch
+def test_run_leaves_the_batch_and_a_page_that_stays(entrypoint: Entrypoint) -> None:
+    entrypoint.train("--epochs=1", "--progress=off")
+    folder = entrypoint.folder / "runs/latest"
+    assert (folder / "batch.png").exists()
+    text = (folder / "report.html").read_text()
+    assert re.search("A training batch, as the network sees it", text)
+    assert "http-equiv" not in text
