@@ -3,7 +3,8 @@
 # Adapt these lines; for GPUs take the cuda image and as many ranks as a node has GPUs.
 # flux: -N 2 --exclusive -t 60m --job-name=train --output=train-{{id}}.out
 NODES=${NODES:-2} RANKS=${RANKS:-1} # RANKS on each node
-IMAGE=${IMAGE-$PWD/cpu.sif}
+COMMAND=(train) # or (run train.py --lr 0.1)
+IMAGE=${IMAGE-$PWD/sif/cpu.sif}
 MINUTES=${MINUTES:-55} # less than -t: the run saves and ends with 75
 # For data: export TRAIN_DATASET=imagefolder TRAIN_DATA_DIR=/data/pets APPTAINER_BIND=/data
 # ---- nothing to adapt from here on
@@ -18,8 +19,8 @@ export MASTER_ADDR=${MASTER_ADDR:-$(hostname)} LOCAL_WORLD_SIZE=$RANKS
 export ENTRYPOINT_JOB_KEY=${ENTRYPOINT_JOB_KEY:-$(head -c 32 /dev/urandom | base64)}
 
 # Without an image: the entrypoint of an installation that all nodes share.
-start=(entrypoint train)
-if [[ -n $IMAGE ]]; then start=(apptainer run --nv "$IMAGE" train); fi
+start=(entrypoint "${COMMAND[@]}")
+if [[ -n $IMAGE ]]; then start=(apptainer run --nv "$IMAGE" "${COMMAND[@]}"); fi
 
 # The entrypoint binds each rank itself, by NUMA node.
 flux run --nodes="$NODES" --exclusive --tasks-per-node="$RANKS" -o cpu-affinity=off -o exit-timeout=60s "${start[@]}" "$@"

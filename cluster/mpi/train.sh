@@ -2,7 +2,8 @@
 # Trains on a list of machines without a scheduler, by Open MPI over ssh:  train.sh [the trainer's flags]
 # Adapt these lines; the image lies under the same path on all machines, which reach each other by ssh without a word.
 HOSTS=${HOSTS:-node1:1,node2:1} # name:ranks, the first one is where this is started
-IMAGE=${IMAGE-$PWD/cpu.sif}
+COMMAND=(train) # or (run train.py --lr 0.1)
+IMAGE=${IMAGE-$PWD/sif/cpu.sif}
 # For data: export TRAIN_DATASET=imagefolder TRAIN_DATA_DIR=/data/pets APPTAINER_BIND=/data
 # ---- nothing to adapt from here on
 set -u
@@ -15,8 +16,8 @@ for host in ${HOSTS//,/ }; do
 done
 
 # Without an image: the entrypoint of an installation that all machines share.
-start=(entrypoint train)
-if [[ -n $IMAGE ]]; then start=(apptainer run --nv "$IMAGE" train); fi
+start=(entrypoint "${COMMAND[@]}")
+if [[ -n $IMAGE ]]; then start=(apptainer run --nv "$IMAGE" "${COMMAND[@]}"); fi
 
 # Monitors without this key cannot take part in the job.
 export ENTRYPOINT_JOB_KEY=${ENTRYPOINT_JOB_KEY:-$(head -c 32 /dev/urandom | base64)}
