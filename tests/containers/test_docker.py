@@ -85,7 +85,7 @@ def test_docker_any_uid_trains_and_owns_its_files(docker: Docker, bound: Path, u
 
 def test_docker_read_only_root_needs_only_an_output_folder(docker: Docker, bound: Path) -> None:
     options = (*LEAST, "-e", "TRAIN_EPOCHS=1", "-v", f"{bound}:/out", "-e", "TRAIN_OUTPUT_DIR=/out")
-    result = docker.run("cpu-intel", options=options)
+    result = docker.run("cpu-intel", "train", "--verbose", options=options)
     assert result.code == 0, result.err
     assert "TMPDIR" in result.err, "the plan says where temporary files go"
 
@@ -206,7 +206,7 @@ def test_streaming_needs_little_shared_memory(docker: Docker, bound: Path) -> No
     small = docker.run("cpu-intel", options=(*options, *SHORT, "--shm-size=1m"))
     assert small.code == 0, small.err
     for image in IMAGES:
-        plan = docker.run(image, "plan", options=options)
+        plan = docker.run(image, "plan", "--verbose", options=options)
         assert re.search(r"^ *JPEG decoder +compiled", plan.out, re.MULTILINE), plan.out + plan.err
     doctor = docker.run("cpu-intel", "doctor", options=("--shm-size=16m",))
     assert re.search(r"^ok +/dev/shm +16 MiB", doctor.out, re.MULTILINE)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from entrypoint.launch.meeting import open_rendezvous
 from entrypoint.plan.model import RankPlan
+from entrypoint.supervise.store_door import NEVER_MET
 from tests.conftest import LAUNCH_LIMIT_S, Entrypoint, clean_environment, needs_two_cores, script
 from tests.entrypoint.launch.running_ranks import QUIET, lines, started
 from tests.factories import make_machine, make_test_plan
@@ -42,7 +43,7 @@ def test_local_sets_the_variables_of_torchrun(entrypoint: Entrypoint) -> None:
     )
     for launcher in ("local", "torchrun"):
         result = entrypoint("run", "x.py", launcher, env=QUIET | {"LAUNCH_LAUNCHER": launcher})
-        assert (result.code, result.err) == (0, "")
+        assert (result.code, result.err) == (0, f"entrypoint: {NEVER_MET}\n")
     for rank in range(2):
         ours, theirs = (
             json.loads((entrypoint.folder / f"{launcher}{rank}.json").read_text()) for launcher in ("local", "torchrun")
