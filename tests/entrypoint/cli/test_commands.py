@@ -125,7 +125,7 @@ def test_plan_command_starts_nothing(entrypoint: Entrypoint) -> None:
     for arguments in (["plan", "run", "x.py"], ["run", "--dry-run", "x.py"]):
         result = entrypoint(*arguments)
         assert result.code == 0
-        assert "one rank, started as a child" in result.out
+        assert "one rank with all cores" in result.out
         assert "would run: " in result.out
     assert not (entrypoint.folder / "started").exists()
     assert entrypoint("train", "--dry-run").code == 0

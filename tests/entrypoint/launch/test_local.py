@@ -244,7 +244,8 @@ def test_local_inherited_sigchld_ignore_is_reset(tmp_path: Path) -> None:
     result = run_plan(
         tmp_path, (RankPlan(0, (cpu,), 1), RankPlan(1, (cpu,), 1)), "import os; print(os.environ['RANK'])"
     )
-    assert (result.returncode, sorted(result.stdout.split()), result.stderr) == (0, ["0", "1"], "")
+    said = f"entrypoint: {NEVER_MET}\n"
+    assert (result.returncode, sorted(result.stdout.split()), result.stderr) == (0, ["0", "1"], said)
 
 
 @pytest.mark.launch
