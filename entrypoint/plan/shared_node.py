@@ -56,9 +56,8 @@ def reserve_busy_cpus(
             f"{inputs.settings.sources['reserve_cpus']}: leaves no CPU to a rank that has {smallest}. Lower it.",
             ExitCode.MACHINE,
         )
-    written = inputs.settings.sources.get("reserve_cpus", "")
-    reason = f"less: {written or used}"
-    return ReservedCpus(count=busy, threads=threads, reason=reason)
+    reason = inputs.settings.sources["reserve_cpus"] if inputs.is_set_by_user("reserve_cpus") else used
+    return ReservedCpus(count=busy, threads=threads, reason=f"less: {reason}")
 
 
 def busy_beyond_idle_cores(machine: Machine, budget: CpuBudget, busy: int) -> int:

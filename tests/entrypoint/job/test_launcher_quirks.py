@@ -60,7 +60,7 @@ def test_binding_by_options_of_open_mpi_is_kept(entrypoint: Entrypoint, version:
         text=True,
         check=True,
     )
-    result = entrypoint("run", "x.py", "--cpu-set", "0", command=(*started, PYTHON, "-m", "entrypoint"))
+    result = entrypoint("run", "--verbose", "x.py", "--cpu-set", "0", command=(*started, PYTHON, "-m", "entrypoint"))
     assert result.code == 0, result.err
     (rank,) = reported(entrypoint, 1)
     assert [rank["cpus"]] == [json.loads(bare.stdout)]
@@ -89,7 +89,7 @@ def test_open_mpi_ranks_on_one_cpu_share_it(entrypoint: Entrypoint) -> None:
     command = (*masked, PYTHON, "-m", "entrypoint")
     refused = entrypoint("run", "x.py", command=command)
     assert "entrypoint: error: 2 ranks: more ranks than cores" in refused.err
-    result = entrypoint("run", "--oversubscribe", "--openmp=gnu", "x.py", command=command)
+    result = entrypoint("run", "--verbose", "--oversubscribe", "--openmp=gnu", "x.py", command=command)
     assert result.code == 0, result.err
     assert reported(entrypoint, 2) == [{"cpus": [ALL[0]], "threads": "1"}] * 2
     assert "OMP_WAIT_POLICY" in result.err

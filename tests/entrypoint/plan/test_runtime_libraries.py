@@ -140,7 +140,7 @@ def test_memory_is_kept_between_steps_unless_set_by_user(
     entrypoint: Entrypoint, own: str, least: int, most: int
 ) -> None:
     steps = script(entrypoint.folder, "steps.py", FAULTS)
-    result = entrypoint("run", steps, env={"LAUNCH_ALLOCATOR": "system", "GLIBC_TUNABLES": own})
+    result = entrypoint("run", "--verbose", steps, env={"LAUNCH_ALLOCATOR": "system", "GLIBC_TUNABLES": own})
     assert result.code == 0, result.err
     assert least <= int(result.out.split()[1]) <= most
     reported = f"(set by you) GLIBC_TUNABLES={own}" if own else "keep freed memory"
