@@ -225,8 +225,8 @@ def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult | None) -> None
     run.progress.print(line)
     if run.metrics and run.live:
         run.metrics.write("epoch", run.trainer.state.step, values)
-        scores = {"test_accuracy": score.accuracy} if score else {}
-        run.live.show_epoch({**scores, "epochs": epoch, "train_seconds": run.trainer.state.seconds})
+        known = {"epochs": epoch, "train_seconds": run.trainer.state.seconds, "best_chosen_on": run.choice}
+        run.live.show_epoch(known | ({f"{run.choice}_accuracy": score.accuracy} if score else {}))
     every = run.settings.checkpoint_every
     stops = run.settings.early_stopping and run.trainer.state.stale_epochs >= run.settings.early_stopping
     if every and (epoch % every == 0 or epoch == run.epochs or stops):

@@ -142,7 +142,7 @@ def decide_dataset(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -
         return ()
     trained, others = f"{dataset.train_images:,}", f"{dataset.images - dataset.train_images:,}"
     more = "" if dataset.counted_all else " or more"
-    reasons = [f"{count_text(len(dataset.classes), 'class')}: {trained} images to train, {others}{more} to test"]
+    reasons = [f"{len(dataset.classes):,} classes: {trained} images to train, {others}{more} to test"]
     if "dataset" not in given.sources:
         reasons.append(f"by what is in {printable(given.values.data_dir)}")
     if dataset.is_cut:

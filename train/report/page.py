@@ -137,7 +137,7 @@ def section(title: str, content: str) -> str:
 def facts(summary: Mapping[str, Any]) -> str:
     """Return the most important numbers."""
     shown = [
-        ("test accuracy", f"{summary.get('test_accuracy', 0):.2f} %"),
+        ("test accuracy", percent(summary.get("test_accuracy"))),
         (f"best on {summary.get('best_chosen_on', 'test')}", percent(summary.get("best_accuracy"))),
         ("images/s", f"{summary.get('images_per_second', 0):,.0f}"),
         ("training", f"{summary.get('train_seconds', 0):,.1f} s"),

@@ -53,6 +53,11 @@ def test_page_of_a_run_that_trains_loads_itself_again(live: LivePage) -> None:
         write_report(live.folder)
 
 
+def test_accuracy_on_val_is_not_called_that_on_test(live: LivePage) -> None:
+    live.show_epoch({"val_accuracy": 31.25, "best_chosen_on": "val", "epochs": 1})
+    assert "<div>test accuracy<b>–</b></div>" in (live.folder / "report.html").read_text()
+
+
 def test_file_that_cannot_be_written_is_told_once(live: LivePage, capsys: pytest.CaptureFixture[str]) -> None:
     (live.folder / "batch.png").mkdir()
     for _ in range(2):
