@@ -13,10 +13,11 @@ import msgspec
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.paths import is_file, read_regular
-from entrypoint.core.settings_base import ParsedSettings, read_settings, variable_name
+from entrypoint.core.settings_base import ParsedSettings, read_settings
 from entrypoint.plan.model import Decision
 from train.checkpoint.compare import saved_settings
 from train.planning.run_selection import SETTINGS_FILE
+from train.planning.trained_run import as_variables
 from train.settings import TrainSettings
 
 # What belongs to one start of a run, not to the run; the folder is that of the run, unless the user names another.
@@ -71,7 +72,4 @@ def settings_of_run(folder: Path, asked: ParsedSettings[TrainSettings]) -> dict[
         if name in ALWAYS or value != getattr(defaults, name)
     }
     changes = {"resume_allow_changed": True} if set(asked.sources) - set(OF_A_START) else {}
-    return {
-        variable_name("TRAIN_", name): str(int(value)) if isinstance(value, bool) else str(value)
-        for name, value in {**texts, **changes}.items()
-    }
+    return as_variables({**texts, **changes})

@@ -5,6 +5,7 @@ This module does without torch, and runs no code that a file names.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,9 +75,13 @@ def with_trained_settings(
         taken["image_size"] = min(trained.shape[1:])
     values = msgspec.structs.replace(own, **taken)
     defaults = TrainSettings()
-    variables = {
+    changed = {name: value for name, value in taken.items() if value is not None and value != getattr(defaults, name)}
+    return replace(given, values=values), trained, as_variables(changed)
+
+
+def as_variables(values: Mapping[str, object]) -> dict[str, str]:
+    """Return values of settings, by field, as the variables that set them."""
+    return {
         variable_name("TRAIN_", name): str(int(value)) if isinstance(value, bool) else str(value)
-        for name, value in taken.items()
-        if value is not None and value != getattr(defaults, name)
+        for name, value in values.items()
     }
-    return replace(given, values=values), trained, variables

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from entrypoint.cli.as_typed import plan_as_typed
 from entrypoint.cli.commands.train_run import print_plan, tuned_plan
 from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.plan_inputs import read_plan_inputs
@@ -11,7 +10,5 @@ from entrypoint.core.errors import ExitCode
 
 def run(invocation: Invocation) -> int:
     """Print the plan."""
-    command = invocation.command
-    plan = tuned_plan(command, read_plan_inputs(invocation, counts_load=True))
-    print_plan(command, plan_as_typed(plan, invocation.typed))
+    print_plan(invocation.command, tuned_plan(invocation, read_plan_inputs(invocation, counts_load=True)))
     return ExitCode.DONE

@@ -23,7 +23,7 @@ from entrypoint.tune.store import annotate
 def run(invocation: Invocation) -> int:
     """Make the plan, then launch it, or print it where that is asked for."""
     command, inputs = invocation.command, read_plan_inputs(invocation, counts_load=True)
-    plan = plan_as_typed(tuned_plan(command, inputs), invocation.typed)
+    plan = tuned_plan(invocation, inputs)
     if not command.launches:
         print_plan(command, plan)
         return ExitCode.DONE
@@ -40,12 +40,13 @@ def run(invocation: Invocation) -> int:
     launch(plan, inputs.job, inputs.environ, invocation.began_s)
 
 
-def tuned_plan(command: CommandLine, inputs: PlanInputs) -> Plan:
-    """Return the plan, with what `entrypoint tune` has found for this program and machine."""
+def tuned_plan(invocation: Invocation, inputs: PlanInputs) -> Plan:
+    """Return the plan with settings as typed, and with what `entrypoint tune` has found for this program here."""
+    command = invocation.command
     with telling_other_nodes(command, inputs.job, inputs.environ):
         inputs, tuned = apply_saved_tuning(command, inputs)
         plan = build_plan(command, inputs)
-        return annotate(plan, tuned) if tuned else plan
+        return plan_as_typed(annotate(plan, tuned) if tuned else plan, invocation.typed)
 
 
 def print_plan(command: CommandLine, plan: Plan) -> None:
