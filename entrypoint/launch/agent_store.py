@@ -49,8 +49,8 @@ class AgentStore:
             os.environ[RANKS_STORE_VAR] = str(ranks.getsockname()[1])
 
     def warn_if_unused(self) -> None:
-        """Say so if the ranks have ended and never met."""
-        if self.ranks:
+        """Say so if several ranks have ended and never met."""
+        if self.ranks and self.plan.nodes.nproc_per_node > 1:
             self.ranks.warn_if_unused()
 
     def forget_ranks(self) -> None:

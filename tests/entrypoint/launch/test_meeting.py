@@ -22,6 +22,7 @@ TWO = ("run", "--quiet", "--nproc-per-node=2")
         ("alone", TWO, True),
         ("alone", (*TWO, "--launcher=torchrun", "--max-restarts=1"), True),
         ("alone", ("run", "--quiet"), False),
+        ("alone", ("run", "--quiet", "--launcher=torchrun"), False),
         ("met", TWO, False),
         ("failed", TWO, False),
     ],
