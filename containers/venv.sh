@@ -50,13 +50,17 @@ if [[ ! -x $venv/bin/python || ! -x $venv/tools/bin/uv ]]; then
   "$python" -c 'import ensurepip, venv' 2>/dev/null ||
     fail "$python has no venv module. Install it (Debian: apt install python$(version_of "$python")-venv)."
 fi
+# A first `make` brings gigabytes: say so, and show uv's progress on a terminal.
+echo "venv.sh: $venv: Python $(version_of "$python"), the stack $stack; downloads and unpacks up to 6 GB if it is new" >&2
+quiet=(--quiet)
+if [[ -t 2 ]]; then quiet=(); fi
 [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
 [[ -x $venv/tools/bin/uv ]] || {
   "$python" -m venv "$venv/tools"
   "$venv/tools/bin/python" -m pip install --quiet --require-hashes --only-binary :all: -r "$here/uv.txt"
 }
 uv=("$venv/tools/bin/uv" pip)
-to=(--quiet --python "$venv/bin/python" --compile-bytecode)
+to=("${quiet[@]}" --python "$venv/bin/python" --compile-bytecode)
 locked=("$here/$stack/requirements.txt" "$here/dev.txt")
 
 # shellcheck source=containers/torch.sh

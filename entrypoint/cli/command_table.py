@@ -24,6 +24,12 @@ SWITCHES = {
     "verbose": "show every decision of the plan",
     "json-schema": "print a JSON schema for `--config run.toml`",
     "network": "show how data travels between the nodes, and measure it",
+    "export-machine": "print what this node offers, for `plan --machine`",
+}
+# Flags that take a file and are no settings.
+FILES = {
+    "config": "read settings from a TOML file; variables and flags win",
+    "machine": "plan for the node on which `doctor --export-machine` wrote this file",
 }
 
 
@@ -38,6 +44,7 @@ class Command(Struct, frozen=True, kw_only=True):
     words: str = ""
     groups: tuple[str, ...] = ()
     switches: tuple[str, ...] = ()
+    files: tuple[str, ...] = ("config",)
     flags_may_follow: bool = False
 
     @property
@@ -67,6 +74,7 @@ COMMANDS: Mapping[str, Command] = {
         words=TARGET_WORDS,
         groups=("launch", "train"),
         switches=("json", "verbose"),
+        files=("config", "machine"),
     ),
     "evaluate": Command(
         module="evaluate",
@@ -100,7 +108,7 @@ COMMANDS: Mapping[str, Command] = {
         module="doctor",
         help="check machine, container, packages and plan; exit code 3 if a check fails",
         groups=("launch", "train"),
-        switches=("json", "network"),
+        switches=("json", "network", "export-machine"),
     ),
     "verify": Command(
         module="verify",

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from msgspec import Struct, field
 
-from entrypoint.cli.command_table import COMMANDS, SWITCHES, TARGETS, all_groups, load_group
+from entrypoint.cli.command_table import COMMANDS, FILES, SWITCHES, TARGETS, all_groups, load_group
 from entrypoint.cli.help import GROUP_TITLES, HelpFormatter, help_all, help_text, metavar, overview, version_text
 from entrypoint.cli.program import find_program
 from entrypoint.core.errors import UserError, did_you_mean, printable
@@ -36,6 +36,7 @@ class CommandLine(Struct, frozen=True, kw_only=True):
     tune_flags: Mapping[str, str] = field(default_factory=dict)
     switches: frozenset[str] = frozenset()
     config: Path | None = None
+    machine: Path | None = None
     program: Program | None = None
     words: tuple[str, ...] = ()
     help_text: str = ""
@@ -136,7 +137,7 @@ def general_help(word: str) -> str:
 
 def flag_fields(groups: Sequence[type[Settings]]) -> dict[str, SettingField | None]:
     """Return the setting of each flag that takes a value; None for one that is no setting."""
-    fields: dict[str, SettingField | None] = {"--config": None}
+    fields: dict[str, SettingField | None] = {f"--{name}": None for name in FILES}
     for group in groups:
         fields |= {about.flag: about for about in describe_settings(group)}
     return fields
@@ -187,10 +188,8 @@ def build_parser(name: str, groups: Sequence[type[Settings]], *, show_all: bool 
     switches = parser.add_argument_group("switches")
     for switch in command.switches:
         switches.add_argument(f"--{switch}", action="store_true", help=SWITCHES[switch])
-    if groups:
-        switches.add_argument(
-            "--config", metavar="FILE", help="read settings from a TOML file; variables and flags win"
-        )
+    for file in command.files if groups else ():
+        switches.add_argument(f"--{file}", metavar="FILE", help=FILES[file])
     switches.add_argument("-h", "--help", action="store_true", help="show the most used flags")
     switches.add_argument("--help-all", action="store_true", help="show all flags")
     for model in groups:
@@ -231,6 +230,7 @@ def read_arguments(
         predict_flags=by_group["PREDICT_"],
         switches=frozenset(switch for switch in command.switches if values[switch.replace("-", "_")]),
         config=Path(values["config"]) if values.get("config") else None,
+        machine=Path(values["machine"]) if values.get("machine") else None,
         program=find_program(words) if target == "run" else None,
         words=words,
     )
@@ -247,10 +247,10 @@ def unknown_word(name: str, target: str, word: str, groups: Sequence[type[Settin
         )
     if target == "run" and is_flag_of(load_group("train"), flag):
         return UserError(f"{flag}: a flag of the trainer. Write the script's own flags after its name.")
-    if flag.removeprefix("--") in (*SWITCHES, "config"):
+    if flag.removeprefix("--") in (*SWITCHES, *FILES):
         return UserError(f"{flag}: {name} does not take it. Leave it out, or see `entrypoint {name} --help`.")
     known = [about.flag for group in groups for about in describe_settings(group)]
-    known += [f"--{switch}" for switch in (*COMMANDS[name].switches, *(("config",) if groups else ()))]
+    known += [f"--{switch}" for switch in (*COMMANDS[name].switches, *(COMMANDS[name].files if groups else ()))]
     return UserError(f"{printable(flag)}: no such flag. {did_you_mean(flag, known)}See `entrypoint {name} --help`.")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from entrypoint.cli.exported_machine import read_machine
 from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.parser import CommandLine
 from entrypoint.core.errors import UserError, printable
@@ -53,7 +54,7 @@ def read_plan_inputs(invocation: Invocation, *, counts_load: bool) -> PlanInputs
         settings = read_launch_settings(environ, command.launch_flags)
         inputs = detect_plan_inputs(command, settings, job, drop_thread_default(environ, job))
     inputs = replace(inputs, dir_fallbacks=fallbacks)
-    if not counts_load:
+    if not counts_load or command.machine:
         return inputs
     return replace(inputs, machine=replace(inputs.machine, busy_cpus=other_busy_cpus(invocation.load)))
 
@@ -79,8 +80,11 @@ def detect_plan_inputs(
     interpreter = Interpreter()
     if command.program and command.program.kind != "notebook" and command.program.argv[0] == sys.executable:
         interpreter = find_interpreter(settings.values.python, settings.sources.get("python", ""), environ)
-    machine = detect_machine(affinity=mask, environment=interpreter.prefix)
-    machine = replace(machine, launcher_affinity=launcher_affinity)
+    if command.machine:
+        machine = read_machine(command.machine)
+    else:
+        machine = detect_machine(affinity=mask, environment=interpreter.prefix)
+        machine = replace(machine, launcher_affinity=launcher_affinity)
     # Once on a node: the backend's probe starts two processes that import torch.
     backend = settings.values.backend if job.local_rank == 0 else "auto"
     identity = run_identity_of(command, job, environ)

@@ -34,9 +34,9 @@ def output(cluster: Cluster, job: str) -> str:
     return "".join(path.read_text(errors="replace") for path in cluster.folder.glob(f"train*-{job}.out"))
 
 
-def wait_for(cluster: Cluster, job: str, words: str, limit_s: float = 60) -> None:
+def wait_for(cluster: Cluster, job: str, words: str, limit_s: float = 180) -> None:
     """Wait until a job has printed something."""
     until = time.monotonic() + limit_s
     while words not in output(cluster, job):
-        assert time.monotonic() < until, output(cluster, job)[-3000:]
+        assert time.monotonic() < until, f"no {words!r} within {limit_s} s: {output(cluster, job)[-3000:]}"
         time.sleep(0.2)

@@ -69,7 +69,7 @@ class Started:
         until = time.monotonic() + limit_s
         while words not in self.text():
             assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.text()[-3000:]}"
-            assert time.monotonic() < until, self.text()[-3000:]
+            assert time.monotonic() < until, f"no {words!r} within {limit_s} s: {self.text()[-3000:]}"
             time.sleep(0.05)
 
     def code(self, limit_s: float = LIMIT_S) -> int:

@@ -112,7 +112,7 @@ def test_preemption_warning_saves_requeues_and_resumes(
     slurm.run("scancel", "--signal=USR1", *warn, job)  # what --signal=USR1@120 sends, whom it sends it to
     wait_for(slurm.cluster, job, "preempted: stopped by SIGUSR1: step ")
     wait_for(slurm.cluster, job, "goes back into the queue")
-    wait_for(slurm.cluster, job, "resuming from runs/job/checkpoint/step-", 120)
+    wait_for(slurm.cluster, job, "resuming from runs/job/checkpoint/step-")
     assert slurm.state(job)["Restarts"] == "1"
     saved, on = (int(step) for step in re.findall(r"step[ -]0*(\d+)(?: is saved|,)", output(slurm.cluster, job))[:2])
     assert saved == on, "nothing is done twice"

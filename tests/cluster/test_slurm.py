@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,29 @@ def test_time_limit_saves_before_it_and_next_job_resumes(
     limits = ("--time=1", f"--signal={warning}")
     job = slurm.submit(FILES / "slurm" / file, *limits, env=LONG | installed)
     goes_on(slurm, job, "preempted: stopped by SIGUSR1: step ")
+
+
+# Seconds after the step has started: before Python runs, at the rendezvous, while ranks import, and in training.
+MOMENTS = (0.0, 0.4, 0.8, 1.2, 1.6, 2.0, 3.0, 4.0, 6.0, 8.0)
+
+
+@pytest.mark.parametrize("moment_s", [pytest.param(at, marks=() if at in (0.4, 1.6) else in_all) for at in MOMENTS])
+def test_warning_at_any_moment_queues_the_job_again(slurm: Slurm, installed: dict[str, str], moment_s: float) -> None:
+    array = ("--array=3",) if moment_s == 1.6 else ()
+    job = slurm.submit(FILES / "slurm/train.sbatch", *array, env=LONG | installed)
+    until = time.monotonic() + 180
+    while f"{job}.0" not in slurm.run("squeue", "--steps", "--noheader", "--format=%i").out.replace("_3.", "."):
+        assert time.monotonic() < until, "the step did not start"
+        time.sleep(0.05)
+    time.sleep(moment_s)
+    slurm.run("scancel", "--signal=USR1", job)
+    wait_for(slurm.cluster, "*", "goes back into the queue")
+    while slurm.state(job)["JobState"] != "RUNNING":
+        assert time.monotonic() < until, output(slurm.cluster, "*")
+        time.sleep(0.2)
+    assert slurm.state(job)["Restarts"] == "1"
+    wait_for(slurm.cluster, "*", "epoch 1/")
+    slurm.run("scancel", job)
 
 
 def test_preempted_job_saves_and_resumes_afterwards(more: Slurm, installed: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from entrypoint.cli.build_plan import build_plan, run_folders
 from entrypoint.cli.commands import train_run
+from entrypoint.cli.exported_machine import export_machine
 from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.parser import CommandLine
 from entrypoint.cli.plan_inputs import read_plan_inputs
@@ -22,6 +23,9 @@ def run(invocation: Invocation) -> int:
     if "network" in command.switches:
         return train_run.run(replace(invocation, command=network_command(command)))
     inputs = read_plan_inputs(invocation, counts_load=True)
+    if "export-machine" in command.switches:
+        write_stdout(export_machine(inputs.machine))
+        return ExitCode.DONE
     checks = report.run_checks(inputs, lambda: build_plan(command, inputs), run_folders(command, inputs))
     write_stdout(report.format_report(checks, as_json=command.json))
     return ExitCode.MACHINE if any(check.state == "failure" for check in checks) else ExitCode.DONE

@@ -1,0 +1,42 @@
+"""A node in a file, which `doctor --export-machine` writes on a compute node and `plan --machine` reads elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from entrypoint.core.errors import UserError, printable
+from entrypoint.core.paths import read_regular
+from entrypoint.machine.detect import Machine
+
+
+def export_machine(machine: Machine) -> str:
+    """Return the text of the file, without the load of these seconds."""
+    idle = msgspec.structs.replace(machine, busy_cpus=0.0)
+    return msgspec.json.format(msgspec.json.encode(idle)).decode() + "\n"
+
+
+def read_machine(path: Path) -> Machine:
+    """Return the node that the file describes; raises `UserError` if it describes none."""
+    try:
+        text = read_regular(path)
+        machine: Machine = msgspec.json.decode(text, type=Machine)
+        if not machine.cpus or len({cpu.id for cpu in machine.cpus}) < len(machine.cpus) or machine.memory_bytes < 1:
+            raise ValueError("a node has CPUs with different ids, and memory")
+        if not all(word.isprintable() for word in strings_in(msgspec.json.decode(text))):
+            raise ValueError("a name has control characters")
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"--machine={printable(path)}: does not describe a node ({printable(error)}). Write it there by"
+            " `entrypoint doctor --export-machine > node.json`."
+        ) from None
+    return machine
+
+
+def strings_in(value: object) -> list[str]:
+    """Return all texts in what JSON holds."""
+    if isinstance(value, str):
+        return [value]
+    parts = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return [text for part in parts for text in strings_in(part)]
