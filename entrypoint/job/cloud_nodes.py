@@ -1,11 +1,14 @@
-"""Read the nodes of a job from what clouds give each node: SageMaker, Vertex AI, SkyPilot."""
+"""Read the nodes of a job from what clouds give each node: SageMaker, Vertex AI, and engines with plain variables."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import read_regular
@@ -82,16 +85,44 @@ def from_vertex(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
     yield NodeGroup(len(first) + len(workers), rank, master, port, source="CLUSTER_SPEC")
 
 
-def from_skypilot(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
-    """Yield the node group of a SkyPilot task, which has the addresses of all nodes on lines of one variable."""
-    count = number(environ, "SKYPILOT_NUM_NODES", 1)
-    if count < 2:
-        return
-    rank, source = number(environ, "SKYPILOT_NODE_RANK", 0), f"SKYPILOT_NUM_NODES={count}"
-    check_node_rank("SKYPILOT_NODE_RANK", rank, count, source)
-    master = environ.get("MASTER_ADDR") or next(iter(environ.get("SKYPILOT_NODE_IPS", "").split()), "")
-    require_master(master, count, source)
-    yield NodeGroup(count, rank, master, environ.get("MASTER_PORT", ""), source=source)
+class Engine(Struct, frozen=True):
+    """The variables in which an engine says how many nodes a task has, which one this is, and where the first one is.
+
+    `master` is made of variables in braces; of several addresses the first one counts.
+    """
+
+    count: str
+    rank: str
+    master: str
+
+
+# From each engine's own documents or source; tests/entrypoint/job/documented.json names them.
+ENGINES = (
+    Engine("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "{SKYPILOT_NODE_IPS}"),
+    Engine("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "{DSTACK_MASTER_NODE_IP}"),
+    Engine("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "{LWS_LEADER_ADDRESS}"),
+    Engine("MF_PARALLEL_NUM_NODES", "MF_PARALLEL_NODE_INDEX", "{MF_PARALLEL_MAIN_IP}"),
+    Engine("LEPTON_JOB_TOTAL_WORKERS", "LEPTON_JOB_WORKER_INDEX", "{LEPTON_JOB_WORKER_PREFIX}-0.{LEPTON_SUBDOMAIN}"),
+    Engine("NGC_ARRAY_SIZE", "NGC_ARRAY_INDEX", "{NGC_MASTER_ADDR}"),
+)
+
+
+def from_engines(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
+    """Yield the node group of each engine that gives a count above 1 and the rank of this node.
+
+    Raises `UserError` for a rank that is out of range, and without an address.
+    """
+    for engine in ENGINES:
+        count = number(environ, engine.count, 1)
+        if count < 2 or not environ.get(engine.rank):
+            continue
+        rank, source = number(environ, engine.rank, 0), f"{engine.count}={count}"
+        check_node_rank(engine.rank, rank, count, source)
+        parts = re.findall("{(.+?)}", engine.master)
+        known = engine.master.format_map(environ) if all(environ.get(part) for part in parts) else ""
+        master = environ.get("MASTER_ADDR") or next(iter(known.split()), "")
+        require_master(master, count, source)
+        yield NodeGroup(count, rank, master, environ.get("MASTER_PORT", ""), source=source)
 
 
 def read_json(name: str, text: str, kind: type) -> Any:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.settings_base import ParsedSettings
-from entrypoint.job.cloud_nodes import from_sagemaker, from_skypilot, from_vertex
+from entrypoint.job.cloud_nodes import from_engines, from_sagemaker, from_vertex
 from entrypoint.job.detect import Job, is_loopback_name
 from entrypoint.job.node_group import NodeGroup, check_node_rank, require_master
 from entrypoint.job.ports import parse_port
@@ -90,7 +90,7 @@ def node_group_claims(
             yield from_kubernetes(environ)
         yield from from_sagemaker(environ)
         yield from from_vertex(environ)
-        yield from from_skypilot(environ)
+        yield from from_engines(environ)
         yield from from_pods(environ, settings)
 
 

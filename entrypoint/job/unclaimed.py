@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from entrypoint.core.errors import UserError, printable
+from entrypoint.core.paths import read_regular
 
 # A number above 1 means several ranks, or several nodes.
 TORCH_SIZE_VARIABLES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "PET_NNODES")
@@ -25,8 +27,6 @@ SIZE_VARIABLES = (
     "HOROVOD_SIZE",
     "HOROVOD_LOCAL_SIZE",
     "HOROVOD_CROSS_SIZE",
-    "AWS_BATCH_JOB_NUM_NODES",
-    "_CONDOR_NPROCS",
     "PBS_TASKNUM",  # 1 in the batch script, more in what pbsdsh starts
 )
 # A number above 0 means that there is a rank, or node, before this one.
@@ -48,14 +48,23 @@ RANK_VARIABLES = (
     "HOROVOD_RANK",
     "HOROVOD_LOCAL_RANK",
     "HOROVOD_CROSS_RANK",
-    "AWS_BATCH_JOB_NODE_INDEX",
     "PBS_NODENUM",
-    "_CONDOR_PROCNO",
 )
 # Set only in the ranks or pods of a job, and without their number: LSF_PM_TASKID is blaunch's, K_MPI_JOB_ROLE MPIJob's.
 LAUNCHER_ONLY_VARIABLES = ("PMIX_RANK", "ALPS_APP_PE", "PALS_RANKID", "LSF_PM_TASKID", "K_MPI_JOB_ROLE")
+# Of any engine: a number of nodes, and which of them this is, in variables that begin alike (DSTACK_NODES_NUM).
+NODE_COUNT = re.compile(
+    "(.*_)?(NODES_NUM|NUM_NODES|NODE_NUM|NODE_COUNT|NNODES|NUM_WORKERS|TOTAL_WORKERS|GROUP_SIZE|TASK_COUNT)"
+)
+NODE_PLACES = ("NODE_RANK", "NODE_INDEX", "WORKER_INDEX", "TASK_INDEX", "INDEX", "RANK")
+# The same for engines that name them otherwise, and the rank alone.
+NODE_SIZES = ("AWS_BATCH_JOB_NUM_NODES", "_CONDOR_NPROCS", "PJM_NODE")
+NODE_RANKS = ("AWS_BATCH_JOB_NODE_INDEX", "_CONDOR_PROCNO")
 # The number of pods of each task of a Volcano job (its svc plugin).
 VOLCANO_SIZE = re.compile("VC_.+_NUM")
+# Lists of hosts, and files with one on each line; in such a job the first host starts the others.
+HOST_LISTS = ("SM_HOSTS", "AZ_BATCH_HOST_LIST", "AZ_BATCH_NODE_LIST")
+HOST_FILES = ("OAR_NODE_FILE", "OAR_NODEFILE", "COBALT_NODEFILE", "PJM_O_NODEINF")
 # JSON with the tasks of a cluster (Vertex AI, TensorFlow).
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
 
@@ -63,22 +72,44 @@ CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
 def unclaimed_rank_variables(environ: Mapping[str, str]) -> Iterator[str]:
     """Yield `NAME=VALUE` of each variable that says there are other ranks."""
     sizes, ranks = (*TORCH_SIZE_VARIABLES, *SIZE_VARIABLES), (*TORCH_RANK_VARIABLES, *RANK_VARIABLES)
-    for names, single in ((sizes, 1), (ranks, 0)):
-        for name in names:
-            text = environ.get(name, "").strip()
-            if text and not (text.isdecimal() and text.isascii() and int(text[:9]) <= single):
-                yield f"{name}={printable(text)}"
+    yield from numbers_above(environ, ((sizes, 1), (ranks, 0)))
     yield from (f"{name}={printable(environ[name])}" for name in LAUNCHER_ONLY_VARIABLES if environ.get(name))
     for name in CLUSTER_VARIABLES:
         count = count_cluster_tasks(environ.get(name, ""))
         if count > 1:
             yield f"{name} (with {count} tasks)"
+
+
+def numbers_above(environ: Mapping[str, str], limits: Sequence[tuple[tuple[str, ...], int]]) -> Iterator[str]:
+    """Yield `NAME=VALUE` of each variable with a number above its limit, or with anything else."""
+    for names, limit in limits:
+        for name in names:
+            text = environ.get(name, "").strip()
+            if text and not (text.isdecimal() and text.isascii() and int(text[:9]) <= limit):
+                yield f"{name}={printable(text)}"
+
+
+def unclaimed_nodes(environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield `NAME=VALUE` of each variable that says there are other nodes, and that no engine we know has set."""
+    yield from numbers_above(environ, ((NODE_SIZES, 1), (NODE_RANKS, 0)))
     pods = {name: text for name, text in environ.items() if VOLCANO_SIZE.fullmatch(name)}
     if sum(int(text) for text in pods.values() if re.fullmatch("[0-9]{1,6}", text)) > 1:
         yield from (f"{name}={printable(text)}" for name, text in pods.items())
-    hosts = environ.get("SM_HOSTS", "")
-    if "," in hosts:
-        yield f"SM_HOSTS={printable(hosts)}"
+    for name, text in environ.items():
+        counted = NODE_COUNT.fullmatch(name)
+        if not counted or not re.fullmatch("[0-9]{1,6}", text) or int(text) < 2:
+            continue
+        prefix = counted[1] or ""
+        if (prefix or "NODE" in name) and any(environ.get(f"{prefix}{place}") for place in NODE_PLACES):
+            yield f"{name}={text}"
+    for name in HOST_LISTS:
+        hosts = set(re.split("[,;]", environ.get(name, "")))
+        if len(hosts) > 1:
+            yield f"{name}={printable(environ[name])}"
+    for name in HOST_FILES:
+        with suppress(OSError, ValueError):
+            if environ.get(name) and len(set(read_regular(environ[name]).split("\n")) - {""}) > 1:
+                yield f"{name}={printable(environ[name])}"
 
 
 def count_cluster_tasks(text: str) -> int:
@@ -111,7 +142,14 @@ def check_unclaimed_ranks(environ: Mapping[str, str], nproc: int | None, nodes: 
 
     A WORLD_SIZE equal to the user's `nproc`, the ranks to start here, is no contradiction.
     """
-    found = next(unclaimed_rank_variables(without_batch_exports(environ, nodes)), "")
+    meant = without_batch_exports(environ, nodes)
+    if other := next(unclaimed_nodes(meant), ""):
+        raise UserError(
+            f"{other}: this job has other nodes, which would train alone. On each node set LAUNCH_NNODES to their"
+            " number, LAUNCH_NODE_RANK to this one's from 0 on, and MASTER_ADDR to the first one's name, or list"
+            " them once in LAUNCH_HOSTS. If each is to train alone, set LAUNCH_LAUNCHER=direct."
+        )
+    found = next(unclaimed_rank_variables(meant), "")
     if found and found != f"WORLD_SIZE={nproc}":
         raise UserError(
             f"{found}: a launcher has several ranks here, and its other variables do not say which rank this is."

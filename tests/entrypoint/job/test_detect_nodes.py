@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -173,6 +174,8 @@ UNCLAIMED = {
         "PMI_SIZE=2",
     ),
     "SageMaker's hosts without its own": ({"SM_HOSTS": SAGEMAKER["SM_HOSTS"]}, "SM_HOSTS=.*"),
+    "an engine that nobody knows": ({"ACME_NUM_NODES": "3", "ACME_NODE_INDEX": "0"}, "ACME_NUM_NODES=3"),
+    "a platform's own two": ({"NUM_NODES": "2", "NODE_RANK": "0"}, "NUM_NODES=2"),
     "a batch script on one node": ({"SLURM_JOB_ID": "1", "RANK": "0", "WORLD_SIZE": "2"}, "WORLD_SIZE=2"),
 }
 
@@ -180,7 +183,9 @@ UNCLAIMED = {
 @pytest.mark.parametrize("name", UNCLAIMED)
 def test_size_or_rank_that_no_launcher_explains_is_refused(name: str) -> None:
     environ, variable = UNCLAIMED[name]
-    with pytest.raises(UserError, match=f"^{variable}: a launcher has several ranks here") as error:
+    with pytest.raises(
+        UserError, match=f"^{variable}: (a launcher has several ranks here|this job has other nodes)"
+    ) as error:
         read(environ)
     assert error.value.code == ExitCode.USAGE
     assert read(environ | {"LAUNCH_LAUNCHER": "direct"}) == NodeGroup()
@@ -196,6 +201,10 @@ def test_size_or_rank_that_no_launcher_explains_is_refused(name: str) -> None:
         {"SLURM_JOB_ID": "1", "RANK": "1", "LOCAL_RANK": "1", "NODE_RANK": "1"},
         {"PBS_JOBID": "1", "PBS_NODENUM": "0", "PBS_TASKNUM": "1"},
         {"AWS_BATCH_JOB_ID": "1", "AWS_BATCH_JOB_ARRAY_INDEX": "3"},
+        {"NUM_WORKERS": "4", "INDEX": "1"},
+        {"DSTACK_NODES_NUM": "1", "DSTACK_NODE_RANK": "0"},
+        {"SKYPILOT_NUM_NODES": "2"},
+        {"SLURM_JOB_ID": "1", "MY_NUM_NODES": "2", "MY_NODE_RANK": "0"},
     ],
 )
 def test_variables_of_a_single_rank_are_accepted(environ: dict[str, str]) -> None:
@@ -212,3 +221,14 @@ def test_sagemaker_host_order_is_equal_on_all_nodes() -> None:
     hosts = [f"algo-{number}" for number in (3, 1, 2)]
     found = {read(SAGEMAKER | {"SM_HOSTS": json.dumps(hosts), "SM_CURRENT_HOST": host}).node_rank for host in hosts}
     assert found == {0, 1, 2}
+
+
+@pytest.mark.parametrize("variable", ["OAR_NODE_FILE", "OAR_NODEFILE", "COBALT_NODEFILE", "PJM_O_NODEINF"])
+def test_batch_job_with_a_file_of_several_nodes_is_refused(tmp_path: Path, variable: str) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("node1\nnode1\nnode2\n")
+    with pytest.raises(UserError, match=f"^{variable}=.*list them once in LAUNCH_HOSTS"):
+        read({variable: str(file)})
+    file.write_text("node1\nnode1\n")
+    assert read({variable: str(file)}) == NodeGroup()
+    assert read({variable: str(tmp_path / "none")}) == NodeGroup()

@@ -49,7 +49,10 @@ REFUSED = {
     "AWS Batch multi-node parallel": "AWS_BATCH_JOB_NUM_NODES=2",
     "AWS Batch multi-node parallel, main node is index 1": "AWS_BATCH_JOB_NUM_NODES=2",
     "HTCondor parallel universe": "_CONDOR_NPROCS=2",
-    "Lightning AI multi-node (documented for inference deployments)": "WORLD_SIZE=4",
+    "Lightning AI multi-node (documented for inference deployments)": "NUM_NODES=2",
+    "Google Cloud Batch, 2 tasks": "BATCH_TASK_COUNT=2",
+    "Azure Batch multi-instance task": "AZ_BATCH_HOST_LIST=",
+    "Fujitsu PJM batch script": "PJM_NODE=2",
     "horovodrun --gloo": "HOROVOD_SIZE=4",
 }
 # Elastic pods get no rank; only the own host name of the master shows it.
