@@ -146,8 +146,8 @@ def check_unclaimed_ranks(environ: Mapping[str, str], nproc: int | None, nodes: 
     if other := next(unclaimed_nodes(meant), ""):
         raise UserError(
             f"{other}: this job has other nodes, which would train alone. On each node set LAUNCH_NNODES to their"
-            " number, LAUNCH_NODE_RANK to this one's from 0 on, and MASTER_ADDR to the first one's name, or list"
-            " them once in LAUNCH_HOSTS. If each is to train alone, set LAUNCH_LAUNCHER=direct."
+            " number, LAUNCH_NODE_RANK counted from 0, and MASTER_ADDR to the first one's name. Or list them once in"
+            " LAUNCH_HOSTS. If each is to train alone, set LAUNCH_LAUNCHER=direct."
         )
     found = next(unclaimed_rank_variables(meant), "")
     if found and found != f"WORLD_SIZE={nproc}":
