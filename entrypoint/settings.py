@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
-from entrypoint.core.setting_types import about
+from entrypoint.core.setting_types import PathText, WordOrPath, about
 from entrypoint.core.settings_base import Auto, ParsedSettings, Settings, read_settings
 
 NODE_COUNT = r"[1-9]\d{0,4}|100000"
@@ -26,7 +26,7 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
         about("Device to train on. auto: CUDA if a GPU and its driver are visible.", basic=True),
     ] = "auto"
     python: Annotated[
-        str,
+        PathText,
         about(
             "Python that runs your script. Unset: the active environment's (VIRTUAL_ENV, CONDA_PREFIX), else the"
             " launcher's own if it has torch, else the one on PATH."
@@ -62,7 +62,7 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = "auto"
     hosts: Annotated[
-        str,
+        Annotated[str, Meta(title="nodes or a path")],
         about("Nodes for mpirun with the ranks on each, such as r1:4,r2:2, or a file with one per line.", basic=True),
     ] = ""
     max_restarts: Annotated[
@@ -75,7 +75,7 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
         Seconds, about("Seconds that ranks wait for each other at the rendezvous.", speed=False)
     ] = 1800
     secret_file: Annotated[
-        str,
+        PathText,
         about(
             "File with a secret that all nodes of a job read. A host without it cannot join the job.",
             speed=False,
@@ -141,12 +141,12 @@ class LaunchSettings(Settings, frozen=True, kw_only=True):
     ] = "auto"
     oversubscribe: Annotated[bool, about("Allow more ranks than cores; they then share cores.")] = False
     tuning_store: Annotated[
-        str,
+        WordOrPath,
         about("Folder with results of `entrypoint tune`. auto: the user's cache folder. off: not used.", speed=False),
     ] = "auto"
     quiet: Annotated[bool, about("Do not print the plan before a launch.", basic=True, speed=False)] = False
     log_dir: Annotated[
-        str,
+        PathText,
         about(
             "Folder for a file with the output of each rank:"
             " attempt_0/RANK/stdout.log and stderr.log; a restart writes attempt_1."

@@ -4,7 +4,7 @@ import importlib.util
 import os
 import sys
 
-from reference_training.__main__ import OWN
+from reference_training.own import OWN
 
 FILE = os.path.join(OWN, "entrypoint", "core", "exit_delay.py")  # noqa: PTH118 - pathlib costs a start 5 ms
 spec = importlib.util.spec_from_file_location("reference_training.exit_delay", FILE)

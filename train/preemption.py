@@ -57,8 +57,8 @@ def first_deadline(
     ends: list[tuple[float, str]] = []
     if max_minutes is not None:
         ends.append((started + 60 * max_minutes, f"TRAIN_MAX_MINUTES={max_minutes:g}"))
-    job_end = environ.get("SLURM_JOB_END_TIME", "")
-    if job_end.isdecimal():
+    job_end = environ.get("SLURM_JOB_END_TIME", "") if environ.get("SLURM_JOB_ID") else ""
+    if job_end.isdecimal() and int(job_end) > started:  # else what a shell still has of a job that is over
         ends.append((int(job_end) - grace_s, "the end of the Slurm job"))
     if not ends:
         return None

@@ -7,6 +7,8 @@ and any step can be recomputed after a restart.
 from __future__ import annotations
 
 import hashlib
+import random
+import sys
 
 import torch
 
@@ -27,9 +29,17 @@ def seed_everything(seed: int, device: torch.device) -> None:
 
     torch.manual_seed does the same but probes every kind of accelerator, which costs time in each step.
     """
+    seed_python(seed)
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+def seed_python(seed: int) -> None:
+    """Seed the generators of Python and numpy, from which a user's model may draw."""
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
 
 
 def epoch_permutation(count: int, seed: int, epoch: int) -> torch.Tensor:

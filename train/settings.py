@@ -1,5 +1,6 @@
 """The trainer's settings: the TRAIN_* variables."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -7,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 from msgspec.structs import replace
 
-from entrypoint.core.setting_types import about
+from entrypoint.core.errors import UserError, printable
+from entrypoint.core.setting_types import PathText, WordOrPath, about
 from entrypoint.core.settings_base import Auto, ParsedSettings, read_settings, rules_of
 from train.setting_groups.folder_kind import kind_of_folder
 from train.setting_groups.performance import PerformanceSettings
@@ -23,6 +25,10 @@ BOOK_PIXELS = 255
 STREAM_EVAL_BATCH_SIZE = 256
 
 
+# A file system takes 255, and a run writes files whose names are a little longer.
+MAX_NAME_BYTES = 200
+
+
 class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
     """The trainer's settings, each a variable TRAIN_<NAME> and a flag --<name>."""
 
@@ -35,7 +41,7 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
         Annotated[
             str,
             Meta(
-                pattern=r"^(?!latest$)[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]{0,199}$",
+                pattern=r"^(?!latest$)[^./\x00-\x1f\x7f][^/\x00-\x1f\x7f]*$",
                 title="a name without slashes or control characters that does not begin with a dot and is not `latest`",
             ),
         ]
@@ -58,7 +64,7 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
         ),
     ] = None
     resume: Annotated[
-        str,
+        WordOrPath,
         about(
             "auto: the newest checkpoint of the run, or of the newest run. Or a run folder, or a checkpoint."
             " A folder brings its settings.",
@@ -115,7 +121,7 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
         ),
     ] = 0
     evaluate: Annotated[
-        str,
+        PathText,
         about(
             "Evaluate this run, checkpoint or model.safetensors, and train nothing.",
             speed=False,
@@ -165,6 +171,9 @@ class TrainSettings(PerformanceSettings, frozen=True, kw_only=True):
 def read_train_settings(environ: Mapping[str, str], flags: Mapping[str, str]) -> ParsedSettings[TrainSettings]:
     """Validate TRAIN_* and the trainer's flags; raises `UserError`."""
     parsed = read_settings(TrainSettings, environ, flags)
+    if (length := len(os.fsencode(parsed.values.run_name or ""))) > MAX_NAME_BYTES:
+        source = printable(parsed.sources["run_name"])
+        raise UserError(f"{source}: is {length} bytes long, and a folder's name has at most {MAX_NAME_BYTES}.")
     is_unnamed = "data_dir" in parsed.sources and "dataset" not in parsed.sources
     kind = kind_of_folder(parsed.values.data_dir) if is_unnamed else ""
     return replace(parsed, values=replace(parsed.values, dataset=kind)) if kind else parsed

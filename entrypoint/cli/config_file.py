@@ -23,7 +23,9 @@ def read_config(path: Path, groups: Mapping[str, type[Settings]]) -> dict[str, s
     """
     source = f"--config={printable(path)}"
     try:
-        text = read_regular(path)
+        text = read_regular(path).removeprefix("\ufeff")  # Windows' editors begin a file so
+        if "\x00" in text:
+            raise UserError(f"{source}: is not UTF-8 but UTF-16, or no text. Save it as UTF-8.")
         if len(text) > MAX_LETTERS or any(line.count(".") > MAX_DOTS for line in text.splitlines()):
             raise UserError(f"{source}: is larger than any file of settings. Name another file.")
         tables = tomllib.loads(text)

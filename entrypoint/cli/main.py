@@ -14,15 +14,24 @@ from entrypoint.cli.as_typed import as_typed, typed_flags
 from entrypoint.cli.command_table import COMMANDS, OTHER, all_groups
 from entrypoint.cli.invocation import Invocation
 from entrypoint.cli.parser import parse_command_line
-from entrypoint.core.console import report_error, write_stdout
+from entrypoint.core.console import RECORD_VAR, STATUS_VAR, report_error, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
+from entrypoint.core.exit_delay import PROGRAM_VAR
 from entrypoint.core.signals import PREEMPTION
+from entrypoint.job.ports import START_TIME_VAR
 from entrypoint.machine.container import read_image
 from entrypoint.machine.cpu_load import take_sample
+from entrypoint.plan.model import PLAN_VAR
+
+# What a rank has from its launcher. A command that the rank's program starts is none of that job.
+OF_THE_RANK = (PLAN_VAR, START_TIME_VAR, RECORD_VAR, STATUS_VAR, PROGRAM_VAR, "TORCHELASTIC_ERROR_FILE")
 
 
 def main() -> int:
     """Run the command line and return the exit code; an error is one line on standard error."""
+    if PLAN_VAR in os.environ:
+        for name in OF_THE_RANK:
+            os.environ.pop(name, None)
     if sys.argv[1:2] == ["train"]:  # a scheduler's warning must not end a job that has no rank yet
         signal.pthread_sigmask(signal.SIG_BLOCK, PREEMPTION)
     try:

@@ -152,6 +152,8 @@ def take_flags(words: deque[str], fields: Mapping[str, SettingField | None]) -> 
     flags: list[str] = []
     while words and words[0].startswith("-") and words[0] != "-m":
         word = words.popleft()
+        if word == "--":  # ends the flags of any command
+            break
         about = fields.get(word)
         if about and about.is_boolean and not about.choices:
             word += f"={words.popleft() if words and words[0] in ('0', '1') else '1'}"

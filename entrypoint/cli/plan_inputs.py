@@ -23,19 +23,23 @@ from entrypoint.job.detect import Job, detect_job
 from entrypoint.job.detect_nodes import detect_node_group
 from entrypoint.job.job_key import find_key_source
 from entrypoint.job.launcher_quirks import check_launcher_variables, drop_thread_default, effective_affinity
+from entrypoint.job.launchers import Family
 from entrypoint.job.node_group import NodeGroup
 from entrypoint.job.run_identity import identify_run, train_words, with_run_id
 from entrypoint.launch.remote import find_remote_launcher
 from entrypoint.machine.comm_backends import find_backend_problem
-from entrypoint.machine.cpu_load import other_busy_cpus
+from entrypoint.machine.cpu_load import MIN_REPORTED, other_busy_cpus, sample_busy_cpus
 from entrypoint.machine.detect import detect_machine
-from entrypoint.machine.interpreter import Interpreter, find_interpreter
+from entrypoint.machine.interpreter import Interpreter, find_interpreter, with_hook_looked_for
 from entrypoint.machine.procfs import parent_name
 from entrypoint.machine.shared_libraries import find_broken_preloads
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Program
 from entrypoint.rank.refusal import Place, place_in_job, refuse
 from entrypoint.settings import LaunchSettings, read_launch_settings
+
+# How long a load is looked at again before cores are left to it.
+AGAIN_S = 3.0
 
 
 def read_plan_inputs(invocation: Invocation, *, counts_load: bool) -> PlanInputs:
@@ -56,7 +60,10 @@ def read_plan_inputs(invocation: Invocation, *, counts_load: bool) -> PlanInputs
     inputs = replace(inputs, dir_fallbacks=fallbacks)
     if not counts_load or command.machine:
         return inputs
-    return replace(inputs, machine=replace(inputs.machine, busy_cpus=other_busy_cpus(invocation.load)))
+    busy = other_busy_cpus(invocation.load)
+    if busy >= MIN_REPORTED and settings.values.reserve_cpus == "auto":
+        busy = min(busy, sample_busy_cpus(AGAIN_S))  # a burst must not cost a run its cores
+    return replace(inputs, machine=replace(inputs.machine, busy_cpus=busy))
 
 
 def detect_plan_inputs(
@@ -80,6 +87,7 @@ def detect_plan_inputs(
     interpreter = Interpreter()
     if command.program and command.program.kind != "notebook" and command.program.argv[0] == sys.executable:
         interpreter = find_interpreter(settings.values.python, settings.sources.get("python", ""), environ)
+    interpreter = with_hook_looked_for(interpreter)
     if command.machine:
         machine = read_machine(command.machine)
     else:
@@ -88,6 +96,8 @@ def detect_plan_inputs(
     # Once on a node: the backend's probe starts two processes that import torch.
     backend = settings.values.backend if job.local_rank == 0 else "auto"
     identity = run_identity_of(command, job, environ)
+    starter = find_remote_launcher(settings.values, job, nodes.nnodes, environ)
+    by_hydra = job.family == Family.HYDRA or (starter is not None and starter.mpi == "hydra")
     return PlanInputs(
         settings=settings,
         machine=machine,
@@ -95,10 +105,10 @@ def detect_plan_inputs(
         program=program_of(command, interpreter),
         interpreter=interpreter,
         environ=environ,
-        backend_problem=find_backend_problem(backend, sys.executable, machine.oneccl, environ),
+        backend_problem=find_backend_problem(backend, sys.executable, machine.oneccl, environ, by_hydra=by_hydra),
         broken_preloads=find_broken_preloads(environ.get("LD_PRELOAD", "")),
         node_group=nodes,
-        remote_launcher=find_remote_launcher(settings.values, job, nodes.nnodes, environ),
+        remote_launcher=starter,
         run_token=f"{socket.gethostname()}-{os.getpid()}",
         run_identity=identity,
         key_source=find_key_source(environ, settings.values.secret_file, identity),

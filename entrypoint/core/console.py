@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,12 @@ def write_stderr(line: str) -> None:
 def log(line: str) -> None:
     """Print a line of the entrypoint's own."""
     write_stderr(f"entrypoint: {line}")
+
+
+@cache
+def log_once(line: str) -> None:
+    """Print a line of the entrypoint's own, the first time only."""
+    log(line)
 
 
 def error_prefix(code: int) -> str:

@@ -106,4 +106,6 @@ def describe_exit(code: int, out_of_memory: str = "") -> str:
     hint = ""
     if -code == signal.SIGKILL:
         hint = f": {out_of_memory}" if out_of_memory else "; the kernel does this when memory runs out"
+    if -code == signal.SIGABRT:  # Intel's runtime aborts a process that has loaded it twice
+        hint = "; if `OMP: Error #15` stands above, set LAUNCH_OPENMP=gnu"
     return f"killed by {signal.Signals(-code).name}{hint}"

@@ -45,6 +45,10 @@ def about(  # noqa: PLR0913  # a keyword for each rule
     return Meta(description=description, extra={"rules": rules})
 
 
+# A path in a text, for settings that also accept words.
+PathText = Annotated[str, Meta(title="a path")]
+WordOrPath = Annotated[str, Meta(title="a word or a path")]
+URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 BOOLEANS = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -62,6 +66,29 @@ def parse_value(text: str, annotation: Any) -> Any:
         except ValueError:  # msgspec.ValidationError is one
             continue
     raise ValueError(text)
+
+
+def takes_paths(annotation: Any) -> bool:
+    """Return whether a setting may hold a path."""
+    members = union_members(annotation)
+    return any(strip_meta(one) is Path or expected_text(one).endswith("a path") for one in members)
+
+
+def with_home(text: str, home: str) -> str:
+    """Return a path with `~` replaced, as a shell does in a word of its own but not behind `=`."""
+    return home + text[1:] if home and (text == "~" or text.startswith("~/")) else text
+
+
+def find_text_problem(text: str, annotation: Any) -> str:
+    """Return what makes a text another one than the user means, empty for none: env files keep quotes and line ends."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        return "the quotes are part of the value, as in a file for `docker run --env-file`. Leave them out."
+    kinds = {strip_meta(member) for member in union_members(annotation)}
+    if text != text.strip() and kinds & {str, Path}:
+        return "begins or ends with a blank or a line break. Remove it."
+    if takes_paths(annotation) and URL.match(text):
+        return "is a URL, and a path is needed. Copy or mount what is there."
+    return ""
 
 
 def coerce(text: str, kind: Any) -> Any:

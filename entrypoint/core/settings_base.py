@@ -15,11 +15,14 @@ from entrypoint.core.secret_names import value_to_show
 from entrypoint.core.setting_types import (
     SettingRules,
     expected_text,
+    find_text_problem,
     metas_of,
     parse_value,
     strip_meta,
+    takes_paths,
     union_members,
     value_text,
+    with_home,
 )
 
 # A Kubernetes service called `train` puts these into every pod of its namespace.
@@ -102,9 +105,14 @@ def read_settings(
     written = collect_sources(model, environ, flags)
     values, texts, errors = {}, {}, []
     for name, source in written.items():
-        text = source.split("=", 1)[1]
+        text, annotation = source.split("=", 1)[1], annotations_of(model)[name]
+        if problem := find_text_problem(text, annotation):
+            errors.append(f"{source.split('=', 1)[0]}={printable(text)}: {problem}")
+            continue
+        if takes_paths(annotation):
+            text = with_home(text, environ.get("HOME", ""))
         try:
-            values[name], texts[name] = parse_value(text, annotations_of(model)[name]), text
+            values[name], texts[name] = parse_value(text, annotation), text
         except ValueError:
             errors.append(explain_bad_value(model, name, source))
     if errors:

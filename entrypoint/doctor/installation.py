@@ -8,10 +8,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from entrypoint.core.errors import printable
-from entrypoint.machine.interpreter import find_interpreter
+from entrypoint.machine.interpreter import PTH_FILE, find_interpreter
 from entrypoint.plan.preflight import Check
-
-PTH_FILE = "reference_training.pth"
 
 
 def check_installation(environ: Mapping[str, str], site: Path) -> Iterator[Check]:

@@ -7,7 +7,9 @@ import shutil
 import socket
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from entrypoint.core.errors import UserError, count_text, one_line
@@ -24,6 +26,8 @@ from entrypoint.plan.preflight import Check, State, preflight_checks
 # Packages to import in the program's own interpreter. IPEX raises AttributeError if it does not match torch.
 IMPORTS = ("torch", "torchvision", "intel_extension_for_pytorch", "oneccl_bindings_for_pytorch", "nni")
 IMPORT_TIMEOUT_S = 120
+# Of a check that starts programs, which have limits of their own, and of one that asks the system.
+LIMIT_S, ANSWER_S = IMPORT_TIMEOUT_S + 60.0, 20.0
 RESULT_PREFIX = "tried: "
 TRY_IMPORTS = f"""
 import importlib, importlib.util, json, sys
@@ -44,18 +48,41 @@ def run_checks(
 ) -> tuple[Check, ...]:
     """Return every check; `build_plan` makes the plan, and `folders` are the output folders with their settings."""
     fast = preflight_checks(inputs)
-    return (
-        *fast,
-        *check_end_of_life(inputs),
-        *check_plan(build_plan, fast),
-        *check_libraries(inputs),
-        *check_compilers(inputs),
-        *check_oneccl(inputs),
-        *(check_writable(name, folder) for name, folder in folders),
-        check_host_name(),
-        *check_installation(inputs.environ, Path(sysconfig.get_path("purelib"))),
-        *check_imports(inputs.python),
+    site = Path(sysconfig.get_path("purelib"))
+    checks: Sequence[tuple[str, Callable[[], Iterable[Check]], float]] = (
+        ("image", lambda: check_end_of_life(inputs), ANSWER_S),
+        ("plan", lambda: check_plan(build_plan, fast), LIMIT_S),
+        ("libraries", lambda: check_libraries(inputs), ANSWER_S),
+        ("torch.compile", lambda: check_compilers(inputs), LIMIT_S),
+        ("oneCCL", lambda: check_oneccl(inputs), LIMIT_S),
+        *((name, partial(check_writable, name, folder), ANSWER_S) for name, folder in folders),
+        ("host name", check_host_name, ANSWER_S),
+        ("installation", lambda: check_installation(inputs.environ, site), ANSWER_S),
+        ("imports", lambda: check_imports(inputs.python), LIMIT_S),
     )
+    return (*fast, *(seen for name, check, limit_s in checks for seen in within_limit(name, check, limit_s)))
+
+
+def within_limit(name: str, check: Callable[[], Iterable[Check]], limit_s: float) -> Iterator[Check]:
+    """Yield what a check finds; a name server or a mount that does not answer must not hold up the others."""
+    made: list[Check] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            made.extend(check())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if failed:
+        raise failed[0]
+    if thread.is_alive():
+        yield Check(name, "failure", f"not done after {limit_s:.0f} s", "look for a mount or a server that is gone")
+    else:
+        yield from made
 
 
 def check_end_of_life(inputs: PlanInputs) -> Iterator[Check]:
@@ -115,23 +142,25 @@ def check_oneccl(inputs: PlanInputs) -> Iterator[Check]:
     yield Check("oneCCL", state, problem or "two processes added a number up", advice)
 
 
-def check_writable(name: str, folder: Path) -> Check:
+def check_writable(name: str, folder: Path) -> Iterator[Check]:
     """Check whether a folder, or its nearest existing parent, is writable."""
     if not why_not_writable(folder):
         free = shutil.disk_usage(nearest_existing(folder)).free
-        return Check(name, "ok", f"{one_line(folder)} can be written to, {free / 2**30:,.1f} GiB free")
+        yield Check(name, "ok", f"{one_line(folder)} can be written to, {free / 2**30:,.1f} GiB free")
+        return
     advice = f"bind a folder there, or set {name} to another"
-    return Check(name, "failure", f"{one_line(folder)} cannot be written to", advice)
+    yield Check(name, "failure", f"{one_line(folder)} cannot be written to", advice)
 
 
-def check_host_name() -> Check:
-    """Return the address of this node's host name, which other nodes may use to find it."""
+def check_host_name() -> Iterator[Check]:
+    """Yield the address of this node's host name, which other nodes may use to find it."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
     except OSError:
-        return Check("host name", "ok", f"{name} does not resolve: fine on one node; over several set MASTER_ADDR")
-    return Check("host name", "ok", f"{name} is {address}")
+        yield Check("host name", "ok", f"{name} does not resolve: fine on one node; over several set MASTER_ADDR")
+        return
+    yield Check("host name", "ok", f"{name} is {address}")
 
 
 def check_imports(python: str) -> Iterator[Check]:

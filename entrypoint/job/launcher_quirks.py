@@ -27,6 +27,8 @@ MPI_PROCESSES = (
     "mpiexec.hydra",
     "hydra_pmi_proxy",
 )
+# Set in Ray's workers.
+RAY_VARIABLES = ("RAY_JOB_ID", "RAY_RAYLET_PID")
 
 
 def effective_affinity(job: Job) -> tuple[frozenset[int], Job, tuple[int, ...]]:
@@ -96,13 +98,18 @@ def is_pbs_thread_default(environ: Mapping[str, str]) -> bool:
     return bool(threads and environ.get("PBS_ENVIRONMENT")) and threads == environ.get("NCPUS")
 
 
+def is_ray_thread_default(environ: Mapping[str, str]) -> bool:
+    """Return whether OMP_NUM_THREADS is the 1 that Ray sets in each worker of one CPU (its page on configuring it)."""
+    return environ.get("OMP_NUM_THREADS") == "1" and any(environ.get(name) for name in RAY_VARIABLES)
+
+
 def drop_thread_default(environ: Mapping[str, str], job: Job) -> dict[str, str]:
-    """Return the environment without the OMP_NUM_THREADS that torchrun or PBS itself set.
+    """Return the environment without the OMP_NUM_THREADS that torchrun, PBS or Ray itself set.
 
     torchrun sets 1 if the variable is not set (torch/distributed/run.py). The agent's initial environment shows
     whether the user set it. If /proc hides that environment, the variable counts as set by the user.
     """
-    if is_pbs_thread_default(environ):
+    if is_pbs_thread_default(environ) or is_ray_thread_default(environ):
         return {name: value for name, value in environ.items() if name != "OMP_NUM_THREADS"}
     if job.launcher != "torchrun" or "OMP_NUM_THREADS" not in environ:
         return dict(environ)

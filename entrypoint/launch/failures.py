@@ -110,14 +110,15 @@ def explain_hang(
 
 
 def report_stop(folder: Path, number: Signals, since: float = 0.0) -> int:
-    """Print how the ranks reacted to a forwarded signal, a saved checkpoint or just an exit; return the exit code.
+    """Print how the ranks reacted to a forwarded signal: saved, could not, or just ended; return the exit code.
 
     `folder` holds the error files of the ranks, in one folder for each start of the ranks, written `since` this time.
     """
     for file in sorted(folder.glob(f"**/{ERROR_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True):
         message = read_error_record(file) if file.stat().st_mtime >= since else {}
-        if message.get("extraInfo", {}).get("code") == ExitCode.PREEMPTED:
-            return print_final_message(message["message"], ExitCode.PREEMPTED)
+        extra = message.get("extraInfo", {})
+        if extra.get("refused") and not extra.get("lost_peer"):
+            return print_final_message(message["message"], extra["code"])
     return print_final_message(f"stopped by {number.name}", 128 + number)
 
 

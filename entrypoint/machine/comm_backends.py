@@ -30,18 +30,23 @@ if total.item() != 2:
     sys.exit(f"1 + 1 is {total.item()}")
 os._exit(0)
 """
-CCL_ADVICE = "install oneccl_bind_pt of torch's own version, from the vendor's wheel index"
+CCL_ADVICE = "oneccl_bind_pt ended with torch 2.8: use the image cpu-intel with it"
 # What an MPI launcher puts into a rank's environment: the probe's processes are no ranks of its job.
 MPI_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_", "OMPI_MCA_", "HYDI_", "MPI_LOCAL", "MV2_COMM_")
 PROBE_TIMEOUT_S = 90
 
 
-def find_backend_problem(backend: str, python: str, oneccl: OneCcl, environ: Mapping[str, str]) -> str:
-    """Return why the backend cannot be used and the fix, or an empty string; takes seconds for ccl and mpi."""
+def find_backend_problem(
+    backend: str, python: str, oneccl: OneCcl, environ: Mapping[str, str], *, by_hydra: bool = False
+) -> str:
+    """Return why the backend cannot be used and the fix, or an empty string; takes seconds for ccl and mpi.
+
+    With `by_hydra` an mpirun of Intel's or MPICH's starts the ranks, and oneCCL may use MPI as its transport.
+    """
     if backend == "mpi":
         problem, advice = failed_command([python, "-I", "-c", MPI_PROBE], dict(environ)), MPI_ADVICE
     elif backend == "ccl":
-        problem, advice = try_oneccl(python, oneccl, environ), CCL_ADVICE
+        problem, advice = try_oneccl(python, oneccl, environ, by_hydra=by_hydra), CCL_ADVICE
     else:
         return ""
     return f"cannot be used ({problem}); {advice}, or set LAUNCH_BACKEND=auto" if problem else ""
@@ -60,14 +65,15 @@ def failed_command(command: list[str], environ: dict[str, str]) -> str:
     return last_error_line(done.stderr, "no reason given") if done.returncode else ""
 
 
-def try_oneccl(python: str, oneccl: OneCcl, environ: Mapping[str, str]) -> str:
+def try_oneccl(python: str, oneccl: OneCcl, environ: Mapping[str, str], *, by_hydra: bool) -> str:
     """Add a number up in two processes by oneCCL; return why that fails, empty if it does not."""
     import subprocess
 
     alone = {name: value for name, value in environ.items() if not name.startswith(MPI_PREFIXES)}
-    transport = transport_variables(oneccl, alone, started_by_mpi=False)
+    if by_hydra and alone.get("CCL_ATL_TRANSPORT") == "mpi":
+        del alone["CCL_ATL_TRANSPORT"]  # MPI as a transport can be tried only inside an MPI job
+    transport = transport_variables(oneccl, alone, by_hydra=False)
     alone |= {name: value for name, (value, _) in transport.items()}
-    alone["CCL_ATL_TRANSPORT"] = "ofi"  # MPI as a transport can be tried only inside an MPI job
     with tempfile.TemporaryDirectory(prefix="entrypoint-") as folder:
         command = [python, "-I", "-c", CCL_PROBE, str(Path(folder, "store"))]
         with subprocess.Popen(

@@ -10,24 +10,35 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 
+PTH_FILE = "reference_training.pth"
 # Set by `activate` of venv and conda.
 ACTIVE_VARS = ("VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 class Interpreter(Struct, frozen=True):
-    """A Python, and why it was chosen; `asked` if the user named it."""
+    """A Python, and why it was chosen; `asked` if the user named it.
+
+    `has_hook` says whether its processes import what keeps ranks of some torch versions from aborting at their end.
+    """
 
     path: str = sys.executable
     reason: str = "the launcher's own"
     asked: bool = False
+    has_hook: bool = True
 
     @property
     def prefix(self) -> Path:
         """Return the folder of its environment."""
         return Path(sys.prefix) if self.path == sys.executable else Path(self.path).parents[1]
+
+
+def with_hook_looked_for(interpreter: Interpreter) -> Interpreter:
+    """Return the interpreter with whether its environment has the file of the hook."""
+    return replace(interpreter, has_hook=any(interpreter.prefix.glob(f"lib/python3*/*-packages/{PTH_FILE}")))
 
 
 def find_interpreter(wanted: str, source: str, environ: Mapping[str, str]) -> Interpreter:

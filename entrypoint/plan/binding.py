@@ -17,6 +17,9 @@ from entrypoint.plan.remote_ranks import starts_ranks_here
 from entrypoint.plan.runtime_libraries import THREAD_VARIABLES
 from entrypoint.plan.shared_node import ReservedCpus, reserve_busy_cpus
 
+# No OpenMP program gets more threads, whatever else is set (OpenMP 5.2, 21.1.8).
+THREAD_LIMIT = "OMP_THREAD_LIMIT"
+
 
 class BindingDecision(Struct, frozen=True):
     """The ranks; `spinning_is_costly` if a spinning thread takes time from another; `reserved_cpus` are left free."""
@@ -130,7 +133,8 @@ def decide_threads(
 
     `max_threads` is what fits without other processes. If the user sets nothing, it is less the `reserved` CPUs.
     """
-    own = user_thread_counts(inputs)
+    own = user_thread_counts(inputs, THREAD_VARIABLES)
+    limit = user_thread_counts(inputs, (THREAD_LIMIT,)).get(THREAD_LIMIT)
     requested = inputs.settings.values.threads
     written = inputs.settings.sources.get("threads", "")
     contradicting = [name for name, count in own.items() if requested not in ("auto", count)]
@@ -141,12 +145,16 @@ def decide_threads(
         both = " and ".join(f"{name}={count}" for name, count in own.items())
         raise UserError(f"{both} contradict, and torch uses MKL's. Unset one of them.")
     chosen = next(iter(own.values()), None) if requested == "auto" else requested
+    if chosen is None and limit and limit < min(reserved.threads):
+        chosen, own, requested = limit, {THREAD_LIMIT: limit}, "auto"
     if chosen is None:
         threads = reserved.threads
         text = f"{min(threads)}" if len(set(threads)) == 1 else f"{min(threads)} to {max(threads)}"
         reason = reserved.reason or "the rank's share of the physical cores"
         return threads, Decision("threads", text, reason), reserved.warnings
     setting = f"{next(iter(own))}={chosen}" if requested == "auto" else written
+    if limit and limit < chosen:
+        raise UserError(f"{setting} and {THREAD_LIMIT}={limit} contradict. Unset one of them.")
     decision = Decision(key="threads", value=str(chosen), reason="", source=Source.USER, setting=setting)
     if chosen <= min(max_threads):
         return (chosen,) * len(max_threads), decision, ()
@@ -154,10 +162,10 @@ def decide_threads(
     return (chosen,) * len(max_threads), decision, (warning,)
 
 
-def user_thread_counts(inputs: PlanInputs) -> dict[str, int]:
+def user_thread_counts(inputs: PlanInputs, names: tuple[str, ...]) -> dict[str, int]:
     """Return the numbers of threads that the user has set, by variable; raises `UserError` for anything else."""
     found: dict[str, int] = {}
-    for name in THREAD_VARIABLES:
+    for name in names:
         text = inputs.environ.get(name, "")
         if text and not re.fullmatch(r"[1-9]\d{0,4}(,[1-9]\d{0,4})*", text, re.ASCII):
             raise UserError(f"{name}={printable(text)}: not a whole number from 1. Correct or unset it.")

@@ -24,7 +24,8 @@ OLD_NAMES = {
     "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
 }
 FLIGHT_RECORDER_VARIABLES = (*OLD_NAMES, "TORCH_NCCL_DUMP_ON_TIMEOUT")
-MPI_FAMILIES = (Family.OPEN_MPI, Family.HYDRA, Family.MVAPICH)
+# What a user sets of oneCCL's workers is an allocation of their own (the book's map); ours would undo it.
+OWN_WORKERS = ("CCL_WORKER_COUNT", "CCL_WORKER_AFFINITY")
 
 # Standard variables that the plan sets unless the user has set them.
 USER_OVERRIDABLE = (
@@ -50,6 +51,7 @@ USER_OVERRIDABLE = (
     "CCL_YIELD",
     "CCL_WORKER_COUNT",
     "CCL_WORKER_AFFINITY",
+    "CCL_LOG_LEVEL",
     *FLIGHT_RECORDER_VARIABLES,
 )
 # accelerate 1.15, state.py: ranks without a GPU each count as the only one unless this is set.
@@ -198,8 +200,13 @@ def oneccl_variables(inputs: PlanInputs, ranks: tuple[RankPlan, ...]) -> dict[st
     """
     if inputs.settings.values.backend != "ccl":
         return {}
-    by_mpi = inputs.job.family in MPI_FAMILIES or bool(inputs.remote_launcher and inputs.remote_launcher.mpi)
-    wanted = transport_variables(inputs.machine.oneccl, {}, started_by_mpi=by_mpi)
+    starter = inputs.remote_launcher.mpi if inputs.remote_launcher else ""
+    by_hydra = inputs.job.family == Family.HYDRA or starter == "hydra"
+    wanted = transport_variables(inputs.machine.oneccl, {}, by_hydra=by_hydra)
+    wanted["CCL_LOG_LEVEL"] = ("error", "its warnings are a line or more for each rank")
+    workers_of_user = {name: (inputs.environ[name], "") for name in OWN_WORKERS if inputs.environ.get(name)}
+    if workers_of_user:
+        return wanted | workers_of_user
     spare = all(len(rank.cpus) > rank.threads for rank in ranks)
     if spare and not inputs.bound_by_launcher and inputs.settings.values.cpu_binding != "none":
         workers = ",".join(str(rank.cpus[-1]) for rank in ranks)

@@ -150,6 +150,7 @@ class TrainerPlan(Struct, frozen=True, kw_only=True):
 
     `auto_selects_bf16` says that fp32 is the default and TRAIN_PRECISION=auto would be bf16 here.
     `normalization` is mean and standard deviation of each channel from 0 to 1, None for the training images' own.
+    `doubts` say why the accuracy will mean little; the end of the run repeats them.
     """
 
     data_source: str
@@ -162,6 +163,7 @@ class TrainerPlan(Struct, frozen=True, kw_only=True):
     winograd: bool = False
     auto_selects_bf16: bool = False
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    doubts: tuple[str, ...] = ()
 
 
 class Plan(Struct, frozen=True, kw_only=True):

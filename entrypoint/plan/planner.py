@@ -12,6 +12,7 @@ from entrypoint.job.ports import START_TIME_VAR, parse_port, port_from_job_id
 from entrypoint.job.slurm import number
 from entrypoint.job.unclaimed import unclaimed_rank_variables
 from entrypoint.machine.detect import Machine
+from entrypoint.machine.interpreter import PTH_FILE
 from entrypoint.plan.binding import BindingDecision, decide_binding
 from entrypoint.plan.devices import decide_backend, decide_devices, hosts_setting
 from entrypoint.plan.display import core_map
@@ -89,6 +90,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             *check_secret_file(inputs),
             *warn_unused_variables(inputs, devices.nproc),
             *warn_host_leaks(inputs),
+            *warn_without_hook(inputs, devices.nproc),
         ),
         prominent_warning=next((check.line for check in checks if check.is_prominent), ""),
         machine=describe_machine(inputs.machine),
@@ -275,6 +277,14 @@ def decide_remote_launcher(inputs: PlanInputs, launcher: RemoteLauncher) -> tupl
     return kind, inputs.decide(
         "launcher", "launcher", kind, f"the batch job has {len(inputs.job.hostnames)} nodes", detail
     )
+
+
+def warn_without_hook(inputs: PlanInputs, nproc: int) -> tuple[str, ...]:
+    """Warn of a Python that lacks what keeps a rank from aborting at its end: 1 of 12 jobs of two ranks was lost."""
+    if nproc == 1 or inputs.interpreter.has_hook:
+        return ()
+    python = printable(inputs.interpreter.path)
+    return (f"{python} has no {PTH_FILE}, so some torch versions may abort at their end. Install the wheel there.",)
 
 
 def warn_unused_variables(inputs: PlanInputs, nproc: int) -> tuple[str, ...]:

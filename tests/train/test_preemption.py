@@ -107,16 +107,21 @@ def test_save_request_waits_for_a_step_and_stop_comes_first() -> None:
     assert StopController().request == CONTINUE
 
 
+JOB = {"SLURM_JOB_ID": "7"}
+
+
 @pytest.mark.parametrize(
     ("minutes", "environ", "left_s", "name"),
     [
         (None, {}, None, ""),
         (2.0, {}, 60, "TRAIN_MAX_MINUTES=2"),
-        (None, {"SLURM_JOB_END_TIME": "1100"}, 70, "the end of the Slurm job"),
-        (2.0, {"SLURM_JOB_END_TIME": "1100"}, 60, "TRAIN_MAX_MINUTES=2"),
-        (30.0, {"SLURM_JOB_END_TIME": "1100"}, 70, "the end of the Slurm job"),
-        (None, {"SLURM_JOB_END_TIME": "Unknown"}, None, ""),
+        (None, JOB | {"SLURM_JOB_END_TIME": "1100"}, 70, "the end of the Slurm job"),
+        (2.0, JOB | {"SLURM_JOB_END_TIME": "1100"}, 60, "TRAIN_MAX_MINUTES=2"),
+        (30.0, JOB | {"SLURM_JOB_END_TIME": "1100"}, 70, "the end of the Slurm job"),
+        (None, JOB | {"SLURM_JOB_END_TIME": "Unknown"}, None, ""),
         (0.1, {}, -54, "TRAIN_MAX_MINUTES=0.1"),
+        (None, JOB | {"SLURM_JOB_END_TIME": "930"}, None, ""),
+        (None, {"SLURM_JOB_END_TIME": "1100"}, None, ""),
     ],
 )
 def test_earlier_deadline_counts(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,3 +43,11 @@ def test_seed_everything_equals_manual_seed() -> None:
     whole = torch.rand(5)
     seed_everything(derive_seed(7, "step", 3), torch.device("cpu"))
     assert torch.equal(torch.rand(5), whole)
+
+
+def test_seed_everything_seeds_python_and_numpy() -> None:
+    def drawn() -> tuple[float, float]:
+        seed_everything(derive_seed(7, "step", 3), torch.device("cpu"))
+        return random.random(), float(np.random.rand())  # what users' models draw from
+
+    assert drawn() == drawn()

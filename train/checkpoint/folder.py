@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from entrypoint.core.atomic_files import replace_symlink
+from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
+from entrypoint.core.console import log_once
+from entrypoint.core.paths import is_file, read_regular
 from train.checkpoint.metadata import CHECKSUM_FILE, METADATA_FILE, STEP_NAME, read_bytes
 
 TEMPORARY_NAME = re.compile(r"\.(?:(step-\d{9,})(\.replaced)?|best\.\d+)", re.ASCII)
@@ -17,6 +20,8 @@ TEMPORARY_NAME = re.compile(r"\.(?:(step-\d{9,})(\.replaced)?|best\.\d+)", re.AS
 FOLDER = "checkpoint"
 BEST = "best"
 REPLACED = ".replaced"
+# What file systems without links or without a sync of folders answer: SMB, exFAT, some of FUSE.
+CANNOT = {errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -99,19 +104,42 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in CANNOT:
+            raise
+        log_once("warning: this file system cannot sync folders. A crash of the machine may lose the last checkpoint.")
     finally:
         os.close(descriptor)
 
 
 def prune_old(path: Path, keep: int, *, best: bool) -> None:
     """Link a new checkpoint if it is the best, then remove all but the newest `keep`, the best one and the new one."""
-    link = path.with_name(BEST)
     if best:
-        replace_symlink(link, path.name)
+        point_to_best(path)
     own = [one for one in list_newest_first(path.parent) if is_own(one)]
     for old in own[keep:]:
-        if old != path and old.resolve() != link.resolve():
+        if old != path and old.resolve() != best_checkpoint(path.parent):
             remove_tree(old)
+
+
+def point_to_best(path: Path) -> None:
+    """Make `best` a link to this checkpoint, or a file with its name where there are no links; raises OSError."""
+    try:
+        replace_symlink(path.with_name(BEST), path.name)
+    except OSError as error:
+        if error.errno not in CANNOT:
+            raise
+        atomic_write_text(path.with_name(BEST), path.name + "\n")
+        log_once("warning: this file system has no links, so checkpoint/best is a file with the name of the best one.")
+
+
+def best_checkpoint(folder: Path) -> Path:
+    """Return the best checkpoint of a folder, or what else is in its place."""
+    link = folder / BEST
+    if link.is_symlink() or not is_file(link):
+        return link.resolve()
+    name = read_regular(link).strip()
+    return folder.resolve() / name if STEP_NAME.fullmatch(name) else link
 
 
 def remove_partial(folder: Path) -> None:

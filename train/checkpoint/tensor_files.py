@@ -61,7 +61,8 @@ def write_tensors(path: Path, tensors: Tensors, header: Mapping[str, str] | None
         raise os_error_of(error) or error from None
     with path.open("rb") as file:
         # The library lets only the owner read its files; the folder's permissions are as the user wants them.
-        os.fchmod(file.fileno(), path.parent.stat().st_mode & 0o666)
+        with suppress(PermissionError, NotImplementedError):  # SMB's files have the mount's permissions
+            os.fchmod(file.fileno(), path.parent.stat().st_mode & 0o666)
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -75,8 +76,9 @@ def without_shared_memory(tensors: Tensors) -> dict[str, Tensor]:
     seen: set[int] = set()
     for name, one in tensors.items():
         own = one.contiguous()
-        found[name] = own.clone() if own.numel() and own.data_ptr() in seen else own
-        seen.add(own.data_ptr())
+        memory = own.untyped_storage().data_ptr()  # views may begin anywhere in it
+        found[name] = own.clone() if own.numel() and memory in seen else own
+        seen.add(memory)
     return found
 
 

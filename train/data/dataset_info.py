@@ -9,6 +9,7 @@ from pathlib import Path
 
 from entrypoint.core.errors import UserError
 from entrypoint.core.paths import resolve
+from train.data.shared_images import count_shared
 from train.data.sources.image_file import ImageFile, open_image
 from train.data.sources.image_folder import (
     ImageList,
@@ -39,6 +40,7 @@ class DatasetInfo:
     `classes` are their names, in the order of the model's outputs.
     `has_val` says whether a folder has val/ next to test/, and `is_cut` whether it has neither and was split here.
     `has_kernel` says whether the compiled JPEG decoder is there.
+    `shared` says how many of how many test images are training images too.
     `loading_bytes` is the memory that each rank needs to load a set that cannot be streamed, 0 if that is little.
     """
 
@@ -53,6 +55,7 @@ class DatasetInfo:
     classes: tuple[str, ...] = ()
     has_val: bool = False
     is_cut: bool = False
+    shared: tuple[int, int] = (0, 0)
 
     def with_shape(self, shape: tuple[int, int, int]) -> DatasetInfo:
         """Return the same set with images of another shape."""
@@ -98,6 +101,7 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         classes=train.classes,
         has_val=test.val_start is not None,
         is_cut=test.is_cut,
+        shared=(0, 0) if settings.evaluate or test.is_cut else count_shared(train, test),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.checkpoint.folder import BEST, FOLDER, checkpoint_path
+from train.checkpoint.folder import FOLDER, best_checkpoint, checkpoint_path
 from train.checkpoint.metadata import EMA, MODEL, CorruptCheckpoint
 from train.checkpoint.resume import ResumePoint, load
 from train.engine.builder import load_module
@@ -37,7 +37,7 @@ def use_best_weights(run: TrainingRun) -> int | None:
 def read_best(run: TrainingRun) -> ResumePoint | None:
     """Return the best checkpoint, None where it is the last one, which need not be read, or cannot be read any more."""
     folder = run.folder / FOLDER
-    path = (folder / BEST).resolve()
+    path = best_checkpoint(folder)
     if path.name == checkpoint_path(folder, run.trainer.state.step).name:
         return None
     try:

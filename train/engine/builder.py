@@ -204,17 +204,6 @@ class ModelBuilder:
                 f" Set at least {2 * micro_batches}."
             )
 
-    def try_pruning(self) -> None:
-        """Prune a new model and drop it; raises `UserError` if that is not possible."""
-
-        def prune_new_model() -> None:
-            model = self.create_model()
-            state = {name: value.detach().clone() for name, value in model.state_dict().items()}
-            prune_state(model, state, self.shape, self.settings)
-
-        with torch.random.fork_rng(devices=[]):
-            self.group.run_on_main(prune_new_model)
-
     def prune(self, trainer: Trainer) -> str:
         """Prune the trainer's model on all ranks, with a new optimizer; return the log line."""
         state = {name: value.detach().cpu() for name, value in trainer.state.model.state_dict().items()}

@@ -165,6 +165,7 @@ def summarize_training(run: TrainingRun, state: Mapping[str, Tensor], rebuilt: n
         "device": str(run.group.device),
         "precision": trainer.precision,
         "seed": settings.seed,
+        "doubts": list(run.model_builder.plan.the_trainer().doubts),
     }
 
 
@@ -261,6 +262,7 @@ def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[s
     among = " among those that this run read" if summary["feed"] == "stream" else ""
     skipped = summary["images_skipped"]
     notes = {
+        "warning": " ".join(summary["doubts"]),
         "left out": f"{count_text(skipped, 'unreadable image')}{among}: {SKIPPED_FILE}" if skipped else "",
         "waiting": cpu_wait_text(summary["cpu_wait_share"]),
         "stragglers": stragglers_text(summary.get("stragglers")),

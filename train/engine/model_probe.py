@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line, printable
 from train.models.freezing import freeze
 from train.models.inspection import count_parameters, head_names
+from train.models.pruning import prune_state
 from train.models.registry import build_model, check_other_size, describe_failure
 from train.models.weights import load_weights, published_normalization
 from train.models.weights_origin import PRETRAINED, find_weights_file, read_origin
@@ -37,6 +38,9 @@ def report_on(question: ModelQuestion) -> ModelReport:
     settings = read_train_settings(variables, {}).values
     check_memory(settings, question.shape, len(classes), question.memory_bytes)
     model = build_model(settings, question.shape, len(classes))
+    if settings.prune_ratio:
+        slim = build_model(settings, question.shape, len(classes))
+        prune_state(slim, model.state_dict(), question.shape, settings)
     check_other_size(settings, model, question.other_shapes, len(classes))
     text = ""
     if settings.weights:
@@ -46,6 +50,8 @@ def report_on(question: ModelQuestion) -> ModelReport:
     parameters, head = count_parameters(model), head_names(model, len(classes))
     trainable = freeze(model, settings.freeze, head)
     optimizer = build_optimizer(settings, model, head)
+    if settings.is_own_model:
+        check_state(settings, model)
     without = try_training(settings, model, question.shape) if settings.is_own_model else ()
     try_step(settings, optimizer)
     kind = find_optimizer(settings)
@@ -82,6 +88,18 @@ def check_memory(settings: TrainSettings, shape: ImageShape, classes: int, memor
             " smaller images.",
             ExitCode.MACHINE,
         )
+
+
+def check_state(settings: TrainSettings, model: nn.Module) -> None:
+    """Raise `UserError` for a value of the model's state that no safetensors file holds, before a checkpoint is due."""
+    for name, value in model.state_dict().items():
+        is_dense = isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.is_quantized
+        if not is_dense:
+            kind = f"a tensor of layout {value.layout}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise UserError(
+                f"TRAIN_MODEL={printable(settings.model)}: {printable(name)} of its state is {printable(kind)}, which a"
+                " checkpoint cannot hold. Make it a dense tensor, or keep it out by register_buffer(persistent=False)."
+            )
 
 
 def try_training(settings: TrainSettings, model: nn.Module, shape: ImageShape) -> tuple[str, ...]:

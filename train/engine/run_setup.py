@@ -253,7 +253,6 @@ def check_trainable(model_builder: ModelBuilder, trainer: Trainer, first_epoch: 
             f"TRAIN_PRUNE_RATIO={settings.prune_ratio}: all {epochs} epochs are trained already, without pruning."
             " Raise TRAIN_EPOCHS."
         )
-    model_builder.try_pruning()
 
 
 def compile_and_profile(run: TrainingRun, total_steps: int, plan: Plan) -> None:

@@ -30,6 +30,7 @@ from train.lock_file import STALE_S, RunLock
 from train.preemption import STOP_CONTROLLER, first_deadline
 from train.report.live_page import SHOWN
 from train.report.trackers import FAILED
+from train.seeding import seed_python
 from train.settings import TrainSettings
 from train.transforms.batch_tensors import resize_batches
 
@@ -85,6 +86,7 @@ def train_distributed(
 def seed_and_set_determinism(settings: TrainSettings) -> None:
     """Seed the generators, and select deterministic kernels if TRAIN_DETERMINISTIC is set."""
     torch.manual_seed(settings.seed)
+    seed_python(settings.seed)
     if settings.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(mode=True)
@@ -229,9 +231,9 @@ def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult | None) -> None
         run.live.show_epoch(known | ({f"{run.choice}_accuracy": score.accuracy} if score else {}))
     every = run.settings.checkpoint_every
     stops = run.settings.early_stopping and run.trainer.state.stale_epochs >= run.settings.early_stopping
-    if every and (epoch % every == 0 or epoch == run.epochs or stops):
+    best = score is not None and score.accuracy > run.trainer.state.best
+    if every and (best or epoch % every == 0 or epoch == run.epochs or stops):
         check_weights_finite(run.trainer)
-        best = score is not None and score.accuracy > run.trainer.state.best
         if score:
             run.trainer.state.best = max(run.trainer.state.best, score.accuracy)
         save(run, epoch if is_complete else epoch - 1, best=best)

@@ -121,7 +121,7 @@ class StateDictUnpickler(pickle.Unpickler):
     def persistent_load(self, pid: Any) -> object:
         """Return the block that a persistent id names; raises ValueError for another kind of id."""
         if not (isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage" and isinstance(pid[1], torch.dtype)):
-            raise ValueError("it holds values of an unknown kind")
+            raise ValueError("it holds values of an unknown kind, as quantized files do")
         key, count = str(pid[2]), pid[4]
         if not isinstance(count, int) or count < 0:
             raise ValueError("a block of values is described wrongly")
@@ -146,7 +146,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         *(ValueError, TypeError, AttributeError, LookupError, EOFError, OverflowError, RuntimeError),
         *(pickle.UnpicklingError, zipfile.BadZipFile, SafetensorError, NotImplementedError, struct.error),
     ) as error:
-        raise unreadable(path, first_line(error) or type(error).__name__) from None
+        kind = f"it holds {error.args[0]} values, as quantized files do" if isinstance(error, KeyError) else ""
+        raise unreadable(path, kind or first_line(error) or type(error).__name__) from None
     return without_wrappers(found)
 
 

@@ -125,7 +125,8 @@ def fit_weights(
     unused = tuple(name for name in state if name not in own and not name.startswith(AUXILIARY))
     new = tuple(name for name in own if name not in same and not name.endswith(OPTIONAL))
     strange = [name for name in new if not in_modules(name, head)]
-    if not any(not in_modules(name, head) for name in same):
+    body = [name for name in own if not in_modules(name, head)]
+    if not same.intersection(body or own):
         raise UserError(
             f"{source}: fits nothing of {printable(settings.model)}: it has {name_some(tuple(state))}, and the model"
             f" has {name_some(tuple(own))}. Set TRAIN_MODEL to the model that it is of."
@@ -143,8 +144,11 @@ def fit_weights(
 
 
 def check_values(source: str, state: Mapping[str, Tensor]) -> None:
-    """Raise `UserError` for weights that are not finite: training could only fail."""
+    """Raise `UserError` for weights that are quantized or not finite: training could only fail."""
     for name, one in state.items():
+        if one.element_size() == 1 and one.dtype != torch.bool and one.dim() > 1:
+            kind = str(one.dtype).removeprefix("torch.")
+            raise UserError(f"{source}: {printable(name)} is quantized ({kind}). Convert the file to 16 or 32 bits.")
         if one.is_floating_point() and not bool(one.isfinite().all()):
             raise UserError(f"{source}: {printable(name)} has values that are not finite. Use another file.")
 

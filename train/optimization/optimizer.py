@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from entrypoint.core.errors import UserError, first_line, printable
@@ -28,6 +28,8 @@ ONECYCLE_WARMUP = 0.25
 # The part of a name up to the number of its block: `layer1.0` of `layer1.0.conv1.weight`.
 BLOCK = re.compile(r"(?:[^.]+\.)*?[^.]*\d(?:\.\d+)*(?=\.)")
 
+Listed = list[Tensor] | tuple[Tensor, ...]
+
 
 def build_optimizer(
     settings: TrainSettings, model: nn.Module, head: tuple[str, ...] = (), *, fused: bool = True
@@ -44,7 +46,7 @@ def build_optimizer(
     if "weight_decay" in taken:
         arguments["weight_decay"] = settings.weight_decay
     if "fused" in taken:
-        arguments["fused"] = fused
+        arguments["fused"] = fused and all(parameter.is_floating_point() for parameter in model.parameters())
     if settings.optimizer.lower() == SGD:
         arguments |= {"momentum": settings.momentum, "nesterov": settings.momentum > 0}
     groups = parameter_groups(settings, model, head)
@@ -167,4 +169,10 @@ def make_ema(model: nn.Module, settings: TrainSettings) -> AveragedModel | None:
     """Return the EMA model, or None if TRAIN_EMA_DECAY is 0."""
     if not settings.ema_decay:
         return None
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema_decay))  # type: ignore[no-untyped-call]
+
+    def update(averages: Listed, weights: Listed, updates: Tensor | int) -> None:
+        """Move the averages towards the weights; the decay grows, since a short run would keep the first weights."""
+        decay = min(settings.ema_decay, (1 + int(updates)) / (10 + int(updates)))
+        get_ema_multi_avg_fn(decay)(averages, weights, updates)  # type: ignore[no-untyped-call]
+
+    return AveragedModel(model, multi_avg_fn=update)

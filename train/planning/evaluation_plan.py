@@ -15,7 +15,7 @@ from entrypoint.plan.model import Plan, TrainerPlan, make_decision
 from train.data.dataset_info import DatasetInfo
 from train.planning.compute import decide_precision
 from train.planning.image_sizes import check_image_sizes, decide_image_sizes, image_sizes
-from train.planning.loading import check_prefetching, decide_images, decide_workers
+from train.planning.loading import decide_images, decide_workers
 from train.planning.model_report import ModelReport
 from train.planning.techniques import decide_model
 from train.settings import TrainSettings
@@ -38,9 +38,7 @@ def plan_evaluation(
     if image_sizes(settings, dataset.shape).other_shapes:
         ask_model()
     source = "stream" if settings.reads_files else "memory"
-    workers, workers_decision = decide_workers(given, plan, source)
-    if source == "stream":
-        check_prefetching(given, plan, dataset, workers, machine.memory_bytes)
+    workers, workers_decision = decide_workers(given, plan, source, dataset, machine.memory_bytes)
     precision = decide_precision(given, plan.device, machine)
     trainer = TrainerPlan(
         data_source=source,

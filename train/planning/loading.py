@@ -28,8 +28,18 @@ def decide_images(dataset: DatasetInfo) -> tuple[Decision, ...]:
 NO_KERNEL = "the set-up found no C++ compiler or libjpeg headers"
 
 
-def decide_workers(given: ParsedSettings[TrainSettings], plan: Plan, source: str) -> tuple[int, Decision]:
-    """Return the threads of each rank that decode: none for data in memory."""
+def decide_workers(
+    given: ParsedSettings[TrainSettings], plan: Plan, source: str, dataset: DatasetInfo, memory_bytes: int
+) -> tuple[int, Decision]:
+    """Return the threads of each rank that decode, none for data in memory; raises `UserError` for too many batches."""
+    workers, decision = choose_workers(given, plan, source)
+    if source == "stream":
+        check_prefetching(given, plan, dataset, workers, memory_bytes)
+    return workers, decision
+
+
+def choose_workers(given: ParsedSettings[TrainSettings], plan: Plan, source: str) -> tuple[int, Decision]:
+    """Return the threads of each rank that decode."""
     requested = given.values.num_workers
     if source == "memory":
         return 0, Decision("loader workers", "0", "batches come from memory")

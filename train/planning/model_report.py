@@ -92,7 +92,15 @@ def needs_report(given: ParsedSettings[TrainSettings], shape: ImageShape) -> boo
     schedule = settings.size_schedule and "size_schedule" in given.sources
     large = settings.model not in OWN_MODELS or shape[1] * shape[2] > MANY_PIXELS
     optimizer = chosen and not is_known(settings)
-    return bool(large or settings.weights or settings.freeze or schedule or settings.eval_size or optimizer)
+    return bool(
+        large
+        or settings.weights
+        or settings.prune_ratio
+        or settings.freeze
+        or schedule
+        or settings.eval_size
+        or optimizer
+    )
 
 
 def known_report(settings: TrainSettings) -> ModelReport:

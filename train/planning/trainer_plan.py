@@ -26,7 +26,7 @@ from train.planning.compute import (
 from train.planning.evaluation_plan import plan_evaluation
 from train.planning.fine_tuning import warn_of_size
 from train.planning.image_sizes import decide_image_sizes, model_input_shape
-from train.planning.loading import check_prefetching, decide_images, decide_normalization, decide_workers
+from train.planning.loading import decide_images, decide_normalization, decide_workers
 from train.planning.model_report import ModelReport
 from train.planning.optimizers import peak_lr
 from train.planning.run_selection import check_resume
@@ -80,9 +80,7 @@ def plan_trainer(
     check_shares(settings, ranks)
     check_memory(given, dataset, machine.memory_bytes, len(plan.ranks))
     source, source_decision = decide_data_source(given, dataset, machine.memory_bytes)
-    workers, workers_decision = decide_workers(given, plan, source)
-    if source == "stream":
-        check_prefetching(given, plan, dataset, workers, machine.memory_bytes)
+    workers, workers_decision = decide_workers(given, plan, source, dataset, machine.memory_bytes)
     precision = decide_precision(given, plan.device, machine, facts.bf16_speedup)
     ipex = decide_ipex(given, plan.device, machine)
     winograd = decide_winograd(given, plan.device, machine, precision.value, has_kernel=facts.winograd_kernel)
@@ -100,6 +98,7 @@ def plan_trainer(
         saves_checkpoints=settings.checkpoint_every > 0,
         auto_selects_bf16=auto_selects_bf16(given, plan.device, machine),
         normalization=normalization,
+        doubts=doubts(dataset),
     )
     decisions = (
         *decide_techniques(given, dataset, report),
@@ -118,9 +117,9 @@ def plan_trainer(
         *decide_tensorboard(given.values),
     )
     unused = unused_settings(given, source, ranks, workers, has_weight_decay=report.has_weight_decay)
-    plan = replace(plan, warnings=(*plan.warnings, *unused, *random_weights(given, dataset, report)))
+    warnings = (*plan.warnings, *trainer.doubts, *unused, *random_weights(given, dataset, report))
     variables = {**given.as_variables(flags_only=True), **resume, **follow_links(settings)}
-    return plan.with_variables(variables).with_trainer(trainer, decisions)
+    return replace(plan, warnings=warnings).with_variables(variables).with_trainer(trainer, decisions)
 
 
 def with_resume(settings: TrainSettings, resume: Mapping[str, str]) -> TrainSettings:
@@ -136,6 +135,17 @@ def check_shares(settings: TrainSettings, ranks: int) -> None:
             f"TRAIN_BATCH_SIZE={settings.batch_size}: too small for {count_text(ranks, 'rank')} x"
             f" {settings.grad_accum_steps} micro-batches. It is the global batch size; set at least {shares}."
         )
+
+
+def doubts(dataset: DatasetInfo) -> tuple[str, ...]:
+    """Return why the accuracy of these data says little."""
+    shared, looked_at = dataset.shared
+    copies = (
+        f"{shared} of {looked_at} test images that were looked at are training images too, byte for byte. The accuracy"
+        " says nothing of new images. Test others."
+    )
+    single = "there is 1 class, so each answer is right. Add images of what is not in it."
+    return (*((copies,) if shared else ()), *((single,) if len(dataset.classes) == 1 else ()))
 
 
 def random_weights(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, report: ModelReport) -> tuple[str, ...]:

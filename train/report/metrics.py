@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from errno import EINVAL, ENOSPC
@@ -59,6 +60,7 @@ class MetricsWriter:
             if tensorboard and not missing_module("tensorboard"):
                 from torch.utils.tensorboard import SummaryWriter
 
+                threading.excepthook = without_tensorboards_thread(threading.excepthook)
                 purge_step = None if resumed_step is None else resumed_step + 1
                 self.events = SummaryWriter(str(folder / "tensorboard"), purge_step=purge_step)
 
@@ -133,6 +135,16 @@ class MetricsWriter:
         os.close(self.metrics)
         with self.without_failing("curves.png"):
             draw_curves(self.folder, read_metrics(self.folder))
+
+
+def without_tensorboards_thread(hook: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Return the hook for errors of threads, without those of TensorBoard's writer: the next event reports them."""
+
+    def handle(error: Any) -> None:
+        if not type(error.thread).__module__.startswith("tensorboard"):
+            hook(error)
+
+    return handle
 
 
 def open_to_append(path: Path) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
-from entrypoint.core.console import write_stderr
+from entrypoint.core.console import log_once, write_stderr
 from entrypoint.core.errors import UserError, one_line
 from entrypoint.core.own_modules import own_command
 from entrypoint.core.packages import package_version
@@ -77,7 +77,8 @@ def check_entries(folder: Path) -> None:
     """
     best = folder / checkpoints.FOLDER / checkpoints.BEST
     wrong = [folder / name for name in WRITTEN if exists(folder / name) and not is_file(folder / name)]
-    wrong += [best] if exists(best) and not best.is_symlink() else []
+    is_pointer = best.is_symlink() or checkpoints.best_checkpoint(best.parent) != best.resolve()
+    wrong += [best] if exists(best) and not is_pointer else []
     if wrong:
         kind = "link to the best checkpoint" if wrong[0] == best else "file"
         raise UserError(f"{one_line(wrong[0])}: is in the place of the run's {kind}. Rename or remove it.")
@@ -107,8 +108,13 @@ def update_latest_link(output: Path, folder: Path) -> None:
     link = output / "latest"
     if link.exists() and not link.is_symlink():
         write_stderr(f"train: {one_line(link)} is no link, so it is left as it is")
-    else:
+        return
+    try:
         replace_symlink(link, folder.name)
+    except OSError as error:
+        if error.errno not in checkpoints.CANNOT:
+            raise
+        log_once(f"warning: this file system has no links, so {one_line(link)} is not made. Name the run itself.")
 
 
 def write_provenance(

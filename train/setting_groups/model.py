@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from entrypoint.core.setting_types import about
+from entrypoint.core.setting_types import WordOrPath, about
 from entrypoint.core.settings_base import Settings
 from train.setting_groups.value_types import BelowOne
 
@@ -48,7 +48,7 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
         ),
     ] = None
     weights: Annotated[
-        str,
+        WordOrPath,
         about(
             "Weights to start from: a file (safetensors, or a state dict), a run folder, or pretrained for"
             " those of torchvision and timm. Unset: random.",

@@ -325,3 +325,23 @@ def test_plan_for_another_node_takes_its_exported_machine(entrypoint: Entrypoint
     assert result.out.startswith("plan: node1: a CPU, 64 of 64 CPUs ")
     refused = entrypoint("train", f"--machine={file}")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
+
+
+INNER = """
+    import subprocess, sys
+    words = (sys.executable, "-m", "entrypoint")
+    for more in (("plan", "--epochs=x"), ("run", "nothere.py"), ("train", "--max-minutes=0.001", "--epochs=99")):
+        done = subprocess.run([*words, *more], capture_output=True, text=True)
+        print(done.returncode, done.stderr.splitlines()[-1])
+"""
+
+
+@pytest.mark.parametrize("more", [(), ("--launcher=torchrun",)])
+def test_command_inside_a_rank_reports_its_own_end(entrypoint: Entrypoint, more: tuple[str, ...]) -> None:
+    result = entrypoint("run", "--quiet", *more, script(entrypoint.folder, "outer.py", INNER))
+    assert result.code == 0, result.err
+    lines = result.out.splitlines()
+    assert [line.split()[0] for line in lines] == ["2", "2", "75"], result.out
+    assert "--epochs=x" in lines[0]
+    assert "nothere.py" in lines[1]
+    assert "step 1 is saved" in lines[2]

@@ -75,6 +75,15 @@ def test_file_that_sets_no_setting_is_one_line(tmp_path: Path, text: str, said: 
     assert "\n" not in str(caught.value)
 
 
+def test_file_of_a_windows_editor_is_read_or_named(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes("[train]\r\nepochs = 3\r\n".encode("utf-8-sig"))
+    assert read_config(file, GROUPS) == {"TRAIN_EPOCHS": "3"}
+    file.write_bytes("[train]\nepochs = 3\n".encode("utf-16"))
+    with pytest.raises(UserError, match="is not UTF-8 but UTF-16, or no text"):
+        read_config(file, GROUPS)
+
+
 @pytest.mark.parametrize("path", ["nobody.toml", "/dev/zero", "/"])
 def test_file_that_cannot_be_read_is_one_line(path: str) -> None:
     with pytest.raises(UserError, match=r"^--config=.*: cannot be read \("):

@@ -153,3 +153,12 @@ def test_switch_may_be_the_last_word_after_a_folder(tmp_path: Path) -> None:
     command = parse_command_line(["train", "--threads", "2", str(tmp_path), "--epochs", "3", "--quiet"])
     assert command.train_flags == {"data_dir": str(tmp_path), "epochs": "3"}
     assert command.launch_flags == {"threads": "2", "quiet": "1"}
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "--"), ("run", "--threads=2", "--"), ("plan", "run", "--"), ("tune", "run", "--")]
+)
+def test_two_dashes_end_the_flags_before_a_script(script: str, words: tuple[str, ...]) -> None:
+    command = parse(*words, script, "--", "-x")
+    assert command.program is not None
+    assert command.program.argv == (sys.executable, script, "--", "-x")

@@ -58,7 +58,7 @@ def around(case: Case, folder: Path, removed: Path) -> Iterator[None]:
     starts = ["entrypoint.cli.commands.train_run.launch", "os.execve"]
     patches = [patch(name, start_nothing) for name in (*starts, "entrypoint.tune.search.run_trial")]
     patches += [patch("subprocess.run", try_nothing)]
-    patches += [patch("entrypoint.machine.comm_backends.try_oneccl", lambda *_: "not tried")]
+    patches += [patch("entrypoint.machine.comm_backends.try_oneccl", lambda *_, **__: "not tried")]
     patches += [patch.dict(os.environ, environment_of(case, folder), clear=True), patch("sys.argv", ["x", *case.words])]
     before, tempfile.tempdir = (tempfile.tempdir, Path.cwd(), signal.getsignal(signal.SIGTERM)), None
     for one in patches:

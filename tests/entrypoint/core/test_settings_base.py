@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrypoint.core.errors import UserError
-from entrypoint.core.settings_base import describe_settings, rules_of
+from entrypoint.core.settings_base import describe_settings, read_settings, rules_of
 from entrypoint.settings import LaunchSettings, read_launch_settings
 from train.settings import TrainSettings, read_train_settings
 
@@ -140,3 +140,44 @@ def test_value_of_a_secret_is_not_printed(name: str) -> None:
         read_train_settings({name: "s3cr3t"}, {})
     assert "s3cr3t" not in str(caught.value)
     assert f"{name}=(hidden): no such variable." in str(caught.value)
+
+
+PATHS = [
+    (LaunchSettings, ("log_dir", "secret_file", "python", "tuning_store", "hosts")),
+    (TrainSettings, ("output_dir", "data_dir", "cache_dir", "model_path", "weights", "resume", "evaluate")),
+]
+
+
+@pytest.mark.parametrize(("model", "name"), [(model, name) for model, names in PATHS for name in names])
+def test_path_takes_the_home_and_no_url(model: type[LaunchSettings] | type[TrainSettings], name: str) -> None:
+    variable = f"{model.PREFIX}{name.upper()}"
+    settings = read_settings(model, {"HOME": "/home/me", variable: "~/there"}, {})
+    assert str(getattr(settings.values, name)) == settings.texts[name] == "/home/me/there"
+    assert settings.sources == {name: f"{variable}=~/there"}
+    for url in ("s3://bucket/x", "file:///x", "HTTPS://x.y/z"):
+        with pytest.raises(UserError, match=f"^{variable}={url}: is a URL, and a path is needed"):
+            read_settings(model, {variable: url}, {})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("TRAIN_EPOCHS", '"5"', "the quotes are part of the value"),
+        ("TRAIN_OUTPUT_DIR", "'runs'", "the quotes are part of the value"),
+        ("TRAIN_OUTPUT_DIR", "runs\r", "begins or ends with a blank or a line break"),
+        ("TRAIN_RUN_NAME", "a ", "begins or ends with a blank or a line break"),
+        ("TRAIN_MODEL", "cnn\r", "begins or ends with a blank or a line break"),
+    ],
+)
+def test_what_an_env_file_leaves_in_a_value_is_named(variable: str, value: str, problem: str) -> None:
+    with pytest.raises(UserError, match=f"^{variable}=.*: {problem}"):
+        read_train_settings({variable: value}, {})
+
+
+@pytest.mark.parametrize(("name", "length"), [("x" * 201, 201), ("\u65e5" * 90, 270)])
+def test_run_name_longer_than_a_folders_is_named(name: str, length: int) -> None:
+    with pytest.raises(
+        UserError, match=f"^TRAIN_RUN_NAME=.*: is {length} bytes long, and a folder's name has at most 200"
+    ):
+        read_train_settings({"TRAIN_RUN_NAME": name}, {})
+    assert read_train_settings({"TRAIN_RUN_NAME": "\u65e5" * 66}, {}).values.run_name

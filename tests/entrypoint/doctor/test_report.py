@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 import venv
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from entrypoint.doctor.report import check_end_of_life, check_imports, check_libraries, format_report
+from entrypoint.doctor.report import check_end_of_life, check_imports, check_libraries, format_report, within_limit
 from entrypoint.job.detect import Job
 from entrypoint.machine.shared_libraries import Library
 from entrypoint.plan.inputs import PlanInputs
@@ -111,3 +112,15 @@ def test_missing_gpu_driver_image_and_torch_are_absent() -> None:
 
 def test_absent_check_needs_no_advice() -> None:
     assert format_report([Check("a", "absent", "not installed")], as_json=False) == "absent   a  not installed"
+
+
+def test_check_without_an_answer_does_not_hold_up_the_others() -> None:
+    def hang() -> list[Check]:
+        threading.Event().wait()
+        return []
+
+    (check,) = within_limit("host name", hang, 0.1)
+    assert (check.what, check.state, check.seen) == ("host name", "failure", "not done after 0 s")
+    assert list(within_limit("image", lambda: [Check("image", "ok", "x")], 5)) == [Check("image", "ok", "x")]
+    with pytest.raises(ZeroDivisionError):
+        list(within_limit("image", lambda: [Check("image", "ok", str(1 // 0))], 5))

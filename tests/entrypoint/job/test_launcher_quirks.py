@@ -8,6 +8,8 @@ import subprocess
 
 import pytest
 
+from entrypoint.job.detect import Job
+from entrypoint.job.launcher_quirks import drop_thread_default
 from tests.conftest import PYTHON, Entrypoint, launcher, needs_two_cores, script
 
 pytestmark = [pytest.mark.launch, needs_two_cores]
@@ -128,3 +130,15 @@ def test_mpi_rank_without_launcher_variables_fails(
     assert "each rank would believe that it is rank 0 of 1" in result.err
     allowed = entrypoint("run", "--launcher=direct", "x.py", command=command)
     assert allowed.out == "trained\ntrained\n", allowed.err
+
+
+@pytest.mark.parametrize(
+    ("environ", "kept"),
+    [
+        ({"RAY_JOB_ID": "01000000", "OMP_NUM_THREADS": "1"}, False),
+        ({"RAY_JOB_ID": "01000000", "OMP_NUM_THREADS": "4"}, True),
+        ({"OMP_NUM_THREADS": "1"}, True),
+    ],
+)
+def test_single_thread_of_rays_workers_is_nobodys_wish(environ: dict[str, str], kept: bool) -> None:
+    assert ("OMP_NUM_THREADS" in drop_thread_default(environ, Job())) == kept

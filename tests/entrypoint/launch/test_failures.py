@@ -78,6 +78,7 @@ def test_read_error_record_invalid_returns_empty(tmp_path: Path, text: str | Non
         ([], 143, "entrypoint: error: stopped by SIGTERM\n"),
         ([5], 143, "entrypoint: error: stopped by SIGTERM\n"),
         ([5, int(ExitCode.PREEMPTED)], 75, "entrypoint: preempted: rank 1's word\n"),
+        ([5, int(ExitCode.MACHINE)], 3, "entrypoint: error: rank 1's word\n"),
     ],
 )
 def test_report_stop_reports_whether_ranks_saved(
@@ -86,6 +87,8 @@ def test_report_stop_reports_whether_ranks_saved(
     for rank, one in enumerate(codes):
         file = tmp_path / "attempt_0" / str(rank) / ERROR_FILE
         file.parent.mkdir(parents=True)
-        file.write_text(json.dumps({"message": {"message": f"rank {rank}'s word", "extraInfo": {"code": one}}}))
+        file.write_text(
+            json.dumps({"message": {"message": f"rank {rank}'s word", "extraInfo": {"code": one, "refused": one != 5}}})
+        )
     assert report_stop(tmp_path, signal.SIGTERM) == code
     assert capsys.readouterr().err == said

@@ -18,6 +18,13 @@ def test_find_oneccl_finds_providers_where_they_are(tmp_path: Path, providers: s
     assert find_oneccl(tmp_path) == OneCcl(str(folder), str(folder / providers) if providers else "")
 
 
+def test_find_oneccl_takes_libraries_of_their_own_packages(tmp_path: Path) -> None:
+    (tmp_path / SITE).mkdir(parents=True)
+    (tmp_path / "lib/libfabric/prov").mkdir(parents=True)
+    (tmp_path / "lib/libmpi.so.12").touch()
+    assert find_oneccl(tmp_path) == OneCcl(str(tmp_path), str(tmp_path / "lib/libfabric/prov"))
+
+
 def test_find_oneccl_without_the_package_is_empty(tmp_path: Path) -> None:
     assert find_oneccl(tmp_path) == OneCcl()
 
@@ -26,7 +33,7 @@ INSTALLED = OneCcl("/p", "/p/prov")
 
 
 @pytest.mark.parametrize(
-    ("oneccl", "environ", "by_mpi", "variables"),
+    ("oneccl", "environ", "by_hydra", "variables"),
     [
         (INSTALLED, {}, False, {"I_MPI_ROOT": "/p", "FI_PROVIDER_PATH": "/p/prov", "CCL_ATL_TRANSPORT": "ofi"}),
         (INSTALLED, {}, True, {"I_MPI_ROOT": "/p", "FI_PROVIDER_PATH": "/p/prov"}),
@@ -36,7 +43,7 @@ INSTALLED = OneCcl("/p", "/p/prov")
     ],
 )
 def test_transport_variables_are_set_where_missing(
-    oneccl: OneCcl, environ: dict[str, str], by_mpi: bool, variables: dict[str, str]
+    oneccl: OneCcl, environ: dict[str, str], by_hydra: bool, variables: dict[str, str]
 ) -> None:
-    found = transport_variables(oneccl, environ, started_by_mpi=by_mpi)
+    found = transport_variables(oneccl, environ, by_hydra=by_hydra)
     assert {name: value for name, (value, _) in found.items()} == variables

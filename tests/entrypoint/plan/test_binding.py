@@ -208,3 +208,15 @@ def test_mkl_num_threads_sets_threads() -> None:
     assert made.ranks[0].threads == 3
     assert reason_for(made, "threads") == "(set by you) MKL_NUM_THREADS=3"
     assert made.environment.variables["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(("limit", "threads", "reason"), [("1", 1, "OMP_THREAD_LIMIT=1"), ("64", 8, "share")])
+def test_thread_limit_of_openmp_counts(limit: str, threads: int, reason: str) -> None:
+    made = make_test_plan(make_machine(8), {"OMP_THREAD_LIMIT": limit})
+    assert [rank.threads for rank in made.ranks] == [threads]
+    assert reason in reason_for(made, "threads")
+
+
+def test_threads_above_the_limit_contradict_it() -> None:
+    with pytest.raises(UserError, match=r"^OMP_NUM_THREADS=4 and OMP_THREAD_LIMIT=2 contradict"):
+        make_test_plan(make_machine(8), {"OMP_THREAD_LIMIT": "2", "OMP_NUM_THREADS": "4"})

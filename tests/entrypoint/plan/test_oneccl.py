@@ -13,7 +13,8 @@ from tests.factories import make_machine, make_test_plan
 NODE = replace(make_machine(8), oneccl=OneCcl("/p", "/p/prov"))
 CCL = {"LAUNCH_BACKEND": "ccl", "LAUNCH_NPROC_PER_NODE": "2"}
 NO_WORKER = {"CCL_WORKER_OFFLOAD": "0", "CCL_YIELD": "sched_yield"}
-TRANSPORT = {"I_MPI_ROOT": "/p", "FI_PROVIDER_PATH": "/p/prov"}
+TRANSPORT = {"I_MPI_ROOT": "/p", "FI_PROVIDER_PATH": "/p/prov", "CCL_LOG_LEVEL": "error"}
+OFI = {"CCL_ATL_TRANSPORT": "ofi"}
 
 
 def chosen(environ: dict[str, str], job: Job | None = None) -> dict[str, str]:
@@ -35,7 +36,13 @@ def chosen(environ: dict[str, str], job: Job | None = None) -> dict[str, str]:
             None,
             TRANSPORT | {"CCL_ATL_TRANSPORT": "ofi", **NO_WORKER},
         ),
-        ({"LAUNCH_BACKEND": "ccl"}, Job("Open MPI", 0, 2, 0, 2), {**TRANSPORT, **NO_WORKER}),
+        ({"LAUNCH_BACKEND": "ccl"}, Job("Open MPI", 0, 2, 0, 2), {**TRANSPORT, **OFI, **NO_WORKER}),
+        ({"LAUNCH_BACKEND": "ccl"}, Job("hydra (MPICH, Intel MPI)", 0, 2, 0, 2), {**TRANSPORT, **NO_WORKER}),
+        (
+            CCL | {"CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": "2,3,6,7", "CCL_LOG_LEVEL": "warn"},
+            None,
+            TRANSPORT | OFI | {"CCL_WORKER_COUNT": "2", "CCL_WORKER_AFFINITY": "2,3,6,7", "CCL_LOG_LEVEL": "warn"},
+        ),
         (
             {"LAUNCH_BACKEND": "ccl"},
             Job("srun", 0, 2, 0, 2, cpu_binding=LauncherBinding.USER),
@@ -58,7 +65,7 @@ def test_ccl_gets_its_transport_and_a_place_for_its_worker(
 def test_every_variable_of_ccl_is_shown_with_its_reason() -> None:
     made = make_test_plan(NODE, CCL | {"CCL_YIELD": "pause"})
     reasons = {one.key: one.text for one in made.decisions}
-    assert reasons["CCL_ATL_TRANSPORT"] == "no MPI launcher starts the ranks"
+    assert reasons["CCL_ATL_TRANSPORT"] == "no mpirun of Intel's or MPICH's starts the ranks"
     assert reasons["CCL_WORKER_OFFLOAD"] == "the ranks fill the cores: no worker threads"
     assert reasons["CCL_YIELD"] == "(set by you) CCL_YIELD=pause"
     assert {"I_MPI_ROOT", "FI_PROVIDER_PATH"} <= set(reasons)

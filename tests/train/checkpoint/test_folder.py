@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
 
 from tests.train.checkpoint.saved import SETTINGS, save
-from train.checkpoint.folder import BEST, list_newest_first, newest, remove_partial
+from train.checkpoint.folder import BEST, best_checkpoint, list_newest_first, newest, remove_partial
 from train.checkpoint.metadata import METADATA_FILE
 from train.checkpoint.resume import load_first_valid
 from train.checkpoint.tensor_files import CheckpointReader
@@ -39,6 +42,35 @@ def test_save_keeps_best_and_newest(tmp_path: Path) -> None:
     save(tmp_path, 6, keep=2, best=True)
     assert steps(tmp_path) == [6, 5]
     assert CheckpointReader(tmp_path / BEST).metadata.step == 6
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_folder_without_links_has_a_file_with_the_best_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    for step in range(1, 6):
+        save(tmp_path, step, keep=2, best=step == 2)
+    assert steps(tmp_path) == [5, 4, 2]
+    assert best_checkpoint(tmp_path) == tmp_path / "step-000000002"
+    save(tmp_path, 6, keep=2, best=True)
+    assert best_checkpoint(tmp_path) == tmp_path / "step-000000006"
+
+
+def test_folder_that_cannot_be_synced_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsync = os.fsync
+
+    def refuse_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    save(tmp_path, 1, keep=2)
+    assert steps(tmp_path) == [1]
 
 
 # What users keep next to a run's own checkpoints.

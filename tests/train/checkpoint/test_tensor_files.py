@@ -276,3 +276,12 @@ def test_tensors_are_written_where_a_mount_lies_over_the_folder(tmp_path: Path) 
     if "unshare" in result.stderr or "mount:" in result.stderr:
         pytest.skip(f"needs the right to mount: {result.stderr.strip()}")
     assert result.stdout.strip() == hashlib.sha256((tmp_path / "x").read_bytes()).hexdigest(), result.stderr
+
+
+def test_views_of_one_buffer_are_stored_each_on_its_own(tmp_path: Path) -> None:
+    whole = torch.arange(10.0)
+    write_tensors(tmp_path / "x.safetensors", {"all": whole, "part": whole[2:5]})
+    assert {name: value.tolist() for name, value in load_file(tmp_path / "x.safetensors").items()} == {
+        "all": whole.tolist(),
+        "part": [2.0, 3.0, 4.0],
+    }

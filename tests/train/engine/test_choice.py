@@ -125,6 +125,19 @@ def test_run_leaves_the_weights_that_val_chose(entrypoint: Entrypoint, three_spl
 
 
 @pytest.mark.launch
+@pytest.mark.parametrize(("evaluated", "saved"), [("1", "4"), ("3", "2"), ("2", "3")])
+def test_best_is_that_of_all_evaluations(
+    entrypoint: Entrypoint, three_splits: Path, evaluated: str, saved: str
+) -> None:
+    env = {"TRAIN_EVAL_EVERY": evaluated, "TRAIN_CHECKPOINT_EVERY": saved, "TRAIN_EPOCHS": "6", "TRAIN_LR": "0.3"}
+    entrypoint.train("--run-name=a", env=imagefolder(three_splits, **env) | QUIET)
+    seen = [line["val_accuracy"] for line in epochs_of(entrypoint, "a") if "val_accuracy" in line]
+    found = summary(entrypoint, "a")
+    assert found["best_accuracy"] == pytest.approx(max(seen), abs=1e-4)
+    assert found["best_accuracy"] == found["val_accuracy"], "the run leaves these weights"
+
+
+@pytest.mark.launch
 @needs_two_cores
 @pytest.mark.slow_except("memory")
 @pytest.mark.parametrize("source", ["memory", "stream"])

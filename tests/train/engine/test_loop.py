@@ -112,9 +112,19 @@ def test_ema_follows_the_weights_and_is_evaluated() -> None:
     second = weights(one).clone()
     one.train_step(Batch(((X, Y),), 12))
     averaged = torch.cat([parameter.detach().flatten() for parameter in one.state.eval_model.parameters()])
-    assert torch.allclose(averaged, 0.5 * second + 0.5 * weights(one), atol=1e-6)
+    early = 2 / 11  # of the second update: (1 + 1) / (10 + 1)
+    assert torch.allclose(averaged, early * second + (1 - early) * weights(one), atol=1e-6)
     assert not torch.equal(first, second)
     assert trainer().state.eval_model is not one.state.eval_model
+
+
+def test_large_ema_decay_of_a_short_run_is_near_its_weights() -> None:
+    one = trainer(ema_decay=0.9999)
+    first = weights(one).clone()
+    for _ in range(60):
+        one.train_step(Batch(((X, Y),), 12))
+    averaged = torch.cat([parameter.detach().flatten() for parameter in one.state.eval_model.parameters()])
+    assert torch.dist(averaged, weights(one)) < 0.2 * torch.dist(first, weights(one))
 
 
 def test_first_step_is_timed_separately() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from entrypoint.core.errors import ExitCode, UserError
-from train.engine.model_probe import check_memory
+from train.engine.model_probe import check_memory, check_state
 from train.settings import ImageShape, read_train_settings
 
 PLENTY: ImageShape = (3, 4096, 4096)  # 34 billion weights
@@ -34,3 +36,26 @@ def test_model_larger_than_memory_is_refused(
     with pytest.raises(UserError, match=r"^TRAIN_MODEL=\w+: has [\d,]+ weights for [\dx]+ images, which take") as error:
         check_memory(settings, shape, 10, memory_gib << 30)
     assert error.value.code == ExitCode.MACHINE
+
+
+class Extra(nn.Linear):
+    """A model with a dictionary in its state."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"version": 3}
+
+
+def sparse() -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.register_buffer("adjacency", torch.eye(2).to_sparse())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [(Extra(2, 2), "_extra_state of its state is dict"), (sparse(), "adjacency of its state is a tensor of layout")],
+)
+def test_state_that_no_checkpoint_holds_is_refused(model: nn.Module, said: str) -> None:
+    with pytest.raises(UserError, match=f"^TRAIN_MODEL=mine:net: {said}"):
+        check_state(read_train_settings({"TRAIN_MODEL": "mine:net"}, {}).values, model)
+    check_state(read_train_settings({"TRAIN_MODEL": "mine:net"}, {}).values, nn.BatchNorm1d(2))

@@ -133,6 +133,8 @@ def test_grayscale_model_takes_weights_of_color(tmp_path: Path) -> None:
     [
         (torch.full((64, 3, 7, 7), torch.nan), r"conv1\.weight has values that are not finite"),
         (torch.ones((64, 3, 7, 7), dtype=torch.int32), r"conv1\.weight is 64x3x7x7 int32 there and 64x3x7x7 here"),
+        (torch.ones((64, 3, 7, 7), dtype=torch.int8), r"conv1\.weight is quantized \(int8\)"),
+        (torch.ones((64, 3, 7, 7)).to(torch.float8_e4m3fn), r"conv1\.weight is quantized \(float8_e4m3fn\)"),
     ],
 )
 def test_values_that_are_no_weights_are_refused(tmp_path: Path, values: Tensor, said: str) -> None:

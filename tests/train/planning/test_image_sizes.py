@@ -151,7 +151,7 @@ def test_later_commands_evaluate_at_the_same_size(entrypoint: Entrypoint, larger
         assert "--eval-size=5: speednet-half does not take images of 5x5" in refused.error_lines[-1]
     refused = entrypoint("evaluate", "runs/a", "--image-size=24")
     assert refused.code == 2
-    assert "--image-size=24: the model was trained on 3x32x32. Unset it, or set TRAIN_EVAL_SIZE" in refused.err
+    assert "IMAGE_SIZE=24: the model was trained on 3x32x32. Unset it, or set TRAIN_EVAL_SIZE" in refused.err
     onnx = pytest.importorskip("onnx")
     (given,) = onnx.load(str(entrypoint.folder / "runs/a/model.onnx")).graph.input
     assert [one.dim_value for one in given.type.tensor_type.shape.dim][2:] == [40, 40]

@@ -15,7 +15,7 @@ from tests.train.given import SMALL_DATASET
 from tests.train.planning.memory_refusal import check_memory_refusal
 from train.data.dataset_info import DatasetInfo, inspect_dataset
 from train.planning.model_report import ModelReport
-from train.planning.trainer_plan import TrainerFacts, plan_trainer, random_weights
+from train.planning.trainer_plan import TrainerFacts, doubts, plan_trainer, random_weights
 from train.settings import read_train_settings
 
 SHM = ContainerInfo(shm_bytes=4 << 30)
@@ -220,3 +220,9 @@ def test_frozen_layers_without_weights_are_named(env: dict[str, str], warned: bo
     lines = random_weights(read_train_settings(env, {}), DatasetInfo(1, (1, 8, 8)), ModelReport())
     assert bool(lines) == warned
     assert all(line.startswith("TRAIN_FREEZE=backbone: the frozen layers keep their random weights") for line in lines)
+
+
+def test_data_that_say_little_are_doubted() -> None:
+    assert doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), shared=(0, 5))) == ()
+    assert "3 of 5 test images" in doubts(DatasetInfo(9, (1, 8, 8), classes=("a", "b"), shared=(3, 5)))[0]
+    assert doubts(DatasetInfo(9, (1, 8, 8), classes=("a",)))[0].startswith("there is 1 class")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import unicodedata
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -235,30 +236,36 @@ def scan_class(folder: Path) -> Iterator[Path | UnreadableImage]:
     return scan_folder(folder, ids_of_ancestors(folder.parent))
 
 
-def scan_folder(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path | UnreadableImage]:
-    """Yield the files of a folder, then those of its subfolders; `above` are the ids of the folders around it."""
-    own = folder_id(folder)
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        yield UnreadableImage(folder, f"cannot be listed ({error.strerror})")
-        return
-    inside = above | {own} if own else above
-    subfolders = []
-    for entry in entries:
-        if entry.name.startswith("."):
+FolderIds = frozenset[tuple[int, int]]
+
+
+def scan_folder(folder: Path, above: FolderIds) -> Iterator[Path | UnreadableImage]:
+    """Yield the files of a folder, then those of its subfolders, however deep they are; `above` are those around it."""
+    ahead: list[tuple[Path, FolderIds] | UnreadableImage] = [(folder, above)]
+    while ahead:
+        place = ahead.pop()
+        if isinstance(place, UnreadableImage):
+            yield place
             continue
-        if is_folder(entry):
-            subfolders.append(entry)
-        elif entry.name not in IGNORED_FILES:
-            reason = why_no_file(entry)
-            yield UnreadableImage(Path(entry.path), reason) if reason else Path(entry.path)
-    for entry in subfolders:
-        path = Path(entry.path)
-        if entry.is_symlink() and folder_id(path) in inside:
-            yield UnreadableImage(path, LINK_UPWARD)
-        else:
-            yield from scan_folder(path, inside)
+        here = folder_id(place[0])
+        inside = place[1] | {here} if here else place[1]
+        try:
+            entries = sorted(os.scandir(place[0]), key=lambda entry: entry.name)
+        except OSError as error:
+            yield UnreadableImage(place[0], f"cannot be listed ({error.strerror})")
+            continue
+        below: list[tuple[Path, FolderIds] | UnreadableImage] = []
+        for entry in entries:
+            path = Path(entry.path)
+            if entry.name.startswith("."):
+                continue
+            if is_folder(entry):
+                leads_up = entry.is_symlink() and folder_id(path) in inside
+                below.append(UnreadableImage(path, LINK_UPWARD) if leads_up else (path, inside))
+            elif entry.name not in IGNORED_FILES:
+                reason = why_no_file(entry)
+                yield UnreadableImage(path, reason) if reason else path
+        ahead += reversed(below)
 
 
 def list_split(folder: Path, classes: tuple[str, ...], limit: int | None = None) -> ImageList:
@@ -363,6 +370,19 @@ def append_split(test: ImageList, val: ImageList, folder: Path) -> ImageList:
     )
 
 
+def find_alike(name: str, others: Iterable[str]) -> str:
+    """Return how a name differs from another one that looks the same, empty where none does."""
+    for other in others:
+        if other != name and plain_name(other) == plain_name(name):
+            return f" ({printable(ascii(name))} and {printable(ascii(other))} look alike but are two names)"
+    return ""
+
+
+def plain_name(name: str) -> str:
+    """Return a name without what nobody sees: its Unicode form, capitals, blanks around it."""
+    return unicodedata.normalize("NFC", name).strip().casefold()
+
+
 def classes_differ_error(
     data_dir: Path | None, train: tuple[str, tuple[str, ...]], test: tuple[str, tuple[str, ...]]
 ) -> UserError:
@@ -372,7 +392,7 @@ def classes_differ_error(
         only = sorted(set(own) - set(other))
         if only:
             slash = "" if name.endswith((".csv", ".txt")) else "/"
-            differ.append(f"only in {name}{slash}: {', '.join(map(printable, only[:5]))}")
+            differ.append(f"only in {name}{slash}: {', '.join(map(printable, only[:5]))}{find_alike(only[0], other)}")
     return UserError(
         f"TRAIN_DATA_DIR={printable(data_dir)}: classes differ, {'; '.join(differ)}; both need the same ones"
     )

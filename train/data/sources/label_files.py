@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import os
+import re
 from array import array
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import TextIO
 
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import is_file, is_folder
 from train.data.sources.image_file import FileList
-from train.data.sources.image_folder import ImageList, append_split, classes_differ_error
+from train.data.sources.image_folder import ImageList, append_split, classes_differ_error, find_alike
 
 COLUMNS = ("file", "label")
+DIVIDERS = (",", ";", "\t")
 # A line of a CSV file has a path and a name; the csv module's own limit is larger.
 MAX_NAME = 4096
 
@@ -39,23 +43,44 @@ def label_files(data_dir: Path | None, *, only_test: bool = False) -> tuple[Path
     return (test if only_test else there["train"]), test, val
 
 
+def encoding_of(path: Path) -> str:
+    """Return a CSV file's encoding by its first bytes: Excel's "Unicode text" is UTF-16; raises OSError."""
+    with path.open("rb") as file:
+        return "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+
+
+def split_columns(path: Path, file: TextIO) -> tuple[Iterator[list[str]], int, int]:
+    """Return the rows after the first line, and in which columns file and label are; raises `UserError`.
+
+    Spreadsheets divide by commas, semicolons or tabs, as the country has it, and may say so in a line `sep=;`.
+    """
+    line = file.readline()
+    if re.fullmatch("sep=.", line.strip(), re.IGNORECASE):
+        line = file.readline()
+    divider = max(DIVIDERS, key=line.count)
+    header = next(csv.reader([line], delimiter=divider), [])
+    names = [name.strip().lower() for name in header]
+    missing = [column for column in COLUMNS if column not in names]
+    if missing:
+        raise UserError(
+            f"{one_line(path)}: has no column {', '.join(missing)}; its first line must name file and label, and names"
+            f" {printable(', '.join(header)) or 'nothing'}"
+        )
+    return csv.reader(file, delimiter=divider), names.index(COLUMNS[0]), names.index(COLUMNS[1])
+
+
 def read_rows(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yield number, file and label of each line; raises `UserError` for a file that has not these columns."""
     try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            reader = csv.DictReader(file)
-            missing = set(COLUMNS) - {name.strip() for name in reader.fieldnames or [] if name}
-            if missing:
-                raise UserError(
-                    f"{one_line(path)}: has no column {', '.join(sorted(missing))}; its first line must name file and"
-                    " label"
-                )
-            reader.fieldnames = [name.strip() for name in reader.fieldnames or []]
-            for row in reader:
-                name, label = (row.get(column) for column in COLUMNS)
+        with path.open(encoding=encoding_of(path), errors="surrogateescape", newline="") as file:
+            rows, first, second = split_columns(path, file)
+            for number, row in enumerate(rows, 2):
+                if not any(row):  # what a spreadsheet writes for empty lines
+                    continue
+                name, label = (row[column] if column < len(row) else "" for column in (first, second))
                 if not name or not label or len(name) > MAX_NAME:
-                    raise UserError(f"{one_line(path)}, line {reader.line_num}: has no file or no label; correct it")
-                yield reader.line_num, name.strip(), label.strip()
+                    raise UserError(f"{one_line(path)}, line {number}: has no file or no label; correct it")
+                yield number, name.strip(), label.strip()
     except (csv.Error, UnicodeError) as error:
         raise UserError(f"{one_line(path)}: cannot be read as CSV ({printable(str(error))})") from None
     except OSError as error:
@@ -76,7 +101,11 @@ def list_labelled(path: Path, classes: tuple[str, ...] | None = None) -> ImageLi
     files, labels, folders, named = FileList(path.parent), array("q"), dict[Path, frozenset[str]](), set[str]()
     for line, name, label in rows:
         where = f"{one_line(path)}, line {line}"
+        if "\\" in name and not is_file(path.parent / name):  # written on Windows
+            name = name.replace("\\", "/")
         relative = PurePosixPath(os.path.normpath(name))
+        if relative.is_relative_to(path.parent.absolute()):
+            relative = relative.relative_to(path.parent.absolute())
         if relative.is_absolute() or relative.parts[:1] == ("..",):
             raise UserError(f"{where}: {printable(name)} is outside of the folder; name a path below {path.parent}")
         if str(relative) in named:
@@ -86,7 +115,8 @@ def list_labelled(path: Path, classes: tuple[str, ...] | None = None) -> ImageLi
         if folder not in folders:
             folders[folder] = names_in(folder)
         if relative.name not in folders[folder]:
-            raise UserError(f"{where}: {printable(name)} is not there; correct the path, or remove the line")
+            alike = find_alike(relative.name, folders[folder])
+            raise UserError(f"{where}: {printable(name)} is not there;{alike} correct the path, or remove the line")
         if label not in numbers:
             raise UserError(f"{where}: {printable(label)} is no class of train.csv; correct it, or add images there")
         files.append(path.parent / relative)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from html import escape
@@ -25,7 +26,7 @@ from train.data.dataset_info import inspect_dataset
 from train.data.datasets import ImageTensors, load
 from train.data.feeds.loader import BatchLoader, ImageDataset
 from train.data.feeds.stream import StreamSource
-from train.data.sources.image_folder import ImageList
+from train.data.sources.image_folder import ImageList, list_splits
 from train.data.workers import WorkerSpec
 from train.distributed.process_group import ProcessGroup
 from train.settings import TrainSettings
@@ -273,3 +274,26 @@ def test_classes_of_any_name_train(entrypoint: Entrypoint, tmp_path: Path) -> No
     for line in (result.out + result.err).splitlines():
         check_line(line)
     assert entrypoint.summary()["classes"] == names
+
+
+def test_folder_of_any_depth_is_read(image_folder: Path) -> None:
+    here = os.open(image_folder / "train/class0", os.O_RDONLY)
+    for _ in range(1200):  # relative to open folders: the path becomes longer than the system takes
+        os.mkdir("deep", dir_fd=here)
+        inner = os.open("deep", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    try:
+        train, _ = list_splits(image_folder, "skip")
+    finally:  # which Python's own rmtree cannot
+        subprocess.run(["rm", "-r", image_folder / "train/class0/deep"], check=True)
+    assert len(train) == 24
+    assert [entry.reason for entry in train.unreadable] == ["cannot be listed (File name too long)"]
+
+
+def test_names_that_look_alike_are_told_apart(image_folder: Path) -> None:
+    for split, name in (("train", "caf\u00e9"), ("test", "cafe\u0301")):
+        (image_folder / split / "class0").rename(image_folder / split / name)
+    with pytest.raises(UserError, match=r"'caf.+xe9' and 'cafe.+u0301' look alike but are two names"):
+        list_splits(image_folder, "error")

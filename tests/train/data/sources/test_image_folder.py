@@ -92,7 +92,13 @@ def imagefolder(folder: Path, **settings: object) -> TrainSettings:
 def test_inspect_dataset_counts_and_sizes_a_folder(image_folder: Path) -> None:
     has_kernel = jpeg_kernel() is not None
     assert inspect_dataset(imagefolder(image_folder)) == DatasetInfo(
-        36, (3, 16, 16), becomes="color", train_images=24, has_kernel=has_kernel, classes=("class0", "class1", "class2")
+        36,
+        (3, 16, 16),
+        becomes="color",
+        train_images=24,
+        has_kernel=has_kernel,
+        classes=("class0", "class1", "class2"),
+        shared=(0, 12),
     )
 
 

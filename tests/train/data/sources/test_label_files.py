@@ -51,6 +51,28 @@ def test_quotes_spaces_and_other_columns_are_read(labelled: Path) -> None:
     assert train.classes == ("x", "y")
 
 
+@pytest.mark.parametrize(
+    ("divider", "head", "encoding"),
+    [
+        (";", "file;label", "utf-8"),
+        ("\t", "File\tLabel", "utf-16"),
+        (",", "sep=,\nLABEL,note,FILE", "utf-8-sig"),
+    ],
+)
+def test_lists_of_spreadsheets_are_read(labelled: Path, divider: str, head: str, encoding: str) -> None:
+    for split in ("train", "test"):
+        rows = [line.split(",") for line in (labelled / f"{split}.csv").read_text().splitlines()[1:]]
+        if head.startswith("sep"):
+            rows = [[label, "x", str(labelled / file)] for file, label in rows]
+        elif divider == ";":
+            rows = [[file.replace("/", "\\"), label] for file, label in rows]
+        lines = [head, *(divider.join(row) for row in rows), divider * 2, divider]
+        (labelled / f"{split}.csv").write_bytes("\r\n".join(lines).encode(encoding))
+    train, test = list_label_splits(labelled)
+    assert [list(listing.files) for listing in (train, test)] == [list(one.files) for one in list_splits(labelled)]
+    assert train.classes == ("class0", "class1", "class2")
+
+
 def test_val_file_chooses(labelled: Path) -> None:
     shutil.copy(labelled / "test.csv", labelled / "val.csv")
     _, test = list_label_splits(labelled)
@@ -71,7 +93,12 @@ def test_val_file_chooses(labelled: Path) -> None:
         (["train.csv"], "file,label", "line 2: has no file or no label"),
         (["train.csv,"], "file,label", "line 2: has no file or no label"),
         ([], "file,label", "has no line after the first"),
-        (["a,b"], "path,class", "has no column file, label"),
+        (
+            ["a,b"],
+            "path,class",
+            "must name file and label, and names path, class",
+        ),
+        (["train/class0/000.JPG,a"], "file,label", "('000.JPG' and '000.jpg' look alike but are two names)"),
         ([], "", "has no column file, label"),
     ],
 )
