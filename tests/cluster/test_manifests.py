@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from entrypoint.cli.parser import parse_command_line
+from entrypoint.core.errors import NOT_RETRYABLE, ExitCode
 from entrypoint.job.detect import detect_job
 from entrypoint.job.detect_nodes import detect_node_group
-from entrypoint.settings import read_launch_settings
+from entrypoint.settings import LaunchSettings, read_launch_settings
 from tests.cluster.conftest import ENTRYPOINT, Cluster
 from tests.containers.conftest import REPOSITORY
 
@@ -111,6 +112,45 @@ def test_fields_of_kubernetes_kinds_are_in_their_schema(file: str) -> None:
         )
     for one in kinds:
         check.validate(one, "1.34", strict=True)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_pods_are_what_the_profile_restricted_takes(file: str) -> None:
+    """The Pod Security Standards: kubernetes.io/docs/concepts/security/pod-security-standards, and no token."""
+    pods = [spec for spec in find_all(documents(file), "spec") if isinstance(spec, dict) and "containers" in spec]
+    assert pods
+    for spec in pods:
+        around = spec["securityContext"]
+        assert (around["runAsNonRoot"], around["seccompProfile"]["type"]) == (True, "RuntimeDefault")
+        assert around["runAsUser"] > 0
+        # A TrainJob's schema has no such field: there the service account says it.
+        assert spec.get("automountServiceAccountToken") is (None if file == "trainjob.yaml" else False)
+        assert spec["terminationGracePeriodSeconds"] > LaunchSettings().grace_period_s
+        assert (
+            around.get("fsGroupChangePolicy", "OnRootMismatch" if "fsGroup" not in around else "") == "OnRootMismatch"
+        )
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        assert all(set(volume) <= {"name", "persistentVolumeClaim", "emptyDir"} for volume in spec.get("volumes", ()))
+        for container in spec["containers"]:
+            inside = container["securityContext"]
+            assert (inside["allowPrivilegeEscalation"], inside["capabilities"]["drop"]) == (False, ["ALL"])
+
+
+@pytest.mark.parametrize("file", ["indexed-job.yaml", "jobset.yaml"])
+def test_exit_codes_end_or_repeat_the_job(file: str) -> None:
+    (policy,) = find_all(documents(file), "podFailurePolicy")
+    by_code = {
+        code: rule["action"] for rule in policy["rules"] for code in rule.get("onExitCodes", {}).get("values", ())
+    }
+    kept = {
+        code: "Ignore" if code == ExitCode.PREEMPTED else "FailJob" for code in (*NOT_RETRYABLE, ExitCode.PREEMPTED)
+    }
+    assert by_code == {code: action for code, action in kept.items() if code in by_code}
+    assert {int(ExitCode.USAGE), int(ExitCode.MACHINE), int(ExitCode.PREEMPTED)} == set(by_code)
+    assert [set(find_all(policy, "type")), *set(find_all(documents(file), "restartPolicy"))] == [
+        {"DisruptionTarget"},
+        "Never",
+    ]
 
 
 def environment(file: str) -> dict[str, str]:
