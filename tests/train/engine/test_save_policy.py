@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -29,8 +31,9 @@ def test_sigusr2_saves_and_the_run_continues_unchanged(entrypoint: Entrypoint, r
     run.process.send_signal(signal.SIGUSR2)
     code, rest, err = run.ended()
     assert code == 0, err
-    assert "is saved in runs/run/checkpoint, as SIGUSR2 requested" in rest
-    asked, _ = sorted((entrypoint.folder / "runs/run/checkpoint").glob("step-*"))
+    found = re.search(r"step (\d+) is saved in runs/run/checkpoint, as SIGUSR2 requested", rest)
+    assert found, rest
+    asked = entrypoint.folder / f"runs/run/checkpoint/step-{int(found[1]):09d}"
     ended = entrypoint.summary("run")
     again = entrypoint.train(env=RUN | ranks | {"TRAIN_RUN_NAME": "again", "TRAIN_RESUME": str(asked)})
     straight = entrypoint.train(env=RUN | ranks | {"TRAIN_RUN_NAME": "straight"})
@@ -42,14 +45,15 @@ def test_sigusr2_saves_and_the_run_continues_unchanged(entrypoint: Entrypoint, r
     ("limit", "said", "ranks"),
     [
         ({"TRAIN_MAX_MINUTES": "0.15"}, "stopped by TRAIN_MAX_MINUTES=0.15: step ", TWO_RANKS if CORES > 1 else {}),
-        ({"SLURM_JOB_END_TIME": "1", "LAUNCH_GRACE_PERIOD_S": "5"}, "stopped by the end of the Slurm job: step ", {}),
+        ({"SLURM_JOB_ID": "7", "LAUNCH_GRACE_PERIOD_S": "5"}, "stopped by the end of the Slurm job: step ", {}),
     ],
 )
 def test_deadline_saves_a_resumable_checkpoint(
     entrypoint: Entrypoint, limit: dict[str, str], said: str, ranks: dict[str, str]
 ) -> None:
     endless = RUN | ranks | {"TRAIN_EPOCHS": "100000", "TRAIN_LOG_INTERVAL": "auto", "LAUNCH_QUIET": "1"}
-    result = entrypoint("train", env=endless | limit)
+    end = {"SLURM_JOB_END_TIME": str(int(time.time()) + 15)} if "SLURM_JOB_ID" in limit else {}
+    result = entrypoint("train", env=endless | limit | end)
     assert result.code == ExitCode.PREEMPTED, result.err
     assert result.err.startswith(f"entrypoint: preempted: {said}"), result.err
     assert result.err.endswith("Run it again with TRAIN_RESUME=auto.\n")
