@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,12 @@ AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 # Counters of BatchNorm that old files do not have; nothing reads them.
 OPTIONAL = "num_batches_tracked"
 NAMED = 3
+# torchvision's own loaders rename them: of DenseNet (densenet.py, _load_state_dict), and of the MLPs of ViT (MLPBlock).
+OLD_NAMES = (
+    (re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)"), r"\1\2"),
+    (re.compile(r"(\.mlp\.)linear_1\."), r"\g<1>0."),
+    (re.compile(r"(\.mlp\.)linear_2\."), r"\g<1>3."),
+)
 
 
 @dataclass(frozen=True)
@@ -103,8 +110,7 @@ def fit_weights(
     inner = without_adapter(model)
     own = inner.state_dict()
     check_values(source, state)
-    if inner is not model and any(name.startswith("model.") for name in state):
-        state = {name.removeprefix("model."): value for name, value in state.items()}
+    state = with_names_of(own, state)
     head = head_names(inner, len(classes))
     same = {
         name
@@ -122,7 +128,7 @@ def fit_weights(
             f"{source}: its classes are {name_some(origin.classes)}, and the data set has {name_some(classes)}. Set"
             " TRAIN_HEAD=new to train a new last layer."
         )
-    unused = tuple(name for name in state if name not in own and not name.startswith(AUXILIARY))
+    unused = tuple(name for name in state if name not in own and not name.startswith(AUXILIARY) and not is_count(name))
     new = tuple(name for name in own if name not in same and not name.endswith(OPTIONAL))
     strange = [name for name in new if not in_modules(name, head)]
     body = [name for name in own if not in_modules(name, head)]
@@ -141,6 +147,30 @@ def fit_weights(
     linear = tuple(name for name in head if isinstance(inner.get_submodule(name), nn.Linear))
     zeroed = tuple(name for name in new if in_modules(name, linear))
     return FittedWeights({name: state[name] for name in own if name in same}, new, unused, zeroed)
+
+
+def with_names_of(there: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return a file's tensors under the model's names: without what a trainer puts before all, and without old names.
+
+    Lightning writes `model.`, others `net.` or `student.`.
+    """
+    for _ in range(2):
+        first = {name.partition(".")[0] for name in state}
+        if len(first) != 1 or not all("." in name for name in state) or there.keys() & state.keys():
+            break
+        state = {name.partition(".")[2]: value for name, value in state.items()}
+    return {current_name(name, there): value for name, value in state.items()}
+
+
+def current_name(name: str, there: Mapping[str, Tensor]) -> str:
+    """Return the model's name for one of an older release of torchvision, and any other name as it is."""
+    renamed = (pattern.sub(new, name) for pattern, new in OLD_NAMES)
+    return name if name in there else next((new for new in renamed if new in there), name)
+
+
+def is_count(name: str) -> bool:
+    """Return whether a name is that of a profiler's counter, which is no weight (thop)."""
+    return name.rpartition(".")[2] in ("total_ops", "total_params")
 
 
 def check_values(source: str, state: Mapping[str, Tensor]) -> None:
@@ -251,5 +281,7 @@ def published_normalization(name: str) -> tuple[tuple[float, ...], tuple[float, 
     weights: Any = models.get_model_weights(name)
     if not len(weights):
         return None
+    if name in ("googlenet", "inception_v3"):  # `get_model(weights=…)` sets transform_input, which leads to these
+        return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
     preset = weights.DEFAULT.transforms()
     return tuple(preset.mean), tuple(preset.std)

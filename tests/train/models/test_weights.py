@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,32 @@ def test_freezing_what_is_not_there_is_one_line(text: str, said: str) -> None:
 
 def test_normalization_of_published_weights() -> None:
     assert published_normalization("resnet18") == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    assert published_normalization("inception_v3") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     assert published_normalization("cnn") is None
     pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
     assert published_normalization("timm:vit_tiny_patch16_224") == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+@pytest.mark.parametrize("prefix", ["model.", "net.", "student.", "module.model.", "backbone."])
+def test_prefix_of_a_trainer_is_left_out(tmp_path: Path, prefix: str) -> None:
+    file = written(tmp_path / "a.safetensors", {f"{prefix}{name}": one for name, one in resnet().state_dict().items()})
+    assert len(load_weights(train_settings(model="resnet18", weights=file), resnet(), SHAPE, FIVE).tensors) == 122
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "old"),
+    [
+        ("densenet121", r"(denselayer\d+\.(?:norm|conv))([12]\.)", r"\1.\2"),
+        ("vit_b_32", r"\.mlp\.0\.", ".mlp.linear_1."),
+        ("vit_b_32", r"\.mlp\.3\.", ".mlp.linear_2."),
+    ],
+)
+def test_names_of_older_torchvision_are_known(tmp_path: Path, name: str, pattern: str, old: str) -> None:
+    settings = train_settings(model=name)
+    state = build_model(settings, (3, 64, 64), 5).state_dict()
+    renamed = {re.sub(pattern, old, key): value for key, value in state.items()}
+    assert set(renamed) != set(state)
+    file = written(tmp_path / "a.safetensors", renamed | {"total_ops": torch.zeros(1)})
+    settings = train_settings(model=name, weights=file)
+    fitted = load_weights(settings, build_model(settings, (3, 64, 64), 5), (3, 64, 64), FIVE)
+    assert (set(fitted.tensors), fitted.new, fitted.unused) == (set(state), (), ())
