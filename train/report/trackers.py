@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from entrypoint.core.atomic_files import atomic_write_text
 from train.checkpoint.metadata import read_bytes
+from train.models.registry import import_users_module
 from train.settings import TrainSettings
 
 # The project or experiment, unless the tracker's own variable names another.
@@ -54,6 +55,7 @@ def start_tracker(settings: TrainSettings, folder: Path, *, resumes: bool) -> Tr
     """
     if settings.track == "off":
         return None
+    import_users_module(settings.track, None)  # a rank's own path lacks PYTHONPATH, in which the plan has found it
     known = read_run_id(folder, settings.track) if resumes else ""
     kind = MLflowTracker if settings.track == "mlflow" else WandbTracker
     tracker: Tracker = kind(settings, folder, known)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from collections.abc import Mapping
@@ -150,3 +151,16 @@ def test_odd_id_of_a_tracker_is_no_id(tmp_path: Path, content: str) -> None:
 
 def test_without_track_nothing_is_started(tmp_path: Path) -> None:
     assert start_tracker(train_settings(), tmp_path, resumes=False) is None
+
+
+@pytest.mark.launch
+@pytest.mark.skipif(find_spec("mlflow") is not None, reason="MLflow is installed here, and comes before PYTHONPATH")
+def test_tracker_on_pythonpath_is_found_by_plan_and_rank(entrypoint: Entrypoint) -> None:
+    package = entrypoint.folder / "more/mlflow"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("def __getattr__(name): raise RuntimeError('it is found')")
+    env = RUN | {"TRAIN_TRACK": "mlflow", "PYTHONPATH": f"{package.parent}:{os.environ.get('PYTHONPATH', '')}"}
+    result = entrypoint("train", env=env)
+    assert result.code == 0, result.err
+    assert "No module named 'mlflow'" not in result.err
+    assert "the training goes on without the tracker" in result.err
