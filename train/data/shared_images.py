@@ -14,7 +14,7 @@ from train.data.sources.image_folder import ImageList
 # So many test images, evenly over all, are looked at.
 SAMPLED = 64
 # Of larger sets only the image of the same name is compared: asking for each file's size takes long on a network.
-MAX_SIZES = 20_000
+MAX_SIZES = 5_000
 # Uncompressed files of one shape all have the same size.
 MAX_COMPARED = 200
 

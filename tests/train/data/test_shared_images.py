@@ -30,7 +30,7 @@ def test_other_images_are_not_shared(folder: Path) -> None:
     assert counts(folder) == (0, 6)
 
 
-@pytest.mark.parametrize("limit", [20_000, 0])
+@pytest.mark.parametrize("limit", [5_000, 0])
 def test_copy_of_train_is_shared(folder: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(shared_images, "MAX_SIZES", limit)
     shutil.rmtree(folder / "test")
