@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -19,7 +21,8 @@ from entrypoint.core.errors import UserError, did_you_mean, first_line, printabl
 from train.models.cnn import CNN, GrayscaleToRGB
 from train.models.inspection import dry_run
 from train.models.speednet import WIDTHS, SpeedNet
-from train.setting_groups.model import TIMM_PREFIX, ModelSettings
+from train.setting_groups.arguments import Argument, parse_argument
+from train.setting_groups.model import OWN_MODELS, TIMM_PREFIX, ModelSettings
 from train.settings import ImageShape, TrainSettings
 
 # Classifiers with auxiliary heads return a tuple in training mode. Only the main head is trained here.
@@ -36,6 +39,8 @@ def build_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.
     each class.
     """
     name = settings.model
+    if settings.model_args and name in OWN_MODELS:
+        raise UserError(f"TRAIN_MODEL_ARGS={printable(settings.model_args)}: {name} takes no arguments. Unset it.")
     if name == "cnn":
         if min(shape[1:]) < 4:
             raise UserError(f"TRAIN_MODEL=cnn: needs at least 4x4 pixels, and the images have {shape[1]}x{shape[2]}")
@@ -49,7 +54,7 @@ def build_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.
     elif name.startswith(TIMM_PREFIX):
         model = timm_model(settings, shape, classes)
     else:
-        model = torchvision_model(name, shape, classes)
+        model = torchvision_model(settings, shape, classes)
     check_outputs(model, name, shape, classes)
     return model
 
@@ -65,8 +70,49 @@ def restore_state_metadata(model: nn.Module, state: Mapping[str, Tensor]) -> Map
     return marked
 
 
-def torchvision_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
+# Arguments of models that are decided here.
+DECIDED = {
+    "num_classes": "the data have classes",
+    **dict.fromkeys(("in_chans", "in_channels"), "the images have channels"),
+    **dict.fromkeys(("weights", "pretrained"), "TRAIN_WEIGHTS sets it"),
+}
+UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
+def model_arguments(settings: ModelSettings) -> dict[str, Argument]:
+    """Return TRAIN_MODEL_ARGS by name; raises `UserError` for what is decided elsewhere."""
+    arguments = dict(part.split("=", 1) for part in settings.model_args.split())
+    for name in arguments:
+        if why := DECIDED.get(name):
+            raise UserError(
+                f"TRAIN_MODEL_ARGS={printable(settings.model_args)}: {name} is no argument to give, {why}. Leave it"
+                " out."
+            )
+    return {name: parse_argument(text) for name, text in arguments.items()}
+
+
+def explain_arguments(settings: ModelSettings, error: Exception, plain: Callable[[], nn.Module]) -> None:
+    """Raise `UserError` if a model does not take what TRAIN_MODEL_ARGS says; `plain` makes one without."""
+    unknown = UNKNOWN_ARGUMENT.search(str(error))
+    name = unknown[1] if unknown else ""
+    if name not in model_arguments(settings):
+        return
+    parameters = inspect.signature(type(plain())).parameters.values()
+    known = [one.name for one in parameters if one.default is not one.empty and one.name not in DECIDED]
+    raise unknown_argument_error(settings, name, known) from None
+
+
+def unknown_argument_error(settings: ModelSettings, name: str, known: Sequence[str]) -> UserError:
+    """Return the error for an argument that a model does not take."""
+    return UserError(
+        f"TRAIN_MODEL_ARGS={printable(settings.model_args)}: {name} is no argument of {printable(settings.model)}."
+        f" {did_you_mean(name, known)}It takes {printable(', '.join(known))}."
+    )
+
+
+def torchvision_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.Module:
     """Return a torchvision classifier by name; raises `UserError` for an unknown name."""
+    name = settings.model
     try:
         from torchvision import models
     except (ImportError, RuntimeError, AttributeError) as error:
@@ -82,9 +128,11 @@ def torchvision_model(name: str, shape: ImageShape, classes: int) -> nn.Module:
         arguments["image_size"] = shape[1]
     if name.startswith("maxvit_"):
         arguments["input_size"] = shape[1:]
+    build = partial(models.get_model, name, weights=None, num_classes=classes)
     try:
-        model: nn.Module = models.get_model(name, weights=None, num_classes=classes, **arguments)
-    except (ValueError, RuntimeError, AssertionError) as error:
+        model: nn.Module = build(**{**arguments, **model_arguments(settings)})
+    except (ValueError, RuntimeError, AssertionError, TypeError) as error:
+        explain_arguments(settings, error, partial(build, **arguments))
         raise incompatible_input_error(name, shape, error) from None
     return GrayscaleToRGB(model) if shape[0] == 1 else model
 
@@ -133,7 +181,7 @@ def factory_model(settings: ModelSettings, shape: ImageShape, classes: int) -> n
     """
     name = settings.model
     factory = import_factory(name, settings.model_path)
-    given = {"num_classes": classes, "in_channels": shape[0], "image_size": shape[1]}
+    given: dict[str, Argument] = {"num_classes": classes, "in_channels": shape[0], "image_size": shape[1]}
     try:
         accepted = inspect.signature(factory).parameters
     except (TypeError, ValueError):
@@ -145,6 +193,9 @@ def factory_model(settings: ModelSettings, shape: ImageShape, classes: int) -> n
             " `def model(num_classes): ...`."
         )
     arguments = {key: value for key, value in given.items() if key in accepted or key == "num_classes"}
+    arguments |= model_arguments(settings)
+    if unknown := [] if takes_any_name or not accepted else sorted(arguments.keys() - accepted.keys()):
+        raise unknown_argument_error(settings, unknown[0], list(accepted))
     try:
         model = factory(**arguments)
     except (Exception, SystemExit) as error:  # the user's code may raise anything
@@ -237,9 +288,11 @@ def timm_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.M
             f"TRAIN_MODEL={printable(settings.model)}: no such model in timm {timm.__version__}. {hint}Name one of"
             " timm.list_models()."
         )
+    build = partial(create_timm_model, timm, name, shape, pretrained=False, num_classes=classes)
     try:
-        return create_timm_model(timm, name, shape, pretrained=False, num_classes=classes)
+        return build(**model_arguments(settings))
     except (RuntimeError, ValueError, AssertionError, TypeError) as error:
+        explain_arguments(settings, error, build)
         raise UserError(
             f"TRAIN_MODEL={printable(settings.model)}: cannot take {shape[0]}x{shape[1]}x{shape[2]} images"
             f" ({first_line(error)}). Take another model or TRAIN_IMAGE_SIZE=224."
@@ -249,7 +302,7 @@ def timm_model(settings: ModelSettings, shape: ImageShape, classes: int) -> nn.M
 def create_timm_model(timm: Any, name: str, shape: ImageShape, **arguments: Any) -> nn.Module:
     """Return a model of timm by name, for images of this shape; raises what timm raises."""
     try:  # transformers of a fixed size take it; others raise TypeError
-        model: nn.Module = timm.create_model(name, in_chans=shape[0], img_size=shape[1:], **arguments)
+        model: nn.Module = timm.create_model(name, in_chans=shape[0], **{"img_size": shape[1:], **arguments})
     except TypeError:
         model = timm.create_model(name, in_chans=shape[0], **arguments)
     return model

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
-from collections.abc import Mapping
 
 import torch
 
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from train.planning.optimizers import DEFAULT_LR, SGD, peak_lr
+from train.setting_groups.arguments import Argument, parse_argument
 from train.setting_groups.model import TIMM_PREFIX
 from train.setting_groups.optimization import OptimizationSettings
 
@@ -36,12 +35,9 @@ OWN_ARGUMENTS = {
     "maximize": "the loss is minimized",
 }
 SGD_ARGUMENTS = {"momentum": "TRAIN_MOMENTUM sets it", "nesterov": "it follows from TRAIN_MOMENTUM"}
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None}
 # What an optimizer without a default learning rate gets.
 USUAL_LR = 0.001
 
-Argument = float | int | bool | tuple[float, ...] | None
 OptimizerClass = type[torch.optim.Optimizer]
 
 
@@ -108,16 +104,9 @@ def parse_arguments(settings: OptimizationSettings, kind: OptimizerClass) -> dic
                 f"{source}: {printable(part)} is no argument of {kind.__name__}. {hint}It takes"
                 f" {', '.join(allowed)}, as name=value."
             )
-        arguments[name] = parse_argument(source, text)
+        arguments[name] = value = parse_argument(text)
+        if isinstance(value, str):
+            raise UserError(
+                f"{source}: {printable(text)} is no number, numbers with commas, true or false. Correct it."
+            )
     return arguments
-
-
-def parse_argument(source: str, text: str) -> Argument:
-    """Return a value: a number, several with commas, or true, false or none; raises `UserError` for another text."""
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
-    parts = text.split(",")
-    if not all(NUMBER.fullmatch(part) for part in parts):
-        raise UserError(f"{source}: {printable(text)} is no number, numbers with commas, true or false. Correct it.")
-    numbers = tuple(int(part) if re.fullmatch(r"[+-]?\d+", part) else float(part) for part in parts)
-    return numbers if len(numbers) > 1 else numbers[0]

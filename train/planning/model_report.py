@@ -94,6 +94,7 @@ def needs_report(given: ParsedSettings[TrainSettings], shape: ImageShape) -> boo
     optimizer = chosen and not is_known(settings)
     return bool(
         large
+        or settings.model_args
         or settings.weights
         or settings.prune_ratio
         or settings.freeze

@@ -47,6 +47,14 @@ class ModelSettings(Settings, frozen=True, kw_only=True):
             evaluate="own",
         ),
     ] = None
+    model_args: Annotated[
+        Annotated[str, Meta(pattern=r"^( *[A-Za-z_]\w*=[^ ]+)* *$", title="name=value, divided by blanks")],
+        about(
+            "Further arguments of the model, of timm, torchvision or your function: drop_path_rate=0.1 img_size=128.",
+            resume="must_keep",
+            evaluate="adopted",
+        ),
+    ] = ""
     weights: Annotated[
         WordOrPath,
         about(

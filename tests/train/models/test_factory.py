@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from entrypoint.core.errors import UserError
 from tests.factories import train_settings
+from train.models.inspection import count_parameters
 from train.models.registry import build_model
 
 MODULE = """
@@ -100,3 +102,40 @@ def test_unknown_timm_model_suggests_a_name() -> None:
     pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
     with pytest.raises(UserError, match=r"no such model in timm .*Did you mean resnet18"):
         build_model(train_settings(model="timm:resnet19"), (3, 32, 32), 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "parameters"),
+    [
+        ("own_models:Net", "width=9", 9 * 27 + 9 + 9 * 7 + 7),
+        ("resnet18", "norm_layer=none zero_init_residual=true", 11_180_103),
+        ("timm:vit_tiny_patch16_224", "img_size=8 patch_size=4 depth=1 drop_path_rate=0.1", None),
+    ],
+)
+def test_model_arguments_reach_the_model(folder: Path, name: str, arguments: str, parameters: int | None) -> None:
+    if name.startswith("timm:"):
+        pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
+    model = build_model(train_settings(model=name, model_path=folder, model_args=arguments), (3, 8, 8), 7)
+    if parameters is not None:
+        assert count_parameters(model) == parameters
+    else:
+        assert len(model.blocks) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "said"),
+    [
+        ("own_models:sized", "image_sise=9", "image_sise is no argument of own_models:sized. Did you mean image_size?"),
+        ("resnet18", "zero_init_residul=1", "is no argument of resnet18. Did you mean zero_init_residual?"),
+        ("resnet18", "num_classes=3", "num_classes is no argument to give, the data have classes"),
+        ("timm:resnet18", "drop_path_rat=0.1", "is no argument of timm:resnet18. Did you mean drop_path_rate?"),
+        ("timm:resnet18", "pretrained=true", "pretrained is no argument to give, TRAIN_WEIGHTS sets it"),
+        ("cnn", "width=3", "cnn takes no arguments"),
+    ],
+)
+def test_model_argument_that_cannot_be_used(folder: Path, name: str, arguments: str, said: str) -> None:
+    if name.startswith("timm:"):
+        pytest.importorskip("timm", reason="timm cannot be loaded", exc_type=(ImportError, RuntimeError))
+    with pytest.raises(UserError, match=re.escape(said)) as caught:
+        build_model(train_settings(model=name, model_path=folder, model_args=arguments), (3, 8, 8), 7)
+    assert str(caught.value).startswith(f"TRAIN_MODEL_ARGS={arguments}: ")
