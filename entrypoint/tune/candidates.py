@@ -1,9 +1,8 @@
-"""The candidates of `entrypoint tune`: ranks, threads, OpenMP runtimes, wait policies, allocators, binding, workers."""
+"""The candidates of `entrypoint tune`: ranks, threads, OpenMP runtimes, wait policies, allocators, binding."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import product
 
 from msgspec import Struct
 
@@ -13,8 +12,13 @@ from entrypoint.plan.model import Plan
 from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES, ALLOCATOR_WORD, user_preload
 
 RANKS, THREADS, CORES = "LAUNCH_NPROC_PER_NODE", "LAUNCH_THREADS", "LAUNCH_CORE_TYPE"
-OPENMP, ALLOCATOR, BIND, WORKERS = "LAUNCH_OPENMP", "LAUNCH_ALLOCATOR", "LAUNCH_CPU_BINDING", "TRAIN_NUM_WORKERS"
+OPENMP, ALLOCATOR, BIND = "LAUNCH_OPENMP", "LAUNCH_ALLOCATOR", "LAUNCH_CPU_BINDING"
 WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+# By OpenMP runtime, what idle threads do: as planned, spin, or sleep at once.
+WAIT_POLICIES: Mapping[str, tuple[Mapping[str, str], ...]] = {
+    "gnu": ({}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "passive"}),
+    "intel": ({}, {"KMP_BLOCKTIME": "200"}, {"KMP_BLOCKTIME": "0"}),
+}
 # If there are more numbers of ranks, only the smallest, the largest and powers of two between are tried.
 MAX_LAYOUTS = 10
 
@@ -24,14 +28,9 @@ class Candidate(Struct, frozen=True):
 
     variables: tuple[tuple[str, str], ...] = ()
 
-    @staticmethod
-    def from_variables(variables: Mapping[str, str]) -> Candidate:
-        """Return the candidate with these variables."""
-        return Candidate(tuple(sorted(variables.items())))
-
     def with_variables(self, variables: Mapping[str, str]) -> Candidate:
         """Return the candidate with these variables added."""
-        return Candidate.from_variables(dict(self.variables) | dict(variables))
+        return Candidate(tuple(sorted({**dict(self.variables), **variables}.items())))
 
     def __str__(self) -> str:
         """Return the variables: `LAUNCH_NPROC_PER_NODE=2 LAUNCH_THREADS=1`."""
@@ -48,18 +47,17 @@ def rank_thread_layouts(inputs: PlanInputs, plan: Plan) -> list[Candidate]:
         return []
     core_type = inputs.settings.values.core_type
     budget = compute_cpu_budget(inputs.machine, inputs.job, core_type)
-    layouts = {
-        *even_layouts(len(budget.cores), budget.threads),
-        *single_rank_layouts(len(budget.cores), budget.threads),
-    }
+    layouts = set(even_layouts(len(budget.cores), budget.threads))
+    # One rank may leave a core free, or half: where memory limits the speed.
+    layouts |= {(1, count) for count in (len(budget.cores), budget.threads - 1, budget.threads // 2) if count}
     layouts.discard((plan.nodes.nproc_per_node, plan.ranks[0].threads))
     candidates = [
-        Candidate.from_variables({RANKS: str(ranks), THREADS: str(threads)}) for ranks, threads in sorted(layouts)
+        BASELINE.with_variables({RANKS: str(ranks), THREADS: str(threads)}) for ranks, threads in sorted(layouts)
     ]
     siblings = compute_cpu_budget(inputs.machine, inputs.job, "logical")
     if core_type == "auto" and siblings.threads > budget.threads:
         candidates += [
-            Candidate.from_variables({RANKS: str(ranks), THREADS: str(threads), CORES: "logical"})
+            BASELINE.with_variables({RANKS: str(ranks), THREADS: str(threads), CORES: "logical"})
             for ranks, threads in even_layouts(len(siblings.cores), siblings.threads)
         ]
     return candidates
@@ -73,20 +71,21 @@ def even_layouts(cores: int, threads: int) -> list[tuple[int, int]]:
     return [(ranks, threads // ranks) for ranks in even]
 
 
-def single_rank_layouts(cores: int, threads: int) -> list[tuple[int, int]]:
-    """Return one rank with a thread per core, and with a thread less, or half: where memory limits the speed."""
-    return [(1, count) for count in (cores, threads - 1, threads // 2) if count]
-
-
-def runtime_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
-    """Return every available combination of runtime, wait policy and allocator that the user left open."""
-    allocators = available_choices(inputs, "allocator", ALLOCATOR, ("tcmalloc", "jemalloc", "system"), ALLOCATOR_WORD)
+def runtime_candidates(inputs: PlanInputs, device: str) -> list[Mapping[str, str]]:
+    """Return every available OpenMP runtime with each wait policy, as far as the user left that open."""
     if device == "cuda":
-        return allocators
-    runtimes: list[Mapping[str, str]] = []
-    for runtime in available_choices(inputs, "openmp", OPENMP, ("gnu", "intel"), "iomp5"):
-        runtimes += ({**runtime, **policy} for policy in wait_policies(inputs, runtime.get(OPENMP, "gnu")))
-    return tuple({**runtime, **allocator} for runtime, allocator in product(runtimes, allocators))
+        return []
+    is_open = not any(inputs.environ.get(name) for name in WAIT_VARIABLES)
+    return [
+        {**runtime, **policy}
+        for runtime in available_choices(inputs, "openmp", OPENMP, ("gnu", "intel"), "iomp5")
+        for policy in (WAIT_POLICIES[runtime.get(OPENMP, "gnu")] if is_open else ({},))
+    ]
+
+
+def allocator_candidates(inputs: PlanInputs) -> tuple[Mapping[str, str], ...]:
+    """Return the available allocators, if the user left that open."""
+    return available_choices(inputs, "allocator", ALLOCATOR, ("tcmalloc", "jemalloc", "system"), ALLOCATOR_WORD)
 
 
 def available_choices(
@@ -100,15 +99,6 @@ def available_choices(
     return tuple({variable: name} for name in available) if len(available) > 1 else ({},)
 
 
-def wait_policies(inputs: PlanInputs, runtime: str) -> tuple[Mapping[str, str], ...]:
-    """Return the wait policies of idle threads: as planned, spin, or sleep at once."""
-    if any(inputs.environ.get(name) for name in WAIT_VARIABLES):
-        return ({},)
-    if runtime == "intel":
-        return ({}, {"KMP_BLOCKTIME": "200"}, {"KMP_BLOCKTIME": "0"})
-    return ({}, {"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "passive"})
-
-
 def binding_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, str], ...]:
     """Return the other CPU bindings, if the user left that open.
 
@@ -116,11 +106,3 @@ def binding_candidates(inputs: PlanInputs, device: str) -> tuple[Mapping[str, st
     """
     fixed = inputs.is_set_by_user("cpu_binding") or any(inputs.environ.get(name) for name in AFFINITY_VARIABLES)
     return () if device == "cuda" or fixed else ({BIND: "none"}, {BIND: "threads"})
-
-
-def worker_candidates(inputs: PlanInputs, plan: Plan) -> tuple[Mapping[str, str], ...]:
-    """Return numbers of loader workers around the planned one, if the run streams and the user left it open."""
-    planned = plan.trainer.num_workers if plan.trainer else 0
-    if not planned or inputs.environ.get(WORKERS):
-        return ()
-    return tuple({WORKERS: str(count)} for count in sorted({max(1, planned // 2), planned * 2} - {planned}))

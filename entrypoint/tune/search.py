@@ -20,10 +20,10 @@ from entrypoint.plan.model import Plan
 from entrypoint.tune.candidates import (
     BASELINE,
     Candidate,
+    allocator_candidates,
     binding_candidates,
     rank_thread_layouts,
     runtime_candidates,
-    worker_candidates,
 )
 from entrypoint.tune.store import is_tunable, machine_program_key, save, store_dir
 from entrypoint.tune.successive_halving import ComparisonResult, successive_halving
@@ -144,15 +144,15 @@ def trial_spec(inputs: PlanInputs, settings: TuneSettings, words: Sequence[str])
 
 
 def search(session: TuningSession, inputs: PlanInputs, plan: Plan) -> ComparisonResult[Candidate] | None:
-    """Compare the layouts of ranks and threads, then for the best layout runtimes, bindings and loader workers.
+    """Compare the layouts of ranks and threads, then for the best layout runtimes, allocators and bindings.
 
     A later stage that has no time to end does not undo the stage before.
     """
     result = session.compare(rank_thread_layouts(inputs, plan))
     stages = (
         runtime_candidates(inputs, plan.device),
+        allocator_candidates(inputs),
         binding_candidates(inputs, plan.device),
-        worker_candidates(inputs, plan),
     )
     for variants in stages:
         if result and any(variants):

@@ -12,19 +12,17 @@ from entrypoint.machine.cpu_topology import Cpu
 from entrypoint.machine.detect import Machine
 from entrypoint.machine.shared_libraries import Library
 from entrypoint.plan.inputs import PlanInputs
-from entrypoint.plan.model import TrainerPlan
 from entrypoint.settings import read_launch_settings
 from entrypoint.tune.candidates import (
+    BASELINE,
     CORES,
     RANKS,
     THREADS,
-    Candidate,
+    allocator_candidates,
     binding_candidates,
     even_layouts,
     rank_thread_layouts,
     runtime_candidates,
-    single_rank_layouts,
-    worker_candidates,
 )
 from tests.factories import SCRIPT, make_machine, make_test_plan
 
@@ -48,10 +46,13 @@ def test_even_layouts_use_all_threads(cores: int, threads: int, found: list[tupl
 
 
 @pytest.mark.parametrize(
-    ("cores", "threads", "found"), [(1, 1, [1]), (2, 1, [2]), (2, 2, [2, 1, 1]), (96, 48, [96, 47, 24])]
+    ("cpus", "found"),
+    [(1, []), (2, [(1, 1), (2, 1)]), (6, [(1, 3), (1, 5), (2, 3), (3, 2), (6, 1)])],
 )
-def test_single_rank_may_leave_cores_free(cores: int, threads: int, found: list[int]) -> None:
-    assert single_rank_layouts(cores, threads) == [(1, count) for count in found]
+def test_single_rank_may_leave_cores_free(cpus: int, found: list[tuple[int, int]]) -> None:
+    layouts = rank_thread_layouts(inputs(make_machine(cpus)), make_test_plan(make_machine(cpus)))
+    named = [dict(candidate.variables) for candidate in layouts]
+    assert [(int(one[RANKS]), int(one[THREADS])) for one in named] == found
 
 
 def test_layouts_include_logical_cores() -> None:
@@ -91,43 +92,26 @@ LIBRARIES = (Library("tcmalloc", "/lib/t.so", ""), Library("intel", "/lib/i.so",
 
 
 @pytest.mark.parametrize(
-    ("given", "device", "count"),
+    ("given", "device", "runtimes", "allocators"),
     [
-        ({}, "cpu", (3 + 3) * 2),
-        ({"LAUNCH_OPENMP": "gnu"}, "cpu", 3 * 2),
-        ({"OMP_WAIT_POLICY": "active"}, "cpu", 2 * 2),
-        ({"LAUNCH_ALLOCATOR": "system", "LAUNCH_OPENMP": "gnu", "KMP_BLOCKTIME": "1"}, "cpu", 1),
-        ({"LD_PRELOAD": "/x/libmimalloc.so"}, "cpu", 3 + 3),
-        ({}, "cuda", 2),
+        ({}, "cpu", 3 + 3, 2),
+        ({"LAUNCH_OPENMP": "gnu"}, "cpu", 3, 2),
+        ({"OMP_WAIT_POLICY": "active"}, "cpu", 2, 2),
+        ({"LAUNCH_ALLOCATOR": "system", "LAUNCH_OPENMP": "gnu", "KMP_BLOCKTIME": "1"}, "cpu", 1, 1),
+        ({"LD_PRELOAD": "/x/libmimalloc.so"}, "cpu", 3 + 3, 1),
+        ({}, "cuda", 0, 2),
     ],
 )
-def test_runtime_candidates_are_available_and_not_set_by_user(given: dict[str, str], device: str, count: int) -> None:
-    found = runtime_candidates(inputs(replace(make_machine(4), libraries=LIBRARIES), given), device)
-    assert len(found) == len({tuple(sorted(one.items())) for one in found}) == count
-    assert not any(name in one for one in found for name in given)
-
-
-def test_loader_worker_candidates_are_tried_if_data_streams() -> None:
-    streaming = replace(
-        make_test_plan(make_machine(4)),
-        trainer=TrainerPlan(
-            data_source="stream",
-            num_workers=4,
-            image_shape=(3, 8, 8),
-            precision="fp32",
-            use_ipex=False,
-            saves_checkpoints=True,
-        ),
-    )
-    assert worker_candidates(inputs(make_machine(4)), streaming) == (
-        {"TRAIN_NUM_WORKERS": "2"},
-        {"TRAIN_NUM_WORKERS": "8"},
-    )
-    assert worker_candidates(inputs(make_machine(4), {"TRAIN_NUM_WORKERS": "4"}), streaming) == ()
-    assert worker_candidates(inputs(make_machine(4)), make_test_plan(make_machine(4))) == ()
+def test_candidates_are_available_and_not_set_by_user(
+    given: dict[str, str], device: str, runtimes: int, allocators: int
+) -> None:
+    asked = inputs(replace(make_machine(4), libraries=LIBRARIES), given)
+    for found, count in ((runtime_candidates(asked, device), runtimes), (allocator_candidates(asked), allocators)):
+        assert len(found) == len({tuple(sorted(one.items())) for one in found}) == count
+        assert not any(name in one for one in found for name in given)
 
 
 def test_candidate_variables_have_no_order() -> None:
-    one = Candidate.from_variables({"LAUNCH_THREADS": "1", "LAUNCH_NPROC_PER_NODE": "2"})
-    assert one == Candidate.from_variables({"LAUNCH_NPROC_PER_NODE": "2"}).with_variables({"LAUNCH_THREADS": "1"})
+    one = BASELINE.with_variables({"LAUNCH_THREADS": "1", "LAUNCH_NPROC_PER_NODE": "2"})
+    assert one == BASELINE.with_variables({"LAUNCH_NPROC_PER_NODE": "2"}).with_variables({"LAUNCH_THREADS": "1"})
     assert str(one) == "LAUNCH_NPROC_PER_NODE=2 LAUNCH_THREADS=1"

@@ -16,7 +16,7 @@ from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Program
 from entrypoint.settings import read_launch_settings
 from entrypoint.tune import search
-from entrypoint.tune.candidates import Candidate
+from entrypoint.tune.candidates import BASELINE, Candidate
 from entrypoint.tune.search import TuningSession
 from entrypoint.tune.trial import TrialSpec
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON, Entrypoint, clean_environment, needs_two_cores, script
@@ -168,7 +168,7 @@ def test_tune_out_of_time_stores_nothing(entrypoint: Entrypoint) -> None:
     assert stored_results(entrypoint) == []
 
 
-LAYOUT = Candidate.from_variables({"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1"})
+LAYOUT = BASELINE.with_variables({"LAUNCH_NPROC_PER_NODE": "1", "LAUNCH_THREADS": "1"})
 PASSIVE = LAYOUT.with_variables({"OMP_WAIT_POLICY": "passive"})
 
 

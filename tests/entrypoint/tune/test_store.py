@@ -18,7 +18,7 @@ from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Program
 from entrypoint.plan.planner import make_plan
 from entrypoint.settings import read_launch_settings
-from entrypoint.tune.candidates import ALLOCATOR, BIND, CORES, OPENMP, RANKS, THREADS, WORKERS
+from entrypoint.tune.candidates import ALLOCATOR, BIND, CORES, OPENMP, RANKS, THREADS
 from entrypoint.tune.store import (
     annotate,
     apply_tuning,
@@ -142,7 +142,7 @@ def test_result_sets_only_what_tuning_sets(tmp_path: Path, variables: dict[str, 
 
 
 def test_every_variable_of_a_candidate_can_be_stored() -> None:
-    names = {RANKS, THREADS, CORES, OPENMP, ALLOCATOR, BIND, WORKERS}
+    names = {RANKS, THREADS, CORES, OPENMP, ALLOCATOR, BIND}
     assert why_not_tunable(dict.fromkeys(names, "1") | {"KMP_BLOCKTIME": "200", "OMP_WAIT_POLICY": "active"}) == ""
 
 
