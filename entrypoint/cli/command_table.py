@@ -69,7 +69,7 @@ COMMANDS: Mapping[str, Command] = {
         switches=("json", "dry-run", "verbose"),
     ),
     "plan": Command(
-        module="plan",
+        module="train_run",
         help="show what `train` or `run SCRIPT` would do, and why; start nothing",
         words=TARGET_WORDS,
         groups=("launch", "train"),

@@ -1,4 +1,4 @@
-"""`entrypoint train` and `entrypoint run`: make the plan and launch what it says."""
+"""`entrypoint train` and `entrypoint run`: make the plan and launch what it says; `entrypoint plan` only shows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from entrypoint.cli.as_typed import plan_as_typed
 from entrypoint.cli.build_plan import apply_saved_tuning, build_plan
 from entrypoint.cli.invocation import Invocation
-from entrypoint.cli.parser import CommandLine
 from entrypoint.cli.plan_inputs import read_plan_inputs, telling_other_nodes
 from entrypoint.cli.terminal import layout_of
 from entrypoint.core.console import log, write_stderr, write_stdout
@@ -25,7 +24,8 @@ def run(invocation: Invocation) -> int:
     command, inputs = invocation.command, read_plan_inputs(invocation, counts_load=True)
     plan = tuned_plan(invocation, inputs)
     if not command.launches:
-        print_plan(command, plan)
+        layout = layout_of(sys.stdout, os.environ, verbose=command.verbose)
+        write_stdout(plan.to_json(indent=2) if command.json else "\n".join(plan_lines(plan, layout, command=True)))
         return ExitCode.DONE
     if inputs.job.rank == 0 and plan.prominent_warning:
         log(f"warning: {plan.prominent_warning}")
@@ -47,9 +47,3 @@ def tuned_plan(invocation: Invocation, inputs: PlanInputs) -> Plan:
         inputs, tuned = apply_saved_tuning(command, inputs)
         plan = build_plan(command, inputs)
         return plan_as_typed(annotate(plan, tuned) if tuned else plan, invocation.typed)
-
-
-def print_plan(command: CommandLine, plan: Plan) -> None:
-    """Print a plan as text or JSON."""
-    layout = layout_of(sys.stdout, os.environ, verbose=command.verbose)
-    write_stdout(plan.to_json(indent=2) if command.json else "\n".join(plan_lines(plan, layout, command=True)))
