@@ -50,7 +50,8 @@ def decide_binding(inputs: PlanInputs, devices: Devices) -> BindingDecision:
             local_rank=rank,
             cpus=cpus[rank],
             threads=threads[rank],
-            gpu=gpu_index(devices, rank),
+            # If the launcher shows a rank fewer GPUs than there are ranks, those that see the same ones take turns.
+            gpu=rank % len(devices.gpus) if devices.gpus else None,
             memory_nodes=memory_nodes[rank],
         )
         for rank in range(devices.nproc)
@@ -62,14 +63,6 @@ def decide_binding(inputs: PlanInputs, devices: Devices) -> BindingDecision:
         decisions=(cores_decision, threads_decision, *memory_decisions),
         warnings=warnings + warn_srun_cpus_per_task(inputs),
     )
-
-
-def gpu_index(devices: Devices, rank: int) -> int | None:
-    """Return the index of a rank's GPU among the visible ones, None on CPU.
-
-    If the launcher shows a rank fewer GPUs than there are ranks, those that see the same ones take them in turn.
-    """
-    return rank % len(devices.gpus) if devices.gpus else None
 
 
 def check_core_count(inputs: PlanInputs, budget: CpuBudget, nproc: int) -> None:

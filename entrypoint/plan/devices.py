@@ -172,21 +172,15 @@ def nproc_from_launcher(inputs: PlanInputs, gpus: int) -> int:
             f"{inputs.settings.sources['nproc_per_node']}: {job.launcher} started"
             f" {count_text(job.local_world_size, 'rank')} on this node. Drop one of the two."
         )
-    if 1 < gpus < job.local_world_size and not shows_each_rank_its_gpus(inputs):
+    # srun may show each rank different GPUs, and then sets this for each task (srun(1), --gpu-bind).
+    has_own = job.launcher == "srun" and bool(inputs.environ.get("CUDA_VISIBLE_DEVICES"))
+    if 1 < gpus < job.local_world_size and not has_own:
         raise UserError(
             f"{job.launcher} started {job.local_world_size} ranks on this node, which has {gpus} visible GPUs."
             " Start as many, or set LAUNCH_DEVICE=cpu.",
             ExitCode.MACHINE,
         )
     return job.local_world_size
-
-
-def shows_each_rank_its_gpus(inputs: PlanInputs) -> bool:
-    """Return whether the scheduler may show each rank different GPUs, as srun does by --gpu-bind and --gpus-per-task.
-
-    srun then sets CUDA_VISIBLE_DEVICES for each task (srun(1), --gpu-bind).
-    """
-    return inputs.job.launcher == "srun" and bool(inputs.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def nproc_on_cpu(inputs: PlanInputs) -> tuple[int, Decision]:

@@ -16,8 +16,6 @@ from entrypoint.plan.remote_ranks import world_size_for
 from entrypoint.plan.runtime_libraries import AFFINITY_VARIABLES
 
 # Of torch's flight recorder, which writes each rank's last NCCL collectives when one times out.
-# Collectives that each rank remembers, as torch's own documentation recommends.
-REMEMBERED = "2000"
 # The names of torch 2.8 and later, and the older ones that it still reads, with a warning in each rank.
 OLD_NAMES = {
     "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
@@ -54,8 +52,6 @@ USER_OVERRIDABLE = (
     "CCL_LOG_LEVEL",
     *FLIGHT_RECORDER_VARIABLES,
 )
-# accelerate 1.15, state.py: ranks without a GPU each count as the only one unless this is set.
-ACCELERATE_REASON = "else Hugging Face accelerate trains each rank alone"
 
 
 def decide_environment(
@@ -72,7 +68,8 @@ def decide_environment(
     wanted |= oneccl_variables(inputs, ranks)
     wanted |= flight_recorder_variables(inputs, devices)
     if inputs.program.kind != "train" and devices.device == "cpu" and world_size_for(inputs, devices.nproc) > 1:
-        wanted["ACCELERATE_USE_CPU"] = ("true", ACCELERATE_REASON)
+        # accelerate 1.15, state.py: ranks without a GPU each count as the only one unless this is set.
+        wanted["ACCELERATE_USE_CPU"] = ("true", "else Hugging Face accelerate trains each rank alone")
     if inputs.machine.container.engine == "Apptainer" and not inputs.machine.container.image:
         wanted["PYTHONNOUSERSITE"] = ("1", "ignore packages of the host's ~/.local")
     wanted |= drop_broken_preloads(inputs)
@@ -181,7 +178,8 @@ def flight_recorder_variables(inputs: PlanInputs, devices: Devices) -> dict[str,
         return {}
     where = printable(values.log_dir) or "~/.cache/torch"
     wanted = {
-        "TORCH_FR_BUFFER_SIZE": (REMEMBERED, "each rank remembers its last collectives"),
+        # As many as torch's own documentation recommends.
+        "TORCH_FR_BUFFER_SIZE": ("2000", "each rank remembers its last collectives"),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": (
             "1",
             f"a collective that times out is written to {where}; `torchfrtrace` reads it",

@@ -35,13 +35,13 @@ def decide_job_key(inputs: PlanInputs) -> tuple[Decision, ...]:
                 key="job key", value="LAUNCH_SECRET_FILE", reason=ONLY_WITH_IT, source=Source.USER, setting=setting
             ),
         )
-    if kind == "variable":
-        return (Decision("job key", "ENTRYPOINT_JOB_KEY", f"drawn for this job; {ONLY_WITH_IT}"),)
-    if kind == DRAWN_HERE:
-        return (Decision("job key", "drawn", f"this process draws it; {ONLY_WITH_IT}"),)
-    if kind == "drawn":
-        return (Decision("job key", "drawn", f"rank 0 writes it to {printable(path)}; {ONLY_WITH_IT}"),)
-    return (Decision("job key", "none", "any host can join the job. Set LAUNCH_SECRET_FILE"),)
+    values = {
+        "variable": ("ENTRYPOINT_JOB_KEY", f"drawn for this job; {ONLY_WITH_IT}"),
+        DRAWN_HERE: ("drawn", f"this process draws it; {ONLY_WITH_IT}"),
+        "drawn": ("drawn", f"rank 0 writes it to {printable(path)}; {ONLY_WITH_IT}"),
+        "none": ("none", "any host can join the job. Set LAUNCH_SECRET_FILE"),
+    }
+    return (Decision("job key", *values[kind]),)
 
 
 def spans_nodes(inputs: PlanInputs) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -141,14 +141,10 @@ def check_packages(inputs: PlanInputs) -> Iterator[Check]:
             continue
         required = inputs.machine.packages.needs_torch.get(name, "")
         as_torch = name in SAME_MINOR_VERSION
-        if minor_version(versions[name]) == torch if as_torch else required in ("", public_version(versions)):
+        public_version = versions["torch"].partition("+")[0]  # 2.8.0 of 2.8.0+cpu
+        if minor_version(versions[name]) == torch if as_torch else required in ("", public_version):
             yield Check(name, "ok", versions[name])
             continue
         advice = f"Install its version {torch}" if as_torch else f"Install torch {required}"
         seen = f"{versions[name]} with torch {versions['torch']}"
         yield Check(name, "warning", seen, f"{advice}, or remove it: it will not import")
-
-
-def public_version(versions: Mapping[str, str]) -> str:
-    """Return torch's version without its build, as `2.8.0` of `2.8.0+cpu`."""
-    return versions["torch"].partition("+")[0]

@@ -65,9 +65,6 @@ def agent_command(plan: Plan, inputs: PlanInputs) -> tuple[str, ...]:
         f"--rdzv-conf={conf}",
         *address,
         *output_options(plan),
-    )
-    options = (
-        *options,
         f"--max-restarts={nodes.max_restarts}",
         "--no-python",
         *own_command("rank", python=inputs.python),

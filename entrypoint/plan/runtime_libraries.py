@@ -18,20 +18,10 @@ MALLOC_CONF = "oversize_threshold:1,background_thread:true,metadata_thp:auto,dir
 # glibc returns a step's tensors to the kernel, and every step faults the pages in again (glibc manual, Memory
 # Allocation Tunables). Figures: benchmarks/README.md.
 GLIBC_TUNABLES_VALUE = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776"
-KEEP_MEMORY_REASON = "keep freed memory; returning it costs page faults"
 LIBC_VARIABLES = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
 # The file name of every preloaded allocator contains it.
 ALLOCATOR_WORD = "malloc"
-STATIC_REASON = "libgomp's default, dynamic,1, is slow for equal parts"
-# The runtime knows `us` since LLVM 17; KMP_USE_YIELD=2 yields only where its threads outnumber the CPUs
-# (kmp_settings.cpp). A thread that yields next to a busy process loses its whole time slice.
-SHORT_WAIT_REASON = "idle threads sleep after 150 us (default: 200 ms)"
-# libgomp's own count is 300,000 rounds (env.c).
-GOMP_SPINCOUNT_VALUE = "10000"
-SHORT_SPIN_REASON = "idle threads spin for about 0.3 ms (default: about 10 ms)"
-NO_YIELD_REASON = "yielding while waiting gives the core to other processes"
 PASSIVE_REASON = "cores are shared or limited: spinning takes CPU time"
-PINNED_REASON = "each thread on its own core"
 # Each runtime's own way to pin threads one by one; the other runtime's variables would have no effect.
 PINNING = {
     "intel": {"KMP_AFFINITY": "granularity=fine,compact,1,0"},
@@ -67,7 +57,7 @@ def choose_runtime(inputs: PlanInputs, *, spinning_is_costly: bool) -> RuntimeLi
     if allocator_decision.value == "system":
         own = [inputs.user_decision(name) for name in LIBC_VARIABLES if inputs.environ.get(name)]
         if not own:
-            environment["GLIBC_TUNABLES"] = (GLIBC_TUNABLES_VALUE, KEEP_MEMORY_REASON)
+            environment["GLIBC_TUNABLES"] = (GLIBC_TUNABLES_VALUE, "keep freed memory; returning it costs page faults")
     preload = tuple(library.path for library in (intel, allocator) if library and library.path)
     warnings = ignored_variables(inputs, openmp_decision.value)
     return RuntimeLibraries(preload, environment, (openmp_decision, allocator_decision, *own), warnings)
@@ -79,14 +69,18 @@ def openmp_variables(inputs: PlanInputs, runtime: str, *, spinning_is_costly: bo
     Threads are pinned one by one only if the user asks for it: the main thread is pinned too, and all that it starts
     later (loader workers, Gloo's threads) would inherit its single CPU.
     """
-    variables = {"OMP_SCHEDULE": ("static", STATIC_REASON)}
+    variables = {"OMP_SCHEDULE": ("static", "libgomp's default, dynamic,1, is slow for equal parts")}
     if runtime == "intel" and not inputs.environ.get("OMP_WAIT_POLICY"):  # KMP_BLOCKTIME would overrule the user's
-        variables["KMP_BLOCKTIME"] = ("0", PASSIVE_REASON) if spinning_is_costly else ("150us", SHORT_WAIT_REASON)
-        variables["KMP_USE_YIELD"] = ("2", NO_YIELD_REASON)
+        # The runtime knows `us` since LLVM 17; KMP_USE_YIELD=2 yields only where its threads outnumber the CPUs
+        # (kmp_settings.cpp). A thread that yields next to a busy process loses its whole time slice.
+        short_wait = ("150us", "idle threads sleep after 150 us (default: 200 ms)")
+        variables["KMP_BLOCKTIME"] = ("0", PASSIVE_REASON) if spinning_is_costly else short_wait
+        variables["KMP_USE_YIELD"] = ("2", "yielding while waiting gives the core to other processes")
     elif runtime == "gnu" and spinning_is_costly:
         variables["OMP_WAIT_POLICY"] = ("passive", PASSIVE_REASON)
     elif runtime == "gnu" and not inputs.environ.get("OMP_WAIT_POLICY"):
-        variables["GOMP_SPINCOUNT"] = (GOMP_SPINCOUNT_VALUE, SHORT_SPIN_REASON)
+        # libgomp's own count is 300,000 rounds (env.c).
+        variables["GOMP_SPINCOUNT"] = ("10000", "idle threads spin for about 0.3 ms (default: about 10 ms)")
     own = [name for name in AFFINITY_VARIABLES if inputs.environ.get(name)]
     if inputs.settings.values.cpu_binding == "threads":
         if own:
@@ -94,7 +88,7 @@ def openmp_variables(inputs: PlanInputs, runtime: str, *, spinning_is_costly: bo
                 f"{inputs.settings.sources['cpu_binding']} and {own[0]}={printable(inputs.environ[own[0]])} both pin"
                 " threads. Unset one of them."
             )
-        variables |= {name: (value, PINNED_REASON) for name, value in PINNING[runtime].items()}
+        variables |= {name: (value, "each thread on its own core") for name, value in PINNING[runtime].items()}
     return variables
 
 

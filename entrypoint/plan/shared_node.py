@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec import Struct
 
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.machine.detect import Machine
 from entrypoint.plan.cpu_budget import CpuBudget, group_by_core
 from entrypoint.plan.inputs import PlanInputs
 
@@ -40,14 +39,17 @@ def reserve_busy_cpus(
         reason = "" if threads == max_threads else "same as in the run being resumed"
         return ReservedCpus(count=previous.reserved_cpus, threads=threads, reason=reason)
     busy = inputs.busy_cpus if requested == "auto" else requested
-    per_rank = -(-busy_beyond_idle_cores(inputs.machine, budget, busy) // len(cpus))
+    machine = inputs.machine
+    # Other processes use the cores without a rank first.
+    busy_cores = max(0, busy - len(group_by_core(machine.cpus, siblings=False)) + len(budget.cores))
+    per_rank = -(-busy_cores // len(cpus))
     smallest = min(map(len, cpus))
     threads = tuple(min(most, len(share) - per_rank) for most, share in zip(max_threads, cpus, strict=True))
     if threads == max_threads:  # as under a CPU limit
         return ReservedCpus(count=busy, threads=max_threads)
     if requested == "auto" and device != "cpu":
         return ReservedCpus(count=0, threads=max_threads)
-    used = f"other processes use {busy_cpus_text(inputs.machine)}"
+    used = f"other processes use {machine.busy_cpus:.1f} of {len(machine.cpus)} CPUs"
     if requested == "auto" and 2 * per_rank > smallest:
         hint = f"{used}; run `entrypoint tune` to find the fastest number of threads"
         return ReservedCpus(count=0, threads=max_threads, warnings=(hint,))
@@ -58,13 +60,3 @@ def reserve_busy_cpus(
         )
     reason = inputs.settings.sources["reserve_cpus"] if inputs.is_set_by_user("reserve_cpus") else used
     return ReservedCpus(count=busy, threads=threads, reason=f"less: {reason}")
-
-
-def busy_beyond_idle_cores(machine: Machine, budget: CpuBudget, busy: int) -> int:
-    """Return how many cores of the ranks are busy, if other processes use the cores without a rank first."""
-    return max(0, busy - len(group_by_core(machine.cpus, siblings=False)) + len(budget.cores))
-
-
-def busy_cpus_text(machine: Machine) -> str:
-    """Return how many CPUs other processes use: `1.0 of 4 CPUs`."""
-    return f"{machine.busy_cpus:.1f} of {len(machine.cpus)} CPUs"
