@@ -113,7 +113,7 @@ COMMANDS: Mapping[str, Command] = {
     "verify": Command(
         module="verify",
         help="compare the ranks that run on this node with their plans",
-        words=" [PID ...]",
+        words=" [RUN|PID ...]",
         switches=("json",),
     ),
     "stacks": Command(

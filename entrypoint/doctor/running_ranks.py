@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -11,7 +10,6 @@ from contextlib import nullcontext, suppress
 from pathlib import Path, PurePath
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from entrypoint.core.errors import UserError, one_line
 from entrypoint.machine.cpu_topology import format_cpu_list
@@ -136,10 +134,3 @@ def describe(running: RunningRank) -> list[str]:
         f"  OpenMP {openmp}  allocator {allocator}"
     )
     return [line, *(f"  warning: {one_line(difference)}" for difference in running.differences)]
-
-
-def as_json(ranks: tuple[RunningRank, ...]) -> str:
-    """Return the ranks as a JSON list of process, observed state and warnings."""
-    return json.dumps(
-        [{"process": one.process, "seen": asdict(one.observed), "warnings": one.differences} for one in ranks], indent=2
-    )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from entrypoint.doctor.running_ranks import find_ranks, rank_number
 from entrypoint.hang.stacks import NoStacksError, find_py_spy, read_native_stacks, read_python_stacks, stacks_text
@@ -60,8 +58,3 @@ def hint(process: int) -> str:
         return f": no stack can come. `kill -CONT {process}` lets it go on."
     waits = "".join(read_lines(ROOT / f"proc/{process}/wchan")) if state == "D" else ""
     return f", in {waits}" if waits not in ("", "0") and state_text(process) else ""
-
-
-def as_json(ranks: tuple[RankStacks, ...]) -> str:
-    """Return the stacks as a JSON list."""
-    return json.dumps([asdict(one) for one in ranks], indent=2)

@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from entrypoint.cli.invocation import Invocation
 from entrypoint.core.console import log, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import is_folder
-from entrypoint.doctor.stacks import as_json, describe, stacks_of_ranks
+from entrypoint.doctor.stacks import describe, stacks_of_ranks
 
 
 def run(invocation: Invocation) -> int:
     """Print the stacks of the ranks on this node, of runs or processes that the words name."""
-    ranks = stacks_of_ranks(processes_of(invocation.command.words))
-    write_stdout(as_json(ranks) if invocation.command.json else "\n\n".join(map(describe, ranks)))
+    ranks = stacks_of_ranks(processes_of("stacks", invocation.command.words))
+    as_json = json.dumps([asdict(one) for one in ranks], indent=2)
+    write_stdout(as_json if invocation.command.json else "\n\n".join(map(describe, ranks)))
     return ExitCode.DONE
 
 
-def processes_of(words: Sequence[str]) -> tuple[int, ...]:
-    """Return the ids of the processes that words name, none for no words; raises `UserError`."""
+def processes_of(command: str, words: Sequence[str]) -> tuple[int, ...]:
+    """Return the ids of the processes that a command's words name, none for no words; raises `UserError`."""
     found: list[int] = []
     for word in words:
         if re.fullmatch(r"[1-9]\d{0,9}", word, re.ASCII) and not is_folder(word):
             found.append(int(word))
         elif is_folder(word):
-            found += processes_of_run(Path(word))
+            found += processes_of_run(command, Path(word))
         else:
             raise UserError(
-                f"stacks {printable(word)}: neither a run folder nor a process id. Use `entrypoint stacks`,"
-                " `entrypoint stacks RUN` or `entrypoint stacks PID`."
+                f"{command} {printable(word)}: neither a run folder nor a process id. Use `entrypoint {command}`,"
+                f" `entrypoint {command} RUN` or `entrypoint {command} PID`."
             )
     return tuple(found)
 
 
-def processes_of_run(folder: Path) -> list[int]:
+def processes_of_run(command: str, folder: Path) -> list[int]:
     """Return the ids of a run's ranks on this node that still run; raises `UserError` for none.
 
     A line names the nodes of the others.
@@ -48,7 +52,7 @@ def processes_of_run(folder: Path) -> list[int]:
     here, recorded = socket.gethostname(), recorded_ranks(folder)
     if not recorded:
         raise UserError(
-            f"stacks {printable(folder)}: has no ranks.json that says where the run's ranks are. Name PIDs."
+            f"{command} {printable(folder)}: has no ranks.json that says where the run's ranks are. Name PIDs."
         )
     running = {(int(process), environ["RANK"]) for process, environ in iter_rank_processes()}
     own = [one.process for one in recorded if one.node == here and (one.process, str(one.rank)) in running]
@@ -56,7 +60,7 @@ def processes_of_run(folder: Path) -> list[int]:
     elsewhere = f"on {', '.join(map(printable, others[:8]))}{', …' if len(others) > 8 else ''}" if others else ""
     if not own:
         where = f"; other ranks were started {elsewhere}" if elsewhere else ""
-        raise UserError(f"stacks {printable(folder)}: no rank of this run runs on {printable(here)}{where}.")
+        raise UserError(f"{command} {printable(folder)}: no rank of this run runs on {printable(here)}{where}.")
     if elsewhere:
         log(f"other ranks of this run are {elsewhere}: use the command there too")
     return own

@@ -71,7 +71,10 @@ def test_verify_moved_rank_warns_and_exits_3(entrypoint: Entrypoint, two_ranks: 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["1"], "process 1 is not a rank that the entrypoint started"), (["x"], "verify x: not a process id")],
+    [
+        (["1"], "process 1 is not a rank that the entrypoint started"),
+        (["x"], "verify x: neither a run folder nor a process id"),
+    ],
 )
 def test_verify_process_without_rank_raises(entrypoint: Entrypoint, arguments: list[str], said: str) -> None:
     result = entrypoint("verify", *arguments)
