@@ -9,7 +9,7 @@ from pathlib import Path
 from entrypoint.core.errors import printable
 from entrypoint.core.network import interface_address, interface_for_route
 from entrypoint.machine.container import memlock_bytes
-from entrypoint.machine.network_links import Link, RdmaAdapter, has_link, read_adapters, read_link, uverbs_problem
+from entrypoint.machine.network_links import Link, RdmaAdapter, read_adapters, read_link, uverbs_problem
 from entrypoint.plan.preflight import MEMLOCK_BYTES, Check
 
 # An address of the documentation range (RFC 5737): the kernel answers with the default route, and nothing is sent.
@@ -25,7 +25,7 @@ def network_checks(
 ) -> Iterator[Check]:
     """Yield what the network of this node offers; `environ` is a rank's."""
     name, why = chosen_interface(environ)
-    link = read_link(root, name) if name and has_link(root, name) else None
+    link = read_link(root, name)
     if name and not link:
         yield Check("interface", "warning", f"{why} is not on this node", "Set GLOO_SOCKET_IFNAME to one that is")
     elif link:

@@ -11,9 +11,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -24,6 +24,7 @@ from msgspec.structs import asdict
 
 from entrypoint.core.console import report_error
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
+from entrypoint.core.fd_redirect import STDOUT, redirected
 from entrypoint.core.network import hold_port
 from entrypoint.core.own_modules import module_command
 from entrypoint.doctor.network import chosen_interface, network_checks
@@ -53,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
     """Measure with the other ranks, and return the exit code; a lost rank is one line."""
     partner = start_partner() if int(os.environ.get("WORLD_SIZE", "1")) == 1 else None
     try:
-        with stdout_closed():  # Gloo in torch 2.8 prints a line for each connection
+        # Gloo in torch 2.8 prints a line for each connection.
+        with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
             checks = run()
         if checks:
             print(format_report(checks, as_json="--json" in argv), flush=True)
@@ -64,19 +66,6 @@ def main(argv: Sequence[str]) -> int:
     finally:
         if partner:
             partner.kill()
-
-
-@contextmanager
-def stdout_closed() -> Iterator[None]:
-    """Discard what libraries print on standard output in this block."""
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def run() -> list[Check]:
@@ -131,11 +120,11 @@ def describe_node() -> dict[str, Any]:
     if environ.get("LOCAL_WORLD_SIZE") == environ["WORLD_SIZE"]:
         environ.pop("GLOO_SOCKET_IFNAME", None)  # all ranks are on this node, so the plan chose loopback
     checks = [asdict(check) for check in network_checks(ROOT, environ)]
-    interface, _ = chosen_interface(environ)
+    link = read_link(ROOT, chosen_interface(environ)[0])
     return {
         "node": node,
         "checks": [{**check, "what": f"{node} {check['what']}"} for check in checks],
-        "mbits": read_link(ROOT, interface).speed_mbits if interface else None,
+        "mbits": link.speed_mbits if link else None,
     }
 
 

@@ -32,16 +32,12 @@ class RdmaAdapter(Struct, frozen=True):
     rate: str
 
 
-def has_link(root: Path, name: str) -> bool:
-    """Return whether the node has an interface of this name."""
-    return "/" not in name and (root / "sys/class/net" / name).exists()
-
-
-def read_link(root: Path, name: str) -> Link:
-    """Return an interface by its name."""
+def read_link(root: Path, name: str) -> Link | None:
+    """Return an interface by its name, None if the node has none of this name."""
     folder = root / "sys/class/net" / name
-    speed = "".join(read_lines(folder / "speed"))
-    mtu = "".join(read_lines(folder / "mtu"))
+    if not name or "/" in name or not folder.exists():
+        return None
+    speed, mtu = ("".join(read_lines(folder / file)) for file in ("speed", "mtu"))
     return Link(name, int(speed) if speed.isdecimal() and int(speed) else None, int(mtu) if mtu.isdecimal() else 0)
 
 

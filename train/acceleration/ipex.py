@@ -12,8 +12,8 @@ from types import ModuleType
 import torch
 from torch import nn
 
+from entrypoint.core.fd_redirect import STDERR, redirected
 from entrypoint.machine.compile_backends import IPEX
-from train.fd_redirect import STDERR, redirected
 
 
 def import_ipex(*, compiling: bool) -> ModuleType:
