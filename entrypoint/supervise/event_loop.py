@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from msgspec import Struct, field
 
 from entrypoint.supervise.admission import RankEndpoint
-from entrypoint.supervise.wire import CHUNK_BYTES, INVALID, WireError
+from entrypoint.supervise.wire import CHUNK_BYTES, INVALID, BytesSession, Session, WireError
 
 HEARTBEAT_INTERVAL_S = 0.5
 # So many ranks have a heartbeat each second: a node's connection has fewer in larger jobs.
@@ -26,26 +26,8 @@ RANKS_PER_INTERVAL_S = 2000
 # How long a connection may take to prove that it takes part, and how many may be at it besides the job's own.
 HANDSHAKE_LIMIT_S, MAX_STRANGERS = 5.0, 256
 ACCEPTS_AT_ONCE = 64
-
-
-class AnySession(Protocol):
-    """What turns a connection's bytes into messages.
-
-    A session that is not proven yet may be closed for others. At most `max_output` bytes wait for a slow reader.
-    """
-
-    is_proven: bool
-    has_heartbeats: bool
-    max_output: int
-
-    def greeting(self) -> bytes:
-        """Return what is sent first."""
-
-    def encode(self, message: Any, /) -> bytes:
-        """Return a message's bytes."""
-
-    def decode(self, data: bytes) -> list[Any]:
-        """Return the messages that the data completes; raises `WireError`."""
+# What turns a connection's bytes into messages.
+AnySession = Session | BytesSession
 
 
 class Role(Protocol):

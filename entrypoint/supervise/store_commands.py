@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any
 
 from entrypoint.supervise.event_loop import Connection, EventLoop
-from entrypoint.supervise.wire import INVALID, WireError
+from entrypoint.supervise.wire import INVALID, BytesSession, WireError
 
 MAGIC = 0x3C85F7CE
 # What torch's server accepts at most: characters of a key, bytes of a value, keys of a command.
@@ -45,24 +45,6 @@ COMMANDS = (
 
 class Incomplete(Exception):
     """The rest of a command has not come yet."""
-
-
-class BytesSession:
-    """The session of a connection that speaks torch's protocol; its bytes are passed on as they come."""
-
-    is_proven, has_heartbeats, max_output = True, False, 256 << 20
-
-    def greeting(self) -> bytes:
-        """Return nothing: the client speaks first."""
-        return b""
-
-    def encode(self, _message: object) -> bytes:
-        """Return nothing for a heartbeat, which torch's clients do not know."""
-        return b""
-
-    def decode(self, data: bytes) -> list[Any]:
-        """Return the data."""
-        return [data]
 
 
 class StoreSession(BytesSession):

@@ -19,8 +19,8 @@ from entrypoint.core.console import log
 from entrypoint.core.network import RETRY_INTERVAL_S
 from entrypoint.supervise.access import Access, is_own_user
 from entrypoint.supervise.event_loop import HANDSHAKE_LIMIT_S, Connection, EventLoop, Role
-from entrypoint.supervise.store_commands import BytesSession, JobStore, StoreSession
-from entrypoint.supervise.wire import Message, Session, WireError, receive
+from entrypoint.supervise.store_commands import JobStore, StoreSession
+from entrypoint.supervise.wire import BytesSession, Message, Session, WireError, receive
 
 LOOPBACK = "127.0.0.1"
 # torch's clients have sockets of IPv6, with the IPv4 address at its end.

@@ -20,8 +20,6 @@ NONCE_BYTES, CODE_BYTES = 16, 16
 CHUNK_BYTES = 65536
 # The longest line: of who connects until it has proven that it takes part, and else.
 MAX_HELLO_BYTES, MAX_LINE_BYTES = 8192, 65536
-NO_KEY_HERE = "it has no key of this job"
-KEY_ASKED = "it asks for the job's key, and this node has none"
 OTHER_KEY = "it has another key than this job's"
 INVALID = "it sent an invalid message"
 
@@ -31,7 +29,10 @@ class WireError(Exception):
 
 
 class Session:
-    """One side of a connection: signs what it sends, and checks what it receives."""
+    """One side of a connection: signs what it sends, and checks what it receives.
+
+    A session that is not proven yet may be closed for others. At most `max_output` bytes wait for a slow reader.
+    """
 
     has_heartbeats, max_output = True, 1 << 20
 
@@ -74,7 +75,8 @@ class Session:
         if len(words) != 3 or words[0] != PROTOCOL or len(words[2]) != 2 * NONCE_BYTES:
             raise WireError(INVALID)
         if (words[1] == "key") != bool(self.key):
-            raise WireError(NO_KEY_HERE if self.key else KEY_ASKED)
+            asked = "it asks for the job's key, and this node has none"
+            raise WireError("it has no key of this job" if self.key else asked)
         nonces = (words[2], self.nonce) if self.is_server else (self.nonce, words[2])
         keys = [
             hmac.digest(self.key, f"{PROTOCOL} {side} {' '.join(nonces)}".encode(), "sha256")
@@ -99,6 +101,24 @@ class Session:
         self.received += 1
         self.is_proven = True
         return message
+
+
+class BytesSession:
+    """The session of a connection that speaks torch's protocol; its bytes are passed on as they come."""
+
+    is_proven, has_heartbeats, max_output = True, False, 256 << 20
+
+    def greeting(self) -> bytes:
+        """Return nothing: the client speaks first."""
+        return b""
+
+    def encode(self, _message: object) -> bytes:
+        """Return nothing for a heartbeat, which torch's clients do not know."""
+        return b""
+
+    def decode(self, data: bytes) -> list[Any]:
+        """Return the data."""
+        return [data]
 
 
 def compute_code(key: bytes, number: int, text: bytes) -> bytes:
