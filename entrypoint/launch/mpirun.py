@@ -35,9 +35,9 @@ class StderrScanner:
         """Take pieces of any size; return what is to be shown."""
         *lines, rest = (self.pending + data).split(b"\n")
         shown = b"".join(line + b"\n" for line in lines if not self.take_record(line))
-        held = next((rest[start:] for start in range(len(rest)) if may_start_record(rest[start:])), b"")
-        self.pending = held
-        return shown + rest[: len(rest) - len(held)]
+        ends = (rest[start:] for start in range(len(rest)))
+        self.pending = next((end for end in ends if end.startswith(PREFIX) or PREFIX.startswith(end)), b"")
+        return shown + rest.removesuffix(self.pending)
 
     def take_record(self, line: bytes) -> bool:
         """Return whether a line is a status record, and note what it says."""
@@ -50,11 +50,6 @@ class StderrScanner:
             self.first_failure = record.get("first_failure", self.first_failure)
             return True
         return False
-
-
-def may_start_record(text: bytes) -> bool:
-    """Return whether a text is a status record so far."""
-    return text.startswith(PREFIX) or PREFIX.startswith(text)
 
 
 class StopTranslator:
@@ -74,10 +69,6 @@ class StopTranslator:
         self.since = self.since or now
         return signal.SIGUSR1
 
-    def grace_expired(self, grace_s: float) -> bool:
-        """Return whether the grace period is over."""
-        return bool(self.since) and time.monotonic() - self.since > grace_s
-
 
 def supervise_mpirun(
     argv: tuple[str, ...], environment: Mapping[str, str], *, saves: bool = False, grace_s: float = 0.0
@@ -95,7 +86,7 @@ def supervise_mpirun(
     while True:
         # A killed mpirun may leave an ssh that holds this open, so mpirun's own end counts.
         ended, status = os.waitpid(child, os.WNOHANG)
-        if not ended and asking.grace_expired(grace_s):
+        if not ended and asking.since and time.monotonic() - asking.since > grace_s:
             log_late("mpirun", grace_s, "was terminated")
             os.kill(child, signal.SIGTERM)
             grace_s = math.inf

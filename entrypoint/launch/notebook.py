@@ -12,7 +12,7 @@ import sys
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from entrypoint.core.atomic_files import atomic_write_text
-from entrypoint.core.console import log
+from entrypoint.core.console import log_once
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from entrypoint.core.own_modules import STARTER
 from entrypoint.core.paths import resolve
@@ -112,33 +112,27 @@ def outputs_of(shell: Any, count: int) -> list[Any]:
     return outputs
 
 
-def run_cells(shell: Any, content: Any, save: Callable[[], None]) -> BaseException | None:
-    """Run a notebook's cells, `save` it after each, and return the exception that ended it."""
+def save(content: Any, target: Path) -> None:
+    """Write the executed notebook; one line says if it cannot be written."""
+    import nbformat
+
+    try:
+        atomic_write_text(target, nbformat.writes(content))  # type: ignore[no-untyped-call]
+    except OSError as error:
+        log_once(f"{printable(target)}: cannot be written ({error.strerror}); the notebook goes on")
+
+
+def run_cells(shell: Any, content: Any, target: Path | None) -> BaseException | None:
+    """Run a notebook's cells, save it after each if it has a target, and return the exception that ended it."""
     for cell in code_cells(content):
         count = shell.execution_count
         result = shell.run_cell(cell.source, store_history=True)
         cell.execution_count, cell.outputs = count, outputs_of(shell, count)
-        save()
+        if target:
+            save(content, target)
         if error := result.error_before_exec or result.error_in_exec:
             return error if isinstance(error, BaseException) else None
     return None
-
-
-def saver(content: Any, target: Path) -> Callable[[], None]:
-    """Return what writes the executed notebook, which one line says the first time that it cannot be written."""
-    import nbformat
-
-    problems: list[str] = []
-
-    def save() -> None:
-        try:
-            atomic_write_text(target, nbformat.writes(content))  # type: ignore[no-untyped-call]
-        except OSError as error:
-            if not problems:
-                log(f"{printable(target)}: cannot be written ({error.strerror}); the notebook goes on")
-            problems.append(str(error))
-
-    return save
 
 
 def main() -> None:
@@ -147,12 +141,12 @@ def main() -> None:
     notebook = Path(sys.argv[0])
     content = read_notebook(notebook)
     is_first = os.environ.get("RANK", "0") == "0"
-    save = saver(content, notebook.with_suffix(".executed.ipynb")) if is_first else lambda: None
+    target = notebook.with_suffix(".executed.ipynb") if is_first else None
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")  # figures become outputs
     warnings.filterwarnings("ignore", "To exit: use")  # what IPython advises at a cell's sys.exit()
     sys.path.insert(0, str(resolve(notebook).parent))
     with TemporaryDirectory(prefix="notebook-") as folder:
-        error = run_cells(start_shell(notebook, {"__file__": sys.argv[0]}, folder), content, save)
+        error = run_cells(start_shell(notebook, {"__file__": sys.argv[0]}, folder), content, target)
     sys.excepthook = traceback.print_exception  # unlike the interpreter's own, it shows the lines of cells
     if error:
         raise error
