@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from typing import NoReturn
 
 from entrypoint.core.console import report_error, write_stderr
 from entrypoint.core.errors import ExitCode, UserError, first_line, one_line
@@ -73,7 +72,7 @@ def run() -> int:
     """Read the plan and the settings, and train; raises `UserError`."""
     text = os.environ.get(PLAN_VAR)
     if not text:
-        exec_entrypoint()
+        os.execv(sys.executable, own_command("train"))  # which makes the plan that is missing
     plan = Plan.from_variable(text)
     parsed = read_train_settings(os.environ, {})
     with gc_paused():
@@ -81,11 +80,6 @@ def run() -> int:
 
     train(parsed, plan, float(os.environ.get("ENTRYPOINT_STARTED", time.time())))
     return ExitCode.DONE
-
-
-def exec_entrypoint() -> NoReturn:
-    """Replace this process by the entrypoint, which makes the plan that is missing."""
-    os.execv(sys.executable, own_command("train"))
 
 
 if __name__ == "__main__":

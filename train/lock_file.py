@@ -23,6 +23,7 @@ from entrypoint.core.console import log
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.network import LOG_INTERVAL_S
 from entrypoint.core.paths import open_regular, read_regular
+from entrypoint.machine.procfs import read_lines
 
 LOCK_NAME = ".lock"
 HEARTBEAT_S = 2.0
@@ -75,7 +76,9 @@ class RunLock:
                 remove_stale_lock(path)
                 continue
             break
-        os.write(self.file, json.dumps(self.identity | {"boot": boot_id() if flock(self.file) else ""}).encode())
+        # It waits for a process that only asks whether the file is locked.
+        has_flock = not wait_for(lambda: try_flock(self.file), f"the lock of {folder}")
+        os.write(self.file, json.dumps(self.identity | {"boot": boot_id() if has_flock else ""}).encode())
         self.path = path
         threading.Thread(target=self.heartbeat, daemon=True).start()
         return ""
@@ -95,21 +98,7 @@ class RunLock:
 
 def boot_id() -> str:
     """Return what distinguishes this boot of this machine from all others, in each of its containers."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""
-
-
-def flock(file: int) -> bool:
-    """Lock an open file until this process ends, and return whether the file system has such locks.
-
-    It waits for a process that only asks whether the file is locked.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError:
-        return False
-    return True
+    return "".join(read_lines(Path("/proc/sys/kernel/random/boot_id")))
 
 
 def read_holder(path: Path) -> dict[str, object]:

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from entrypoint.core.atomic_files import atomic_write_text
 from train.checkpoint.metadata import read_bytes
@@ -33,21 +33,6 @@ MLFLOW_VALUE_LENGTH = 5000
 FINISHED, PREEMPTED, FAILED = "FINISHED", "KILLED", "FAILED"
 
 
-class Tracker(Protocol):
-    """Takes the numbers of one run. Each method may raise anything, after which none is called again."""
-
-    run_id: str
-
-    def log(self, kind: str, step: int, values: Mapping[str, float | int]) -> None:
-        """Take the numbers of a step or of an epoch."""
-
-    def summary(self, values: Mapping[str, Any]) -> None:
-        """Take the run's summary."""
-
-    def close(self, status: str) -> None:
-        """End the run: FINISHED, PREEMPTED or FAILED."""
-
-
 def start_tracker(settings: TrainSettings, folder: Path, *, resumes: bool) -> Tracker | None:
     """Return the tracker of a run, None without TRAIN_TRACK; may raise anything that the tracker raises.
 
@@ -58,7 +43,7 @@ def start_tracker(settings: TrainSettings, folder: Path, *, resumes: bool) -> Tr
     import_users_module(settings.track, None)  # a rank's own path lacks PYTHONPATH, in which the plan has found it
     known = read_run_id(folder, settings.track) if resumes else ""
     kind = MLflowTracker if settings.track == "mlflow" else WandbTracker
-    tracker: Tracker = kind(settings, folder, known)
+    tracker = kind(settings, folder, known)
     atomic_write_text(folder / ID_FILE, json.dumps({settings.track: tracker.run_id}) + "\n")
     return tracker
 
@@ -146,3 +131,7 @@ class WandbTracker:
     def close(self, status: str) -> None:
         """Write or send what is left; wandb calls a run with a code other than 0 failed."""
         self.run.finish(exit_code=0 if status == FINISHED else 1)
+
+
+# Takes the numbers of one run. Each method may raise anything, after which none is called again.
+Tracker = MLflowTracker | WandbTracker
