@@ -30,7 +30,7 @@ from entrypoint.launch.remote import find_remote_launcher
 from entrypoint.machine.comm_backends import find_backend_problem
 from entrypoint.machine.cpu_load import MIN_REPORTED, other_busy_cpus, sample_busy_cpus
 from entrypoint.machine.detect import detect_machine
-from entrypoint.machine.interpreter import Interpreter, find_interpreter, with_hook_looked_for
+from entrypoint.machine.interpreter import PTH_FILE, Interpreter, find_interpreter
 from entrypoint.machine.procfs import parent_name
 from entrypoint.machine.shared_libraries import find_broken_preloads
 from entrypoint.plan.inputs import PlanInputs
@@ -87,7 +87,8 @@ def detect_plan_inputs(
     interpreter = Interpreter()
     if command.program and command.program.kind != "notebook" and command.program.argv[0] == sys.executable:
         interpreter = find_interpreter(settings.values.python, settings.sources.get("python", ""), environ)
-    interpreter = with_hook_looked_for(interpreter)
+    has_hook = any(interpreter.prefix.glob(f"lib/python3*/*-packages/{PTH_FILE}"))
+    interpreter = replace(interpreter, has_hook=has_hook)
     if command.machine:
         machine = read_machine(command.machine)
     else:

@@ -64,11 +64,6 @@ def collective_of(frames: Sequence[Frame]) -> str:
     return "the backward pass" if any(frame.file.endswith(BACKWARD_FILE) for frame in frames) else ""
 
 
-def is_at_exit(frames: Sequence[Frame]) -> bool:
-    """Return whether a rank is about to end."""
-    return any(frame.function == EXIT_FUNCTION for frame in frames)
-
-
 def place_of(frames: Sequence[Frame]) -> str:
     """Return where a stack is in the user's own program, innermost frame first: `x.py:12 in main`."""
     own = (frame for frame in frames if not any(folder in frame.file for folder in LIBRARIES))

@@ -50,7 +50,7 @@ def read_user_dirs(environ: Mapping[str, str]) -> UserDirs:
         temporary=python_finds or (SHARED_MEMORY if is_writable(SHARED_MEMORY) else ""),
         python_finds_it=bool(python_finds),
         uid=os.getuid(),
-        named=bool(environ.get("LOGNAME") or environ.get("USER")) or has_name(os.getuid()),
+        named=bool(environ.get("LOGNAME") or environ.get("USER") or user_name(os.getuid())),
     )
 
 
@@ -87,13 +87,11 @@ def nearest_existing(folder: Path) -> Path:
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
-def has_name(uid: int) -> bool:
-    """Return whether the user database (/etc/passwd, for example) contains a user."""
-    try:
-        pwd.getpwuid(uid)
-    except KeyError:
-        return False
-    return True
+def user_name(uid: int) -> str:
+    """Return a user's name, empty for one whom the user database (/etc/passwd, for example) does not contain."""
+    with suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return ""
 
 
 def fallback_variables(dirs: UserDirs, environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -185,16 +183,8 @@ def why_not_trusted(folder: str) -> str:
     if status is None:
         return ""
     if status.st_uid not in (os.getuid(), 0):
-        return f"belongs to {user_name(status.st_uid)}"
+        return f"belongs to user {user_name(status.st_uid) or status.st_uid}"
     return "other users can write it" if status.st_mode & OTHERS_WRITE else ""
-
-
-def user_name(uid: int) -> str:
-    """Return a user's name, or the number of one without a name here."""
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"user {uid}"
 
 
 def with_fallbacks(environ: Mapping[str, str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from entrypoint.core.collective_error import collective_of, is_at_exit, place_of
+from entrypoint.core.collective_error import EXIT_FUNCTION, collective_of, place_of
 from entrypoint.core.errors import printable
 from entrypoint.hang.stacks import NoStacksError, main_thread_frames, read_python_stacks, stacks_text
 from entrypoint.machine.procfs import ROOT, read_lines, state_of
@@ -45,7 +45,7 @@ def locate(process: int) -> Whereabouts:
         place=place,
         collective=collective,
         stacks=stacks,
-        is_exiting=is_at_exit(frames),
+        is_exiting=any(frame.function == EXIT_FUNCTION for frame in frames),
     )
 
 
@@ -90,13 +90,6 @@ def find_missing(running: Mapping[int, int], place: str, monitor_name: str) -> d
     return outside or elsewhere
 
 
-def missing_line(missing: Mapping[int, MissingRank], lost: Mapping[str, str], rank: int, waited: str) -> str:
-    """Return one line about the missing ranks; `lost` says which collective failed for `rank`."""
-    place = f" at {printable(lost['place'])}" if lost.get("place") else ""
-    where = f"{printable(lost.get('called', 'a collective'))}{place}"
-    return f"{who_is_missing(missing)} missing from {where}, where rank {rank} waited {waited}: {describe(missing)}"
-
-
 def missing_stacks(missing: Mapping[int, MissingRank]) -> tuple[str, ...]:
     """Return the stacks of the missing ranks that gave them."""
     return tuple(
@@ -104,15 +97,13 @@ def missing_stacks(missing: Mapping[int, MissingRank]) -> tuple[str, ...]:
     )
 
 
-def who_is_missing(missing: Mapping[int, MissingRank]) -> str:
-    """Return the subject and verb of the line."""
+def missing_line(missing: Mapping[int, MissingRank], lost: Mapping[str, str], rank: int, waited: str) -> str:
+    """Return one line about the missing ranks; `lost` says which collective failed for `rank`."""
+    place = f" at {printable(lost['place'])}" if lost.get("place") else ""
+    collective = f"{printable(lost.get('called', 'a collective'))}{place}, where rank {rank} waited {waited}"
     if len(missing) == 1:
-        return f"rank {next(iter(missing))} is"
-    return f"{MAX_DESCRIBED} ranks or more are" if len(missing) >= MAX_DESCRIBED else f"{len(missing)} ranks are"
-
-
-def describe(missing: Mapping[int, MissingRank]) -> str:
-    """Return where the missing ranks are."""
-    if len(missing) == 1:
-        return next(iter(missing.values())).where
-    return "; ".join(f"rank {rank}: {place.where}" for rank, place in list(missing.items())[:MAX_DESCRIBED])
+        ((only, absent),) = missing.items()
+        return f"rank {only} is missing from {collective}: {absent.where}"
+    count = f"{MAX_DESCRIBED} ranks or more" if len(missing) >= MAX_DESCRIBED else f"{len(missing)} ranks"
+    places = "; ".join(f"rank {other}: {absent.where}" for other, absent in list(missing.items())[:MAX_DESCRIBED])
+    return f"{count} are missing from {collective}: {places}"

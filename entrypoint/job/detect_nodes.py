@@ -82,9 +82,8 @@ def node_group_claims(
     if values.nnodes != "1" or values.node_rank:
         yield from_settings(settings, environ, job)
     if job.starts_ranks_itself(values):
-        yield NodeGroup(
-            job.world_size, job.rank, choose_master(environ, job), environ.get("MASTER_PORT", ""), source="srun"
-        )
+        master = environ.get("MASTER_ADDR") or job.master_addr
+        yield NodeGroup(job.world_size, job.rank, master, environ.get("MASTER_PORT", ""), source="srun")
     elif not job.launcher and values.launcher not in ("direct", "mpirun", "srun") and not values.hosts:
         if environ.get("PET_NNODES") and (environ.get("PET_NODE_RANK") or ":" in environ["PET_NNODES"]):
             yield from_kubernetes(environ)
@@ -185,8 +184,3 @@ def node_range(text: str, source: str) -> tuple[int | None, int]:
     if min_nodes > most:
         raise UserError(f"{source}: {min_nodes} is more than {most}. Write the smaller number first.")
     return (min_nodes if min_nodes < most else None), most
-
-
-def choose_master(environ: Mapping[str, str], job: Job) -> str:
-    """Return the master that the user sets, else the one from the launcher's variables."""
-    return environ.get("MASTER_ADDR") or job.master_addr

@@ -89,35 +89,28 @@ def check_launcher_variables(job: Job) -> None:
         )
 
 
-def is_pbs_thread_default(environ: Mapping[str, str]) -> bool:
-    """Return whether OMP_NUM_THREADS is the one that PBS Professional sets for each process, all CPUs of the chunk.
-
-    Without `ompthreads` it equals NCPUS (qsub(1B)): with two ranks on a node it would count every core twice.
-    """
-    threads = environ.get("OMP_NUM_THREADS", "")
-    return bool(threads and environ.get("PBS_ENVIRONMENT")) and threads == environ.get("NCPUS")
-
-
-def is_ray_thread_default(environ: Mapping[str, str]) -> bool:
-    """Return whether OMP_NUM_THREADS is the 1 that Ray sets in each worker of one CPU (its page on configuring it)."""
-    return environ.get("OMP_NUM_THREADS") == "1" and any(environ.get(name) for name in RAY_VARIABLES)
-
-
 def drop_thread_default(environ: Mapping[str, str], job: Job) -> dict[str, str]:
-    """Return the environment without the OMP_NUM_THREADS that torchrun, PBS or Ray itself set.
+    """Return the environment without the OMP_NUM_THREADS that torchrun, PBS or Ray itself set."""
+    without = {name: value for name, value in environ.items() if name != "OMP_NUM_THREADS"}
+    return without if is_thread_default(environ, job) else dict(environ)
 
-    torchrun sets 1 if the variable is not set (torch/distributed/run.py). The agent's initial environment shows
+
+def is_thread_default(environ: Mapping[str, str], job: Job) -> bool:
+    """Return whether OMP_NUM_THREADS comes from PBS, Ray or torchrun, and not from the user.
+
+    PBS Professional sets all CPUs of the chunk for each process, unless `ompthreads` is asked for (qsub(1B)): with two
+    ranks on a node they would count every core twice. Ray sets 1 in each worker of one CPU (its page on configuring
+    it). torchrun sets 1 if the variable is not set (torch/distributed/run.py). The agent's initial environment shows
     whether the user set it. If /proc hides that environment, the variable counts as set by the user.
     """
-    if is_pbs_thread_default(environ) or is_ray_thread_default(environ):
-        return {name: value for name, value in environ.items() if name != "OMP_NUM_THREADS"}
-    if job.launcher != "torchrun" or "OMP_NUM_THREADS" not in environ:
-        return dict(environ)
-    for process in ancestors(ROOT):
+    threads = environ.get("OMP_NUM_THREADS", "")
+    by_pbs = bool(threads and environ.get("PBS_ENVIRONMENT")) and threads == environ.get("NCPUS")
+    by_ray = threads == "1" and any(environ.get(name) for name in RAY_VARIABLES)
+    if by_pbs or by_ray:
+        return True
+    for process in ancestors(ROOT) if threads and job.launcher == "torchrun" else ():
         command = "".join(read_lines(ROOT / f"proc/{process}/cmdline"))
         if "torchrun" in command or "torch.distributed.run" in command:
             started_with = "\n".join(read_lines(ROOT / f"proc/{process}/environ"))
-            if started_with and "OMP_NUM_THREADS=" not in started_with:
-                return {name: value for name, value in environ.items() if name != "OMP_NUM_THREADS"}
-            break
-    return dict(environ)
+            return bool(started_with) and "OMP_NUM_THREADS=" not in started_with
+    return False

@@ -43,20 +43,16 @@ def train_words(environ: Mapping[str, str], flags: Mapping[str, str]) -> Iterato
 
 
 def with_run_id(job: Job) -> Job:
-    """Return the job with the id of a run that hydra started."""
-    return replace(job, job_id=hydra_run_id()) if job.family == Family.HYDRA and not job.job_id else job
+    """Return the job with the id of a run that hydra started: the address at which its mpiexec listens.
 
-
-def hydra_run_id() -> str:
-    """Return the address at which this run's mpiexec listens, by the command line of hydra's proxy on any node.
-
-    Hydra gives a run no id. The address is empty if /proc hides the proxy (another PID namespace, Intel MPI).
+    Hydra gives a run no id. The command line of its proxy on any node has the address, unless /proc hides the proxy
+    (another PID namespace, Intel MPI).
     """
-    for process in ancestors(ROOT):
+    for process in ancestors(ROOT) if job.family == Family.HYDRA and not job.job_id else ():
         words = command_words(process)
         if "--control-port" in words[:-1] and "hydra_pmi_proxy" in words[0]:
-            return words[words.index("--control-port") + 1]
-    return ""
+            return replace(job, job_id=words[words.index("--control-port") + 1])
+    return job
 
 
 def has_monitor(job: Job, environ: Mapping[str, str], identity: str) -> bool:

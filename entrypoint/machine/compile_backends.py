@@ -63,7 +63,8 @@ def find_ipex_problem(device: str, versions: Mapping[str, str]) -> str:
 
 def find_missing_build_tools() -> str:
     """Return which build tools of inductor are missing; it compiles C++ against Python's headers at run time."""
-    there = (("a C++ compiler", shutil.which(os.environ.get("CXX", "g++"))), ("Python.h", python_header().exists()))
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    there = (("a C++ compiler", shutil.which(os.environ.get("CXX", "g++"))), ("Python.h", header.exists()))
     missing = [name for name, found in there if not found]
     return f"needs {' and '.join(missing)}: install g++ and Python's headers" if missing else ""
 
@@ -78,8 +79,3 @@ def find_noexec_cache(environ: Mapping[str, str]) -> str:
     if flags & os.ST_NOEXEC:
         return f"cannot load what it compiles: {folder} is mounted noexec. Set TORCHINDUCTOR_CACHE_DIR"
     return ""
-
-
-def python_header() -> Path:
-    """Return the path of this Python's C header."""
-    return Path(sysconfig.get_path("include")) / "Python.h"

@@ -107,12 +107,6 @@ NETWORK_TYPES = frozenset(
 )
 
 
-def mount_type(root: Path, folder: Path) -> str:
-    """Return the type of the file system that a folder is on, or will be on."""
-    mounts = mount_types(root)
-    return mounts.get(mount_point(mounts, folder), "")
-
-
 def mount_point(mounts: Mapping[str, str], folder: Path) -> str:
     """Return the mount point of a folder, which may be on its way to exist; empty if /proc hides it."""
     path = Path(os.path.realpath(folder))
@@ -121,7 +115,8 @@ def mount_point(mounts: Mapping[str, str], folder: Path) -> str:
 
 def is_on_network(root: Path, folder: Path) -> bool:
     """Return whether a folder is on a file system that other nodes share."""
-    return mount_type(root, folder) in NETWORK_TYPES
+    mounts = mount_types(root)
+    return mounts.get(mount_point(mounts, folder), "") in NETWORK_TYPES
 
 
 def volatile_place(root: Path, folder: Path) -> str:

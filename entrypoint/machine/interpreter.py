@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 
@@ -34,11 +33,6 @@ class Interpreter(Struct, frozen=True):
     def prefix(self) -> Path:
         """Return the folder of its environment."""
         return Path(sys.prefix) if self.path == sys.executable else Path(self.path).parents[1]
-
-
-def with_hook_looked_for(interpreter: Interpreter) -> Interpreter:
-    """Return the interpreter with whether its environment has the file of the hook."""
-    return replace(interpreter, has_hook=any(interpreter.prefix.glob(f"lib/python3*/*-packages/{PTH_FILE}")))
 
 
 def find_interpreter(wanted: str, source: str, environ: Mapping[str, str]) -> Interpreter:

@@ -1,4 +1,4 @@
-"""Make system calls that the C library does not wrap."""
+"""Bind memory to NUMA nodes, by a system call that the C library does not wrap."""
 
 from __future__ import annotations
 
@@ -9,28 +9,10 @@ from pathlib import Path
 
 from entrypoint.machine.cpu_topology import parse_cpu_list
 
-# asm/unistd.h of each architecture.
-SYSCALL_NUMBERS = {
-    "x86_64": {"set_mempolicy": 238},
-    "aarch64": {"set_mempolicy": 237},
-    "riscv64": {"set_mempolicy": 237},
-    "ppc64le": {"set_mempolicy": 261},
-}
-
-
-def system_call(name: str, *arguments: object) -> None:
-    """Make a system call of SYSCALL_NUMBERS; raises OSError if it fails or is unknown on this architecture."""
-    number = SYSCALL_NUMBERS.get(platform.machine(), {}).get(name)
-    if number is None:
-        raise OSError(0, f"{name} is not known for {platform.machine()}")
-    if ctypes.CDLL(None, use_errno=True).syscall(number, *arguments) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
+# Of set_mempolicy(2): asm/unistd.h of each architecture.
+SYSCALL_NUMBERS = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261}
 # linux/mempolicy.h; the policy is kept across execve(2).
 MEMORY_POLICY_MODES = {"preferred": 1, "bind": 2}
-
-
 MAX_NODES = 1024
 
 
@@ -39,13 +21,17 @@ def bind_memory(policy: str, nodes: tuple[int, ...]) -> None:
 
     Raises OSError if the kernel or a container's seccomp filter does not allow it.
     """
+    number = SYSCALL_NUMBERS.get(platform.machine())
+    if number is None:
+        raise OSError(0, f"set_mempolicy is not known for {platform.machine()}")
     bits = ctypes.c_ulong * (MAX_NODES // ctypes.sizeof(ctypes.c_ulong) // 8)
     width = 8 * ctypes.sizeof(ctypes.c_ulong)
     mask = bits()
     for node in nodes:
         mask[node // width] |= 1 << (node % width)
     # The kernel reads one bit less than maxnode (set_mempolicy(2), bugs).
-    system_call("set_mempolicy", MEMORY_POLICY_MODES[policy], mask, MAX_NODES + 1)
+    if ctypes.CDLL(None, use_errno=True).syscall(number, MEMORY_POLICY_MODES[policy], mask, MAX_NODES + 1) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def get_memory_nodes(process: str = "self", root: Path = Path("/")) -> tuple[int, ...]:

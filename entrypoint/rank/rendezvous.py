@@ -20,14 +20,6 @@ from entrypoint.core.network import (
 from entrypoint.job.detect import Job
 
 
-def check_port_free(port: int) -> None:
-    """Raise `UserError` if another program already listens on this port."""
-    try:
-        socket.create_server(("", port)).close()
-    except OSError as error:
-        raise port_taken_error(port, error) from None
-
-
 def port_taken_error(port: int, error: OSError) -> UserError:
     """Return the error for a rendezvous port that cannot be listened on."""
     cause = os.strerror(error.errno) if error.errno else str(error)

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.network import interface_address, interface_for_route
 from entrypoint.job.detect import Job
-from entrypoint.rank.rendezvous import check_port_free, rendezvous_variables, resolve_master
-from tests.net import free_port
+from entrypoint.rank.rendezvous import rendezvous_variables, resolve_master
 
 NOWHERE = "no-such-node.invalid"
 
@@ -30,12 +29,6 @@ def test_resolve_master_unknown_name_raises_after_timeout() -> None:
     with pytest.raises(UserError, match=rf"MASTER_ADDR={NOWHERE}: does not resolve here \(.*\) after 1 s") as error:
         resolve_master(NOWHERE, 1)
     assert error.value.code == ExitCode.RENDEZVOUS
-
-
-def test_check_port_free_taken_port_raises() -> None:
-    with socket.create_server(("", 0)) as other, pytest.raises(UserError, match="cannot listen on this port"):
-        check_port_free(other.getsockname()[1])
-    check_port_free(free_port())
 
 
 def test_resolve_master_address_returns_itself() -> None:
