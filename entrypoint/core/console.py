@@ -1,4 +1,4 @@
-"""Prints lines and errors on standard error, or into torchelastic's error file."""
+"""Prints lines and errors on standard error, or into torchelastic's error file; redirects what bypasses Python."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ STATUS_VAR = "ENTRYPOINT_STATUS_RECORDS"
 STATUS_PREFIX = "entrypoint-status: "
 # A rank's monitor has a file in memory for what the rank says about its end, where torchrun has none.
 RECORD_VAR = "ENTRYPOINT_ERROR_RECORD"
+STDOUT, STDERR = 1, 2
 
 
 def last_error_line(text: str, otherwise: str) -> str:
@@ -55,10 +57,10 @@ def write_stdout(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        replace_stream(1)
+        replace_stream(STDOUT)
         raise
     except OSError as error:
-        replace_stream(1)  # else Python tries again at its end
+        replace_stream(STDOUT)  # else Python tries again at its end
         raise UserError(
             f"standard output: cannot be written ({error.strerror}). Write it to another place.", ExitCode.MACHINE
         ) from None
@@ -69,6 +71,19 @@ def replace_stream(descriptor: int) -> None:
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, descriptor)
     os.close(devnull)
+
+
+@contextmanager
+def redirected(number: int, to: int) -> Iterator[None]:
+    """Redirect file descriptor STDOUT or STDERR to the open descriptor `to` inside this block, also for C++ code."""
+    (sys.stdout if number == STDOUT else sys.stderr).flush()
+    kept = os.dup(number)
+    os.dup2(to, number)
+    try:
+        yield
+    finally:
+        os.dup2(kept, number)
+        os.close(kept)
 
 
 def report_error(error: UserError) -> int:
@@ -145,7 +160,7 @@ def write_stderr(line: str) -> None:
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
-        replace_stream(2)
+        replace_stream(STDERR)
 
 
 def log(line: str) -> None:

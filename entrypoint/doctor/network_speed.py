@@ -22,9 +22,8 @@ import torch.distributed as dist
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from entrypoint.core.console import report_error
+from entrypoint.core.console import STDOUT, redirected, report_error
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
-from entrypoint.core.fd_redirect import STDOUT, redirected
 from entrypoint.core.network import hold_port
 from entrypoint.core.own_modules import module_command
 from entrypoint.doctor.network import chosen_interface, network_checks

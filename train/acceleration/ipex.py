@@ -12,7 +12,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
-from entrypoint.core.fd_redirect import STDERR, redirected
+from entrypoint.core.console import STDERR, redirected
 from entrypoint.machine.compile_backends import IPEX
 
 

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from entrypoint.core.console import STDOUT, redirected
 from entrypoint.core.errors import ExitCode, UserError, first_line
-from entrypoint.core.fd_redirect import STDOUT, redirected
 from entrypoint.plan.model import Plan, Source
 from entrypoint.rank.environment import RANK0_HOST_VAR
 from train.distributed.exchange import all_gather_values, broadcast_value

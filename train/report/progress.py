@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from entrypoint.core.fd_redirect import STDERR, STDOUT
+from entrypoint.core.console import STDERR, STDOUT
 from train.preemption import STOP_CONTROLLER
 from train.settings import TrainSettings
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core.fd_redirect import STDERR, STDOUT, redirected
+from entrypoint.core.console import STDERR, STDOUT, redirected
 
 
 @pytest.mark.parametrize("number", [STDOUT, STDERR])
