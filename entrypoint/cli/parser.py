@@ -44,11 +44,6 @@ class CommandLine(Struct, frozen=True, kw_only=True):
         return "json" in self.switches
 
     @property
-    def verbose(self) -> bool:
-        """Return whether the plan shows every decision."""
-        return "verbose" in self.switches
-
-    @property
     def launches(self) -> bool:
         """Return whether a launch follows, rather than a plan on the screen."""
         return self.command != "plan" and not self.switches & {"dry-run", "json"}
@@ -80,7 +75,9 @@ def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> Comman
         raise UserError(f"{printable(name)}: no such command. {hint}Use one of: {', '.join(COMMANDS)}.")
     command = COMMANDS[name]
     groups = [load_group(group) for group in command.groups]
-    fields = flag_fields(groups)
+    # The setting of each flag that takes a value, None for a file.
+    fields: dict[str, SettingField | None] = {f"--{name}": None for name in FILES}
+    fields |= {about.flag: about for group in groups for about in describe_settings(group)}
     flags, target = take_target(name, words, fields)
     if target == "run":
         groups = [group for group in groups if group.PREFIX != "TRAIN_"]
@@ -111,14 +108,6 @@ def general_help(word: str) -> str:
     if word == "--version":
         return version_text()
     return help_all(all_groups().values()) if word == "--help-all" else ""
-
-
-def flag_fields(groups: Sequence[type[Settings]]) -> dict[str, SettingField | None]:
-    """Return the setting of each flag that takes a value; None for one that is no setting."""
-    fields: dict[str, SettingField | None] = {f"--{name}": None for name in FILES}
-    for group in groups:
-        fields |= {about.flag: about for about in describe_settings(group)}
-    return fields
 
 
 def take_flags(words: deque[str], fields: Mapping[str, SettingField | None]) -> list[str]:

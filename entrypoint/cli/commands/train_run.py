@@ -24,14 +24,14 @@ def run(invocation: Invocation) -> int:
     command, inputs = invocation.command, read_plan_inputs(invocation, counts_load=True)
     plan = tuned_plan(invocation, inputs)
     if not command.launches:
-        layout = layout_of(sys.stdout, os.environ, verbose=command.verbose)
+        layout = layout_of(sys.stdout, os.environ, verbose="verbose" in command.switches)
         write_stdout(plan.to_json(indent=2) if command.json else "\n".join(plan_lines(plan, layout, command=True)))
         return ExitCode.DONE
     if inputs.job.rank == 0 and plan.prominent_warning:
         log(f"warning: {plan.prominent_warning}")
     if inputs.job.rank == 0 and not inputs.settings.values.quiet:
         only = "launcher" if plan.launcher in REMOTE_LAUNCHERS else ""  # each rank's node shows the rest
-        layout = layout_of(sys.stderr, inputs.environ, verbose=command.verbose)
+        layout = layout_of(sys.stderr, inputs.environ, verbose="verbose" in command.switches)
         write_stderr("\n".join(plan_lines(plan, layout, only=only)))
     if plan.program.kind == "notebook" and plan.launcher not in REMOTE_LAUNCHERS:  # there each rank has it run
         from entrypoint.launch.notebook import with_notebook_runner

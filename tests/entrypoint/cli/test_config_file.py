@@ -11,8 +11,8 @@ import pytest
 
 from entrypoint.cli.command_table import all_groups
 from entrypoint.cli.commands.completion import completion_script
+from entrypoint.cli.commands.settings import schema_of
 from entrypoint.cli.config_file import read_config, with_config
-from entrypoint.cli.settings_schema import schema_of
 from entrypoint.core.errors import UserError
 from entrypoint.core.settings_base import describe_settings, read_settings
 from tests.conftest import PYTHON, Entrypoint, clean_environment
