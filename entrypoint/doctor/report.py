@@ -6,18 +6,20 @@ import json
 import shutil
 import socket
 import subprocess
+import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.machinery import PathFinder
 from pathlib import Path
 
-from entrypoint.core.errors import UserError, count_text, one_line
+from entrypoint.core.errors import UserError, count_text, one_line, printable
 from entrypoint.core.packages import missing_module
 from entrypoint.core.user_dirs import nearest_existing, why_not_writable
-from entrypoint.doctor.installation import check_installation
 from entrypoint.machine.comm_backends import find_backend_problem
 from entrypoint.machine.compile_backends import DEFAULT_BACKEND, find_compile_problem
+from entrypoint.machine.interpreter import PTH_FILE, find_interpreter
 from entrypoint.machine.shared_libraries import LIBRARY_PATTERNS
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
@@ -161,6 +163,26 @@ def check_host_name() -> Iterator[Check]:
         yield Check("host name", "ok", f"{name} does not resolve: fine on one node; over several set MASTER_ADDR")
         return
     yield Check("host name", "ok", f"{name} is {address}")
+
+
+def check_installation(environ: Mapping[str, str], site: Path) -> Iterator[Check]:
+    """Warn of what may mislead: names of others, another active environment, a missing file.
+
+    `site` is the folder with this environment's packages.
+    """
+    for name in ("entrypoint", "train"):
+        if other := PathFinder.find_spec(name, [str(site)]):
+            where = printable(other.origin or site)
+            yield Check(
+                f"package {name}", "warning", f"another one is installed ({where})", "this program uses its own"
+            )
+    interpreter = find_interpreter("", "", environ)
+    if interpreter.path != sys.executable:
+        seen = f"scripts run by {printable(interpreter.path)}, {interpreter.reason}; this program is in {sys.prefix}"
+        yield Check("interpreter", "warning", seen, "LAUNCH_PYTHON names another one")
+    if not (site / PTH_FILE).exists():
+        seen = f"not in {site}; without it ranks of some torch versions abort at their end"
+        yield Check(PTH_FILE, "warning", seen, "install the wheel")
 
 
 def check_imports(python: str) -> Iterator[Check]:

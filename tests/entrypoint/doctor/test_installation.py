@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from entrypoint.doctor.installation import PTH_FILE, check_installation
+from entrypoint.doctor.report import PTH_FILE, check_installation
 from tests.conftest import script
 
 
