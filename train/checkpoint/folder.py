@@ -12,7 +12,7 @@ import msgspec
 
 from entrypoint.core.atomic_files import atomic_write_text, replace_symlink
 from entrypoint.core.console import log_once
-from entrypoint.core.paths import is_file, read_regular
+from entrypoint.core.paths import exists, is_file, is_folder, read_regular
 from train.checkpoint.metadata import CHECKSUM_FILE, METADATA_FILE, STEP_NAME, read_bytes
 
 TEMPORARY_NAME = re.compile(r"\.(?:(step-\d{9,})(\.replaced)?|best\.\d+)", re.ASCII)
@@ -36,16 +36,7 @@ def temporary_path(path: Path) -> Path:
 
 def is_checkpoint(path: Path) -> bool:
     """Return whether a path leads to a folder that looks like a complete checkpoint."""
-    try:
-        return path.is_dir() and (path / CHECKSUM_FILE).exists()
-    except OSError:  # a name that is too long
-        return False
-
-
-class StepNumber(msgspec.Struct):
-    """The step in `checkpoint.json`."""
-
-    step: int
+    return is_folder(path) and exists(path / CHECKSUM_FILE)
 
 
 def is_own(path: Path) -> bool:
@@ -57,8 +48,8 @@ def is_own(path: Path) -> bool:
     if not found or not (path / CHECKSUM_FILE).is_file():
         return False
     try:
-        return msgspec.json.decode(read_bytes(path / METADATA_FILE), type=StepNumber).step == int(found[1])
-    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
+        return msgspec.json.decode(read_bytes(path / METADATA_FILE), type=dict[str, object])["step"] == int(found[1])
+    except (OSError, ValueError, KeyError, RecursionError, msgspec.MsgspecError):
         return True
 
 

@@ -13,13 +13,14 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from stat import S_ISREG
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from entrypoint.core.atomic_files import atomic_open
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
+from entrypoint.core.paths import open_regular
 
 METADATA_FILE, CHECKSUM_FILE = "checkpoint.json", "SHA256SUMS"
 # What a checkpoint holds tensors of, in the files and in the index.
@@ -114,10 +115,6 @@ class CorruptCheckpoint(UserError):
         super().__init__(f"{reason}. Set TRAIN_RESUME to another checkpoint.")
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type[CorruptCheckpoint], tuple[str]]:
-        """Pickle by the reason, for the broadcast to the other ranks."""
-        return CorruptCheckpoint, (self.reason,)
-
 
 def corrupt_error(path: Path, error: BaseException) -> CorruptCheckpoint:
     """Return the error for a missing or corrupt checkpoint."""
@@ -136,10 +133,8 @@ def write_error(folder: Path, error: OSError) -> UserError:
 
 def write_synced(path: Path, content: bytes) -> str:
     """Write a file and sync it; return its SHA-256. Raises OSError."""
-    with path.open("wb") as file:
+    with atomic_open(path) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
     return hashlib.sha256(content).hexdigest()
 
 
@@ -153,16 +148,11 @@ def write_metadata(folder: Path, metadata: Metadata, digests: Mapping[str, str])
 
 
 def read_bytes(path: Path, limit: int | None = None) -> bytes:
-    """Return the content of a regular file; raises OSError, and ValueError for another kind or a larger one.
-
-    A FIFO or a device would block, or never end.
-    """
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not S_ISREG(status.st_mode):
-            raise ValueError(f"{path.name} is not a file")
-        if limit is not None and status.st_size > limit:
-            raise ValueError(f"{path.name} has {status.st_size:,} bytes")
+    """Return the content of a regular file; raises OSError, and ValueError for a larger one than the limit."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if limit is not None and size > limit:
+            raise ValueError(f"{path.name} has {size:,} bytes")
         return file.read()
 
 

@@ -88,17 +88,6 @@ def os_error_of(error: SafetensorError) -> OSError | None:
     return OSError(int(found[1]), os.strerror(int(found[1]))) if found else None
 
 
-def whole_entries(tensors: Mapping[str, Tensors], file_of: Mapping[str, str]) -> dict[str, dict[str, TensorEntry]]:
-    """Return the index of tensors that are stored whole, each section in its own file."""
-    return {
-        section: {
-            name: TensorEntry(shape=tuple(one.shape), parts=(TensorPart(file=file_of[section], key=name),))
-            for name, one in named.items()
-        }
-        for section, named in tensors.items()
-    }
-
-
 FILES = {MODEL: "model.safetensors", OPTIMIZER: "optimizer.safetensors", EMA: "ema.safetensors"}
 
 
@@ -115,7 +104,14 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int, *, best: bo
         digests = {
             FILES[section]: write_tensors(temp_dir / FILES[section], named) for section, named in tensors.items()
         }
-        write_metadata(temp_dir, replace(checkpoint.metadata, tensors=whole_entries(tensors, FILES)), digests)
+        index = {
+            section: {
+                name: TensorEntry(shape=tuple(one.shape), parts=(TensorPart(file=FILES[section], key=name),))
+                for name, one in named.items()
+            }
+            for section, named in tensors.items()
+        }
+        write_metadata(temp_dir, replace(checkpoint.metadata, tensors=index), digests)
         folders.commit(temp_dir, path, keep, best=best)
     except OSError:
         with suppress(OSError):  # the cause of the first error is said; a later run removes the rest

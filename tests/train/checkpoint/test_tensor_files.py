@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from tests.conftest import LAUNCH_LIMIT_S, PYTHON
 from tests.factories import HostilePickle
 from tests.train.checkpoint.saved import SETTINGS, save
-from train.checkpoint.metadata import CHECKSUM_FILE, METADATA_FILE, CorruptCheckpoint, corrupt_error
+from train.checkpoint.metadata import CHECKSUM_FILE, METADATA_FILE, CorruptCheckpoint
 from train.checkpoint.resume import load
 from train.checkpoint.tensor_files import CheckpointReader, os_error_of, write_tensors
 
@@ -247,12 +247,6 @@ def test_rows_of_a_tensor_can_be_read_alone(tmp_path: Path) -> None:
     reader = CheckpointReader(save(tmp_path, 7))
     ((name, rows, value),) = reader.parts({"model/w": range(1, 3)})
     assert (name, rows, value.tolist()) == ("model/w", slice(0, 2), [[7.0, 7.0]] * 2)
-
-
-def test_corrupt_error_pickles(tmp_path: Path) -> None:
-    refused = corrupt_error(tmp_path, ValueError("cut"))
-    again = pickle.loads(pickle.dumps(refused))
-    assert (str(again), again.reason, again.code) == (str(refused), refused.reason, refused.code)
 
 
 # The working folder is below the mount; the same path leads to what is mounted over it.
