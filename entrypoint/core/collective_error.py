@@ -46,12 +46,6 @@ def is_collective_error(error: BaseException) -> bool:
     )
 
 
-def was_in_torch(error: BaseException, frames: Sequence[Frame]) -> bool:
-    """Return whether an error comes from torch's exchanges: a download may say `connection refused` too."""
-    called = any(folder in frame.file for frame in frames for folder in DISTRIBUTED)
-    return called or type(error).__name__ in ERROR_CLASSES or bool(GLOO_PLACE.match(str(error)))
-
-
 def collective_of(frames: Sequence[Frame]) -> str:
     """Return the collective that a stack is in, innermost frame first, empty if it shows none.
 
@@ -95,7 +89,10 @@ def lost_collective(error: BaseException) -> dict[str, str]:
 
 def note_collective_error(error: BaseException) -> None:
     """Note in this rank's error file that a collective ended its program, for the launcher to name the cause."""
-    if not is_collective_error(error) or not was_in_torch(error, frames_of(error.__traceback__)):
+    files = [frame.file for frame in frames_of(error.__traceback__)]
+    # A download may say `connection refused` too.
+    in_torch = type(error).__name__ in ERROR_CLASSES or any(part in file for file in files for part in DISTRIBUTED)
+    if not is_collective_error(error) or not (in_torch or GLOO_PLACE.match(str(error))):
         return
     from entrypoint.core.console import error_record_path, write_error_record
     from entrypoint.core.errors import COLLECTIVE_KEY, first_line

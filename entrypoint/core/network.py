@@ -9,6 +9,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -72,33 +73,25 @@ def interface_address(interface: str) -> str:
 
 def interface_addresses(interface: str) -> tuple[str, ...]:
     """Return an interface's addresses without link-local ones, IPv4 first."""
-    ipv4 = ipv4_address(interface)
-    return (*([ipv4] if ipv4 else []), *ipv6_addresses(interface))
+    return (*ipv4_addresses(interface), *ipv6_addresses(interface))
+
+
+def ipv4_addresses(interface: str) -> list[str]:
+    """Return an interface's IPv4 address, if it has one (netdevice(7))."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
+        return [socket.inet_ntoa(answer[20:24])]
+    return []
 
 
 def ipv6_addresses(interface: str) -> list[str]:
     """Return an interface's IPv6 addresses without link-local ones, from /proc/net/if_inet6."""
-    found = []
     try:
-        lines = IPV6_INTERFACES.read_text().splitlines()
+        rows = [line.split() for line in IPV6_INTERFACES.read_text().splitlines()]
     except OSError:  # a kernel without IPv6
         return []
-    for line in lines:
-        digits, *_, name = line.split()
-        address = ipaddress.IPv6Address(int(digits, 16))
-        if name == interface and not address.is_link_local:
-            found.append(str(address))
-    return found
-
-
-def ipv4_address(interface: str) -> str:
-    """Return an interface's IPv4 address, empty if it has none (netdevice(7))."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
-        except OSError:
-            return ""
-    return socket.inet_ntoa(answer[20:24])
+    addresses = [ipaddress.IPv6Address(int(digits, 16)) for digits, *_, name in rows if name == interface]
+    return [str(address) for address in addresses if not address.is_link_local]
 
 
 def is_this_host(name: str) -> bool:

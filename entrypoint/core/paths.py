@@ -45,12 +45,12 @@ def working_folder() -> Path | None:
         return None
 
 
-def open_regular(path: str | Path) -> int:
+def open_regular(path: str | Path, more_flags: int = 0) -> int:
     """Open a regular file to read and return its descriptor; raises OSError.
 
     A FIFO would block, and a device may never end.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | more_flags)
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISREG(kind):
         return descriptor

@@ -167,7 +167,7 @@ def compile_caches(environ: Mapping[str, str], *, make: bool) -> dict[str, tuple
         if make and folder and not environ.get(name):
             with suppress(OSError):  # torch says what it cannot write
                 Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-        if problem := why_not_trusted(folder):
+        if folder and (problem := why_not_trusted(folder)):
             raise UserError(
                 f"{name}={printable(folder)}: {problem}, and torch runs what it finds there. Name a folder of your own."
             )
@@ -177,10 +177,8 @@ def compile_caches(environ: Mapping[str, str], *, make: bool) -> dict[str, tuple
 def why_not_trusted(folder: str) -> str:
     """Return who else could have put files into a folder, empty if nobody could or it is not there."""
     try:
-        status = Path(folder).stat() if folder else None
+        status = Path(folder).stat()
     except OSError:
-        return ""
-    if status is None:
         return ""
     if status.st_uid not in (os.getuid(), 0):
         return f"belongs to user {user_name(status.st_uid) or status.st_uid}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from entrypoint.core.collective_error import EXIT_FUNCTION, collective_of, place_of
 from entrypoint.core.errors import printable
@@ -57,22 +58,15 @@ def program_of(process: int, monitor_name: str) -> int:
     return int(children[0]) if children else 0
 
 
-class MissingRank(Struct, frozen=True):
-    """Where a rank is that is missing from a collective, and its stacks where it gave them."""
-
-    where: str
-    stacks: str = ""
-
-
-def find_missing(running: Mapping[int, int], place: str, monitor_name: str) -> dict[int, MissingRank]:
+def find_missing(running: Mapping[int, int], place: str, monitor_name: str) -> dict[int, Whereabouts]:
     """Return where the ranks are that are not in the collective at this place of the program.
 
     `running` maps ranks to their processes, which may be monitors of that name.
     A rank in another collective may wait too, so it counts only if no rank is outside of one. A rank that ends
     meanwhile is no cause.
     """
-    outside: dict[int, MissingRank] = {}
-    elsewhere: dict[int, MissingRank] = {}
+    outside: dict[int, Whereabouts] = {}
+    elsewhere: dict[int, Whereabouts] = {}
     # faulthandler writes places in ASCII
     waited_at = place.encode("ascii", "backslashreplace").decode()
     for rank, process in sorted(running.items()):
@@ -82,7 +76,7 @@ def find_missing(running: Mapping[int, int], place: str, monitor_name: str) -> d
         located = locate(program)
         if state_of(program) in ENDED or located.is_exiting:
             continue
-        missing = MissingRank(f"process {program} {located.text}", located.stacks)
+        missing = replace(located, text=f"process {program} {located.text}")
         if not located.collective:
             outside[rank] = missing
         elif place and located.place != waited_at:
@@ -90,20 +84,20 @@ def find_missing(running: Mapping[int, int], place: str, monitor_name: str) -> d
     return outside or elsewhere
 
 
-def missing_stacks(missing: Mapping[int, MissingRank]) -> tuple[str, ...]:
+def missing_stacks(missing: Mapping[int, Whereabouts]) -> tuple[str, ...]:
     """Return the stacks of the missing ranks that gave them."""
     return tuple(
-        stacks_text(f"rank {rank}  {place.where}", place.stacks) for rank, place in missing.items() if place.stacks
+        stacks_text(f"rank {rank}  {place.text}", place.stacks) for rank, place in missing.items() if place.stacks
     )
 
 
-def missing_line(missing: Mapping[int, MissingRank], lost: Mapping[str, str], rank: int, waited: str) -> str:
+def missing_line(missing: Mapping[int, Whereabouts], lost: Mapping[str, str], rank: int, waited: str) -> str:
     """Return one line about the missing ranks; `lost` says which collective failed for `rank`."""
     place = f" at {printable(lost['place'])}" if lost.get("place") else ""
     collective = f"{printable(lost.get('called', 'a collective'))}{place}, where rank {rank} waited {waited}"
     if len(missing) == 1:
         ((only, absent),) = missing.items()
-        return f"rank {only} is missing from {collective}: {absent.where}"
+        return f"rank {only} is missing from {collective}: {absent.text}"
     count = f"{MAX_DESCRIBED} ranks or more" if len(missing) >= MAX_DESCRIBED else f"{len(missing)} ranks"
-    places = "; ".join(f"rank {other}: {absent.where}" for other, absent in list(missing.items())[:MAX_DESCRIBED])
+    places = "; ".join(f"rank {other}: {absent.text}" for other, absent in list(missing.items())[:MAX_DESCRIBED])
     return f"{count} are missing from {collective}: {places}"

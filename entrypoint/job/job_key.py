@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError, printable
+from entrypoint.core.paths import open_regular
 from entrypoint.core.user_dirs import user_cache_dir
 from entrypoint.job.run_identity import PROGRAM
 from entrypoint.machine.container import is_on_network
@@ -133,13 +134,8 @@ def write_key(path: Path) -> bytes:
 
 def read_drawn_key(path: Path) -> bytes:
     """Return the key that rank 0 wrote; empty if there is none yet, or if it may be another user's."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        status = os.fstat(descriptor)
-        private = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
-        return os.read(descriptor, MAX_KEY_BYTES) if private else b""
-    finally:
-        os.close(descriptor)
+    with suppress(OSError), os.fdopen(open_regular(path, os.O_NOFOLLOW), "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid == os.getuid() and not status.st_mode & 0o077:
+            return file.read(MAX_KEY_BYTES)
+    return b""

@@ -102,7 +102,7 @@ def explain_hang(
     )
     stacks = missing_ranks.missing_stacks(missing)
     if not missing and (waited.timed_out or not running):
-        missing = dict.fromkeys(sorted(ended), missing_ranks.MissingRank("its program has ended"))
+        missing = dict.fromkeys(sorted(ended), missing_ranks.Whereabouts("its program has ended"))
     if not missing or not lost:
         return "", stacks
     until = "until its time limit" if waited.timed_out else "in vain"

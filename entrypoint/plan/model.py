@@ -139,11 +139,6 @@ class OutputPlan(Struct, frozen=True, kw_only=True):
     shown_ranks: tuple[int, ...] = ()
     prefix: bool = False
 
-    @property
-    def is_default(self) -> bool:
-        """Whether the user asked for nothing."""
-        return self == OutputPlan()
-
 
 class TrainerPlan(Struct, frozen=True, kw_only=True):
     """What only the built-in trainer reads; `ipex_packs` is IPEX with packed weights and a fused update.
@@ -201,7 +196,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     @property
     def relays_output(self) -> bool:
         """Whether the output of this node's ranks is relayed: of several, or where the user asks for it."""
-        return self.nodes.nproc_per_node > 1 or not self.output.is_default
+        return self.nodes.nproc_per_node > 1 or self.output != OutputPlan()
 
     def decision(self, key: str) -> Decision | None:
         """Return the decision of a key, None where there is none."""

@@ -9,9 +9,13 @@ from entrypoint.plan.inputs import PlanInputs
 
 def world_size_for(inputs: PlanInputs, nproc: int) -> int:
     """Return the world size, where this node starts `nproc` ranks unless a launcher starts all."""
-    if inputs.remote_launcher and not inputs.job.launcher:
-        return remote_world_size(inputs, nproc)
-    return inputs.job.world_size if inputs.job.launcher else nproc * inputs.node_group.nnodes
+    if inputs.job.launcher:
+        return inputs.job.world_size
+    if inputs.remote_launcher is None:
+        return nproc * inputs.node_group.nnodes
+    if inputs.remote_launcher.mpi:
+        return sum(count for _, count in ranks_per_host(inputs, nproc))
+    return number(inputs.environ, "SLURM_NTASKS", 0) if uses_slurm_ntasks(inputs) else node_count(inputs) * nproc
 
 
 def ranks_per_host(inputs: PlanInputs, nproc: int) -> tuple[tuple[str, int], ...]:
@@ -25,13 +29,6 @@ def ranks_per_host(inputs: PlanInputs, nproc: int) -> tuple[tuple[str, int], ...
             (name, expand_per_node_count("SLURM_TASKS_PER_NODE", tasks, index)) for index, name in enumerate(nodes)
         )
     return tuple((name, nproc) for name in nodes) or (("localhost", nproc),)
-
-
-def remote_world_size(inputs: PlanInputs, nproc: int) -> int:
-    """Return how many ranks mpirun or srun starts on all nodes, where this node's plan has `nproc`."""
-    if inputs.remote_launcher and not inputs.remote_launcher.mpi:
-        return number(inputs.environ, "SLURM_NTASKS", 0) if uses_slurm_ntasks(inputs) else node_count(inputs) * nproc
-    return sum(count for _, count in ranks_per_host(inputs, nproc))
 
 
 def node_count(inputs: PlanInputs) -> int:

@@ -11,7 +11,7 @@ import zlib
 from entrypoint.core.errors import UserError
 from entrypoint.core.own_modules import module_command, own_command
 from entrypoint.plan.inputs import PlanInputs
-from entrypoint.plan.model import Decision, Plan
+from entrypoint.plan.model import Decision, OutputPlan, Plan
 
 AUTO_RESTARTS = 3
 # Seconds that agents wait for more nodes when enough have joined, and after which a silent agent is lost.
@@ -75,7 +75,7 @@ def agent_command(plan: Plan, inputs: PlanInputs) -> tuple[str, ...]:
 def output_options(plan: Plan) -> tuple[str, ...]:
     """Return torchrun's options for the output of this node's ranks (its manual); it marks all lines that it shows."""
     output, nodes = plan.output, plan.nodes
-    if output.is_default:
+    if output == OutputPlan():
         return ()
     first = nodes.node_rank * nodes.nproc_per_node
     shown = [str(rank - first) for rank in output.shown_ranks if 0 <= rank - first < nodes.nproc_per_node]

@@ -116,11 +116,6 @@ class Bridge:
             if other and other is not connection:
                 self.loop.close(other)
 
-    def give_up(self) -> None:
-        """Close the program's connection."""
-        if self.program:
-            self.loop.close(self.program)
-
     def open(self, upstream: socket.socket) -> None:
         """Pass on what has waited for the connection to rank 0."""
         with self.loop.lock:
@@ -161,7 +156,8 @@ class StoreRelay:
                 bridge.open(peer)
                 return
             time.sleep(RETRY_INTERVAL_S)
-        bridge.give_up()
+        if bridge.program:
+            self.loop.close(bridge.program)
 
     def is_let_in(self, peer: socket.socket, session: Session) -> bool:
         """Show the job's key and see the other side's; return whether it is rank 0's store, else close."""

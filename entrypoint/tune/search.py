@@ -101,14 +101,23 @@ def tune(
 ) -> int:
     """Search, print the result, and store it; `words` is the program's command line after `entrypoint`.
 
-    Raises `UserError` if a launcher has decided already, or if nothing can be stored or measured.
+    Raises `UserError` if a launcher has decided already, if nothing can be stored or measured, or for a metric that
+    cannot find a rate.
     """
     folder = store_dir(inputs)
     if not is_tunable(inputs):
         raise UserError("tune: needs one node, and to start the ranks itself. Run it outside srun and mpirun.")
     if folder is None:
         raise UserError("LAUNCH_TUNING_STORE=off: results cannot be stored. Unset it, or name a folder.")
-    spec = trial_spec(inputs, settings, words)
+    is_trainer = inputs.program.kind == "train"
+    spec = TrialSpec(
+        words=tuple(words),
+        environ={**inputs.environ, **inputs.settings.as_variables(flags_only=True)},
+        seconds=settings.seconds,
+        is_trainer=is_trainer,
+        metric=compile_metric(settings.metric) if settings.metric and not is_trainer else None,
+        lower=settings.lower,
+    )
     path = folder / f"{machine_program_key(inputs, training)}.json"
     program = one_line(" ".join(words))
     log(f"tuning {program} for up to {settings.minutes:g} minutes. Its result will be stored in {one_line(path)}")
@@ -128,19 +137,6 @@ def tune(
     )
     write_stdout(evidence)
     return ExitCode.DONE
-
-
-def trial_spec(inputs: PlanInputs, settings: TuneSettings, words: Sequence[str]) -> TrialSpec:
-    """Return how trials run the program; raises `UserError` for a metric that cannot find a rate."""
-    is_trainer = inputs.program.kind == "train"
-    return TrialSpec(
-        words=tuple(words),
-        environ={**inputs.environ, **inputs.settings.as_variables(flags_only=True)},
-        seconds=settings.seconds,
-        is_trainer=is_trainer,
-        metric=compile_metric(settings.metric) if settings.metric and not is_trainer else None,
-        lower=settings.lower,
-    )
 
 
 def search(session: TuningSession, inputs: PlanInputs, plan: Plan) -> ComparisonResult[Candidate] | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -108,7 +107,8 @@ class Profiler:
         """Write the operators by their own time, the phases, and a trace for chrome://tracing or Perfetto."""
         self.folder.mkdir(exist_ok=True)
         events = seen.key_averages()
-        shares = PhaseTimes(self.steps, phase_seconds(events))
+        marked = {event.key: event.cpu_time_total / 1e6 for event in events}
+        shares = PhaseTimes(self.steps, {name: marked.get(f"{RECORD_PREFIX}{name}", 0.0) for name in PHASES})
         orders = ("self_cpu_time_total", *(["self_device_time_total"] if self.device.type == "cuda" else []))
         tables = (events.table(sort_by=by, row_limit=ROWS, max_name_column_width=60) for by in orders)
         atomic_write_text(self.folder / "operators.txt", "\n".join(tables))
@@ -118,13 +118,3 @@ class Profiler:
         seen.export_chrome_trace(str(self.folder / "trace.json"))
         self.log(f"profile of {self.steps} steps: {shares.format_line()}; {self.folder}")
         self.log(diagnosis)
-
-
-def phase_seconds(events: Any) -> dict[str, float]:
-    """Return how long each phase took in all."""
-    found = {
-        event.key.removeprefix(RECORD_PREFIX): event.cpu_time_total / 1e6
-        for event in events
-        if event.key.startswith(RECORD_PREFIX)
-    }
-    return {name: found.get(name, 0.0) for name in PHASES}

@@ -59,19 +59,13 @@ class Binding(TypedDict, total=False):
     core_map: list[str]
 
 
-class TrainerPart(TypedDict, total=False):
-    """What the advice reads of the trainer's plan."""
-
-    auto_selects_bf16: bool
-
-
 class PlanFile(TypedDict, total=False):
     """What is shown of plan.json."""
 
     decisions: list[dict[str, Any]]
     warnings: list[str]
     binding: Binding
-    trainer: TrainerPart | None
+    trainer: dict[str, Any] | None
 
 
 MistakeEntry = TypedDict(
