@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,24 +29,19 @@ def test_expand_hostlist_keeps_order(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "position", "why"),
+    ("text", "why"),
     [
-        ("", 1, "a name is missing"),
-        ("node1,,node2", 7, "a name is missing"),
-        ("node1,", 7, "a name is missing"),
-        ("node[1-3", 5, "a bracket is opened and not closed"),
-        ("node[]", 6, "expected a number"),
-        ("node[1-]", 7, "expected a comma or a closing bracket"),
-        ("node[3-1]", 6, "the range 3-1 runs backwards"),
-        ("node[1;2]", 7, "expected a comma"),
-        ("node 1", 5, "is no part of a name"),
-        ("node]", 5, "is no part of a name"),
-        ("node[1-9999999999]", 6, "more than 1,000,000 nodes"),
-        ("a[1-9999][1-9999]", 18, "more than 1,000,000 nodes"),
+        *(
+            (text, "cannot be read; expected a form like")
+            for text in ("", "a,,b", "a,", "a[1-3", "a[]", "a[1-]", "a[1;2]", "a 1", "a]", "a{}", f"a[{'1' * 19}]")
+        ),
+        ("node[3-1]", "the range 3-1 runs backwards"),
+        ("node[1-9999999999]", "more than 1,000,000 nodes"),
+        ("a[1-9999][1-9999]", "more than 1,000,000 nodes"),
     ],
 )
-def test_expand_hostlist_malformed_raises_with_position(text: str, position: int, why: str) -> None:
-    with pytest.raises(UserError, match=rf"SLURM_JOB_NODELIST: cannot be read at position {position}, .*{why}"):
+def test_expand_hostlist_malformed_raises(text: str, why: str) -> None:
+    with pytest.raises(UserError, match=rf"^SLURM_JOB_NODELIST.*: .*{why}"):
         expand_hostlist(text, "SLURM_JOB_NODELIST")
 
 
@@ -70,7 +63,7 @@ def test_expand_hostlist_any_text_returns_names_or_raises(text: str) -> None:
     try:
         names = expand_hostlist(text)
     except UserError as refused:
-        assert re.search(r"at position \d+", str(refused))
+        assert str(refused).startswith("node list")
     else:
         assert all(names)
         assert "[" not in "".join(names)
