@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import read_regular
-from entrypoint.job.node_group import NodeGroup, check_node_rank, require_master
+from entrypoint.job.node_group import NodeGroup, claim_node
 from entrypoint.job.slurm import number
 
 # What a container of SageMaker has without its training toolkit ("How SageMaker provides training information").
@@ -48,8 +49,7 @@ def from_sagemaker(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
     if not isinstance(hosts, list) or own not in map(str, hosts):
         raise UserError(f"{named}={printable(own)}: not among {printable(listed)}")
     names = sorted(map(str, hosts))
-    master, port = environ.get("MASTER_ADDR") or names[0], environ.get("MASTER_PORT", "")
-    yield NodeGroup(len(names), names.index(own), master, port, interface=interface, source=source)
+    yield replace(claim_node(environ, len(names), names.index(own), named, names[0], source), interface=interface)
 
 
 # Pools of parameter or reduction servers, and of evaluators (Vertex AI, "Distributed training").
@@ -78,11 +78,8 @@ def from_vertex(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
             " nodes that train into the first two worker pools."
         )
     rank = index if pool == "workerpool0" else len(first) + index
-    check_node_rank("CLUSTER_SPEC's task", rank, len(first) + len(workers), "CLUSTER_SPEC")
-    master, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    master = master or str(first[0] if first else "").partition(":")[0]
-    require_master(master, len(first) + len(workers), "CLUSTER_SPEC")
-    yield NodeGroup(len(first) + len(workers), rank, master, port, source="CLUSTER_SPEC")
+    master = str(first[0] if first else "").partition(":")[0]
+    yield claim_node(environ, len(first) + len(workers), rank, "CLUSTER_SPEC's task", master, "CLUSTER_SPEC")
 
 
 class Engine(Struct, frozen=True):
@@ -116,13 +113,10 @@ def from_engines(environ: Mapping[str, str]) -> Iterator[NodeGroup]:
         count = number(environ, engine.count, 1)
         if count < 2 or not environ.get(engine.rank):
             continue
-        rank, source = number(environ, engine.rank, 0), f"{engine.count}={count}"
-        check_node_rank(engine.rank, rank, count, source)
         parts = re.findall("{(.+?)}", engine.master)
         known = engine.master.format_map(environ) if all(environ.get(part) for part in parts) else ""
-        master = environ.get("MASTER_ADDR") or next(iter(known.split()), "")
-        require_master(master, count, source)
-        yield NodeGroup(count, rank, master, environ.get("MASTER_PORT", ""), source=source)
+        rank, master = number(environ, engine.rank, 0), next(iter(known.split()), "")
+        yield claim_node(environ, count, rank, engine.rank, master, f"{engine.count}={count}")
 
 
 def read_json(name: str, text: str, kind: type) -> Any:

@@ -15,7 +15,7 @@ from entrypoint.core.errors import UserError, printable
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.job.cloud_nodes import from_engines, from_sagemaker, from_vertex
 from entrypoint.job.detect import Job, is_loopback_name
-from entrypoint.job.node_group import NodeGroup, check_node_rank, require_master
+from entrypoint.job.node_group import NodeGroup, claim_node
 from entrypoint.job.ports import parse_port
 from entrypoint.job.slurm import number
 from entrypoint.job.unclaimed import check_unclaimed_ranks
@@ -128,12 +128,11 @@ def from_kubernetes(environ: Mapping[str, str]) -> NodeGroup:
     port = environ.get("MASTER_PORT") or environ.get("PET_MASTER_PORT") or met_port
     if port:
         parse_port(port, f"{named}={environ[named]}")
-    require_master(master, count, source)
     # Elastic pods have no index. A pod's host name is also the name of its service.
     first = environ.get("HOSTNAME", "").partition(".")[0] == master.partition(".")[0]
     rank = number(environ, "PET_NODE_RANK", 0 if first or min_nodes is None else 1)
-    check_node_rank("PET_NODE_RANK", rank, count, source)
-    return NodeGroup(count, rank, master, port, source=source, min_nodes=min_nodes)
+    group = claim_node(environ, count, rank, "PET_NODE_RANK", master, source)
+    return replace(group, port=port, min_nodes=min_nodes)
 
 
 def split_endpoint(text: str) -> tuple[str, str]:
@@ -161,9 +160,8 @@ def from_pods(environ: Mapping[str, str], settings: ParsedSettings[LaunchSetting
             f"{source}: PET_NPROC_PER_NODE={each} is set without PET_NNODES, so this may count pods or ranks. Set"
             " LAUNCH_NNODES and LAUNCH_NODE_RANK, and unset RANK and WORLD_SIZE."
         )
-    check_node_rank("RANK", rank, count, source)
-    master = environ.get("MASTER_ADDR", "")
-    require_master(master, count, source)
+    group = claim_node(environ, count, rank, "RANK", "", source)
+    master = group.master_addr
     nproc = settings.values.nproc_per_node
     if nproc not in ("auto", 1) and is_loopback_name(master):
         raise UserError(
@@ -173,8 +171,7 @@ def from_pods(environ: Mapping[str, str], settings: ParsedSettings[LaunchSetting
         )
     # A loopback address means that all are on this machine. Kubeflow's pytorch-operator gives rank 0 `localhost`.
     here = is_loopback_name(master) and (rank > 0 or master != "localhost")
-    port = environ.get("MASTER_PORT", "")
-    yield NodeGroup(count, rank, master, port, interface="lo" if here else "", source=source)
+    yield replace(group, interface="lo" if here else "")
 
 
 def node_range(text: str, source: str) -> tuple[int | None, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -28,16 +29,17 @@ class NodeGroup(Struct, frozen=True):
     min_nodes: int | None = None
 
 
-def check_node_rank(name: str, rank: int, count: int, source: str) -> None:
-    """Raise `UserError` if the node rank is out of range."""
+def claim_node(environ: Mapping[str, str], count: int, rank: int, named: str, master: str, source: str) -> NodeGroup:
+    """Return the group that a platform gives; the user's MASTER_ADDR and MASTER_PORT win.
+
+    `named` says where the rank is from. Raises `UserError` if it is out of range, or several nodes have no master.
+    """
     if not 0 <= rank < count:
-        raise UserError(f"{name}={rank}: {source} nodes, counted from 0")
-
-
-def require_master(master: str, count: int, source: str) -> None:
-    """Raise `UserError` if several nodes have no master address."""
+        raise UserError(f"{named}={rank}: {source} nodes, counted from 0")
+    master = environ.get("MASTER_ADDR") or master
     if count > 1 and not master:
         raise UserError(f"{source}: needs MASTER_ADDR, the name or address of the first node")
+    return NodeGroup(count, rank, master, environ.get("MASTER_PORT", ""), source=source)
 
 
 def check_master(master: str) -> None:
