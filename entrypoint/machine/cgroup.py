@@ -7,6 +7,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from entrypoint.machine.cpu_topology import read_number
+from entrypoint.machine.procfs import read_lines
+
 # A v1 group without a limit reports a number near 2^63. Real limits are far below a petabyte.
 NO_LIMIT_BYTES = 1 << 50
 
@@ -39,11 +42,7 @@ def read_limits(root: Path) -> Limits:
 def iter_cgroup_dirs(root: Path) -> Iterator[Path]:
     """Yield the folders of this process's groups, from its own up to each hierarchy's root."""
     mount = root / "sys/fs/cgroup"
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = ["0::/"]
-    for line in lines:
+    for line in read_lines(root / "proc/self/cgroup") or ["0::/"]:
         if line.count(":") < 2:
             continue
         _, controllers, path = line.split(":", 2)
@@ -86,8 +85,5 @@ def v1_quota(folder: Path) -> float | None:
 
 def read_positive_int(path: Path) -> int | None:
     """Return a file's positive number, None if there is none (`max`, -1, no such file)."""
-    try:
-        value = int(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return value if value > 0 else None
+    value = read_number(path)
+    return value if value and value > 0 else None

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
+from entrypoint.machine.procfs import read_lines
+
 # Packages that a plan or the doctor reports, named like their metadata folders.
 TRACKED_PACKAGES = (
     "torch",
@@ -58,22 +60,15 @@ def read_packages(prefix: Path) -> Packages:
 
 def required_torch(file: Path) -> str:
     """Return the exact version of torch that a package's metadata requires, empty if it requires none."""
-    try:
-        text = file.read_text(errors="replace")
-    except OSError:
-        return ""
-    match = re.search(r"^Requires-Dist: torch ?\(?==([\w.]+)", text, re.MULTILINE)
+    match = re.search(r"^Requires-Dist: torch ?\(?==([\w.]+)", "\n".join(read_lines(file)), re.MULTILINE)
     return match[1] if match else ""
 
 
 def torch_cuda_version(file: Path) -> str | None:
     """Return the CUDA version that torch's own version.py names, empty for None, None if there is no such file."""
-    try:
-        text = file.read_text()
-    except OSError:
-        return None
-    match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
-    return match[1] if match else ""
+    lines = read_lines(file)
+    match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", "\n".join(lines), re.MULTILINE)
+    return match[1] if match else "" if lines else None
 
 
 def minor_version(version: str) -> str:

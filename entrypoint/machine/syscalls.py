@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 
 from entrypoint.machine.cpu_topology import parse_cpu_list
+from entrypoint.machine.procfs import read_lines
 
 # Of set_mempolicy(2): asm/unistd.h of each architecture.
 SYSCALL_NUMBERS = {"x86_64": 238, "aarch64": 237, "riscv64": 237, "ppc64le": 261}
@@ -36,10 +37,7 @@ def bind_memory(policy: str, nodes: tuple[int, ...]) -> None:
 
 def get_memory_nodes(process: str = "self", root: Path = Path("/")) -> tuple[int, ...]:
     """Return the nodes that a process's memory is bound to or prefers, or none for the kernel's default."""
-    try:
-        lines = (root / f"proc/{process}/numa_maps").read_text().splitlines()
-    except OSError:
-        return ()
+    lines = read_lines(root / f"proc/{process}/numa_maps")
     policies = (line.split()[1] for line in lines if len(line.split()) > 1)
     named = next((policy for policy in policies if policy.startswith(("bind:", "prefer:", "prefer="))), "")
     return parse_cpu_list(named.replace("=", ":").partition(":")[2]) if named else ()
