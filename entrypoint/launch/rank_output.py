@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from entrypoint.core.console import log, write_stderr
 from entrypoint.core.errors import ExitCode, UserError, printable
@@ -76,29 +76,16 @@ class Stream(Struct):
         return data[:cut]
 
 
-class Tail(Struct):
-    """The last lines of a rank."""
-
-    data: bytes = b""
-    files: list[Path] = field(default_factory=list)
-
-    def add(self, data: bytes) -> None:
-        """Keep the end of what was printed."""
-        self.data = (self.data + data if len(data) < TAIL_BYTES else data)[-TAIL_BYTES:]
-
-    def lines(self) -> list[str]:
-        """Return the last lines, undecodable bytes replaced."""
-        return self.data.decode(errors="replace").splitlines()[-TAIL_LINES:]
-
-
 class RankOutput:
     """The output of one start of a node's ranks. `open_rank` each, fork, `start` the relay, `close` it at the end."""
 
     def __init__(self, plan: OutputPlan, restart: int = 0) -> None:
         self.plan, self.restart = plan, restart
         self.streams: list[Stream] = []
-        self.tails: dict[int, Tail] = {}
-        self.sinks = self.find_sinks()
+        self.tails: dict[int, bytes] = {}
+        self.sinks = {1: Sink(1, os.isatty(1)), 2: Sink(2, os.isatty(2))}
+        if os.path.samestat(os.fstat(1), os.fstat(2)):
+            self.sinks[2] = self.sinks[1]
         self.first_shown: int | None = None
         self.selector = selectors.DefaultSelector()
         self.wake_reader, self.wake_writer = os.pipe()
@@ -107,21 +94,13 @@ class RankOutput:
         self.shown: deque[tuple[int, int]] = deque(maxlen=2 * TAIL_LINES)
         self.buffer = memoryview(bytearray(PIPE_BYTES))  # a new one for each read would cost page faults
 
-    @staticmethod
-    def find_sinks() -> dict[int, Sink]:
-        """Return the sinks of standard output and error."""
-        out, err = os.fstat(1), os.fstat(2)
-        sinks = {1: Sink(1, os.isatty(1))}
-        same = (out.st_dev, out.st_ino, out.st_rdev) == (err.st_dev, err.st_ino, err.st_rdev)
-        return {**sinks, 2: sinks[1] if same else Sink(2, os.isatty(2))}
-
     def open_rank(self, rank: int) -> tuple[int, int]:
         """Return what a rank's standard output and error are to be; raises `UserError` for a log file.
 
         The first rank that is shown keeps a terminal as it is, unless its lines are marked or kept. Where both go to
         one place and no file is asked for, they are one pipe, which keeps their order.
         """
-        folder = Path(self.plan.log_dir, f"attempt_{self.restart}", str(rank)) if self.plan.log_dir else None
+        folder = self.log_folder(rank)
         if self.sinks[1] is self.sinks[2] and not folder:
             writer = self.open_stream(rank, self.sinks[1], None)
             return writer, writer
@@ -137,13 +116,15 @@ class RankOutput:
                 ExitCode.MACHINE,
             ) from None
 
+    def log_folder(self, rank: int) -> Path | None:
+        """Return the folder of a rank's log files, None if none is asked for."""
+        return Path(self.plan.log_dir, f"attempt_{self.restart}", str(rank)) if self.plan.log_dir else None
+
     def open_stream(self, rank: int, sink: Sink, path: Path | None) -> int:
         """Open one stream of a rank and its log file to append to; return the end that the rank writes to."""
-        tail = self.tails.setdefault(rank, Tail())
         file = None
         if path:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            tail.files.append(path)
         shown = not self.plan.shown_ranks or rank in self.plan.shown_ranks
         if shown and self.first_shown is None:
             self.first_shown = rank
@@ -190,7 +171,7 @@ class RankOutput:
         if not data:
             self.end(stream)
             return 0
-        self.tails[stream.rank].add(data)
+        self.tails[stream.rank] = (self.tails.get(stream.rank, b"") + data)[-TAIL_BYTES:]
         if stream.file is not None:
             self.write_file(stream, data)
         self.show(stream, stream.take(data))
@@ -252,22 +233,22 @@ class RankOutput:
 
     def print_tail(self, rank: int) -> None:
         """Print the last lines of the rank that failed first, unless they are the last ones on the terminal anyway."""
-        tail = self.tails.get(rank)
-        if tail is None or not tail.lines():
+        lines, printed = self.tails.get(rank, b"").decode(errors="replace").splitlines()[-TAIL_LINES:], 0
+        if not lines:
             return
-        lines, printed = tail.lines(), 0
         for printer, count in reversed(self.shown):
             if printer != rank:
                 break
             printed += count
-        where = f", whole in {tail.files[-1].parent}" if tail.files else ""
+        folder = self.log_folder(rank)
+        where = f", whole in {folder}" if folder else ""
         if printed < len(lines):
             last = f"last {len(lines)} lines" if len(lines) > 1 else "last line"
             log(f"the {last} of rank {rank}{where}:")
             for line in lines:
                 write_stderr(f"  {line}")
-        elif where:
-            log(f"the output of rank {rank} is in {tail.files[-1].parent}")
+        elif folder:
+            log(f"the output of rank {rank} is in {folder}")
 
 
 def open_pipe() -> tuple[int, int]:
