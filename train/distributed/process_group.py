@@ -137,32 +137,31 @@ def init_process_group(group: ProcessGroup, plan: Plan) -> ProcessGroup:
     """Connect to the other ranks through MASTER_ADDR and MASTER_PORT; raises `UserError` if that fails."""
     rank, world_size = group.rank, group.world_size
     limit = timedelta(seconds=plan.collective_timeout_s)
-    if world_size > 1:
-        register_backend(plan.backend)
-        try:
-            store = wait_for_all_ranks(rank, world_size, plan.rendezvous.timeout_s)
-            # Gloo in torch 2.8 prints a line for each connection to standard output.
-            with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
-                dist.init_process_group(plan.backend, timeout=limit, store=store, rank=rank, world_size=world_size)
-        except (RuntimeError, ValueError, OSError) as error:
-            own_way = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-            where = os.environ.get(RANK0_HOST_VAR) or own_way
-            cause = first_line(error)
-            raise UserError(
-                f"rank {rank} of {world_size}: no {plan.backend} connection to the other ranks at {where}: {cause}",
-                ExitCode.RENDEZVOUS,
-            ) from None
-    needs_gloo = world_size > 1 and plan.backend != "gloo"
-    control = new_gloo_group(plan.collective_timeout_s) if needs_gloo else None
-    watch = PeerWatch(rank, plan.collective_timeout_s) if world_size > 1 and plan.backend in UNTIMED_BACKENDS else None
+    if world_size == 1:
+        return group
+    register_backend(plan.backend)
+    try:
+        store = wait_for_all_ranks(rank, world_size, plan.rendezvous.timeout_s)
+        # Gloo in torch 2.8 prints a line for each connection to standard output.
+        with Path(os.devnull).open("wb") as nowhere, redirected(STDOUT, nowhere.fileno()):
+            dist.init_process_group(plan.backend, timeout=limit, store=store, rank=rank, world_size=world_size)
+    except (RuntimeError, ValueError, OSError) as error:
+        own_way = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        where = os.environ.get(RANK0_HOST_VAR) or own_way
+        cause = first_line(error)
+        raise UserError(
+            f"rank {rank} of {world_size}: no {plan.backend} connection to the other ranks at {where}: {cause}",
+            ExitCode.RENDEZVOUS,
+        ) from None
+    control = new_gloo_group(plan.collective_timeout_s) if plan.backend != "gloo" else None
+    watch = PeerWatch(rank, plan.collective_timeout_s) if plan.backend in UNTIMED_BACKENDS else None
     group = replace(group, control=control, watch=watch)
-    if world_size > 1:
-        group = replace(group, peers=tuple(group.gather(local_peer(rank), Peer)))
-        backend = plan.decision("backend")
-        named_by_user = backend is not None and backend.source == Source.USER  # then it runs all collectives
-        if not named_by_user and group.device.type == "cpu" and len({peer.node for peer in group.peers}) == 1:
-            group = replace(group, memory=open_shared_memory(rank, world_size, plan.collective_timeout_s))
-    return group
+    group = replace(group, peers=tuple(group.gather(local_peer(rank), Peer)))
+    backend = plan.decision("backend")
+    named_by_user = backend is not None and backend.source == Source.USER  # then it runs all collectives
+    if named_by_user or group.device.type != "cpu" or len({peer.node for peer in group.peers}) > 1:
+        return group
+    return replace(group, memory=open_shared_memory(rank, world_size, plan.collective_timeout_s))
 
 
 def open_save_group(group: ProcessGroup, timeout_s: float) -> dist.ProcessGroup | None:

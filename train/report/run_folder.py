@@ -18,7 +18,7 @@ from entrypoint.core.errors import UserError, one_line
 from entrypoint.core.own_modules import own_command
 from entrypoint.core.packages import package_version
 from entrypoint.core.paths import exists, is_file, read_regular, resolve, working_folder
-from entrypoint.core.settings_base import ParsedSettings, variable_name
+from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
 from entrypoint.rank.verify import ObservedRank
 from train.checkpoint import folder as checkpoints
@@ -37,8 +37,6 @@ RECORDED_PACKAGES = (
     "reference-training",
 )
 COMMAND_FILE = "command.txt"
-# These name the folder itself; a repeated run gets a new folder.
-NOT_REPEATED = frozenset({"run_name", "resume"})
 
 
 def open_folder(settings: TrainSettings, lock: RunLock) -> tuple[Path, list[Path]]:
@@ -148,7 +146,7 @@ def add_command(before: list[str], command: str, latest: Path) -> list[str]:
 
 def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ: Mapping[str, str]) -> str:
     """Return a shell command that trains again with the same settings, number of ranks and versions."""
-    not_repeated = {variable_name("TRAIN_", field) for field in NOT_REPEATED}
+    not_repeated = ("TRAIN_RUN_NAME", "TRAIN_RESUME")  # they name the folder; a repeated run gets a new one
     variables = {name: value for name, value in given.as_variables().items() if name not in not_repeated}
     launch = {name: environ[name] for name in sorted(environ) if name.startswith("LAUNCH_") and environ[name]}
     launch["LAUNCH_NPROC_PER_NODE"] = str(plan.nodes.nproc_per_node)
@@ -161,10 +159,8 @@ def reproduce_command(given: ParsedSettings[TrainSettings], plan: Plan, environ:
 
 def versions() -> dict[str, str]:
     """Return the versions that affect a run's results."""
-    found = {"python": platform.python_version(), "kernel": platform.release()}
-    for name in RECORDED_PACKAGES:
-        found[name] = package_version(name) or "not installed"
-    return found
+    packages = {name: package_version(name) or "not installed" for name in RECORDED_PACKAGES}
+    return {"python": platform.python_version(), "kernel": platform.release(), **packages}
 
 
 def as_json(data: Any) -> str:
