@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.atomic_files import atomic_write_text
-from entrypoint.core.errors import UserError, printable
+from entrypoint.core.errors import UserError, first_line, printable
 from entrypoint.core.paths import is_file, read_regular
 from train.report.curves import Plot, lines_with, plots_of, without_messages
 from train.report.metrics import read_metrics
-from train.report.run_files import read_run_file
 from train.report.stragglers import stragglers_text
 
 REPORT_FILE, SKIPPED_FILE, BATCH_FILE = "report.html", "skipped.txt", "batch.png"
+RUN_FILES = ("summary.json", "plan.json", "evaluation.json", "settings.json", "ranks.json")
 RELOADING = '<meta http-equiv="refresh" content="30">'
 # A matrix of more classes does not fit on a screen; the most frequent confusions are listed in any case.
 MAX_MATRIX_CLASSES = 30
@@ -89,15 +89,33 @@ def advise(summary: Mapping[str, Any], plan: Mapping[str, Any], lines: list[dict
 def write_report(folder: Path, so_far: Mapping[str, Any] | None = None) -> Path:
     """Write the report of a run and return its path; a run that trains has what is known `so_far` for a summary.
 
-    Raises `UserError` for a folder that holds no finished run, and OSError if the page cannot be written.
+    Raises `UserError` for a folder that holds no finished run, or files that a run does not write: somebody else may
+    have written them. Raises OSError if the page cannot be written.
     """
     summary = read_run_file(folder, "summary.json") if so_far is None else so_far
     if not isinstance(summary, dict):
         raise UserError(f"{printable(folder)}: holds no finished run, as it has no summary.json. Name a run folder.")
     path = folder / REPORT_FILE
-    page = page_of(folder, summary, trains=so_far is not None)
+    try:
+        page = page_of(folder, summary, trains=so_far is not None)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{printable(folder)}: {', '.join(RUN_FILES)}: one of them is not what a run writes"
+            f" ({printable(first_line(error))}). Remove it."
+        ) from None
     atomic_write_text(path, page.encode("utf-8", "backslashreplace").decode())  # file names may be no UTF-8
     return path
+
+
+def read_run_file(folder: Path, name: str) -> Any:
+    """Return the content of a JSON file of a run, None without one; raises `UserError` for another content."""
+    path = folder / name
+    if not is_file(path):
+        return None
+    try:
+        return json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{printable(path)}: is not what a run writes ({printable(str(error))}). Remove it.") from None
 
 
 def page_of(folder: Path, summary: Mapping[str, Any], *, trains: bool = False) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 from entrypoint.core.console import report_error
 from entrypoint.core.errors import ExitCode, UserError, one_line, printable
 from train.checkpoint.metadata import write_error
-from train.report.page import value_text, write_report
-from train.report.run_files import read_run_file
+from train.report.page import read_run_file, value_text, write_report
 
 # What is compared of a summary, in this order.
 RESULTS = (
