@@ -124,7 +124,6 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "init": Command(module="init", help="write a TOML file with the settings that users change", words=" [FILE]"),
     "settings": Command(module="settings", help="list all settings", switches=("json-schema",)),
-    "completion": Command(module="completion", help="print the completion script of bash or zsh", words=" bash|zsh"),
     "selftest": Command(module="selftest", help="test this installation: planning, data, a few real runs (a minute)"),
 }
 # Any other program, in an image alone: `docker run IMAGE bash`.

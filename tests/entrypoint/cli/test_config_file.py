@@ -1,4 +1,4 @@
-"""Settings from a TOML file, their schema, and the completion of a shell."""
+"""Settings from a TOML file, and their schema."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from entrypoint.cli.command_table import all_groups
-from entrypoint.cli.commands.completion import completion_script
 from entrypoint.cli.commands.settings import schema_of
 from entrypoint.cli.config_file import read_config, with_config
 from entrypoint.core.errors import UserError
@@ -128,22 +127,6 @@ def test_defaults_written_to_a_file_are_the_defaults(tmp_path: Path) -> None:
         assert read_settings(model, environ, {}).values == model()
 
 
-def complete(words: list[str], shell: str = "bash") -> list[str]:
-    script = completion_script(["bash"], GROUPS)
-    listed = " ".join(f"'{word}'" for word in words)
-    ask = f"COMP_WORDS=({listed}); COMP_CWORD={len(words) - 1}; _entrypoint; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    done = subprocess.run([shell, "-c", f"{script}\n{ask}"], capture_output=True, text=True, check=True)
-    return done.stdout.split()
-
-
-def test_bash_completes_commands_flags_and_values() -> None:
-    assert complete(["entrypoint", "pre"]) == ["predict"]
-    assert complete(["entrypoint", "train", "--lr-l"]) == ["--lr-layer-decay"]
-    assert complete(["entrypoint", "train", "--transforms", "im"]) == ["imagenet"]
-    assert complete(["entrypoint", "plan", "--conf"]) == ["--config"]
-    assert complete(["entrypoint", "train", "--data-dir", "x"]) == []
-
-
 @pytest.mark.launch
 def test_file_reaches_plan_and_ranks(entrypoint: Entrypoint) -> None:
     (entrypoint.folder / "run.toml").write_text("[train]\nepochs = 1\nrun_name = 'toml'\ntensorboard = false\n")
@@ -158,15 +141,9 @@ def test_file_reaches_plan_and_ranks(entrypoint: Entrypoint) -> None:
 
 
 @pytest.mark.launch
-def test_settings_and_completion_are_printed(entrypoint: Entrypoint) -> None:
+def test_settings_are_printed(entrypoint: Entrypoint) -> None:
     assert json.loads(entrypoint("settings", "--json-schema").out)["title"] == "settings of entrypoint"
     assert "--lr-layer-decay, TRAIN_LR_LAYER_DECAY" in entrypoint("settings").out
-    for shell in ("bash", "zsh"):
-        assert "complete -o default -F _entrypoint entrypoint" in entrypoint("completion", shell).out
-    for words in (("completion",), ("completion", "fish")):
-        result = entrypoint(*words)
-        assert result.code == 2
-        assert "Use one of: bash, zsh." in result.err
 
 
 @pytest.mark.launch
