@@ -126,8 +126,6 @@ COMMANDS: Mapping[str, Command] = {
     "settings": Command(module="settings", help="list all settings", switches=("json-schema",)),
     "selftest": Command(module="selftest", help="test this installation: planning, data, a few real runs (a minute)"),
 }
-# Any other program, in an image alone: `docker run IMAGE bash`.
-OTHER = Command(module="other", help="")
 
 
 def load_group(name: str) -> type[Settings]:

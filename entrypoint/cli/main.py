@@ -11,13 +11,14 @@ from importlib import import_module
 from pathlib import Path
 
 from entrypoint.cli.as_typed import as_typed, typed_flags
-from entrypoint.cli.command_table import COMMANDS, OTHER, all_groups
-from entrypoint.cli.invocation import Invocation
-from entrypoint.cli.parser import parse_command_line
+from entrypoint.cli.command_table import COMMANDS, all_groups
+from entrypoint.cli.parser import Invocation, parse_command_line
 from entrypoint.core.console import RECORD_VAR, STATUS_VAR, report_error, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from entrypoint.core.exit_delay import PROGRAM_VAR
+from entrypoint.core.process import replace_process
 from entrypoint.core.signals import PREEMPTION
+from entrypoint.core.user_dirs import with_fallbacks
 from entrypoint.job.ports import START_TIME_VAR
 from entrypoint.machine.container import read_image
 from entrypoint.machine.cpu_load import take_sample
@@ -60,13 +61,15 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     if command.command == "help":
         write_stdout(command.help_text)
         return ExitCode.DONE
+    if command.command == "other" and command.program:  # in an image alone: `docker run IMAGE bash`
+        replace_process(command.program.argv, with_fallbacks(environ))
     typed = typed_flags(command)
     if command.config:
         from entrypoint.cli.config_file import with_config
 
         environ, lines = with_config(environ, command.config, all_groups())
         typed = lines | typed
-    module = import_module(f"entrypoint.cli.commands.{COMMANDS.get(command.command, OTHER).module}")
+    module = import_module(f"entrypoint.cli.commands.{COMMANDS[command.command].module}")
     try:
         return int(module.run(Invocation(command=command, environ=environ, typed=typed, began_s=began_s, load=load)))
     except UserError as error:

@@ -15,6 +15,7 @@ from entrypoint.cli.program import find_program
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.paths import is_folder
 from entrypoint.core.settings_base import SettingField, Settings, describe_settings
+from entrypoint.machine.cpu_load import LoadSample
 from entrypoint.plan.model import Program
 
 
@@ -52,6 +53,19 @@ class CommandLine(Struct, frozen=True, kw_only=True):
     def program_words(self) -> tuple[str, ...]:
         """Return the words that start the program after `entrypoint`."""
         return ("run", *self.words) if self.target == "run" else ("train",)
+
+
+class Invocation(Struct, frozen=True, kw_only=True):
+    """A command with its environment; `began_s` and `load` are the wall-clock time and all CPU time at its start.
+
+    `typed` has what the user typed for settings (see `as_typed`).
+    """
+
+    command: CommandLine
+    environ: Mapping[str, str]
+    typed: Mapping[str, str] = field(default_factory=dict)
+    began_s: float
+    load: LoadSample
 
 
 def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> CommandLine:

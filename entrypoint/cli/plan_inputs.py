@@ -12,8 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from entrypoint.cli.exported_machine import read_machine
-from entrypoint.cli.invocation import Invocation
-from entrypoint.cli.parser import CommandLine
+from entrypoint.cli.parser import CommandLine, Invocation
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.own_modules import module_command
 from entrypoint.core.settings_base import ParsedSettings
@@ -21,7 +20,7 @@ from entrypoint.core.user_dirs import apply_fallbacks, why_not_writable
 from entrypoint.job.allocation import ALLOCATION_VAR, read_allocation, with_allocation
 from entrypoint.job.detect import Job, detect_job
 from entrypoint.job.detect_nodes import detect_node_group
-from entrypoint.job.job_key import find_key_source
+from entrypoint.job.job_key import SECRET_FILE_VAR, find_key_source
 from entrypoint.job.launcher_quirks import check_launcher_variables, drop_thread_default, effective_affinity
 from entrypoint.job.launchers import Family
 from entrypoint.job.node_group import NodeGroup
@@ -146,15 +145,14 @@ def telling_other_nodes(command: CommandLine, job: Job, environ: Mapping[str, st
 
 def place_of_command(command: CommandLine, job: Job, environ: Mapping[str, str]) -> Place | None:
     """Return where this process stands in a job of several nodes, None if nothing here can say it."""
-    group, secret_file = NodeGroup(), ""
+    group = NodeGroup()
     with suppress(UserError):  # settings that cannot be read do not say that there are nodes
         settings = read_launch_settings(environ, command.launch_flags)
-        secret_file = settings.values.secret_file
+        environ = {**environ, SECRET_FILE_VAR: settings.values.secret_file}
         group = detect_node_group(settings, environ, job)
         if group.nnodes > 1 and settings.values.max_restarts not in ("auto", 0):
             return None  # the agents take a port of their own, and wait for each other
-    place = place_in_job(job, group, environ, run_identity_of(command, job, environ))
-    return replace(place, secret_file=secret_file) if place else None
+    return place_in_job(job, group, environ, run_identity_of(command, job, environ))
 
 
 def run_identity_of(command: CommandLine, job: Job, environ: Mapping[str, str]) -> str:

@@ -44,7 +44,6 @@ class Place(Struct, frozen=True):
     identity: str
     job: Job
     environ: Mapping[str, str]
-    secret_file: str = ""
     on_one_node: bool = False
 
 
@@ -111,8 +110,7 @@ def tell_other_nodes(place: Place, error: UserError, *, listens: bool = True) ->
     from entrypoint.supervise.admission import FirstFailure, RankEndpoint
     from entrypoint.supervise.failure_channel import FailureChannel, Rank0
 
-    secret_file = place.secret_file or place.environ.get(SECRET_FILE_VAR, "")
-    source = find_key_source(place.environ, secret_file, place.identity)
+    source = find_key_source(place.environ, place.environ.get(SECRET_FILE_VAR, ""), place.identity)
     node = socket.gethostname()
     with suppress(OSError, UserError):  # without the key nobody listens to this node
         resolve(place.master_addr)  # raises if there is nobody to tell

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from entrypoint.cli.commands import train_run
-from entrypoint.cli.invocation import Invocation
+from entrypoint.cli.parser import Invocation
 from entrypoint.core.errors import UserError, printable
 
 

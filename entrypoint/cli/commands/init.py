@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from entrypoint.cli.command_table import load_group
-from entrypoint.cli.invocation import Invocation
+from entrypoint.cli.parser import Invocation
 from entrypoint.core.console import write_stdout
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.settings_base import describe_settings

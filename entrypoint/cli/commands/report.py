@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from entrypoint.cli.invocation import Invocation
+from entrypoint.cli.parser import Invocation
 from entrypoint.core.errors import UserError
 from entrypoint.core.own_modules import module_command
 from entrypoint.core.packages import require_extra

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from entrypoint.cli.invocation import Invocation
+from entrypoint.cli.parser import Invocation
 from entrypoint.core.console import write_stdout
 from entrypoint.core.errors import ExitCode
 from entrypoint.core.own_modules import own_command

@@ -11,7 +11,7 @@ import msgspec
 
 from entrypoint.cli.command_table import all_groups
 from entrypoint.cli.help import help_all
-from entrypoint.cli.invocation import Invocation
+from entrypoint.cli.parser import Invocation
 from entrypoint.core.console import write_stdout
 from entrypoint.core.errors import ExitCode
 from entrypoint.core.setting_types import BOOLEANS, NUMBER

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import asdict
 
-from entrypoint.cli.invocation import Invocation
+from entrypoint.cli.parser import Invocation
 from entrypoint.core.console import log, write_stdout
 from entrypoint.core.errors import ExitCode, UserError, printable
 from entrypoint.core.paths import is_folder

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from typing import TextIO
 
 from entrypoint.cli.as_typed import plan_as_typed
 from entrypoint.cli.build_plan import apply_saved_tuning, build_plan
-from entrypoint.cli.invocation import Invocation
+from entrypoint.cli.parser import Invocation
 from entrypoint.cli.plan_inputs import read_plan_inputs, telling_other_nodes
-from entrypoint.cli.terminal import layout_of
 from entrypoint.core.console import log, write_stderr, write_stdout
 from entrypoint.core.errors import ExitCode
 from entrypoint.launch.dispatch import REMOTE_LAUNCHERS, launch
-from entrypoint.plan.display import plan_lines
+from entrypoint.plan.display import DEFAULT_COLUMNS, Layout, plan_lines
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Plan
 from entrypoint.tune.store import annotate
+
+# Terminals of other widths have lines of these.
+MIN_COLUMNS, MAX_COLUMNS = 60, 140
 
 
 def run(invocation: Invocation) -> int:
@@ -47,3 +51,21 @@ def tuned_plan(invocation: Invocation, inputs: PlanInputs) -> Plan:
         inputs, tuned = apply_saved_tuning(command, inputs)
         plan = build_plan(command, inputs)
         return plan_as_typed(annotate(plan, tuned) if tuned else plan, invocation.typed)
+
+
+def layout_of(stream: TextIO, environ: Mapping[str, str], *, verbose: bool = False) -> Layout:
+    """Return the layout of a terminal; what is no terminal has a width of its own, and no color unless it is forced.
+
+    COLUMNS, NO_COLOR (no-color.org) and CLICOLOR_FORCE (bixense.com/clicolors) are the user's.
+    """
+    is_terminal, columns = stream.isatty(), DEFAULT_COLUMNS
+    if is_terminal:
+        asked = environ.get("COLUMNS", "")
+        try:
+            columns = int(asked) if asked.isdecimal() else os.get_terminal_size(stream.fileno()).columns
+        except OSError:  # it has no size
+            columns = DEFAULT_COLUMNS
+        columns = min(MAX_COLUMNS, max(MIN_COLUMNS, columns or DEFAULT_COLUMNS))
+    is_forced = environ.get("CLICOLOR_FORCE", "0") not in ("", "0")
+    can_color = is_terminal and environ.get("TERM", "dumb") != "dumb"
+    return Layout(columns, not environ.get("NO_COLOR") and (is_forced or can_color), verbose)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from entrypoint.cli.build_plan import build_plan, settings_affecting_speed
-from entrypoint.cli.invocation import Invocation
+from entrypoint.cli.parser import Invocation
 from entrypoint.cli.plan_inputs import read_plan_inputs
 from entrypoint.core.process import resume_gc
 from entrypoint.core.settings_base import read_settings, variable_name

@@ -7,7 +7,7 @@ import json
 from msgspec.structs import asdict
 
 from entrypoint.cli.commands.stacks import processes_of
-from entrypoint.cli.invocation import Invocation
+from entrypoint.cli.parser import Invocation
 from entrypoint.core.console import write_stdout
 from entrypoint.core.errors import ExitCode
 from entrypoint.doctor.running_ranks import describe, verify_running

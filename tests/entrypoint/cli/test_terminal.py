@@ -13,7 +13,7 @@ from typing import TextIO
 
 import pytest
 
-from entrypoint.cli.terminal import layout_of
+from entrypoint.cli.commands.train_run import layout_of
 from entrypoint.plan.display import Layout
 
 
