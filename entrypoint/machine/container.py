@@ -1,16 +1,16 @@
-"""Detect the container engine, the root file system, /dev/shm, and the limit of locked memory."""
+"""Detect the container engine, the file systems of folders, /dev/shm, and the limit of locked memory."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from msgspec import Struct, field
 
-from entrypoint.machine.procfs import ancestors, read_lines
+from entrypoint.machine.procfs import read_lines
 
 # Metadata of this project's images: name, revision, oneccl.
 IMAGE_INFO = "opt/reference-training/image.json"
@@ -23,22 +23,16 @@ OVERLAYS = ("overlay", "fuse.fuse-overlayfs", "fuse-overlayfs", "aufs")
 class ContainerInfo(Struct, frozen=True):
     """The container that this process runs in.
 
-    `engine` is Docker, Podman or Apptainer, and empty outside a container. `rootfs` is the file system type of `/`.
+    `engine` is Docker, Podman or Apptainer, and empty outside a container.
     `memlock_bytes` is None if unlimited. `rdma` lists the node's RDMA adapters, which lock memory. `image` is the
     metadata of this project's image.
     """
 
     engine: str = ""
-    rootfs: str = ""
     shm_bytes: int = 0
     memlock_bytes: int | None = None
     rdma: tuple[str, ...] = ()
     image: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def is_fuse(self) -> bool:
-        """Return whether a FUSE process serves the image, as for an unprivileged SIF mount."""
-        return "fuse" in self.rootfs
 
 
 def detect_container(root: Path) -> ContainerInfo:
@@ -47,7 +41,6 @@ def detect_container(root: Path) -> ContainerInfo:
     adapters = tuple(sorted(path.name for path in (root / "sys/class/infiniband").glob("*")))
     return ContainerInfo(
         engine=container,
-        rootfs=rootfs_type(root),
         shm_bytes=shm_bytes(root),
         memlock_bytes=memlock_bytes(root),
         rdma=adapters,
@@ -59,17 +52,6 @@ def read_image(root: Path) -> Mapping[str, str]:
     """Return the metadata of this project's image, empty in another environment."""
     lines = read_lines(root / IMAGE_INFO)
     return {str(name): str(value) for name, value in json.loads("\n".join(lines)).items()} if lines else {}
-
-
-def rootfs_type(root: Path) -> str:
-    """Return the type of the file system at `/`; empty if /proc hides it.
-
-    An unprivileged Apptainer puts a kernel overlay over a hidden FUSE mount. The FUSE process is a child of the
-    runtime, which is an ancestor of this process.
-    """
-    kind = mount_types(root).get("/", "")
-    served = next((name for name in sibling_processes(root) if "squashfuse" in name), "") if kind == "overlay" else ""
-    return f"overlay over fuse.{served}" if served else kind
 
 
 def mount_types(root: Path) -> dict[str, str]:
@@ -133,13 +115,6 @@ def volatile_place(root: Path, folder: Path) -> str:
     if point == "/" and kind in OVERLAYS:
         return "the container's own layer"
     return "a tmpfs of the container" if kind in ("tmpfs", "ramfs") else ""
-
-
-def sibling_processes(root: Path) -> Iterator[str]:
-    """Yield the names of the siblings of this process and of its ancestors."""
-    for ancestor in ancestors(root):
-        for child in " ".join(read_lines(root / f"proc/{ancestor}/task/{ancestor}/children")).split():
-            yield from read_lines(root / f"proc/{child}/comm")
 
 
 def shm_bytes(root: Path) -> int:

@@ -45,7 +45,6 @@ def preflight_checks(inputs: PlanInputs) -> tuple[Check, ...]:
     return (
         check_topology(inputs),
         check_image(inputs),
-        check_image_mount(inputs),
         check_shm(inputs),
         check_memlock(inputs),
         check_driver(inputs),
@@ -72,15 +71,6 @@ def check_image(inputs: PlanInputs) -> Check:
     build = f"torch build {image.get('torch_build', 'unknown')}"
     seen = f"{image['name']}, revision {image['revision'][:12]}, {build}, oneCCL {image['oneccl']}"
     return Check("image", "ok", seen)
-
-
-def check_image_mount(inputs: PlanInputs) -> Check:
-    """Check the mount: an unprivileged SIF mount passes every read through one FUSE process."""
-    around = inputs.machine.container
-    if around.is_fuse and around.engine == "Apptainer":
-        advice = "Unpack it by `apptainer build --sandbox`, or install Apptainer's setuid package: imports are slow"
-        return Check("image mount", "warning", around.rootfs, advice)
-    return Check("image mount", "ok", around.rootfs or "unknown")
 
 
 def check_shm(inputs: PlanInputs) -> Check:

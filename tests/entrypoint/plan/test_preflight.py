@@ -65,10 +65,6 @@ def test_cuda_image_without_gpu_warns_prominently(node: Machine, device: str, sa
     [
         (with_around(shm_bytes=64 << 20), "/dev/shm: 64 MiB. Start with --shm-size=2g (Docker)"),
         (
-            with_around(engine="Apptainer", rootfs="overlay over fuse.squashfuse_ll"),
-            "image mount: overlay over fuse",
-        ),
-        (
             with_around(memlock_bytes=8 << 20, rdma=("mlx5_0",)),
             "locked memory: 8 MiB with mlx5_0. Set `ulimit -l unlimited`",
         ),
@@ -100,7 +96,6 @@ def test_preflight_problem_warns_at_every_launch(node: Machine, said: str) -> No
     [
         with_around(memlock_bytes=8 << 20),
         with_around(memlock_bytes=None, rdma=("mlx5_0",)),
-        with_around(rootfs="fuse.sshfs"),
         replace(WELL, driver=Driver("580.65", "13.0"), packages=Packages(TORCH, "12.8")),
         replace(WELL, packages=Packages(TORCH | {"torchvision": "0.23.0", "intel_extension_for_pytorch": "2.8.0"})),
         replace(
