@@ -42,13 +42,9 @@ def atomic_write_text(path: Path, text: str) -> None:
 
 def replace_symlink(link: Path, target: str) -> None:
     """Point a symbolic link to a target, replacing an existing link atomically; raises OSError."""
-    temporary = link.with_name(f".{link.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    try:
-        temporary.symlink_to(target)
-        temporary.replace(link)
-    finally:
+    with atomic_path(link) as temporary:
         temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target)
 
 
 CHECKSUM_TRAILER = b"\nsha256 "

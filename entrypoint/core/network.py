@@ -54,15 +54,18 @@ def resolve(name: str) -> str:
     return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
 
 
+def address_for_route(address: str) -> str:
+    """Return this node's address on the kernel's route to another one, empty if unknown."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing: the kernel only selects the route
+        return str(probe.getsockname()[0])
+    return ""
+
+
 def interface_for_route(address: str) -> str:
     """Return the network interface of the kernel's route to an address, empty if unknown."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))  # sends nothing: the kernel only selects the route
-            own = probe.getsockname()[0]
-    except OSError:
-        return ""
+    own = address_for_route(address)
     return next((name for _, name in socket.if_nameindex() if own in interface_addresses(name)), "")
 
 

@@ -68,19 +68,14 @@ def rdma_problem(
     only_some = "" if limit is None or limit >= MEMLOCK_BYTES else f"only {limit / 2**20:,.0f} MiB may be locked"
     only_efa = all(adapter.kind == "EFA" for adapter in active)
     library = EFA_PLUGIN if only_efa else VERBS
+    package = "AWS's plugin aws-ofi-nccl" if only_efa else "the package libibverbs1 or rdma-core"
     reasons = (
         ("" if adapters else "no RDMA adapter in /sys/class/infiniband"),
         ("" if active else "no adapter has an active port; ask for the cable and the subnet manager"),
         ("NCCL_IB_DISABLE=1 is set" if environ.get("NCCL_IB_DISABLE") == "1" else ""),
         ("NCCL_NET=Socket is set" if environ.get("NCCL_NET", "").lower() == "socket" else ""),
         uverbs_problem(root),
-        ("" if find_library(library) else missing_library(library)),
+        ("" if find_library(library) else f"lib{library}.so is not found; install {package}"),
         (f"{only_some}; set `ulimit -l unlimited`" if only_some else ""),
     )
     return next((reason for reason in reasons if reason), "")
-
-
-def missing_library(library: str) -> str:
-    """Return the reason of a missing library."""
-    package = "AWS's plugin aws-ofi-nccl" if library == EFA_PLUGIN else "the package libibverbs1 or rdma-core"
-    return f"lib{library}.so is not found; install {package}"

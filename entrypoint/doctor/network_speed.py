@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from msgspec import Struct
 from msgspec.structs import asdict
 
 from entrypoint.core.console import STDOUT, redirected, report_error
@@ -40,13 +39,6 @@ SMALL, LARGE_BYTES = 1, 64 << 20
 SMALL_REPEATS, LARGE_REPEATS = 100, 5
 # Less than this share of the link's speed is a warning.
 LOW_SHARE = 0.5
-
-
-class Speed(Struct, frozen=True):
-    """The median time of a small all-reduce (s), and what a large one moves through each rank's link (Gbit/s)."""
-
-    latency_s: float
-    gbits: float
 
 
 def main(argv: Sequence[str]) -> int:
@@ -133,15 +125,15 @@ def backend_of_plan() -> str:
     return "nccl" if text and Plan.from_variable(text).backend == "nccl" else "gloo"
 
 
-def measure(group: Any, size: int, backend: str) -> Speed:
-    """Measure the all-reduce of a group of ranks."""
+def measure(group: Any, size: int, backend: str) -> tuple[float, float]:
+    """Return the median time of a small all-reduce (s), and what a large one moves by each rank's link (Gbit/s)."""
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if backend == "nccl" else torch.device("cpu")
     small, large = torch.ones(SMALL, device=device), torch.ones(LARGE_BYTES // 4, device=device)
     latency_s = repeat(small, group, SMALL_REPEATS)
     large_s = repeat(large, group, LARGE_REPEATS)
     # Each rank sends this share of the values, and receives as many, in a ring (NCCL tests: bus bandwidth).
     moved = LARGE_BYTES * 2 * (size - 1) / size
-    return Speed(latency_s, 8 * moved / large_s / 1e9)
+    return latency_s, 8 * moved / large_s / 1e9
 
 
 def repeat(values: torch.Tensor, group: Any, times: int) -> float:
@@ -155,9 +147,10 @@ def repeat(values: torch.Tensor, group: Any, times: int) -> float:
     return median(seconds[1:])
 
 
-def judge(speed: Speed, backend: str, reports: Sequence[dict[str, Any]], ranks: int) -> Check:
+def judge(speed: tuple[float, float], backend: str, reports: Sequence[dict[str, Any]], ranks: int) -> Check:
     """Return what was measured, compared with the slowest link of the nodes."""
-    seen = f"{backend}, {1e6 * speed.latency_s:,.0f} µs for a number, {speed.gbits:.2f} Gbit/s for 64 MiB"
+    latency_s, gbits = speed
+    seen = f"{backend}, {1e6 * latency_s:,.0f} µs for a number, {gbits:.2f} Gbit/s for 64 MiB"
     if len(reports) == 1:
         return Check("all-reduce", "ok", f"one node, so nothing leaves it; {ranks} ranks on loopback by {seen}")
     links = [report["mbits"] for report in reports if report["mbits"]]
@@ -165,8 +158,8 @@ def judge(speed: Speed, backend: str, reports: Sequence[dict[str, Any]], ranks: 
     if len(links) < len(reports):
         return Check("all-reduce", "ok", f"{seen}; the speed of a link is not known")
     link = min(links) / 1000
-    seen = f"{seen}, {100 * speed.gbits / link:.0f} % of the slowest link ({link:g} Gbit/s)"
-    if speed.gbits < LOW_SHARE * link:
+    seen = f"{seen}, {100 * gbits / link:.0f} % of the slowest link ({link:g} Gbit/s)"
+    if gbits < LOW_SHARE * link:
         return Check("all-reduce", "warning", seen, "look at the interfaces above, and for other traffic")
     return Check("all-reduce", "ok", seen)
 

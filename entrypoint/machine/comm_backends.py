@@ -14,7 +14,6 @@ MPI_PROBE = """
 import sys, torch.distributed as dist
 dist.is_mpi_available() or sys.exit("this torch is built without MPI")
 """
-MPI_ADVICE = "use a torch that is built from source with MPI"
 # One of two processes that add a number up. An import proves nothing: it succeeds without any transport.
 # os._exit, because oneCCL's own end may hang.
 CCL_PROBE = """
@@ -30,7 +29,6 @@ if total.item() != 2:
     sys.exit(f"1 + 1 is {total.item()}")
 os._exit(0)
 """
-CCL_ADVICE = "oneccl_bind_pt ended with torch 2.8: use the image cpu-intel with it"
 # What an MPI launcher puts into a rank's environment: the probe's processes are no ranks of its job.
 MPI_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_", "OMPI_MCA_", "HYDI_", "MPI_LOCAL", "MV2_COMM_")
 PROBE_TIMEOUT_S = 90
@@ -44,24 +42,24 @@ def find_backend_problem(
     With `by_hydra` an mpirun of Intel's or MPICH's starts the ranks, and oneCCL may use MPI as its transport.
     """
     if backend == "mpi":
-        problem, advice = failed_command([python, "-I", "-c", MPI_PROBE], dict(environ)), MPI_ADVICE
+        problem = failed_command([python, "-I", "-c", MPI_PROBE], dict(environ))
+        advice = "use a torch that is built from source with MPI"
     elif backend == "ccl":
-        problem, advice = try_oneccl(python, oneccl, environ, by_hydra=by_hydra), CCL_ADVICE
+        problem = try_oneccl(python, oneccl, environ, by_hydra=by_hydra)
+        advice = "oneccl_bind_pt ended with torch 2.8: use the image cpu-intel with it"
     else:
         return ""
     return f"cannot be used ({problem}); {advice}, or set LAUNCH_BACKEND=auto" if problem else ""
 
 
-def failed_command(command: list[str], environ: dict[str, str]) -> str:
+def failed_command(command: list[str], environ: Mapping[str, str], limit_s: int = PROBE_TIMEOUT_S) -> str:
     """Return the last line of a command's error, empty if it succeeds."""
     import subprocess  # here and below, because most plans start no process
 
     try:
-        done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
-        )
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
-        return f"no answer within {PROBE_TIMEOUT_S} s"
+        return f"no answer within {limit_s} s"
     return last_error_line(done.stderr, "no reason given") if done.returncode else ""
 
 

@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint.core.console import last_error_line
 from entrypoint.core.user_dirs import nearest_existing
+from entrypoint.machine.comm_backends import failed_command
 from entrypoint.machine.python_packages import minor_version
 
 IPEX = "intel_extension_for_pytorch"
@@ -40,14 +40,8 @@ def find_compile_problem(backend: str, device: str, versions: Mapping[str, str],
         if device == "cuda" and "triton" not in versions:
             return "needs triton, which is not installed"
         return (find_missing_build_tools() if device != "cuda" else "") or find_noexec_cache(os.environ)
-    import subprocess  # here, because most plans start no process
-
-    command = [python, "-I", "-c", TRIAL, backend, device]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return f"did not compile an addition within {TRIAL_TIMEOUT_S} s"
-    return "" if done.returncode == 0 else f"cannot be used ({last_error_line(done.stderr, 'no reason given')})"
+    problem = failed_command([python, "-I", "-c", TRIAL, backend, device], os.environ, TRIAL_TIMEOUT_S)
+    return f"cannot be used ({problem})" if problem else ""
 
 
 def find_ipex_problem(device: str, versions: Mapping[str, str]) -> str:

@@ -109,7 +109,5 @@ def read_cpuinfo(root: Path) -> dict[str, str]:
 
 def meminfo_bytes(root: Path) -> int:
     """Return the node's memory in bytes, 0 where /proc is hidden."""
-    for line in read_lines(root / "proc/meminfo"):
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    lines = (line.split() for line in read_lines(root / "proc/meminfo"))
+    return next((int(words[1]) * 1024 for words in lines if words[0] == "MemTotal:"), 0)

@@ -19,6 +19,7 @@ from msgspec import Struct
 from entrypoint.core.console import last_error_line
 from entrypoint.core.errors import UserError, printable
 from entrypoint.core.own_modules import own_command
+from entrypoint.machine.procfs import read_lines
 from entrypoint.supervise.store_door import NEVER_MET
 from entrypoint.tune.candidates import Candidate
 
@@ -69,7 +70,8 @@ class TrialSpec(Struct, frozen=True):
     def read_rates(self, folder: Path, took_s: float | None) -> list[float]:
         """Return a trial's rates so far, from its folder, and its run time if it has exited."""
         if self.is_trainer:
-            return trainer_rates(folder)
+            lines = map(json.loads, read_lines(folder / "trial/metrics.jsonl"))
+            return [line["images_per_second"] for line in lines if line["kind"] == "step"]
         if self.metric:
             return printed_rates(self.metric, (folder / "out").read_text(errors="replace"), lower=self.lower)
         return [] if took_s is None else [1 / took_s]
@@ -138,15 +140,6 @@ def terminate_trial(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def trainer_rates(folder: Path) -> list[float]:
-    """Return the images/s of each interval that the trainer has logged."""
-    try:
-        lines = (folder / "trial/metrics.jsonl").read_text().splitlines()
-    except OSError:
-        return []
-    return [line["images_per_second"] for line in map(json.loads, lines) if line["kind"] == "step"]
 
 
 def compile_metric(pattern: str) -> re.Pattern[str]:

@@ -122,12 +122,8 @@ class PeerWatch:
             try:
                 dist.all_reduce(ends, dist.ReduceOp.MAX, group=self.group)
             except RuntimeError as error:
-                if not self.stopped.is_set():
-                    self.end_process(error)
-                return
-
-    def end_process(self, error: RuntimeError) -> None:
-        """Report the lost rank, and end this process without Python's own end."""
-        message = f"rank {self.rank}: another rank does not answer, or has ended ({first_line(error)})"
-        report_error(PeerLostError(message, {"called": "a collective", "how": "timeout"}))
-        os._exit(ExitCode.RANK_FAILED)
+                if self.stopped.is_set():
+                    return
+                message = f"rank {self.rank}: another rank does not answer, or has ended ({first_line(error)})"
+                report_error(PeerLostError(message, {"called": "a collective", "how": "timeout"}))
+                os._exit(ExitCode.RANK_FAILED)  # without Python's own end

@@ -15,7 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from entrypoint.core.console import log
 from entrypoint.core.errors import ExitCode, UserError
-from entrypoint.core.network import LOG_INTERVAL_S, interface_address
+from entrypoint.core.network import LOG_INTERVAL_S, address_for_route, interface_address
 from entrypoint.rank.environment import RANK0_HOST_VAR
 from train.preemption import PREEMPT_WARNING, STOP_CONTROLLER, Preempted
 
@@ -39,19 +39,9 @@ def local_peer(rank: int) -> Peer:
     # On the master, its host name may resolve to a loopback address. The interface has the address in the job's
     # network.
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    address = interface_address(interface) if interface else ""
-    address = address or own_address(os.environ.get(RANK0_HOST_VAR) or os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    master = os.environ.get(RANK0_HOST_VAR) or os.environ.get("MASTER_ADDR", "127.0.0.1")
+    address = interface_address(interface) or address_for_route(master) or "127.0.0.1"
     return Peer(rank, socket.gethostname(), address)
-
-
-def own_address(master: str) -> str:
-    """Return this node's address on the route to the master."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((master, DISCARD_PORT))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"
 
 
 def wait_for_all_ranks(rank: int, world_size: int, timeout_s: float) -> Store:

@@ -92,9 +92,7 @@ def write_report(folder: Path, so_far: Mapping[str, Any] | None = None) -> Path:
     Raises `UserError` for a folder that holds no finished run, or files that a run does not write: somebody else may
     have written them. Raises OSError if the page cannot be written.
     """
-    summary = read_run_file(folder, "summary.json") if so_far is None else so_far
-    if not isinstance(summary, dict):
-        raise UserError(f"{printable(folder)}: holds no finished run, as it has no summary.json. Name a run folder.")
+    summary = read_part(folder, "summary.json") if so_far is None else so_far
     path = folder / REPORT_FILE
     try:
         page = page_of(folder, summary, trains=so_far is not None)
@@ -116,6 +114,14 @@ def read_run_file(folder: Path, name: str) -> Any:
         return json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{printable(path)}: is not what a run writes ({printable(str(error))}). Remove it.") from None
+
+
+def read_part(folder: Path, name: str) -> dict[str, Any]:
+    """Return a JSON object of a finished run; raises `UserError` without one."""
+    content = read_run_file(folder, name)
+    if not isinstance(content, dict):
+        raise UserError(f"{printable(folder)}: holds no finished run, as it has no {name}. Name a run folder.")
+    return content
 
 
 def page_of(folder: Path, summary: Mapping[str, Any], *, trains: bool = False) -> str:

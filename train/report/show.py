@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from entrypoint.core.console import report_error
 from entrypoint.core.errors import ExitCode, UserError, one_line, printable
 from train.checkpoint.metadata import write_error
-from train.report.page import read_run_file, value_text, write_report
+from train.report.page import read_part, value_text, write_report
 
 # What is compared of a summary, in this order.
 RESULTS = (
@@ -33,7 +32,9 @@ def report_command(words: Sequence[str]) -> None:
 def compare_command(words: Sequence[str]) -> None:
     """Print the results of runs side by side, and the settings in which they differ; raises `UserError`."""
     names = [printable(Path(word).name) for word in words]
-    summaries, settings = ([read_part(word, name) for word in words] for name in ("summary.json", "settings.json"))
+    summaries, settings = (
+        [read_part(Path(word), name) for word in words] for name in ("summary.json", "settings.json")
+    )
     rows = [(key, [value_text(one[key]) if key in one else "-" for one in summaries]) for key in RESULTS]
     rows = [(key, values) for key, values in rows if set(values) != {"-"}]
     differing = [
@@ -45,14 +46,6 @@ def compare_command(words: Sequence[str]) -> None:
     if differing:
         print("\nsettings that differ")
         print_table(names, differing)
-
-
-def read_part(word: str, name: str) -> dict[str, Any]:
-    """Return a JSON object of a run's folder; raises `UserError` without one."""
-    found = read_run_file(Path(word), name)
-    if not isinstance(found, dict):
-        raise UserError(f"{printable(word)}: holds no finished run, as it has no {name}. Name a run folder.")
-    return found
 
 
 def print_table(names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> None:
