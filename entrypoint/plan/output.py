@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec import Struct, field
-
 from entrypoint.core.errors import UserError, printable
 from entrypoint.plan.inputs import PlanInputs
 from entrypoint.plan.model import Decision, LauncherKind, OutputPlan, Source
@@ -19,16 +17,10 @@ OTHER_LAUNCHERS = {
 FIELDS = ("log_dir", "log_ranks", "log_prefix")
 
 
-class DecidedOutput(Struct, frozen=True):
-    """The plan of the ranks' output, with its lines."""
-
-    plan: OutputPlan = field(default_factory=OutputPlan)
-    decisions: tuple[Decision, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-def decide_output(inputs: PlanInputs, launcher: LauncherKind, nproc: int) -> DecidedOutput:
-    """Return what becomes of the output of ranks that the entrypoint starts.
+def decide_output(
+    inputs: PlanInputs, launcher: LauncherKind, nproc: int
+) -> tuple[OutputPlan, tuple[Decision, ...], tuple[str, ...]]:
+    """Return what becomes of the output of ranks that the entrypoint starts, with its decisions and warnings.
 
     Another launcher relays its ranks' output itself; settings are then named as without effect. Raises `UserError` for
     ranks that do not exist, or whose output would be shown nowhere.
@@ -36,11 +28,11 @@ def decide_output(inputs: PlanInputs, launcher: LauncherKind, nproc: int) -> Dec
     values, sources = inputs.settings.values, inputs.settings.sources
     given = [printable(sources[name]) for name in FIELDS if getattr(values, name)]
     if not given:
-        return DecidedOutput()
+        return OutputPlan(), (), ()
     if launcher in (LauncherKind.RANK, LauncherKind.MPIRUN, LauncherKind.SRUN):
         name = inputs.job.launcher or str(launcher)
         hint = OTHER_LAUNCHERS.get(name, "its own options")
-        return DecidedOutput(warnings=(f"{', '.join(given)}: no effect, {name} relays the ranks' output. Use {hint}.",))
+        return OutputPlan(), (), (f"{', '.join(given)}: no effect, {name} relays the ranks' output. Use {hint}.",)
     if values.log_ranks and not values.log_dir:
         raise UserError(
             f"{printable(sources['log_ranks'])}: the output of the other ranks would be lost. Set LAUNCH_LOG_DIR too."
@@ -51,7 +43,7 @@ def decide_output(inputs: PlanInputs, launcher: LauncherKind, nproc: int) -> Dec
     decision = Decision(
         key="output", value="relayed", reason=f"{shown}{kept}", source=Source.USER, setting=", ".join(given)
     )
-    return DecidedOutput(OutputPlan(log_dir=values.log_dir, shown_ranks=ranks, prefix=values.log_prefix), (decision,))
+    return OutputPlan(log_dir=values.log_dir, shown_ranks=ranks, prefix=values.log_prefix), (decision,), ()
 
 
 def read_ranks(text: str, source: str, world_size: int) -> tuple[int, ...]:

@@ -50,7 +50,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
     launcher, launcher_decision = decide_launcher(inputs, devices.nproc, restarts)
     runtime = choose_runtime(inputs, spinning_is_costly=binding.spinning_is_costly)
     variables, variable_decisions = decide_environment(inputs, devices, binding.ranks, runtime.environment)
-    output = decide_output(inputs, launcher, devices.nproc)
+    output, output_decisions, output_warnings = decide_output(inputs, launcher, devices.nproc)
     plan = Plan(
         launcher=launcher,
         nodes=plan_nodes(inputs, devices.nproc, restarts),
@@ -67,7 +67,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
         backend=backend.value,
         collective_timeout_s=collective_timeout_s(inputs),
         grace_period_s=values.grace_period_s,
-        output=output.plan,
+        output=output,
         program=inputs.program,
         command=inputs.program.argv,
         decisions=(
@@ -77,7 +77,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             backend,
             launcher_decision,
             *restart_decisions,
-            *output.decisions,
+            *output_decisions,
             *runtime.decisions,
             *variable_decisions,
         ),
@@ -86,7 +86,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
             *devices.warnings,
             *binding.warnings,
             *runtime.warnings,
-            *output.warnings,
+            *output_warnings,
             *check_secret_file(inputs),
             *warn_unused_variables(inputs, devices.nproc),
             *warn_host_leaks(inputs),
