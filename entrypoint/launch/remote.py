@@ -291,11 +291,8 @@ def forwarded_variables(environ: Mapping[str, str]) -> list[str]:
 
 def withheld_variables(environ: Mapping[str, str]) -> list[str]:
     """Return the names of variables that ranks on other nodes would get if they did not look like secrets."""
-    return sorted(name for name in environ if is_wanted(name) and is_secret(name) and name not in PASSED_SECRETS)
-
-
-# The entrypoint's own, which all ranks of a job need.
-PASSED_SECRETS = (JOB_TOKEN_VAR, JOB_KEY_VAR)
+    passed = (JOB_TOKEN_VAR, JOB_KEY_VAR)  # the entrypoint's own, which all ranks of a job need
+    return sorted(name for name in environ if is_wanted(name) and is_secret(name) and name not in passed)
 
 
 def is_wanted(name: str) -> bool:

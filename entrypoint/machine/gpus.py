@@ -90,6 +90,7 @@ def read_devices(root: Path, nvml: Any) -> Iterator[Gpu]:
     }
     parents = [handles.index(parent) for parent, _ in parts]
     for own, (parent, device) in enumerate(parts):
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(parent)
         yield Gpu(
             index=parents[own],
             uuid=nvml.nvmlDeviceGetUUID(device),
@@ -97,7 +98,7 @@ def read_devices(root: Path, nvml: Any) -> Iterator[Gpu]:
             memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(device).total),
             node=read_numa_node(root, bus_id(nvml, parent)),
             mig=device is not parent,
-            capability=compute_capability(nvml, parent),
+            capability=10 * int(major) + int(minor),
             links=tuple(
                 SELF if other == own else "PIX" if place == parents[own] else table[parents[own], place]
                 for other, place in enumerate(parents)
@@ -114,12 +115,6 @@ def list_mig_devices(nvml: Any, handle: Any) -> tuple[Any, ...]:
                 with suppress(nvml.NVMLError):  # slots without a device
                     found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
     return tuple(found)
-
-
-def compute_capability(nvml: Any, handle: Any) -> int:
-    """Return a GPU's compute capability times ten: 90 for 9.0."""
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    return 10 * int(major) + int(minor)
 
 
 def bus_id(nvml: Any, handle: Any) -> str:

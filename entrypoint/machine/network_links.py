@@ -9,10 +9,8 @@ from msgspec import Struct
 
 from entrypoint.machine.procfs import read_lines
 
-# Port states and link layers as the kernel writes them (sysfs-class-infiniband).
-ACTIVE = "ACTIVE"
+# Link layers as the kernel writes them (sysfs-class-infiniband).
 KINDS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
-EFA_DRIVER = "efa"
 
 
 class Link(Struct, frozen=True):
@@ -49,10 +47,10 @@ def read_adapters(root: Path) -> tuple[RdmaAdapter, ...]:
 def read_adapter(folder: Path) -> RdmaAdapter:
     """Return one adapter."""
     ports = sorted((folder / "ports").glob("*"))
-    active = [port for port in ports if ACTIVE in "".join(read_lines(port / "state"))]
+    active = [port for port in ports if "ACTIVE" in "".join(read_lines(port / "state"))]
     port = next(iter([*active, *ports]), folder)
     layer = "".join(read_lines(port / "link_layer"))
-    is_efa = Path(os.path.realpath(folder / "device/driver")).name == EFA_DRIVER
+    is_efa = Path(os.path.realpath(folder / "device/driver")).name == "efa"
     kind = "EFA" if is_efa else KINDS.get(layer, layer or "unknown")
     return RdmaAdapter(folder.name, kind, bool(active), "".join(read_lines(port / "rate")).partition(" (")[0])
 

@@ -76,11 +76,6 @@ def local_address(environ: Mapping[str, str], timeout_s: float, job: Job) -> str
     return interface_address(interface.split(",")[0]) if interface else ""
 
 
-def has_network_address(interface: str) -> bool:
-    """Return whether an interface has an IPv4 or IPv6 address that is not a loopback one."""
-    return any(not ipaddress.ip_address(address).is_loopback for address in interface_addresses(interface))
-
-
 def find_own_interface(nodes: tuple[str, ...]) -> str:
     """Return the interface of the route to the job's other nodes, else the node's only interface.
 
@@ -91,7 +86,11 @@ def find_own_interface(nodes: tuple[str, ...]) -> str:
             address = resolve(node)
             if not is_this_host(node) and (interface := interface_for_route(address)):
                 return interface
-    names = [name for _, name in socket.if_nameindex() if has_network_address(name)]
+    names = [
+        name
+        for _, name in socket.if_nameindex()
+        if any(not ipaddress.ip_address(address).is_loopback for address in interface_addresses(name))
+    ]
     if len(names) == 1:
         return names[0]
     raise UserError(
