@@ -43,7 +43,7 @@ def find_interpreter(wanted: str, source: str, environ: Mapping[str, str]) -> In
     if wanted:
         path = shutil.which(wanted, path=environ.get("PATH"))
         if path is None:
-            raise UserError(f"{source}: no such program. Name a Python, or unset it.", ExitCode.MACHINE)
+            raise UserError(f"{printable(source)}: no such program. Name a Python, or unset it.", ExitCode.MACHINE)
         return Interpreter(os.path.abspath(path), source, asked=True)  # noqa: PTH100 - a link's target has no packages
     has_torch = find_spec("torch") is not None
     for name in ACTIVE_VARS:
