@@ -34,6 +34,8 @@ STEP_NAME = re.compile(r"step-(\d{9,})", re.ASCII)
 MAX_METADATA_BYTES = 256 << 20
 
 Count = Annotated[int, Meta(ge=0)]
+# Below every score; JSON has no infinity.
+NO_BEST = -1e300
 
 
 class DataFingerprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,18 +76,33 @@ class ScalerState(msgspec.Struct, frozen=True, kw_only=True):
     growth_tracker: Count
 
 
+class OutputScale(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model's outputs are read: numbers times `deviation` plus `mean`, and labels from `threshold` on.
+
+    A regression learns targets of mean 0 and standard deviation 1.
+    """
+
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+    threshold: float = 0.5
+
+
+PLAIN_OUTPUTS = OutputScale()
+
+
 class Normalization(msgspec.Struct, frozen=True, kw_only=True):
-    """What is subtracted from each channel's bytes, and what the rest is multiplied by."""
+    """What is subtracted from each channel's bytes, and what the rest is multiplied by; and the model's outputs."""
 
     mean: tuple[float, ...]
     scale: tuple[float, ...]
+    outputs: OutputScale = PLAIN_OUTPUTS
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `checkpoint.json`: the state after `step` steps and `epoch` finished epochs.
 
     `examples` counts the examples of the current epoch that were trained on. `seconds` is the training time so far.
-    `losses` holds one loss per step of the current epoch. `best` is the best accuracy saved so far.
+    `losses` holds one loss per step of the current epoch. `best` is the best score saved so far.
     `best_metric` is the best value of what early stopping looks at, `stale_epochs` epochs ago. `plan` is the run's
     plan. `tensors` is the index of all tensors by section and name. No generator state is saved: order, transforms,
     mixing and dropout are functions of seed, epoch, step and rank.
@@ -96,7 +113,7 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     step: Count
     examples: Count = 0
     seconds: Annotated[float, Meta(ge=0, le=1e10)] = 0.0
-    best: Annotated[float, Meta(ge=-1, le=100)] = -1.0
+    best: Annotated[float, Meta(le=100)] = NO_BEST
     losses: tuple[float, ...] = ()
     stale_epochs: Count = 0
     best_metric: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
@@ -40,6 +41,7 @@ class DatasetInfo:
     `classes` are their names, in the order of the model's outputs.
     `has_val` says whether a folder has val/ next to test/, and `is_cut` whether it has neither and was split here.
     `has_kernel` says whether the compiled JPEG decoder is there.
+    `class_counts` are the numbers of training images of each class, empty where they are not known.
     `shared` says how many of how many test images are training images too.
     `loading_bytes` is the memory that each rank needs to load a set that cannot be streamed, 0 if that is little.
     """
@@ -56,6 +58,8 @@ class DatasetInfo:
     has_val: bool = False
     is_cut: bool = False
     shared: tuple[int, int] = (0, 0)
+    class_counts: tuple[int, ...] = ()
+    task: str = "classify"
 
     def with_shape(self, shape: tuple[int, int, int]) -> DatasetInfo:
         """Return the same set with images of another shape."""
@@ -101,8 +105,16 @@ def inspect_dataset(settings: TrainSettings) -> DatasetInfo:
         classes=train.classes,
         has_val=test.val_start is not None,
         is_cut=test.is_cut,
+        class_counts=() if train.targets or len(train) > MAX_COUNTED else count_classes(train),
+        task=settings.task,
         shared=(0, 0) if settings.evaluate or test.is_cut else count_shared(train, test),
     )
+
+
+def count_classes(listing: ImageList) -> tuple[int, ...]:
+    """Return the number of images of each class."""
+    counts = Counter(listing.labels)
+    return tuple(counts[label] for label in range(len(listing.classes)))
 
 
 def list_files(settings: TrainSettings, limit: int | None = None) -> tuple[ImageList, ImageList]:
@@ -113,7 +125,7 @@ def list_files(settings: TrainSettings, limit: int | None = None) -> tuple[Image
     """
     only_test = bool(settings.evaluate)
     if settings.dataset == "csv":
-        return list_label_splits(settings.data_dir, only_test=only_test)
+        return list_label_splits(settings, only_test=only_test)
     if settings.dataset == "shards":
         from train.data.sources.shards import list_shard_splits  # loads numpy
 
@@ -263,11 +275,11 @@ def read_headers(listing: ImageList, policy: str) -> Headers:
 
 def sampled_rows(listing: ImageList) -> Iterator[int]:
     """Yield the first row of each class, then further rows of each, evenly spaced over the class."""
-    rows_of: list[list[int]] = [[] for _ in listing.classes]
+    rows_of: dict[int, list[int]] = {}
     for row, label in enumerate(listing.labels):
-        rows_of[label].append(row)
+        rows_of.setdefault(label, []).append(row)
     most = max(1, SAMPLED_GRAY_IMAGES // len(rows_of))
-    spaced = (rows[:: max(1, len(rows) // most)] for rows in rows_of)
+    spaced = (rows[:: max(1, len(rows) // most)] for rows in rows_of.values())
     return (row for row in chain.from_iterable(zip_longest(*spaced)) if row is not None)
 
 

@@ -23,6 +23,7 @@ from train.data.cache_folder import cache_folder
 from train.data.dataset_info import list_files, synthetic_classes, synthetic_shape, synthetic_test_images
 from train.data.decoding.decoder import read_image
 from train.data.sources.image_folder import ImageList, UnreadableImage, check_classes
+from train.data.sources.targets import Targets
 from train.data.val_split import ALL_ROWS, SplitRows, behind_test, cut_from_training
 from train.data.workers import WorkerSpec
 from train.lock_file import folder_lock
@@ -64,8 +65,8 @@ class DataSet:
         `left_out` are rows of test files that are not among the images.
         """
         if settings.val_split:
-            labels = self.train.labels.tolist() if isinstance(self.train, ImageTensors) else self.train.labels
-            rows = cut_from_training(labels, settings.val_split, settings.seed)
+            labels = self.labels_of(self.train)
+            rows = cut_from_training(labels * 0 if self.targets else labels, settings.val_split, settings.seed)
             if rows.val is None or not len(rows.val):
                 raise UserError(
                     f"TRAIN_VAL_SPLIT={settings.val_split}: leaves no image to choose by, as each class has one."
@@ -76,6 +77,21 @@ class DataSet:
             test = self.listings[1]
             return replace_fields(self, rows=behind_test(len(test), test.val_start or 0, left_out))
         return self
+
+    @property
+    def targets(self) -> Targets | None:
+        """What the label numbers stand for, None where they are classes."""
+        return self.listings[0].targets if self.listings else None
+
+    def labels_of(self, split: ImageTensors | ImageList) -> Tensor:
+        """Return the (N,) label numbers of a split."""
+        return split.labels if isinstance(split, ImageTensors) else torch.frombuffer(split.labels, dtype=torch.int64)
+
+    @property
+    def trained_labels(self) -> Tensor:
+        """The (N,) label numbers of the images that are trained on."""
+        labels = self.labels_of(self.train)
+        return labels if self.rows.train is None else labels[self.rows.train]
 
     @property
     def trained_images(self) -> int:

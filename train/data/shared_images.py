@@ -25,6 +25,9 @@ def count_shared(train: ImageList, test: ImageList) -> tuple[int, int]:
     paths = [path for row in rows if isinstance(path := test.files[row], Path)]
     if not paths or train.files.shards:
         return 0, 0
+    if train.folder == test.folder:  # of lists, where a file may stand in both
+        listed = set(map(str, train.files))
+        return sum(str(path) in listed for path in paths), len(paths)
     sizes = sizes_of(train) if len(train) <= MAX_SIZES else {}
     shared = sum(any(is_same(path, other) for other in candidates(path, train, test, sizes)) for path in paths)
     return shared, len(paths)

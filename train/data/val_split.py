@@ -31,7 +31,7 @@ class SplitRows:
 ALL_ROWS = SplitRows()
 
 
-def cut_from_training(labels: Sequence[int], fraction: float, seed: int) -> SplitRows:
+def cut_from_training(labels: Sequence[int] | Tensor, fraction: float, seed: int) -> SplitRows:
     """Return a fraction of each class for the choice, at least one image where a class has two, and the rest.
 
     The seed selects them, so every rank and a resumed run get the same ones.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from train.models.pruning import prune_state, resize_to_state, same_shapes
 from train.models.registry import build_model, restore_state_metadata
 from train.models.speednet import SpeedNet
 from train.models.weights import FittedWeights, load_weights
+from train.optimization.losses import Loss
 from train.optimization.optimizer import build_optimizer, lr_schedule, make_ema, parameter_names
 from train.planning.image_sizes import ImageSizes, image_sizes
 from train.planning.optimizers import SGD
@@ -43,7 +44,7 @@ class ModelBuilder:
     """Inputs from which the model of a run is built, once or again.
 
     `shape` is the shape of the model's images. `sample` returns some of them, the same on every rank, for models
-    that initialize from data.
+    that initialize from data. `loss` is what the run minimizes.
     """
 
     settings: TrainSettings
@@ -52,6 +53,7 @@ class ModelBuilder:
     classes: tuple[str, ...]
     group: ProcessGroup
     sample: Callable[[], Tensor] | None = None
+    loss: Loss = field(default_factory=Loss)
 
     @property
     def sizes(self) -> ImageSizes:
@@ -156,7 +158,7 @@ class ModelBuilder:
         schedule = lr_schedule(self.settings, total_steps, steps_per_epoch)
         scaler = gradient_scaler(precision, self.group.device)
         state = TrainState(model, optimizer, scaler, ema_model=average, pruned=slim is not None)
-        trainer = Trainer(state, schedule, self.settings, self.group, precision)
+        trainer = Trainer(state, schedule, self.settings, self.group, precision, self.loss)
         sizes = self.sizes
         if sizes.schedule or sizes.train != sizes.decoded:
             trainer.image_shape = lambda step: sizes.train_shape(step, total_steps)

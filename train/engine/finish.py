@@ -17,13 +17,15 @@ from torch import Tensor, nn
 from entrypoint.core.atomic_files import atomic_path, atomic_write_text
 from entrypoint.core.errors import count_text, one_line
 from train.acceleration.faster_conv import original_convolutions
+from train.checkpoint.metadata import NO_BEST
 from train.checkpoint.tensor_files import write_tensors
 from train.data.feeds.load_times import LoadReport
 from train.distributed.ddp import full_state_dict, is_sharded
 from train.engine.run_setup import TrainingRun
 from train.engine.save_policy import check_weights_finite
-from train.evaluation.evaluate import KEPT, EvalResult, Mistake, as_json, evaluation_values
+from train.evaluation.evaluate import KEPT, Mistake, as_json, evaluation_values
 from train.evaluation.onnx_export import export_onnx
+from train.evaluation.results import OTHER_SCORES, EvalResult
 from train.models.inspection import count_multiply_adds, count_parameters
 from train.models.pruning import resize_to_state
 from train.models.registry import restore_state_metadata
@@ -76,7 +78,10 @@ def write_summary(run: TrainingRun, scores: FinalScores, started: float) -> None
     summary = summarize_scores(run, scores) | summarize_training(run, state, rebuilt)
     summary |= summarize_ranks(ranks, len(skipped))
     mistakes = sorted((mistake for rank in ranks for mistake in rank.mistakes), reverse=True)[:KEPT]
-    evaluation = {**evaluation_values(scores.test, run.classes), "mistakes": as_json(mistakes, run.classes)}
+    evaluation = {
+        **evaluation_values(scores.test, run.classes, run.settings.score),
+        "mistakes": as_json(mistakes, run.classes),
+    }
     if run.profiler:
         run.progress.print(run.profiler.stop_incomplete())
     write_skipped(run.folder, skipped)
@@ -124,14 +129,16 @@ def rebuild_model(run: TrainingRun, eval_state: Mapping[str, Tensor]) -> nn.Modu
 
 def summarize_scores(run: TrainingRun, scores: FinalScores) -> dict[str, Any]:
     """Return the results of the weights that the run leaves, and the best accuracy."""
-    best, score, val = run.trainer.state.best, scores.test, scores.val
+    best, score, val, name = run.trainer.state.best, scores.test, scores.val, run.settings.score
     return {
-        "test_accuracy": round(score.accuracy, 4),
+        f"test_{name}": round(score.accuracy, 4),
         "test_loss": score.loss,
         "test_images": score.images,
         **({"test_top5_accuracy": round(score.top5, 4)} if score.top5 else {}),
-        **({"val_accuracy": round(val.accuracy, 4), "val_loss": val.loss, "val_images": val.images} if val else {}),
-        "best_accuracy": round(best, 4) if best >= 0 else None,
+        **{f"test_{other}": value for other, value in score.others.items()},
+        **({f"val_{name}": round(val.accuracy, 4), "val_loss": val.loss, "val_images": val.images} if val else {}),
+        "score": name,
+        f"best_{name}": round(best, 4) if best > NO_BEST else None,
         "best_chosen_on": run.choice,
         "best_epoch": scores.best_epoch,
     }
@@ -240,14 +247,17 @@ def weights_sha256(state: Mapping[str, Tensor]) -> str:
 def summary_lines(summary: dict[str, Any], folder: Path, loading: str) -> list[str]:
     """Return the summary in a few lines; `loading` is what loading cost, empty if little."""
     top5 = f" (top 5: {summary['test_top5_accuracy']:.2f} %)" if "test_top5_accuracy" in summary else ""
+    name = summary["score"]
+    others = [f"{key} {summary[f'test_{key}']:.4g}" for key in OTHER_SCORES if f"test_{key}" in summary]
+    more = f"; {', '.join(others)}" if others else ""
     lines = [
-        f"test accuracy  {summary['test_accuracy']:.2f} %{top5} of {summary['test_images']:,} images"
+        f"{f'test {name}':14} {summary[f'test_{name}']:.2f} %{top5}{more} of {summary['test_images']:,} images"
         f" after {summary['epochs']} epochs, {summary['steps']:,} steps"
     ]
-    if summary["best_accuracy"] is not None:
+    if summary[f"best_{name}"] is not None:
         hint = "" if summary["best_chosen_on"] == "val" else "; TRAIN_VAL_SPLIT=0.1 sets other images apart for that"
         epoch = f" after epoch {summary['best_epoch']}, whose weights these are" if summary["best_epoch"] else ""
-        best = f"{summary['best_accuracy']:.2f} %{epoch}, chosen on the {summary['best_chosen_on']} images{hint}"
+        best = f"{summary[f'best_{name}']:.2f} %{epoch}, chosen on the {summary['best_chosen_on']} images{hint}"
         lines.append(f"best           {best}")
     frozen = summary["all_parameters"] - summary["parameters"]
     parameters = f"{summary['parameters']:,} parameters" + (f" trained, {frozen:,} frozen" if frozen else "")

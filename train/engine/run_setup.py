@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from entrypoint.core.errors import UserError, count_text
@@ -25,6 +26,7 @@ from train.data.datasets import DataSet
 from train.data.feeds.batches import BatchSource
 from train.data.feeds.choose import build_source
 from train.data.feeds.loader import BatchLoader
+from train.data.target_table import target_table
 from train.distributed.ddp import not_resumable_warnings
 from train.distributed.process_group import ProcessGroup, open_save_group
 from train.engine.builder import ModelBuilder
@@ -33,6 +35,7 @@ from train.engine.same_settings import check_same_settings, settings_to_compare
 from train.engine.train_step import Trainer
 from train.evaluation.evaluate import MistakeCollector
 from train.lock_file import RunLock
+from train.optimization.losses import Loss, training_loss
 from train.planning.checks import check_epochs_after_pruning
 from train.planning.image_sizes import model_input_shape
 from train.report import run_folder
@@ -131,9 +134,9 @@ def setup_run(
     start = group.run_on_main(lambda: find_start(settings, source, known, starts), ResumePoint) if starts else None
     if start:
         restore_normalization(source, start)
-    model_builder = ModelBuilder(
-        settings, plan, model_input_shape(settings, data.shape), data.classes, group, source.sample
-    )
+    shape = model_input_shape(settings, data.shape)
+    loss = build_loss(settings, data, source)
+    model_builder = ModelBuilder(settings, plan, shape, data.classes, group, source.sample, loss)
     trainer = model_builder.create_trainer(total_steps, source.steps_per_epoch, start)
     first_epoch = start.epoch if start else 0
     check_trainable(model_builder, trainer, first_epoch, epochs)
@@ -171,6 +174,15 @@ def setup_run(
         run.save_group = open_save_group(group, plan.collective_timeout_s)
     compile_and_profile(run, total_steps, plan)
     return run
+
+
+def build_loss(settings: TrainSettings, data: DataSet, source: BatchSource) -> Loss:
+    """Return the loss that a run minimizes, on its device; raises `UserError` for weights of unknown classes."""
+    table = target_table(data.targets, source.normalize.outputs)
+    labels = data.trained_labels
+    counts = torch.bincount(labels, minlength=len(data.classes)) if table is None else table[labels].sum(0)
+    device = source.normalize.mean.device
+    return training_loss(settings, data.classes, counts.to(device), None if table is None else table.to(device))
 
 
 def print_start(progress: ProgressReporter, data: DataSet, start: ResumePoint | None) -> None:

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.swa_utils import AveragedModel
 
 from train.acceleration.amp import autocast
-from train.data.feeds.batches import IGNORE_LABEL, Batch
+from train.checkpoint.metadata import NO_BEST
+from train.data.feeds.batches import Batch
 from train.distributed.ddp import gradient_divisor, no_sync_until_last, wrap_ddp
 from train.distributed.process_group import ProcessGroup
+from train.optimization.losses import Loss
 from train.optimization.optimizer import set_lr
 from train.report.gpu_clock import GpuClock
 from train.report.profiler import BACKWARD, FORWARD, OPTIMIZER, Phase, no_phase
@@ -29,7 +30,7 @@ from train.transforms.batch_tensors import resize_batch
 class TrainState:
     """State that a checkpoint saves and a resumed run restores.
 
-    `losses` holds one loss per step of the current epoch. `best` is the best saved accuracy.
+    `losses` holds one loss per step of the current epoch. `best` is the best saved score.
     `best_metric` is the best value of what early stopping looks at, `stale_epochs` ago. `pruned` says that the model
     has the smaller shapes.
     """
@@ -40,7 +41,7 @@ class TrainState:
     ema_model: AveragedModel | None = None
     step: int = 0
     seconds: float = 0.0
-    best: float = -1.0
+    best: float = NO_BEST
     losses: list[float] = field(default_factory=list)
     stale_epochs: int = 0
     best_metric: float | None = None
@@ -56,7 +57,8 @@ class TrainState:
 class Trainer:
     """Takes the steps of a run on its `state`.
 
-    `ddp_model` is the model wrapped by DDP if there are several ranks, and `compiled_forward` the compiled one.
+    `loss` returns the sum of the losses of (N, outputs) logits and (N,) labels. `ddp_model` is the model wrapped by
+    DDP if there are several ranks, and `compiled_forward` the compiled one.
     `mark_phase` marks the phases of a step for the profiler, and `meter` says where the time goes. `image_shape` is
     what images are resized to, by step.
     """
@@ -66,6 +68,7 @@ class Trainer:
     settings: TrainSettings
     group: ProcessGroup
     precision: str = "fp32"
+    loss: Callable[[Tensor, Tensor], Tensor] = field(default_factory=Loss)
     first_step_seconds: float = 0.0
     mark_phase: Phase = no_phase
     image_shape: Callable[[int], ImageShape] | None = None
@@ -133,10 +136,3 @@ class Trainer:
                 state.ema_model.update_parameters(state.model)
         state.step += 1
         return sum(losses[1:], losses[0])
-
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the sum of the fp32 losses of (N, classes) logits."""
-        smoothing = self.settings.label_smoothing
-        return cross_entropy(
-            logits.float(), labels, reduction="sum", ignore_index=IGNORE_LABEL, label_smoothing=smoothing
-        )

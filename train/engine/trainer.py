@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from entrypoint.core.errors import ExitCode, UserError
 from entrypoint.core.settings_base import ParsedSettings
 from entrypoint.plan.model import Plan
+from train.checkpoint.metadata import OutputScale
 from train.data.datasets import DataSet, load
 from train.data.feeds.choose import build_loader
 from train.data.feeds.loader import BatchLoader
@@ -24,9 +26,11 @@ from train.engine.finish import FinalScores, write_summary
 from train.engine.loop import StepCallbacks, train_epoch
 from train.engine.run_setup import TrainingRun, setup_run
 from train.engine.save_policy import check_weights_finite, save, save_and_exit, save_on_signal
-from train.evaluation.evaluate import EvalMethod, EvalResult, MistakeCollector, evaluate
+from train.evaluation.evaluate import EvalMethod, MistakeCollector, evaluate
+from train.evaluation.results import EvalResult
 from train.evaluation.trained_model import evaluate_trained
 from train.lock_file import STALE_S, RunLock
+from train.optimization.losses import evaluation_loss
 from train.preemption import STOP_CONTROLLER, first_deadline
 from train.report.live_page import SHOWN
 from train.report.trackers import FAILED
@@ -168,9 +172,14 @@ def should_stop_early(run: TrainingRun) -> bool:
     if not patience or stale < patience:
         return False
     run.progress.print(
-        f"stopping early: {run.choice} {run.settings.early_stopping_metric} has not improved for {stale} epochs"
+        f"stopping early: {run.choice} {stopping_metric(run.settings)} has not improved for {stale} epochs"
     )
     return True
+
+
+def stopping_metric(settings: TrainSettings) -> str:
+    """Return the name of what early stopping looks at."""
+    return settings.score if settings.early_stopping_metric == "accuracy" else "loss"
 
 
 def note_improvement(run: TrainingRun, score: EvalResult) -> None:
@@ -195,12 +204,22 @@ def evaluate_run(run: TrainingRun, epochs: int, *, test: bool = False) -> EvalRe
         run.trainer.state.eval_model,
         resize_batches(batches, run.model_builder.sizes.eval),
         run.group,
-        EvalMethod(run.trainer.precision, len(run.classes), run.settings.test_time_augment),
+        EvalMethod(
+            run.trainer.precision,
+            len(run.classes),
+            run.settings.test_time_augment,
+            evaluation_loss(run.model_builder.loss),
+            run.source.normalize.outputs,
+            chooses=run.settings.threshold == "auto" and run.source.has_val and not test,
+        ),
         stop=lambda: STOP_CONTROLLER.stop_requested,
-        look=run.mistakes.add,
+        look=run.mistakes.add if run.settings.task == "classify" else None,
     )
     if score is None:
         save_and_exit(run, epochs)
+    if "threshold" in score.others:  # of the images that choose, also for the test that follows
+        outputs = OutputScale(threshold=score.others["threshold"])
+        run.source.normalize = replace(run.source.normalize, outputs=outputs)
     if not math.isfinite(score.loss):
         check_weights_finite(run.trainer)  # a broken weight is the cause, so its name is the better message
         raise UserError(
@@ -221,14 +240,21 @@ def finish_epoch(run: TrainingRun, epoch: int, score: EvalResult | None) -> None
     values = {"epoch": epoch, "train_loss": loss}
     line = f"epoch {epoch}/{run.epochs}  train loss {loss:.4f}"
     if score:
-        line += f"  {run.choice} loss {score.loss:.4f}  {run.choice} accuracy {score.accuracy:.2f} %"
-        values |= {f"{run.choice}_loss": score.loss, f"{run.choice}_accuracy": score.accuracy}
+        name = f"{run.choice} {run.settings.score}"
+        line += f"  {run.choice} loss {score.loss:.4f}  {name} {score.accuracy:.2f} %"
+        values |= {f"{run.choice}_loss": score.loss, name.replace(" ", "_"): score.accuracy}
+        values |= {f"{run.choice}_{other}": value for other, value in score.others.items()}
         note_improvement(run, score)
     run.progress.print(line)
     if run.metrics and run.live:
         run.metrics.write("epoch", run.trainer.state.step, values)
-        known = {"epochs": epoch, "train_seconds": run.trainer.state.seconds, "best_chosen_on": run.choice}
-        run.live.show_epoch(known | ({f"{run.choice}_accuracy": score.accuracy} if score else {}))
+        known = {
+            "epochs": epoch,
+            "train_seconds": run.trainer.state.seconds,
+            "best_chosen_on": run.choice,
+            "score": run.settings.score,
+        }
+        run.live.show_epoch(known | {key: value for key, value in values.items() if key.startswith(run.choice)})
     every = run.settings.checkpoint_every
     stops = run.settings.early_stopping and run.trainer.state.stale_epochs >= run.settings.early_stopping
     best = score is not None and score.accuracy > run.trainer.state.best

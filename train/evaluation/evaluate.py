@@ -11,44 +11,40 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from entrypoint.core.errors import ExitCode, UserError
 from train.acceleration.amp import autocast
+from train.checkpoint.metadata import PLAIN_OUTPUTS, OutputScale
 from train.data.feeds.batches import IGNORE_LABEL
 from train.distributed.ddp import is_sharded
 from train.distributed.process_group import ProcessGroup
+from train.evaluation.results import EvalResult
+from train.evaluation.target_scores import TargetScores
+from train.optimization.losses import Loss
 from train.transforms.normalize import Normalize
 from train.transforms.test_time import averaged_logits
 
 
 @dataclass(frozen=True)
-class EvalResult:
-    """Accuracy in percent, mean loss and the number of evaluated images.
-
-    `top5` is the percentage of images whose class is among the five most likely, 0 for fewer than six classes.
-    `confusion` counts images by class (row) and predicted class (column), up to 1,000 classes. `class_accuracy` is the
-    percentage of each class, None for a class without images.
-    """
-
-    accuracy: float
-    loss: float
-    images: int
-    top5: float = 0.0
-    confusion: tuple[tuple[int, ...], ...] = ()
-    class_accuracy: tuple[float | None, ...] = ()
-
-
-@dataclass(frozen=True)
 class EvalMethod:
-    """How a model is evaluated: its precision, TRAIN_TEST_TIME_AUGMENT, and the number of classes.
+    """How a model is evaluated: its precision, TRAIN_TEST_TIME_AUGMENT, the number of classes, and the loss.
 
-    Without classes, the result has neither a confusion matrix nor the accuracy of each class.
+    Without classes, the result has neither a confusion matrix nor the accuracy of each class. A loss with targets has
+    other scores, of `outputs`; these images may choose the threshold (`chooses`).
     """
 
     precision: str = "fp32"
     classes: int = 0
     test_time_augment: str = "off"
+    loss: Loss = field(default_factory=Loss)
+    outputs: OutputScale = PLAIN_OUTPUTS
+    chooses: bool = False
+
+    def start(self, device: torch.device) -> EvalCounts | TargetScores:
+        """Return what counts the results of the task."""
+        if self.loss.targets is None:
+            return EvalCounts(self.classes, device, self.loss)
+        return TargetScores(self.loss, self.outputs, device, self.chooses)
 
 
 # A matrix of more classes is no longer looked at, and takes longer to count than the model.
@@ -62,14 +58,13 @@ class EvalCounts:
 
     classes: int
     device: torch.device
+    loss: Loss = field(default_factory=Loss)
     totals: Tensor = field(init=False)
-    pairs: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        """Start at zero."""
-        self.totals = torch.zeros(5, dtype=torch.float64, device=self.device)
+        """Start at zero: stop request, loss, images, right ones, right ones among five, and the pairs of classes."""
         count = self.classes**2 if self.has_matrix else 2 * self.classes
-        self.pairs = torch.zeros(count, dtype=torch.float64, device=self.device)
+        self.totals = torch.zeros(5 + count, dtype=torch.float64, device=self.device)
 
     @property
     def has_matrix(self) -> bool:
@@ -78,31 +73,30 @@ class EvalCounts:
 
     def stop(self) -> None:
         """Note that a rank was asked to stop."""
-        self.totals[3] = 1
+        self.totals[0] = 1
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
         """Count a batch of (N, classes) fp32 logits; images with IGNORE_LABEL do not count."""
         counted = labels != IGNORE_LABEL
         predicted = logits.argmax(1)
         right = (predicted == labels) & counted
-        loss = cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORE_LABEL)
+        loss = self.loss(logits, labels)
         top5 = torch.zeros((), device=logits.device)
         if logits.shape[1] > TOP:
             top5 = ((logits.topk(TOP).indices == labels[:, None]).any(1) & counted).sum()
-        zero = torch.zeros((), dtype=torch.float64, device=logits.device)
-        self.totals += torch.stack([one.to(torch.float64) for one in (right.sum(), loss, counted.sum(), zero, top5)])
+        self.totals[1:5] += torch.stack([one.to(torch.float64) for one in (loss, counted.sum(), right.sum(), top5)])
         if not self.classes:
             return
         known, own = predicted[counted], labels[counted]
         if self.has_matrix:
-            self.pairs += torch.bincount(own * self.classes + known, minlength=self.classes**2)
+            self.totals[5:] += torch.bincount(own * self.classes + known, minlength=self.classes**2)
         else:
             hits = own[own == known]
-            self.pairs += torch.cat([torch.bincount(one, minlength=self.classes) for one in (own, hits)])
+            self.totals[5:] += torch.cat([torch.bincount(one, minlength=self.classes) for one in (own, hits)])
 
-    def result(self, totals: list[float], pairs: Tensor) -> EvalResult:
+    def result(self, sums: Tensor, _: ProcessGroup) -> EvalResult:
         """Return the result of the sums over all ranks."""
-        right, loss, images, _, top5 = totals
+        (_stop, loss, images, right, top5), pairs = sums[:5].tolist(), sums[5:]
         confusion: tuple[tuple[int, ...], ...] = ()
         if self.has_matrix:
             matrix = pairs.view(self.classes, self.classes)
@@ -133,7 +127,7 @@ def evaluate(
     """
     spread, method = is_sharded(model), method or EvalMethod()
     group.broadcast_buffers(list(model.buffers()))
-    counts = EvalCounts(method.classes, group.device)
+    counts = method.start(group.device)
     model.eval()
     with torch.inference_mode():
         for images, labels in pad_to_same_length(batches, group) if spread else batches:
@@ -148,13 +142,12 @@ def evaluate(
     model.train()
     if spread:
         model.reshard()  # type: ignore[operator]  # the root module keeps gathered weights until a backward pass
-    sums = group.sum(torch.cat((counts.totals, counts.pairs)))
-    totals = sums[:5].tolist()
-    if totals[3]:
+    sums = group.sum(counts.totals)
+    if sums[0]:
         return None
-    if not totals[2]:
+    if not sums[2]:
         raise UserError("no test image can be read any more; check TRAIN_DATA_DIR", ExitCode.RANK_FAILED)
-    return counts.result(totals, sums[5:])
+    return counts.result(sums, group)
 
 
 def pad_to_same_length(
@@ -171,15 +164,20 @@ def pad_to_same_length(
         images, labels = following or (images, labels)
 
 
-def evaluation_values(score: EvalResult, classes: tuple[str, ...]) -> dict[str, Any]:
-    """Return an evaluation as JSON types, with the accuracy of each class and the confusion matrix."""
+def evaluation_values(score: EvalResult, classes: tuple[str, ...], name: str) -> dict[str, Any]:
+    """Return an evaluation as JSON types, with the score of each class and the confusion matrix.
+
+    `name` is that of the score.
+    """
     by_class = dict(zip(classes, score.class_accuracy, strict=True)) if score.class_accuracy else {}
     return {
-        "accuracy": score.accuracy,
+        "score": name,
+        name: score.accuracy,
         "loss": score.loss,
         "images": score.images,
         "top5_accuracy": score.top5 or None,
         "class_accuracy": by_class,
+        **score.others,
         "classes": list(classes),
         "confusion": score.confusion or None,
     }

@@ -30,11 +30,14 @@ class NormalizedModel(nn.Module):
         super().__init__()
         self.model = model
         self.mean, self.scale = nn.Buffer(normalize.mean.cpu()), nn.Buffer(normalize.scale.cpu())
+        self.is_regression = bool(normalize.outputs.mean)
+        self.output_mean = nn.Buffer(torch.tensor(normalize.outputs.mean))
+        self.deviation = nn.Buffer(torch.tensor(normalize.outputs.deviation))
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return (N, classes) logits of (N, C, H, W) pixels, floats from 0 to 255."""
+        """Return (N, classes) logits of (N, C, H, W) pixels, floats from 0 to 255; or a regression's numbers."""
         logits: Tensor = self.model((pixels - self.mean) * self.scale)
-        return logits
+        return logits * self.deviation + self.output_mean if self.is_regression else logits
 
 
 def export_onnx(
@@ -42,7 +45,8 @@ def export_onnx(
 ) -> None:
     """Write the model as ONNX for any batch size: input `pixels`, output `logits`.
 
-    The metadata entry `classes` is a JSON list with the name of each logit's class.
+    The metadata entry `classes` is a JSON list with the name of each logit's class. `threshold` is that of several
+    labels.
     Raises `UserError` if PyTorch's exporter fails. The run is saved before.
     """
     with original_convolutions(model):
@@ -64,8 +68,10 @@ def export_onnx(
             )
         assert program is not None
         model_proto = program.model_proto  # a new one at each access
-        entry = model_proto.metadata_props.add()
-        entry.key, entry.value = "classes", json.dumps(classes)
+        outputs = normalize.outputs
+        for key, value in (("classes", json.dumps(classes)), ("threshold", json.dumps(outputs.threshold))):
+            entry = model_proto.metadata_props.add()
+            entry.key, entry.value = key, value
         content = model_proto.SerializeToString()
     except Exception as error:  # the exporter raises many types: OnnxExporterError, ImportError, ValueError…
         cause = first_line(error)

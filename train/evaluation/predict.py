@@ -14,7 +14,7 @@ from typing import TextIO
 
 import torch
 from msgspec.structs import replace
-from torch import nn
+from torch import Tensor, nn
 
 from entrypoint.core.console import report_error, write_stderr
 from entrypoint.core.errors import ExitCode, UserError, one_line
@@ -33,11 +33,20 @@ from train.transforms.test_time import averaged_logits
 
 @dataclass(frozen=True)
 class Prediction:
-    """The most likely classes of an image with their probabilities, or why the image cannot be read."""
+    """What a model says of an image, or why the image cannot be read.
+
+    `classes` are the most likely ones with their probabilities, or the names of numbers with these.
+    """
 
     path: Path
     classes: tuple[tuple[str, float], ...] = ()
     problem: str = ""
+    is_number: bool = False
+
+    @property
+    def column(self) -> str:
+        """What the second part of each entry of `classes` is."""
+        return "value" if self.is_number else "probability"
 
 
 @dataclass(frozen=True)
@@ -80,17 +89,33 @@ class Predictor:
                 own = self.settings.test_time_augment
                 copies = self.trained.settings.test_time_augment if own == "auto" else own
                 logits = averaged_logits(self.model, inputs, copies)
-            top = logits.softmax(1).topk(min(self.settings.top, len(self.trained.classes)))
-            names = self.trained.classes
-            rows = (
-                tuple((names[index], share) for index, share in zip(indices, shares, strict=True))
-                for indices, shares in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-            )
+            rows = map(self.answer, logits)
+        is_number = self.trained.settings.task == "regress"
         for path, image in zip(paths, images, strict=True):
             if isinstance(image, UnreadableImage):
-                yield Prediction(path, problem=image.reason)
+                yield Prediction(path, problem=image.reason, is_number=is_number)
             else:
-                yield Prediction(path, next(rows))
+                yield Prediction(path, next(rows), is_number=is_number)
+
+    def answer(self, logits: Tensor) -> tuple[tuple[str, float], ...]:
+        """Return what an image's logits say: the likeliest classes, all labels over the threshold, or all numbers.
+
+        Labels come the likeliest first, and at least `--top` of them.
+        """
+        names, outputs = self.trained.classes, self.trained.normalization.outputs
+        if self.trained.settings.task == "regress":
+            numbers = logits.double() * torch.tensor(outputs.deviation) + torch.tensor(outputs.mean)
+            return tuple(zip(names, numbers.tolist(), strict=True))
+        count = min(self.settings.top, len(names))
+        if self.trained.settings.task == "multilabel":
+            shares = logits.sigmoid()
+            count = max(count if self.settings.top > 1 else 0, int((shares >= outputs.threshold).sum()))
+        else:
+            shares = logits.softmax(0)
+        top = shares.topk(count)
+        return tuple(
+            (names[index], share) for index, share in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        )
 
 
 def find_images(words: Sequence[str]) -> list[Path]:
@@ -113,16 +138,19 @@ def find_images(words: Sequence[str]) -> list[Path]:
 def write_table(predictions: Iterator[Prediction], out: TextIO) -> None:
     """Write a line for each image: file, class and percentage, and the next classes after them."""
     for one in predictions:
-        shares = "  ".join(f"{one_line(name)} {100 * share:.1f} %" for name, share in one.classes)
-        if one.classes:
-            print(f"{one_line(one.path)}  {shares}", file=out)
+        values = (f"{share:.6g}" if one.is_number else f"{100 * share:.1f} %" for _, share in one.classes)
+        pairs = zip(one.classes, values, strict=True)
+        if not one.problem:
+            text = "  ".join(f"{one_line(name)} {value}" for (name, _), value in pairs)
+            print(f"{one_line(one.path)}  {text or 'no label'}", file=out)
 
 
 def write_csv(predictions: Iterator[Prediction], out: TextIO) -> None:
-    """Write a line for each image and class: file, rank, class, probability."""
+    """Write a line for each image and class: file, rank, class, and its probability or value."""
     writer = csv.writer(out)
-    writer.writerow(("file", "rank", "class", "probability"))
-    for one in predictions:
+    for index, one in enumerate(predictions):
+        if not index:
+            writer.writerow(("file", "rank", "class", one.column))
         for rank, (name, share) in enumerate(one.classes, 1):
             writer.writerow((cell_text(str(one.path)), rank, cell_text(name), f"{share:.6f}"))
 
@@ -139,7 +167,7 @@ def write_json(predictions: Iterator[Prediction], out: TextIO) -> None:
         if one.problem
         else {
             "file": os.fsencode(one.path).decode(errors="replace"),
-            "predictions": [{"class": name, "probability": round(share, 6)} for name, share in one.classes],
+            "predictions": [{"class": name, one.column: round(share, 6)} for name, share in one.classes],
         }
         for one in predictions
     ]

@@ -7,20 +7,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from entrypoint.core.atomic_files import atomic_write_text
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.plan.model import Plan
 from train.acceleration.amp import set_memory_format
+from train.checkpoint.metadata import OutputScale
 from train.data.datasets import DataSet
 from train.data.feeds.batches import IGNORE_LABEL
 from train.data.feeds.choose import build_source
 from train.data.feeds.loader import BatchLoader
+from train.data.sources.targets import Targets
+from train.data.target_table import target_table
 from train.distributed.process_group import ProcessGroup
-from train.evaluation.evaluate import EvalMethod, EvalResult, evaluate, evaluation_values
+from train.evaluation.evaluate import EvalMethod, evaluate, evaluation_values
 from train.evaluation.load_model import load_model
+from train.evaluation.results import EvalResult
 from train.models.registry import check_other_size
+from train.optimization.losses import Loss, evaluation_loss, loss_name
 from train.planning.image_sizes import image_sizes, model_input_shape
 from train.planning.trained_run import TrainedRun, read_trained_run
 from train.report.metrics import disk_errors_as_user_errors
@@ -42,16 +48,23 @@ def evaluate_trained(
     """
     trained = read_trained_run(settings.evaluate, "TRAIN_EVALUATE", settings.model)
     check_shape(trained, settings, data)
-    labels = map_labels(trained, data.classes)
+    order = map_labels(trained, data.classes)
     source = build_source(data, loader, settings, group)
     source.normalize = Normalize.from_metadata(trained.normalization, group.device, source.normalize.layout)
+    table = known_targets(data.targets, order, trained)
+    loss = evaluation_loss(Loss(loss_name(settings), targets=None if table is None else table.to(group.device)))
     model = load_model(trained, settings)
     sizes = image_sizes(settings, data.shape)
     check_other_size(settings, model, sizes.other_shapes, len(trained.classes))
     model = set_memory_format(model.to(group.device), channels_last=settings.channels_last)
-    batches = renumber(source.test_batches(), labels.to(group.device))
+    batches = source.test_batches()
+    if table is None:
+        batches = renumber(batches, order.to(group.device))
     batches = resize_batches(batches, sizes.eval)
-    method = EvalMethod(plan.the_trainer().precision, len(trained.classes), settings.test_time_augment)
+    outputs = trained.normalization.outputs
+    if settings.threshold not in ("auto", trained.settings.threshold):
+        outputs = replace(outputs, threshold=settings.threshold)
+    method = EvalMethod(plan.the_trainer().precision, len(trained.classes), settings.test_time_augment, loss, outputs)
     score = evaluate(model, batches, group, method)
     assert score is not None, "nothing asks it to stop"
     skipped = len(set(data.skipped).union(*group.gather(source.skipped, set[str])))
@@ -89,6 +102,25 @@ def map_labels(trained: TrainedRun, classes: tuple[str, ...]) -> Tensor:
     return torch.tensor([numbers[name] for name in classes])
 
 
+def known_targets(targets: Targets | None, order: Tensor, trained: TrainedRun) -> Tensor | None:
+    """Return the targets with a column for each output of the model, 0 for labels that the data do not name.
+
+    Raises `UserError` for data without a number that the model gives.
+    """
+    table = target_table(targets, OutputScale())
+    if table is None:
+        return None
+    outputs = trained.normalization.outputs
+    if outputs.mean and len(order) < len(trained.classes):
+        missing = next(name for index, name in enumerate(trained.classes) if index not in order.tolist())
+        raise UserError(f"TRAIN_DATA_DIR: has no column {printable(missing)}, which the model gives. Add it.")
+    whole = table.new_zeros(len(table), len(trained.classes))
+    whole[:, order] = table
+    if not outputs.mean:
+        return whole
+    return (whole - torch.tensor(outputs.mean)) / torch.tensor(outputs.deviation)
+
+
 def renumber(batches: Iterator[tuple[Tensor, Tensor]], numbers: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the batches with the model's numbers of the classes; unreadable images keep IGNORE_LABEL."""
     for images, labels in batches:
@@ -101,21 +133,24 @@ def print_result(trained: TrainedRun, score: EvalResult, skipped: int) -> None:
     top5 = f" (top 5: {score.top5:.2f} %)" if score.top5 else ""
     pairs = zip(trained.classes, score.class_accuracy, strict=True)
     worst = sorted((share, name) for name, share in pairs if share is not None)[:LISTED_CLASSES]
-    width = max((len(one_line(name)) for _, name in worst), default=0)
+    width = max((len(one_line(known)) for _, known in worst), default=0)
+    name = trained.settings.score
     with guarded_stdout():
-        print(f"accuracy  {score.accuracy:.2f} %{top5} of {score.images:,} images")
+        print(f"{name:9} {score.accuracy:.2f} %{top5} of {score.images:,} images")
+        for key, value in score.others.items():
+            print(f"{key:9} {value:.4g}")
         print(f"loss      {score.loss:.4f}")
         print(f"weights   {one_line(trained.weights)}")
         if skipped:
             print(f"left out  {skipped:,} unreadable image{'s' * (skipped != 1)}")
         if worst:
-            print("classes   lowest accuracy first")
-        for share, name in worst:
-            print(f"  {one_line(name):{width}}  {share:6.2f} %")
+            print(f"classes   lowest {name} first")
+        for share, known in worst:
+            print(f"  {one_line(known):{width}}  {share:6.2f} %")
 
 
 def write_result(path: Path, score: EvalResult, trained: TrainedRun) -> None:
     """Write the result as JSON; raises `UserError` if the file cannot be written."""
-    values = {**evaluation_values(score, trained.classes), "weights": str(trained.weights)}
+    values = {**evaluation_values(score, trained.classes, trained.settings.score), "weights": str(trained.weights)}
     with disk_errors_as_user_errors(path):
         atomic_write_text(path, json.dumps(values, allow_nan=False) + "\n")

@@ -8,6 +8,7 @@ from entrypoint.core.settings_base import ParsedSettings
 from train.data.dataset_info import DatasetInfo
 from train.planning.image_sizes import check_image_sizes, model_input_shape
 from train.planning.optimizers import ELEMENTWISE
+from train.setting_groups.arguments import parse_class_weights
 from train.settings import PROFILE_WARM_UP, TrainSettings
 
 # The three poolings and the whitening of speednet leave nothing of smaller images.
@@ -20,6 +21,8 @@ def check_trainer_settings(given: ParsedSettings[TrainSettings], dataset: Datase
     check_smallest_images(given, dataset)
     check_optimizer(given)
     check_choice(given, dataset)
+    if given.values.class_weights not in ("", "auto"):
+        parse_class_weights(given.values.class_weights, dataset.classes)
     check_extras(given)
     check_image_sizes(given, dataset)
     check_batch_fits(given, dataset)

@@ -30,6 +30,9 @@ TECHNIQUES: Mapping[str, tuple[str, object, str]] = {
     "erasing": ("random erasing", 0.0, "fraction of images that lose a box"),
     "repeated_augment": ("repeats", 1, "times that an image is in a batch"),
     "activation_checkpointing": ("act. checkpoints", False, "activations are recomputed in the backward pass"),
+    "balance": ("balance", False, "each class is drawn equally often, with replacement"),
+    "class_weights": ("class weights", "", "of the classes in the loss"),
+    "loss": ("loss", "auto", "computed in fp32"),
     "early_stopping": ("early stopping", 0, "epochs without improvement"),
     "mixup_alpha": ("mixup", 0.0, "alpha of its Beta distribution"),
     "cutmix_alpha": ("CutMix", 0.0, "alpha of its Beta distribution"),
@@ -142,7 +145,10 @@ def decide_dataset(given: ParsedSettings[TrainSettings], dataset: DatasetInfo) -
         return ()
     trained, others = f"{dataset.train_images:,}", f"{dataset.images - dataset.train_images:,}"
     more = "" if dataset.counted_all else " or more"
-    reasons = [f"{len(dataset.classes):,} classes: {trained} images to train, {others}{more} to test"]
+    kinds = {"classify": "classes", "multilabel": "labels", "regress": "numbers an image"}[given.values.task]
+    reasons = [f"{len(dataset.classes):,} {kinds}: {trained} images to train, {others}{more} to test"]
+    if len(dataset.class_counts) > 1:
+        reasons.append(f"{min(dataset.class_counts):,} to {max(dataset.class_counts):,} a class")
     if "dataset" not in given.sources:
         reasons.append(f"by what is in {printable(given.values.data_dir)}")
     if dataset.is_cut:

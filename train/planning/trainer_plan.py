@@ -32,10 +32,13 @@ from train.planning.optimizers import peak_lr
 from train.planning.run_selection import check_resume
 from train.planning.techniques import decide_techniques, decide_tensorboard
 from train.planning.unused_settings import unused_settings
+from train.setting_groups.optimization import LOSSES
 from train.settings import TrainSettings
 
 # Decoded images may use this fraction of the job's memory; the rest is for the model and the page cache.
 DECODED_SHARE = 0.25
+# A class with so many times the images of another is worth a warning.
+IMBALANCE = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +104,7 @@ def plan_trainer(
         doubts=doubts(dataset),
     )
     decisions = (
-        *decide_techniques(given, dataset, report),
-        decide_batch(given, ranks),
-        *decide_images(dataset),
-        *decide_image_sizes(given, dataset),
+        *decide_data(given, dataset, report, ranks),
         source_decision,
         normalization_decision,
         workers_decision,
@@ -117,9 +117,21 @@ def plan_trainer(
         *decide_tensorboard(given.values),
     )
     unused = unused_settings(given, source, ranks, workers, has_weight_decay=report.has_weight_decay)
-    warnings = (*plan.warnings, *trainer.doubts, *unused, *random_weights(given, dataset, report))
+    said = (*trainer.doubts, *warn_of_imbalance(settings, dataset), *unused, *random_weights(given, dataset, report))
     variables = {**given.as_variables(flags_only=True), **resume, **follow_links(settings)}
-    return replace(plan, warnings=warnings).with_variables(variables).with_trainer(trainer, decisions)
+    return replace(plan, warnings=(*plan.warnings, *said)).with_variables(variables).with_trainer(trainer, decisions)
+
+
+def decide_data(
+    given: ParsedSettings[TrainSettings], dataset: DatasetInfo, report: ModelReport, ranks: int
+) -> tuple[Decision, ...]:
+    """Return the decisions of what is trained on what."""
+    return (
+        *decide_techniques(given, dataset, report),
+        decide_batch(given, ranks),
+        *decide_images(dataset),
+        *decide_image_sizes(given, dataset),
+    )
 
 
 def with_resume(settings: TrainSettings, resume: Mapping[str, str]) -> TrainSettings:
@@ -145,7 +157,20 @@ def doubts(dataset: DatasetInfo) -> tuple[str, ...]:
         " says nothing of new images. Test others."
     )
     single = "there is 1 class, so each answer is right. Add images of what is not in it."
-    return (*((copies,) if shared else ()), *((single,) if len(dataset.classes) == 1 else ()))
+    is_single = dataset.task == "classify" and len(dataset.classes) == 1
+    return (*((copies,) if shared else ()), *((single,) if is_single else ()))
+
+
+def warn_of_imbalance(settings: TrainSettings, dataset: DatasetInfo) -> tuple[str, ...]:
+    """Return a warning where the largest class has many times the images of the smallest, and nothing is done."""
+    counts = dict(zip(dataset.classes, dataset.class_counts, strict=False))
+    fewest, most = min(counts, key=counts.__getitem__, default=""), max(counts, key=counts.__getitem__, default="")
+    if not counts or counts[most] <= IMBALANCE * counts[fewest] or settings.balance or settings.class_weights:
+        return ()
+    return (
+        f"class {printable(most)} has {counts[most]:,} images to train and {printable(fewest)} {counts[fewest]:,}, so"
+        " the small ones are learned badly. Try TRAIN_CLASS_WEIGHTS=auto or TRAIN_BALANCE=1.",
+    )
 
 
 def random_weights(given: ParsedSettings[TrainSettings], dataset: DatasetInfo, report: ModelReport) -> tuple[str, ...]:
@@ -186,6 +211,7 @@ def check_report(given: ParsedSettings[TrainSettings], report: ModelReport, rank
 def check_contradictions(given: ParsedSettings[TrainSettings], plan: Plan) -> None:
     """Raise `UserError` for settings that contradict each other, or the plan's device."""
     settings, sources = given.values, given.sources
+    check_task(given)
     if settings.pin_memory is True and plan.device != "cuda":
         raise UserError(f"{sources['pin_memory']}: there is no GPU to copy to. Set TRAIN_PIN_MEMORY=auto.")
     if settings.steps and "epochs" in sources:
@@ -229,6 +255,21 @@ FSDP_INCOMPATIBLE = {
     "ddp_find_unused_parameters": (False, "it is a setting of DDP. Drop one of the two"),
     "gradient_compression": ("off", "it is a hook of DDP. Drop one of the two"),
 }
+
+
+def check_task(given: ParsedSettings[TrainSettings]) -> None:
+    """Raise `UserError` for a task without targets, and for a loss of another task."""
+    settings = given.values
+    if settings.task != "classify" and settings.dataset != "csv":
+        raise UserError(
+            f"{given.sources['task']}: the labels stand in train.csv, and TRAIN_DATASET is {settings.dataset}. Set"
+            " TRAIN_DATASET=csv."
+        )
+    if settings.loss not in ("auto", *LOSSES[settings.task]):
+        raise UserError(
+            f"{given.sources['loss']}: is no loss of TRAIN_TASK={settings.task}. Use"
+            f" {', '.join(LOSSES[settings.task])}."
+        )
 
 
 def check_fsdp_settings(given: ParsedSettings[TrainSettings]) -> None:

@@ -38,6 +38,7 @@ def exclusions(
         ("num_workers", in_memory, FROM_MEMORY),
         ("prefetch_factor", in_memory, FROM_MEMORY),
         ("prefetch_factor", not num_workers, "there are no loader workers"),
+        ("label_smoothing", settings.loss == "focal", "TRAIN_LOSS is focal"),
         ("cache_dir", not settings.reads_files, f"{settings.dataset} is not decoded"),
         ("cache_dir", uncached, "streamed images are not cached"),
         ("weight_decay", not has_weight_decay, NO_DECAY),

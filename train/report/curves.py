@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.atomic_files import atomic_open
+from train.setting_groups.data import SCORES
 
 
 def lines_with(lines: list[dict[str, Any]], kind: str, *fields: str) -> list[dict[str, Any]]:
@@ -58,14 +59,16 @@ def plots_of(lines: list[dict[str, Any]]) -> list[Plot]:
 
     Why nothing: drawing imports matplotlib, which takes long.
     """
-    name = "val" if lines_with(lines, "epoch", "val_accuracy") else "test"
+    name = "val" if lines_with(lines, "epoch", "val_loss") else "test"
+    scores = (score for score in SCORES.values() if lines_with(lines, "epoch", f"{name}_{score}"))
+    score = next(scores, SCORES["classify"])
     steps = lines_with(lines, "step", "epoch", "loss", "images_per_second")
-    epochs = lines_with(lines, "epoch", "epoch", f"{name}_loss", f"{name}_accuracy")
+    epochs = lines_with(lines, "epoch", "epoch", f"{name}_loss", f"{name}_{score}")
     if max(len(steps), len(epochs)) < 2:
         return []
     return [
         Plot("loss", {"train": curve_of(steps, "loss"), name: curve_of(epochs, f"{name}_loss")}),
-        Plot(f"{name} accuracy, %", {name: curve_of(epochs, f"{name}_accuracy")}),
+        Plot(f"{name} {score}, %", {name: curve_of(epochs, f"{name}_{score}")}),
         Plot("images/s", {"train": curve_of(steps, "images_per_second")}, from_zero=True),
     ]
 

@@ -160,9 +160,10 @@ def section(title: str, content: str) -> str:
 
 def facts(summary: Mapping[str, Any]) -> str:
     """Return the most important numbers."""
+    score = summary.get("score", "accuracy")
     shown = [
-        ("test accuracy", percent(summary.get("test_accuracy"))),
-        (f"best on {summary.get('best_chosen_on', 'test')}", percent(summary.get("best_accuracy"))),
+        (f"test {score}", percent(summary.get(f"test_{score}"))),
+        (f"best on {summary.get('best_chosen_on', 'test')}", percent(summary.get(f"best_{score}"))),
         ("images/s", f"{summary.get('images_per_second', 0):,.0f}"),
         ("training", f"{summary.get('train_seconds', 0):,.1f} s"),
         ("epochs", f"{summary.get('epochs', 0):,}"),
@@ -280,7 +281,9 @@ def classes_table(evaluation: Mapping[str, Any]) -> str:
         reverse=True,
     )[:LISTED]
     return table(
-        [("lowest accuracy", ""), *((name, f"{share:.2f} %") for name, share in worst)] if worst else []
+        [(f"lowest {evaluation.get('score', 'accuracy')}", ""), *((name, f"{share:.2f} %") for name, share in worst)]
+        if worst
+        else []
     ) + table(
         [("most frequent confusions", ""), *((f"{own} → {other}", str(count)) for count, own, other in pairs)]
         if pairs

@@ -10,10 +10,12 @@ from entrypoint.core.console import report_error
 from entrypoint.core.errors import ExitCode, UserError, one_line, printable
 from train.checkpoint.metadata import write_error
 from train.report.page import read_part, value_text, write_report
+from train.setting_groups.data import SCORES
 
 # What is compared of a summary, in this order.
 RESULTS = (
-    *("test_accuracy", "best_accuracy", "best_chosen_on", "val_accuracy", "test_loss", "epochs", "steps"),
+    *(f"{part}_{score}" for score in SCORES.values() for part in ("test", "best", "val")),
+    *("best_chosen_on", "test_loss", "epochs", "steps"),
     *("train_seconds", "total_seconds", "images_per_second", "step_seconds", "parameters", "world_size", "device"),
     *("threads", "precision", "cpu_wait_share", "data_share"),
 )

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from entrypoint.core.errors import UserError, did_you_mean, printable
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 WORDS: Mapping[str, bool | None] = {"true": True, "false": False, "none": None}
+
+# A larger weight is a mistake.
+MAX_WEIGHT = 1e6
 
 Argument = float | int | bool | str | tuple[float, ...] | None
 
@@ -20,3 +25,17 @@ def parse_argument(text: str) -> Argument:
         return text
     numbers = tuple(int(part) if re.fullmatch(r"[+-]?\d+", part) else float(part) for part in parts)
     return numbers if len(numbers) > 1 else numbers[0]
+
+
+def parse_class_weights(text: str, classes: Sequence[str]) -> list[float]:
+    """Return the weight of each class, 1 where none is named; raises `UserError` for a class that is not there."""
+    weights, source = dict.fromkeys(classes, 1.0), f"TRAIN_CLASS_WEIGHTS={printable(text)}"
+    for part in text.split(","):
+        name, _, number = part.rpartition("=")
+        if name not in weights:
+            hint = did_you_mean(name, list(classes))
+            raise UserError(f"{source}: there is no class {printable(name)}. {hint}Write auto, or class=weight.")
+        if not NUMBER.fullmatch(number) or not 0 <= float(number) < MAX_WEIGHT:
+            raise UserError(f"{source}: {printable(number)} is no weight. Write a number from 0 on.")
+        weights[name] = float(number)
+    return list(weights.values())

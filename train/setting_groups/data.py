@@ -12,6 +12,8 @@ from train.setting_groups.value_types import Alpha, Fraction, Positive
 
 # Datasets whose images are files of the user.
 FILE_DATASETS = ("imagefolder", "csv", "shards")
+# The score of each task: mean average precision, and the coefficient of determination.
+SCORES = {"classify": "accuracy", "multilabel": "mAP", "regress": "R2"}
 
 
 class DataSettings(ModelSettings, frozen=True, kw_only=True):
@@ -26,6 +28,22 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
             evaluate="adopted",
         ),
     ] = "digits"
+    task: Annotated[
+        Literal["classify", "multilabel", "regress"],
+        about(
+            "What is learned. classify: one class an image. multilabel: any number of labels. regress: numbers."
+            " The last two read a csv.",
+            basic=True,
+            resume="must_keep",
+            evaluate="adopted",
+        ),
+    ] = "classify"
+    label_separator: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=8)],
+        about(
+            "multilabel: what divides the labels in a cell.", speed=False, evaluate="adopted", needs="task=multilabel"
+        ),
+    ] = "|"
     data_dir: Annotated[
         Path | None,
         about(
@@ -198,6 +216,11 @@ class DataSettings(ModelSettings, frozen=True, kw_only=True):
     ] = "auto"
     mixup_alpha: Annotated[Alpha, about("Alpha of mixup's Beta distribution; 0 disables mixup.")] = 0.0
     cutmix_alpha: Annotated[Alpha, about("Alpha of CutMix's Beta distribution; 0 disables CutMix.")] = 0.0
+
+    @property
+    def score(self) -> str:
+        """The task's score, in percent: its name in files, on pages and on the screen."""
+        return SCORES[self.task]
 
     @property
     def reads_files(self) -> bool:

@@ -9,6 +9,13 @@ from entrypoint.core.settings_base import Auto
 from train.setting_groups.data import DataSettings
 from train.setting_groups.value_types import AboveZero, BelowOne, Fraction, NotNegative, Positive
 
+# The loss of each task unless the user names one, and those that can be named.
+LOSSES = {
+    "classify": ("cross_entropy", "bce", "focal"),
+    "multilabel": ("bce", "focal"),
+    "regress": ("huber", "mse", "mae"),
+}
+
 
 class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
     """How the weights are optimized."""
@@ -76,7 +83,41 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
             "wsd: fraction of all steps at the end in which the learning rate falls.", speed=False, needs="schedule=wsd"
         ),
     ] = 0.2
-    label_smoothing: Annotated[BelowOne, about("Label smoothing.", speed=False)] = 0.0
+    loss: Annotated[
+        Literal["auto", "cross_entropy", "bce", "focal", "mse", "mae", "huber"],
+        about(
+            "Loss. auto: cross_entropy, bce for multilabel, huber for regress. focal has a gamma of 2.",
+            speed=False,
+            evaluate="adopted",
+        ),
+    ] = "auto"
+    class_weights: Annotated[
+        str,
+        about(
+            "Weights of the classes in the loss: ant=2,bee=0.5, 1 for all others. auto: inverse to their numbers of"
+            " images.",
+            speed=False,
+            needs="task!=regress",
+        ),
+    ] = ""
+    balance: Annotated[
+        bool,
+        about(
+            "Draw each class equally often, with replacement, in place of each image once an epoch.",
+            speed=False,
+            needs="task=classify",
+        ),
+    ] = False
+    threshold: Annotated[
+        Auto | Fraction,
+        about(
+            "multilabel: the least probability of a label. auto: that of the best F1 on the val images, else 0.5.",
+            speed=False,
+            evaluate="adopted",
+            needs="task=multilabel",
+        ),
+    ] = "auto"
+    label_smoothing: Annotated[BelowOne, about("Label smoothing.", speed=False, needs="task=classify")] = 0.0
     max_grad_norm: Annotated[NotNegative, about("Gradient clipping: the largest gradient norm; 0 disables it.")] = 0.0
     early_stopping: Annotated[
         Annotated[int, Meta(ge=0)],
@@ -84,7 +125,11 @@ class OptimizationSettings(DataSettings, frozen=True, kw_only=True):
     ] = 0
     early_stopping_metric: Annotated[
         Literal["accuracy", "loss"],
-        about("What has to improve for TRAIN_EARLY_STOPPING.", speed=False, needs="early_stopping"),
+        about(
+            "What has to improve for TRAIN_EARLY_STOPPING; accuracy stands for each task's score.",
+            speed=False,
+            needs="early_stopping",
+        ),
     ] = "accuracy"
     seed: Annotated[
         Annotated[int, Meta(ge=0, lt=2**31)],

@@ -8,16 +8,20 @@ import torch
 from torch import Tensor
 
 from train.acceleration.amp import memory_format
-from train.checkpoint.metadata import Normalization
+from train.checkpoint.metadata import PLAIN_OUTPUTS, Normalization, OutputScale
 
 
 @dataclass(frozen=True)
 class Normalize:
-    """Converts bytes to floats of mean 0 and standard deviation 1 per channel; `mean` and `scale` are (1, C, 1, 1)."""
+    """Converts bytes to floats of mean 0 and standard deviation 1 per channel; `mean` and `scale` are (1, C, 1, 1).
+
+    `outputs` says how the model's outputs are read.
+    """
 
     mean: Tensor
     scale: Tensor
     layout: torch.memory_format = torch.channels_last
+    outputs: OutputScale = PLAIN_OUTPUTS
 
     @staticmethod
     def from_stats(mean: Tensor, deviation: Tensor, device: torch.device, *, channels_last: bool = True) -> Normalize:
@@ -31,11 +35,12 @@ class Normalize:
     def from_metadata(saved: Normalization, device: torch.device, layout: torch.memory_format) -> Normalize:
         """Return the normalization that a checkpoint or a file of weights was saved with."""
         mean, scale = (torch.tensor(one).view(1, -1, 1, 1).to(device) for one in (saved.mean, saved.scale))
-        return Normalize(mean, scale, layout)
+        return Normalize(mean, scale, layout, saved.outputs)
 
     def to_metadata(self) -> Normalization:
         """Return the numbers that a checkpoint or a file of weights holds."""
-        return Normalization(mean=tuple(self.mean.flatten().tolist()), scale=tuple(self.scale.flatten().tolist()))
+        mean, scale = (tuple(one.flatten().tolist()) for one in (self.mean, self.scale))
+        return Normalization(mean=mean, scale=scale, outputs=self.outputs)
 
     def undo(self, images: Tensor) -> Tensor:
         """Return normalized (N, C, H, W) images as bytes on the CPU."""

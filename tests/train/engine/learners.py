@@ -9,6 +9,7 @@ from tests.factories import train_settings
 from train.acceleration.amp import gradient_scaler
 from train.distributed.process_group import ProcessGroup
 from train.engine.train_step import Trainer, TrainState
+from train.optimization.losses import Loss
 from train.optimization.optimizer import build_optimizer, make_ema
 from train.seeding import make_generator
 
@@ -27,7 +28,8 @@ def trainer(*, fused: bool = True, **settings: object) -> Trainer:
     model = nn.Linear(4, 3)
     optimizer, average = build_optimizer(chosen, model, fused=fused), make_ema(model, chosen)
     state = TrainState(model, optimizer, gradient_scaler("fp32", ALONE.device), ema_model=average)
-    return Trainer(state, lambda _: 0.1, chosen, ALONE)
+    loss = Loss(smoothing=chosen.label_smoothing)
+    return Trainer(state, lambda _: 0.1, chosen, ALONE, loss=loss)
 
 
 def weights(one: Trainer) -> Tensor:

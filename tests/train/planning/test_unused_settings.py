@@ -13,7 +13,14 @@ FOLDER = {"TRAIN_DATASET": "imagefolder", "TRAIN_DATA_DIR": "pets"}
 PRUNED = {"TRAIN_PRUNE_RATIO": "0.5"}
 SPEEDNET = {"TRAIN_MODEL": "speednet"}
 # Variable and value, the environment and source and ranks that make it useless, those that make it useful.
+LABELS, NUMBERS = {"TRAIN_TASK": "multilabel"}, {"TRAIN_TASK": "regress"}
 CASES = [
+    ("TRAIN_BALANCE=1", LABELS, "memory", 1, {}, "memory", 1),
+    ("TRAIN_CLASS_WEIGHTS=auto", NUMBERS, "memory", 1, LABELS, "memory", 1),
+    ("TRAIN_LABEL_SEPARATOR=;", {}, "memory", 1, LABELS, "memory", 1),
+    ("TRAIN_THRESHOLD=0.3", NUMBERS, "memory", 1, LABELS, "memory", 1),
+    ("TRAIN_LABEL_SMOOTHING=0.1", LABELS, "memory", 1, {}, "memory", 1),
+    ("TRAIN_LABEL_SMOOTHING=0.1", {"TRAIN_LOSS": "focal"}, "memory", 1, {"TRAIN_LOSS": "bce"}, "memory", 1),
     ("TRAIN_NUM_WORKERS=8", {}, "memory", 1, FOLDER, "stream", 1),
     ("TRAIN_PREFETCH_FACTOR=4", {}, "memory", 1, FOLDER, "stream", 1),
     ("TRAIN_PREFETCH_FACTOR=9", {**FOLDER, "TRAIN_NUM_WORKERS": "0"}, "stream", 1, FOLDER, "stream", 1),

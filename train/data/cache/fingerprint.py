@@ -56,10 +56,11 @@ def fingerprint_of_files(listings: tuple[ImageList, ImageList], seed: int) -> Da
     """Return the fingerprint of an image folder: all names, sizes and labels, and the bytes of some files."""
     train, test = (listing.files for listing in listings)
     count = len(train) + len(test)
+    targets = listings[0].targets
     with ThreadPoolExecutor(STAT_THREADS) as pool:
         chunks = [(files, start) for files in (train, test) for start in range(0, len(files), CHUNK)]
         sizes = chain.from_iterable(pool.map(sizes_of_files, *zip(*chunks, strict=True)))
-        digest = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(targets.values.tobytes() if targets else b"", digest_size=16)
         for (_, relative, label), size in zip(iter_files(listings), sizes, strict=True):
             digest.update(f"{relative}\0{label}\0{size}\0".encode(errors="surrogateescape"))
         some = sorted(random.Random(seed).sample(range(count), min(SAMPLED_FILES, count)))

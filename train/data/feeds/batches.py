@@ -74,6 +74,8 @@ def make_batch(parts: Iterable[tuple[Tensor, Tensor, Tensor | None]], size: int,
 class BatchSampler:
     """Selects the images of each step, and this rank's shard of them; `rows` are those of the images trained on.
 
+    `labels` are their classes where each class is drawn equally often.
+
     Order and augmentation are sampled for whole global batches.
     These are divided into micro-batches for gradient accumulation first, then among the ranks.
     Why: BatchNorm computes its statistics over the same images on any number of ranks.
@@ -85,6 +87,7 @@ class BatchSampler:
     settings: TrainSettings
     group: ProcessGroup
     rows: Tensor | None = None
+    labels: Tensor | None = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -119,6 +122,10 @@ class BatchSampler:
     def order_of(self, epoch: int) -> Tensor:
         """Return the images of an epoch in order; with repeated augmentation, each is there several times in a row."""
         order = epoch_permutation(self.images, self.settings.seed, epoch)
+        if self.labels is not None:
+            chances = 1 / torch.bincount(self.labels)[self.labels].double()
+            random = make_generator(self.settings.seed, "balance", epoch)
+            order = torch.multinomial(chances, self.images, replacement=True, generator=random)
         order = order if self.rows is None else self.rows[order]
         times = self.settings.repeated_augment
         return order if times == 1 else order[: -(-self.images // times)].repeat_interleave(times)[: self.images]
@@ -149,11 +156,19 @@ class BatchSource:
     normalize: Normalize
 
     def __init__(
-        self, images: int, shape: ImageShape, settings: TrainSettings, group: ProcessGroup, rows: SplitRows
+        self, labels: Tensor, shape: ImageShape, settings: TrainSettings, group: ProcessGroup, rows: SplitRows
     ) -> None:
         self.settings, self.group, self.rows = settings, group, rows
-        count = images if rows.train is None else len(rows.train)
-        self.sampler = BatchSampler(count, shape, select_transform(settings, shape[0]), settings, group, rows.train)
+        trained = labels if rows.train is None else labels[rows.train]
+        self.sampler = BatchSampler(
+            len(trained),
+            shape,
+            select_transform(settings, shape[0]),
+            settings,
+            group,
+            rows.train,
+            trained.cpu() if settings.balance else None,
+        )
         self.steps_per_epoch = self.sampler.steps_per_epoch
         self.skipped: set[str] = set()
 

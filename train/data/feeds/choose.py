@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from entrypoint.plan.model import Plan
@@ -10,6 +12,7 @@ from train.data.feeds.batches import BatchSource
 from train.data.feeds.loader import BatchLoader, ImageDataset
 from train.data.feeds.memory import MemorySource
 from train.data.feeds.stream import StreamSource
+from train.data.target_table import output_scale
 from train.data.workers import WorkerSpec
 from train.distributed.process_group import ProcessGroup
 from train.settings import TrainSettings
@@ -43,8 +46,12 @@ def build_source(
     if normalization:
         mean, deviation = (torch.tensor(one) * 255 for one in normalization)
         known = Normalize.from_stats(mean, deviation, group.device, channels_last=settings.channels_last)
+    source: BatchSource
     if loader:
-        return StreamSource(loader, settings, group, known, data.rows)
-    assert isinstance(data.train, ImageTensors)
-    assert isinstance(data.test, ImageTensors)
-    return MemorySource(data.train, data.test, settings, group, known, data.rows)
+        source = StreamSource(loader, settings, group, known, data.rows)
+    else:
+        assert isinstance(data.train, ImageTensors)
+        assert isinstance(data.test, ImageTensors)
+        source = MemorySource(data.train, data.test, settings, group, known, data.rows)
+    source.normalize = replace(source.normalize, outputs=output_scale(data, settings))
+    return source

@@ -46,7 +46,7 @@ class MemorySource(BatchSource):
         rows: SplitRows = ALL_ROWS,
     ) -> None:
         _, height, width, channels = train.images.shape
-        super().__init__(len(train), (channels, height, width), settings, group, rows)
+        super().__init__(train.labels, (channels, height, width), settings, group, rows)
         self.pinned = use_pinned_memory(settings, group.device)
         self.trained = torch.arange(len(train)) if rows.train is None else rows.train
         self.normalize = normalize or measure_normalization(

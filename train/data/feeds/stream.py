@@ -36,7 +36,7 @@ class StreamSource(BatchSource):
         rows: SplitRows = ALL_ROWS,
     ) -> None:
         self.loader, self.dataset = loader, loader.dataset
-        super().__init__(len(self.dataset.splits[TRAIN]), self.dataset.shape, settings, group, rows)
+        super().__init__(self.dataset.labels_of(TRAIN), self.dataset.shape, settings, group, rows)
         self.buffers: dict[int, Tensor] = {}
         self.normalize = normalize or self.measure_normalization()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import resolve
 from train.data.sources.image_file import FileList, ImageFile
+from train.data.sources.targets import Targets
 from train.setting_groups.folder_kind import IGNORED_FOLDERS
 
 # What file managers leave behind; hidden files are passed over as well.
@@ -42,6 +43,7 @@ class ImageList:
     It `is_cut` if the folder had no splits.
     With both test/ and val/, the test split has the files of test/ and then, from row `val_start` on, those of val/.
 
+    With `targets` the labels are numbers of their rows, and `classes` the model's outputs.
     Files and labels are in buffers, without an object for each (see `FileList`).
     """
 
@@ -52,6 +54,7 @@ class ImageList:
     unreadable: tuple[UnreadableImage, ...] = ()
     val_start: int | None = None
     is_cut: bool = False
+    targets: Targets | None = None
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -82,7 +85,7 @@ def check_classes(listing: ImageList, readable: Collection[int], bad: Mapping[in
 
     `bad` are the images of the split that could not be read, by row.
     """
-    for label, name in enumerate(listing.classes):
+    for label, name in enumerate(() if listing.targets else listing.classes):
         if label not in readable:
             folder = listing.folder / name
             found = [
@@ -365,9 +368,8 @@ def append_split(test: ImageList, val: ImageList, folder: Path) -> ImageList:
     files = FileList(folder)
     for path in chain(test.files, val.files):
         files.append(path)
-    return ImageList(
-        test.folder, test.classes, files, test.labels + val.labels, (*test.unreadable, *val.unreadable), len(test)
-    )
+    unreadable = (*test.unreadable, *val.unreadable)
+    return replace(test, files=files, labels=test.labels + val.labels, unreadable=unreadable, val_start=len(test))
 
 
 def find_alike(name: str, others: Iterable[str]) -> str:

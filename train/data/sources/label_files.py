@@ -1,4 +1,4 @@
-"""Images whose classes stand in CSV files: `train.csv` and `test.csv` with the columns `file` and `label`."""
+"""Images whose labels stand in CSV files: `train.csv` and `test.csv` with the columns `file` and `label`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import csv
 import os
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
@@ -15,8 +16,9 @@ from entrypoint.core.errors import UserError, one_line, printable
 from entrypoint.core.paths import is_file, is_folder
 from train.data.sources.image_file import FileList
 from train.data.sources.image_folder import ImageList, append_split, classes_differ_error, find_alike
+from train.data.sources.targets import Targets, check_single_labels, names_of_targets, read_target
+from train.setting_groups.data import DataSettings
 
-COLUMNS = ("file", "label")
 DIVIDERS = (",", ";", "\t")
 # A line of a CSV file has a path and a name; the csv module's own limit is larger.
 MAX_NAME = 4096
@@ -49,8 +51,17 @@ def encoding_of(path: Path) -> str:
         return "utf-16" if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
 
 
-def split_columns(path: Path, file: TextIO) -> tuple[Iterator[list[str]], int, int]:
-    """Return the rows after the first line, and in which columns file and label are; raises `UserError`.
+@dataclass(frozen=True)
+class LabelTable:
+    """The lines of a CSV file: the names of its columns of labels, and (line, file, cells) of each image."""
+
+    path: Path
+    columns: list[str]
+    rows: list[tuple[int, str, list[str]]]
+
+
+def split_columns(path: Path, file: TextIO, task: str) -> tuple[Iterator[list[str]], list[str]]:
+    """Return the rows after the first line, and the names of the columns; raises `UserError`.
 
     Spreadsheets divide by commas, semicolons or tabs, as the country has it, and may say so in a line `sep=;`.
     """
@@ -59,47 +70,56 @@ def split_columns(path: Path, file: TextIO) -> tuple[Iterator[list[str]], int, i
         line = file.readline()
     divider = max(DIVIDERS, key=line.count)
     header = next(csv.reader([line], delimiter=divider), [])
-    names = [name.strip().lower() for name in header]
-    missing = [column for column in COLUMNS if column not in names]
-    if missing:
+    plain = [name.strip().lower() for name in header]
+    names = [known if known in ("file", "label") else name.strip() for name, known in zip(header, plain, strict=True)]
+    wanted = ("file", "label") if task == "classify" else ("file",)
+    missing = [column for column in wanted if column not in names]
+    if missing or len(set(names)) < 2:
         raise UserError(
-            f"{one_line(path)}: has no column {', '.join(missing)}; its first line must name file and label, and names"
-            f" {printable(', '.join(header)) or 'nothing'}"
+            f"{one_line(path)}: has no column {', '.join(missing) or 'of labels'}; its first line must name file and"
+            f" label, and names {printable(', '.join(header)) or 'nothing'}"
         )
-    return csv.reader(file, delimiter=divider), names.index(COLUMNS[0]), names.index(COLUMNS[1])
+    if len(set(names)) < len(names):
+        raise UserError(f"{one_line(path)}: two columns have the same name. Rename one.")
+    return csv.reader(file, delimiter=divider), names
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield number, file and label of each line; raises `UserError` for a file that has not these columns."""
+def read_table(path: Path, task: str) -> LabelTable:
+    """Return the lines of a CSV file; raises `UserError` for one that has not these columns, or no lines.
+
+    A column `label` holds all that is known of an image; without it the task takes all columns but the file's.
+    """
+    rows = []
     try:
         with path.open(encoding=encoding_of(path), errors="surrogateescape", newline="") as file:
-            rows, first, second = split_columns(path, file)
-            for number, row in enumerate(rows, 2):
+            lines, names = split_columns(path, file, task)
+            columns = ["label"] if "label" in names else [name for name in names if name != "file"]
+            places = [names.index(name) for name in ("file", *columns)]
+            for number, row in enumerate(lines, 2):
                 if not any(row):  # what a spreadsheet writes for empty lines
                     continue
-                name, label = (row[column] if column < len(row) else "" for column in (first, second))
-                if not name or not label or len(name) > MAX_NAME:
+                name, *cells = (row[place].strip() if place < len(row) else "" for place in places)
+                if not name or (task == "classify" and not cells[0]) or len(name) > MAX_NAME:
                     raise UserError(f"{one_line(path)}, line {number}: has no file or no label; correct it")
-                yield number, name.strip(), label.strip()
+                rows.append((number, name, cells))
     except (csv.Error, UnicodeError) as error:
         raise UserError(f"{one_line(path)}: cannot be read as CSV ({printable(str(error))})") from None
     except OSError as error:
         raise UserError(f"{one_line(path)}: cannot be read ({error.strerror})") from None
-
-
-def list_labelled(path: Path, classes: tuple[str, ...] | None = None) -> ImageList:
-    """Return the images of a CSV file; paths are relative to its folder.
-
-    Raises `UserError` for a file that is not there, is named twice, or is outside of the folder, and for a label that
-    is not among the `classes`, if they are given.
-    """
-    rows = list(read_rows(path))
     if not rows:
         raise UserError(f"{one_line(path)}: has no line after the first; list some images")
-    known = classes or tuple(sorted({label for _, _, label in rows}))
-    numbers = {name: index for index, name in enumerate(known)}
+    return LabelTable(path, columns, rows)
+
+
+def list_labelled(table: LabelTable, classes: tuple[str, ...], number_of: Callable[[list[str], str], int]) -> ImageList:
+    """Return the images of a CSV file; paths are relative to its folder.
+
+    `number_of` returns the label number of an image's cells, given its line's name. Raises `UserError` for a file that
+    is not there, is named twice, or is outside of the folder.
+    """
+    path = table.path
     files, labels, folders, named = FileList(path.parent), array("q"), dict[Path, frozenset[str]](), set[str]()
-    for line, name, label in rows:
+    for line, name, cells in table.rows:
         where = f"{one_line(path)}, line {line}"
         if "\\" in name and not is_file(path.parent / name):  # written on Windows
             name = name.replace("\\", "/")
@@ -117,11 +137,9 @@ def list_labelled(path: Path, classes: tuple[str, ...] | None = None) -> ImageLi
         if relative.name not in folders[folder]:
             alike = find_alike(relative.name, folders[folder])
             raise UserError(f"{where}: {printable(name)} is not there;{alike} correct the path, or remove the line")
-        if label not in numbers:
-            raise UserError(f"{where}: {printable(label)} is no class of train.csv; correct it, or add images there")
         files.append(path.parent / relative)
-        labels.append(numbers[label])
-    return ImageList(path.parent, known, files, labels)
+        labels.append(number_of(cells, where))
+    return ImageList(path.parent, classes, files, labels)
 
 
 def names_in(folder: Path) -> frozenset[str]:
@@ -132,17 +150,52 @@ def names_in(folder: Path) -> frozenset[str]:
         return frozenset()
 
 
-def list_label_splits(data_dir: Path | None, *, only_test: bool = False) -> tuple[ImageList, ImageList]:
+def list_label_splits(settings: DataSettings, *, only_test: bool = False) -> tuple[ImageList, ImageList]:
     """Return train and test, with val.csv behind test.csv if there are both; raises `UserError`."""
+    data_dir = settings.data_dir
     train_file, test_file, val_file = label_files(data_dir, only_test=only_test)
-    train = list_labelled(train_file)
-    test = train if only_test else list_labelled(test_file, train.classes)
-    check_same_classes(data_dir, train, test, test_file.name)
-    if val_file:
-        val = list_labelled(val_file, train.classes)
-        check_same_classes(data_dir, train, val, val_file.name)
-        test = append_split(test, val, test.folder)
-    return train, test
+    tables = {path: read_table(path, settings.task) for path in (train_file, test_file, val_file) if path}
+    train_table = tables[train_file]
+    for table in tables.values():
+        if table.columns != train_table.columns:
+            raise classes_differ_error(
+                data_dir, (train_file.name, tuple(train_table.columns)), (table.path.name, tuple(table.columns))
+            )
+    cells = [cells for _, _, cells in train_table.rows]
+    targets: Targets | None = None
+    if settings.task == "classify":
+        classes = tuple(sorted({label for (label,) in cells}))
+        check_single_labels(classes, one_line(train_file))
+        number_of = class_numbers(classes)
+    else:
+        classes = names_of_targets(settings, train_table.columns, cells)
+        targets = Targets(classes)
+        number_of = target_numbers(settings, targets)
+    listings = {path: list_labelled(table, classes, number_of) for path, table in tables.items()}
+    if targets:
+        listings = {path: replace(listing, targets=targets) for path, listing in listings.items()}
+    else:
+        for path, listing in listings.items():
+            check_same_classes(data_dir, listings[train_file], listing, path.name)
+    train, test = listings[train_file], listings[test_file]
+    return train, append_split(test, listings[val_file], test.folder) if val_file else test
+
+
+def class_numbers(classes: tuple[str, ...]) -> Callable[[list[str], str], int]:
+    """Return what numbers the classes of images; it raises `UserError` for one that is not there."""
+    numbers = {name: index for index, name in enumerate(classes)}
+
+    def number_of(cells: list[str], where: str) -> int:
+        if cells[0] not in numbers:
+            raise UserError(f"{where}: {printable(cells[0])} is no class of train.csv; correct it, or add images there")
+        return numbers[cells[0]]
+
+    return number_of
+
+
+def target_numbers(settings: DataSettings, targets: Targets) -> Callable[[list[str], str], int]:
+    """Return what numbers the targets of images; it raises `UserError` for cells that hold none."""
+    return lambda cells, where: targets.number_of(read_target(settings, targets.names, cells, where))
 
 
 def check_same_classes(data_dir: Path | None, train: ImageList, other: ImageList, name: str) -> None:

@@ -95,6 +95,7 @@ def test_inspect_dataset_counts_and_sizes_a_folder(image_folder: Path) -> None:
         36,
         (3, 16, 16),
         becomes="color",
+        class_counts=(8, 8, 8),
         train_images=24,
         has_kernel=has_kernel,
         classes=("class0", "class1", "class2"),

@@ -14,6 +14,11 @@ from tests.train.given import imagefolder
 from train.data.dataset_info import inspect_dataset
 from train.data.sources.image_folder import list_splits
 from train.data.sources.label_files import list_label_splits
+from train.settings import TrainSettings
+
+
+def csv_settings(folder: Path | None, **settings: object) -> TrainSettings:
+    return train_settings({"dataset": "csv", "data_dir": folder, **settings})
 
 
 def write_csv(folder: Path, split: str, lines: list[str], head: str = "file,label") -> None:
@@ -30,7 +35,7 @@ def labelled(image_folder: Path) -> Path:
 
 
 def test_listed_files_have_their_labels(labelled: Path) -> None:
-    train, test = list_label_splits(labelled)
+    train, test = list_label_splits(csv_settings(labelled))
     assert (len(train), len(test), train.classes) == (24, 12, ("class0", "class1", "class2"))
     assert [list(listing.files) for listing in (train, test)] == [list(one.files) for one in list_splits(labelled)]
     for row, label in enumerate(train.labels):
@@ -46,7 +51,7 @@ def test_quotes_spaces_and_other_columns_are_read(labelled: Path) -> None:
     lines = ['1,"a, b.jpg", x ', "2,./train/class1/000.jpg,y"]
     for split in ("train", "test"):
         write_csv(labelled, split, lines, "\ufeffid, file ,label")
-    train, _ = list_label_splits(labelled)
+    train, _ = list_label_splits(csv_settings(labelled))
     assert [path.name for path in train.files] == ["a, b.jpg", "000.jpg"]
     assert train.classes == ("x", "y")
 
@@ -68,17 +73,17 @@ def test_lists_of_spreadsheets_are_read(labelled: Path, divider: str, head: str,
             rows = [[file.replace("/", "\\"), label] for file, label in rows]
         lines = [head, *(divider.join(row) for row in rows), divider * 2, divider]
         (labelled / f"{split}.csv").write_bytes("\r\n".join(lines).encode(encoding))
-    train, test = list_label_splits(labelled)
+    train, test = list_label_splits(csv_settings(labelled))
     assert [list(listing.files) for listing in (train, test)] == [list(one.files) for one in list_splits(labelled)]
     assert train.classes == ("class0", "class1", "class2")
 
 
 def test_val_file_chooses(labelled: Path) -> None:
     shutil.copy(labelled / "test.csv", labelled / "val.csv")
-    _, test = list_label_splits(labelled)
+    _, test = list_label_splits(csv_settings(labelled))
     assert (len(test), test.val_start) == (24, 12)
     (labelled / "test.csv").unlink()
-    _, test = list_label_splits(labelled)
+    _, test = list_label_splits(csv_settings(labelled))
     assert (len(test), test.val_start) == (12, None)
 
 
@@ -104,9 +109,9 @@ def test_val_file_chooses(labelled: Path) -> None:
 )
 def test_wrong_file_is_one_line(labelled: Path, lines: list[str], head: str, said: str) -> None:
     write_csv(labelled, "train", lines, head)
-    for look in (list_label_splits, lambda folder: inspect_dataset(train_settings(dataset="csv", data_dir=folder))):
+    for look in (list_label_splits, inspect_dataset):
         with pytest.raises(UserError) as caught:
-            look(labelled)
+            look(csv_settings(labelled))
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
 
@@ -115,10 +120,10 @@ def test_classes_of_the_splits_must_be_the_same(labelled: Path) -> None:
     lines = (labelled / "test.csv").read_text().splitlines()
     write_csv(labelled, "test", [*lines[1:], "train.csv,zebra"])
     with pytest.raises(UserError, match=r"test\.csv, line 14: zebra is no class of train\.csv"):
-        list_label_splits(labelled)
+        list_label_splits(csv_settings(labelled))
     write_csv(labelled, "test", [line for line in lines[1:] if "class1" not in line])
     with pytest.raises(UserError, match=r"classes differ, only in train\.csv: class1"):
-        list_label_splits(labelled)
+        list_label_splits(csv_settings(labelled))
 
 
 @pytest.mark.parametrize("names", [(), ("train.csv",), ("test.csv",)])
@@ -126,9 +131,9 @@ def test_missing_file_is_named(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         (tmp_path / name).write_text("file,label\n")
     with pytest.raises(UserError, match=r"needs train\.csv and test\.csv \(or val\.csv\), and has"):
-        list_label_splits(tmp_path)
+        list_label_splits(csv_settings(tmp_path))
     with pytest.raises(UserError, match="needs TRAIN_DATA_DIR"):
-        list_label_splits(None)
+        list_label_splits(csv_settings(None))
 
 
 @pytest.mark.launch
@@ -138,3 +143,84 @@ def test_csv_trains_and_evaluates(entrypoint: Entrypoint, labelled: Path) -> Non
     result = entrypoint("evaluate", "runs/csv", env={"LAUNCH_QUIET": "1"})
     assert result.code == 0, result.err
     assert f"accuracy  {summary['test_accuracy']:.2f} %" in result.out
+
+
+SEVERAL = ["a|b", "", "b | a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("head", "cells", "settings"),
+    [
+        ("file,label", SEVERAL, {}),
+        ("file,label", [cell.replace("|", "+") for cell in SEVERAL], {"label_separator": "+"}),
+        ("a,b,file", ["1,1", "0,0", "true,1.0", ",1"], {}),
+    ],
+)
+def test_several_labels_become_rows_of_targets(labelled: Path, head: str, cells: list[str], settings: dict) -> None:
+    for split in ("train", "test"):
+        paths = sorted(path.relative_to(labelled) for path in (labelled / split).rglob("*.*"))[:4]
+        rows = [
+            f"{cell},{path}" if head.endswith("file") else f"{path},{cell}"
+            for path, cell in zip(paths, cells, strict=True)
+        ]
+        write_csv(labelled, split, rows, head)
+    train, test = list_label_splits(csv_settings(labelled, task="multilabel", **settings))
+    assert train.classes == ("a", "b")
+    assert list(train.labels) == list(test.labels) == [0, 1, 0, 2]
+    assert list(train.targets.values) == [1, 1, 0, 0, 0, 1]
+    found = inspect_dataset(csv_settings(labelled, task="multilabel", **settings))
+    assert (found.classes, found.task, found.class_counts) == (("a", "b"), "multilabel", ())
+
+
+def test_numbers_become_rows_of_targets(labelled: Path) -> None:
+    for split, shift in (("train", 0), ("test", 1)):
+        paths = sorted(path.relative_to(labelled) for path in (labelled / split).rglob("*.*"))[:3]
+        write_csv(labelled, split, [f"{path},{row + shift},-1e3" for row, path in enumerate(paths)], "file,age,size")
+    train, test = list_label_splits(csv_settings(labelled, task="regress"))
+    assert train.classes == ("age", "size")
+    assert list(train.targets.values) == [0, -1000, 1, -1000, 2, -1000, 3, -1000]
+    assert (list(train.labels), list(test.labels)) == ([0, 1, 2], [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("task", "head", "cell", "said"),
+    [
+        ("multilabel", "file,label", "zebra|class1", "line 2: zebra is no class of train.csv"),
+        ("multilabel", "file,ant,bee", "1,2", "line 2: 2 is neither 0 nor 1"),
+        ("regress", "file,label", "tall", "line 2: tall is no number"),
+        ("regress", "file,label", "nan", "line 2: nan is no number"),
+        ("regress", "file,age,size", "1,", "line 2: an empty cell is no number"),
+        ("regress", "file", "", "has no column of labels"),
+        ("regress", "file,age,age", "1,2", "two columns have the same name"),
+    ],
+)
+def test_wrong_target_is_one_line(labelled: Path, task: str, head: str, cell: str, said: str) -> None:
+    write_csv(labelled, "test", [f"test/class0/000.jpg,{cell}"], head)
+    if head != "file,label":
+        write_csv(labelled, "train", ["train/class0/000.jpg,1,0"], head)
+    elif task == "regress":
+        write_csv(labelled, "train", ["train/class0/000.jpg,1"], head)
+    with pytest.raises(UserError) as caught:
+        list_label_splits(csv_settings(labelled, task=task))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "divider"),
+    [
+        (["ant", "bee", "ant bee"], " "),
+        (["ant", "bee", "ant|bee"], "|"),
+        (["polar bear", "brown bear", "bear"], None),
+        (["a;b", "b;c"], None),
+    ],
+)
+def test_label_that_looks_like_several_is_refused(labelled: Path, labels: list[str], divider: str | None) -> None:
+    for split in ("train", "test"):
+        paths = sorted(path.relative_to(labelled) for path in (labelled / split).rglob("*.*"))
+        write_csv(labelled, split, [f"{path},{label}" for path, label in zip(paths, labels, strict=False)])
+    if divider is None:
+        assert len(list_label_splits(csv_settings(labelled))[0].classes) == len(labels)
+        return
+    with pytest.raises(UserError, match="looks like several labels") as caught:
+        list_label_splits(csv_settings(labelled))
+    assert f"TRAIN_TASK=multilabel and TRAIN_LABEL_SEPARATOR='{divider}'" in str(caught.value)

@@ -1,0 +1,28 @@
+"""What an evaluation finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# Names of further scores: of several labels in percent, of numbers in the targets' own unit.
+OTHER_SCORES = ("f1_micro", "f1_macro", "threshold", "rmse", "mae")
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """The task's score in percent (accuracy, mAP or R2), mean loss and the number of evaluated images.
+
+    `top5` is the percentage of images whose class is among the five most likely, 0 for fewer than six classes.
+    `confusion` counts images by class (row) and predicted class (column), up to 1,000 classes. `class_accuracy` is the
+    percentage of each class, None for a class without images; for other tasks the score of each output. `others` are
+    further scores of the task by name.
+    """
+
+    accuracy: float
+    loss: float
+    images: int
+    top5: float = 0.0
+    confusion: tuple[tuple[int, ...], ...] = ()
+    class_accuracy: tuple[float | None, ...] = ()
+    others: Mapping[str, float] = field(default_factory=dict)

@@ -1,0 +1,105 @@
+"""Losses by name, as sums over a rank's images; the trainer divides them by the size of the global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from train.data.feeds.batches import IGNORE_LABEL
+from train.setting_groups.arguments import parse_class_weights
+from train.setting_groups.optimization import LOSSES, OptimizationSettings
+
+FOCAL_GAMMA = 2
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of (N, outputs) logits; `weights` are the classes', and `targets` has a row for each label number.
+
+    Without `targets` the label number is the class. bce is the mean over the outputs, as in timm; for several labels,
+    `weights` count where a label is there. Focal loss is of arXiv:1708.02002.
+    """
+
+    name: str = "cross_entropy"
+    smoothing: float = 0.0
+    weights: Tensor | None = None
+    targets: Tensor | None = None
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum of the fp32 losses of a batch; images with IGNORE_LABEL add nothing."""
+        logits = logits.float()
+        if self.name == "cross_entropy":
+            return functional.cross_entropy(
+                logits,
+                labels,
+                weight=self.weights,
+                reduction="sum",
+                ignore_index=IGNORE_LABEL,
+                label_smoothing=self.smoothing,
+            )
+        known = labels.clamp(min=0)
+        if self.targets is not None:
+            losses = self.of_targets(logits, self.targets[known])
+        else:
+            losses = self.of_classes(logits, known)
+        return torch.where(labels != IGNORE_LABEL, losses, 0).sum()
+
+    def of_targets(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Return the loss of each image, given its row of targets."""
+        if self.name == "mse":
+            return functional.mse_loss(logits, targets, reduction="none").mean(1)
+        if self.name == "mae":
+            return functional.l1_loss(logits, targets, reduction="none").mean(1)
+        if self.name == "huber":
+            return functional.huber_loss(logits, targets, reduction="none").mean(1)
+        losses = functional.binary_cross_entropy_with_logits(logits, targets, pos_weight=self.weights, reduction="none")
+        if self.name == "focal":
+            losses = losses * (targets - logits.sigmoid()).abs() ** FOCAL_GAMMA
+        return losses.mean(1)
+
+    def of_classes(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of each image, given its class."""
+        if self.name == "focal":
+            likely = logits.log_softmax(1).gather(1, labels[:, None])[:, 0]
+            losses = -likely * (1 - likely.exp()) ** FOCAL_GAMMA
+        else:
+            spread = self.smoothing / logits.shape[1]
+            wanted = functional.one_hot(labels, logits.shape[1]) * (1 - self.smoothing) + spread
+            losses = functional.binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(1)
+        return losses if self.weights is None else losses * self.weights[labels]
+
+
+def loss_name(settings: OptimizationSettings) -> str:
+    """Return the loss of a run."""
+    return LOSSES[settings.task][0] if settings.loss == "auto" else settings.loss
+
+
+def training_loss(
+    settings: OptimizationSettings, classes: Sequence[str], counts: Tensor, targets: Tensor | None
+) -> Loss:
+    """Return the loss that a run minimizes; `counts` are the classes' numbers of training images."""
+    weights = class_weights(settings.class_weights, classes, counts) if settings.class_weights else None
+    if weights is not None:
+        weights = weights.to(counts.device)
+    return Loss(loss_name(settings), settings.label_smoothing, weights, targets)
+
+
+def evaluation_loss(loss: Loss) -> Loss:
+    """Return the loss that is reported of an evaluation: one that no weight and no smoothing changes."""
+    if loss.targets is None:
+        return Loss()
+    return Loss("bce" if loss.name == "focal" else loss.name, targets=loss.targets)
+
+
+def class_weights(text: str, classes: Sequence[str], counts: Tensor) -> Tensor:
+    """Return the weight of each class; raises `UserError` for a class that is not there, and for another text.
+
+    `auto` weights each class inversely to its number of images, so that a mean image has a weight of 1.
+    """
+    if text == "auto":
+        return (counts.sum() / (len(classes) * counts.clamp(min=1))).float()
+    return torch.tensor(parse_class_weights(text, classes))
