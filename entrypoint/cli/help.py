@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 
-from entrypoint.cli.command_table import COMMANDS, FILES, SWITCHES
+from entrypoint.cli.command_table import COMMANDS
 from entrypoint.core.packages import PROJECT, package_version
 from entrypoint.core.settings_base import SettingField, Settings, describe_settings
-from entrypoint.plan.display import wrap_after, wrap_words
 
 EXIT_CODES = (
     "exit codes: 0 success, 2 usage error, 3 unsupported machine, 4 rendezvous failed,\n"
     "            5 a rank failed, 75 preempted (run again to resume)"
 )
-# The column of the help next to a flag, and the widest line.
-TEXT_COLUMN, MAX_COLUMNS = 30, 100
 # More choices than these are listed in the text of a flag, not next to it.
 MAX_METAVAR_CHOICES = 3
 GROUP_TITLES = {
@@ -24,6 +22,13 @@ GROUP_TITLES = {
     "TUNE_": "tuner settings",
     "PREDICT_": "settings of predict",
 }
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Help in two columns, the first wide enough for the longest flag."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=min(100, shutil.get_terminal_size().columns))
 
 
 def metavar(about: SettingField) -> str:
@@ -37,7 +42,7 @@ def help_text(about: SettingField) -> str:
     """Return the help of a setting: description, choices and default."""
     listed = about.choices and not about.accepts_other and len(about.choices) > MAX_METAVAR_CHOICES
     choices = f" One of: {', '.join(about.choices)}." if listed else ""
-    return f"{about.description}{choices} [{about.default or 'unset'}]"
+    return f"{about.description}{choices} [{about.default or 'unset'}]".replace("%", "%%")
 
 
 def version_text() -> str:
@@ -57,35 +62,12 @@ def overview() -> str:
 
 def help_all(groups: Iterable[type[Settings]]) -> str:
     """Return every setting as a flag and a variable with its default."""
+    import textwrap
+
     lines = [overview()]
     for model in groups:
         lines += ["", f"{GROUP_TITLES[model.PREFIX]}, as a flag or a variable [default]:"]
         for about in describe_settings(model):
             lines.append(f"  {about.flag}, {about.variable}")
-            lines += [f"      {line}" for line in wrap_words(help_text(about), 90)]
+            lines += [f"      {line}" for line in textwrap.wrap(help_text(about).replace("%%", "%"), 90)]
     return "\n".join(lines)
-
-
-def command_help(name: str, groups: Sequence[type[Settings]], *, show_all: bool) -> str:
-    """Return the help of a command; unless `show_all`, with the most used settings only."""
-    command = COMMANDS[name]
-    rows = [(f"--{switch}", SWITCHES[switch]) for switch in command.switches]
-    rows += [(f"--{file} FILE", FILES[file]) for file in command.files if groups]
-    rows += [("-h, --help", "show the most used flags"), ("--help-all", "show all flags")]
-    lines = [f"usage: entrypoint {name} [flags]{command.words}", ""]
-    lines += [f"{command.help[0].upper()}{command.help[1:]}.", "", "switches:", *in_columns(rows)]
-    for model in groups:
-        fields = [about for about in describe_settings(model) if show_all or about.is_basic]
-        rows = [(f"{about.flag} {metavar(about)}", help_text(about)) for about in fields]
-        lines += ["", f"{GROUP_TITLES[model.PREFIX]}:", *in_columns(rows)]
-    if groups:
-        more = "" if show_all else f" All flags: entrypoint {name} --help-all."
-        lines += ["", *wrap_words(f"Each flag is also a variable, such as LAUNCH_THREADS for --threads.{more}", 90)]
-    return "\n".join(lines)
-
-
-def in_columns(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield the lines of flags, each with its text in a second column."""
-    columns = min(MAX_COLUMNS, shutil.get_terminal_size().columns)
-    for flag, text in rows:
-        yield from wrap_after(f"  {flag}  ".ljust(TEXT_COLUMN), text, columns)

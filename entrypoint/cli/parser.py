@@ -1,16 +1,19 @@
-"""The command line: sub-commands whose flags are the settings' own names."""
+"""The command line: argparse sub-commands whose flags are the settings' own names."""
 
 from __future__ import annotations
 
+import argparse
+import re
 import shutil
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from msgspec import Struct, field
 
 from entrypoint.cli.command_table import COMMANDS, FILES, SWITCHES, TARGETS, all_groups, load_group
-from entrypoint.cli.help import command_help, help_all, overview, version_text
+from entrypoint.cli.help import GROUP_TITLES, HelpFormatter, help_all, help_text, metavar, overview, version_text
 from entrypoint.cli.program import find_program
 from entrypoint.core.errors import UserError, did_you_mean, printable
 from entrypoint.core.paths import is_folder
@@ -68,6 +71,24 @@ class Invocation(Struct, frozen=True, kw_only=True):
     load: LoadSample
 
 
+class Parser(argparse.ArgumentParser):
+    """An argument parser that reports errors as `UserError` and never guesses abbreviated flags."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, add_help=False, allow_abbrev=False, formatter_class=HelpFormatter)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `UserError` for an error of argparse."""
+        missing = re.match(r"argument (--[\w-]+): expected one argument", message)
+        if missing:
+            raise UserError(f"{missing[1]}: needs a value. {self.help_of(missing[1])}")
+        raise UserError(f"{message}. See `{self.prog} --help`.")
+
+    def help_of(self, flag: str) -> str:
+        """Return the description of a flag."""
+        return next((str(action.help) for action in self._actions if flag in action.option_strings and action.help), "")
+
+
 def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> CommandLine:
     """Parse a command line; raises `UserError` for an unknown command or flag, or a script that does not exist.
 
@@ -98,7 +119,8 @@ def parse_command_line(argv: Sequence[str], *, in_image: bool = False) -> Comman
     if command.flags_may_follow:
         flags += take_mixed(words, fields)
     if {"--help", "-h", "--help-all"} & set(flags):
-        return CommandLine(command="help", help_text=command_help(name, groups, show_all="--help-all" in flags))
+        parser = build_parser(name, groups, show_all="--help-all" in flags)
+        return CommandLine(command="help", help_text=parser.format_help())
     return read_arguments(name, target, flags, tuple(words), groups)
 
 
@@ -158,63 +180,85 @@ def take_mixed(words: deque[str], fields: Mapping[str, SettingField | None]) -> 
     return flags
 
 
+def build_parser(name: str, groups: Sequence[type[Settings]], *, show_all: bool = False) -> Parser:
+    """Return the parser of a command; unless `show_all`, help shows the most used settings only."""
+    command = COMMANDS[name]
+    more = "" if show_all or not groups else f" All flags: entrypoint {name} --help-all."
+    parser = Parser(
+        prog=f"entrypoint {name}",
+        usage=f"entrypoint {name} [flags]{command.words}",
+        description=f"{command.help[0].upper()}{command.help[1:]}.",
+        epilog=f"Each flag is also a variable, such as LAUNCH_THREADS for --threads.{more}" if groups else None,
+    )
+    switches = parser.add_argument_group("switches")
+    for switch in command.switches:
+        switches.add_argument(f"--{switch}", action="store_true", help=SWITCHES[switch])
+    for file in command.files if groups else ():
+        switches.add_argument(f"--{file}", metavar="FILE", help=FILES[file])
+    switches.add_argument("-h", "--help", action="store_true", help="show the most used flags")
+    switches.add_argument("--help-all", action="store_true", help="show all flags")
+    for model in groups:
+        group = parser.add_argument_group(GROUP_TITLES[model.PREFIX])
+        for about in describe_settings(model):
+            visible = show_all or about.is_basic
+            group.add_argument(
+                about.flag,
+                dest=model.PREFIX + about.name,
+                default=argparse.SUPPRESS,
+                metavar=metavar(about),
+                help=help_text(about) if visible else argparse.SUPPRESS,
+            )
+    return parser
+
+
 def read_arguments(
     name: str, target: str, flags: list[str], words: tuple[str, ...], groups: Sequence[type[Settings]]
 ) -> CommandLine:
     """Return the command line of a command's flags and the words after them; raises `UserError`."""
     command = COMMANDS[name]
-    values = read_flags(name, target, flags, groups)
-    if words and target != "run" and (command.has_target or not command.words):
-        raise unknown_word(name, target, words[0], ())
-    by_group = {
-        model.PREFIX: {about.name: values[about.flag] for about in describe_settings(model) if about.flag in values}
-        for model in groups
-    }
+    arguments, unknown = build_parser(name, groups).parse_known_args(flags)
+    values = vars(arguments)
+    takes_words = target == "run" or (command.words and not command.has_target)
+    stray: tuple[str, ...] = () if takes_words else words
+    if unknown or stray:
+        raise unknown_word(name, target, [*unknown, *stray][0], groups)
+    by_group: dict[str, dict[str, str]] = {prefix: {} for prefix in GROUP_TITLES}
+    for group in groups:
+        given = [field for field in values if field.startswith(group.PREFIX)]
+        by_group[group.PREFIX] = {field.removeprefix(group.PREFIX): str(values[field]) for field in given}
     return CommandLine(
         command=name,
         target=target,
-        launch_flags=by_group.get("LAUNCH_", {}),
-        train_flags=by_group.get("TRAIN_", {}),
-        tune_flags=by_group.get("TUNE_", {}),
-        predict_flags=by_group.get("PREDICT_", {}),
-        switches=frozenset(switch for switch in command.switches if f"--{switch}" in values),
-        config=Path(values["--config"]) if values.get("--config") else None,
-        machine=Path(values["--machine"]) if values.get("--machine") else None,
+        launch_flags=by_group["LAUNCH_"],
+        train_flags=by_group["TRAIN_"],
+        tune_flags=by_group["TUNE_"],
+        predict_flags=by_group["PREDICT_"],
+        switches=frozenset(switch for switch in command.switches if values[switch.replace("-", "_")]),
+        config=Path(values["config"]) if values.get("config") else None,
+        machine=Path(values["machine"]) if values.get("machine") else None,
         program=find_program(words) if target == "run" else None,
         words=words,
     )
 
 
-def read_flags(name: str, target: str, flags: list[str], groups: Sequence[type[Settings]]) -> dict[str, str]:
-    """Return the value of each flag, empty for a switch; raises `UserError` for a flag that the command does not take.
-
-    The last one of a flag that is repeated counts.
-    """
-    command, values = COMMANDS[name], dict[str, str]()
-    texts = {about.flag: about.description for model in groups for about in describe_settings(model)}
-    texts |= {f"--{file}": FILES[file] for file in command.files if groups}
-    switches = [f"--{switch}" for switch in command.switches]
-    for word in flags:
-        flag, joined, values[flag] = word.partition("=")
-        if flag not in texts and flag not in switches:
-            raise unknown_word(name, target, flag, (*texts, *switches))
-        if flag in switches and joined:
-            raise UserError(f"{flag}: takes no value. Write it without {printable(word.removeprefix(flag))}.")
-        if flag in texts and not joined:
-            raise UserError(f"{flag}: needs a value. {texts[flag]}")
-    return values
-
-
-def unknown_word(name: str, target: str, flag: str, known: Collection[str]) -> UserError:
-    """Return the error for a word that the command does not accept; `known` are the flags that it does."""
+def unknown_word(name: str, target: str, word: str, groups: Sequence[type[Settings]]) -> UserError:
+    """Return the error for a word that the command does not accept."""
+    flag = word.partition("=")[0]
     if flag in TARGETS:
         return UserError(f"{name} {flag}: takes no program. Use `entrypoint {name}` or `entrypoint plan {flag}`.")
     if not flag.startswith("-"):
         return UserError(
             f"{printable(flag)}: unexpected. Use `entrypoint run {printable(flag)}` to run your own script."
         )
-    if target == "run" and any(about.flag == flag for about in describe_settings(load_group("train"))):
+    if target == "run" and is_flag_of(load_group("train"), flag):
         return UserError(f"{flag}: a flag of the trainer. Write the script's own flags after its name.")
     if flag.removeprefix("--") in (*SWITCHES, *FILES):
         return UserError(f"{flag}: {name} does not take it. Leave it out, or see `entrypoint {name} --help`.")
+    known = [about.flag for group in groups for about in describe_settings(group)]
+    known += [f"--{switch}" for switch in (*COMMANDS[name].switches, *(COMMANDS[name].files if groups else ()))]
     return UserError(f"{printable(flag)}: no such flag. {did_you_mean(flag, known)}See `entrypoint {name} --help`.")
+
+
+def is_flag_of(group: type[Settings], flag: str) -> bool:
+    """Return whether a flag is one of a group's settings."""
+    return any(about.flag == flag for about in describe_settings(group))

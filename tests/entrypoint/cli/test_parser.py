@@ -84,7 +84,7 @@ def test_plan_of_script_starts_nothing(script: str) -> None:
         (["trian"], "trian: no such command. Did you mean train?"),
         (["train", "--epoch", "3"], "--epoch: no such flag. Did you mean --epochs?"),
         (["train", "--epochs"], "--epochs: needs a value."),
-        (["train", "--json=1"], "--json: takes no value. Write it without =1."),
+        (["train", "--json=1"], "argument --json: ignored explicit argument '1'"),
         (["train", "x.py"], "x.py: unexpected. Use `entrypoint run x.py`"),
         (["run"], "run: no script."),
         (["run", "-m"], "run -m: no module."),
