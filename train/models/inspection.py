@@ -63,9 +63,12 @@ def head_names(model: nn.Module, classes: int) -> tuple[str, ...]:
         return tuple(f"model.{name}" for name in head_names(model.model, classes))
     get_classifier = getattr(model, "get_classifier", None)
     if callable(get_classifier):
-        found = get_classifier()
+        found, listed = get_classifier(), getattr(model, "pretrained_cfg", {}).get("classifier")
         own = found if isinstance(found, (tuple, list)) else (found,)
-        names = tuple(name for name, module in model.named_modules() if any(module is one for one in own))
+        also = listed if isinstance(listed, tuple) else (listed,)  # VOLO's second one is only here
+        names = tuple(
+            name for name, module in model.named_modules() if name in also or any(module is one for one in own)
+        )
         if names:
             return names
     last = ""

@@ -27,7 +27,7 @@ from train.checkpoint.metadata import read_bytes
 # Keys below which training programs keep the weights, the best ones first: timm and torchvision keep an average too.
 WEIGHT_KEYS = (
     *("model_ema", "state_dict_ema", "params_ema", "ema", "state_dict", "model", "model_state_dict"),
-    *("params", "net", "network", "student", "weights"),
+    *("model_state", "module", "params", "net", "network", "student", "weights"),
 )
 # Prefixes of wrappers: DDP, torch.compile, `AveragedModel`.
 WRAPPER_PREFIXES = ("module.", "_orig_mod.")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
+from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,7 @@ from entrypoint.core.atomic_files import atomic_path
 from entrypoint.core.errors import ExitCode, UserError, first_line, printable
 from train.models.cnn import GrayscaleToRGB
 from train.models.inspection import head_names, in_modules
-from train.models.registry import create_timm_model, import_timm
+from train.models.registry import build_model, import_timm
 from train.models.state_dict_file import read_state_dict
 from train.models.weights_origin import (
     PACKAGED_MODULE,
@@ -36,11 +40,16 @@ AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 OPTIONAL = "num_batches_tracked"
 NAMED = 3
 # torchvision's own loaders rename them: of DenseNet (densenet.py, _load_state_dict), and of the MLPs of ViT (MLPBlock).
+# timm's do for DeiT III and CrossViT, by functions that no name leads to (deit.py and crossvit.py).
 OLD_NAMES = (
     (re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)"), r"\1\2"),
     (re.compile(r"(\.mlp\.)linear_1\."), r"\g<1>0."),
     (re.compile(r"(\.mlp\.)linear_2\."), r"\g<1>3."),
+    (re.compile(r"\.gamma_([12])$"), r".ls\1.gamma"),
+    (re.compile(r"^(pos_embed|cls_token)\."), r"\1_"),
 )
+# What timm's modules call their functions for the files of others, and of images of another size.
+CONVERTERS = ("checkpoint_filter_fn", "_filter_fn")
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,7 @@ def fit_weights(
     inner = without_adapter(model)
     own = inner.state_dict()
     check_values(source, state)
-    state = with_names_of(own, state)
+    state = converted(inner, with_names_of(own, state))
     head = head_names(inner, len(classes))
     same = {
         name
@@ -139,14 +148,35 @@ def fit_weights(
         )
     if settings.weights_strict and (strange or unused):
         name = strange[0] if strange else unused[0]
+        side = 0 if unused else fitting_size(settings, inner, origin, {key: state.get(key) for key in strange})
+        what, to_do = (
+            (f"fits {printable(settings.model)} for images of {side}x{side}", f"TRAIN_IMAGE_SIZE={side}")
+            if side
+            else (f"is of another model than {printable(settings.model)}", "TRAIN_MODEL to that model")
+        )
         raise UserError(
-            f"{source}: is of another model than {printable(settings.model)}: {printable(name)} is"
-            f" {shape_text(state.get(name))} there and {shape_text(own.get(name))} here. Set TRAIN_MODEL to that"
-            " model, or TRAIN_WEIGHTS_STRICT=0 to load what fits."
+            f"{source}: {what}: {printable(name)} is {shape_text(state.get(name))} there and"
+            f" {shape_text(own.get(name))} here. Set {to_do}, or TRAIN_WEIGHTS_STRICT=0 to load what fits."
         )
     linear = tuple(name for name in head if isinstance(inner.get_submodule(name), nn.Linear))
     zeroed = tuple(name for name in new if in_modules(name, linear))
     return FittedWeights({name: state[name] for name in own if name in same}, new, unused, zeroed)
+
+
+def fitting_size(
+    settings: ModelSettings, model: Any, origin: WeightsOrigin, others: Mapping[str, Tensor | None]
+) -> int:
+    """Return the side of images for which the model has tensors of these shapes, 0 if none is known.
+
+    It is that of the run that trained the weights, or of those that timm publishes for the model.
+    """
+    channels, height, width = origin.shape or getattr(model, "pretrained_cfg", {}).get("input_size") or (3, 0, 0)
+    try:
+        sized = without_adapter(build_model(settings, (channels, height, width), 2)).state_dict()
+    except UserError:
+        return 0
+    fits = all(shape_text(value) == shape_text(sized.get(name)) for name, value in others.items())
+    return height if height == width and fits else 0
 
 
 def with_names_of(there: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -166,6 +196,18 @@ def current_name(name: str, there: Mapping[str, Tensor]) -> str:
     """Return the model's name for one of an older release of torchvision, and any other name as it is."""
     renamed = (pattern.sub(new, name) for pattern, new in OLD_NAMES)
     return name if name in there else next((new for new in renamed if new in there), name)
+
+
+def converted(model: Any, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Return a file's tensors as the model's library would load them, which changes names and sizes of embeddings."""
+    library = type(model).__module__
+    functions = vars(sys.modules[library]) if library.startswith(("timm.models.", "torchvision.models.")) else {}
+    with suppress(Exception):  # what a conversion makes of another model's tensors can fail in any way
+        if interpolate := functions.get("interpolate_embeddings"):
+            state = interpolate(model.image_size, model.patch_size, OrderedDict(state))
+        for convert in filter(None, map(functions.get, CONVERTERS)):
+            state = convert(*(dict(state), model)[: len(inspect.signature(convert).parameters)])
+    return state
 
 
 def is_count(name: str) -> bool:
@@ -242,7 +284,8 @@ def timm_state(name: str, shape: ImageShape) -> dict[str, Tensor]:
     if name == PACKAGED_NETWORK and (file := packaged_weights()):
         return with_names_of_timm(read_state_dict(file), timm.create_model(name.removeprefix(TIMM_PREFIX)), shape[0])
     try:
-        model = create_timm_model(timm, name.removeprefix(TIMM_PREFIX), shape, pretrained=True)
+        # Of the size that they were published for: `fit_weights` converts them, or says that no other size fits.
+        model = timm.create_model(name.removeprefix(TIMM_PREFIX), in_chans=shape[0], pretrained=True)
     except Exception as error:  # the Hugging Face client raises many types
         raise UserError(
             f"TRAIN_WEIGHTS=pretrained: the weights of {printable(name)} are in no cache and cannot be downloaded"
